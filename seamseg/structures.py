@@ -1,0 +1,263 @@
+"""Typed values that the parts exchange: PackedSequence batches, per-image predictions, panoptic results.
+
+Conventions (docs/concepts.md): boxes are `(y0, x0, y1, x1)` in pixels with an exclusive lower-right corner; images are
+`C x H x W`; classes are stuff first, then things; 255 is void; id 0 of an id map is void.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import overload
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils import _pytree
+
+VOID = 255
+"""Category index of void pixels."""
+
+
+class PackedSequence:
+    """A typed list of related tensors, one an image, that may differ in size; absent entries are `None`.
+
+    All tensors share dtype, device and number of dimensions. Light work iterates over it; heavy work calls
+    :meth:`as_padded` (one tensor, padded at the bottom and right) or :meth:`concatenated`.
+
+    Parameters
+    ----------
+    *tensors : Tensor or None, or one sequence of them
+    """
+
+    __slots__ = ("_tensors",)
+
+    def __init__(self, *tensors: Tensor | Sequence[Tensor | None] | None) -> None:
+        items: list
+        if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
+            items = list(tensors[0])
+        else:
+            items = list(tensors)
+        first = next((t for t in items if t is not None), None)
+        for i, t in enumerate(items):
+            if t is None:
+                continue
+            if not isinstance(t, Tensor):
+                raise TypeError(f"PackedSequence: entry {i} is a {type(t).__name__}, not a tensor or None")
+            if first is not None and (t.dtype, t.device, t.dim()) != (first.dtype, first.device, first.dim()):
+                raise ValueError(
+                    f"PackedSequence: entry {i} is {t.dtype} on {t.device} with {t.dim()} dimensions, "
+                    f"others are {first.dtype} on {first.device} with {first.dim()}"
+                )
+        self._tensors: list[Tensor | None] = items
+
+    @property
+    def _first(self) -> Tensor | None:
+        return next((t for t in self._tensors if t is not None), None)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """dtype of the entries, None if all of them are absent"""
+        return None if self._first is None else self._first.dtype
+
+    @property
+    def device(self) -> torch.device | None:
+        """device of the entries, None if all of them are absent"""
+        return None if self._first is None else self._first.device
+
+    @property
+    def all_none(self) -> bool:
+        """True if no entry is present"""
+        return self._first is None
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __iter__(self) -> Iterator[Tensor | None]:
+        return iter(self._tensors)
+
+    @overload
+    def __getitem__(self, item: int) -> Tensor | None: ...
+
+    @overload
+    def __getitem__(self, item: slice) -> PackedSequence: ...
+
+    def __getitem__(self, item: int | slice) -> Tensor | PackedSequence | None:
+        if isinstance(item, slice):
+            return PackedSequence(self._tensors[item])
+        return self._tensors[item]
+
+    def __repr__(self) -> str:
+        inner = ", ".join("None" if t is None else "x".join(map(str, t.shape)) or "scalar" for t in self._tensors)
+        return f"PackedSequence([{inner}], dtype={self.dtype}, device={self.device})"
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> PackedSequence:
+        """Apply `function` to each entry that is present."""
+        return PackedSequence([None if t is None else function(t) for t in self._tensors])
+
+    def to(self, *args, **kwargs) -> PackedSequence:
+        """As `Tensor.to`, entry by entry."""
+        return self.map(lambda t: t.to(*args, **kwargs))
+
+    def cpu(self) -> PackedSequence:
+        """All entries on the CPU."""
+        return self.to("cpu")
+
+    def cuda(self, device: torch.device | int | None = None, non_blocking: bool = False) -> PackedSequence:
+        """All entries on a CUDA device."""
+        return self.map(lambda t: t.cuda(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> PackedSequence:
+        """All entries in page-locked memory (DataLoader calls this when `pin_memory=True`)."""
+        return self.map(lambda t: t.pin_memory())
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """`(height, width)`, the last two dimensions, of each entry; `(0, 0)` where it is absent."""
+        return [(0, 0) if t is None else (int(t.shape[-2]), int(t.shape[-1])) for t in self._tensors]
+
+    def as_padded(self, value: float = 0.0, multiple: int = 1) -> tuple[Tensor, list[tuple[int, int]]]:
+        """Stack entries, padded at the bottom and right to the largest size (SPEC "Batches").
+
+        Parameters
+        ----------
+        value : fill of the padding and of absent entries
+        multiple : round the padded height and width up to a multiple of this
+
+        Returns
+        -------
+        padded : `N x ... x H x W`
+        sizes : the valid `(height, width)` of each entry
+
+        Raises
+        ------
+        ValueError
+            if all entries are absent
+        """
+        first = self._first
+        if first is None:
+            raise ValueError("PackedSequence.as_padded: every entry is None")
+        sizes = self.sizes()
+        height, width = (-(-max(s[i] for s in sizes) // multiple) * multiple for i in (0, 1))
+        rows = []
+        for t in self._tensors:
+            if t is None:
+                rows.append(first.new_full((*first.shape[:-2], height, width), value))
+            else:
+                rows.append(functional.pad(t, (0, width - t.shape[-1], 0, height - t.shape[-2]), value=value))
+        return torch.stack(rows), sizes
+
+    def concatenated(self) -> tuple[Tensor | None, Tensor | None]:
+        """Concatenate entries along the first dimension.
+
+        Returns
+        -------
+        values : all rows, image after image, or None if all entries are absent
+        index : int64, the image each row comes from
+        """
+        present = [(i, t) for i, t in enumerate(self._tensors) if t is not None]
+        if not present:
+            return None, None
+        values = torch.cat([t for _, t in present])
+        index = torch.cat([t.new_full((t.shape[0],), i, dtype=torch.long) for i, t in present])
+        return values, index
+
+    @staticmethod
+    def from_concatenated(values: Tensor, index: Tensor, length: int) -> PackedSequence:
+        """The inverse of :meth:`concatenated`: rows of image i become entry i, None where there are none."""
+        parts = [values[index == i] for i in range(length)]
+        return PackedSequence([p if p.shape[0] else None for p in parts])
+
+
+_pytree.register_pytree_node(
+    PackedSequence,
+    lambda p: (list(p), None),
+    lambda values, _: _unchecked(list(values)),
+    serialized_type_name="seamseg.PackedSequence",
+)
+
+
+def _unchecked(values: list) -> PackedSequence:
+    # pytree functions rebuild containers around leaves that need not be tensors
+    packed = PackedSequence.__new__(PackedSequence)
+    packed._tensors = values
+    return packed
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Training images with their targets, as `seamseg.data.batches.collate` makes it.
+
+    `masks[i]` is `L x H x W` int64: L layers of instance ids, 0 void. The other targets are indexed by id, entry 0 is
+    void: `categories[i]` int64 (255 for void), `iscrowd[i]` uint8, `boxes[i]` float32 `n x 4` (-1 where an id is
+    absent from the mask).
+    """
+
+    images: PackedSequence
+    masks: PackedSequence
+    categories: PackedSequence
+    iscrowd: PackedSequence
+    boxes: PackedSequence
+    ids: list[str]
+    original_sizes: list[tuple[int, int]]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def _map(self, function: Callable[[PackedSequence], PackedSequence]) -> Batch:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Batch(**{k: function(v) if isinstance(v, PackedSequence) else v for k, v in values.items()})
+
+    def to(self, *args, **kwargs) -> Batch:
+        """Move every tensor, as `Tensor.to(device, non_blocking=...)`."""
+        return self._map(lambda p: p.to(*args, **kwargs))
+
+    def pin_memory(self) -> Batch:
+        """Every tensor in page-locked memory."""
+        return self._map(PackedSequence.pin_memory)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the network says of one image, in pixels of the network's input (the valid, unpadded part).
+
+    boxes `K x 4`, classes `K` (int64, 0 = first thing), scores `K`, mask_logits `K x 28 x 28`, ordered as SPEC section
+    4 "Detections" says; `semantic` `H x W` int64 class map. Parts that a network lacks are None.
+    """
+
+    boxes: Tensor
+    classes: Tensor
+    scores: Tensor
+    mask_logits: Tensor | None
+    semantic: Tensor | None
+    size: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One segment of a panoptic map.
+
+    `category` is the dense class index (stuff first), `score` None for stuff, `area` in pixels, `box` as
+    `(y0, x0, y1, x1)`; `iscrowd` marks a group of things that could not be told apart.
+    """
+
+    id: int
+    category: int
+    isthing: bool
+    score: float | None
+    area: int
+    box: tuple[float, float, float, float]
+    iscrowd: bool = False
+
+
+@dataclass(frozen=True)
+class PanopticResult:
+    """A panoptic map at the image's own size: `id_map` is `H x W` int32 (0 void), `segments` describe its ids."""
+
+    id_map: np.ndarray
+    segments: list[Segment]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """`(height, width)` of the map"""
+        return int(self.id_map.shape[0]), int(self.id_map.shape[1])
