@@ -1,0 +1,51 @@
+# Two commands are all one needs: `make demo` and `make test`. Each sets up .venv first when it is missing or stale.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+RUN    ?= runs/demo
+
+# glibc gives large buffers back to the system after every layer; keeping them halves the time of a CPU step.
+export MALLOC_MMAP_THRESHOLD_ ?= 4294967296
+export MALLOC_TRIM_THRESHOLD_ ?= 8589934592
+export MALLOC_TOP_PAD_        ?= 268435456
+
+.PHONY: help setup demo test test-slow lint format clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+setup: $(READY)  ## make .venv with the tested versions
+
+$(READY): pyproject.toml setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "seamseg needs Python >= 3.10; say which: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@# uv installs in a fraction of pip's time; where it cannot be had, pip does
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv || true
+	@if test -x $(BIN)/uv && $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[test,lint]'; then :; else \
+	  echo "uv could not install, trying pip" >&2; \
+	  $(BIN)/python -m pip install --quiet --upgrade 'pip>=24' && \
+	  $(BIN)/python -m pip install -c constraints.txt -e '.[test,lint]'; fi
+	@touch $@
+
+demo: setup  ## toy city: generate, prepare, train, predict, evaluate, gallery (under 10 minutes on 2 cores)
+	$(BIN)/seamseg demo --out $(RUN)
+
+test: setup  ## the fast tests
+	$(BIN)/python -m pytest -q
+
+test-slow: setup  ## the long tests too
+	$(BIN)/python -m pytest -q -m 'not gpu'
+
+lint: setup  ## style, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup  ## put the code in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove what was built and run (keeps .venv)
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
