@@ -1,0 +1,108 @@
+"""PackedSequence, Batch and PanopticResult: what the parts of the network and the DataLoader rely on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader
+
+from seamseg.structures import Batch, PackedSequence, PanopticResult, Segment
+
+sizes = st.lists(st.one_of(st.none(), st.tuples(st.integers(1, 9), st.integers(1, 9))), min_size=1, max_size=5)
+
+
+def test_typed_list_with_absent_entries():
+    packed = PackedSequence(torch.zeros(2, 3), None, torch.ones(4, 3))
+    assert len(packed) == 3 and packed[1] is None and packed.dtype == torch.float32
+    assert isinstance(packed[1:], PackedSequence) and len(packed[1:]) == 2
+    assert packed.sizes() == [(2, 3), (0, 0), (4, 3)]
+    assert PackedSequence([None, None]).all_none and PackedSequence([None]).dtype is None
+
+
+@pytest.mark.parametrize(
+    "other", [torch.zeros(2, dtype=torch.int64), torch.zeros(2, 2), torch.zeros(2, dtype=torch.float64)]
+)
+def test_refuses_a_mixture(other):
+    with pytest.raises(ValueError, match="entry 1"):
+        PackedSequence(torch.zeros(2), other)
+
+
+def test_refuses_what_is_no_tensor():
+    with pytest.raises(TypeError, match="entry 0"):
+        PackedSequence([np.zeros(3)])
+
+
+@given(sizes, st.integers(1, 8))
+def test_padding_keeps_values_and_sizes(shapes, multiple):
+    packed = PackedSequence([None if s is None else torch.rand(2, *s) for s in shapes])
+    if packed.all_none:
+        with pytest.raises(ValueError):
+            packed.as_padded()
+        return
+    padded, valid = packed.as_padded(value=-1.0, multiple=multiple)
+    assert padded.shape[-2] % multiple == 0 and padded.shape[-1] % multiple == 0
+    for row, tensor, (h, w) in zip(padded, packed, valid):
+        if tensor is None:
+            assert (h, w) == (0, 0) and (row == -1).all()
+        else:
+            assert torch.equal(row[:, :h, :w], tensor)
+            assert (row[:, h:] == -1).all() and (row[:, :, w:] == -1).all()
+
+
+def test_padding_equals_the_original():
+    golden = np.load(Path(__file__).parent / "data" / "ops.npz")
+    packed = PackedSequence(torch.from_numpy(golden["pad/a"]), None, torch.from_numpy(golden["pad/c"]))
+    padded, valid = packed.as_padded(value=-1.0)
+    assert np.array_equal(padded.numpy(), golden["pad/out"])
+    assert np.array_equal(np.array(valid), golden["pad/sizes"])
+    assert np.array_equal(packed.as_padded(value=-1.0, multiple=6)[0].numpy(), golden["pad/out_snap6"])
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=5))
+def test_concatenation_has_an_inverse(counts):
+    packed = PackedSequence([torch.rand(n, 4) if n else None for n in counts])
+    values, index = packed.concatenated()
+    if values is None:
+        assert packed.all_none and index is None
+        return
+    back = PackedSequence.from_concatenated(values, index, len(counts))
+    for a, b in zip(packed, back):
+        assert (a is None and b is None) or torch.equal(a, b)
+
+
+def test_is_a_pytree_for_ddp_and_compile():
+    packed = PackedSequence(torch.ones(2), None)
+    doubled = pytree.tree_map(lambda t: t if t is None else t * 2, packed)
+    assert isinstance(doubled, PackedSequence) and torch.equal(doubled[0], torch.full((2,), 2.0)) and doubled[1] is None
+
+
+def _batch(items: list[int]) -> Batch:
+    n = len(items)
+    return Batch(
+        images=PackedSequence([torch.zeros(3, 4, 5 + i) for i in items]),
+        masks=PackedSequence([torch.zeros(1, 4, 5 + i, dtype=torch.long) for i in items]),
+        categories=PackedSequence([torch.tensor([255]) for _ in items]),
+        iscrowd=PackedSequence([torch.zeros(1, dtype=torch.uint8) for _ in items]),
+        boxes=PackedSequence([torch.full((1, 4), -1.0) for _ in items]),
+        ids=[str(i) for i in items],
+        original_sizes=[(4, 5)] * n,
+    )
+
+
+def test_batches_pass_through_a_dataloader_with_workers():
+    loader = DataLoader(list(range(4)), batch_size=2, collate_fn=_batch, num_workers=1)
+    batches = list(loader)
+    assert [b.ids for b in batches] == [["0", "1"], ["2", "3"]]
+    moved = batches[0].to(torch.float64)
+    assert moved.images.dtype == torch.float64 and moved.ids == ["0", "1"] and len(moved) == 2
+
+
+def test_result_knows_its_size():
+    result = PanopticResult(np.ones((3, 7), np.int32), [Segment(1, 0, False, None, 21, (0, 0, 3, 7))])
+    assert result.size == (3, 7)
