@@ -1,0 +1,121 @@
+"""Non-maximum suppression: greedy, exact, any device (SPEC section 4 "Proposals")."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._check import check_boxes, check_same_device, describe
+from .boxes import box_iou
+
+_BLOCK = 256
+
+
+def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int = -1, groups: Tensor | None = None) -> Tensor:
+    """Visit boxes by falling score; keep one unless a kept one overlaps it with `IoU >= iou_threshold`.
+
+    Equal scores keep the lower index first. A NaN IoU (two empty boxes) never suppresses.
+
+    Parameters
+    ----------
+    boxes : `N x 4`
+    scores : `N`
+    iou_threshold : suppression starts at this IoU
+    n_max : keep at most this many boxes (of each group, if groups are given); no limit if not positive
+    groups : `N` int64 or None; boxes suppress only boxes of their own group (class, image, ...)
+
+    Returns
+    -------
+    `K` int64 indices of the kept boxes, by falling score
+    """
+    check_boxes("nms", "boxes", boxes)
+    count = boxes.shape[0]
+    if scores.shape != (count,):
+        raise ValueError(f"nms: scores must have one entry for each of {count} boxes, got {describe(scores)}")
+    check_same_device("nms", boxes=boxes, scores=scores)
+    if groups is not None:
+        if groups.shape != (count,) or groups.is_floating_point():
+            raise ValueError(f"nms: groups must be {count} integers, got {describe(groups)}")
+        check_same_device("nms", boxes=boxes, groups=groups)
+    if count == 0:
+        return torch.empty(0, dtype=torch.int64, device=boxes.device)
+    with torch.no_grad():
+        order = torch.argsort(scores.detach(), descending=True, stable=True)
+        if groups is None:
+            return order[_suppress(boxes.detach()[order], [count], iou_threshold, n_max)]
+        order = order[torch.argsort(groups[order], stable=True)]
+        lengths = torch.unique_consecutive(groups[order], return_counts=True)[1].tolist()
+        kept = order[_suppress(boxes.detach()[order], lengths, iou_threshold, n_max)]
+        # by score again; indices rise within ties because the first sort below is by index
+        kept = kept.sort().values
+        return kept[torch.argsort(scores[kept], descending=True, stable=True)]
+
+
+def _suppress(boxes: Tensor, lengths: list[int], threshold: float, n_max: int) -> Tensor:
+    """Positions that survive among boxes sorted by group and falling score; `lengths` counts the boxes of each group.
+
+    Works block by block: a block is tested against the kept boxes of its group at once, then within itself. The work
+    is `kept x N` overlaps, vectorised, with one copy to the host a block; small groups share a block.
+    """
+    kept: list[Tensor] = []
+    start = 0
+    group = 0
+    while group < len(lengths):
+        # join small groups into one block: their cross overlaps are masked out
+        stop = group + 1
+        size = lengths[group]
+        while stop < len(lengths) and size + lengths[stop] <= _BLOCK:
+            size += lengths[stop]
+            stop += 1
+        if stop - group == 1:
+            kept.append(_suppress_one(boxes, start, start + size, threshold, n_max))
+        else:
+            kept.append(_suppress_joined(boxes[start : start + size], lengths[group:stop], threshold, n_max) + start)
+        start += size
+        group = stop
+    return torch.cat(kept)
+
+
+def _suppress_one(boxes: Tensor, start: int, stop: int, threshold: float, n_max: int) -> Tensor:
+    kept = boxes.new_empty(0, 4)
+    positions: list[Tensor] = []
+    total = 0
+    for first in range(start, stop, _BLOCK):
+        block = boxes[first : min(first + _BLOCK, stop)]
+        candidates = torch.arange(first, first + block.shape[0], device=boxes.device)
+        if total:
+            free = ~(box_iou(kept, block) >= threshold).any(0)
+            candidates = candidates[free]
+            block = boxes[candidates]
+        chosen = _greedy(box_iou(block, block) >= threshold)
+        if n_max > 0:
+            chosen = chosen[: n_max - total]
+        positions.append(candidates[chosen])
+        kept = torch.cat((kept, block[chosen]))
+        total += chosen.shape[0]
+        if 0 < n_max <= total:
+            break
+    return torch.cat(positions)
+
+
+def _suppress_joined(boxes: Tensor, lengths: list[int], threshold: float, n_max: int) -> Tensor:
+    group = torch.repeat_interleave(torch.tensor(lengths)).to(boxes.device)
+    chosen = _greedy((box_iou(boxes, boxes) >= threshold) & (group[:, None] == group[None]))
+    if n_max > 0:
+        group = group[chosen]
+        first = torch.searchsorted(group, group)
+        chosen = chosen[torch.arange(len(chosen), device=boxes.device) - first < n_max]
+    return chosen
+
+
+def _greedy(suppresses: Tensor) -> Tensor:
+    """Greedy choice given the `N x N` matrix of who suppresses whom; rows of low index go first."""
+    matrix = suppresses.cpu().numpy()
+    alive = [True] * len(matrix)
+    counts = matrix.sum(1).tolist()
+    for i, count in enumerate(counts):
+        # a box that overlaps nobody (at most itself) has nobody to suppress
+        if alive[i] and count > 1:
+            for j in matrix[i, i + 1 :].nonzero()[0].tolist():
+                alive[i + 1 + j] = False
+    return torch.tensor(alive).nonzero().squeeze(1).to(suppresses.device)

@@ -1,0 +1,227 @@
+"""Normalisation layers with an activation: ABN, InPlaceABN, InPlaceABNSync, ActivatedGroupNorm, ActivatedIdentity.
+
+Constructors and state-dict keys are those of the `inplace-abn` package, so that snapshots and code carry over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn import functional
+
+from .abn import abn, inplace_abn
+from .activation import activate, activate_, check_activation
+
+
+class ABN(nn.Module):
+    """Batch norm followed by an activation.
+
+    Parameters
+    ----------
+    num_features : channels
+    eps : added to the variance
+    momentum : weight of the present batch in the running averages; None for the plain average over all batches
+    affine : learn weight and bias
+    activation : "leaky_relu", "elu" or "identity"
+    activation_param : negative slope of leaky_relu, alpha of elu
+
+    Notes
+    -----
+    State: weight, bias, running_mean, running_var, num_batches_tracked. A state dict without num_batches_tracked, as
+    old snapshots are, loads all the same.
+    """
+
+    _invertible = False
+    num_batches_tracked: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        activation: str = "leaky_relu",
+        activation_param: float = 0.01,
+    ) -> None:
+        super().__init__()
+        check_activation(type(self).__name__, activation, activation_param, self._invertible)
+        self.num_features = num_features
+        self.eps = eps
+        self.momentum = momentum
+        self.affine = affine
+        self.activation = activation
+        self.activation_param = activation_param
+        self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
+        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.register_buffer("running_var", torch.ones(num_features))
+        self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long))
+
+    def reset_parameters(self) -> None:
+        """Weight 1, bias 0, fresh running statistics."""
+        with torch.no_grad():
+            self.running_mean.zero_()
+            self.running_var.fill_(1)
+            self.num_batches_tracked.zero_()
+            if self.weight is not None and self.bias is not None:
+                self.weight.fill_(1)
+                self.bias.zero_()
+
+    def _averaging_factor(self) -> float:
+        if not self.training:
+            return 0.0
+        self.num_batches_tracked.add_(1)
+        return 1.0 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`N x C x ...` to the same shape."""
+        return abn(
+            x,
+            self.weight,
+            self.bias,
+            self.running_mean,
+            self.running_var,
+            self.training,
+            self._averaging_factor(),
+            self.eps,
+            self.activation,
+            self.activation_param,
+        )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        state_dict.setdefault(prefix + "num_batches_tracked", torch.zeros_like(self.num_batches_tracked))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"{self.activation}({self.activation_param})"
+        )
+
+
+class InPlaceABN(ABN):
+    """ABN that keeps its output instead of its input for the backward pass; scale `|weight| + eps`.
+
+    Parameters and state are those of :class:`ABN`; leaky_relu and elu need a positive parameter.
+    """
+
+    _invertible = True
+
+    def _group(self) -> distributed.ProcessGroup | None:
+        return None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`N x C x ...` to the same shape."""
+        return inplace_abn(
+            x,
+            self.weight,
+            self.bias,
+            self.running_mean,
+            self.running_var,
+            self.training,
+            self._averaging_factor(),
+            self.eps,
+            self.activation,
+            self.activation_param,
+            self._group() if self.training else None,
+        )
+
+
+class InPlaceABNSync(InPlaceABN):
+    """InPlaceABN whose training statistics are those of all ranks of a process group.
+
+    Parameters
+    ----------
+    num_features, eps, momentum, affine, activation, activation_param : as for :class:`ABN`
+    group : initial value of the attribute `group`
+
+    Notes
+    -----
+    The attribute `group` may be set at any time (:func:`seamseg.ops.sync.set_group`). While it is None the layer
+    synchronises over all ranks, if torch.distributed is initialised. All ranks of the group must run the layer.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        activation: str = "leaky_relu",
+        activation_param: float = 0.01,
+        group: distributed.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, activation, activation_param)
+        self.group = group
+
+    def _group(self) -> distributed.ProcessGroup | None:
+        if not distributed.is_available() or not distributed.is_initialized():
+            return None
+        group = distributed.group.WORLD if self.group is None else self.group
+        return group if distributed.get_world_size(group) > 1 else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # process groups can neither be copied nor pickled
+        return {**self.__dict__, "group": None}
+
+
+class ActivatedGroupNorm(nn.GroupNorm):
+    """Group norm followed by an activation; state: weight, bias.
+
+    Parameters
+    ----------
+    num_features : channels
+    num_groups : groups of channels that share statistics
+    eps, affine : as for `torch.nn.GroupNorm`
+    activation, activation_param : as for :class:`ABN`
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_groups: int = 16,
+        eps: float = 1e-5,
+        affine: bool = True,
+        activation: str = "leaky_relu",
+        activation_param: float = 0.01,
+    ) -> None:
+        check_activation(type(self).__name__, activation, activation_param)
+        super().__init__(num_groups, num_features, eps, affine)
+        self.activation = activation
+        self.activation_param = activation_param
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`N x C x ...` to the same shape."""
+        y = functional.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
+        return activate_(y, self.activation, self.activation_param)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, {self.activation}({self.activation_param})"
+
+
+class ActivatedIdentity(nn.Module):
+    """No normalisation, only the activation (normalization mode "off"); no state.
+
+    Parameters
+    ----------
+    num_features : channels; not used, so that the layer takes the place of the others
+    activation, activation_param : as for :class:`ABN`
+    """
+
+    def __init__(self, num_features: int = 0, activation: str = "leaky_relu", activation_param: float = 0.01) -> None:
+        super().__init__()
+        check_activation(type(self).__name__, activation, activation_param)
+        self.num_features = num_features
+        self.activation = activation
+        self.activation_param = activation_param
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`N x C x ...` to the same shape."""
+        return activate(x, self.activation, self.activation_param)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features}, {self.activation}({self.activation_param})"

@@ -1,0 +1,57 @@
+"""Process groups for synchronised ABN in parts of the network that not every rank runs (SPEC section 3)."""
+
+from __future__ import annotations
+
+import torch
+from torch import distributed, nn
+
+from .norm import InPlaceABNSync
+
+_groups: dict[tuple[int, ...], distributed.ProcessGroup | None] = {}
+_world: object = None
+"""The world that `_groups` belongs to: groups die with the process group they were made in."""
+
+
+def active_group(active: bool) -> distributed.ProcessGroup | None:
+    """The process group of the ranks that call this with True.
+
+    A collective call: every rank of the world must make it, in the same order. Groups are cached by their set of ranks,
+    because making one is itself a collective call of all ranks.
+
+    Parameters
+    ----------
+    active : whether this rank is going to run the layers that need the group
+
+    Returns
+    -------
+    the group; None on an inactive rank, and when torch.distributed is not initialised
+    """
+    global _world
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    world = distributed.group.WORLD
+    if _world is not world:
+        _groups.clear()
+        _world = world
+    flags = torch.zeros(distributed.get_world_size(), dtype=torch.int32, device=_communication_device())
+    flag = torch.tensor([int(active)], dtype=torch.int32, device=flags.device)
+    distributed.all_gather_into_tensor(flags, flag)
+    ranks = tuple(rank for rank, is_active in enumerate(flags.tolist()) if is_active)
+    if len(ranks) == len(flags):
+        return world
+    if ranks and ranks not in _groups:
+        _groups[ranks] = distributed.new_group(list(ranks))
+    return _groups[ranks] if active else None
+
+
+def set_group(module: nn.Module, group: distributed.ProcessGroup | None) -> None:
+    """Make every InPlaceABNSync inside `module` synchronise over `group` (None: over all ranks)."""
+    for layer in module.modules():
+        if isinstance(layer, InPlaceABNSync):
+            layer.group = group
+
+
+def _communication_device() -> torch.device:
+    if "nccl" in distributed.get_backend():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
