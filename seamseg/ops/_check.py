@@ -38,7 +38,6 @@ def check_same_device(op: str, **tensors: Tensor) -> None:
 def describe(value: object) -> str:
     """A short description of an argument for error messages, as `float32 tensor of shape 3x4`."""
     if isinstance(value, Tensor):
-        return (
-            f"{str(value.dtype).removeprefix('torch.')} tensor of shape {'x'.join(map(str, value.shape)) or 'scalar'}"
-        )
+        shape = "x".join(map(str, value.shape)) or "scalar"
+        return f"{str(value.dtype).removeprefix('torch.')} tensor of shape {shape}"
     return f"a {type(value).__name__}"

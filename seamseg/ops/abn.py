@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 from ._check import describe
 from .activation import activate_, activation_gradient, deactivate

@@ -130,8 +130,8 @@ def _centres(low: Tensor, high: Tensor, bins: int) -> Tensor:
     return low[:, None] + step * (high - low)[:, None]
 
 
-def _axis_taps(s: Tensor, size: int, interpolation: str, padding: str) -> tuple[Tensor, Tensor]:
-    """Pixels along one axis that each sample reads, and their weights: both `K x bins x taps`."""
+def axis_taps(s: Tensor, size: int, interpolation: str, padding: str) -> tuple[Tensor, Tensor]:
+    """Pixels along one axis that samples at `s` read, and their weights: both `... x taps`."""
     # far and undefined coordinates would overflow the integers; they all read the same border or nothing
     s = torch.nan_to_num(s, nan=-2.0).clamp(-2, size + 2)
     if interpolation == "nearest":
@@ -152,8 +152,8 @@ def _taps(
 ) -> tuple[Tensor, Tensor]:
     """Rows of the `N*H*W x C` table that each sample reads and their weights: both `samples x taps`."""
     _, _, height, width = shape
-    tap_y, weight_y = _axis_taps(y, height, interpolation, padding)
-    tap_x, weight_x = _axis_taps(x, width, interpolation, padding)
+    tap_y, weight_y = axis_taps(y, height, interpolation, padding)
+    tap_x, weight_x = axis_taps(x, width, interpolation, padding)
     taps = tap_y.shape[-1] * tap_x.shape[-1]
     tap_y = (tap_y + index.view(-1, 1, 1) * height) * width
     rows = tap_y[:, :, None, :, None] + tap_x[:, None, :, None, :]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import distributed, nn
 
 from .norm import InPlaceABNSync
 
-_groups: dict[tuple[int, ...], distributed.ProcessGroup | None] = {}
+_groups: dict[tuple[int, ...], Any] = {}
 _world: object = None
 """The world that `_groups` belongs to: groups die with the process group they were made in."""
 
