@@ -1,0 +1,82 @@
+"""The residual block of ResNet: basic (two 3x3 convolutions) or bottleneck (1x1, 3x3, 1x1)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from seamseg.ops.activation import activate_
+
+NormFactory = Callable[..., nn.Module]
+"""Makes a norm + activation layer: `norm(channels)` or `norm(channels, activation="identity")`."""
+
+
+class ResidualBlock(nn.Module):
+    """`activation(branch(x) + shortcut(x))` (He et al. 2016; SPEC section 3 "Body").
+
+    The last norm of the branch and the norm of the shortcut have no activation: it follows the sum. The stride sits on
+    the (first) 3x3 convolution.
+
+    Parameters
+    ----------
+    in_channels : channels of the input
+    channels : outputs of the convolutions: two for a basic block, three for a bottleneck
+    norm : factory of norm + activation layers
+    stride, dilation : of the 3x3 convolutions
+    dropout : probability of dropping a channel before the last convolution, 0 for none
+
+    Raises
+    ------
+    ValueError
+        if `channels` does not have two or three entries
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        channels: Sequence[int],
+        norm: NormFactory,
+        stride: int = 1,
+        dilation: int = 1,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if len(channels) == 2:
+            kernels = (3, 3)
+        elif len(channels) == 3:
+            kernels = (1, 3, 1)
+        else:
+            raise ValueError(f"ResidualBlock: channels has {len(channels)} entries, 2 or 3 are possible")
+
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        last = len(kernels)
+        width, left = in_channels, stride
+        for i, (kernel, out) in enumerate(zip(kernels, channels), start=1):
+            if i == last and dropout > 0:
+                layers["dropout"] = nn.Dropout2d(dropout)
+            step, dil = (left, dilation) if kernel == 3 else (1, 1)
+            if kernel == 3:
+                left = 1
+            layers[f"conv{i}"] = nn.Conv2d(
+                width, out, kernel, stride=step, padding=dil * (kernel // 2), dilation=dil, bias=False
+            )
+            layers[f"bn{i}"] = norm(out) if i < last else norm(out, activation="identity")
+            width = out
+        self.convs = nn.Sequential(layers)
+
+        if stride != 1 or in_channels != width:
+            self.proj_conv = nn.Conv2d(in_channels, width, 1, stride=stride, bias=False)
+            self.proj_bn = norm(width, activation="identity")
+        self.has_projection = stride != 1 or in_channels != width
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`N x in_channels x H x W` -> `N x channels[-1] x H/stride x W/stride`."""
+        shortcut = self.proj_bn(self.proj_conv(x)) if self.has_projection else x
+        branch = self.convs(x)
+        # in-place norms keep their output for the backward pass, so the sum may only overwrite it without gradients
+        total = branch + shortcut if torch.is_grad_enabled() else branch.add_(shortcut)
+        first = self.convs.bn1
+        return activate_(total, first.activation, first.activation_param)

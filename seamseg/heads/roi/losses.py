@@ -1,0 +1,46 @@
+"""Losses of the ROI head (SPEC section 4 "ROI targets"). Without positives they are 0, with a graph: ranks that train
+together run the same backward pass."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from seamseg.heads.roi.targets import IGNORED_PIXEL
+from seamseg.ops.losses import smooth_l1
+
+
+def class_loss(cls_logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy of logits `M x (things + 1)` and labels `M` (0 = background)."""
+    return functional.cross_entropy(cls_logits.float(), labels)
+
+
+def box_loss(bbx_logits: Tensor, labels: Tensor, codes: Tensor, sigma: float) -> Tensor:
+    """Smooth L1 of the true class's code, summed over the positives, over the number of samples.
+
+    Parameters
+    ----------
+    bbx_logits : `M x things x 4`
+    labels : int64 `M`, 0 = background
+    codes : `P x 4`, for the positives in order
+    sigma : of the smooth L1 loss
+    """
+    rows = torch.nonzero(labels > 0).flatten()
+    said = bbx_logits[rows, labels[rows] - 1].float()
+    return smooth_l1(said, codes, sigma).sum() / labels.shape[0]
+
+
+def mask_loss(msk_logits: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
+    """Binary cross-entropy of the true class's mask, mean over the pixels that are not ignored.
+
+    Parameters
+    ----------
+    msk_logits : `P x things x h x w`, of the positives
+    labels : int64 `P`, above 0
+    targets : `P x h x w` from :func:`seamseg.heads.roi.targets.mask_targets`
+    """
+    said = msk_logits[torch.arange(labels.shape[0], device=labels.device), labels - 1].float()
+    counts = (targets != IGNORED_PIXEL).float()
+    loss = functional.binary_cross_entropy_with_logits(said, targets.clamp(min=0), weight=counts, reduction="sum")
+    return loss / counts.sum().clamp(min=1)

@@ -1,0 +1,66 @@
+"""Anchor boxes of the region proposal network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class AnchorGenerator:
+    """All anchors of a pyramid (SPEC section 4 "Anchors").
+
+    Parameters
+    ----------
+    strides : pixels of the image between the cells of each level
+    scale : side of a square anchor, in strides
+    ratios : height over width of the anchors of a cell
+    """
+
+    def __init__(self, strides: Sequence[int], scale: float, ratios: Sequence[float]) -> None:
+        self.strides = tuple(strides)
+        self.scale = scale
+        self.ratios = tuple(ratios)
+        self._cache: dict[tuple, Tensor] = {}
+
+    @property
+    def num_ratios(self) -> int:
+        """Anchors of a cell."""
+        return len(self.ratios)
+
+    def cell_anchors(self, stride: int) -> Tensor:
+        """The anchors of the first cell of a level, float64 `ratios x 4`."""
+        rows = []
+        for ratio in self.ratios:
+            height = stride * self.scale * math.sqrt(ratio)
+            width = stride * self.scale * math.sqrt(1 / ratio)
+            centre = stride / 2
+            rows.append([centre - height / 2, centre - width / 2, centre + height / 2, centre + width / 2])
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def __call__(self, shapes: Sequence[tuple[int, int]], device: torch.device | str = "cpu") -> Tensor:
+        """Anchors of levels of the given `(height, width)`, `A x 4`; ordered by level, row, column, ratio.
+
+        Raises
+        ------
+        ValueError
+            if there is not one shape for each stride
+        """
+        if len(shapes) != len(self.strides):
+            raise ValueError(f"AnchorGenerator: {len(shapes)} levels, but strides for {len(self.strides)}")
+        key = (tuple(shapes), str(device))
+        if key not in self._cache:
+            if len(self._cache) >= 16:
+                self._cache.clear()
+            levels = [self._level(stride, shape) for stride, shape in zip(self.strides, shapes)]
+            self._cache[key] = torch.cat(levels).to(device)
+        return self._cache[key]
+
+    def _level(self, stride: int, shape: tuple[int, int]) -> Tensor:
+        y = torch.arange(shape[0], dtype=torch.float64) * stride
+        x = torch.arange(shape[1], dtype=torch.float64) * stride
+        shift = torch.stack(torch.meshgrid(y, x, indexing="ij"), dim=-1).repeat(1, 1, 2)
+        anchors = shift[:, :, None, :] + self.cell_anchors(stride)
+        return anchors.reshape(-1, 4).float()

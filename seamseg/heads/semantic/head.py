@@ -1,0 +1,91 @@
+"""The semantic head: a small DeepLab on every level of the pyramid, and one classifier over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from seamseg.ops.pooling import box_filter_pool
+
+NormFactory = Callable[..., nn.Module]
+
+
+class MiniDeepLab(nn.Module):
+    """Local, wide and nearly global context of one level (SPEC section 3 "Semantic head").
+
+    Parameters
+    ----------
+    in_channels, hidden_channels : widths
+    norm : factory of norm + activation layers
+    pooling_size : `(height, width)` of the average's window, clipped to the map
+    """
+
+    def __init__(
+        self, in_channels: int, hidden_channels: int, norm: NormFactory, pooling_size: tuple[int, int]
+    ) -> None:
+        super().__init__()
+        self.pooling_size = pooling_size
+        self.conv1_3x3 = nn.Conv2d(in_channels, hidden_channels, 3, padding=1, bias=False)
+        self.conv1_dil = nn.Conv2d(in_channels, hidden_channels, 3, padding=6, dilation=6, bias=False)
+        self.conv1_glb = nn.Conv2d(in_channels, hidden_channels, 1, bias=False)
+        self.bn1 = norm(hidden_channels * 3)
+        self.conv2 = nn.Conv2d(hidden_channels * 3, hidden_channels, 1, bias=False)
+        self.bn2 = norm(hidden_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`N x in_channels x h x w` -> `N x hidden_channels x h x w`."""
+        window = (min(self.pooling_size[0], x.shape[-2]), min(self.pooling_size[1], x.shape[-1]))
+        # a 1x1 convolution without bias commutes with the average and its padding; this way round fewer are averaged
+        context = box_filter_pool(self.conv1_glb(x), window)
+        x = torch.cat([self.conv1_3x3(x), self.conv1_dil(x), context], dim=1)
+        return self.bn2(self.conv2(self.bn1(x)))
+
+
+class SemanticHead(nn.Module):
+    """Class logits for every cell of the finest level in use.
+
+    Parameters
+    ----------
+    in_channels : channels of the levels
+    num_classes : stuff and things together
+    norm : factory of norm + activation layers
+    min_level, num_levels : the levels in use
+    hidden_channels : width
+    pooling_size : see :class:`MiniDeepLab`
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_classes: int,
+        norm: NormFactory,
+        min_level: int = 0,
+        num_levels: int = 4,
+        hidden_channels: int = 128,
+        pooling_size: tuple[int, int] = (64, 64),
+    ) -> None:
+        super().__init__()
+        self.min_level = min_level
+        self.num_levels = num_levels
+        self.output = nn.ModuleList(
+            MiniDeepLab(in_channels, hidden_channels, norm, pooling_size) for _ in range(num_levels)
+        )
+        self.conv_sem = nn.Conv2d(hidden_channels * num_levels, num_classes, 1)
+
+    def forward(self, levels: Sequence[Tensor]) -> Tensor:
+        """All levels of the pyramid, finest first -> logits `N x num_classes x h x w` at the finest level's size."""
+        used = levels[self.min_level : self.min_level + self.num_levels]
+        size = used[0].shape[-2:]
+        # The classifier is linear and enlarging commutes with it: classify each level at its own size and add up,
+        # instead of enlarging and concatenating hidden_channels of every level.
+        weights = self.conv_sem.weight.chunk(self.num_levels, dim=1)
+        logits = None
+        for i, (module, x, weight) in enumerate(zip(self.output, used, weights)):
+            part = functional.conv2d(module(x), weight, self.conv_sem.bias if i == 0 else None)
+            if part.shape[-2:] != size:
+                part = functional.interpolate(part, size=size, mode="bilinear", align_corners=False)
+            logits = part if logits is None else logits + part
+        return logits

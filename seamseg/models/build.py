@@ -1,0 +1,167 @@
+"""From a configuration to the network, its criterion and the module that is trained: the same for every command."""
+
+from __future__ import annotations
+
+
+from seamseg.backbones.fpn import FPN, FPNBody
+from seamseg.backbones.resnet import MODULES, RESNETS, ResNet
+from seamseg.config import Config
+from seamseg.errors import InputError
+from seamseg.heads.roi.detections import DetectionSelector
+from seamseg.heads.roi.features import ROIExtractor
+from seamseg.heads.roi.head import ROIHead
+from seamseg.heads.roi.targets import ProposalMatcher
+from seamseg.heads.rpn.anchors import AnchorGenerator
+from seamseg.heads.rpn.head import RPNHead
+from seamseg.heads.rpn.proposals import ProposalGenerator
+from seamseg.heads.rpn.targets import AnchorMatcher
+from seamseg.heads.semantic.head import SemanticHead
+from seamseg.models.criterion import Criterion
+from seamseg.models.initialisation import initialise
+from seamseg.models.normalization import NormFactory, norm_factories
+from seamseg.models.panoptic import PanopticNet
+from seamseg.models.training import TrainingModule
+
+
+def build_network(config: Config, num_stuff: int, num_thing: int) -> PanopticNet:
+    """The network of a configuration, with random weights, in training mode.
+
+    Parameters
+    ----------
+    config : of any kind: without `[sem]` there is no semantic head, for detection no mask branch
+    num_stuff, num_thing : classes of the data set
+
+    Returns
+    -------
+    PanopticNet
+
+    Raises
+    ------
+    InputError
+        if the configuration contradicts itself
+    """
+    if num_thing < 1:
+        raise InputError(f"the data set has {num_thing} thing classes, the network needs at least one")
+    static, dynamic = norm_factories(
+        config.body.normalization_mode, config.body.activation, config.body.activation_slope, config.body.gn_groups
+    )
+    rpn, roi = config.rpn, config.roi
+    width = config.fpn.out_channels
+    roi_size = (roi.roi_size[0], roi.roi_size[1])
+    strides = _level_strides(config)
+    for section, part in (("rpn", rpn), ("roi", roi), ("sem", config.sem)):
+        if part is not None and not 0 <= part.fpn_min_level < part.fpn_min_level + part.fpn_levels <= len(strides):
+            raise InputError(
+                f"[{section}] fpn_levels: levels {part.fpn_min_level} to {part.fpn_min_level + part.fpn_levels - 1} "
+                f"are wanted, but [fpn] has {len(strides)}"
+            )
+    rpn_strides = strides[rpn.fpn_min_level : rpn.fpn_min_level + rpn.fpn_levels]
+
+    net = PanopticNet(
+        _build_body(config, static),
+        RPNHead(width, len(rpn.anchor_ratios), rpn.hidden_channels, dynamic, stride=rpn.stride),
+        ROIHead(width, num_thing, dynamic, roi_size, roi.fc_channels, roi.conv_channels, _has_masks(config)),
+        _build_semantic(config, static, num_stuff + num_thing),
+        num_stuff=num_stuff,
+        anchors=AnchorGenerator([s * rpn.stride for s in rpn_strides], rpn.anchor_scale, rpn.anchor_ratios),
+        rpn_levels=(rpn.fpn_min_level, rpn.fpn_levels),
+        proposals=ProposalGenerator(
+            rpn.nms_threshold,
+            rpn.num_pre_nms_train,
+            rpn.num_post_nms_train,
+            rpn.num_pre_nms_val,
+            rpn.num_post_nms_val,
+            rpn.min_size,
+        ),
+        matcher=ProposalMatcher(
+            roi.num_samples,
+            roi.pos_ratio,
+            roi.pos_threshold,
+            roi.neg_threshold_hi,
+            roi.neg_threshold_lo,
+            roi.void_threshold,
+            roi.sample_empty_images,
+        ),
+        rois=ROIExtractor(
+            roi_size, roi.fpn_min_level, roi.fpn_levels, roi.fpn_canonical_scale, roi.fpn_canonical_level
+        ),
+        selector=DetectionSelector(roi.nms_threshold, roi.score_threshold, roi.max_predictions),
+        bbx_reg_weights=tuple(roi.bbx_reg_weights),
+        channels_last=config.general.channels_last,
+    )
+    initialise(net, config.body.activation, config.body.activation_slope)
+    net.body.backbone.freeze(config.body.num_frozen)
+    return net
+
+
+def build_criterion(config: Config, num_stuff: int) -> Criterion:
+    """The losses of a configuration; `num_stuff` as for :func:`build_network`."""
+    rpn, roi = config.rpn, config.roi
+    return Criterion(
+        num_stuff=num_stuff,
+        anchor_matcher=AnchorMatcher(
+            rpn.num_samples, rpn.pos_ratio, rpn.pos_threshold, rpn.neg_threshold, rpn.void_threshold
+        ),
+        rpn_sigma=rpn.sigma,
+        roi_sigma=roi.sigma,
+        bbx_reg_weights=tuple(roi.bbx_reg_weights),
+        mask_size=(2 * roi.roi_size[0], 2 * roi.roi_size[1]) if _has_masks(config) else None,
+        void_is_background=_has_masks(config) and roi.void_is_background,
+        ohem=None if config.sem is None else config.sem.ohem,
+        with_semantic=config.sem is not None,
+    )
+
+
+def build_training_module(config: Config, num_stuff: int, num_thing: int) -> TrainingModule:
+    """Network and losses as one module; its `net` is what :func:`build_network` gives."""
+    return TrainingModule(build_network(config, num_stuff, num_thing), build_criterion(config, num_stuff))
+
+
+def _build_body(config: Config, norm: NormFactory) -> FPNBody:
+    body, fpn = config.body, config.fpn
+    if body.body not in RESNETS:
+        raise InputError(f"[body] body: unknown backbone {body.body!r}, choose one of {', '.join(RESNETS)}")
+    if not 0 <= body.num_frozen <= len(MODULES):
+        raise InputError(f"[body] num_frozen: {body.num_frozen} is not in 0 to {len(MODULES)}")
+    try:
+        backbone = ResNet(RESNETS[body.body], norm, **body.body_params)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"[body] body_params: {error}") from error
+    missing = [name for name in fpn.inputs if name not in backbone.out_channels]
+    if missing:
+        raise InputError(f"[fpn] inputs: {missing[0]!r} is not one of {', '.join(backbone.out_channels)}")
+    for key, actual in (("out_channels", backbone.out_channels), ("out_strides", backbone.out_strides)):
+        for name, value in getattr(body, key).items():
+            if name in fpn.inputs and actual.get(name) != value:
+                raise InputError(f"[body] {key}: {body.body} gives {actual.get(name)} for {name}, not {value}")
+    channels = [backbone.out_channels[name] for name in fpn.inputs]
+    return FPNBody(
+        backbone, FPN(channels, fpn.out_channels, fpn.extra_scales, norm, fpn.interpolation), fpn.inputs
+    )
+
+
+def _build_semantic(config: Config, norm: NormFactory, num_classes: int) -> SemanticHead | None:
+    sem = config.sem
+    if sem is None:
+        return None
+    return SemanticHead(
+        config.fpn.out_channels,
+        num_classes,
+        norm,
+        sem.fpn_min_level,
+        sem.fpn_levels,
+        sem.hidden_channels,
+        (sem.pooling_size[0], sem.pooling_size[1]),
+    )
+
+
+def _level_strides(config: Config) -> tuple[int, ...]:
+    strides = tuple(config.fpn.out_strides)
+    levels = len(config.fpn.inputs) + config.fpn.extra_scales
+    if len(strides) < levels:
+        raise InputError(f"[fpn] out_strides: has {len(strides)} entries, but inputs and extra_scales make {levels} levels")
+    return strides[:levels]
+
+
+def _has_masks(config: Config) -> bool:
+    return config.kind != "detection"

@@ -1,0 +1,108 @@
+"""From outputs and targets to losses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seamseg.heads.roi.losses import box_loss, class_loss, mask_loss
+from seamseg.heads.roi.targets import box_targets, mask_targets
+from seamseg.heads.rpn.losses import rpn_losses
+from seamseg.heads.rpn.targets import AnchorMatcher
+from seamseg.heads.semantic.losses import semantic_loss, semantic_target
+from seamseg.models.outputs import ROIOutputs, Things, TrainingOutputs
+from seamseg.structures import Batch
+
+LOSS_NAMES = ("obj_loss", "bbx_loss", "roi_cls_loss", "roi_bbx_loss", "roi_msk_loss", "sem_loss")
+"""All losses, in the order of `[optimizer] loss_weights`."""
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """The losses of the network (SPEC section 4), not weighted.
+
+    Parameters
+    ----------
+    num_stuff : stuff classes, which come before the things
+    anchor_matcher : what each anchor should say
+    rpn_sigma, roi_sigma : of the smooth L1 losses
+    bbx_reg_weights : factors of the box codes of the ROI head
+    mask_size : `(height, width)` of the masks, None without a mask branch
+    void_is_background : whether void pixels of a mask count as background or not at all
+    ohem : part of the pixels of an image that counts in the semantic loss
+    with_semantic : whether there is a semantic head
+    """
+
+    num_stuff: int
+    anchor_matcher: AnchorMatcher
+    rpn_sigma: float = 3.0
+    roi_sigma: float = 1.0
+    bbx_reg_weights: tuple[float, float, float, float] = (10.0, 10.0, 5.0, 5.0)
+    mask_size: tuple[int, int] | None = (28, 28)
+    void_is_background: bool = False
+    ohem: float | None = 0.25
+    with_semantic: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The losses of this task, in the order of :data:`LOSS_NAMES`."""
+        absent = set()
+        if self.mask_size is None:
+            absent.add("roi_msk_loss")
+        if not self.with_semantic:
+            absent.add("sem_loss")
+        return tuple(name for name in LOSS_NAMES if name not in absent)
+
+    def __call__(self, outputs: TrainingOutputs, targets: Batch) -> dict[str, Tensor]:
+        """Scalar losses by name; those of the ROI head are 0 without a graph if it did not run."""
+        things = Things.of(targets, self.num_stuff)
+        losses = dict(zip(("obj_loss", "bbx_loss"), self._rpn(outputs, things)))
+        losses.update(self._roi(outputs, things, targets))
+        if outputs.semantic_logits is not None:
+            classes = [semantic_target(m, c) for m, c in zip(targets.masks, targets.categories)]
+            losses["sem_loss"] = semantic_loss(outputs.semantic_logits, outputs.padded_size, classes, self.ohem)
+        return losses
+
+    def _rpn(self, outputs: TrainingOutputs, things: list[Things]) -> tuple[Tensor, Tensor]:
+        matches = [
+            self.anchor_matcher(outputs.anchors, t.boxes, size, t.crowd_mask)
+            for t, size in zip(things, outputs.valid_sizes)
+        ]
+        return rpn_losses(
+            outputs.obj_logits,
+            outputs.bbx_logits,
+            outputs.anchors,
+            torch.stack(matches),
+            [t.boxes for t in things],
+            self.rpn_sigma,
+        )
+
+    def _roi(self, outputs: TrainingOutputs, things: list[Things], targets: Batch) -> dict[str, Tensor]:
+        names = ("roi_cls_loss", "roi_bbx_loss", "roi_msk_loss")[: 2 if self.mask_size is None else 3]
+        rois = outputs.rois
+        if rois is None:
+            return {name: outputs.obj_logits.new_zeros((), dtype=torch.float32) for name in names}
+        labels, codes, masks = self._roi_targets(rois, things, targets)
+        losses = [
+            class_loss(rois.cls_logits, labels),
+            box_loss(rois.bbx_logits, labels, codes, self.roi_sigma),
+        ]
+        if rois.msk_logits is not None:
+            losses.append(mask_loss(rois.msk_logits, labels[labels > 0], masks))
+        return dict(zip(names, losses))
+
+    @torch.no_grad()
+    def _roi_targets(self, rois: ROIOutputs, things: list[Things], targets: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        labels, codes, masks = [], [], []
+        for samples, match, thing, ids in zip(rois.samples, rois.matches, things, targets.masks):
+            if samples is None or match is None or ids is None:
+                continue
+            label = torch.zeros_like(match)
+            label[match >= 0] = thing.classes[match[match >= 0]] + 1
+            labels.append(label)
+            codes.append(box_targets(samples, thing.boxes, match, self.bbx_reg_weights))
+            if self.mask_size is not None:
+                masks.append(mask_targets(samples, match, thing.ids, ids, self.mask_size, self.void_is_background))
+        return torch.cat(labels), torch.cat(codes), torch.cat(masks) if masks else torch.empty(0)

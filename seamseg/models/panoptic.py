@@ -1,0 +1,222 @@
+"""The network: body, region proposals, ROI head and semantic head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from seamseg.heads.roi.detections import DetectionSelector
+from seamseg.heads.roi.features import ROIExtractor
+from seamseg.heads.roi.head import ROIHead
+from seamseg.heads.roi.targets import ProposalMatcher
+from seamseg.heads.rpn.anchors import AnchorGenerator
+from seamseg.heads.rpn.head import RPNHead
+from seamseg.heads.rpn.proposals import ProposalGenerator
+from seamseg.heads.semantic.head import SemanticHead
+from seamseg.models.outputs import Features, ROIOutputs, Things, TrainingOutputs
+from seamseg.ops.boxes import clip_boxes, decode_boxes
+from seamseg.ops.norm import InPlaceABNSync
+from seamseg.ops.sync import active_group, set_group
+from seamseg.ops.upsample import upsample_argmax
+from seamseg.structures import Batch, PackedSequence, Prediction
+
+_ROI_CHUNK = 256
+"""Regions that the ROI head looks at together at inference; bounds its memory."""
+
+
+class PanopticNet(nn.Module):
+    """Seamless Scene Segmentation (Porzi et al. 2019; SPEC sections 3 and 4).
+
+    The same class does instance segmentation (no semantic head) and detection (no mask branch either). The names of the
+    four parts and their state-dict keys are those of the published snapshots.
+
+    Parameters
+    ----------
+    body : images to pyramid levels
+    rpn_head, roi_head, sem_head : the heads; sem_head None for the other tasks
+    num_stuff : stuff classes, which come before the things
+    anchors, rpn_levels : anchors, and the (first, number) of levels of the pyramid they live on
+    proposals, matcher, rois, selector : how proposals are made, sampled for training, looked up and judged
+    bbx_reg_weights : factors of the box codes of the ROI head
+    channels_last : run in channels-last memory format
+    """
+
+    def __init__(
+        self,
+        body: nn.Module,
+        rpn_head: RPNHead,
+        roi_head: ROIHead,
+        sem_head: SemanticHead | None,
+        *,
+        num_stuff: int,
+        anchors: AnchorGenerator,
+        rpn_levels: tuple[int, int],
+        proposals: ProposalGenerator,
+        matcher: ProposalMatcher,
+        rois: ROIExtractor,
+        selector: DetectionSelector,
+        bbx_reg_weights: tuple[float, float, float, float],
+        channels_last: bool = True,
+    ) -> None:
+        super().__init__()
+        self.body = body
+        self.rpn_head = rpn_head
+        self.roi_head = roi_head
+        self.sem_head = sem_head
+        self.num_stuff = num_stuff
+        self.anchors = anchors
+        self.rpn_levels = rpn_levels
+        self.proposals = proposals
+        self.matcher = matcher
+        self.rois = rois
+        self.selector = selector
+        self.bbx_reg_weights = bbx_reg_weights
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        self.to(memory_format=self.memory_format)
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def forward(self, images: PackedSequence, targets: Batch) -> TrainingOutputs:
+        """Outputs on a batch for the criterion; no losses yet.
+
+        Parameters
+        ----------
+        images : `3 x H x W` each
+        targets : ground truth, from which the proposals that the ROI head sees are sampled
+
+        Returns
+        -------
+        TrainingOutputs
+
+        Notes
+        -----
+        With synchronised norms under torch.distributed all ranks must call this together. A rank without anything to
+        sample skips the ROI head; the others synchronise among themselves.
+        """
+        features = self.encode(images)
+        anchors, obj_logits, bbx_logits = self.score_anchors(features)
+        proposals = self.proposals(obj_logits, bbx_logits, anchors, features.valid_sizes, self.training)
+        return TrainingOutputs(
+            features.padded_size,
+            features.valid_sizes,
+            anchors,
+            obj_logits,
+            bbx_logits,
+            proposals,
+            self._train_rois(features, proposals, targets),
+            None if self.sem_head is None else self.sem_head(features.levels),
+        )
+
+    def _train_rois(self, features: Features, proposals: PackedSequence, targets: Batch) -> ROIOutputs | None:
+        samples, matches = [], []
+        for boxes, things in zip(proposals, Things.of(targets, self.num_stuff)):
+            sampled, match = self.matcher(boxes, things.boxes, things.crowd_mask)
+            samples.append(sampled)
+            matches.append(match)
+        packed_samples, packed_matches = PackedSequence(samples), PackedSequence(matches)
+        boxes, index = packed_samples.concatenated()
+        match, _ = packed_matches.concatenated()
+
+        if any(isinstance(layer, InPlaceABNSync) for layer in self.roi_head.modules()):
+            set_group(self.roi_head, active_group(boxes is not None))
+        if boxes is None or index is None or match is None:
+            return None
+        x = self.rois(features.levels, boxes, index, features.padded_size)
+        logits = self.roi_head(x, torch.nonzero(match >= 0).flatten())
+        return ROIOutputs(packed_samples, packed_matches, *logits)
+
+    # -- inference ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def predict(self, images: PackedSequence) -> list[Prediction]:
+        """What the network sees on each image.
+
+        Padding influences the result a little: batch only images of one size together if that matters.
+
+        Parameters
+        ----------
+        images : `3 x H x W` each
+
+        Returns
+        -------
+        list of Prediction, one an image
+
+        Raises
+        ------
+        RuntimeError
+            if the network is in training mode
+        """
+        if self.training:
+            raise RuntimeError("PanopticNet.predict: the network is in training mode, call eval() first")
+        features = self.encode(images)
+        proposals = self.proposals(*self._scored(features), features.valid_sizes, training=False)
+        detections = self.detect(features, proposals)
+        masks = self.mask(features, [boxes for boxes, _, _ in detections], [classes for _, classes, _ in detections])
+        semantic = self.segment(features)
+        return [
+            Prediction(boxes, classes, scores, mask, classmap, size)
+            for (boxes, classes, scores), mask, classmap, size in zip(
+                detections, masks, semantic, features.valid_sizes
+            )
+        ]
+
+    def encode(self, images: PackedSequence) -> Features:
+        """Pad the images to one size and run the body."""
+        padded, sizes = images.as_padded()
+        levels = self.body(padded.contiguous(memory_format=self.memory_format))
+        return Features(levels, (int(padded.shape[-2]), int(padded.shape[-1])), sizes)
+
+    def score_anchors(self, features: Features) -> tuple[Tensor, Tensor, Tensor]:
+        """Anchors `A x 4`, their objectness logits `N x A` and box codes `N x A x 4`."""
+        first, number = self.rpn_levels
+        obj_logits, bbx_logits, shapes = self.rpn_head(features.levels[first : first + number])
+        return self.anchors(shapes, obj_logits.device), obj_logits, bbx_logits
+
+    def _scored(self, features: Features) -> tuple[Tensor, Tensor, Tensor]:
+        anchors, obj_logits, bbx_logits = self.score_anchors(features)
+        return obj_logits, bbx_logits, anchors
+
+    def detect(self, features: Features, proposals: PackedSequence) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Boxes, classes and scores of the detections of each image, from its proposals."""
+        boxes, index = proposals.concatenated()
+        if boxes is None or index is None:
+            boxes, index = features.levels[0].new_zeros((0, 4), dtype=torch.float32), None
+            index = torch.zeros(0, dtype=torch.long, device=boxes.device)
+        cls_logits, bbx_logits = self.judge(features, boxes, index)
+        scores = torch.softmax(cls_logits.float(), dim=1)
+        codes = bbx_logits.float() / bbx_logits.new_tensor(self.bbx_reg_weights, dtype=torch.float32)
+        decoded = decode_boxes(boxes[:, None], codes)
+        return [
+            self.selector(clip_boxes(decoded[index == i], size), scores[index == i])
+            for i, size in enumerate(features.valid_sizes)
+        ]
+
+    def judge(self, features: Features, boxes: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Class logits `K x (things + 1)` and box codes `K x things x 4` of boxes `K x 4` on the images `index`."""
+        parts = []
+        for start in range(0, max(boxes.shape[0], 1), _ROI_CHUNK):
+            chunk = slice(start, start + _ROI_CHUNK)
+            x = self.rois(features.levels, boxes[chunk], index[chunk], features.padded_size)
+            parts.append(self.roi_head.boxes(x))
+        return torch.cat([cls for cls, _ in parts]), torch.cat([bbx for _, bbx in parts])
+
+    def mask(self, features: Features, boxes: list[Tensor], classes: list[Tensor]) -> list[Tensor | None]:
+        """Mask logits `D x 28 x 28` of the detections of each image; None without a mask branch."""
+        if not self.roi_head.with_masks:
+            return [None] * len(boxes)
+        all_boxes, all_classes = torch.cat(boxes), torch.cat(classes)
+        index = torch.cat([c.new_full(c.shape, i) for i, c in enumerate(classes)])
+        parts = []
+        for start in range(0, max(all_boxes.shape[0], 1), _ROI_CHUNK):
+            chunk = slice(start, start + _ROI_CHUNK)
+            x = self.rois(features.levels, all_boxes[chunk], index[chunk], features.padded_size)
+            logits = self.roi_head.masks(x)
+            parts.append(logits[torch.arange(logits.shape[0], device=logits.device), all_classes[chunk]])
+        return list(torch.cat(parts).split([b.shape[0] for b in boxes]))
+
+    def segment(self, features: Features) -> list[Tensor | None]:
+        """Class map `H x W` (int64) of each image; None without a semantic head."""
+        if self.sem_head is None:
+            return [None] * len(features.valid_sizes)
+        logits = self.sem_head(features.levels)
+        return [upsample_argmax(x, features.padded_size, size) for x, size in zip(logits, features.valid_sizes)]

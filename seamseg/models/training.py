@@ -1,0 +1,31 @@
+"""The network and its losses as one module, which is what DistributedDataParallel wraps."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from seamseg.models.criterion import Criterion
+from seamseg.models.panoptic import PanopticNet
+from seamseg.structures import Batch
+
+
+class TrainingModule(nn.Module):
+    """A batch to losses.
+
+    Under DistributedDataParallel use `find_unused_parameters=True`: a rank whose images have nothing for the ROI head
+    skips it, and gives losses of 0 without a graph for it.
+
+    Parameters
+    ----------
+    net : the network
+    criterion : its losses
+    """
+
+    def __init__(self, net: PanopticNet, criterion: Criterion) -> None:
+        super().__init__()
+        self.net = net
+        self.criterion = criterion
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """Scalar losses by name, not weighted."""
+        return self.criterion(self.net(batch.images, batch), batch)
