@@ -120,7 +120,7 @@ class _InPlaceABN(torch.autograd.Function):
     ) -> Tensor:
         gamma = None if weight is None else weight.abs() + eps
         count = x.numel() // x.shape[1]
-        total = count
+        total: Tensor | None = None
         if not training:
             y, mean, invstd = _normalise(x, gamma, bias, running_mean, running_var, eps)
         elif group is not None:
@@ -131,18 +131,18 @@ class _InPlaceABN(torch.autograd.Function):
             y, _, invstd = torch.native_batch_norm(x, gamma, bias, running_mean, running_var, True, momentum, eps)
         else:
             # no variance from one value: x_hat is 0 and the running averages stay as they are
-            mean = x.detach().reshape(count, -1).sum(0).to(running_mean.dtype)
+            mean = x.detach().sum([0, *range(2, x.dim())]).to(running_mean.dtype)
             y, _, invstd = _normalise(x, gamma, bias, mean, torch.zeros_like(running_var), eps)
         y = activate_(y, activation, param)
-        ctx.save_for_backward(y, weight, bias, invstd)
-        ctx.settings = training, total, eps, activation, param, group
+        ctx.save_for_backward(y, weight, bias, invstd, total)
+        ctx.settings = training, eps, activation, param, group
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple:
-        y, weight, bias, invstd = ctx.saved_tensors
-        training, total, eps, activation, param, group = ctx.settings
+        y, weight, bias, invstd, total = ctx.saved_tensors
+        training, eps, activation, param, group = ctx.settings
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         if y.is_contiguous(memory_format=torch.channels_last):
             dy = dy.contiguous(memory_format=torch.channels_last)
@@ -155,19 +155,23 @@ class _InPlaceABN(torch.autograd.Function):
         centre = torch.zeros_like(invstd) if bias is None else bias
         local = training and group is None
         mask = [needs_x, needs_weight or group is not None, needs_bias or group is not None]
-        dx, dgamma, dbias = torch.ops.aten.native_batch_norm_backward(
-            dz, z, gamma * gamma * invstd, centre, gamma * gamma, centre, 1 / gamma, local, 0.0, mask
-        )
+        if y.numel():
+            dx, dgamma, dbias = torch.ops.aten.native_batch_norm_backward(
+                dz, z, gamma * gamma * invstd, centre, gamma * gamma, centre, 1 / gamma, local, 0.0, mask
+            )
+        else:
+            dx, dgamma, dbias = torch.zeros_like(y), torch.zeros_like(invstd), torch.zeros_like(invstd)
         if training and group is not None:
             sums = torch.stack((dbias, dgamma))
             distributed.all_reduce(sums, group=group)
-            mean_dz, mean_dz_x = sums / max(total, 1)
+            mean_dz, mean_dz_x = sums / total.to(sums.dtype)
             # dx = gamma invstd (dz - mean_dz - x_hat mean_dz_x), the first term is there already
             slope = mean_dz_x * invstd
             offset = gamma * invstd * mean_dz - slope * centre
             if needs_x:
                 shape = [1, -1] + [1] * (y.dim() - 2)
-                dx = dx.sub_(offset.view(shape)).addcmul_(z, slope.view(shape), value=-1)
+                dx = dx.to(offset.dtype).sub_(offset.view(shape))
+                dx = dx.addcmul_(z.to(offset.dtype), slope.view(shape), value=-1).to(y.dtype)
         if needs_weight:
             dgamma = torch.where(weight < 0, -dgamma, dgamma)
         return dx, dgamma if needs_weight else None, dbias if needs_bias else None, *[None] * 8
@@ -176,30 +180,39 @@ class _InPlaceABN(torch.autograd.Function):
 def _normalise(
     x: Tensor, gamma: Tensor | None, bias: Tensor | None, mean: Tensor, var: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    y = torch.native_batch_norm(x, gamma, bias, mean, var, False, 0.0, eps)[0]
+    # the native kernels divide by the size of the input
+    y = torch.native_batch_norm(x, gamma, bias, mean, var, False, 0.0, eps)[0] if x.numel() else x.clone()
     return y, mean, torch.rsqrt(var + eps)
 
 
 def _group_statistics(
     x: Tensor, count: int, dtype: torch.dtype, group: distributed.ProcessGroup
-) -> tuple[Tensor, Tensor, int]:
-    """Mean, biased variance and count over all ranks of a group, exact for uneven counts (SPEC section 3)."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, biased variance and count over all ranks of a group, exact for uneven counts (SPEC section 3).
+
+    The count stays a tensor (at least 1), so that nothing here waits for the device.
+    """
     channels = x.shape[1]
     local = x.new_zeros(2 * channels + 1, dtype=torch.float64)
     if count:
         mean, var = torch.batch_norm_update_stats(x, None, None, 0.0)
-        local[:channels], local[channels:-1], local[-1] = mean, var, count
-    gathered = local.new_empty(distributed.get_world_size(group), 2 * channels + 1)
+        local[:channels], local[channels:-1] = mean, var
+        local[-1].fill_(count)
+    gathered = local.new_empty(distributed.get_world_size(group) * local.numel())
     distributed.all_gather_into_tensor(gathered, local, group=group)
-    counts = gathered[:, -1:]
+    gathered = gathered.view(-1, local.numel())
+    means, variances, counts = gathered[:, :channels], gathered[:, channels:-1], gathered[:, -1:]
     total = counts.sum().clamp(min=1)
-    means, variances = gathered[:, :channels], gathered[:, channels:-1]
     mean = (counts * means).sum(0) / total
     var = (counts * (variances + (means - mean) ** 2)).sum(0) / total
-    return mean.to(dtype), var.to(dtype), int(counts.sum())
+    return mean.to(dtype), var.to(dtype), total
 
 
-def _update(running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor, total: int, momentum: float) -> None:
-    if total > 1:
-        running_mean.lerp_(mean, momentum)
-        running_var.lerp_(var * (total / (total - 1)), momentum)
+def _update(
+    running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor, total: Tensor, momentum: float
+) -> None:
+    # one value has no unbiased variance: the running averages stay as they are
+    share = torch.where(total > 1, momentum, 0.0).to(mean.dtype)
+    unbiased = var * (total / (total - 1).clamp(min=1)).to(var.dtype)
+    running_mean.lerp_(mean, share)
+    running_var.lerp_(unbiased, share)
