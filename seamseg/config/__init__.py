@@ -1,0 +1,6 @@
+"""Typed configuration over INI files (SPEC section 2)."""
+
+from .loader import KINDS, config_from_string, config_to_string, default_config, load_config
+from .sections import Config
+
+__all__ = ["KINDS", "Config", "config_from_string", "config_to_string", "default_config", "load_config"]

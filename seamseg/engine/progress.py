@@ -1,0 +1,62 @@
+"""Progress of long work: a bar on a terminal, a plain line now and then elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from tqdm import tqdm
+
+T = TypeVar("T")
+
+_PLAIN_SECONDS = 15.0
+"""Seconds between plain lines, so that a log file stays short."""
+
+_quiet = False
+
+
+def set_quiet(quiet: bool) -> None:
+    """Silence (or restore) the progress of this process."""
+    global _quiet
+    _quiet = quiet
+
+
+def is_quiet() -> bool:
+    """Whether progress is silent in this process."""
+    return _quiet
+
+
+def progress(iterable: Iterable[T], total: int | None = None, desc: str = "") -> Iterator[T]:
+    """Iterate over `iterable` and show how far it is, on stderr.
+
+    Parameters
+    ----------
+    iterable : the work
+    total : number of items, if `len(iterable)` does not say it
+    desc : what is being done
+    """
+    if total is None and hasattr(iterable, "__len__"):
+        total = len(iterable)
+    if _quiet:
+        yield from iterable
+    elif sys.stderr.isatty():
+        yield from tqdm(iterable, total=total, desc=desc, file=sys.stderr, dynamic_ncols=True)
+    else:
+        yield from _plain(iterable, total, desc)
+
+
+def _plain(iterable: Iterable[T], total: int | None, desc: str) -> Iterator[T]:
+    start = last = time.monotonic()
+    done = 0
+    for item in iterable:
+        yield item
+        done += 1
+        now = time.monotonic()
+        if now - last >= _PLAIN_SECONDS or done == total:
+            last = now
+            rate = done / max(now - start, 1e-9)
+            left = f", {(total - done) / rate:.0f} s left" if total and done < total else ""
+            of = f"/{total}" if total else ""
+            print(f"{desc}: {done}{of} ({rate:.1f}/s{left})", file=sys.stderr, flush=True)
