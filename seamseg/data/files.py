@@ -1,0 +1,48 @@
+"""Files that appear whole or not at all: written beside their place under a temporary name, then renamed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from seamseg.errors import InputError, SeamsegError
+
+PARTIAL = ".partial"
+"""Ending of files that are being written; one left by a killed process may be deleted."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path in the folder of `path` that takes its place when the block ends without an error.
+
+    Raises
+    ------
+    SeamsegError
+        if the file cannot be written (disk full, no permission)
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except OSError as error:
+        raise SeamsegError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write `data` to `path` so that no reader, and no restart after a kill, ever sees half of it."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def read_bytes(path: Path, what: str) -> bytes:
+    """The content of `path`; InputError that calls the file `what` if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file ({what})") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot read the {what}: {error.strerror or error}") from error

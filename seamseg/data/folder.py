@@ -1,0 +1,139 @@
+"""The dataset folder on disk: `img/`, `msk/`, `lst/`, `coco/`, `metadata.bin` (SPEC section 1 "Dataset folder")."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from seamseg.data.files import read_bytes
+from seamseg.data.images import UnreadableImage, open_image, open_mask
+from seamseg.data.metadata import ImageInfo, Metadata, read_metadata
+from seamseg.errors import InputError
+
+IMAGE_ENDINGS = (".png", ".jpg", ".jpeg")
+
+
+class DatasetFolder:
+    """A data set in the folder format.
+
+    Parameters
+    ----------
+    root : the folder that holds `metadata.bin`
+
+    Raises
+    ------
+    InputError
+        if the folder or its metadata is missing or broken
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        if not self.root.is_dir():
+            raise InputError(f"{self.root}: no such data set folder; `seamseg prepare --help` tells how to make one")
+        self.metadata: Metadata = read_metadata(self.root / "metadata.bin")
+
+    @property
+    def splits(self) -> list[str]:
+        """Names of the splits that have a list in `lst/`."""
+        return sorted(p.stem for p in (self.root / "lst").glob("*.txt"))
+
+    @cached_property
+    def _by_id(self) -> dict[str, ImageInfo]:
+        return {image.id: image for image in self.metadata.images}
+
+    def info(self, image_id: str) -> ImageInfo:
+        """What the metadata says of an image; InputError if it says nothing."""
+        if image_id not in self._by_id:
+            raise InputError(f"{self.root / 'metadata.bin'}: no image {image_id!r}")
+        return self._by_id[image_id]
+
+    def split(self, name: str) -> list[ImageInfo]:
+        """The images of a split, in the order of its list.
+
+        Raises
+        ------
+        InputError
+            if the list is missing, empty, names an image twice or one that the metadata lacks
+        """
+        path = self.root / "lst" / f"{name}.txt"
+        if not path.is_file():
+            known = f"it has: {', '.join(self.splits)}" if self.splits else "its lst/ has no list at all"
+            raise InputError(f"{path}: the data set has no split {name!r}; {known}")
+        text = read_bytes(path, "list of images").decode("utf-8-sig", errors="replace")
+        ids = [line.strip() for line in text.splitlines() if line.strip()]
+        if not ids:
+            raise InputError(f"0 images found in {path}: the list is empty")
+        unknown = [i for i in ids if i not in self._by_id]
+        if unknown:
+            raise InputError(
+                f"{path}: {len(unknown)} of {len(ids)} images are not in metadata.bin, the first is {unknown[0]!r}; "
+                "prepare the data set again"
+            )
+        if len(set(ids)) != len(ids):
+            seen: set[str] = set()
+            twice = next(i for i in ids if i in seen or seen.add(i))  # type: ignore[func-returns-value]
+            raise InputError(f"{path}: image {twice!r} is listed twice")
+        return [self._by_id[i] for i in ids]
+
+    def image_path(self, image_id: str) -> Path:
+        """The photo of an image, whatever the case of its ending.
+
+        Raises
+        ------
+        InputError
+            if there is none
+        """
+        stem = self.root / "img" / image_id
+        for ending in IMAGE_ENDINGS:
+            path = stem.with_name(stem.name + ending)
+            if path.is_file():
+                return path
+        if stem.parent.is_dir():
+            wanted = {stem.name + ending for ending in IMAGE_ENDINGS}
+            for path in sorted(stem.parent.iterdir()):
+                if path.stem == stem.name and stem.name + path.suffix.lower() in wanted:
+                    return path
+        raise InputError(f"{stem}: no photo of image {image_id!r}; looked for {', '.join(IMAGE_ENDINGS)}")
+
+    def mask_paths(self, image_id: str) -> list[Path]:
+        """The layers of an image's mask, the base first; InputError if there is none."""
+        base = self.root / "msk" / f"{image_id}.png"
+        if not base.is_file():
+            raise InputError(f"{base}: no mask of image {image_id!r}")
+        layers = [base]
+        while (layer := base.with_name(f"{base.name}.{len(layers)}")).is_file():
+            layers.append(layer)
+        return layers
+
+    def read_image(self, path: str | Path) -> Image.Image:
+        """Decode a photo (:func:`seamseg.data.images.open_image`)."""
+        return open_image(path)
+
+    def read_mask(self, image_id: str) -> np.ndarray:
+        """The instance ids of an image, `L x H x W` int32, 0 void.
+
+        Raises
+        ------
+        InputError
+            if a layer is missing, broken, of another size than the metadata says, or has an id that its `cat` lacks
+        """
+        info = self.info(image_id)
+        layers = []
+        for path in self.mask_paths(image_id):
+            layer = open_mask(path)
+            if layer.shape != info.size:
+                raise UnreadableImage(
+                    f"{path}: the mask is {layer.shape[1]} x {layer.shape[0]} pixels (width x height), "
+                    f"metadata.bin says {info.size[1]} x {info.size[0]}"
+                )
+            highest = int(layer.max())
+            if highest >= len(info.cat):
+                raise InputError(
+                    f"{path}: the mask has instance id {highest}, but metadata.bin lists classes for ids 0 to "
+                    f"{len(info.cat) - 1} of this image; prepare the data set again"
+                )
+            layers.append(layer)
+        return np.stack(layers)

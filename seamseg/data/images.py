@@ -1,0 +1,149 @@
+"""Open photos and masks of any kind that Pillow reads, with one clear error for those it cannot."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from seamseg.errors import InputError
+
+MAX_PIXELS = 201_326_592
+"""Largest picture that is decoded, 192 Mi pixels: a few kilobytes of a hostile file can claim terabytes."""
+
+_GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")
+_MASK_MODES = ("1", "L", "P", "I", *_GREY_16)
+_pillow_limit = threading.Lock()
+T = TypeVar("T")
+
+
+class UnreadableImage(InputError):
+    """A file that is missing, broken, too large or no image."""
+
+
+def open_image(path: str | Path) -> Image.Image:
+    """Decode a photo to 8-bit RGB, upright.
+
+    An EXIF orientation is applied, as every viewer does. 16-bit and floating-point grey become 8-bit by scaling, CMYK
+    and palettes are converted; of a picture with transparency the stored colours are taken. Of several frames the
+    first is taken.
+
+    Raises
+    ------
+    UnreadableImage
+        if the file is missing, empty, truncated, no image or above :data:`MAX_PIXELS`
+    """
+    return _decode(Path(path), _upright_rgb)
+
+
+def open_mask(path: str | Path) -> np.ndarray:
+    """Decode an integer image (1, 8, 16 or 32 bits, or palette indices) to `H x W` int32.
+
+    Raises
+    ------
+    UnreadableImage
+        as :func:`open_image`; also if the picture has colour channels or negative values
+    """
+    return _decode(Path(path), lambda image: _integers(image, Path(path)))
+
+
+def image_size(path: str | Path) -> tuple[int, int]:
+    """`(height, width)` of the upright photo, from the header of the file (no pixel is decoded).
+
+    Raises
+    ------
+    UnreadableImage
+        as :func:`open_image`, but a file truncated after its header passes
+    """
+
+    def size(image: Image.Image) -> tuple[int, int]:
+        turned = _orientation(image) >= 5
+        return (image.width, image.height) if turned else (image.height, image.width)
+
+    return _decode(Path(path), size)
+
+
+def _decode(path: Path, read: Callable[[Image.Image], T]) -> T:
+    try:
+        if path.stat().st_size == 0:
+            raise UnreadableImage(f"{path}: the file is empty (0 bytes)")
+        with _larger_pillow_limit():
+            image = Image.open(path)
+        with image:
+            if image.width * image.height > MAX_PIXELS:
+                raise UnreadableImage(
+                    f"{path}: {image.width} x {image.height} pixels are above the limit of "
+                    f"{MAX_PIXELS / 1e6:.0f} megapixels"
+                )
+            return read(image)
+    except (InputError, MemoryError):
+        raise
+    except FileNotFoundError:
+        raise UnreadableImage(f"{path}: no such image") from None
+    except IsADirectoryError:
+        raise UnreadableImage(f"{path}: a folder, not an image") from None
+    except UnidentifiedImageError:
+        raise UnreadableImage(f"{path}: not an image, or of a kind that Pillow cannot read") from None
+    except Image.DecompressionBombError:
+        raise UnreadableImage(f"{path}: more pixels than the limit of {MAX_PIXELS / 1e6:.0f} megapixels") from None
+    except Exception as error:  # decoders of broken files raise nearly anything: struct.error, IndexError, ...
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UnreadableImage(f"{path}: broken image: {reason}") from error
+
+
+@contextmanager
+def _larger_pillow_limit() -> Iterator[None]:
+    # Pillow refuses above twice its limit and warns from 1x on, a limit that only exists as a module variable
+    with _pillow_limit:
+        before = Image.MAX_IMAGE_PIXELS
+        Image.MAX_IMAGE_PIXELS = MAX_PIXELS
+        try:
+            yield
+        finally:
+            Image.MAX_IMAGE_PIXELS = before
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        value = image.getexif().get(0x0112, 1)
+    except Exception:  # a broken EXIF block must not cost the picture
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _upright_rgb(image: Image.Image) -> Image.Image:
+    turned = _orientation(image) != 1
+    image.load()
+    if turned:
+        image = ImageOps.exif_transpose(image)
+    if image.mode in _GREY_16 or image.mode in ("I", "F"):
+        image = Image.fromarray(_to_8_bit(np.asarray(image), image.mode))
+    elif image.mode in ("La", "RGBa"):
+        image = image.convert({"La": "LA", "RGBa": "RGBA"}[image.mode])
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _to_8_bit(values: np.ndarray, mode: str) -> np.ndarray:
+    if mode == "F":
+        values = np.nan_to_num(values.astype(np.float32), nan=0.0, posinf=255.0, neginf=0.0)
+        scale = 255.0 if values.size and values.max() <= 1 else 1.0
+        return np.clip(np.rint(values * scale), 0, 255).astype(np.uint8)
+    deep = mode in _GREY_16 or (values.size and values.max() > 255)
+    wide = np.clip(values.astype(np.int64), 0, 65535)
+    return ((wide * 255 + 32767) // 65535 if deep else wide).astype(np.uint8)
+
+
+def _integers(image: Image.Image, path: Path) -> np.ndarray:
+    if image.mode not in _MASK_MODES:
+        raise UnreadableImage(
+            f"{path}: a mask must be a single-channel integer image, this one is {image.mode} (colours?)"
+        )
+    values = np.asarray(image).astype(np.int32)
+    if image.mode == "I" and values.size and values.min() < 0:
+        raise UnreadableImage(f"{path}: a mask must not hold negative values, this one has {values.min()}")
+    return values

@@ -1,0 +1,166 @@
+"""`metadata.bin`: the classes of a data set and what its masks hold (SPEC section 1 "Dataset folder")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import umsgpack
+
+from seamseg.data.files import read_bytes, write_atomically
+from seamseg.errors import InputError
+from seamseg.structures import VOID
+
+
+@dataclass(frozen=True)
+class ImageInfo:
+    """What the mask of one image holds.
+
+    Attributes
+    ----------
+    id : name of the image without its ending
+    cat : class of each instance id of the mask; entry 0 is void (255)
+    size : `(height, width)`
+    iscrowd : 1 for each instance id that is a group of things which could not be told apart
+    """
+
+    id: str
+    cat: list[int]
+    size: tuple[int, int]
+    iscrowd: list[int]
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """The classes of a data set, stuff first, and its images.
+
+    Attributes
+    ----------
+    num_stuff, num_thing : number of classes of each kind
+    categories : `num_stuff + num_thing` names
+    palette : one `(r, g, b)` a class
+    original_ids : the id each class has in the data set it came from
+    images : may be empty, as in a model file that only needs the classes
+    """
+
+    num_stuff: int
+    num_thing: int
+    categories: list[str]
+    palette: list[tuple[int, int, int]]
+    original_ids: list[int]
+    images: list[ImageInfo] = field(default_factory=list)
+
+    @property
+    def num_classes(self) -> int:
+        """Stuff and thing classes together"""
+        return self.num_stuff + self.num_thing
+
+    def is_thing(self, category: int) -> bool:
+        """True if `category` is a thing class (void is not)."""
+        return self.num_stuff <= category < self.num_classes
+
+    def without_images(self) -> Metadata:
+        """The classes alone."""
+        return Metadata(self.num_stuff, self.num_thing, self.categories, self.palette, self.original_ids)
+
+
+def read_metadata(path: str | Path) -> Metadata:
+    """Read `metadata.bin`.
+
+    Raises
+    ------
+    InputError
+        if the file is missing, is not metadata or contradicts itself
+    """
+    return parse_metadata(read_bytes(Path(path), "data set metadata"), str(path))
+
+
+def parse_metadata(data: bytes, source: str = "metadata.bin") -> Metadata:
+    """Metadata from the bytes of `metadata.bin`; `source` names them in errors.
+
+    Raises
+    ------
+    InputError
+        if the bytes are not metadata or contradict themselves
+    """
+    try:
+        content = umsgpack.unpackb(data)
+    except (umsgpack.UnpackException, TypeError, ValueError) as error:
+        raise InputError(f"{source}: not a metadata file, or a truncated one ({type(error).__name__})") from error
+    try:
+        meta = content["meta"]
+        metadata = Metadata(
+            num_stuff=int(meta["num_stuff"]),
+            num_thing=int(meta["num_thing"]),
+            categories=[str(name) for name in meta["categories"]],
+            palette=[_colour(rgb) for rgb in meta["palette"]],
+            original_ids=[int(i) for i in meta["original_ids"]],
+            images=[_image(entry) for entry in content.get("images", [])],
+        )
+    except KeyError as error:
+        raise InputError(f"{source}: not a metadata file: the key {error} is missing") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{source}: not a metadata file: {error}") from error
+    _check(metadata, source)
+    return metadata
+
+
+def write_metadata(path: str | Path, metadata: Metadata) -> None:
+    """Write `metadata.bin`, whole or not at all."""
+    write_atomically(Path(path), pack_metadata(metadata))
+
+
+def pack_metadata(metadata: Metadata) -> bytes:
+    """The bytes of `metadata.bin`, the inverse of :func:`parse_metadata`."""
+    _check(metadata, "metadata")
+    meta = {
+        "num_stuff": metadata.num_stuff,
+        "num_thing": metadata.num_thing,
+        "categories": list(metadata.categories),
+        "palette": [list(rgb) for rgb in metadata.palette],
+        "original_ids": list(metadata.original_ids),
+    }
+    images = [
+        {"id": i.id, "cat": list(i.cat), "size": list(i.size), "iscrowd": list(i.iscrowd)} for i in metadata.images
+    ]
+    return umsgpack.packb({"meta": meta, "images": images})
+
+
+def _colour(rgb: Sequence[Any]) -> tuple[int, int, int]:
+    red, green, blue = (int(channel) for channel in rgb)
+    return red, green, blue
+
+
+def _image(entry: dict[str, Any]) -> ImageInfo:
+    height, width = entry["size"]
+    cat = [int(c) for c in entry["cat"]]
+    return ImageInfo(str(entry["id"]), cat, (int(height), int(width)), [int(c) for c in entry["iscrowd"]])
+
+
+def _check(metadata: Metadata, source: str) -> None:
+    classes = metadata.num_classes
+    if metadata.num_stuff < 0 or metadata.num_thing < 0 or not 0 < classes <= VOID:
+        raise InputError(
+            f"{source}: {metadata.num_stuff} stuff and {metadata.num_thing} thing classes; together must be 1 to {VOID}"
+        )
+    for name in ("categories", "palette", "original_ids"):
+        length = len(getattr(metadata, name))
+        if length != classes:
+            raise InputError(f"{source}: {length} entries in `{name}`, but num_stuff + num_thing = {classes}")
+    for image in metadata.images:
+        if len(image.cat) != len(image.iscrowd):
+            raise InputError(
+                f"{source}: image {image.id!r} has {len(image.cat)} entries in `cat` "
+                f"but {len(image.iscrowd)} in `iscrowd`"
+            )
+        if not image.cat or image.cat[0] != VOID:
+            raise InputError(f"{source}: image {image.id!r}: the first entry of `cat` must be void ({VOID})")
+        if min(image.size) < 1:
+            raise InputError(f"{source}: image {image.id!r} has size {image.size}")
+        wrong = [c for c in image.cat if not (0 <= c < classes or c == VOID)]
+        if wrong:
+            raise InputError(
+                f"{source}: image {image.id!r} has class {wrong[0]} in `cat`, but classes are 0 to {classes - 1}"
+            )
