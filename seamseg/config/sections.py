@@ -120,7 +120,9 @@ class Roi:
     bbx_reg_weights: tuple = key("factors of the box codes", length=4)
     fc_channels: int = key("channels of the two fully connected layers", ours=True)
     conv_channels: int = key("channels of the mask branch", ours=True)
-    sample_empty_images: bool = key("images without things give negatives too (the original leaves them out)", ours=True)
+    sample_empty_images: bool = key(
+        "images without things give negatives too (the original leaves them out)", ours=True
+    )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,177 @@
+"""A trained model wherever it lies: the published zip, a run folder, or a snapshot with its config and classes."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import umsgpack
+
+from seamseg.config import Config, config_from_string, load_config
+from seamseg.data.metadata import Metadata, parse_metadata, read_metadata
+from seamseg.engine.snapshot import Snapshot, load_snapshot
+from seamseg.errors import InputError
+
+SNAPSHOT_NAMES = ("model_best.pth.tar", "model_last.pth.tar")
+"""Snapshots of a run folder, the preferred first."""
+
+CONFIG_NAME = "config.ini"
+METADATA_NAME = "metadata.bin"
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """Everything that inference needs: what the network is, what its classes mean, and its weights."""
+
+    config: Config
+    metadata: Metadata
+    snapshot: Snapshot
+    name: str
+
+
+def open_model(
+    path: str | Path,
+    config: str | Path | None = None,
+    meta: str | Path | None = None,
+    overrides: tuple[str, ...] | list[str] = (),
+    kind: str = "panoptic",
+) -> ModelFile:
+    """Open a trained model.
+
+    Parameters
+    ----------
+    path : a zip with a `*.tar` snapshot, `config.ini` and `metadata.bin`; a run folder; or a snapshot
+    config : INI file to use instead of the model's own
+    meta : `metadata.bin`, or a data set folder that has one, to use instead of the model's own
+    overrides : `section.key=value` each
+    kind : task
+
+    Raises
+    ------
+    InputError
+        if something is missing or does not fit together
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = _from_folder(path)
+    elif zipfile.is_zipfile(path) and _holds_snapshot(path):
+        found = _from_zip(path)
+    else:
+        found = _Parts(load_snapshot(path), None, None, str(path))
+    model = ModelFile(_config(found, config, overrides, kind), _metadata(found, meta), found.snapshot, found.name)
+    check_classes(model.snapshot, model.metadata, model.name)
+    return model
+
+
+@dataclass(frozen=True)
+class _Parts:
+    snapshot: Snapshot
+    config_text: str | None
+    metadata: Metadata | None
+    name: str
+
+
+def _from_folder(folder: Path) -> _Parts:
+    found = next((folder / name for name in SNAPSHOT_NAMES if (folder / name).is_file()), None)
+    if found is None:
+        others = sorted(folder.glob("*.tar")) + sorted(folder.glob("*.pth"))
+        if len(others) != 1:
+            raise InputError(f"{folder}: not a run folder: it holds neither {' nor '.join(SNAPSHOT_NAMES)}")
+        found = others[0]
+    config, metadata = folder / CONFIG_NAME, folder / METADATA_NAME
+    return _Parts(
+        load_snapshot(found),
+        config.read_text(encoding="utf-8") if config.is_file() else None,
+        read_metadata(metadata) if metadata.is_file() else None,
+        str(found),
+    )
+
+
+def _holds_snapshot(path: Path) -> bool:
+    # torch writes its own snapshots as zip files, too; those hold no *.tar
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith(".tar") for name in archive.namelist())
+
+
+def _from_zip(path: Path) -> _Parts:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [n for n in archive.namelist() if not Path(n).name.startswith(".") and "__MACOSX" not in n]
+            snapshot = _member(names, lambda n: n.endswith(".tar"), path, "a *.tar snapshot")
+            config = _member(names, lambda n: Path(n).name == CONFIG_NAME, path, CONFIG_NAME)
+            metadata = _member(names, lambda n: Path(n).name == METADATA_NAME, path, METADATA_NAME)
+            # read in memory: no path of the archive ever reaches the disk
+            return _Parts(
+                load_snapshot(io.BytesIO(archive.read(snapshot)), f"{path}:{snapshot}"),
+                archive.read(config).decode("utf-8"),
+                parse_metadata(archive.read(metadata), f"{path}:{metadata}"),
+                str(path),
+            )
+    except (zipfile.BadZipFile, EOFError, UnicodeDecodeError, NotImplementedError) as error:
+        raise InputError(f"{path}: damaged zip ({error}); download it again") from None
+
+
+def _member(names: list[str], wanted: Any, path: Path, what: str) -> str:
+    found = [name for name in names if wanted(name)]
+    if len(found) != 1:
+        raise InputError(f"{path}: holds {len(found) or 'no'} {what}, expected one: is it the published model?")
+    return found[0]
+
+
+def _config(found: _Parts, config: str | Path | None, overrides: tuple[str, ...] | list[str], kind: str) -> Config:
+    if config is not None:
+        return load_config(config, kind, overrides)
+    text = found.config_text if found.config_text is not None else found.snapshot.config
+    if not text.strip():
+        raise InputError(f"{found.name}: holds no configuration; give its INI file with --config")
+    return config_from_string(text, kind, f"config of {found.name}", overrides)
+
+
+def _metadata(found: _Parts, meta: str | Path | None) -> Metadata:
+    if meta is not None:
+        path = Path(meta)
+        return read_metadata(path / METADATA_NAME if path.is_dir() else path)
+    if found.metadata is not None:
+        return found.metadata
+    if found.snapshot.metadata is not None:
+        return metadata_from_header(found.snapshot.metadata, found.name)
+    raise InputError(f"{found.name}: does not say what its classes are; give metadata.bin with --meta")
+
+
+def metadata_header(metadata: Metadata) -> dict[str, Any]:
+    """The classes as plain data for a snapshot."""
+    return {
+        "num_stuff": metadata.num_stuff,
+        "num_thing": metadata.num_thing,
+        "categories": list(metadata.categories),
+        "palette": [list(rgb) for rgb in metadata.palette],
+        "original_ids": list(metadata.original_ids),
+    }
+
+
+def metadata_from_header(header: dict[str, Any], name: str) -> Metadata:
+    """The inverse of :func:`metadata_header`; `name` is the snapshot's, for errors."""
+    return parse_metadata(umsgpack.packb({"meta": header, "images": []}), name)
+
+
+def check_classes(snapshot: Snapshot, metadata: Metadata, name: str) -> None:
+    """Compare the class counts of a snapshot's heads with the metadata's.
+
+    Raises
+    ------
+    InputError
+        if they differ
+    """
+    for part, key, minus, wanted, what in (
+        ("sem_head", "conv_sem.weight", 0, metadata.num_classes, "classes"),
+        ("roi_head", "roi_cls.weight", 1, metadata.num_thing, "thing classes"),
+    ):
+        tensor = (snapshot.state_dict.get(part) or {}).get(key)
+        if tensor is not None and tensor.shape[0] - minus != wanted:
+            raise InputError(
+                f"{name}: was trained on {tensor.shape[0] - minus} {what}, the metadata lists {wanted}; "
+                "use the metadata.bin it was trained with"
+            )

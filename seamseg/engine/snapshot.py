@@ -1,0 +1,219 @@
+"""Snapshots on disk: what is in them, how they are written, and how one gets into a network (SPEC section 1)."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from seamseg.data.files import replacing
+from seamseg.errors import InputError
+
+NETWORK_MODULES = ("body", "rpn_head", "roi_head", "sem_head")
+"""The parts of the network, each with a state dict of its own in a snapshot."""
+
+_OPTIONAL_KEYS = ("num_batches_tracked",)
+
+
+@dataclass
+class Snapshot:
+    """The content of a snapshot.
+
+    Attributes
+    ----------
+    config : INI text of the configuration it was trained with
+    state_dict : state by part: body, rpn_head, roi_head, sem_head, optimizer, <name>_meter
+    training_meta : epoch, last_score, best_score, global_step
+    metadata : the classes it was trained on, as in `metadata.bin` without the images; the original has none
+    """
+
+    config: str
+    state_dict: dict[str, Any]
+    training_meta: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What lenient loading left out, as `part.key (why)`."""
+
+    skipped: list[str]
+    loaded: int
+
+    def __str__(self) -> str:
+        if not self.skipped:
+            return f"loaded {self.loaded} tensors"
+        shown = ", ".join(self.skipped[:5]) + (", ..." if len(self.skipped) > 5 else "")
+        return f"loaded {self.loaded} tensors, skipped {len(self.skipped)}: {shown}"
+
+
+def save_snapshot(path: str | Path, snapshot: Snapshot) -> None:
+    """Write a snapshot, whole or not at all, even if the machine stops meanwhile.
+
+    Raises
+    ------
+    SeamsegError
+        if it cannot be written
+    """
+    content: dict[str, Any] = {
+        "config": snapshot.config,
+        "state_dict": snapshot.state_dict,
+        "training_meta": snapshot.training_meta,
+    }
+    if snapshot.metadata is not None:
+        content["metadata"] = snapshot.metadata
+    with replacing(Path(path)) as temporary, open(temporary, "wb") as file:
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:
+            # torch reports a full disk as a RuntimeError of its zip writer
+            raise OSError(str(error).splitlines()[0]) from error
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load_snapshot(file: str | Path | IO[bytes], name: str | None = None) -> Snapshot:
+    """Read a snapshot of ours or of the original. Pickled code in it is refused, not run.
+
+    Parameters
+    ----------
+    file : path or open binary file
+    name : what to call it in errors
+
+    Raises
+    ------
+    InputError
+        if it is missing, truncated, holds more than data, or is not a snapshot
+    """
+    name = name or str(file)
+    content = load_tensors(file, name)
+    state = content.get("state_dict") if isinstance(content, Mapping) else None
+    if not isinstance(state, Mapping) or not any(part in state for part in NETWORK_MODULES):
+        raise InputError(
+            f"{name}: not a snapshot of this network: it must hold 'config' and a 'state_dict' with {', '.join(NETWORK_MODULES)}"
+        )
+    metadata = content.get("metadata")
+    return Snapshot(
+        config=str(content.get("config") or ""),
+        state_dict=dict(state),
+        training_meta=dict(content.get("training_meta") or {}),
+        metadata=dict(metadata) if isinstance(metadata, Mapping) else None,
+    )
+
+
+def load_tensors(file: str | Path | IO[bytes], name: str) -> Any:
+    """`torch.load` of tensors and plain data only, on the CPU, with one clear line when it fails.
+
+    Raises
+    ------
+    InputError
+    """
+    if isinstance(file, (str, Path)):
+        if Path(file).is_dir():
+            raise InputError(f"{name}: is a folder, not a snapshot file")
+        if not Path(file).exists():
+            raise InputError(f"{name}: no such file")
+    try:
+        with torch.serialization.safe_globals(_plain_data()):
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        offender = re.search(r"GLOBAL (\S+)", str(error))
+        if offender:
+            raise InputError(
+                f"{name}: refused: it holds pickled code ({offender[1]}), which could do anything when loaded"
+            ) from None
+        raise InputError(f"{name}: not a snapshot, or a damaged one") from None
+    except Exception as error:  # the parser of untrusted bytes fails in any way it likes
+        words = str(error).strip() or type(error).__name__
+        reason = words.splitlines()[0].split(". ")[0]
+        raise InputError(f"{name}: not a snapshot, or a truncated or damaged one ({reason}); copy it again") from None
+
+
+def load_into(net: nn.Module, snapshot: Snapshot, strict: bool = True, name: str = "snapshot") -> LoadReport:
+    """Put the weights of a snapshot into a network.
+
+    Parameters
+    ----------
+    net : with the parts of :data:`NETWORK_MODULES` as attributes (None where the task has none)
+    snapshot : from :func:`load_snapshot`
+    strict : a part or tensor that is missing or has another shape is an error; otherwise it is skipped and reported
+    name : what to call the snapshot in errors
+
+    Raises
+    ------
+    InputError
+        if `strict` and the network does not fit
+    """
+    skipped: list[str] = []
+    loaded = 0
+    for part in NETWORK_MODULES:
+        module = getattr(net, part, None)
+        if module is None:
+            continue
+        if part not in snapshot.state_dict:
+            if strict:
+                raise InputError(f"{name}: has no {part!r}: it is a snapshot of another kind of network")
+            skipped.append(f"{part} (not in the file)")
+            continue
+        report = load_module(module, snapshot.state_dict[part], part)
+        loaded += report.loaded
+        skipped += report.skipped
+    if strict and skipped:
+        raise InputError(
+            f"{name}: does not fit this network: {len(skipped)} tensors differ, first {skipped[0]}; "
+            "check --config and the number of classes"
+        )
+    return LoadReport(skipped, loaded)
+
+
+def load_module(module: nn.Module, state: Mapping[str, Tensor], name: str) -> LoadReport:
+    """Put those tensors of `state` into a module that it has, with its shape; report the rest.
+
+    Counters of norm layers that old snapshots lack are not worth a word. Keys of a body alone (`mod1...`) fit a body
+    with a pyramid (`backbone.mod1...`) too.
+    """
+    own = module.state_dict()
+    if not any(key in own for key in state):
+        state = {f"backbone.{key}": value for key, value in state.items()}
+    skipped, accepted = [], {}
+    for key, value in own.items():
+        if key not in state:
+            if not key.endswith(_OPTIONAL_KEYS):
+                skipped.append(f"{name}.{key} (not in the file)")
+        elif not isinstance(state[key], Tensor) or state[key].shape != value.shape:
+            got = "x".join(map(str, getattr(state[key], "shape", ()))) or "a scalar"
+            want = "x".join(map(str, value.shape)) or "a scalar"
+            skipped.append(f"{name}.{key} ({got} in the file, {want} in the network)")
+        else:
+            accepted[key] = state[key]
+    module.load_state_dict(accepted, strict=False)
+    return LoadReport(skipped, len(accepted))
+
+
+def network_state(net: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """The state of a network by part, in the layout of a snapshot, on the CPU."""
+    parts = {part: getattr(net, part, None) for part in NETWORK_MODULES}
+    return {
+        part: {key: value.detach().cpu().contiguous() for key, value in module.state_dict().items()}
+        for part, module in parts.items()
+        if module is not None
+    }
+
+
+def _plain_data() -> list[Any]:
+    # scores and meters of old snapshots may be numpy scalars and arrays, under the module names of old numpy releases
+    multiarray = np._core.multiarray if hasattr(np, "_core") else np.core.multiarray
+    kinds = [type(np.dtype(kind)) for kind in ("f8", "f4", "i8", "i4", "u1", "?")]
+    names: list[Any] = [np.ndarray, np.dtype, *kinds]
+    for function in ("scalar", "_reconstruct"):
+        target = getattr(multiarray, function)
+        names += [(target, f"numpy.core.multiarray.{function}"), (target, f"numpy._core.multiarray.{function}")]
+    return names
