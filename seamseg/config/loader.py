@@ -150,12 +150,14 @@ def _check(config: Config, source: str) -> None:
     losses = {"panoptic": 6, "instance_seg": 5, "detection": 4}[config.kind]
     if len(config.optimizer.loss_weights) != losses:
         raise InputError(
-            f"{source}: [optimizer] loss_weights has {len(config.optimizer.loss_weights)} values, {config.kind} has {losses} losses"
+            f"{source}: [optimizer] loss_weights has {len(config.optimizer.loss_weights)} values, "
+            f"{config.kind} has {losses} losses"
         )
     levels = len(config.fpn.inputs) + config.fpn.extra_scales
     if len(config.fpn.out_strides) != levels:
         raise InputError(
-            f"{source}: [fpn] out_strides has {len(config.fpn.out_strides)} values, inputs and extra_scales make {levels} levels"
+            f"{source}: [fpn] out_strides has {len(config.fpn.out_strides)} values, "
+            f"inputs and extra_scales make {levels} levels"
         )
     for name in ("rpn", "roi", "sem"):
         section = getattr(config, name)

@@ -121,7 +121,7 @@ class Roi:
     fc_channels: int = key("channels of the two fully connected layers", ours=True)
     conv_channels: int = key("channels of the mask branch", ours=True)
     sample_empty_images: bool = key(
-        "images without things give negatives too (the original leaves them out)", ours=True
+        "images without things give negatives too; the original skips them", ours=True
     )
 
 

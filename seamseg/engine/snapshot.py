@@ -98,7 +98,8 @@ def load_snapshot(file: str | Path | IO[bytes], name: str | None = None) -> Snap
     state = content.get("state_dict") if isinstance(content, Mapping) else None
     if not isinstance(state, Mapping) or not any(part in state for part in NETWORK_MODULES):
         raise InputError(
-            f"{name}: not a snapshot of this network: it must hold 'config' and a 'state_dict' with {', '.join(NETWORK_MODULES)}"
+            f"{name}: not a snapshot of this network: "
+            f"it must hold 'config' and a 'state_dict' with {', '.join(NETWORK_MODULES)}"
         )
     metadata = content.get("metadata")
     return Snapshot(

@@ -1,0 +1,33 @@
+"""Turn an ImageNet ResNet with torchvision's names into pre-trained weights for `seamseg train --pre-train body:FILE`.
+
+    seamseg convert-backbone resnet50 resnet50.pth
+    seamseg convert-backbone resnet18 resnet18.pth --weights my_resnet18.pth
+
+Without --weights torchvision downloads its default weights. Tensors are copied as they are. In-place ABN scales by
+|weight| + eps, so a channel whose weight is negative changes its sign: fine as a start for training, not the same network.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from seamseg.export.backbone import ARCHITECTURES, convert_backbone
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("net", choices=ARCHITECTURES, help="architecture")
+    parser.add_argument("out", metavar="OUT", help="file to write")
+    parser.add_argument("--weights", metavar="FILE", help="state dict with torchvision's names; default: download")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert and say what was found."""
+    report = convert_backbone(args.net, args.out, args.weights)
+    print(f"{args.out}: {report.converted} tensors of {args.net}")
+    if report.missing:
+        shown = ", ".join(report.missing[:6]) + (", ..." if len(report.missing) > 6 else "")
+        print(f"the weights lack {len(report.missing)} tensors of this network: {shown}")
+    if report.negative:
+        print(f"{report.negative} norm weights are negative: in-place ABN uses their absolute value")
+    return 0

@@ -1,0 +1,114 @@
+"""torchvision's ResNet weights under the names of this project's bodies (SPEC section 1, keys of the bodies)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from seamseg.backbones.resnet import RESNETS, ResNet
+from seamseg.data.files import replacing
+from seamseg.engine.snapshot import load_tensors
+from seamseg.errors import InputError, SeamsegError
+from seamseg.ops.norm import ABN
+
+ARCHITECTURES = tuple(RESNETS)
+"""Names that :func:`convert_backbone` takes."""
+
+_LAYER = re.compile(r"layer([1-4])\.(\d+)\.(conv\d|bn\d|downsample\.[01])\.(.+)")
+_PARTS = {"downsample.0": "proj_conv", "downsample.1": "proj_bn"}
+
+
+@dataclass(frozen=True)
+class BackboneReport:
+    """What :func:`convert_backbone` found: tensors written, keys the file lacks, negative norm weights."""
+
+    converted: int
+    missing: list[str]
+    negative: int
+
+
+def convert_backbone(net: str, out: str | Path, weights: str | Path | None = None) -> BackboneReport:
+    """Write the weights of a torchvision ResNet as a state dict of our body.
+
+    Parameters
+    ----------
+    net : one of :data:`ARCHITECTURES`
+    out : file to write; `seamseg train --pre-train body:OUT` and `[body] weights` take it
+    weights : state dict with torchvision's names, possibly partial; None downloads torchvision's default
+
+    Raises
+    ------
+    InputError
+        if the weights cannot be read or are of another network
+    SeamsegError
+        if they cannot be downloaded or `out` cannot be written
+    """
+    source = _download(net) if weights is None else load_tensors(weights, str(weights))
+    name = f"torchvision's {net}" if weights is None else str(weights)
+    if not isinstance(source, Mapping):
+        raise InputError(f"{name}: not a state dict")
+    for wrapper in ("state_dict", "model"):
+        if isinstance(source.get(wrapper), Mapping):
+            source = source[wrapper]
+    state, missing = rename(net, source, name)
+    try:
+        with replacing(Path(out)) as temporary:
+            torch.save(state, temporary)
+    except RuntimeError as error:
+        raise SeamsegError(f"{out}: cannot be written: {str(error).splitlines()[0]}") from None
+    norms = [key for key, value in state.items() if key.endswith(".weight") and value.dim() == 1]
+    return BackboneReport(len(state), missing, sum(int((state[key] < 0).sum()) for key in norms))
+
+
+def rename(net: str, source: Mapping[str, Tensor], name: str = "weights") -> tuple[dict[str, Tensor], list[str]]:
+    """Tensors of a torchvision state dict under our keys, and our keys that it lacks.
+
+    The classifier is left out; so are counters of batches.
+
+    Raises
+    ------
+    InputError
+        if the tensors are of another network
+    """
+    with torch.device("meta"):
+        expected = ResNet(RESNETS[net], ABN).state_dict()
+    state: dict[str, Tensor] = {}
+    for key, value in source.items():
+        ours = our_key(key.removeprefix("module."))
+        if ours is None or ours.endswith("num_batches_tracked"):
+            continue
+        if ours not in expected or expected[ours].shape != value.shape:
+            raise InputError(f"{name}: {key} does not belong to a {net}: is it another network?")
+        state[ours] = value
+    if not state:
+        raise InputError(f"{name}: holds no tensor with the names of a torchvision ResNet")
+    missing = [key for key in expected if key not in state and not key.endswith("num_batches_tracked")]
+    return state, missing
+
+
+def our_key(key: str) -> str | None:
+    """Our name of a tensor of torchvision's ResNets, None for the classifier and whatever else is no part of the body."""
+    if key.startswith(("conv1.", "bn1.")):
+        return f"mod1.{key}"
+    match = _LAYER.fullmatch(key)
+    if match is None:
+        return None
+    layer, block, part, rest = match.groups()
+    return f"mod{int(layer) + 1}.block{int(block) + 1}.{_PARTS.get(part, f'convs.{part}')}.{rest}"
+
+
+def _download(net: str) -> Mapping[str, Tensor]:
+    try:
+        from torchvision import models
+    except (ImportError, RuntimeError) as error:
+        raise SeamsegError(f"torchvision cannot be imported ({error}); give a file with --weights") from None
+    try:
+        return models.get_model_weights(net).DEFAULT.get_state_dict(progress=True)
+    except (OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise SeamsegError(f"torchvision cannot download {net} ({reason}); give a file with --weights") from None
