@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 from seamseg.backbones.fpn import FPN, FPNBody
-from seamseg.backbones.resnet import MODULES, RESNETS, ResNet
+from seamseg.backbones.resnet import RESNETS, ResNet
 from seamseg.config import Config
 from seamseg.errors import InputError
 from seamseg.heads.roi.detections import DetectionSelector
@@ -28,7 +28,7 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> PanopticNet
 
     Parameters
     ----------
-    config : of any kind: without `[sem]` there is no semantic head, for detection no mask branch
+    config : of any kind: only panoptic networks have a semantic head, detection networks have no mask branch
     num_stuff, num_thing : classes of the data set
 
     Returns
@@ -48,14 +48,7 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> PanopticNet
     rpn, roi = config.rpn, config.roi
     width = config.fpn.out_channels
     roi_size = (roi.roi_size[0], roi.roi_size[1])
-    strides = _level_strides(config)
-    for section, part in (("rpn", rpn), ("roi", roi), ("sem", config.sem)):
-        if part is not None and not 0 <= part.fpn_min_level < part.fpn_min_level + part.fpn_levels <= len(strides):
-            raise InputError(
-                f"[{section}] fpn_levels: levels {part.fpn_min_level} to {part.fpn_min_level + part.fpn_levels - 1} "
-                f"are wanted, but [fpn] has {len(strides)}"
-            )
-    rpn_strides = strides[rpn.fpn_min_level : rpn.fpn_min_level + rpn.fpn_levels]
+    rpn_strides = config.fpn.out_strides[rpn.fpn_min_level : rpn.fpn_min_level + rpn.fpn_levels]
 
     net = PanopticNet(
         _build_body(config, static),
@@ -106,9 +99,9 @@ def build_criterion(config: Config, num_stuff: int) -> Criterion:
         roi_sigma=roi.sigma,
         bbx_reg_weights=tuple(roi.bbx_reg_weights),
         mask_size=(2 * roi.roi_size[0], 2 * roi.roi_size[1]) if _has_masks(config) else None,
-        void_is_background=_has_masks(config) and roi.void_is_background,
-        ohem=None if config.sem is None else config.sem.ohem,
-        with_semantic=config.sem is not None,
+        void_is_background=roi.void_is_background,
+        ohem=config.sem.ohem,
+        with_semantic=config.kind == "panoptic",
     )
 
 
@@ -119,21 +112,17 @@ def build_training_module(config: Config, num_stuff: int, num_thing: int) -> Tra
 
 def _build_body(config: Config, norm: NormFactory) -> FPNBody:
     body, fpn = config.body, config.fpn
-    if body.body not in RESNETS:
-        raise InputError(f"[body] body: unknown backbone {body.body!r}, choose one of {', '.join(RESNETS)}")
-    if not 0 <= body.num_frozen <= len(MODULES):
-        raise InputError(f"[body] num_frozen: {body.num_frozen} is not in 0 to {len(MODULES)}")
     try:
         backbone = ResNet(RESNETS[body.body], norm, **body.body_params)
     except (TypeError, ValueError) as error:
         raise InputError(f"[body] body_params: {error}") from error
-    missing = [name for name in fpn.inputs if name not in backbone.out_channels]
-    if missing:
-        raise InputError(f"[fpn] inputs: {missing[0]!r} is not one of {', '.join(backbone.out_channels)}")
-    for key, actual in (("out_channels", backbone.out_channels), ("out_strides", backbone.out_strides)):
-        for name, value in getattr(body, key).items():
-            if name in fpn.inputs and actual.get(name) != value:
-                raise InputError(f"[body] {key}: {body.body} gives {actual.get(name)} for {name}, not {value}")
+    strides = [backbone.out_strides[name] for name in fpn.inputs]
+    strides += [strides[-1] * 2 ** (i + 1) for i in range(fpn.extra_scales)]
+    if tuple(fpn.out_strides) != tuple(strides):
+        raise InputError(f"[fpn] out_strides: {body.body} gives {tuple(strides)}, not {tuple(fpn.out_strides)}")
+    for name in fpn.inputs:
+        if body.out_channels[name] != backbone.out_channels[name]:
+            raise InputError(f"[body] out_channels: {body.body} gives {backbone.out_channels}, not {body.out_channels}")
     channels = [backbone.out_channels[name] for name in fpn.inputs]
     return FPNBody(
         backbone, FPN(channels, fpn.out_channels, fpn.extra_scales, norm, fpn.interpolation), fpn.inputs
@@ -141,9 +130,9 @@ def _build_body(config: Config, norm: NormFactory) -> FPNBody:
 
 
 def _build_semantic(config: Config, norm: NormFactory, num_classes: int) -> SemanticHead | None:
-    sem = config.sem
-    if sem is None:
+    if config.kind != "panoptic":
         return None
+    sem = config.sem
     return SemanticHead(
         config.fpn.out_channels,
         num_classes,
@@ -153,14 +142,6 @@ def _build_semantic(config: Config, norm: NormFactory, num_classes: int) -> Sema
         sem.hidden_channels,
         (sem.pooling_size[0], sem.pooling_size[1]),
     )
-
-
-def _level_strides(config: Config) -> tuple[int, ...]:
-    strides = tuple(config.fpn.out_strides)
-    levels = len(config.fpn.inputs) + config.fpn.extra_scales
-    if len(strides) < levels:
-        raise InputError(f"[fpn] out_strides: has {len(strides)} entries, but inputs and extra_scales make {levels} levels")
-    return strides[:levels]
 
 
 def _has_masks(config: Config) -> bool:

@@ -31,7 +31,7 @@ class ROIExtractor:
 
     def level_of(self, boxes: Tensor) -> Tensor:
         """Index of the level, int64 `K`, of boxes `K x 4`."""
-        side = box_area(boxes).sqrt()
+        side = box_area(boxes).clamp(min=0).sqrt()
         level = torch.floor(self.canonical_level + torch.log2(side / self.canonical_scale + 1e-6))
         return level.clamp(self.min_level, self.min_level + self.num_levels - 1).long()
 

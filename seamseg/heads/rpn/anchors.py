@@ -59,8 +59,9 @@ class AnchorGenerator:
         return self._cache[key]
 
     def _level(self, stride: int, shape: tuple[int, int]) -> Tensor:
-        y = torch.arange(shape[0], dtype=torch.float64) * stride
-        x = torch.arange(shape[1], dtype=torch.float64) * stride
+        y = torch.arange(shape[0], dtype=torch.float32) * stride
+        x = torch.arange(shape[1], dtype=torch.float32) * stride
         shift = torch.stack(torch.meshgrid(y, x, indexing="ij"), dim=-1).repeat(1, 1, 2)
-        anchors = shift[:, :, None, :] + self.cell_anchors(stride)
-        return anchors.reshape(-1, 4).float()
+        # rounded before the shift, as the published networks saw them
+        anchors = shift[:, :, None, :] + self.cell_anchors(stride).float()
+        return anchors.reshape(-1, 4)

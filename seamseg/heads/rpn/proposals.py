@@ -55,22 +55,27 @@ class ProposalGenerator:
         -------
         PackedSequence of boxes `K x 4` by falling score; None for an image without any
         """
-        num_pre = self.num_pre_nms_train if training else self.num_pre_nms_val
-        num_post = self.num_post_nms_train if training else self.num_post_nms_val
         chosen = []
         for scores, codes, size in zip(obj_logits.float(), bbx_logits.float(), valid_sizes):
-            if self.min_size > 0:
-                boxes = clip_boxes(decode_boxes(anchors, codes), size)
-                large = ((boxes[:, 2:] - boxes[:, :2]) >= self.min_size).all(dim=1)
-                boxes, scores = boxes[large], scores[large]
-                best = best_scores(scores, num_pre)
-                boxes = boxes[best]
-            else:
-                best = best_scores(scores, num_pre)
-                boxes = clip_boxes(decode_boxes(anchors[best], codes[best]), size)
-            boxes = boxes[nms(boxes, scores[best], self.nms_threshold, n_max=num_post)]
+            candidates = anchors
+            if self.min_size <= 0:
+                # nothing is dropped for its size, so only the best need decoding
+                best = best_scores(scores, self.num_pre_nms_train if training else self.num_pre_nms_val)
+                candidates, codes, scores = anchors[best], codes[best], scores[best]
+            boxes = self.select(clip_boxes(decode_boxes(candidates, codes), size), scores, training)
             chosen.append(boxes if boxes.shape[0] > 0 else None)
         return PackedSequence(chosen)
+
+    def select(self, boxes: Tensor, scores: Tensor, training: bool) -> Tensor:
+        """The proposals `K x 4` among clipped boxes `A x 4` with scores `A`, by falling score; K may be 0."""
+        num_pre = self.num_pre_nms_train if training else self.num_pre_nms_val
+        num_post = self.num_post_nms_train if training else self.num_post_nms_val
+        if self.min_size > 0:
+            large = ((boxes[:, 2:] - boxes[:, :2]) >= self.min_size).all(dim=1)
+            boxes, scores = boxes[large], scores[large]
+        best = best_scores(scores, num_pre)
+        boxes = boxes[best]
+        return boxes[nms(boxes, scores[best], self.nms_threshold, n_max=num_post)]
 
 
 def best_scores(scores: Tensor, count: int) -> Tensor:

@@ -1,0 +1,154 @@
+"""The whole network on pictures, stage by stage, against what the original gave for the same weights.
+
+Tolerances are about ten times what the original differs from itself between two convolution libraries.
+"""
+
+import pytest
+import torch
+from golden_files import has, tensor
+from torch.nn import functional
+
+from seamseg.fusion import fuse
+from seamseg.structures import PackedSequence
+
+from .conftest import NUM_STUFF, golden_image
+
+CASES = {"single0": ["flower"], "single1": ["china"], "single2": ["astronaut"], "batch01": ["flower", "china"]}
+
+
+class Case:
+    """One golden batch: its images, our features, and what is stored of it."""
+
+    def __init__(self, name, net, config):
+        self.name = name
+        self.net = net
+        self.images = PackedSequence([golden_image(image, config) for image in CASES[name]])
+        with torch.no_grad():
+            self.features = net.encode(self.images)
+            self.anchors, self.obj_logits, self.bbx_logits = net.score_anchors(self.features)
+            self.predictions = net.predict(self.images)
+
+    def stored(self, name):
+        return tensor("infer_cityscapes", f"cityscapes/{self.name}/{name}")
+
+    def has(self, name):
+        return has("infer_cityscapes", f"cityscapes/{self.name}/{name}")
+
+    def __len__(self):
+        return len(self.images)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request, golden_net, cityscapes):
+    return Case(request.param, golden_net, cityscapes)
+
+
+def error(found, wanted):
+    assert found.shape == wanted.shape
+    return float((found.double() - wanted.double()).abs().max())
+
+
+def test_sizes(case):
+    assert list(case.features.padded_size) == case.stored("padded_size").tolist()
+    assert [list(size) for size in case.features.valid_sizes] == case.stored("valid_size").tolist()
+    assert [list(x.shape) for x in case.features.levels] == case.stored("fpn_shapes").tolist()
+
+
+def test_features(case):
+    for i, x in enumerate(case.features.levels):
+        flat = x.contiguous().flatten()
+        assert error(flat[case.stored(f"fpn{i}_idx")], case.stored(f"fpn{i}_val")) < 2e-4
+        stats = torch.stack([flat.double().mean(), flat.double().std(correction=0), flat.double().abs().max()])
+        assert error(stats, case.stored(f"fpn{i}_stats")) < 5e-4
+
+
+def test_anchors_and_their_logits(case):
+    index = case.stored("rpn_idx")
+    assert case.anchors.shape[0] == int(case.stored("rpn_num_anchors"))
+    assert error(case.anchors[index], case.stored("rpn_anchors")) == 0
+    assert error(case.obj_logits[:, index], case.stored("rpn_obj_logits")) < 1e-3
+    assert error(case.bbx_logits[:, index], case.stored("rpn_bbx_logits")) < 2e-4
+
+
+def test_proposals(case):
+    proposals = case.net.proposals(
+        case.obj_logits, case.bbx_logits, case.anchors, case.features.valid_sizes, training=False
+    )
+    for i, found in enumerate(proposals):
+        wanted = case.stored(f"proposals_{i}")
+        distance = (found[:, None] - wanted[None]).abs().amax(dim=-1)
+        assert found.shape == wanted.shape
+        assert (distance.amin(dim=0) < 0.01).float().mean() >= 0.999, "the same boxes"
+        assert (distance.diagonal() < 0.01).float().mean() > 0.97, "in the same order but for near ties"
+
+
+def golden_proposals(case):
+    return PackedSequence([case.stored(f"proposals_{i}") for i in range(len(case))]).concatenated()
+
+
+def test_levels_of_proposals(case):
+    boxes, _ = golden_proposals(case)
+    assert torch.equal(case.net.rois.level_of(boxes), case.stored("roi_target_level").long())
+
+
+@torch.no_grad()
+def test_region_logits_of_the_original_proposals(case):
+    boxes, index = golden_proposals(case)
+    rows = case.stored("roi_idx")
+    cls, bbx = case.net.judge(case.features, boxes[rows], index[rows])
+    assert error(cls, case.stored("roi_cls_logits")) < 8e-4
+    assert error(bbx, case.stored("roi_bbx_logits")) < 4e-4
+
+
+@torch.no_grad()
+def test_region_logits_of_fixed_boxes_on_all_levels(case):
+    boxes, index = case.stored("fixed_bbx"), case.stored("fixed_img")
+    assert torch.equal(case.net.rois.level_of(boxes).float(), case.stored("fixed_level"))
+    cls, bbx = case.net.judge(case.features, boxes, index)
+    assert error(cls, case.stored("fixed_cls_logits")) < 8e-4
+    assert error(bbx[:, :4], case.stored("fixed_bbx_logits")) < 4e-4
+    masks = case.net.roi_head.masks(case.net.rois(case.features.levels, boxes, index, case.features.padded_size))
+    assert error(masks.flatten(1)[:, case.stored("fixed_msk_idx")], case.stored("fixed_msk_logits")) < 1.7e-3
+
+
+def test_detections(case):
+    for i, found in enumerate(case.predictions):
+        boxes, classes = case.stored(f"bbx_pred_{i}"), case.stored(f"cls_pred_{i}")
+        assert found.classes.tolist() == classes.tolist(), "the same detections in the same order"
+        moved = (found.boxes - boxes).abs().amax(dim=1)
+        assert (moved < 0.01).float().mean() >= 0.98 and moved.max() < 0.05
+        differs = (found.scores - case.stored(f"obj_pred_{i}")).abs()
+        assert (differs < 1e-4).float().mean() >= 0.95 and differs.max() < 1e-3
+        at = case.stored("msk_idx" if case.has("msk_idx") else f"msk_idx_{i}")
+        wanted = case.stored(f"msk_val_{i}")
+        logits = (found.mask_logits.flatten(1)[:, at] - wanted).abs()
+        assert logits.mean() < 1e-3 and logits.max() < 1e-2 * float(wanted.abs().max())
+        assert list(found.mask_logits.shape) == case.stored(f"msk_shape_{i}").tolist()
+
+
+@torch.no_grad()
+def test_semantic_logits(case):
+    logits = case.net.sem_head(case.features.levels)
+    logits = functional.interpolate(logits, size=case.features.padded_size, mode="bilinear", align_corners=False)
+    for i, x in enumerate(logits):
+        found = x[:, case.stored(f"sem_y_{i}"), case.stored(f"sem_x_{i}")].t()
+        assert error(found, case.stored(f"sem_logits_{i}")) < 2.5e-3
+
+
+def test_semantic_map(case):
+    for i, found in enumerate(case.predictions):
+        agree = (found.semantic == case.stored(f"sem_pred_{i}")).double().mean()
+        assert agree > 0.9998
+
+
+@pytest.mark.parametrize("keep_empty", [False, True])
+def test_panoptic_map(case, keep_empty):
+    # none of the golden pictures has a kept detection with an empty mask
+    for i, prediction in enumerate(case.predictions):
+        fused = fuse(prediction, NUM_STUFF, 0.5, 0.5, 4096, keep_empty=keep_empty)
+        assert fused.categories == case.stored(f"pan_cat_{i}").tolist()
+        assert fused.iscrowd == case.stored(f"pan_iscrowd_{i}").bool().tolist()
+        assert torch.tensor(fused.scores).sub(case.stored(f"pan_obj_{i}")).abs().max() < 5e-4
+        assert (fused.ids == case.stored(f"pan_msk_{i}")).double().mean() > 0.9995
+
+
