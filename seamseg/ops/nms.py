@@ -110,12 +110,11 @@ def _suppress_joined(boxes: Tensor, lengths: list[int], threshold: float, n_max:
 
 def _greedy(suppresses: Tensor) -> Tensor:
     """Greedy choice given the `N x N` matrix of who suppresses whom; rows of low index go first."""
-    matrix = suppresses.cpu().numpy()
+    matrix = suppresses.triu(1).cpu().numpy()
     alive = [True] * len(matrix)
     counts = matrix.sum(1).tolist()
     for i, count in enumerate(counts):
-        # a box that overlaps nobody (at most itself) has nobody to suppress
-        if alive[i] and count > 1:
-            for j in matrix[i, i + 1 :].nonzero()[0].tolist():
-                alive[i + 1 + j] = False
+        if count and alive[i]:
+            for j in matrix[i].nonzero()[0].tolist():
+                alive[j] = False
     return torch.tensor(alive).nonzero().squeeze(1).to(suppresses.device)

@@ -1,0 +1,199 @@
+"""ABN functions: plain form, gradients, what is saved, memory formats, degenerate inputs, failures."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.autograd.graph import saved_tensors_hooks
+from torch.testing import assert_close
+
+from seamseg.ops.abn import abn, inplace_abn
+from seamseg.ops.activation import activate, activate_, activation_gradient, deactivate
+
+from . import oracles
+
+ACTIVATIONS = [("leaky_relu", 0.01), ("leaky_relu", 0.3), ("elu", 1.0), ("elu", 0.7), ("identity", 0.01)]
+FUNCTIONS = [(abn, False), (inplace_abn, True)]
+
+
+def inputs(shape, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator, dtype=dtype) * 2 + 1
+    weight = torch.rand(shape[1], generator=generator, dtype=dtype) + 0.3
+    weight[::2] *= -1
+    bias = torch.randn(shape[1], generator=generator, dtype=dtype)
+    mean = torch.randn(shape[1], generator=generator, dtype=dtype)
+    var = torch.rand(shape[1], generator=generator, dtype=dtype) + 0.5
+    return x.requires_grad_(), weight.requires_grad_(), bias.requires_grad_(), mean, var
+
+
+shapes = st.sampled_from([(2, 3), (5, 1), (1, 2, 3), (2, 3, 4, 5), (1, 4, 1, 7), (2, 2, 2, 3, 2)])
+
+
+@given(shapes, st.sampled_from(ACTIVATIONS), st.sampled_from(FUNCTIONS), st.booleans(), st.integers(0, 1000))
+def test_against_plain(shape, activation, function, training, seed):
+    op, inplace = function
+    x, weight, bias, mean, var = inputs(shape, seed)
+    statistics = None if training else (mean.clone(), var.clone())
+    expected = oracles.abn(x, weight, bias, *activation, inplace, statistics)
+    before = mean.clone(), var.clone()
+    y = op(x, weight, bias, mean, var, training, 0.2, 1e-5, *activation)
+    assert_close(y, expected)
+    dy = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    gradients = [torch.autograd.grad(out, (x, weight, bias), dy) for out in (y, expected)]
+    for result, wanted in zip(*gradients):
+        assert_close(result, wanted, rtol=1e-5, atol=1e-7)
+    axes = [0, *range(2, x.dim())]
+    share = 0.2 if training else 0.0
+    assert_close(mean, before[0] * (1 - share) + share * x.detach().mean(axes))
+    assert_close(var, before[1] * (1 - share) + share * x.detach().var(axes, unbiased=True))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("op", [abn, inplace_abn])
+def test_gradcheck(op, activation, training):
+    x, weight, bias, mean, var = inputs((3, 2, 2, 3), 4)
+
+    def run(x, weight, bias):
+        return op(x, weight, bias, mean.clone(), var.clone(), training, 0.1, 1e-5, *activation)
+
+    assert torch.autograd.gradcheck(run, (x, weight, bias))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("needed", [(True, False, False), (False, True, False), (False, False, True)])
+def test_single_gradients(training, needed):
+    tensors = inputs((3, 2, 4, 3), 5)
+    x, weight, bias = (t.detach().requires_grad_(n) for t, n in zip(tensors, needed))
+    y = inplace_abn(x, weight, bias, tensors[3].clone(), tensors[4].clone(), training)
+    expected = oracles.abn(*tensors[:3], "leaky_relu", 0.01, True, None if training else tensors[3:])
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    wanted = torch.autograd.grad(expected, tensors[:3], dy)
+    for tensor, gradient, need in zip((x, weight, bias), wanted, needed):
+        assert (tensor.grad is not None) == need
+        if need:
+            assert_close(tensor.grad, gradient)
+
+
+@pytest.mark.parametrize("op", [abn, inplace_abn])
+def test_without_affine(op):
+    x, weight, bias, mean, var = inputs((4, 3, 2, 2), 6)
+    y = op(x, None, None, mean, var)
+    expected = oracles.abn(x, torch.ones_like(weight), torch.zeros_like(bias), "leaky_relu", 0.01, False)
+    assert_close(y, expected)
+    dy = torch.randn_like(y)
+    assert_close(torch.autograd.grad(y, x, dy)[0], torch.autograd.grad(expected, x, dy)[0])
+
+
+def saved_maps(run, like):
+    kept = []
+    with saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y = run()
+    return y, {t.untyped_storage().data_ptr() for t in kept if t.numel() == like.numel()}
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_inplace_saves_only_its_output(training):
+    x, weight, bias, mean, var = inputs((2, 3, 8, 8))
+    y, saved = saved_maps(lambda: inplace_abn(x * 1, weight, bias, mean, var, training), x)
+    assert saved == {y.untyped_storage().data_ptr()}
+    y, saved = saved_maps(lambda: abn(x * 1, weight, bias, mean, var, training), x)
+    assert len(saved) == 2
+
+
+def test_input_is_not_overwritten_and_may_be_a_leaf():
+    x, weight, bias, mean, var = inputs((2, 3, 4, 4))
+    before = x.detach().clone()
+    for op in (abn, inplace_abn):
+        for training in (True, False):
+            op(x, weight, bias, mean, var, training)
+            with torch.no_grad():
+                op(x, weight, bias, mean, var, training)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("op", [abn, inplace_abn])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("training", [True, False])
+def test_memory_format_is_kept(op, memory_format, training):
+    x, weight, bias, mean, var = inputs((2, 3, 4, 5), dtype=torch.float32)
+    x = x.detach().contiguous(memory_format=memory_format).requires_grad_()
+    y = op(x, weight, bias, mean, var, training)
+    assert y.is_contiguous(memory_format=memory_format)
+    # the gradient may come in the other format
+    y.backward(torch.randn(2, 3, 4, 5))
+    if op is inplace_abn:
+        assert x.grad.is_contiguous(memory_format=memory_format)
+    with torch.no_grad():
+        assert_close(op(x, weight, bias, mean, var, False), op(x.contiguous(), weight, bias, mean, var, False))
+
+
+@pytest.mark.parametrize("op", [abn, inplace_abn])
+@pytest.mark.parametrize("shape", [(1, 3), (1, 3, 1, 1), (0, 3), (0, 3, 4, 4)])
+@pytest.mark.parametrize("training", [True, False])
+def test_one_value_or_none(op, shape, training):
+    x, weight, bias, mean, var = inputs(shape)
+    before = mean.clone(), var.clone()
+    y = op(x, weight, bias, mean, var, training)
+    y.sum().backward()
+    assert y.shape == shape
+    assert torch.equal(mean, before[0])
+    assert torch.equal(var, before[1])
+    for tensor in (y, x.grad, weight.grad, bias.grad):
+        assert tensor.isfinite().all()
+    if training and x.numel():
+        assert_close(y.flatten(), oracles.activate(bias, "leaky_relu", 0.01).detach())
+        assert x.grad.abs().max() < 1e-20
+
+
+def test_saturated_elu_has_finite_gradients():
+    x, weight, bias, mean, var = inputs((4, 3, 4, 4), dtype=torch.float32)
+    with torch.no_grad():
+        x[0] -= 1e4
+        bias -= 60
+    y = inplace_abn(x, weight, bias, mean, var, False, activation="elu", activation_param=1.0)
+    assert y.min() == -1
+    y.sum().backward()
+    assert x.grad.isfinite().all()
+    assert weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("op", [abn, inplace_abn])
+def test_half_precision_input_with_float_parameters(op, dtype):
+    x, weight, bias, mean, var = inputs((4, 3, 16, 16), dtype=torch.float32)
+    low = x.detach().to(dtype).requires_grad_()
+    y, wide = op(low, weight, bias, mean.clone(), var.clone()), op(x, weight, bias, mean, var)
+    assert y.dtype == dtype
+    assert mean.dtype == torch.float32
+    assert_close(y.float(), wide, rtol=0.02, atol=0.03)
+    dy = torch.randn_like(x)
+    results = torch.autograd.grad(y, (low, weight, bias), dy.to(dtype))
+    wanted = torch.autograd.grad(wide, (x, weight, bias), dy)
+    for result, expected in zip(results, wanted):
+        assert (result.float() - expected).norm() < 0.03 * expected.norm()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activation_helpers(activation):
+    z = torch.linspace(-4, 4, 41, dtype=torch.float64, requires_grad=True)
+    y = activate(z, *activation)
+    assert_close(y, oracles.activate(z, *activation))
+    assert torch.equal(activate_(z.detach().clone(), *activation), y)
+    assert_close(deactivate(y.detach(), *activation), z.detach())
+    dy = torch.randn_like(y)
+    expected = dy if activation[0] == "identity" else torch.autograd.grad(y, z, dy)[0]
+    assert_close(activation_gradient(dy, y.detach(), *activation), expected)
+
+
+def test_wrong_arguments():
+    x, weight, bias, mean, var = inputs((2, 3, 4, 4))
+    for op in (abn, inplace_abn):
+        with pytest.raises(ValueError, match=r"input must be floating, N x 3 x ..., got float64 tensor of shape 2x4"):
+            op(torch.rand(2, 4, dtype=torch.float64), weight, bias, mean, var)
+        with pytest.raises(ValueError, match="input must be floating"):
+            op(torch.ones(2, 3, dtype=torch.long), weight, bias, mean, var)
+        with pytest.raises(ValueError, match="input is on meta, the layer on cpu"):
+            op(x.to("meta"), weight, bias, mean, var)

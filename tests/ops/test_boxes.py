@@ -1,0 +1,145 @@
+"""Boxes: goldens, plain forms, failures."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from seamseg.ops.boxes import (
+    box_area,
+    box_iou,
+    box_overlap,
+    clip_boxes,
+    crowd_overlap,
+    decode_boxes,
+    encode_boxes,
+    extract_boxes,
+    invert_boxes,
+)
+
+from . import oracles
+from .golden import golden
+
+
+def random_boxes(n: int, seed: int, size: float = 50.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    corner = torch.rand(n, 2, generator=generator) * size - 5
+    return torch.cat((corner, corner + torch.rand(n, 2, generator=generator) * size / 2), 1)
+
+
+def test_iou_golden():
+    assert_close(box_iou(golden("ious/b0"), golden("ious/b1")), golden("ious/out"), rtol=0, atol=0, equal_nan=True)
+
+
+def test_overlap_golden():
+    result = box_overlap(golden("ious/b0"), golden("ious/b1"))
+    assert_close(result, golden("bbx_overlap/out"), rtol=0, atol=0, equal_nan=True)
+
+
+def test_encode_golden():
+    codes = encode_boxes(golden("shift/b0"), golden("shift/b1"))
+    assert_close(codes, golden("shift/calculate"), rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def test_decode_golden():
+    boxes = golden("shift/b0")
+    assert_close(decode_boxes(boxes, golden("shift/shift")), golden("shift/shift_boxes"), rtol=1e-6, atol=1e-5)
+    per_class = decode_boxes(boxes[:5, None], golden("shift/shift3"))
+    assert_close(per_class, golden("shift/shift_boxes3"), rtol=1e-6, atol=1e-5)
+
+
+def test_crowd_overlap_golden():
+    result = crowd_overlap(golden("mask_overlap/bbx"), golden("mask_overlap/mask"))
+    assert_close(result, golden("mask_overlap/out"), rtol=0, atol=0, equal_nan=True)
+    same = crowd_overlap(golden("mask_overlap/bbx"), golden("mask_overlap/mask").bool())
+    assert_close(same, result, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("case", "layer", "n", "out"),
+    [("a", None, 7, "a/out_n7"), ("a", None, 3, "a/out_n3"), ("b", None, 6, "b/out_n6"), ("a", 0, 6, "c/out_2d")],
+)
+def test_extract_boxes_golden(case, layer, n, out):
+    id_map = golden(f"extract_boxes/{case}/mask")
+    id_map = id_map if layer is None else id_map[layer]
+    expected = golden(f"extract_boxes/{out}")
+    assert torch.equal(extract_boxes(id_map, n), expected)
+
+
+@pytest.mark.parametrize(("roi", "name"), [((14, 28), "14x28"), ((28, 28), "28x28")])
+def test_invert_boxes_golden(roi, name):
+    result = invert_boxes(golden("invert_roi_bbx/bbx"), roi, (80, 90))
+    assert_close(result, golden(f"invert_roi_bbx/out_{name}_img80x90"), rtol=1e-6, atol=1e-5, equal_nan=True)
+
+
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(0, 1000))
+def test_iou_against_plain(n, m, seed):
+    a, b = random_boxes(n, seed).double(), random_boxes(m, seed + 1).double()
+    result = box_iou(a, b)
+    assert result.shape == (n, m)
+    for i in range(n):
+        for j in range(m):
+            assert math.isclose(float(result[i, j]), oracles.iou(a[i], b[j]), rel_tol=1e-12, abs_tol=1e-15)
+
+
+@given(st.integers(1, 10), st.integers(0, 1000))
+def test_decoding_inverts_encoding(n, seed):
+    anchors, targets = random_boxes(n, seed).double(), random_boxes(n, seed + 7).double()
+    anchors[:, 2:] += 1
+    assert_close(decode_boxes(anchors, encode_boxes(anchors, targets)), targets)
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 8), st.integers(0, 1000))
+def test_crowd_overlap_against_plain(height, width, n, seed):
+    mask = torch.rand(height, width, generator=torch.Generator().manual_seed(seed)) < 0.4
+    boxes = random_boxes(n, seed, 8)
+    expected = torch.tensor(oracles.crowd_overlap(boxes, mask), dtype=torch.float32)
+    assert_close(crowd_overlap(boxes, mask), expected, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+@given(st.integers(0, 3), st.integers(0, 7), st.integers(0, 9), st.integers(0, 6), st.integers(0, 1000))
+def test_extract_boxes_against_plain(layers, height, width, n, seed):
+    shape = (height, width) if layers == 0 else (layers, height, width)
+    id_map = torch.randint(-1, 8, shape, generator=torch.Generator().manual_seed(seed))
+    assert torch.equal(extract_boxes(id_map, n), oracles.extract_boxes(id_map, n))
+    assert torch.equal(extract_boxes(id_map.int(), n), oracles.extract_boxes(id_map, n))
+
+
+def test_clip_and_area():
+    boxes = torch.tensor([[-3.0, 2.0, 5.0, 99.0], [1.0, 1.0, 2.0, 2.0]])
+    assert clip_boxes(boxes, (4, 10)).tolist() == [[0, 2, 4, 10], [1, 1, 2, 2]]
+    assert box_area(clip_boxes(boxes, (4, 10))).tolist() == [32, 1]
+    assert clip_boxes(torch.rand(2, 3, 4), (4, 10)).shape == (2, 3, 4)
+
+
+def test_decoding_clamps_scales_only():
+    far = decode_boxes(torch.tensor([[0.0, 0.0, 16.0, 16.0]]), torch.tensor([[0.0, 0.0, 50.0, -50.0]]))
+    assert_close(far[0, 2] - far[0, 0], torch.tensor(1000.0), rtol=1e-5, atol=0)
+    assert far[0, 3] - far[0, 1] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: box_iou(torch.rand(3, 5), torch.rand(2, 4)),
+            "a must be N x 4, got float32 tensor of shape 3x5",
+        ),
+        (lambda: box_iou(torch.rand(3, 4), torch.rand(4)), "box_iou: b must be N x 4"),
+        (lambda: box_area(torch.zeros(2, 3)), "box_area: boxes must be ... x 4"),
+        (lambda: crowd_overlap(torch.rand(1, 4), torch.rand(4, 4)), "crowd_mask must be a bool or integer H x W"),
+        (lambda: extract_boxes(torch.rand(3, 3), 2), "extract_boxes: id_map must be an integer"),
+        (lambda: box_iou(torch.rand(3, 4), torch.rand(3, 4, device="meta")), "a on cpu, b on meta"),
+    ],
+)
+def test_wrong_arguments(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_integer_boxes_are_refused():
+    with pytest.raises(TypeError, match="boxes must be a floating point tensor, got int64 tensor of shape 2x4"):
+        box_area(torch.zeros(2, 4, dtype=torch.long))

@@ -1,0 +1,39 @@
+"""Smooth L1: goldens, plain form, failures."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from seamseg.ops.losses import smooth_l1
+
+from . import oracles
+from .golden import golden
+
+
+@pytest.mark.parametrize("sigma", [1, 3])
+def test_golden(sigma):
+    x = golden("smooth_l1/x1").requires_grad_()
+    loss = smooth_l1(x, golden("smooth_l1/x2"), sigma)
+    loss.sum().backward()
+    assert_close(loss, golden(f"smooth_l1/sigma{sigma}/loss"), rtol=1e-6, atol=1e-6)
+    assert_close(x.grad, golden(f"smooth_l1/sigma{sigma}/grad"), rtol=1e-6, atol=1e-6)
+
+
+@given(st.integers(0, 20), st.floats(0.1, 10), st.integers(0, 1000))
+def test_against_plain(n, sigma, seed):
+    x, target = torch.randn(2, n, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    assert_close(smooth_l1(x, target, sigma), oracles.smooth_l1(x, target, sigma))
+
+
+def test_gradcheck():
+    x, target = torch.randn(2, 5, 4, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: smooth_l1(x, target, 3.0), x.requires_grad_())
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="one shape, got float32 tensor of shape 3x4 and float32 tensor of shape 1x4"):
+        smooth_l1(torch.rand(3, 4), torch.rand(1, 4), 1)
+    with pytest.raises(ValueError, match="sigma must be positive, got 0"):
+        smooth_l1(torch.rand(3, 4), torch.rand(3, 4), 0)

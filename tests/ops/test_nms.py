@@ -1,0 +1,97 @@
+"""NMS: goldens, plain form, groups, ties, failures, speed."""
+
+import re
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seamseg.ops.nms import nms
+
+from . import oracles
+from .golden import golden, names
+from .test_boxes import random_boxes
+
+
+def portable(name: str) -> bool:
+    """Not the order that an unstable sort happened to give ties."""
+    return not re.match(r"nms/ties/out_t", name)
+
+
+@pytest.mark.parametrize("name", [n for n in names("nms/") if re.search(r"out_.*t[\d.]+_n", n) and portable(n)])
+def test_golden(name):
+    case = name.split("/")[1]
+    threshold, n_max = re.search(r"_t([\d.]+)_n(-?\d+)", name).groups()
+    kept = nms(golden(f"nms/{case}/bbx"), golden(f"nms/{case}/scores"), float(threshold), int(n_max))
+    assert torch.equal(kept, golden(name))
+
+
+def test_empty_and_single():
+    assert torch.equal(nms(torch.zeros(0, 4), torch.zeros(0), 0.5), golden("nms/empty/out"))
+    assert torch.equal(nms(torch.rand(1, 4), torch.rand(1), 0.5), golden("nms/single/out"))
+    assert nms(torch.zeros(0, 4), torch.zeros(0), 0.5, groups=torch.zeros(0, dtype=torch.long)).shape == (0,)
+
+
+@given(
+    st.integers(0, 40),
+    st.integers(0, 1000),
+    st.sampled_from([0.0, 0.3, 0.5, 0.9]),
+    st.sampled_from([-1, 0, 1, 5]),
+    st.sampled_from([0, 1, 3]),
+)
+def test_against_plain(n, seed, threshold, n_max, n_groups):
+    # corners on a grid and few scores: exact thresholds, duplicates, empty boxes and ties
+    generator = torch.Generator().manual_seed(seed)
+    boxes = random_boxes(n, seed, 12).round().double()
+    scores = torch.randint(0, 6, (n,), generator=generator) / 5
+    groups = torch.randint(-1, n_groups, (n,), generator=generator) if n_groups else None
+    assert nms(boxes, scores, threshold, n_max, groups).tolist() == oracles.nms(boxes, scores, threshold, n_max, groups)
+
+
+@pytest.mark.parametrize("n_max", [-1, 40])
+def test_many_blocks_and_mixed_groups(n_max):
+    generator = torch.Generator().manual_seed(3)
+    boxes = random_boxes(700, 3, 60)
+    scores = torch.randint(0, 300, (700,), generator=generator).float()
+    assert nms(boxes, scores, 0.4, n_max).tolist() == oracles.nms(boxes, scores, 0.4, n_max)
+    # one group of several blocks between many small ones
+    groups = torch.where(
+        torch.rand(700, generator=generator) < 0.5, 10, torch.randint(0, 30, (700,), generator=generator)
+    )
+    kept = nms(boxes, scores, 0.4, n_max, groups)
+    expected = [
+        i
+        for g in groups.unique().tolist()
+        for i in (groups == g).nonzero().squeeze(1)[nms(boxes[groups == g], scores[groups == g], 0.4, n_max)].tolist()
+    ]
+    assert sorted(kept.tolist()) == sorted(expected)
+    order = [(-float(scores[i]), i) for i in kept.tolist()]
+    assert order == sorted(order)
+
+
+def test_nan_iou_never_suppresses():
+    boxes = torch.tensor([[5.0, 5.0, 5.0, 9.0]]).repeat(3, 1)
+    assert nms(boxes, torch.tensor([1.0, 3.0, 2.0]), 0.0).tolist() == [1, 2, 0]
+
+
+def test_wrong_arguments():
+    boxes = torch.rand(3, 4)
+    with pytest.raises(ValueError, match="nms: scores must have one entry for each of 3 boxes, got float32 tensor"):
+        nms(boxes, torch.rand(2), 0.5)
+    with pytest.raises(ValueError, match="nms: groups must be 3 integers"):
+        nms(boxes, torch.rand(3), 0.5, groups=torch.rand(3))
+    with pytest.raises(ValueError, match="boxes must be N x 4"):
+        nms(torch.rand(3, 5), torch.rand(3), 0.5)
+
+
+@pytest.mark.parametrize(("n", "n_max", "seconds"), [(6000, 1000, 0.15), (12000, 2000, 0.5)])
+def test_speed(n, n_max, seconds):
+    boxes, scores = random_boxes(n, 0, 1000), torch.rand(n, generator=torch.Generator().manual_seed(0))
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        nms(boxes, scores, 0.7, n_max)
+        times.append(time.perf_counter() - start)
+    assert min(times) < seconds

@@ -1,0 +1,153 @@
+"""Normalisation layers: goldens, state dicts, variants, failures."""
+
+import copy
+import io
+import re
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from seamseg.ops.norm import ABN, ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
+
+from .golden import golden, names
+
+LAYERS = {"ABN": ABN, "InPlaceABN": InPlaceABN}
+CASES = sorted({n.split("/")[1] for n in names("abn/") if re.search(r"_(train|eval)/", n)})
+STATE = ("weight", "bias", "running_mean", "running_var")
+
+
+def with_stored_state(layer):
+    with torch.no_grad():
+        for name in STATE:
+            getattr(layer, name).copy_(golden(f"abn/{name}"))
+    return layer
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_golden(case, memory_format):
+    kind, activation, param, mode = re.match(r"([A-Za-z]+)_([a-z_]+)([\d.]+)_(train|eval)", case).groups()
+    classes = [LAYERS[kind], InPlaceABNSync] if kind == "InPlaceABN" else [LAYERS[kind]]
+    for layer_class in classes:
+        layer = with_stored_state(layer_class(6, activation=activation, activation_param=float(param)))
+        layer.train(mode == "train")
+        x = golden("abn/x").contiguous(memory_format=memory_format).requires_grad_()
+        y = layer(x)
+        y.backward(golden("abn/dy"))
+        exact = {"y": y, "dx": x.grad, "dbias": layer.bias.grad}
+        exact |= {n: getattr(layer, n) for n in ("running_mean", "running_var", "num_batches_tracked")}
+        for name, value in exact.items():
+            assert_close(value, golden(f"abn/{case}/{name}"), rtol=1e-5, atol=2e-6)
+        # channels with a scale of .01 and .001: rebuilding x_hat from y loses that many digits
+        tight = torch.tensor([0, 1, 2, 5])
+        wanted = golden(f"abn/{case}/dweight")
+        assert_close(layer.weight.grad[tight], wanted[tight], rtol=1e-5, atol=2e-6)
+        assert_close(layer.weight.grad, wanted, rtol=1e-4, atol=1e-4)
+        if mode == "eval":
+            with torch.no_grad():
+                assert_close(layer(x), golden(f"abn/{case}/y"), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("layer_class", [InPlaceABN, InPlaceABNSync])
+def test_golden_matrix_input(layer_class):
+    y = with_stored_state(layer_class(6))(golden("abn/2d/x"))
+    assert_close(y, golden("abn/2d/y"), rtol=1e-5, atol=2e-6)
+
+
+def test_golden_cumulative_average():
+    results = []
+    for layer_class in (ABN, InPlaceABN):
+        layer = layer_class(6, momentum=None)
+        x = golden("abn/x")
+        for batch in (x, 2 * x + 1, 3 * x + 2):
+            layer(batch)
+        assert int(layer.num_batches_tracked) == 3
+        results.append(layer)
+    for layer in results:
+        for name in ("running_mean", "running_var"):
+            expected = golden(f"abn/cumulative_momentum_none/{name}")
+            assert_close(getattr(layer, name), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_golden_group_norm():
+    layer = ActivatedGroupNorm(6, num_groups=3)
+    with torch.no_grad():
+        layer.weight.copy_(golden("abn/weight"))
+        layer.bias.copy_(golden("abn/bias"))
+    assert_close(layer(golden("abn/x")), golden("abn/group_norm3/y"), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("layer_class", [ABN, InPlaceABN, InPlaceABNSync])
+def test_state_dict(layer_class):
+    layer = layer_class(4)
+    assert list(layer.state_dict()) == [*STATE, "num_batches_tracked"]
+    old = {k: torch.full_like(v, 3.0) for k, v in layer.state_dict().items() if k != "num_batches_tracked"}
+    layer(torch.randn(2, 4))
+    layer.load_state_dict(old)
+    assert torch.equal(layer.running_var, torch.full((4,), 3.0))
+    assert int(layer.num_batches_tracked) == 0
+    assert "num_batches_tracked" not in old
+    with pytest.raises(RuntimeError, match="running_var"):
+        layer.load_state_dict({k: v for k, v in old.items() if k != "running_var"})
+
+
+def test_without_affine():
+    layer = InPlaceABN(4, affine=False)
+    assert list(layer.state_dict()) == ["running_mean", "running_var", "num_batches_tracked"]
+    layer(torch.randn(3, 4, 2, 2, requires_grad=True)).sum().backward()
+    layer.reset_parameters()
+    assert layer.running_var.tolist() == [1] * 4
+
+
+def test_reset_parameters():
+    layer = with_stored_state(ABN(6))
+    layer.reset_parameters()
+    fresh = ABN(6).state_dict()
+    assert all(torch.equal(v, fresh[k]) for k, v in layer.state_dict().items())
+
+
+@pytest.mark.parametrize("layer_class", [ABN, InPlaceABN, InPlaceABNSync])
+def test_copies_and_pickles(layer_class):
+    layer = layer_class(4, activation="elu", activation_param=0.5)
+    if layer_class is InPlaceABNSync:
+        layer.group = object()
+    twin = copy.deepcopy(layer)
+    assert getattr(twin, "group", None) is None
+    x = torch.randn(2, 4, 3, 3)
+    assert torch.equal(layer.eval()(x), twin.eval()(x))
+    buffer = io.BytesIO()
+    torch.save(twin, buffer)
+    assert "elu(0.5)" in repr(twin)
+
+
+def test_identity_layer():
+    layer = ActivatedIdentity(3, "elu", 0.5)
+    assert not layer.state_dict()
+    x = torch.randn(2, 3, 4, 4)
+    assert torch.equal(layer(x), torch.nn.functional.elu(x, 0.5))
+    assert "elu(0.5)" in repr(layer)
+    assert torch.equal(ActivatedIdentity(3)(x), torch.nn.functional.leaky_relu(x, 0.01))
+
+
+@pytest.mark.parametrize("activation", ["leaky_relu", "elu", "identity"])
+def test_group_norm_trains(activation):
+    layer = ActivatedGroupNorm(8, 4, activation=activation)
+    assert list(layer.state_dict()) == ["weight", "bias"]
+    layer(torch.randn(2, 8, 3, 3, requires_grad=True)).square().sum().backward()
+    assert layer.weight.grad.isfinite().all()
+    assert activation in repr(layer)
+
+
+def test_wrong_construction():
+    with pytest.raises(ValueError, match="InPlaceABN: unknown activation 'relu', choose one of leaky_relu, elu"):
+        InPlaceABN(3, activation="relu")
+    with pytest.raises(ValueError, match="InPlaceABNSync: leaky_relu can only be inverted with a positive parameter"):
+        InPlaceABNSync(3, activation_param=0.0)
+    with pytest.raises(ValueError, match="elu can only be inverted"):
+        InPlaceABN(3, activation="elu", activation_param=-1)
+    with pytest.raises(ValueError, match="ActivatedIdentity: unknown activation"):
+        ActivatedIdentity(3, "swish")
+    with pytest.raises(ValueError, match="ActivatedGroupNorm: unknown activation"):
+        ActivatedGroupNorm(3, 3, activation="swish")
+    ABN(3, activation_param=0.0)(torch.randn(2, 3))

@@ -1,0 +1,180 @@
+"""Synchronised ABN over processes (gloo): equal to one process with the batches joined, whoever is active."""
+
+import os
+import tempfile
+from datetime import timedelta
+
+import pytest
+import torch
+from torch import distributed, multiprocessing, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing import assert_close
+
+from seamseg.ops import sync
+from seamseg.ops.norm import InPlaceABN, InPlaceABNSync
+from seamseg.ops.sync import active_group, set_group
+
+CHANNELS = 3
+CASES = [
+    # samples on each rank, activation, shape of a sample
+    ([4, 1, 2], ("leaky_relu", 0.01), (5, 4)),
+    ([1, 6, 0], ("elu", 0.7), ()),
+    ([2, 2, 3], ("identity", 0.01), (2, 2)),
+    ([1, 0, 0], ("leaky_relu", 0.1), ()),
+]
+
+
+def layer_with_weights(layer_class, activation):
+    layer = layer_class(CHANNELS, activation=activation[0], activation_param=activation[1]).double()
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([0.8, -1.2, 0.5]))
+        layer.bias.copy_(torch.tensor([0.1, -0.4, 0.3]))
+    return layer
+
+
+def whole_batch(counts, shape, seed):
+    generator = torch.Generator().manual_seed(seed)
+    size = (sum(counts), CHANNELS, *shape)
+    x = torch.randn(size, generator=generator, dtype=torch.float64) * 3 + 2
+    return x, torch.randn(size, generator=generator, dtype=torch.float64)
+
+
+def run_layer(layer, x, dy):
+    x = x.clone().requires_grad_()
+    layer.zero_grad()
+    y = layer(x)
+    y.backward(dy)
+    return y.detach(), x.grad, layer.weight.grad.clone(), layer.bias.grad.clone()
+
+
+def compare_with_joined(counts, activation, shape, group, ranks):
+    """Run this rank's share synchronised over `ranks`; compare with all their shares in one InPlaceABN."""
+    me = ranks.index(distributed.get_rank())
+    counts = counts[: len(ranks)]
+    x, dy = whole_batch(counts, shape, seed=sum(counts))
+    single, layer = layer_with_weights(InPlaceABN, activation), layer_with_weights(InPlaceABNSync, activation)
+    set_group(layer, group)
+    expected = run_layer(single, x, dy)
+    start = sum(counts[:me])
+    mine = slice(start, start + counts[me])
+    result = run_layer(layer, x[mine], dy[mine])
+    assert_close(result[0], expected[0][mine])
+    assert_close(result[1], expected[1][mine])
+    for local, total in zip(result[2:], expected[2:]):
+        distributed.all_reduce(local, group=group)
+        assert_close(local, total)
+    assert_close(layer.running_mean, single.running_mean)
+    assert_close(layer.running_var, single.running_var)
+
+
+def check_all_ranks(rank, world):
+    for counts, activation, shape in CASES:
+        compare_with_joined(counts, activation, shape, None, list(range(world)))
+
+
+def check_large_mean(rank, world):
+    """Far from zero a sum of squares would have no digits left."""
+    x = torch.randn(64, CHANNELS, generator=torch.Generator().manual_seed(rank)) + 4096
+    layer = InPlaceABNSync(CHANNELS, activation="identity")
+    y = layer(x)
+    everything = torch.cat(
+        [torch.randn(64, CHANNELS, generator=torch.Generator().manual_seed(r)) for r in range(world)]
+    )
+    expected = (x - 4096 - everything.mean(0)) / everything.std(0, unbiased=False)
+    assert_close(y, expected, rtol=1e-2, atol=5e-3)
+
+
+def check_evaluation_is_local(rank, world):
+    layer = layer_with_weights(InPlaceABNSync, ("leaky_relu", 0.01)).eval()
+    if rank == 0:  # the others do not come
+        layer(torch.randn(2, CHANNELS, 4, 4, dtype=torch.float64, requires_grad=True)).sum().backward()
+
+
+def check_inactive_ranks(rank, world):
+    for inactive in range(world):
+        ranks = [r for r in range(world) if r != inactive]
+        for _ in range(2):
+            group = active_group(rank != inactive)
+            if rank == inactive:
+                assert group is None
+            else:
+                assert distributed.get_world_size(group) == world - 1
+                compare_with_joined([3, 2], ("leaky_relu", 0.01), (2, 3), group, ranks)
+    assert len(sync._groups) == world  # made once each
+    assert active_group(True) is distributed.group.WORLD
+    assert active_group(False) is None
+    alone = active_group(rank == 0)
+    assert (alone is None) == (rank != 0)
+    if rank == 0:
+        compare_with_joined([5], ("elu", 1.0), (2,), alone, [0])
+
+
+def check_data_parallel(rank, world):
+    """With DDP the averaged gradients are those of one process with everything, over the number of ranks."""
+
+    def network(layer_class):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(2, 4, 3), layer_class(4), nn.Conv2d(4, 3, 3), layer_class(3)).double()
+
+    counts = [2, 1, 3][:world]
+    x = torch.randn(sum(counts), 2, 8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    single, parallel = network(InPlaceABN), DistributedDataParallel(network(InPlaceABNSync))
+    for _ in range(2):  # twice: the second step meets changed running statistics
+        single(x).square().sum().backward()
+        start = sum(counts[:rank])
+        parallel(x[start : start + counts[rank]]).square().sum().backward()
+        for one, many in zip(single.parameters(), parallel.parameters()):
+            assert_close(many.grad * world, one.grad)
+    for one, many in zip(single.buffers(), parallel.buffers()):
+        assert_close(many, one)
+
+
+CHECKS = [
+    check_all_ranks,
+    check_large_mean,
+    check_evaluation_is_local,
+    check_inactive_ranks,
+    check_data_parallel,
+]
+
+
+def worker(rank, world, file):
+    torch.set_num_threads(1)
+    for generation in range(2):
+        distributed.init_process_group(
+            "gloo",
+            init_method=f"file://{file}{generation}",
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=60),
+        )
+        # the second world must not be given groups of the first
+        for check in CHECKS if generation == 0 else [check_inactive_ranks]:
+            check(rank, world)
+        distributed.barrier()
+        distributed.destroy_process_group()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("world", [2, 3])
+def test_processes(world):
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(worker, (world, os.path.join(folder, "rendezvous")), nprocs=world)
+
+
+def test_one_process():
+    assert active_group(True) is None
+    layer = layer_with_weights(InPlaceABNSync, ("leaky_relu", 0.01))
+    single = layer_with_weights(InPlaceABN, ("leaky_relu", 0.01))
+    x, dy = whole_batch([4], (3, 3), 0)
+    for result, expected in zip(run_layer(layer, x, dy), run_layer(single, x, dy)):
+        assert torch.equal(result, expected)
+
+
+def test_set_group_reaches_every_layer():
+    net = nn.Sequential(InPlaceABNSync(2), nn.Sequential(InPlaceABN(2), InPlaceABNSync(2)))
+    marker = object()
+    set_group(net, marker)
+    assert net[0].group is marker
+    assert net[1][1].group is marker
+    assert not hasattr(net[1][0], "group")
