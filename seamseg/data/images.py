@@ -72,7 +72,7 @@ def _decode(path: Path, read: Callable[[Image.Image], T]) -> T:
     try:
         if path.stat().st_size == 0:
             raise UnreadableImage(f"{path}: the file is empty (0 bytes)")
-        with _larger_pillow_limit():
+        with _no_pillow_limit():
             image = Image.open(path)
         with image:
             if image.width * image.height > MAX_PIXELS:
@@ -89,19 +89,17 @@ def _decode(path: Path, read: Callable[[Image.Image], T]) -> T:
         raise UnreadableImage(f"{path}: a folder, not an image") from None
     except UnidentifiedImageError:
         raise UnreadableImage(f"{path}: not an image, or of a kind that Pillow cannot read") from None
-    except Image.DecompressionBombError:
-        raise UnreadableImage(f"{path}: more pixels than the limit of {MAX_PIXELS / 1e6:.0f} megapixels") from None
     except Exception as error:  # decoders of broken files raise nearly anything: struct.error, IndexError, ...
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UnreadableImage(f"{path}: broken image: {reason}") from error
 
 
 @contextmanager
-def _larger_pillow_limit() -> Iterator[None]:
-    # Pillow refuses above twice its limit and warns from 1x on, a limit that only exists as a module variable
+def _no_pillow_limit() -> Iterator[None]:
+    # Pillow warns above 89 megapixels and refuses above 179, limits that only a module variable can change
     with _pillow_limit:
         before = Image.MAX_IMAGE_PIXELS
-        Image.MAX_IMAGE_PIXELS = MAX_PIXELS
+        Image.MAX_IMAGE_PIXELS = None
         try:
             yield
         finally:
@@ -125,6 +123,8 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
         image = Image.fromarray(_to_8_bit(np.asarray(image), image.mode))
     elif image.mode in ("La", "RGBa"):
         image = image.convert({"La": "LA", "RGBa": "RGBA"}[image.mode])
+    elif image.mode == "P":
+        image.info.pop("transparency", None)  # stored as bytes it makes Pillow warn, and alpha is dropped anyway
     return image if image.mode == "RGB" else image.convert("RGB")
 
 

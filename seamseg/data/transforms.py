@@ -47,11 +47,15 @@ def resize_nearest(ids: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     ids : `... x H x W` of any dtype
     size : `(height, width)` of the result
     """
-    rows, columns = (
-        np.minimum(((np.arange(n) + 0.5) * (have / n)).astype(np.intp), have - 1)
-        for n, have in zip(size, ids.shape[-2:])
-    )
+    rows, columns = (_nearest(have, wanted) for have, wanted in zip(ids.shape[-2:], size))
     return ids.take(rows, axis=-2).take(columns, axis=-1)
+
+
+def _nearest(have: int, wanted: int) -> np.ndarray:
+    # a running sum, as in Pillow: where a centre falls between two pixels its rounding decides
+    steps = np.full(wanted, have / wanted)
+    steps[0] *= 0.5
+    return np.minimum(np.cumsum(steps).astype(np.intp), have - 1)
 
 
 def compact_ids(
