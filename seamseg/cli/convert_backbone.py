@@ -4,7 +4,8 @@
     seamseg convert-backbone resnet18 resnet18.pth --weights my_resnet18.pth
 
 Without --weights torchvision downloads its default weights. Tensors are copied as they are. In-place ABN scales by
-|weight| + eps, so a channel whose weight is negative changes its sign: fine as a start for training, not the same network.
+|weight| + eps, so a channel whose weight is negative changes its sign: fine as a start for training, not the same
+network.
 """
 
 from __future__ import annotations

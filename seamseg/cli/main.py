@@ -105,7 +105,7 @@ def command_module(name: str) -> ModuleType:
     return importlib.import_module(f"seamseg.cli.{name.replace('-', '_')}")
 
 
-def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:  # noqa: ANN001
+def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
     print(f"seamseg: warning: {' '.join(str(message).split())}", file=sys.stderr)
 
 

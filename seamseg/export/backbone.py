@@ -92,7 +92,7 @@ def rename(net: str, source: Mapping[str, Tensor], name: str = "weights") -> tup
 
 
 def our_key(key: str) -> str | None:
-    """Our name of a tensor of torchvision's ResNets, None for the classifier and whatever else is no part of the body."""
+    """Our name of a tensor of torchvision's ResNets, None for what is no part of the body (the classifier)."""
     if key.startswith(("conv1.", "bn1.")):
         return f"mod1.{key}"
     match = _LAYER.fullmatch(key)
