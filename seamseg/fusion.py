@@ -137,4 +137,7 @@ def to_result(fused: FusedMap, native_size: tuple[int, int], num_stuff: int) -> 
 
 
 def _nearest(old: int, new: int) -> np.ndarray:
-    return np.minimum(((np.arange(new) + 0.5) * (old / new)).astype(np.int64), old - 1)
+    scale = old / new
+    # Pillow adds the scale up step by step, which rounds otherwise than a product
+    positions = np.cumsum(np.concatenate([[scale / 2], np.full(new - 1, scale)]))
+    return np.minimum(positions.astype(np.int64), old - 1)

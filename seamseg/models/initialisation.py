@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from seamseg.models.panoptic import PanopticNet
@@ -10,6 +11,7 @@ _OUTPUT_STD = {"rpn_head.conv_obj": 0.01, "rpn_head.conv_bbx": 0.01, "roi_head.r
 """Standard deviation of layers that should first say very little; the usual choice of Faster R-CNN."""
 
 
+@torch.no_grad()
 def initialise(net: PanopticNet, activation: str, slope: float) -> None:
     """Fill the convolutions and linear layers of a network; norms keep weight 1 and bias 0.
 
@@ -27,11 +29,14 @@ def initialise(net: PanopticNet, activation: str, slope: float) -> None:
             continue
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+        # drawn in a plain tensor: what a generator gives to a channels-last one lies elsewhere
+        weight = torch.empty(module.weight.shape, device=module.weight.device)
         if name in _OUTPUT_STD:
-            nn.init.normal_(module.weight, std=_OUTPUT_STD[name])
+            nn.init.normal_(weight, std=_OUTPUT_STD[name])
         elif name in outputs:
-            nn.init.xavier_normal_(module.weight)
+            nn.init.xavier_normal_(weight)
         elif name.startswith("body.backbone."):
-            nn.init.kaiming_normal_(module.weight, a=gain_slope, mode="fan_out")
+            nn.init.kaiming_normal_(weight, a=gain_slope, mode="fan_out")
         else:
-            nn.init.kaiming_normal_(module.weight, a=gain_slope)
+            nn.init.kaiming_normal_(weight, a=gain_slope)
+        module.weight.copy_(weight)

@@ -1,13 +1,17 @@
 """Losses, gradients, running statistics and the first step against what the original gave for the same weights."""
 
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from golden_files import array, numpy_permutation, tensor
 
-from .conftest import golden_batch, golden_training_module
+from seamseg.models.outputs import Things
+from seamseg.structures import PackedSequence
+
+from .conftest import NUM_STUFF, golden_batch, golden_training_module
 
 NEAR_ZERO = {f"sem_head.output.{i}.conv1_glb.weight" for i in (1, 2, 3)}
 """Their true gradient is nearly 0 in training mode: what is computed is rounding."""
@@ -19,18 +23,17 @@ class Step:
     def __init__(self, variant):
         self.variant = variant
         config, module = golden_training_module(variant)
+        self.config = config
         self.net = module.net
+        self.anchor_matcher = module.criterion.anchor_matcher
         batch = golden_batch(config)
-        matcher = self.net.matcher
-        object.__setattr__(matcher, "permutation", numpy_permutation)
+        self.net.matcher = replace(self.net.matcher, permutation=numpy_permutation)
         np.random.seed(0)
         torch.manual_seed(0)
         if variant == "sampled":
             # a draw among 500 proposals follows their order, which near ties decide: sample among the original's
             proposals = tensor("train", "sampled/proposals")
-            object.__setattr__(
-                self.net, "proposals", lambda *_: type(batch.images)([proposals])
-            )
+            self.net.proposals = lambda *_: PackedSequence([proposals])
         self.outputs = self.net(batch.images, batch)
         self.losses = module.criterion(self.outputs, batch)
         sum(self.losses.values()).backward()
@@ -64,6 +67,19 @@ def test_samples(step):
     np.testing.assert_array_equal(matches.numpy(), step.stored("roi_match"))
     if step.variant != "sampled":
         np.testing.assert_allclose(step.outputs.proposals[0].numpy(), step.stored("proposals"), atol=0.02)
+
+
+def test_anchors_that_count(step):
+    batch = golden_batch(step.config)
+    torch.manual_seed(0)
+    (things,) = Things.of(batch, NUM_STUFF)
+    match = step.anchor_matcher(step.outputs.anchors, things.boxes, step.outputs.valid_sizes[0], things.crowd_mask)
+    if step.variant == "sampled":
+        chosen = torch.nonzero(match >= -1).flatten()
+        np.testing.assert_array_equal(chosen.numpy(), step.stored("rpn_sel_idx"))
+        np.testing.assert_array_equal(match[chosen].numpy(), step.stored("rpn_sel_match"))
+    else:
+        np.testing.assert_array_equal(match.numpy(), step.stored("rpn_match_full"))
 
 
 def test_gradient_norms(step):

@@ -1,0 +1,123 @@
+"""From configurations to networks: every mode, every task, and configurations that contradict themselves."""
+
+import pytest
+import torch
+
+from seamseg.config import config_from_string, load_config
+from seamseg.errors import InputError
+from seamseg.models.build import build_criterion, build_network, build_training_module
+from seamseg.models.normalization import norm_factories
+from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
+
+from .conftest import ROOT, tiny_config, toy_batch
+
+NORMS = (InPlaceABN, InPlaceABNSync, ActivatedGroupNorm, ActivatedIdentity)
+
+
+def norms_of(module):
+    return {type(m) for m in module.modules() if type(m) in NORMS}
+
+
+@pytest.mark.parametrize(
+    "mode, static, dynamic",
+    [
+        ("bn", InPlaceABN, InPlaceABN),
+        ("syncbn", InPlaceABNSync, InPlaceABNSync),
+        ("syncbn+bn", InPlaceABNSync, InPlaceABN),
+        ("gn", ActivatedGroupNorm, ActivatedGroupNorm),
+        ("syncbn+gn", InPlaceABNSync, ActivatedGroupNorm),
+        ("off", ActivatedIdentity, ActivatedIdentity),
+    ],
+)
+@pytest.mark.parametrize("activation", ["leaky_relu", "elu"])
+def test_normalization_modes_train(mode, static, dynamic, activation):
+    config = tiny_config(mode=mode, overrides=(f"body.activation={activation}", "body.activation_slope=0.5"))
+    module = build_training_module(config, 2, 3)
+    net = module.net
+    assert norms_of(net.body) == norms_of(net.sem_head) == {static}
+    assert norms_of(net.rpn_head) == norms_of(net.roi_head) == {dynamic}
+    assert all(m.activation in (activation, "identity") for m in net.modules() if type(m) in NORMS)
+    losses = module(toy_batch((64, 64)))
+    total = sum(losses.values())
+    assert torch.isfinite(total)
+    total.backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in net.parameters())
+
+
+def test_an_unknown_mode_is_an_error():
+    with pytest.raises(InputError, match="unknown mode 'batch'"):
+        norm_factories("batch", "leaky_relu", 0.01, 16)
+
+
+@pytest.mark.parametrize(
+    "kind, names",
+    [
+        ("panoptic", "obj_loss bbx_loss roi_cls_loss roi_bbx_loss roi_msk_loss sem_loss"),
+        ("instance_seg", "obj_loss bbx_loss roi_cls_loss roi_bbx_loss roi_msk_loss"),
+        ("detection", "obj_loss bbx_loss roi_cls_loss roi_bbx_loss"),
+    ],
+)
+def test_tasks(kind, names):
+    module = build_training_module(tiny_config(kind), 2, 3)
+    for batch in (toy_batch((64, 64), (48, 96)), toy_batch((64, 64), empty=(0,))):
+        losses = module(batch)
+        assert list(losses) == names.split() == list(module.criterion.names)
+    (prediction,) = module.net.eval().predict(toy_batch((64, 80)).images)
+    assert (prediction.mask_logits is None) == (kind == "detection")
+    assert (prediction.semantic is None) == (kind != "panoptic")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.ini")), ids=lambda p: p.name)
+def test_shipped_configurations_build(path):
+    with torch.device("meta"):
+        build_network(load_config(path), 3, 4)
+
+
+def test_frozen_modules_have_no_gradient():
+    net = build_network(tiny_config(num_frozen=2), 2, 3)
+    assert {n.split(".")[2] for n, p in net.named_parameters() if not p.requires_grad} == {"mod1", "mod2"}
+
+
+def test_vistas_variant():
+    """Five ratios, two extra levels, many predictions: nothing is tied to the Cityscapes network."""
+    config = load_config(ROOT / "configs" / "vistas_r50.ini", overrides=["body.body=resnet18", *_R18])
+    net = build_network(config, 28, 37).eval()
+    (prediction,) = net.predict(toy_batch((96, 130)).images)
+    assert prediction.semantic.shape == (96, 130)
+    assert net.rpn_head.conv_obj.out_channels == 5
+    assert len(net.anchors.strides) == 6
+
+
+_R18 = ('body.out_channels={"mod1": 64, "mod2": 64, "mod3": 128, "mod4": 256, "mod5": 512}',)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("[body]\nbody = resnet18\n", r"\[body\] out_channels: resnet18 gives"),
+        ("[fpn]\nout_strides = (4, 8, 16, 64)\n", r"\[fpn\] out_strides: resnet50 gives \(4, 8, 16, 32\)"),
+        ("[body]\nbody_params = {'width': 3}\n", r"\[body\] body_params: .*width"),
+        ("[body]\nbody_params = {'dilation': (1, 2)}\n", r"\[body\] body_params: .*dilation has 2 entries"),
+    ],
+)
+def test_contradictions_are_errors(text, message):
+    with torch.device("meta"), pytest.raises(InputError, match=message):
+        build_network(config_from_string(text, "panoptic"), 3, 4)
+
+
+def test_no_things_is_an_error():
+    with pytest.raises(InputError, match="0 thing classes"):
+        build_network(tiny_config(), 3, 0)
+
+
+def test_the_same_seed_gives_the_same_network():
+    states = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        states.append(build_network(tiny_config(), 2, 3).state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(states[0].values(), states[1].values()))
+
+
+def test_criterion_follows_the_configuration():
+    criterion = build_criterion(tiny_config(overrides=("sem.ohem=0.5", "roi.void_is_background=yes")), 2)
+    assert criterion.ohem == 0.5 and criterion.void_is_background and criterion.mask_size == (16, 16)

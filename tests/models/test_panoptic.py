@@ -1,0 +1,134 @@
+"""How the network behaves: batches of several sizes, images with nothing to learn, determinism, misuse."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from seamseg.models.build import build_network, build_training_module
+from seamseg.models.outputs import Things
+from seamseg.structures import PackedSequence
+
+from .conftest import tiny_config, toy_batch
+
+
+def training_module(**arguments):
+    torch.manual_seed(0)
+    return build_training_module(tiny_config(**arguments), 2, 3)
+
+
+def test_things_leave_out_stuff_crowds_and_absent_ids():
+    batch = toy_batch((32, 32), (32, 32), (32, 32), empty=(1,), crowd=(2,))
+    batch.boxes[0][3] = -1
+    one, none, crowd = Things.of(batch, 2)
+    assert one.ids.tolist() == [4] and one.classes.tolist() == [2] and one.crowd_mask is None
+    assert none.ids.shape == (0,) and none.boxes.shape == (0, 4)
+    assert crowd.ids.tolist() == [3]
+    assert torch.equal(crowd.crowd_mask, batch.masks[2][0] == 4)
+
+
+def test_empty_images_skip_the_roi_head():
+    module = training_module()
+    losses = module(toy_batch((64, 64), (64, 64), empty=(0, 1)))
+    for name in ("roi_cls_loss", "roi_bbx_loss", "roi_msk_loss"):
+        assert losses[name] == 0 and not losses[name].requires_grad
+    sum(losses.values()).backward()
+    assert all(p.grad is None for p in module.net.roi_head.parameters())
+    assert all(p.grad is not None for p in module.net.rpn_head.parameters())
+
+
+def test_empty_images_give_negatives_when_asked():
+    module = training_module(overrides=("roi.sample_empty_images=yes",))
+    losses = module(toy_batch((64, 64), empty=(0,)))
+    assert losses["roi_cls_loss"] > 0 and losses["roi_msk_loss"] == 0
+    sum(losses.values()).backward()
+    assert all(p.grad is not None for p in module.net.parameters()), "every rank runs the same backward pass"
+
+
+def test_an_image_of_void_only():
+    module = training_module()
+    batch = toy_batch((64, 64), empty=(0,))
+    batch.masks[0].zero_()
+    losses = module(batch)
+    assert all(torch.isfinite(loss) for loss in losses.values())
+    assert losses["sem_loss"] == 0
+
+
+def test_crowds_and_several_sizes_train():
+    module = training_module()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.02, momentum=0.9)
+    batch = toy_batch((64, 96), (80, 64), (48, 48), empty=(2,), crowd=(0,))
+    totals = []
+    for _ in range(8):
+        total = sum(module(batch).values())
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+        totals.append(total.item())
+    assert totals[-1] < totals[0]
+
+
+def test_same_seed_same_bits():
+    results = []
+    for _ in range(2):
+        module = training_module()
+        losses = module(toy_batch((64, 96), (80, 64)))
+        sum(losses.values()).backward()
+        results.append([*losses.values(), *[p.grad for p in module.parameters()]])
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+def test_predictions_of_a_batch_of_one_size_equal_those_alone():
+    net = training_module().net.eval()
+    images = toy_batch((64, 96), (64, 96)).images
+    together = net.predict(images)
+    for i, found in enumerate(together):
+        (alone,) = net.predict(images[i : i + 1])
+        assert found.size == alone.size == (64, 96)
+        assert_close(found.boxes, alone.boxes, rtol=1e-4, atol=1e-3)
+        assert (found.semantic == alone.semantic).float().mean() > 0.999
+
+
+@pytest.mark.parametrize("size", [(1, 1), (5, 300), (33, 31)])
+def test_odd_sizes_predict(size):
+    net = training_module().net.eval()
+    (prediction,) = net.predict(PackedSequence([torch.randn(3, *size)]))
+    assert prediction.semantic.shape == size
+    assert prediction.mask_logits.shape[1:] == (16, 16)
+    assert len(prediction.boxes) == len(prediction.classes) == len(prediction.scores) == len(prediction.mask_logits)
+
+
+def test_no_detection_at_all():
+    net = training_module(overrides=("roi.score_threshold=1",)).net.eval()
+    predictions = net.predict(toy_batch((64, 64), (32, 64)).images)
+    assert [p.boxes.shape for p in predictions] == [(0, 4)] * 2
+    assert [p.mask_logits.shape for p in predictions] == [(0, 16, 16)] * 2
+
+
+def test_no_proposal_at_all():
+    net = training_module(overrides=("rpn.min_size=1000",)).net
+    outputs = net(*(lambda b: (b.images, b))(toy_batch((64, 64), empty=(0,))))
+    assert outputs.proposals.all_none and outputs.rois is None
+    (prediction,) = net.eval().predict(toy_batch((64, 64)).images)
+    assert prediction.boxes.shape == (0, 4)
+
+
+def test_memory_format_does_not_change_the_result():
+    results = []
+    for choice in ("yes", "no"):
+        net = training_module(overrides=(f"general.channels_last={choice}",)).net.eval()
+        with torch.no_grad():
+            results.append(net.sem_head(net.encode(toy_batch((64, 96)).images).levels))
+    assert results[0].is_contiguous(memory_format=torch.channels_last)
+    assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
+
+
+def test_predict_wants_evaluation_mode():
+    with pytest.raises(RuntimeError, match=r"call eval\(\) first"):
+        training_module().net.predict(toy_batch((32, 32)).images)
+
+
+def test_state_dict_survives_a_round_trip():
+    net = training_module().net
+    other = build_network(tiny_config(), 2, 3)
+    other.load_state_dict(net.state_dict())
+    assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), other.state_dict().values()))
