@@ -12,7 +12,8 @@ STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--ground); color: var(--ink); font: 16px/1.5 system-ui, -apple-system, "Segoe UI",
   Roboto, "Helvetica Neue", Arial, sans-serif; }
-header, main { max-width: 88rem; margin: 0 auto; padding: 1.2rem clamp(.8rem, 3vw, 2.4rem); }
+header, main { max-width: 88rem; margin: 0 auto; padding: 1.2rem clamp(.8rem, 3vw, 2.4rem) 0; }
+main { padding: 0 clamp(.8rem, 3vw, 2.4rem) 3rem; }
 h1 { font-size: clamp(1.4rem, 4vw, 2.2rem); line-height: 1.2; margin: .4rem 0 1rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 2rem 0 .7rem; }
 h3 { font-size: .9rem; font-weight: 600; margin: 0; overflow-wrap: anywhere; }
@@ -32,16 +33,17 @@ tbody th { font-weight: 600; }
   background: linear-gradient(to right, var(--bar) var(--part), transparent var(--part)); border-radius: .2rem; }
 .none, .note { color: var(--soft); }
 .note { margin: .1rem 0 0; font-size: .82rem; }
-.cards { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 34rem), 1fr)); }
+.cards { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 42rem), 1fr));
+  align-items: start; }
 .card { background: var(--paper); border: 1px solid var(--line); border-radius: .6rem; padding: .8rem; }
-.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .5rem;
-  margin-top: .5rem; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 11rem), 1fr));
+  gap: .5rem; margin-top: .5rem; }
 figure { margin: 0; }
 figcaption { color: var(--soft); font-size: .8rem; }
 .open { display: block; width: 100%; padding: 0; border: 0; border-radius: .3rem; background: none; cursor: zoom-in;
   overflow: hidden; }
 .open img { display: block; width: 100%; height: auto; transition: transform .15s; }
-.card.tall .open img { max-height: 22rem; object-fit: contain; }
+.card.tall .open img { max-height: 20rem; object-fit: contain; }
 .open:hover img { transform: scale(1.03); }
 :focus-visible { outline: 3px solid var(--accent); outline-offset: 2px; }
 dialog { border: 0; padding: .8rem; border-radius: .6rem; background: var(--paper); color: var(--ink);

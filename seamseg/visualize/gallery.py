@@ -70,7 +70,7 @@ def _page(title: str, headline: Mapping[str, str], rows: Sequence[Mapping[str, o
             "<!doctype html>",
             '<html lang="en">',
             '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
+            '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">',
             f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>",
             "<body><header>",
             f"<h1>{html.escape(title)}</h1>",
