@@ -1,0 +1,32 @@
+"""Panoptic quality with the official definition, mIoU, and the COCO panoptic format."""
+
+from seamseg.evaluation.coco_panoptic import read_coco_panoptic, read_id_png, write_id_png
+from seamseg.evaluation.coco_writer import CocoPanopticWriter, dataset_to_coco_panoptic
+from seamseg.evaluation.confusion import ConfusionMatrix
+from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
+from seamseg.evaluation.evaluator import PanopticEvaluator, category_ids, class_infos
+from seamseg.evaluation.matching import SegmentInfo
+from seamseg.evaluation.panoptic_quality import PanopticQuality
+from seamseg.evaluation.scores import ClassInfo, ClassScores, PanopticScores
+from seamseg.evaluation.segments import gt_segments_from_instances
+from seamseg.evaluation.table import format_table
+
+__all__ = [
+    "ClassInfo",
+    "ClassScores",
+    "CocoPanopticWriter",
+    "ConfusionMatrix",
+    "PanopticEvaluator",
+    "PanopticQuality",
+    "PanopticScores",
+    "SegmentInfo",
+    "category_ids",
+    "class_infos",
+    "dataset_to_coco_panoptic",
+    "evaluate_panoptic_json",
+    "format_table",
+    "gt_segments_from_instances",
+    "read_coco_panoptic",
+    "read_id_png",
+    "write_id_png",
+]

@@ -1,0 +1,102 @@
+"""Score a model on a data set, or files of predictions against files of ground truth.
+
+PQ, SQ, RQ with the official COCO definition, PQ† of the Seamless paper and mIoU; for all classes, things, stuff, and
+each class. The table is in percent, `--json` writes fractions 0-1.
+
+examples:
+  seamseg evaluate RUN_FOLDER DATA --split val --json metrics.json
+  seamseg evaluate --gt panoptic_val.json --pred predictions.json --json metrics.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from seamseg.errors import InputError
+from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
+from seamseg.evaluation.files import write_json
+from seamseg.evaluation.scores import PanopticScores
+from seamseg.evaluation.table import format_table
+
+HELP = "PQ, SQ, RQ and mIoU of a model or of files of predictions"
+
+_MODEL_OPTIONS = ("split", "config", "meta", "device", "set")
+_FILE_OPTIONS = ("gt", "pred", "gt_folder", "pred_folder", "workers")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    model = parser.add_argument_group("a model on a data set")
+    model.add_argument("model", nargs="?", metavar="MODEL", help="published zip, run folder or snapshot")
+    model.add_argument("data", nargs="?", metavar="DATA", help="data set folder, as `seamseg prepare` writes it")
+    model.add_argument("--split", help="which images (default: val_set of the configuration)")
+    model.add_argument("--config", metavar="INI", help="configuration of a snapshot that has none beside it")
+    model.add_argument("--meta", metavar="BIN", help="metadata.bin of a snapshot that has none beside it")
+    model.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+    model.add_argument("--set", action="append", metavar="SECTION.KEY=VALUE", help="change a configuration key")
+
+    files = parser.add_argument_group("files in the COCO panoptic format")
+    files.add_argument("--gt", metavar="JSON", help="ground truth")
+    files.add_argument("--pred", metavar="JSON", help="predictions")
+    files.add_argument("--gt-folder", metavar="DIR", help="PNGs of the ground truth (default: --gt without .json)")
+    files.add_argument("--pred-folder", metavar="DIR", help="PNGs of the predictions (default: --pred without .json)")
+    files.add_argument("--workers", type=int, metavar="N", help="threads (default: one a processor, at most 8)")
+
+    parser.add_argument("--json", metavar="OUT", help="write the scores here")
+    parser.add_argument(
+        "--legacy-metrics",
+        action="store_true",
+        help="count as the original program did: crowds void for all classes, absent classes 0",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate, print the table, write the JSON."""
+    scores = _score_files(args) if args.gt is not None or args.pred is not None else _score_model(args)
+    if args.json is not None:
+        write_json(args.json, scores.to_json(), indent=2)
+    print(format_table(scores))
+    return 0
+
+
+def _score_files(args: argparse.Namespace) -> PanopticScores:
+    if args.model is not None or _given(args, _MODEL_OPTIONS):
+        extra = "MODEL" if args.model is not None else _given(args, _MODEL_OPTIONS)
+        raise InputError(f"{extra} and --gt / --pred exclude each other: score either a model or files")
+    if args.gt is None or args.pred is None:
+        raise InputError("--gt and --pred go together: name the ground truth and the predictions")
+    workers = min(os.cpu_count() or 1, 8) if args.workers is None else args.workers
+    if workers < 1:
+        raise InputError(f"--workers must be at least 1, got {workers}")
+    from seamseg.engine.progress import progress
+
+    return evaluate_panoptic_json(
+        args.gt, args.pred, args.gt_folder, args.pred_folder, workers, args.legacy_metrics, progress
+    )
+
+
+def _score_model(args: argparse.Namespace) -> PanopticScores:
+    if args.model is None or args.data is None:
+        raise InputError("say what to score: MODEL DATA, or --gt GT.json --pred PRED.json")
+    if extra := _given(args, _FILE_OPTIONS):
+        raise InputError(f"{extra} is for scoring files with --gt and --pred, not for MODEL DATA")
+    from seamseg.engine.validate import evaluate_model
+
+    return evaluate_model(
+        Path(args.model),
+        Path(args.data),
+        split=args.split,
+        config=args.config,
+        meta=args.meta,
+        device=args.device,
+        overrides=args.set or [],
+        legacy=args.legacy_metrics,
+        quiet=args.quiet,
+    ).scores
+
+
+def _given(args: argparse.Namespace, names: tuple[str, ...]) -> str | None:
+    """The first option of `names` that was given, as it is written."""
+    return next(("--" + n.replace("_", "-") for n in names if getattr(args, n) is not None), None)

@@ -1,0 +1,199 @@
+"""The COCO panoptic format: a JSON of segments, and a PNG an image whose colours are the ids of the segments.
+
+A pixel of colour (R, G, B) belongs to segment R + 256 G + 65536 B; 0 is void.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from seamseg.errors import InputError
+from seamseg.evaluation.files import replacing
+from seamseg.evaluation.matching import SegmentInfo
+from seamseg.evaluation.scores import ClassInfo
+
+MAX_ID = (1 << 24) - 1
+"""Largest id that three channels can hold."""
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """The segments of one image, as the JSON has them."""
+
+    image_id: int | str
+    file_name: str
+    segments_info: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class CocoPanoptic:
+    """A COCO panoptic JSON and the folder of its PNGs.
+
+    Attributes
+    ----------
+    path, folder : of the JSON, of the PNGs
+    annotations : in the order of the file
+    categories : None if the file has none, as predictions may
+    photo_names : file name of the photo by image id, for the images that the file describes
+    """
+
+    path: Path
+    folder: Path
+    annotations: list[Annotation]
+    categories: list[ClassInfo] | None
+    photo_names: Mapping[int | str, str]
+
+    def read_ids(self, annotation: Annotation) -> np.ndarray:
+        """The id map of an image, `H x W` uint32."""
+        return read_id_png(self.folder / annotation.file_name)
+
+
+def default_folder(json_path: Path) -> Path:
+    """Where the PNGs of a JSON lie if nothing else is said: beside it, in the folder of its name without `.json`."""
+    return json_path.with_suffix("") if json_path.suffix == ".json" else json_path.with_name(json_path.name + "_png")
+
+
+def read_coco_panoptic(json_path: str | Path, folder: str | Path | None = None) -> CocoPanoptic:
+    """Read a COCO panoptic JSON; the PNGs are read later, one by one.
+
+    Parameters
+    ----------
+    json_path : the JSON
+    folder : of the PNGs; by default the JSON's path without `.json`
+
+    Raises
+    ------
+    InputError
+        if the file or the folder is missing or is not of the format
+    """
+    path = Path(json_path)
+    content = _read_json(path)
+    if not isinstance(content, dict) or not isinstance(content.get("annotations"), list):
+        raise InputError(f"{path}: not a COCO panoptic file: it has no list of `annotations`")
+    annotations = [_annotation(entry, path) for entry in content["annotations"]]
+    photo_names = {i["id"]: str(i["file_name"]) for i in content.get("images") or [] if {"id", "file_name"} <= set(i)}
+    where = default_folder(path) if folder is None else Path(folder)
+    if not where.is_dir():
+        raise InputError(
+            f"{where}: no such folder, where the PNGs of {path.name} should be; name another one if need be"
+        )
+    return CocoPanoptic(path, where, annotations, _categories(content, path), photo_names)
+
+
+def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Path) -> list[SegmentInfo]:
+    """The segments of an image with their dense classes.
+
+    Parameters
+    ----------
+    annotation : of the image
+    class_of : dense class by `category_id`
+    source : the JSON, for errors
+
+    Raises
+    ------
+    InputError
+        if a segment lacks its id or class, is listed twice, or is of an unknown category
+    """
+    segments, seen = [], set()
+    for entry in annotation.segments_info:
+        try:
+            identity, category = int(entry["id"]), entry["category_id"]
+            stated = entry.get("area")
+            area = None if stated is None else int(stated)
+            crowd = bool(entry.get("iscrowd", 0))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(
+                f"{source}: image {annotation.image_id}: a segment is incomplete ({type(error).__name__}: {error})"
+            ) from error
+        if category not in class_of:
+            raise InputError(
+                f"{source}: image {annotation.image_id}: segment {identity} has category_id {category}, "
+                "which the ground truth's `categories` lack"
+            )
+        if identity in seen:
+            raise InputError(f"{source}: image {annotation.image_id}: segment {identity} is listed twice")
+        seen.add(identity)
+        segments.append(SegmentInfo(identity, class_of[category], crowd, area))
+    return segments
+
+
+def read_id_png(path: str | Path) -> np.ndarray:
+    """The segment ids of a panoptic PNG, `H x W` uint32.
+
+    Raises
+    ------
+    InputError
+        if the file is missing, broken or has more than 8 bits a channel
+    """
+    try:
+        with Image.open(path) as image:
+            if image.mode not in ("RGB", "RGBA", "P", "L", "1"):
+                raise InputError(
+                    f"{path}: a panoptic PNG has three channels of 8 bits, this one is of mode {image.mode}"
+                )
+            rgb = image if image.mode == "RGB" else image.convert("RGB")
+            words = np.frombuffer(rgb.tobytes("raw", "RGBX"), "<u4")
+            return (words & MAX_ID).reshape(image.height, image.width)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such panoptic PNG") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InputError(f"{path}: not a readable PNG: {error}") from error
+
+
+def write_id_png(path: str | Path, ids: np.ndarray) -> None:
+    """Write segment ids, `H x W` in `0 .. 2^24-1`, as a panoptic PNG, whole or not at all; missing folders are made."""
+    if ids.size and (int(ids.min()) < 0 or int(ids.max()) > MAX_ID):
+        raise ValueError(f"write_id_png: ids must be 0 to {MAX_ID}, got {int(ids.min())} to {int(ids.max())}")
+    rgb = np.empty((*ids.shape, 3), np.uint8)
+    for channel in range(3):
+        rgb[..., channel] = (ids >> (8 * channel)) & 255
+    with replacing(Path(path)) as temporary:
+        # level 3 is half as slow as Pillow's default; maps of large flat regions stay small
+        Image.fromarray(rgb).save(temporary, format="PNG", compress_level=3)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not a JSON file, or a truncated one: {error}") from error
+
+
+def _annotation(entry: Any, path: Path) -> Annotation:
+    try:
+        image_id, file_name, segments = entry["image_id"], str(entry["file_name"]), entry["segments_info"]
+    except (KeyError, TypeError) as error:
+        raise InputError(
+            f"{path}: not a COCO panoptic file: every annotation needs `image_id`, `file_name` and `segments_info` "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    if not isinstance(segments, list) or not isinstance(image_id, (int, str)):
+        raise InputError(f"{path}: not a COCO panoptic file: the annotation of {file_name} is not of its form")
+    return Annotation(image_id, file_name, segments)
+
+
+def _categories(content: dict[str, Any], path: Path) -> list[ClassInfo] | None:
+    entries = content.get("categories")
+    if entries is None:
+        return None
+    try:
+        classes = [ClassInfo(str(c.get("name", c["id"])), c["id"], bool(c["isthing"])) for c in entries]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path}: every category needs `id`, `name` and `isthing` ({type(error).__name__}: {error})"
+        ) from error
+    ids = [c.id for c in classes]
+    if len(set(ids)) != len(ids):
+        raise InputError(f"{path}: two categories have the same id")
+    return classes

@@ -1,0 +1,209 @@
+"""Write panoptic results, and the ground truth of our dataset folders, in the COCO panoptic format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from seamseg.errors import InputError
+from seamseg.evaluation.coco_panoptic import MAX_ID, default_folder, write_id_png
+from seamseg.evaluation.evaluator import ClassTable, class_infos
+from seamseg.evaluation.files import threaded_map, write_json
+from seamseg.evaluation.segments import gt_segments_from_instances
+from seamseg.ops.boxes import extract_boxes
+from seamseg.structures import PanopticResult, Segment
+
+
+class PaintedClassTable(ClassTable, Protocol):
+    """The classes of a data set with their colours."""
+
+    @property
+    def palette(self) -> list[tuple[int, int, int]]: ...
+
+
+class CocoPanopticWriter:
+    """Writes a PNG an image as results come, and the JSON at the end; each file appears whole or not at all.
+
+    `category_id` is the id of the class in the original data set if these ids differ from each other, else the class
+    index + 1. Ids of segments are chosen so that the PNG shows each segment in a colour near that of its class.
+    Predicted crowds claim no instance, for which the format has no word in predictions: they become void.
+
+    Several processes may each hold a writer for the same folder: gather `images` and `annotations` in one of
+    them, give them to :meth:`extend` and write the JSON there.
+
+    Parameters
+    ----------
+    json_path : of the JSON
+    metadata : classes and colours
+    folder : of the PNGs, by default the JSON's path without `.json`, where readers look for them
+
+    Attributes
+    ----------
+    images, annotations : entries of the JSON so far
+    """
+
+    def __init__(self, json_path: str | Path, metadata: PaintedClassTable, folder: str | Path | None = None) -> None:
+        self.json_path = Path(json_path)
+        self.folder = default_folder(self.json_path) if folder is None else Path(folder)
+        self.classes = class_infos(metadata)
+        self.palette = [tuple(rgb) for rgb in metadata.palette]
+        self.images: list[dict[str, Any]] = []
+        self.annotations: list[dict[str, Any]] = []
+
+    def add(self, image_id: int | str, result: PanopticResult, photo_name: str | None = None) -> Path:
+        """Write the PNG of an image and remember its segments; may be called from several threads.
+
+        Parameters
+        ----------
+        image_id : unique; also the name of the PNG, `/` makes sub-folders
+        result : at the size of the photo
+        photo_name : file name of the photo, for the JSON
+
+        Returns
+        -------
+        path : of the PNG
+        """
+        segments = [s for s in result.segments if not s.iscrowd]
+        return self.add_map(image_id, result.id_map, segments, photo_name)
+
+    def add_map(
+        self, image_id: int | str, id_map: np.ndarray, segments: Sequence[Segment], photo_name: str | None = None
+    ) -> Path:
+        """As :meth:`add` for any id map; crowds are kept, ids without a segment become void."""
+        new_ids = self._colour_ids(segments)
+        highest = max(int(id_map.max(initial=0)), *(s.id for s in segments), 0)
+        lookup = np.zeros(highest + 1, np.uint32)
+        lookup[[s.id for s in segments]] = new_ids
+        path = self.folder / f"{image_id}.png"
+        write_id_png(path, lookup[id_map])
+        height, width = id_map.shape
+        annotation = {
+            "image_id": image_id,
+            "file_name": f"{image_id}.png",
+            "segments_info": [self._entry(s, new) for s, new in zip(segments, new_ids)],
+        }
+        self.images.append({"id": image_id, "file_name": photo_name or f"{image_id}", "height": height, "width": width})
+        self.annotations.append(annotation)
+        return path
+
+    def extend(self, images: Iterable[dict[str, Any]], annotations: Iterable[dict[str, Any]]) -> None:
+        """Take over what other writers have written."""
+        self.images.extend(images)
+        self.annotations.extend(annotations)
+
+    def write_json(self) -> Path:
+        """Write the JSON, images in the order of their ids.
+
+        Raises
+        ------
+        InputError
+            if two images have the same id
+        """
+        ids = [i["id"] for i in self.images]
+        if len(set(ids)) != len(ids):
+            twice = next(i for i in ids if ids.count(i) > 1)
+            raise InputError(f"{self.json_path}: two images are called {twice}; give them different names")
+        categories = [
+            {"id": c.id, "name": c.name, "isthing": int(c.isthing), "color": list(colour)}
+            for c, colour in zip(self.classes, self.palette)
+        ]
+        content = {
+            "images": sorted(self.images, key=lambda i: str(i["id"])),
+            "annotations": sorted(self.annotations, key=lambda a: str(a["image_id"])),
+            "categories": categories,
+        }
+        write_json(self.json_path, content)
+        return self.json_path
+
+    def _entry(self, segment: Segment, new_id: int) -> dict[str, Any]:
+        y0, x0, y1, x1 = (round(v) for v in segment.box)
+        entry = {
+            "id": new_id,
+            "category_id": self.classes[segment.category].id,
+            "iscrowd": int(segment.iscrowd),
+            "area": segment.area,
+            "bbox": [x0, y0, x1 - x0, y1 - y0],
+        }
+        if segment.score is not None:
+            entry["score"] = round(segment.score, 6)
+        return entry
+
+    def _colour_ids(self, segments: Sequence[Segment]) -> list[int]:
+        used = {0}
+        out = []
+        for s in segments:
+            identity = next(i for i in _ids_near(self.palette[s.category]) if i not in used)
+            used.add(identity)
+            out.append(identity)
+        return out
+
+
+class DatasetLike(Protocol):
+    """The part of `seamseg.data.folder.DatasetFolder` that the export needs."""
+
+    @property
+    def metadata(self) -> Any: ...
+    def split(self, name: str) -> list[Any]: ...
+    def image_path(self, image_id: str) -> Path: ...
+    def read_mask(self, image_id: str) -> np.ndarray: ...
+
+
+def dataset_to_coco_panoptic(
+    dataset: DatasetLike,
+    split: str,
+    json_path: str | Path,
+    folder: str | Path | None = None,
+    workers: int = 1,
+    progress: Callable[[Iterable[Any], int, str], Iterable[Any]] | None = None,
+) -> Path:
+    """Write the ground truth of a split in the COCO panoptic format, so that predictions can be scored by file.
+
+    Image ids are those of the dataset folder.
+
+    Parameters
+    ----------
+    dataset : a `DatasetFolder`
+    split : name of the split
+    json_path, folder : as for :class:`CocoPanopticWriter`
+    workers : threads
+    progress : wraps the images, `progress(iterable, total, description)`
+
+    Returns
+    -------
+    json_path
+    """
+    writer = CocoPanopticWriter(json_path, dataset.metadata, folder)
+    num_stuff = dataset.metadata.num_stuff
+
+    def export(image: Any) -> None:
+        ids, infos = gt_segments_from_instances(
+            dataset.read_mask(image.id), image.cat, image.iscrowd, num_stuff, image.id
+        )
+        boxes = extract_boxes(torch.from_numpy(ids), 1 + max((s.id for s in infos), default=0)).tolist()
+        segments = [
+            Segment(s.id, s.category, s.category >= num_stuff, None, s.area or 0, tuple(boxes[s.id]), s.iscrowd)
+            for s in infos
+        ]
+        writer.add_map(image.id, ids, segments, dataset.image_path(image.id).name)
+
+    images = dataset.split(split)
+    done: Iterable[Any] = threaded_map(export, images, workers)
+    for _ in done if progress is None else progress(done, len(images), f"exporting {split}"):
+        pass
+    return writer.write_json()
+
+
+def _ids_near(colour: tuple[int, ...]) -> Iterable[int]:
+    """The id whose colour is `colour`, then ids of colours near it, then all others."""
+    # Steps by primes through windows of different widths, so that it takes long until a colour comes again.
+    windows = [
+        (max(c - reach, 0), min(c + reach, 255), c, step) for c, reach, step in zip(colour, (48, 44, 41), (37, 59, 71))
+    ]
+    for k in range(4096):
+        red, green, blue = (low + (c - low + k * step) % (high - low + 1) for low, high, c, step in windows)
+        yield red + 256 * green + 65536 * blue
+    yield from range(1, MAX_ID + 1)

@@ -1,0 +1,99 @@
+"""Score predictions against ground truth, both in COCO panoptic files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from seamseg.errors import InputError
+from seamseg.evaluation.coco_panoptic import Annotation, CocoPanoptic, read_coco_panoptic, segments_of
+from seamseg.evaluation.evaluator import PanopticEvaluator
+from seamseg.evaluation.files import threaded_map
+from seamseg.evaluation.scores import PanopticScores
+from seamseg.ops.histogram import joint_histogram
+
+
+@dataclass(frozen=True)
+class _Compared:
+    gt: Annotation
+    pred: Annotation
+    pairs: np.ndarray
+    counts: np.ndarray
+
+
+def evaluate_panoptic_json(
+    gt_json: str | Path,
+    pred_json: str | Path,
+    gt_folder: str | Path | None = None,
+    pred_folder: str | Path | None = None,
+    workers: int = 1,
+    legacy: bool = False,
+    progress: Callable[[Iterable[Any], int, str], Iterable[Any]] | None = None,
+) -> PanopticScores:
+    """Compare two COCO panoptic files image by image, in constant memory beside the two JSONs.
+
+    Every image of the ground truth must have a prediction; predictions of other images are ignored. A prediction
+    belongs to an image if it has its `image_id`, or, where none has, if its `image_id` is the name of the photo
+    without its ending (what `seamseg predict` knows of a photo).
+
+    Parameters
+    ----------
+    gt_json, pred_json : the JSONs; categories are those of the ground truth
+    gt_folder, pred_folder : of the PNGs, by default the JSON's path without `.json`
+    workers : threads that decode and compare
+    legacy : count as the original program did
+    progress : wraps the images, `progress(iterable, total, description)`
+
+    Raises
+    ------
+    InputError
+        if a file is missing or broken, an image has no prediction, sizes differ, ids of a map and its JSON differ, or a
+        category is unknown
+    """
+    gt = read_coco_panoptic(gt_json, gt_folder)
+    pred = read_coco_panoptic(pred_json, pred_folder)
+    if not gt.categories:
+        raise InputError(f"{gt.path}: the ground truth has no `categories`")
+    if not gt.annotations:
+        raise InputError(f"{gt.path}: the ground truth has no annotated image")
+    class_of = {c.id: index for index, c in enumerate(gt.categories)}
+    partner = _partners(gt, pred)
+
+    def compare(annotation: Annotation) -> _Compared:
+        other = partner[annotation.image_id]
+        gt_ids, pred_ids = gt.read_ids(annotation), pred.read_ids(other)
+        if gt_ids.shape != pred_ids.shape:
+            sizes = ["{1} x {0}".format(*ids.shape) for ids in (pred_ids, gt_ids)]
+            raise InputError(
+                f"{pred.folder / other.file_name}: the prediction is {sizes[0]} pixels (width x height), its ground "
+                f"truth {sizes[1]}; predict at the image's own size"
+            )
+        return _Compared(annotation, other, *joint_histogram(gt_ids, pred_ids))
+
+    evaluator = PanopticEvaluator(gt.categories, legacy)
+    done: Iterable[_Compared] = threaded_map(compare, gt.annotations, workers)
+    for one in done if progress is None else progress(done, len(gt.annotations), "comparing"):
+        gt_segments = segments_of(one.gt, class_of, gt.path)
+        pred_segments = segments_of(one.pred, class_of, pred.path)
+        evaluator.add_pairs(one.pairs, one.counts, gt_segments, pred_segments, str(one.gt.image_id))
+    return evaluator.scores()
+
+
+def _partners(gt: CocoPanoptic, pred: CocoPanoptic) -> Mapping[int | str, Annotation]:
+    by_id = {a.image_id: a for a in pred.annotations}
+    partner: dict[int | str, Annotation] = {}
+    for annotation in gt.annotations:
+        name = gt.photo_names.get(annotation.image_id, annotation.file_name)
+        found = by_id.get(annotation.image_id) or by_id.get(str(PurePosixPath(name).with_suffix("")))
+        if found is None:
+            missing = sum(a.image_id not in by_id for a in gt.annotations)
+            raise InputError(
+                f"{pred.path}: no prediction for image {annotation.image_id} of {gt.path.name}"
+                + (f" (nor for {missing - 1} others)" if missing > 1 else "")
+            )
+        partner[annotation.image_id] = found
+    return partner

@@ -1,0 +1,166 @@
+"""From pairs of panoptic maps to all scores, image by image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from seamseg.evaluation.confusion import ConfusionMatrix
+from seamseg.evaluation.legacy import LegacyPanopticQuality
+from seamseg.evaluation.matching import SegmentLike, without
+from seamseg.evaluation.panoptic_quality import PanopticQuality, check_sizes
+from seamseg.evaluation.scores import ClassInfo, PanopticScores
+from seamseg.evaluation.segments import gt_segments_from_instances, instances_as_they_are
+from seamseg.ops.histogram import joint_histogram
+from seamseg.structures import PanopticResult
+
+
+class ClassTable(Protocol):
+    """The part of a data set's metadata that tells the classes, stuff first."""
+
+    @property
+    def num_stuff(self) -> int: ...
+    @property
+    def num_thing(self) -> int: ...
+    @property
+    def categories(self) -> list[str]: ...
+    @property
+    def original_ids(self) -> list[int]: ...
+
+
+def category_ids(metadata: ClassTable) -> list[int]:
+    """The `category_id` of each class in COCO files: its id in the original data set; index + 1 if two are equal."""
+    original = [int(i) for i in metadata.original_ids]
+    count = metadata.num_stuff + metadata.num_thing
+    if len(original) == count and len(set(original)) == count:
+        return original
+    return list(range(1, count + 1))
+
+
+def class_infos(metadata: ClassTable) -> list[ClassInfo]:
+    """Name, id and kind of each class of a data set."""
+    return [
+        ClassInfo(name, identity, index >= metadata.num_stuff)
+        for index, (name, identity) in enumerate(zip(metadata.categories, category_ids(metadata)))
+    ]
+
+
+class PanopticEvaluator:
+    """PQ, PQ†, SQ, RQ and mIoU over a stream of images.
+
+    Parameters
+    ----------
+    classes : of the data set, see :func:`class_infos`
+    legacy : count as the original program did, see :mod:`seamseg.evaluation.legacy`
+
+    Attributes
+    ----------
+    quality, confusion : the counts
+    """
+
+    def __init__(self, classes: Sequence[ClassInfo], legacy: bool = False) -> None:
+        self.classes = list(classes)
+        self.legacy = legacy
+        self.quality = LegacyPanopticQuality(len(classes)) if legacy else PanopticQuality(len(classes))
+        self.confusion = ConfusionMatrix(len(classes))
+
+    @property
+    def n_images(self) -> int:
+        """Images compared so far"""
+        return self.quality.n_images
+
+    def add(
+        self,
+        gt_ids: np.ndarray | Tensor,
+        gt_segments: Sequence[SegmentLike],
+        pred_ids: np.ndarray | Tensor,
+        pred_segments: Sequence[SegmentLike],
+        name: str = "",
+    ) -> None:
+        """Compare two maps of an image, as :meth:`PanopticQuality.add`."""
+        check_sizes(gt_ids.shape, pred_ids.shape, name)
+        self.add_pairs(*joint_histogram(gt_ids, pred_ids), gt_segments, pred_segments, name)
+
+    def add_pairs(
+        self,
+        pairs: np.ndarray,
+        counts: np.ndarray,
+        gt_segments: Sequence[SegmentLike],
+        pred_segments: Sequence[SegmentLike],
+        name: str = "",
+    ) -> None:
+        """As :meth:`add`, from the joint histogram of the two maps."""
+        self.quality.add_pairs(pairs, counts, gt_segments, pred_segments, name)
+        self._confuse(pairs, counts, gt_segments, pred_segments)
+
+    def add_result(
+        self,
+        mask: np.ndarray | Tensor,
+        cat: Sequence[int] | Tensor,
+        iscrowd: Sequence[int] | Tensor,
+        result: PanopticResult,
+        name: str = "",
+    ) -> None:
+        """Compare a result of the network with the ground truth of a dataset folder, both at the image's own size.
+
+        Predicted crowds (things of the semantic map that no detection explains) claim no instance: they are void for
+        PQ, as in the files that `CocoPanopticWriter` writes, and of their class for the IoU of pixels.
+
+        Parameters
+        ----------
+        mask : `L x H x W` instance ids
+        cat, iscrowd : class (255 void) and crowd flag of each id; entry 0 is void
+        result : of the same size
+        name : of the image, for errors
+
+        Raises
+        ------
+        InputError
+            if sizes or ids do not fit
+        """
+        if self.legacy:
+            gt_ids, gt_segments = instances_as_they_are(mask, cat, iscrowd, name)
+        else:
+            num_stuff = sum(not c.isthing for c in self.classes)
+            gt_ids, gt_segments = gt_segments_from_instances(mask, cat, iscrowd, num_stuff, name)
+        check_sizes(gt_ids.shape, result.id_map.shape, name)
+        pairs, counts = joint_histogram(gt_ids, result.id_map)
+        crowds = [s.id for s in result.segments if s.iscrowd]
+        claimed = [s for s in result.segments if not s.iscrowd]
+        visible = without(pairs, column=1, ids=crowds)
+        self.quality.add_pairs(visible, counts, gt_segments, claimed, name)
+        self._confuse(pairs, counts, gt_segments, result.segments)
+
+    def _confuse(
+        self,
+        pairs: np.ndarray,
+        counts: np.ndarray,
+        gt_segments: Sequence[SegmentLike],
+        pred_segments: Sequence[SegmentLike],
+    ) -> None:
+        gt_class_of = {s.id: s.category for s in gt_segments}
+        pred_class_of = {s.id: s.category for s in pred_segments}
+        self.confusion.add_pairs(pairs, counts, gt_class_of, pred_class_of)
+
+    def merge(self, other: PanopticEvaluator) -> None:
+        """Add what another object has counted."""
+        self.quality.merge(other.quality)
+        self.confusion.merge(other.confusion)
+
+    def state_tensor(self) -> Tensor:
+        """All counts as one int64 vector: sum those of all processes, then :meth:`load_state_tensor`."""
+        return torch.cat([self.quality.state_tensor(), self.confusion.state_tensor()])
+
+    def load_state_tensor(self, state: Tensor) -> None:
+        """Replace the counts; the inverse of :meth:`state_tensor`."""
+        size = self.quality.state_tensor().numel()
+        self.quality.load_state_tensor(state[:size])
+        self.confusion.load_state_tensor(state[size:])
+
+    def scores(self) -> PanopticScores:
+        """The scores so far."""
+        return self.quality.result(self.classes, self.confusion.iou().tolist())

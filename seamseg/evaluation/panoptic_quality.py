@@ -1,0 +1,157 @@
+"""Panoptic quality over a stream of images; constant memory, the same to the last bit for any number of processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from seamseg.errors import InputError
+from seamseg.evaluation.matching import SegmentLike, match_segments
+from seamseg.evaluation.scores import ClassInfo, ClassScores, PanopticScores, summarise
+from seamseg.ops.histogram import joint_histogram
+
+# Rows of the state. An IoU above one half is a multiple of 2^-53, so sums of IoUs are kept as whole numbers of that
+# unit, in two halves that cannot overflow: addition is then exact and its order does not matter.
+_TP, _FP, _FN, _IOU, _TOUCH = 0, 1, 2, 3, 5
+_ROWS = 7
+_UNIT_BITS, _LOW_BITS = 53, 27
+
+
+class PanopticQuality:
+    """Counts of matches, misses and false alarms of each class (SPEC section 4 "PQ").
+
+    Parameters
+    ----------
+    num_classes : classes are `0 .. num_classes-1`
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_classes = num_classes
+        self.n_images = 0
+        self._state = np.zeros((_ROWS, num_classes), np.int64)
+
+    def add(
+        self,
+        gt_ids: np.ndarray | Tensor,
+        gt_segments: Sequence[SegmentLike],
+        pred_ids: np.ndarray | Tensor,
+        pred_segments: Sequence[SegmentLike],
+        name: str = "",
+    ) -> None:
+        """Compare two maps of an image.
+
+        Parameters
+        ----------
+        gt_ids, pred_ids : `H x W` integer maps of segment ids, 0 void
+        gt_segments, pred_segments : what the ids mean; `iscrowd` of a prediction is not looked at
+        name : of the image, for errors
+
+        Raises
+        ------
+        InputError
+            if the maps differ in size, or as :func:`seamseg.evaluation.matching.match_segments`
+        """
+        check_sizes(gt_ids.shape, pred_ids.shape, name)
+        self.add_pairs(*joint_histogram(gt_ids, pred_ids), gt_segments, pred_segments, name)
+
+    def add_pairs(
+        self,
+        pairs: np.ndarray,
+        counts: np.ndarray,
+        gt_segments: Sequence[SegmentLike],
+        pred_segments: Sequence[SegmentLike],
+        name: str = "",
+    ) -> None:
+        """As :meth:`add`, from the joint histogram of the two maps."""
+        check_classes(self.num_classes, gt_segments, pred_segments, name)
+        matches = match_segments(pairs, counts, gt_segments, pred_segments, name)
+        state = self._state
+        for row, classes in (
+            (_TP, [c for c, _ in matches.matched]),
+            (_FP, matches.false_positives),
+            (_FN, matches.false_negatives),
+        ):
+            np.add.at(state[row], np.array(classes, np.int64), 1)
+        _add_exactly(state[_IOU : _IOU + 2], matches.matched)
+        _add_exactly(state[_TOUCH : _TOUCH + 2], matches.touching)
+        self.n_images += 1
+
+    def merge(self, other: PanopticQuality) -> None:
+        """Add what another object has counted."""
+        self._state += other._state
+        self.n_images += other.n_images
+
+    def state_tensor(self) -> Tensor:
+        """The counts as one int64 vector: the sum over processes is what :meth:`load_state_tensor` wants."""
+        return torch.from_numpy(np.append(self._state.ravel(), self.n_images))
+
+    def load_state_tensor(self, state: Tensor) -> None:
+        """Replace the counts; the inverse of :meth:`state_tensor`."""
+        values = state.detach().cpu().numpy()
+        self._state = values[:-1].reshape(_ROWS, self.num_classes).astype(np.int64)
+        self.n_images = int(values[-1])
+
+    def result(self, classes: Sequence[ClassInfo], iou: Sequence[float] | None = None) -> PanopticScores:
+        """The scores so far.
+
+        Parameters
+        ----------
+        classes : name, id and kind of each class
+        iou : pixel IoU of each class, which is not counted here
+        """
+        if len(classes) != self.num_classes:
+            raise ValueError(f"PanopticQuality.result: {len(classes)} classes given, {self.num_classes} counted")
+        ious = [math.nan] * len(classes) if iou is None else [float(v) for v in iou]
+        return summarise([self._scores(c, info, ious[c]) for c, info in enumerate(classes)], self.n_images)
+
+    def _scores(self, index: int, info: ClassInfo, iou: float) -> ClassScores:
+        column = self._state[:, index].tolist()
+        tp, fp, fn = column[_TP], column[_FP], column[_FN]
+        total = _total(column[_IOU], column[_IOU + 1])
+        pq = sq = rq = dagger = math.nan
+        if tp + fp + fn > 0:
+            rq = tp / (tp + 0.5 * fp + 0.5 * fn)
+            sq = total / tp if tp else 0.0
+            pq = total / (tp + 0.5 * fp + 0.5 * fn)
+        if info.isthing:
+            dagger = pq
+        elif tp + fn > 0:
+            dagger = _total(column[_TOUCH], column[_TOUCH + 1]) / (tp + fn)
+        return ClassScores(info, pq, sq, rq, dagger, iou, tp, fp, fn)
+
+
+def check_sizes(gt_shape: Sequence[int], pred_shape: Sequence[int], name: str = "") -> None:
+    """Raise InputError if the two maps of an image differ in size."""
+    if tuple(gt_shape) != tuple(pred_shape):
+        gt, pred = (" x ".join(str(n) for n in reversed(shape)) for shape in (gt_shape, pred_shape))
+        raise InputError(
+            f"image {name}: the prediction is {pred} pixels (width x height), the ground truth {gt}; "
+            "predict at the image's own size"
+        )
+
+
+def check_classes(
+    num_classes: int, gt_segments: Iterable[SegmentLike], pred_segments: Iterable[SegmentLike], name: str = ""
+) -> None:
+    """Raise InputError if a segment is of a class that does not exist."""
+    for what, segments in (("ground-truth", gt_segments), ("predicted", pred_segments)):
+        for s in segments:
+            if not 0 <= s.category < num_classes:
+                raise InputError(
+                    f"image {name}: {what} segment {s.id} has class {s.category}; classes are 0 to {num_classes - 1}"
+                )
+
+
+def _add_exactly(halves: np.ndarray, values: Sequence[tuple[int, float]]) -> None:
+    for c, value in values:
+        units = round(math.ldexp(value, _UNIT_BITS))
+        halves[0, c] += units >> _LOW_BITS
+        halves[1, c] += units & ((1 << _LOW_BITS) - 1)
+
+
+def _total(high: int, low: int) -> float:
+    return ((high << _LOW_BITS) + low) / (1 << _UNIT_BITS)

@@ -1,0 +1,126 @@
+"""The numbers an evaluation ends with, all of them fractions; NaN where there was nothing to measure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ClassInfo:
+    """A class: its name, the id that reports show (its `category_id` in COCO files) and whether it is a thing."""
+
+    name: str
+    id: int
+    isthing: bool
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """Scores of one class; PQ, SQ, RQ are NaN if it has neither ground truth nor predictions, IoU if it has no pixel.
+
+    `PQ_dagger` is PQ for things; for stuff it is the sum of the IoUs of the pairs of segments of the class that
+    share a pixel over the number of ground-truth segments, NaN if there are none.
+    """
+
+    info: ClassInfo
+    PQ: float
+    SQ: float
+    RQ: float
+    PQ_dagger: float
+    IoU: float
+    TP: int
+    FP: int
+    FN: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The scores under their names; null for NaN."""
+        out: dict[str, Any] = {"id": self.info.id, "isthing": self.info.isthing}
+        for key in ("PQ", "SQ", "RQ", "PQ_dagger", "IoU"):
+            out[key] = _or_none(getattr(self, key))
+        return {**out, "TP": self.TP, "FP": self.FP, "FN": self.FN}
+
+
+@dataclass(frozen=True)
+class PanopticScores:
+    """Means over classes, and the classes themselves.
+
+    Attributes
+    ----------
+    PQ, SQ, RQ : panoptic, segmentation and recognition quality, of all classes; also of things and of stuff alone
+    PQ_dagger : PQ with the mean IoU in the place of PQ for stuff (Porzi et al., CVPR 2019)
+    mIoU : mean IoU of the pixels of the classes
+    n_images : images that were compared
+    per_class : one entry a class
+    """
+
+    PQ: float
+    SQ: float
+    RQ: float
+    PQ_things: float
+    SQ_things: float
+    RQ_things: float
+    PQ_stuff: float
+    SQ_stuff: float
+    RQ_stuff: float
+    PQ_dagger: float
+    mIoU: float
+    n_images: int
+    per_class: list[ClassScores]
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` writes: fractions 0-1, null where there was nothing to measure; `per_class` by name."""
+        out: dict[str, Any] = {key: _or_none(getattr(self, key)) for key in HEADLINE}
+        out["n_images"] = self.n_images
+        out["per_class"] = dict(zip(_unique_names(self.per_class), (c.to_json() for c in self.per_class)))
+        return out
+
+
+HEADLINE = (
+    "PQ", "SQ", "RQ",
+    "PQ_things", "SQ_things", "RQ_things",
+    "PQ_stuff", "SQ_stuff", "RQ_stuff",
+    "PQ_dagger", "mIoU",
+)  # fmt: skip
+"""Keys of the headline numbers, in the order of the JSON."""
+
+
+def summarise(per_class: Sequence[ClassScores], n_images: int) -> PanopticScores:
+    """Average over the classes that have something to measure.
+
+    Parameters
+    ----------
+    per_class : scores of each class
+    n_images : images that were compared
+    """
+    things = [c for c in per_class if c.info.isthing]
+    stuff = [c for c in per_class if not c.info.isthing]
+    means = {
+        f"{key}{suffix}": mean(getattr(c, key) for c in group)
+        for suffix, group in (("", per_class), ("_things", things), ("_stuff", stuff))
+        for key in ("PQ", "SQ", "RQ")
+    }
+    return PanopticScores(
+        **means,
+        PQ_dagger=mean(c.PQ_dagger for c in per_class),
+        mIoU=mean(c.IoU for c in per_class),
+        n_images=n_images,
+        per_class=list(per_class),
+    )
+
+
+def mean(values: Iterable[float]) -> float:
+    """Mean of the values that are not NaN, NaN if there are none."""
+    known = [v for v in values if not math.isnan(v)]
+    return math.fsum(known) / len(known) if known else math.nan
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _unique_names(per_class: Sequence[ClassScores]) -> list[str]:
+    names = [c.info.name for c in per_class]
+    return [n if names.count(n) == 1 else f"{n} ({c.info.id})" for n, c in zip(names, per_class)]

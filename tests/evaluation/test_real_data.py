@@ -1,0 +1,88 @@
+"""Samples of real data sets, which are not part of this repository.
+
+Set SEAMSEG_REAL_DATA to a folder that holds `coco_panoptic_sample/` (of the COCO panoptic tools) and `scalabel_pq/` (of
+Scalabel's evaluation tests, whose results its authors state).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seamseg.evaluation import (
+    ClassInfo,
+    PanopticQuality,
+    SegmentInfo,
+    evaluate_panoptic_json,
+    read_id_png,
+    write_id_png,
+)
+
+pytestmark = pytest.mark.slow
+
+
+def folder(name):
+    path = Path(os.environ.get("SEAMSEG_REAL_DATA", "/nonexistent")) / name
+    if not path.is_dir():
+        pytest.skip("SEAMSEG_REAL_DATA names no folder with " + name)
+    return path
+
+
+def test_coco_sample_against_itself_and_with_one_segment_lost(tmp_path):
+    root = folder("coco_panoptic_sample")
+    gt = root / "panoptic_examples.json"
+    same = evaluate_panoptic_json(gt, gt)
+    assert (same.PQ, same.SQ, same.RQ, same.mIoU) == (1, 1, 1, 1)
+    content = json.loads(gt.read_text())
+    for annotation in content["annotations"]:
+        ids = read_id_png(root / "panoptic_examples" / annotation["file_name"])
+        person = next(s for s in annotation["segments_info"] if s["category_id"] == 1 and not s["iscrowd"])
+        annotation["segments_info"].remove(person)
+        write_id_png(tmp_path / "pred" / annotation["file_name"], np.where(ids == person["id"], 0, ids))
+    (tmp_path / "pred.json").write_text(json.dumps(content))
+    less = evaluate_panoptic_json(gt, tmp_path / "pred.json")
+    person = next(c for c in less.per_class if c.info.name == "person")
+    assert (person.TP, person.FP, person.FN) == (24, 0, 2)
+    assert pytest.approx([1, (7 + 24 / 25) / 8], abs=1e-12) == [less.SQ, less.PQ]
+
+
+def _scalabel_maps(path, classes):
+    mask_tools = pytest.importorskip("pycocotools.mask")
+    index = {c.name: c.id for c in classes}
+    maps = {}
+    for frame in json.loads(path.read_text()):
+        # several regions of one stuff class are one segment, as in every panoptic format
+        ids, segments, stuff = np.zeros((720, 1280), np.int64), [], {}
+        for number, label in enumerate(frame["labels"], start=1):
+            if label["rle"] is None:
+                continue
+            category = index[label["category"]]
+            name = number if classes[category].isthing else stuff.setdefault(category, number)
+            rle = {"size": label["rle"]["size"], "counts": label["rle"]["counts"].encode()}
+            ids[mask_tools.decode(rle).astype(bool)] = name
+            if name == number:
+                segments.append(SegmentInfo(name, category))
+        maps[frame["name"]] = ids, segments
+    return maps
+
+
+@pytest.mark.parametrize(
+    ("gt", "pred", "known"),
+    [("sample", "preds", 26.67148733), ("sample_2", "preds", 17.78099155), ("sample", "preds_empty", 0.0)],
+)
+def test_scalabel_results(gt, pred, known):
+    """Their void rule differs from COCO's; the ground truth of this sample has no void where it would matter."""
+    root = folder("scalabel_pq")
+    kinds = re.findall(r'name = "([^"]+)"\nisThing = (\w+)', (root / "pan_seg_configs.toml").read_text())
+    classes = [ClassInfo(name, i, thing == "true") for i, (name, thing) in enumerate(kinds)]
+    predicted = _scalabel_maps(root / f"pan_seg_{pred}.json", classes)
+    quality = PanopticQuality(len(classes))
+    for name, (ids, segments) in _scalabel_maps(root / f"pan_seg_{gt}.json", classes).items():
+        quality.add(ids, segments, *predicted.get(name, (np.zeros_like(ids), [])), name)
+    percent = 100 * quality.result(classes).PQ
+    assert percent == pytest.approx(known, abs=1e-6)

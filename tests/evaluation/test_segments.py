@@ -1,0 +1,79 @@
+"""Ground truth of a dataset folder as one map, and its comparison with results of the network."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from seamseg.errors import InputError
+from seamseg.evaluation import ClassInfo, PanopticEvaluator, SegmentInfo, gt_segments_from_instances
+from seamseg.evaluation.segments import flatten_layers
+from seamseg.structures import PanopticResult, Segment
+
+# classes: 0 road, 1 sky (stuff), 2 car, 3 person (things)
+CLASSES = [ClassInfo(n, i, i >= 2) for i, n in enumerate(("road", "sky", "car", "person"))]
+
+
+def result(id_map, segments):
+    return PanopticResult(
+        np.array(id_map, np.int32),
+        [Segment(i, c, c >= 2, None, 0, (0, 0, 0, 0), crowd) for i, c, crowd in segments],
+    )
+
+
+def test_stuff_and_crowds_of_a_class_become_one_segment():
+    mask = torch.tensor([[[1, 2, 3, 4], [5, 6, 7, 0]]])
+    ids, segments = gt_segments_from_instances(mask, [255, 0, 2, 0, 2, 3, 2, 2], [0, 0, 0, 0, 1, 0, 1, 0], 2)
+    assert ids.tolist() == [[1, 2, 1, 3], [4, 3, 5, 0]]
+    assert segments == [
+        SegmentInfo(1, 0, False, 2),
+        SegmentInfo(2, 2, False, 1),
+        SegmentInfo(3, 2, True, 2),
+        SegmentInfo(4, 3, False, 1),
+        SegmentInfo(5, 2, False, 1),
+    ]
+
+
+def test_void_classes_and_absent_ids_are_left_out():
+    ids, segments = gt_segments_from_instances(np.array([[1, 2]]), [255, 255, 0, 1], [0, 0, 0, 0], 2)
+    assert [s.category for s in segments] == [0]
+    assert (ids > 0).tolist() == [[False, True]]
+
+
+def test_first_layer_has_the_pixel():
+    assert flatten_layers(np.array([[[0, 1, 1]], [[2, 2, 0]]])).tolist() == [[2, 1, 1]]
+
+
+def test_id_without_class_is_an_error():
+    with pytest.raises(InputError, match=r"image a: .* id 3, .* 0 to 1"):
+        gt_segments_from_instances(np.array([[3]]), [255, 0], [0, 0], 1, "a")
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32, np.int64])
+def test_a_perfect_result_scores_one_whatever_the_type_of_the_map(dtype):
+    mask = np.array([[[1, 1, 2], [3, 3, 0]]], dtype)
+    evaluator = PanopticEvaluator(CLASSES)
+    perfect = result([[9, 9, 4], [7, 7, 0]], [(9, 0, False), (4, 2, False), (7, 3, False)])
+    evaluator.add_result(mask, [255, 0, 2, 3], [0, 0, 0, 0], perfect)
+    scores = evaluator.scores()
+    assert (scores.PQ, scores.PQ_dagger, scores.mIoU, scores.n_images) == (1.0, 1.0, 1.0, 1)
+    assert math.isnan(scores.per_class[1].PQ)
+
+
+def test_predicted_crowds_are_void_for_pq_and_of_their_class_for_pixels():
+    evaluator = PanopticEvaluator(CLASSES)
+    predicted = result([[5, 6, 6, 6]], [(5, 0, False), (6, 2, True)])
+    evaluator.add_result(np.array([[1, 1, 2, 2]]), [255, 0, 2], [0, 0, 0], predicted)
+    scores = evaluator.scores()
+    car = scores.per_class[2]
+    assert (car.TP, car.FP, car.FN) == (0, 0, 1)
+    assert car.IoU == pytest.approx(2 / 3)
+    assert scores.per_class[0].FN == 1
+
+
+def test_sizes_must_be_the_same():
+    with pytest.raises(InputError, match=r"image a: the prediction is 1 x 2 pixels \(width x height\), .* 2 x 1"):
+        PanopticEvaluator(CLASSES).add_result(np.zeros((1, 2), int), [255], [0], result([[0], [0]], []), "a")
