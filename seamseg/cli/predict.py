@@ -1,0 +1,96 @@
+"""Panoptic segmentation of photos with a trained model.
+
+    seamseg predict runs/city photos/ out/
+    seamseg predict seamseg_r50_vistas.zip street.jpg out/ --format overlay,coco
+    seamseg predict model_best.pth.tar 'drive/**/*.png' out/ --config my.ini --meta DATA/metadata.bin
+    torchrun --nproc-per-node 4 -m seamseg.cli.main predict runs/city photos/ out/
+
+MODEL is a published zip, a run folder of `seamseg train`, or a snapshot. IN is a photo, a folder (searched with its
+sub-folders, which are kept in OUT) or a quoted glob. Photos of any size and kind are seen upright, at their own size in
+the output. Unreadable ones are named, counted and skipped; the exit code is then 1.
+
+Formats: overlay (<name>.jpg, the photo blended with the colours of its segments), coco (panoptic/<name>.png and
+panoptic.json, as the COCO panoptic tools read them), raw (<name>.pth.tar, what the network says before the fusion).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("model", metavar="MODEL", help="zip, run folder or snapshot")
+    parser.add_argument("inputs", metavar="IN", help="photo, folder or glob")
+    parser.add_argument("out", metavar="OUT", type=Path, help="folder for the outputs; is made")
+    parser.add_argument("--format", default="overlay", metavar="LIST", help="overlay,coco,raw (default: overlay)")
+    parser.add_argument("--config", metavar="F", help="INI file, if the model does not hold one")
+    parser.add_argument("--meta", metavar="F", help="metadata.bin, if the model does not hold one")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    fusion = parser.add_argument_group("from detections and classes to one map (defaults: the model's configuration)")
+    fusion.add_argument("--score-threshold", type=float, metavar="P", help="least score of a detection")
+    fusion.add_argument(
+        "--overlap-threshold",
+        "--iou-threshold",
+        type=float,
+        metavar="P",
+        help="a detection hidden by more than this part of it is left out",
+    )
+    fusion.add_argument("--min-area", type=int, metavar="N", help="stuff of fewer pixels, at network size, is void")
+    size = parser.add_argument_group("size of the network's input")
+    size.add_argument("--shortest-size", type=int, metavar="N", help="shortest side (default: as configured)")
+    size.add_argument(
+        "--longest-max-size",
+        type=int,
+        metavar="N",
+        help="longest side at most; panoramas are shrunk to it "
+        "(default: 4 times the shortest size, or the configured longest_max_size if that is more)",
+    )
+    work = parser.add_argument_group("work")
+    work.add_argument("--batch-size", type=int, default=1, metavar="N", help="photos of one size together (default: 1)")
+    work.add_argument("--workers", type=int, metavar="N", help="processes that decode (default: up to 4); 0 for none")
+    work.add_argument("--limit", type=int, metavar="N", help="only the first N photos")
+    work.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any configuration key")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predict; 0, or 1 if some photos could not be read."""
+    from seamseg.engine.distributed import distributed
+    from seamseg.engine.inference import predict_all
+    from seamseg.engine.photos import available_cores
+    from seamseg.engine.predictor import load_predictor
+    from seamseg.engine.sources import find_sources
+    from seamseg.engine.writers import make_writers
+    from seamseg.errors import InputError
+
+    for name in ("limit", "workers", "batch_size"):
+        value = getattr(args, name)
+        if value is not None and value < (0 if name == "workers" else 1):
+            raise InputError(f"--{name.replace('_', '-')} {value}: too small")
+    if args.out.exists() and not args.out.is_dir():
+        raise InputError(f"{args.out}: the output must be a folder, this is a file")
+    sources = find_sources(args.inputs, args.out)[: args.limit]
+    with distributed(args.device) as world:
+        predictor = load_predictor(
+            args.model,
+            world.device,
+            args.config,
+            args.meta,
+            score_threshold=args.score_threshold,
+            overlap_threshold=args.overlap_threshold,
+            min_stuff_area=args.min_area,
+            shortest_size=args.shortest_size,
+            longest_max_size=args.longest_max_size,
+            overrides=args.set,
+        )
+        writers = make_writers([f.strip() for f in args.format.split(",") if f.strip()], args.out, predictor.metadata)
+        workers = min(4, available_cores()) if args.workers is None else args.workers
+        if args.workers is None and len(sources) < 2 * world.size:
+            workers = 0
+        tally = predict_all(predictor, sources, writers, world, args.batch_size, workers)
+        if world.is_main and not args.quiet:
+            skipped = f", {tally.unreadable} could not be read" if tally.unreadable else ""
+            print(f"{tally.done} photos in {args.out}{skipped}", file=sys.stderr)
+    return 1 if tally.unreadable else 0

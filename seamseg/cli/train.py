@@ -1,0 +1,64 @@
+"""Train a panoptic network.
+
+    seamseg train configs/toy_city_r18.ini DATA --log-dir runs/city
+    seamseg train my.ini DATA --log-dir runs/my --pre-train body:resnet50.pth --set optimizer.lr=0.02
+    seamseg train my.ini DATA --log-dir runs/my --resume runs/my/model_last.pth.tar
+    torchrun --nproc-per-node 8 -m seamseg.cli.main train my.ini DATA --log-dir runs/my
+
+DATA is a dataset folder from `seamseg prepare`. The run folder gets config.ini, metadata.bin and after each epoch
+model_last.pth.tar and model_best.pth.tar (so `seamseg predict runs/my ...` works), a text log and TensorBoard files.
+Interrupt it at any time; --resume continues from the last finished epoch, with the same numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("config", metavar="CONFIG", help="INI file")
+    parser.add_argument("data", metavar="DATA", help="dataset folder")
+    parser.add_argument("--log-dir", metavar="RUN", help="run folder (default: runs/NAME for NAME.ini)")
+    parser.add_argument("--resume", metavar="F", help="continue from this snapshot, also from one of the original")
+    parser.add_argument(
+        "--pre-train",
+        metavar="[PART:]F",
+        action="append",
+        default=[],
+        help="start from a snapshot, or from the weights of one part: body, rpn_head, roi_head, sem_head; what does "
+        "not fit is skipped, and said; may be given several times, later ones win",
+    )
+    parser.add_argument("--eval", action="store_true", help="only score the weights of --resume or --pre-train")
+    parser.add_argument("--set", metavar="SECTION.KEY=VALUE", action="append", default=[], help="any configuration key")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, and print the scores of the last validation."""
+    from seamseg.engine.training import TrainingOptions, run_training
+    from seamseg.evaluation.table import format_table
+
+    options = TrainingOptions(
+        config=args.config,
+        data=args.data,
+        log_dir=args.log_dir or Path("runs") / Path(args.config).stem,
+        resume=args.resume,
+        pretrain=args.pre_train,
+        evaluate=args.eval,
+        overrides=args.set,
+        device=args.device,
+    )
+    scores = run_training(options)
+    if scores is not None and _is_main_process():
+        print(format_table(scores))
+        sys.stdout.flush()
+    return 0
+
+
+def _is_main_process() -> bool:
+    import os
+
+    return os.environ.get("RANK", "0") == "0"

@@ -1,0 +1,193 @@
+"""One process or several: the process group of torchrun's environment, and the few collectives the engine needs.
+
+Any launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT will do; without them there is one
+process and no group. Collectives of Python objects and of CPU tensors go through gloo, those of CUDA tensors through
+NCCL.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from seamseg.errors import InputError, SeamsegError
+
+T = TypeVar("T")
+
+_REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TIMEOUT_VARIABLE = "SEAMSEG_TIMEOUT_MINUTES"
+
+
+@dataclass(frozen=True)
+class World:
+    """Who this process is: `rank` of `size`, `local_rank` on its machine, and the device it computes on."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    device: torch.device = torch.device("cpu")
+
+    @property
+    def is_main(self) -> bool:
+        """True for the process that prints and writes the shared files."""
+        return self.rank == 0
+
+    @property
+    def is_distributed(self) -> bool:
+        """True if there are other processes."""
+        return self.size > 1
+
+    def shard(self, items: list[T]) -> list[T]:
+        """This process' part of a list: every item goes to exactly one process, so parts may differ by one item."""
+        return items[self.rank :: self.size]
+
+
+def choose_device(name: str = "auto", local_rank: int = 0) -> torch.device:
+    """The device that `--device` names: auto (a GPU if there is one), cpu, cuda or cuda:N.
+
+    Raises
+    ------
+    InputError
+        if there is no such device here
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device {name}: not a device, use auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise InputError(f"--device {name}: this PyTorch sees no GPU; use --device cpu, or run `seamseg doctor`")
+        index = local_rank if device.index is None else device.index
+        if index >= torch.cuda.device_count():
+            raise InputError(
+                f"--device {name}: process {local_rank} needs GPU {index}, there are {torch.cuda.device_count()}; "
+                "start fewer processes or use --device cpu"
+            )
+        return torch.device("cuda", index)
+    return device
+
+
+def _environment() -> tuple[int, int, int]:
+    """rank, world size and local rank as the launcher says; 0, 1, 0 if there is none."""
+    present = [name for name in _REQUIRED if name in os.environ]
+    if not present or os.environ.get("WORLD_SIZE") == "1":
+        return 0, 1, 0
+    missing = [name for name in _REQUIRED if name not in os.environ]
+    # MASTER_ADDR alone is often left in a shell; only a rank or a size means that a launcher is at work
+    if "RANK" not in present and "WORLD_SIZE" not in present:
+        return 0, 1, 0
+    if missing:
+        raise InputError(f"the environment sets {', '.join(present)} but not {', '.join(missing)}; start with torchrun")
+    try:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    except ValueError:
+        raise InputError("RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers; start with torchrun") from None
+    if not 0 <= rank < size:
+        raise InputError(f"RANK={rank} is not below WORLD_SIZE={size}; start with torchrun")
+    return rank, size, local_rank
+
+
+def _timeout() -> timedelta:
+    value = os.environ.get(_TIMEOUT_VARIABLE, "30")
+    try:
+        minutes = float(value)
+    except ValueError:
+        minutes = 0.0
+    if minutes <= 0:
+        raise InputError(f"{_TIMEOUT_VARIABLE}={value}: must be a positive number of minutes")
+    return timedelta(minutes=minutes)
+
+
+@contextmanager
+def distributed(device: str = "auto") -> Iterator[World]:
+    """Join the launcher's process group for the length of a `with` block; a lone process joins none.
+
+    A process that waits for another longer than SEAMSEG_TIMEOUT_MINUTES (30) fails.
+
+    Parameters
+    ----------
+    device : as `--device`; `auto` and `cuda` mean the GPU numbered as the local rank
+
+    Raises
+    ------
+    InputError
+        if the environment is half set or there are fewer GPUs than processes
+    SeamsegError
+        if the other processes cannot be reached
+    """
+    rank, size, local_rank = _environment()
+    world = World(rank, size, local_rank, choose_device(device, local_rank))
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
+    if size == 1:
+        yield world
+        return
+    backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
+    try:
+        dist.init_process_group(backend, rank=rank, world_size=size, timeout=_timeout())
+    except (RuntimeError, ValueError) as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        reason = str(error).splitlines()[0]
+        raise SeamsegError(f"process {rank} of {size} cannot join the others at {address}: {reason}") from error
+    try:
+        yield world
+    except BaseException:
+        # waiting for the others to agree on the end could hang: they may be inside a collective of their own
+        if world.device.type == "cpu":
+            dist.destroy_process_group()
+        raise
+    else:
+        dist.destroy_process_group()
+
+
+def barrier(world: World) -> None:
+    """Wait until every process is here."""
+    if world.is_distributed:
+        # a sum over gloo rather than dist.barrier(): the latter would first occupy a GPU, and warn
+        dist.all_reduce(torch.zeros(1))
+
+
+def gather_objects(world: World, value: T) -> list[T]:
+    """What every process holds, by rank; every process gets the list. Values must be picklable."""
+    if not world.is_distributed:
+        return [value]
+    gathered: list[Any] = [None] * world.size
+    dist.all_gather_object(gathered, value)
+    return gathered
+
+
+def mean_over_processes(world: World, values: dict[str, float]) -> dict[str, float]:
+    """Average each number over the processes, which must all pass the same names."""
+    if not world.is_distributed:
+        return values
+    total = torch.tensor(list(values.values()), dtype=torch.float64)
+    dist.all_reduce(total)
+    return dict(zip(values, (total / world.size).tolist()))
+
+
+def sum_over_processes(world: World, values: torch.Tensor) -> torch.Tensor:
+    """The sum of a CPU tensor over the processes."""
+    if not world.is_distributed:
+        return values
+    total = values.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def broadcast_buffers(world: World, module: nn.Module) -> None:
+    """Give every process the main process' buffers (running statistics)."""
+    if not world.is_distributed:
+        return
+    for buffer in module.buffers():
+        dist.broadcast(buffer.detach(), src=0)

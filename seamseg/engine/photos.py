@@ -1,0 +1,146 @@
+"""Photos on their way to the network: decoded in the background, batched only with others of their network size."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from seamseg.config import Config
+from seamseg.data.images import UnreadableImage, open_image
+from seamseg.data.transforms import TestTransform
+from seamseg.errors import InputError
+
+T = TypeVar("T")
+
+MAX_ASPECT = 4
+"""Pictures longer than this times their shortest side are shrunk further than to `shortest_size`, see below."""
+
+
+def test_transform(
+    config: Config, shortest_size: int | None = None, longest_max_size: int | None = None
+) -> TestTransform:
+    """The transform of prediction and validation.
+
+    The original puts no limit on the longest side, so a panorama can exhaust the memory. Here the default limit is
+    :data:`MAX_ASPECT` times the shortest size or `dataloader.longest_max_size`, whichever is more: far beyond what
+    ordinary photos reach, so they are seen exactly as by the original.
+
+    Parameters
+    ----------
+    config : its `[dataloader]` sizes and normalisation
+    shortest_size, longest_max_size : instead of the configured and the default ones
+
+    Raises
+    ------
+    InputError
+        if a size is not positive, or the longest is below the shortest
+    """
+    options = config.dataloader
+    shortest = options.shortest_size if shortest_size is None else shortest_size
+    if longest_max_size is None:
+        longest_max_size = max(MAX_ASPECT * shortest, options.longest_max_size)
+    if shortest < 1 or longest_max_size < shortest:
+        raise InputError(
+            f"network size: shortest {shortest} and longest {longest_max_size} pixels; both must be positive and the "
+            "longest not below the shortest"
+        )
+    return TestTransform(shortest, longest_max_size, options.rgb_mean, options.rgb_std)
+
+
+test_transform.__test__ = False  # type: ignore[attr-defined]  # not a test case, whatever its name suggests to pytest
+
+
+@dataclass(frozen=True)
+class Photo:
+    """A decoded photo: `index` in its list, network input `3 x H x W`, own size, and RGB `h x w x 3` uint8 if kept."""
+
+    index: int
+    image: Tensor
+    native_size: tuple[int, int]
+    rgb: Tensor | None
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A photo that could not be decoded: `index` in its list, and why."""
+
+    index: int
+    reason: str
+
+
+class PhotoDataset(Dataset):
+    """Decodes and transforms photos; those that cannot be read become :class:`Unreadable` rather than an error.
+
+    Parameters
+    ----------
+    paths : of the photos
+    transform : to the network's input
+    keep_rgb : hand out the photo's own pixels too
+    """
+
+    def __init__(self, paths: Sequence[Path], transform: TestTransform, keep_rgb: bool = False) -> None:
+        self.paths = list(paths)
+        self.transform = transform
+        self.keep_rgb = keep_rgb
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Photo | Unreadable:
+        """The photo at an index."""
+        try:
+            image = open_image(self.paths[index])
+        except UnreadableImage as error:
+            return Unreadable(index, str(error))
+        # a tensor reaches the main process through shared memory, an array through a pipe
+        rgb = torch.from_numpy(np.array(image)) if self.keep_rgb else None
+        return Photo(index, self.transform(image), (image.height, image.width), rgb)
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def as_is(item: T) -> T:
+    """The `collate_fn` of loaders of single items; the default one would rebuild them."""
+    return item
+
+
+def photo_loader(dataset: PhotoDataset, workers: int) -> DataLoader:
+    """The photos in order, decoded by `workers` processes (0: none) that stay a few photos ahead."""
+    return DataLoader(dataset, batch_size=None, num_workers=min(workers, len(dataset)), collate_fn=as_is)
+
+
+def equal_size_batches(items: Iterable[T], batch_size: int, image_of: Callable[[T], Tensor]) -> Iterator[list[T]]:
+    """Group items of the same network size, so that no image is ever padded and none's result depends on others.
+
+    At most `2 * batch_size` items wait for company; one of a rare size goes on its own.
+
+    Parameters
+    ----------
+    items : in any order
+    batch_size : items a group at most
+    image_of : the network input of an item
+    """
+    waiting: dict[Any, list[T]] = {}
+    for item in items:
+        size = tuple(image_of(item).shape)
+        group = waiting.setdefault(size, [])
+        group.append(item)
+        if len(group) == batch_size:
+            yield waiting.pop(size)
+        elif sum(map(len, waiting.values())) > 2 * batch_size:
+            # the group that was begun first: dicts keep the order of insertion
+            yield waiting.pop(next(iter(waiting)))
+    yield from waiting.values()

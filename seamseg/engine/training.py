@@ -1,0 +1,244 @@
+"""`seamseg train`: from a configuration and a data set to a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from seamseg.config import Config, config_to_string, load_config
+from seamseg.data.dataset import PanopticDataset
+from seamseg.data.loader import train_loader
+from seamseg.data.metadata import Metadata
+from seamseg.data.samplers import DistributedARBatchSampler
+from seamseg.data.transforms import TrainTransform
+from seamseg.engine.checkpoint import Progress, load_weights, resume
+from seamseg.engine.distributed import World, barrier, distributed
+from seamseg.engine.logs import Board, TextLog
+from seamseg.engine.optimizer import build_optimizer
+from seamseg.engine.photos import available_cores
+from seamseg.engine.pretrained import load_body_weights, load_pretrained
+from seamseg.engine.progress import is_quiet
+from seamseg.engine.run_folder import RunFolder
+from seamseg.engine.schedule import LRSchedule
+from seamseg.engine.trainer import Trainer, seed_everything
+from seamseg.engine.validate import Validator
+from seamseg.errors import InputError
+from seamseg.evaluation.scores import PanopticScores
+from seamseg.models.build import build_training_module
+from seamseg.models.panoptic import PanopticNet
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What the command line says.
+
+    Attributes
+    ----------
+    config : INI file
+    data : dataset folder
+    log_dir : run folder, is made
+    resume : snapshot to continue from
+    pretrain : `[part:]FILE` to start from, see :func:`seamseg.engine.pretrained.load_pretrained`
+    evaluate : only score the weights of `resume` or `pretrain`
+    overrides : `section.key=value` each
+    device : auto, cpu, cuda or cuda:N
+    """
+
+    config: str | Path
+    data: str | Path
+    log_dir: str | Path
+    resume: str | Path | None = None
+    pretrain: Sequence[str] = ()
+    evaluate: bool = False
+    overrides: Sequence[str] = ()
+    device: str = "auto"
+
+
+def run_training(options: TrainingOptions) -> PanopticScores | None:
+    """Train, or with `evaluate` only score, a network; joins the processes of torchrun if there are any.
+
+    Returns
+    -------
+    scores : of the last validation; None if there was none
+
+    Raises
+    ------
+    InputError
+        if the configuration, the data set or a file of weights is wrong
+    SeamsegError
+        if a loss is not finite or a file cannot be written
+    """
+    if options.evaluate and options.resume is None and not options.pretrain:
+        raise InputError("--eval scores weights that exist: name them with --resume F or --pre-train F")
+    config = load_config(options.config, "panoptic", options.overrides)
+    with distributed(options.device) as world:
+        run = RunFolder(Path(options.log_dir))
+        if world.is_main:
+            run.make()
+        log = TextLog(run.path if world.is_main else None, is_quiet(), enabled=world.is_main)
+        try:
+            return _run(options, config, world, run, log)
+        except KeyboardInterrupt:
+            log.warning("interrupted; --resume continues from the last finished epoch")
+            raise
+        except Exception as error:
+            log.failure(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            log.close()
+
+
+def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder, log: TextLog) -> PanopticScores | None:
+    torch.backends.cudnn.benchmark = config.general.cudnn_benchmark
+    validator = _validator(options, config, world)
+    loader = None if options.evaluate else _loader(options, config, world)
+    metadata = _metadata(validator, loader)
+    log.info(f"{metadata.num_stuff} stuff and {metadata.num_thing} thing classes; {_where(world)}")
+    if config.general.eval_coco:
+        log.warning("[general] eval_coco: box and mask AP are not measured during training")
+
+    seed_everything(config.general.seed, -1, 0)
+    module = build_training_module(config, metadata.num_stuff, metadata.num_thing)
+    net = module.net
+    names, weights = module.criterion.names, config.optimizer.loss_weights
+    if len(names) != len(weights):
+        raise InputError(f"[optimizer] loss_weights: {len(weights)} for {len(names)} losses, {', '.join(names)}")
+    _load_start(options, config, net, log)
+    net.to(world.device)
+    if loader is None:
+        assert validator is not None
+        if options.resume is not None:
+            load_weights(options.resume, net, metadata)
+        return validator(net)
+
+    optimizer = build_optimizer(net, config)
+    base_lrs = [group["lr"] for group in optimizer.param_groups]
+    progress = Progress()
+    if options.resume is not None:
+        progress = resume(options.resume, net, optimizer, metadata)
+        log.info(f"resumed from {options.resume}, {progress.epoch + 1} epochs done, step {progress.global_step}")
+    scheduler = config.scheduler
+    schedule = LRSchedule(
+        scheduler.type,
+        scheduler.params,
+        base_lrs,
+        scheduler.epochs,
+        len(loader),
+        scheduler.update_mode,
+        scheduler.burn_in_steps,
+        scheduler.burn_in_start,
+    )
+    if world.is_main:
+        run.describe(config, metadata, log, options.resume is not None)
+    barrier(world)
+    board = Board(run.path if world.is_main else None, progress.global_step + 1 if options.resume else None, log)
+    trainer = Trainer(
+        config,
+        metadata,
+        net,
+        _wrapped(module, world),
+        optimizer,
+        schedule,
+        loader,
+        validator,
+        world,
+        run,
+        log,
+        board,
+        progress,
+    )
+    board.text("config", config_to_string(config))
+    if progress.epoch + 1 >= scheduler.epochs:
+        log.warning(f"all {scheduler.epochs} epochs are done already; raise scheduler.epochs to train on")
+    try:
+        return trainer.train()
+    finally:
+        board.close()
+
+
+def _wrapped(module: nn.Module, world: World) -> nn.Module:
+    if not world.is_distributed:
+        return module
+    # Gradients get a group of their own: synchronised ABN talks over the world's during the backward pass, too, and
+    # ranks whose graphs differ would interleave the two in different orders. Buffers are not averaged each step but
+    # made equal after each epoch (Trainer.train).
+    return DistributedDataParallel(
+        module,
+        process_group=dist.new_group(list(range(world.size))),
+        find_unused_parameters=True,
+        broadcast_buffers=False,
+        gradient_as_bucket_view=True,
+    )
+
+
+def _loader(options: TrainingOptions, config: Config, world: World) -> DataLoader:
+    loading = config.dataloader
+    if not loading.train_set:
+        raise InputError(
+            f"{options.config}: [dataloader] train_set is needed: the name of a list in {options.data}/lst"
+        )
+    if not loading.train_batch_size:
+        raise InputError(f"{options.config}: [dataloader] train_batch_size is needed: images a step and process")
+    transform = TrainTransform(
+        loading.shortest_size,
+        loading.longest_max_size,
+        loading.rgb_mean,
+        loading.rgb_std,
+        loading.random_flip,
+        loading.random_scale,
+    )
+    dataset = PanopticDataset(options.data, loading.train_set, transform, config.general.seed)
+    sampler = DistributedARBatchSampler(
+        dataset.img_sizes,
+        loading.train_batch_size,
+        world.size,
+        world.rank,
+        loading.drop_last,
+        seed=config.general.seed,
+    )
+    return train_loader(
+        dataset,
+        sampler,
+        min(loading.num_workers, available_cores()),
+        pin_memory=world.device.type == "cuda",
+        seed=config.general.seed,
+        rank=world.rank,
+    )
+
+
+def _validator(options: TrainingOptions, config: Config, world: World) -> Validator | None:
+    split = config.dataloader.val_set
+    if not split:
+        if options.evaluate:
+            raise InputError(f"{options.config}: [dataloader] val_set is needed with --eval")
+        return None
+    return Validator.open(options.data, split, config, world, quiet=is_quiet())
+
+
+def _metadata(validator: Validator | None, loader: DataLoader | None) -> Metadata:
+    dataset = validator.dataset if loader is None and validator is not None else loader.dataset  # type: ignore[union-attr]
+    assert isinstance(dataset, PanopticDataset)
+    return dataset.metadata
+
+
+def _load_start(options: TrainingOptions, config: Config, net: PanopticNet, log: TextLog) -> None:
+    if options.resume is not None:
+        if options.pretrain:
+            raise InputError("--resume and --pre-train exclude each other: a resumed run has its weights")
+        return
+    if config.body.weights:
+        log.info(f"body weights {config.body.weights}: {load_body_weights(net, config.body.weights)}")
+    for specification in options.pretrain:
+        log.info(f"pre-trained {specification}: {load_pretrained(net, specification)}")
+
+
+def _where(world: World) -> str:
+    name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "the CPU"
+    return f"on {name}" if not world.is_distributed else f"in {world.size} processes on {name}"

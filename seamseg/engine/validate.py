@@ -1,0 +1,237 @@
+"""How good a network is on a split: predictions at the image's own size against its ground truth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from seamseg.config import Config
+from seamseg.data.dataset import PanopticDataset
+from seamseg.data.loader import BatchLoader
+from seamseg.data.metadata import Metadata
+from seamseg.data.samplers import ShardSampler
+from seamseg.data.transforms import TestTransform, resize_nearest
+from seamseg.engine.distributed import World, distributed, sum_over_processes
+from seamseg.engine.model_file import open_model
+from seamseg.engine.photos import available_cores, equal_size_batches, test_transform
+from seamseg.engine.progress import progress
+from seamseg.engine.snapshot import load_into
+from seamseg.errors import InputError
+from seamseg.evaluation.evaluator import PanopticEvaluator, class_infos
+from seamseg.evaluation.scores import PanopticScores
+from seamseg.fusion import fuse, to_result
+from seamseg.models.build import build_network
+from seamseg.models.panoptic import PanopticNet
+from seamseg.structures import PackedSequence, PanopticResult, Prediction
+
+
+@dataclass(frozen=True)
+class ValidationItem:
+    """An image of a split: network input `3 x H x W`, instance ids `L x h x w` at its own size, and their classes."""
+
+    id: str
+    image: Tensor
+    mask: Tensor
+    cat: Sequence[int]
+    iscrowd: Sequence[int]
+
+    @property
+    def native_size(self) -> tuple[int, int]:
+        """`(h, w)` of the image itself"""
+        return int(self.mask.shape[-2]), int(self.mask.shape[-1])
+
+
+@dataclass(frozen=True)
+class _ValidationTransform:
+    """Network input as in prediction, ground truth as it is."""
+
+    image: TestTransform
+
+    def __call__(
+        self, image: Image.Image, mask: np.ndarray, cat: Sequence[int], iscrowd: Sequence[int], rng: Random | None
+    ) -> dict[str, Any]:
+        return {"img": self.image(image), "msk": torch.from_numpy(mask), "cat": cat, "iscrowd": iscrowd}
+
+
+Observer = Callable[[ValidationItem, Prediction, PanopticResult], None]
+"""Is shown each image of this process with what the network says of it."""
+
+
+@dataclass(frozen=True)
+class Validator:
+    """Scores a network on one split of a data set.
+
+    Every image counts exactly once however many processes share the work, and the counts are whole numbers: the scores
+    are the same to the last bit for any number of processes that compute the same predictions.
+
+    Parameters
+    ----------
+    dataset : split; made by :meth:`open`
+    config : thresholds of the fusion, batch size, workers, `general.eval_mode`
+    world : the processes that share the work; all of them must call :meth:`__call__`
+    legacy : compare at network size and count as the original did
+    quiet : no progress
+    """
+
+    dataset: PanopticDataset
+    config: Config
+    world: World
+    legacy: bool = False
+    quiet: bool = False
+
+    @staticmethod
+    def open(
+        root: str | Path, split: str, config: Config, world: World, legacy: bool = False, quiet: bool = False
+    ) -> Validator:
+        """For a split of a dataset folder; the other arguments are the attributes.
+
+        Raises
+        ------
+        InputError
+            if the folder or the split is missing or broken
+        """
+        options = config.dataloader
+        # the original knew no limit of the longest side
+        transform = (
+            TestTransform(options.shortest_size, None, options.rgb_mean, options.rgb_std)
+            if legacy
+            else test_transform(config)
+        )
+        return Validator(PanopticDataset(root, split, _ValidationTransform(transform)), config, world, legacy, quiet)
+
+    def __call__(self, net: PanopticNet, observer: Observer | None = None, desc: str = "validate") -> PanopticScores:
+        """The scores of a network, which is left in the mode it was in.
+
+        Parameters
+        ----------
+        net : on the device of this process
+        observer : see :data:`Observer`
+        desc : what the progress says
+        """
+        evaluator = PanopticEvaluator(class_infos(self.dataset.metadata), self.legacy)
+        was_training = net.training
+        net.eval()
+        try:
+            with torch.inference_mode():
+                for group in equal_size_batches(self._items(desc), self._batch_size, lambda item: item.image):
+                    self._compare(net, group, evaluator, observer)
+        finally:
+            net.train(was_training)
+        evaluator.load_state_tensor(sum_over_processes(self.world, evaluator.state_tensor()))
+        return evaluator.scores()
+
+    def best_by(self, scores: PanopticScores) -> float:
+        """The number that decides which snapshot is the best: PQ, or mIoU with `general.eval_mode = separate`."""
+        score = scores.mIoU if self.config.general.eval_mode == "separate" else scores.PQ
+        return 0.0 if math.isnan(score) else score
+
+    @property
+    def _batch_size(self) -> int:
+        # the original's predictions depend on the batch, since it pads; one by one is the only neutral way to repeat it
+        return 1 if self.legacy else self.config.dataloader.val_batch_size or 1
+
+    def _items(self, desc: str) -> Any:
+        sampler = ShardSampler(len(self.dataset), self.world.size, self.world.rank)
+        loader = BatchLoader(
+            self.dataset,
+            batch_size=None,
+            sampler=sampler,
+            collate_fn=_item,
+            num_workers=min(self.config.dataloader.num_workers, available_cores(), len(sampler)),
+        )
+        return progress(loader, len(sampler), desc) if self.world.is_main and not self.quiet else loader
+
+    def _compare(
+        self, net: PanopticNet, group: list[ValidationItem], evaluator: PanopticEvaluator, observer: Observer | None
+    ) -> None:
+        options = self.config.general
+        num_stuff = self.dataset.num_stuff
+        images = PackedSequence([item.image.to(self.world.device, non_blocking=True) for item in group])
+        for item, prediction in zip(group, net.predict(images)):
+            fused = fuse(
+                prediction, num_stuff, options.score_threshold, options.overlap_threshold, options.min_stuff_area
+            )
+            size, mask = item.native_size, item.mask.numpy()
+            if self.legacy:
+                size = prediction.size
+                mask = resize_nearest(mask, size)
+            result = to_result(fused, size, num_stuff)
+            evaluator.add_result(mask, item.cat, item.iscrowd, result, item.id)
+            if observer is not None:
+                observer(item, prediction, result)
+
+
+def _item(data: dict[str, Any]) -> ValidationItem:
+    return ValidationItem(data["id"], data["img"], data["msk"], data["cat"], data["iscrowd"])
+
+
+@dataclass(frozen=True)
+class ModelScores:
+    """What :func:`evaluate_model` finds: the scores, and the model, split and classes they belong to."""
+
+    scores: PanopticScores
+    model: str
+    split: str
+    metadata: Metadata
+
+
+def evaluate_model(
+    model: str | Path,
+    data: str | Path,
+    split: str | None = None,
+    config: str | Path | None = None,
+    meta: str | Path | None = None,
+    device: str = "auto",
+    overrides: Sequence[str] = (),
+    quiet: bool = False,
+    legacy: bool = False,
+) -> ModelScores:
+    """Score a trained model on a split of a dataset folder; joins the processes of torchrun if there are any.
+
+    Parameters
+    ----------
+    model : as for :func:`seamseg.engine.model_file.open_model`
+    data : dataset folder
+    split : name of the list; `dataloader.val_set` of the configuration if None
+    config, meta : instead of the model's own
+    device : auto, cpu, cuda or cuda:N
+    overrides : `section.key=value` each
+    quiet : no progress
+    legacy : as :class:`Validator`
+
+    Raises
+    ------
+    InputError
+        if something is missing, broken, or the model knows other classes than the data set
+    """
+    with distributed(device) as world:
+        opened = open_model(model, config, meta, list(overrides))
+        split = split or opened.config.dataloader.val_set
+        if not split:
+            raise InputError(f"{model}: its configuration names no [dataloader] val_set; name a split with --split")
+        validator = Validator.open(data, split, opened.config, world, legacy, quiet)
+        check_same_classes(opened.metadata, opened.name, validator.dataset.metadata, str(data))
+        net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
+        load_into(net, opened.snapshot, strict=True, name=opened.name)
+        net.to(world.device)
+        scores = validator(net, desc=f"evaluate {split}")
+        return ModelScores(scores, opened.name, split, validator.dataset.metadata)
+
+
+def check_same_classes(of_model: Metadata, model: str, of_data: Metadata, data: str) -> None:
+    """InputError if a model and a data set have other numbers of stuff and thing classes."""
+    have, want = (of_model.num_stuff, of_model.num_thing), (of_data.num_stuff, of_data.num_thing)
+    if have != want:
+        raise InputError(
+            f"{data}: the data set has {want[0]} stuff and {want[1]} thing classes, but {model} was trained on "
+            f"{have[0]} and {have[1]}; use the data set it was made for"
+        )
