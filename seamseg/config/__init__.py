@@ -1,6 +1,16 @@
 """Typed configuration over INI files (SPEC section 2)."""
 
+from .experiments import experiments, find_experiment
 from .loader import KINDS, config_from_string, config_to_string, default_config, load_config
 from .sections import Config
 
-__all__ = ["KINDS", "Config", "config_from_string", "config_to_string", "default_config", "load_config"]
+__all__ = [
+    "KINDS",
+    "Config",
+    "config_from_string",
+    "config_to_string",
+    "default_config",
+    "experiments",
+    "find_experiment",
+    "load_config",
+]

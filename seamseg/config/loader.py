@@ -6,13 +6,14 @@ import configparser
 import difflib
 import io
 import typing
-import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
+from seamseg.config.checks import check
+from seamseg.config.experiments import near_files, packaged
 from seamseg.config.sections import SECTIONS, Config
 from seamseg.config.values import ValueProblem, parse_value
 from seamseg.errors import InputError
@@ -20,8 +21,7 @@ from seamseg.errors import InputError
 KINDS = ("panoptic", "instance_seg", "detection")
 """The tasks, each with its own packaged defaults."""
 
-DEPRECATED: dict[tuple[str, str], str] = {}
-"""`(section, key)` of the original that no longer means anything, with what to do instead."""
+_Texts = dict[str, dict[str, str]]
 
 
 def load_config(path: str | Path, kind: str = "panoptic", overrides: Sequence[str] = ()) -> Config:
@@ -29,7 +29,7 @@ def load_config(path: str | Path, kind: str = "panoptic", overrides: Sequence[st
 
     Parameters
     ----------
-    path : the INI file; keys it lacks take the defaults of `kind`
+    path : the INI file, whose missing keys take the defaults of `kind`; or the bare name of a packaged experiment
     kind : task: panoptic, instance_seg or detection
     overrides : `section.key=value` each, as given to `--set`
 
@@ -39,12 +39,19 @@ def load_config(path: str | Path, kind: str = "panoptic", overrides: Sequence[st
         if the file is missing or cannot be read, or a section, key or value is wrong
     """
     path = Path(path)
+    if not path.exists():
+        path = packaged(str(path)) or path
     try:
-        text = path.read_text(encoding="utf-8")
+        # Windows editors put a byte order mark in front
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise InputError(f"{path}: no such config file{_near_files(path)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot read the config file: {error}") from None
+        raise InputError(f"{path}: no such config file{near_files(path)}") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a folder, not a config file") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot read the config file: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not a config file: it is not UTF-8 text") from None
     return config_from_string(text, kind, str(path), overrides)
 
 
@@ -55,10 +62,12 @@ def config_from_string(
     texts = {section: dict(values) for section, values in _defaults(kind).items()}
     for section, values in _read_ini(text, source).items():
         _merge(texts, section, values, source)
+    origins: dict[tuple[str, str], str] = {}
     for override in overrides:
         section, key, value = _split_override(override)
         _merge(texts, section, {key: value}, f"--set {override}")
-    return _typed(texts, kind, source)
+        origins[section, key] = "--set"
+    return _typed(texts, kind, source, origins)
 
 
 def default_config(kind: str = "panoptic") -> Config:
@@ -82,43 +91,45 @@ def config_to_string(config: Config) -> str:
 
 
 def _parser() -> configparser.ConfigParser:
-    parser = configparser.ConfigParser(interpolation=None, delimiters=("=",), default_section="\0")
-    parser.optionxform = str  # type: ignore[method-assign,assignment]
-    return parser
+    return configparser.ConfigParser(interpolation=None, default_section="\0")
 
 
-def _read_ini(text: str, source: str) -> dict[str, dict[str, str]]:
+def _read_ini(text: str, source: str) -> _Texts:
     parser = _parser()
     try:
         parser.read_string(text, source)
-    except configparser.Error as error:
-        raise InputError(f"{source}: not a valid INI file: {' '.join(str(error).split())}") from None
+    except configparser.MissingSectionHeaderError as error:
+        raise InputError(f"{source}: line {error.lineno}: a [section] must come before the first key") from None
+    except configparser.DuplicateOptionError as error:
+        raise InputError(f"{source}: line {error.lineno}: {error.option!r} is twice in [{error.section}]") from None
+    except configparser.DuplicateSectionError as error:
+        raise InputError(f"{source}: line {error.lineno}: the section [{error.section}] is there twice") from None
+    except configparser.ParsingError as error:
+        line, words = error.errors[0]
+        raise InputError(f"{source}: line {line}: not `key = value`: {words}") from None
     return {section: dict(parser[section]) for section in parser.sections()}
 
 
 @cache
-def _defaults(kind: str) -> dict[str, dict[str, str]]:
+def _defaults(kind: str) -> _Texts:
     if kind not in KINDS:
         raise InputError(f"unknown kind of network {kind!r}: choose {', '.join(KINDS)}")
     folder = resources.files("seamseg.config") / "defaults"
-    texts: dict[str, dict[str, str]] = {}
+    texts: _Texts = {}
     for name in ("base.ini", f"{kind}.ini"):
         for section, values in _read_ini((folder / name).read_text(encoding="utf-8"), name).items():
             texts.setdefault(section, {}).update(values)
     return texts
 
 
-def _merge(texts: dict[str, dict[str, str]], section: str, values: dict[str, str], source: str) -> None:
+def _merge(texts: _Texts, section: str, values: Mapping[str, str], source: str) -> None:
     if section not in SECTIONS:
         raise InputError(f"{source}: unknown section [{section}]{_nearest(section, SECTIONS)}")
     known = {f.name for f in fields(SECTIONS[section])}
     for key, value in values.items():
-        if (section, key) in DEPRECATED:
-            warnings.warn(f"{source}: [{section}] {key} is ignored: {DEPRECATED[section, key]}", stacklevel=2)
-        elif key not in known:
-            raise InputError(f"{source}: unknown key {key!r} in [{section}]{_nearest(key, known)}")
-        else:
-            texts[section][key] = value
+        if key not in known:
+            raise InputError(f"{source}: unknown key {key!r} in [{section}]{_nearest(key, known, section)}")
+        texts[section][key] = value
 
 
 def _split_override(override: str) -> tuple[str, str, str]:
@@ -126,10 +137,10 @@ def _split_override(override: str) -> tuple[str, str, str]:
     section, dot, key = name.strip().partition(".")
     if not equals or not dot or not key:
         raise InputError(f"--set {override}: write section.key=value, for example --set optimizer.lr=0.02")
-    return section, key, value.strip()
+    return section, key.lower(), value.strip()
 
 
-def _typed(texts: dict[str, dict[str, str]], kind: str, source: str) -> Config:
+def _typed(texts: _Texts, kind: str, source: str, origins: Mapping[tuple[str, str], str]) -> Config:
     sections = {}
     for name, cls in SECTIONS.items():
         hints = typing.get_type_hints(cls)
@@ -137,46 +148,22 @@ def _typed(texts: dict[str, dict[str, str]], kind: str, source: str) -> Config:
         for spec in fields(cls):
             text = texts[name][spec.name]
             try:
-                values[spec.name] = parse_value(text, hints[spec.name], spec)
+                values[spec.name] = parse_value(text, hints[spec.name], spec.metadata)
             except ValueProblem as problem:
-                raise InputError(f"{source}: [{name}] {spec.name} = {text}: {problem}") from None
+                origin = origins.get((name, spec.name), source)
+                raise InputError(f"{origin}: [{name}] {spec.name} = {' '.join(text.split())}: {problem}") from None
         sections[name] = cls(**values)
     config = Config(kind=kind, texts=texts, **sections)
-    _check(config, source)
+    check(config, source)
     return config
 
 
-def _check(config: Config, source: str) -> None:
-    losses = {"panoptic": 6, "instance_seg": 5, "detection": 4}[config.kind]
-    if len(config.optimizer.loss_weights) != losses:
-        raise InputError(
-            f"{source}: [optimizer] loss_weights has {len(config.optimizer.loss_weights)} values, "
-            f"{config.kind} has {losses} losses"
-        )
-    levels = len(config.fpn.inputs) + config.fpn.extra_scales
-    if len(config.fpn.out_strides) != levels:
-        raise InputError(
-            f"{source}: [fpn] out_strides has {len(config.fpn.out_strides)} values, "
-            f"inputs and extra_scales make {levels} levels"
-        )
-    for name in ("rpn", "roi", "sem"):
-        section = getattr(config, name)
-        if section.fpn_min_level + section.fpn_levels > levels:
-            raise InputError(
-                f"{source}: [{name}] fpn_min_level + fpn_levels = {section.fpn_min_level + section.fpn_levels}, "
-                f"the pyramid has {levels} levels"
-            )
-    for module in config.fpn.inputs:
-        if module not in config.body.out_channels:
-            raise InputError(f"{source}: [fpn] inputs names {module!r}, [body] out_channels does not")
-
-
-def _nearest(name: str, known: typing.Iterable[str]) -> str:
-    match = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {match[0]!r}?" if match else f"; known are {', '.join(sorted(known))}"
-
-
-def _near_files(path: Path) -> str:
-    names = sorted(p.name for p in path.parent.glob("*.ini")) if path.parent.is_dir() else []
-    match = difflib.get_close_matches(path.name, names, 1)
-    return f"; did you mean {path.parent / match[0]}?" if match else ""
+def _nearest(name: str, known: Iterable[str], section: str | None = None) -> str:
+    """What the user may have meant: a near name, the section that has a key of this name, or the list of all."""
+    match = difflib.get_close_matches(name.lower(), list(known), 1)
+    if match:
+        return f"; did you mean {match[0]!r}?"
+    homes = [s for s, cls in SECTIONS.items() if section is not None and name in {f.name for f in fields(cls)}]
+    if homes:
+        return f"; it belongs in {' or '.join(f'[{home}]' for home in homes)}"
+    return f"; known are {', '.join(sorted(known))}"

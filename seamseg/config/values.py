@@ -3,68 +3,132 @@
 from __future__ import annotations
 
 import ast
+import math
 import types
 import typing
-from dataclasses import Field
+from collections.abc import Mapping
 from typing import Any
 
 _BOOLEANS = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
-_NAMES = {int: "a whole number", float: "a number", bool: "yes or no", tuple: "a tuple", list: "a list", dict: "a dict"}
+_ONE = {int: "a whole number", float: "a number", bool: "yes or no", str: "text"}
+_MANY = {int: "whole numbers", float: "numbers", str: "quoted names"}
+_EXAMPLES = {"tuple": {int: "(4, 8)", float: "(.5, 1.)"}, "list": {str: '["mod2", "mod3"]'}}
+_DICT_EXAMPLES = {int: '{"mod1": 64}', Any: '{"gamma": .9}'}
 
 
 class ValueProblem(ValueError):
     """The text does not fit the key; the message says what was expected."""
 
 
-def parse_value(text: str, annotation: Any, spec: Field) -> Any:
+def parse_value(text: str, annotation: Any, limits: Mapping[str, Any]) -> Any:
     """Read `text` as the type of a key.
 
     Parameters
     ----------
     text : as it stands in the file
-    annotation : resolved type of the key
-    spec : its field, with choices, length and whether it may be empty
+    annotation : resolved type of the key: bool, int, float, str, a `tuple`, `list` or `dict` of them, or one `| None`
+    limits : `choices`, `minimum`, `maximum` (both included) and `above` (not included), those that there are
 
     Raises
     ------
     ValueProblem
     """
-    kind = _plain_type(annotation)
-    if spec.metadata["optional"] and text.strip() in ("", "None"):
+    text = text.strip()
+    kind, optional = split_optional(annotation)
+    if optional and text in ("", "None"):
         return None
-    value = _read(text.strip(), kind)
-    choices, length = spec.metadata["choices"], spec.metadata["length"]
+    if text == "" and kind is not str:
+        raise ValueProblem(f"is empty, expected {expected(kind)}")
+    value = _read(text, kind)
+    choices = limits.get("choices")
     if choices and value not in choices:
         raise ValueProblem(f"expected one of {', '.join(choices)}")
-    if length is not None and len(value) != length:
-        raise ValueProblem(f"expected {length} values, got {len(value)}")
+    for number in value if isinstance(value, (tuple, list)) else (value,):
+        _check_range(number, limits)
     return value
 
 
-def _plain_type(annotation: Any) -> type:
+def split_optional(annotation: Any) -> tuple[Any, bool]:
+    """The type without `| None`, and whether that was there."""
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
-        return next(a for a in typing.get_args(annotation) if a is not type(None))
-    return annotation
+        return next(a for a in typing.get_args(annotation) if a is not types.NoneType), True
+    return annotation, False
 
 
-def _read(text: str, kind: type) -> Any:
+def expected(kind: Any) -> str:
+    """What a value of this type looks like, in words."""
+    origin, items = typing.get_origin(kind), typing.get_args(kind)
+    if origin is None:
+        return _ONE[kind]
+    if origin is dict:
+        return f"a dict such as {_DICT_EXAMPLES[items[1]]}"
+    count = "" if origin is list or items[-1] is ... else f"{len(items)} "
+    example = _EXAMPLES[origin.__name__][items[0]]
+    if count and len(items) != 2:
+        example = f"({', '.join([example[1:].split(',')[0]] * len(items))})"
+    return f"a {origin.__name__} of {count}{_MANY[items[0]]} such as {example}"
+
+
+def _read(text: str, kind: Any) -> Any:
     if kind is str:
         return text
     if kind is bool:
         if text.lower() not in _BOOLEANS:
             raise ValueProblem("expected yes or no")
         return _BOOLEANS[text.lower()]
-    expected = f"expected {_NAMES[kind]}"
+    if kind in (int, float):
+        return _number(text, kind, kind)
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        raise ValueProblem(expected) from None
-    if kind is tuple and isinstance(value, list):
-        value = tuple(value)
-    if kind is list and isinstance(value, tuple):
-        value = list(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if type(value) is not kind:
-        raise ValueProblem(expected)
-    return value
+        raise ValueProblem(f"expected {expected(kind)}") from None
+    return _container(value, kind)
+
+
+def _number(value: Any, target: type, kind: Any) -> Any:
+    """`value`, text or a literal, as int or float; `kind` is the type of the whole key, for the message."""
+    fits = isinstance(value, (str, int) if target is int else (str, int, float)) and not isinstance(value, bool)
+    try:
+        number = target(value) if fits else None
+    except (ValueError, OverflowError):
+        number = None
+    if number is None or not math.isfinite(number):
+        raise ValueProblem(f"expected {expected(kind)}")
+    return number
+
+
+def _container(value: Any, kind: Any) -> Any:
+    origin, items = typing.get_origin(kind), typing.get_args(kind)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise ValueProblem(f"expected {expected(kind)}")
+        return {_item(k, items[0], kind): _item(v, items[1], kind) for k, v in value.items()}
+    if not isinstance(value, (tuple, list)):
+        raise ValueProblem(f"expected {expected(kind)}")
+    if origin is tuple and items[-1] is not ... and len(value) != len(items):
+        raise ValueProblem(f"expected {len(items)} values, got {len(value)}")
+    if not value:
+        raise ValueProblem(f"is empty, expected {expected(kind)}")
+    return origin(_item(v, items[0], kind) for v in value)
+
+
+def _item(value: Any, target: Any, kind: Any) -> Any:
+    if target is Any:
+        return value
+    if target is str or isinstance(value, str):
+        if not (target is str and isinstance(value, str)):
+            raise ValueProblem(f"expected {expected(kind)}")
+        return value
+    return _number(value, target, kind)
+
+
+def _check_range(value: Any, limits: Mapping[str, Any]) -> None:
+    low, high, above = (limits.get(name) for name in ("minimum", "maximum", "above"))
+    if low is not None and high is not None and not low <= value <= high:
+        raise ValueProblem(f"expected a value from {low} to {high}")
+    if low is not None and value < low:
+        raise ValueProblem(f"expected at least {low}")
+    if above is not None and value <= above:
+        raise ValueProblem(f"expected more than {above}")
+    if high is not None and value > high:
+        raise ValueProblem(f"expected at most {high}")

@@ -1,0 +1,53 @@
+"""The experiments that come with the project (`configs/*.ini`), wherever it is installed."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from seamseg.errors import InputError
+
+_PACKAGE = Path(__file__).parents[1]
+_FOLDERS = (_PACKAGE / "configs", _PACKAGE.parent / "configs")
+"""Of an installed package, and of a clone."""
+
+
+def experiments() -> dict[str, Path]:
+    """Name and file of each packaged experiment, by name."""
+    for folder in _FOLDERS:
+        found = {path.stem: path for path in sorted(folder.glob("*.ini"))}
+        if found:
+            return found
+    return {}
+
+
+def packaged(name: str) -> Path | None:
+    """The file of a packaged experiment (`vistas_r50` or `vistas_r50.ini`), None if there is none of this name."""
+    return experiments().get(name.removesuffix(".ini"))
+
+
+def find_experiment(name: str) -> Path:
+    """As :func:`packaged`.
+
+    Raises
+    ------
+    InputError
+        if there is no such experiment; names the nearest
+    """
+    path = packaged(name)
+    if path is None:
+        known = experiments()
+        match = difflib.get_close_matches(name.removesuffix(".ini"), known, 1)
+        hint = f"did you mean {match[0]!r}?" if match else f"there are {', '.join(known) or 'none'}"
+        raise InputError(f"no packaged experiment {name!r}; {hint}")
+    return path
+
+
+def near_files(path: Path) -> str:
+    """For the error about a missing config file: what the user may have meant, or nothing."""
+    names = {p.name: p for p in path.parent.glob("*.ini")} if path.parent.is_dir() else {}
+    match = difflib.get_close_matches(path.name, names, 1)
+    if match:
+        return f"; did you mean {names[match[0]]}?"
+    match = difflib.get_close_matches(path.stem, experiments(), 1)
+    return f"; did you mean the packaged experiment {match[0]}?" if match else ""
