@@ -9,7 +9,11 @@ import pytest
 from PIL import Image
 
 from seamseg.data.prepare.toy_city import generate_toy_city, labels, render_scene
+from seamseg.data.prepare.toy_city.camera import NEAR, Camera
+from seamseg.data.prepare.toy_city.layout import Item
+from seamseg.data.prepare.toy_city.order import painting_order
 from seamseg.data.prepare.toy_city.scene import TINY_SHARE
+from seamseg.data.prepare.toy_city.vehicles import Pose
 from seamseg.errors import InputError
 
 SIZE = (128, 256)
@@ -142,3 +146,33 @@ def test_settings_must_fit(tmp_path):
         generate_toy_city(tmp_path / "x", train=-1)
     with pytest.raises(InputError, match="64 pixels"):
         generate_toy_city(tmp_path / "x", train=1, size=(10, 512))
+
+
+def test_what_stands_behind_a_long_car_is_painted_before_it():
+    camera = Camera(width=512, height=256, focal=300, centre=256, horizon=110, eye=1.8, x=0, yaw=0)
+    sizes = (0.6, 0.6, 1.7)
+    car = Item(labels.CAR, Pose(2.0, 8.0, 0.0), (4.6, 1.8, 1.5))
+    # right of the car and nearer than its centre, yet beyond the side that the camera cannot see
+    hidden = Item(labels.PERSON, Pose(3.4, 7.0, 0.0), sizes)
+    beside = Item(labels.PERSON, Pose(0.6, 9.0, 0.0), sizes)
+    ahead = Item(labels.PERSON, Pose(2.0, 4.0, 0.0), sizes)
+    order = painting_order(camera, [ahead, car, hidden, beside])
+    place = {index: at for at, index in enumerate(order)}
+    assert place[2] < place[1] < place[0] and place[1] < place[3]
+
+
+def test_rider_is_painted_over_the_bicycle():
+    camera = Camera(width=512, height=256, focal=300, centre=256, horizon=110, eye=1.8, x=0, yaw=0)
+    pose = Pose(0.5, 5.0, 1.5)
+    items = [Item(labels.BICYCLE, pose, (1.8, 0.5, 1.75)), Item(labels.RIDER, pose, (1.8, 0.5, 1.75))]
+    assert painting_order(camera, items) == [0, 1]
+
+
+def test_polygons_are_cut_at_the_near_plane():
+    camera = Camera(width=512, height=256, focal=300, centre=256, horizon=110, eye=1.8, x=0, yaw=0)
+    behind = np.array([(0.0, 0, -5), (1, 0, -5), (1, 0, -2)])
+    assert camera.polygon(behind) is None
+    crossing = np.array([(-1.0, 0, -5), (1, 0, -5), (1, 0, 5), (-1, 0, 5)])
+    screen = camera.polygon(crossing)
+    assert screen is not None and len(screen) == 4 and np.isfinite(screen).all()
+    assert screen[:, 1].max() == pytest.approx(110 + 300 * 1.8 / NEAR)

@@ -16,6 +16,7 @@ from .furniture import bin_or_box, bonnet, lamp_post
 from .layout import Item, plan_scene
 from .lighting import Light, add_glow, develop, random_light, sky
 from .nature import hedge, tree
+from .order import painting_order
 from .people import bicycle, person, rider
 from .textures import Rng, noise_tile, scene_rng, smooth_noise
 from .vehicles import car, truck
@@ -138,8 +139,7 @@ def _paint_houses(stage: Stage, street: Street, slots: list[Slot]) -> None:
 def _paint_items(stage: Stage, items: list[Item]) -> None:
     canvas, rng = stage.canvas, stage.rng
     counts: dict[int, int] = {}
-    depths = [stage.camera.ground_to_camera(i.pose.x, i.pose.z)[1] for i in items]
-    for i in sorted(range(len(items)), key=lambda i: (-depths[i], i)):
+    for i in painting_order(stage.camera, items):
         item = items[i]
         category, pose = item.category, item.pose
         if category in labels.THINGS and not item.group:
