@@ -15,23 +15,35 @@ SETTINGS = {
     "MALLOC_TOP_PAD_": str(256 << 20),
 }
 SWITCH = "SEAMSEG_MALLOC"
-"""Set it to `off` and the allocator is left alone; we set it to `on` for the second start."""
+"""Set it to `off` and the allocator is left alone."""
 
 
 def keep_buffers() -> None:
     """Replace this process by itself with the settings, unless they are there, unwanted, or libc is another one."""
-    wanted = os.environ.get(SWITCH) not in ("off", "on")
-    if not wanted or platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in SETTINGS):
+    # once they are in the environment, from us or from the user, there is no second time
+    if _switched_off() or any(name in os.environ for name in SETTINGS):
+        return
+    if not sys.executable or platform.libc_ver()[0] != "glibc":
         return
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **SETTINGS, SWITCH: "on"})
+    sys.stderr.flush()
+    try:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **SETTINGS})
+    except OSError:
+        # only speed is lost
+        return
 
 
 def describe() -> str:
     """One line on what is in force."""
     if platform.libc_ver()[0] != "glibc":
         return "not glibc: left alone"
-    if os.environ.get(SWITCH) == "off":
-        return "switched off by SEAMSEG_MALLOC=off"
-    kept = [name for name in SETTINGS if name in os.environ]
-    return "large buffers are kept" if kept else "glibc defaults: CPU work may take twice as long"
+    if any(name in os.environ for name in SETTINGS):
+        return "large buffers are kept"
+    if _switched_off():
+        return f"switched off by {SWITCH}={os.environ[SWITCH]}"
+    return "glibc defaults: CPU work may take twice as long"
+
+
+def _switched_off() -> bool:
+    return os.environ.get(SWITCH, "").lower() in ("off", "no", "0")
