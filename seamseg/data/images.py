@@ -53,7 +53,7 @@ def open_mask(path: str | Path) -> np.ndarray:
 
 
 def image_size(path: str | Path) -> tuple[int, int]:
-    """`(height, width)` of the upright photo, from the header of the file (no pixel is decoded).
+    """`(height, width)` of the upright photo, without decoding it where that can be avoided.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def image_size(path: str | Path) -> tuple[int, int]:
     """
 
     def size(image: Image.Image) -> tuple[int, int]:
-        turned = _orientation(image) >= 5
+        turned = _may_be_turned(image, Path(path)) and _orientation(image) >= 5
         return (image.width, image.height) if turned else (image.height, image.width)
 
     return _decode(Path(path), size)
@@ -104,6 +104,14 @@ def _no_pillow_limit() -> Iterator[None]:
             yield
         finally:
             Image.MAX_IMAGE_PIXELS = before
+
+
+def _may_be_turned(image: Image.Image, path: Path) -> bool:
+    # asked for EXIF, Pillow decodes the whole of a PNG, since the block may follow the pixels
+    if image.format != "PNG":
+        return True
+    content = path.read_bytes()
+    return any(word in content for word in (b"eXIf", b"Raw profile type", b"XML:com.adobe.xmp"))
 
 
 def _orientation(image: Image.Image) -> int:

@@ -8,12 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tiny_dataset import classes
 
 from seamseg.data.metadata import ImageInfo, Metadata, write_metadata
-
-
-def classes() -> Metadata:
-    return Metadata(2, 1, ["road", "sky", "car"], [(128, 64, 128), (70, 130, 180), (0, 0, 142)], [7, 23, 26], [])
 
 
 @pytest.fixture

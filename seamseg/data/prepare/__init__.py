@@ -1,0 +1,1 @@
+"""Converters from other data sets to the folder format, and a generator of one."""
