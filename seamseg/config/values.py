@@ -12,7 +12,7 @@ from typing import Any
 _BOOLEANS = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
 _ONE = {int: "a whole number", float: "a number", bool: "yes or no", str: "text"}
 _MANY = {int: "whole numbers", float: "numbers", str: "quoted names"}
-_EXAMPLES = {"tuple": {int: "(4, 8)", float: "(.5, 1.)"}, "list": {str: '["mod2", "mod3"]'}}
+_EXAMPLES = {int: "(4, 8)", float: "(.5, 1.)", str: '["mod2", "mod3"]'}
 _DICT_EXAMPLES = {int: '{"mod1": 64}', Any: '{"gamma": .9}'}
 
 
@@ -63,7 +63,7 @@ def expected(kind: Any) -> str:
     if origin is dict:
         return f"a dict such as {_DICT_EXAMPLES[items[1]]}"
     count = "" if origin is list or items[-1] is ... else f"{len(items)} "
-    example = _EXAMPLES[origin.__name__][items[0]]
+    example = _EXAMPLES[items[0]]
     if count and len(items) != 2:
         example = f"({', '.join([example[1:].split(',')[0]] * len(items))})"
     return f"a {origin.__name__} of {count}{_MANY[items[0]]} such as {example}"

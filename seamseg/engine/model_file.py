@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import zipfile
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import umsgpack
+from torch import Tensor
 
 from seamseg.config import Config, config_from_string, load_config
+from seamseg.data.files import read_bytes
 from seamseg.data.metadata import Metadata, parse_metadata, read_metadata
 from seamseg.engine.snapshot import Snapshot, load_snapshot
 from seamseg.errors import InputError
@@ -36,14 +40,14 @@ def open_model(
     path: str | Path,
     config: str | Path | None = None,
     meta: str | Path | None = None,
-    overrides: tuple[str, ...] | list[str] = (),
+    overrides: Sequence[str] = (),
     kind: str = "panoptic",
 ) -> ModelFile:
     """Open a trained model.
 
     Parameters
     ----------
-    path : a zip with a `*.tar` snapshot, `config.ini` and `metadata.bin`; a run folder; or a snapshot
+    path : a zip with a `*.tar` snapshot and usually `config.ini` and `metadata.bin`; a run folder; or a snapshot
     config : INI file to use instead of the model's own
     meta : `metadata.bin`, or a data set folder that has one, to use instead of the model's own
     overrides : `section.key=value` each
@@ -57,7 +61,7 @@ def open_model(
     path = Path(path)
     if path.is_dir():
         found = _from_folder(path)
-    elif zipfile.is_zipfile(path) and _holds_snapshot(path):
+    elif _is_published(path):
         found = _from_zip(path)
     else:
         found = _Parts(load_snapshot(path), None, None, str(path))
@@ -84,44 +88,58 @@ def _from_folder(folder: Path) -> _Parts:
     config, metadata = folder / CONFIG_NAME, folder / METADATA_NAME
     return _Parts(
         load_snapshot(found),
-        config.read_text(encoding="utf-8") if config.is_file() else None,
+        _decoded(read_bytes(config, "configuration"), str(config)) if config.is_file() else None,
         read_metadata(metadata) if metadata.is_file() else None,
         str(found),
     )
 
 
-def _holds_snapshot(path: Path) -> bool:
-    # torch writes its own snapshots as zip files, too; those hold no *.tar
-    with zipfile.ZipFile(path) as archive:
-        return any(name.endswith(".tar") for name in archive.namelist())
+def _is_published(path: Path) -> bool:
+    # torch writes its own snapshots as zip files, too, whose pickle is called data.pkl
+    if not zipfile.is_zipfile(path):
+        return False
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return not any(Path(name).name == "data.pkl" for name in archive.namelist())
+    except (zipfile.BadZipFile, OSError, ValueError):
+        return False
 
 
 def _from_zip(path: Path) -> _Parts:
     try:
         with zipfile.ZipFile(path) as archive:
             names = [n for n in archive.namelist() if not Path(n).name.startswith(".") and "__MACOSX" not in n]
-            snapshot = _member(names, lambda n: n.endswith(".tar"), path, "a *.tar snapshot")
-            config = _member(names, lambda n: Path(n).name == CONFIG_NAME, path, CONFIG_NAME)
-            metadata = _member(names, lambda n: Path(n).name == METADATA_NAME, path, METADATA_NAME)
+            snapshot, config, metadata = (_member(names, p, path) for p in ("*.tar", CONFIG_NAME, METADATA_NAME))
+            if snapshot is None:
+                raise InputError(f"{path}: this zip holds no *.tar snapshot: it is no published model")
             # read in memory: no path of the archive ever reaches the disk
-            return _Parts(
-                load_snapshot(io.BytesIO(archive.read(snapshot)), f"{path}:{snapshot}"),
-                archive.read(config).decode("utf-8"),
-                parse_metadata(archive.read(metadata), f"{path}:{metadata}"),
-                str(path),
-            )
-    except (zipfile.BadZipFile, EOFError, UnicodeDecodeError, NotImplementedError) as error:
-        raise InputError(f"{path}: damaged zip ({error}); download it again") from None
+            content = {member: archive.read(member) for member in (snapshot, config, metadata) if member is not None}
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
+        # RuntimeError: encrypted, or packed in a way that Python does not know
+        raise InputError(f"{path}: damaged or unreadable zip ({error}); download it again") from None
+    return _Parts(
+        load_snapshot(io.BytesIO(content[snapshot]), f"{path}:{snapshot}"),
+        None if config is None else _decoded(content[config], f"{path}:{config}"),
+        None if metadata is None else parse_metadata(content[metadata], f"{path}:{metadata}"),
+        str(path),
+    )
 
 
-def _member(names: list[str], wanted: Any, path: Path, what: str) -> str:
-    found = [name for name in names if wanted(name)]
-    if len(found) != 1:
-        raise InputError(f"{path}: holds {len(found) or 'no'} {what}, expected one: is it the published model?")
-    return found[0]
+def _member(names: list[str], pattern: str, path: Path) -> str | None:
+    found = [name for name in names if PurePosixPath(name).match(pattern)]
+    if len(found) > 1:
+        raise InputError(f"{path}: holds {len(found)} files {pattern} ({', '.join(found[:3])}), expected one")
+    return found[0] if found else None
 
 
-def _config(found: _Parts, config: str | Path | None, overrides: tuple[str, ...] | list[str], kind: str) -> Config:
+def _decoded(text: bytes, source: str) -> str:
+    try:
+        return text.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{source}: not a configuration: it is not UTF-8 text") from None
+
+
+def _config(found: _Parts, config: str | Path | None, overrides: Sequence[str], kind: str) -> Config:
     if config is not None:
         return load_config(config, kind, overrides)
     text = found.config_text if found.config_text is not None else found.snapshot.config
@@ -170,8 +188,9 @@ def check_classes(snapshot: Snapshot, metadata: Metadata, name: str) -> None:
         ("roi_head", "roi_cls.weight", 1, metadata.num_thing, "thing classes"),
     ):
         tensor = (snapshot.state_dict.get(part) or {}).get(key)
-        if tensor is not None and tensor.shape[0] - minus != wanted:
+        trained = tensor.shape[0] - minus if isinstance(tensor, Tensor) and tensor.dim() > 0 else wanted
+        if trained != wanted:
             raise InputError(
-                f"{name}: was trained on {tensor.shape[0] - minus} {what}, the metadata lists {wanted}; "
+                f"{name}: was trained on {trained} {what}, the metadata lists {wanted}; "
                 "use the metadata.bin it was trained with"
             )

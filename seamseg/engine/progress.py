@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import TypeVar
-
-from tqdm import tqdm
 
 T = TypeVar("T")
 
@@ -37,11 +35,13 @@ def progress(iterable: Iterable[T], total: int | None = None, desc: str = "") ->
     total : number of items, if `len(iterable)` does not say it
     desc : what is being done
     """
-    if total is None and hasattr(iterable, "__len__"):
+    if total is None and isinstance(iterable, Sized):
         total = len(iterable)
     if _quiet:
         yield from iterable
     elif sys.stderr.isatty():
+        from tqdm import tqdm
+
         yield from tqdm(iterable, total=total, desc=desc, file=sys.stderr, dynamic_ncols=True)
     else:
         yield from _plain(iterable, total, desc)
@@ -56,7 +56,12 @@ def _plain(iterable: Iterable[T], total: int | None, desc: str) -> Iterator[T]:
         now = time.monotonic()
         if now - last >= _PLAIN_SECONDS or done == total:
             last = now
-            rate = done / max(now - start, 1e-9)
-            left = f", {(total - done) / rate:.0f} s left" if total and done < total else ""
-            of = f"/{total}" if total else ""
-            print(f"{desc}: {done}{of} ({rate:.1f}/s{left})", file=sys.stderr, flush=True)
+            print(_line(desc, done, total, now - start), file=sys.stderr, flush=True)
+    if total is None and done:
+        print(_line(desc, done, total, time.monotonic() - start), file=sys.stderr, flush=True)
+
+
+def _line(desc: str, done: int, total: int | None, seconds: float) -> str:
+    rate = done / max(seconds, 1e-9)
+    left = f", {(total - done) / rate:.0f} s left" if total and done < total else ""
+    return f"{desc + ': ' if desc else ''}{done}{f'/{total}' if total else ''} ({rate:.1f}/s{left})"

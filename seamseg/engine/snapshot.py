@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import re
@@ -21,6 +22,7 @@ NETWORK_MODULES = ("body", "rpn_head", "roi_head", "sem_head")
 """The parts of the network, each with a state dict of its own in a snapshot."""
 
 _OPTIONAL_KEYS = ("num_batches_tracked",)
+_OLD_MULTIARRAY = "numpy.core.multiarray"
 
 
 @dataclass
@@ -101,11 +103,14 @@ def load_snapshot(file: str | Path | IO[bytes], name: str | None = None) -> Snap
             f"{name}: not a snapshot of this network: "
             f"it must hold 'config' and a 'state_dict' with {', '.join(NETWORK_MODULES)}"
         )
-    metadata = content.get("metadata")
+    for part in NETWORK_MODULES:
+        if part in state and not isinstance(state[part], Mapping):
+            raise InputError(f"{name}: its {part!r} is no state dict but a {type(state[part]).__name__}")
+    metadata, training = content.get("metadata"), content.get("training_meta")
     return Snapshot(
         config=str(content.get("config") or ""),
         state_dict=dict(state),
-        training_meta=dict(content.get("training_meta") or {}),
+        training_meta=dict(training) if isinstance(training, Mapping) else {},
         metadata=dict(metadata) if isinstance(metadata, Mapping) else None,
     )
 
@@ -132,6 +137,8 @@ def load_tensors(file: str | Path | IO[bytes], name: str) -> Any:
                 f"{name}: refused: it holds pickled code ({offender[1]}), which could do anything when loaded"
             ) from None
         raise InputError(f"{name}: not a snapshot, or a damaged one") from None
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
     except Exception as error:  # the parser of untrusted bytes fails in any way it likes
         words = str(error).strip() or type(error).__name__
         reason = words.splitlines()[0].split(". ")[0]
@@ -145,7 +152,8 @@ def load_into(net: nn.Module, snapshot: Snapshot, strict: bool = True, name: str
     ----------
     net : with the parts of :data:`NETWORK_MODULES` as attributes (None where the task has none)
     snapshot : from :func:`load_snapshot`
-    strict : a part or tensor that is missing or has another shape is an error; otherwise it is skipped and reported
+    strict : a part or tensor that is missing, has another shape or is not in the network is an error; otherwise it is
+        skipped and reported
     name : what to call the snapshot in errors
 
     Raises
@@ -170,37 +178,49 @@ def load_into(net: nn.Module, snapshot: Snapshot, strict: bool = True, name: str
     if strict and skipped:
         raise InputError(
             f"{name}: does not fit this network: {len(skipped)} tensors differ, first {skipped[0]}; "
-            "check --config and the number of classes"
+            "is it another architecture, configuration or number of classes?"
         )
     return LoadReport(skipped, loaded)
 
 
 def load_module(module: nn.Module, state: Mapping[str, Tensor], name: str) -> LoadReport:
-    """Put those tensors of `state` into a module that it has, with its shape; report the rest.
+    """Put those tensors of `state` into a module that it has, with its shape; report the rest, of both sides.
 
-    Counters of norm layers that old snapshots lack are not worth a word. Keys of a body alone (`mod1...`) fit a body
+    Counters of norm layers, which old snapshots lack, are not worth a word. Keys of a body alone (`mod1...`) fit a body
     with a pyramid (`backbone.mod1...`) too.
     """
     own = module.state_dict()
-    if not any(key in own for key in state):
+    if not any(key in own for key in state) and any(f"backbone.{key}" in own for key in state):
         state = {f"backbone.{key}": value for key, value in state.items()}
     skipped, accepted = [], {}
     for key, value in own.items():
         if key not in state:
-            if not key.endswith(_OPTIONAL_KEYS):
+            if not _is_optional(key):
                 skipped.append(f"{name}.{key} (not in the file)")
-        elif not isinstance(state[key], Tensor) or state[key].shape != value.shape:
-            got = "x".join(map(str, getattr(state[key], "shape", ()))) or "a scalar"
-            want = "x".join(map(str, value.shape)) or "a scalar"
-            skipped.append(f"{name}.{key} ({got} in the file, {want} in the network)")
+        elif not isinstance(state[key], Tensor):
+            skipped.append(f"{name}.{key} (no tensor)")
+        elif state[key].shape != value.shape:
+            skipped.append(f"{name}.{key} ({_shape(state[key])} in the file, {_shape(value)} in the network)")
         else:
             accepted[key] = state[key]
+    skipped += [f"{name}.{key} (not in the network)" for key in state if key not in own and not _is_optional(key)]
     module.load_state_dict(accepted, strict=False)
     return LoadReport(skipped, len(accepted))
 
 
+def _is_optional(key: object) -> bool:
+    return str(key).endswith(_OPTIONAL_KEYS)
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a scalar"
+
+
 def network_state(net: nn.Module) -> dict[str, dict[str, Tensor]]:
-    """The state of a network by part, in the layout of a snapshot, on the CPU."""
+    """The state of a network by part, in the layout of a snapshot, on the CPU.
+
+    Where a tensor is on the CPU already it is the network's own, not a copy: write it before the next step.
+    """
     parts = {part: getattr(net, part, None) for part in NETWORK_MODULES}
     return {
         part: {key: value.detach().cpu().contiguous() for key, value in module.state_dict().items()}
@@ -211,10 +231,10 @@ def network_state(net: nn.Module) -> dict[str, dict[str, Tensor]]:
 
 def _plain_data() -> list[Any]:
     # scores and meters of old snapshots may be numpy scalars and arrays, under the module names of old numpy releases
-    multiarray = np._core.multiarray if hasattr(np, "_core") else np.core.multiarray
+    multiarray: Any = importlib.import_module("numpy._core.multiarray" if hasattr(np, "_core") else _OLD_MULTIARRAY)
     kinds = [type(np.dtype(kind)) for kind in ("f8", "f4", "i8", "i4", "u1", "?")]
     names: list[Any] = [np.ndarray, np.dtype, *kinds]
     for function in ("scalar", "_reconstruct"):
         target = getattr(multiarray, function)
-        names += [(target, f"numpy.core.multiarray.{function}"), (target, f"numpy._core.multiarray.{function}")]
+        names += [(target, f"{module}.{function}") for module in (_OLD_MULTIARRAY, "numpy._core.multiarray")]
     return names

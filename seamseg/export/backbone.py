@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,14 +49,10 @@ def convert_backbone(net: str, out: str | Path, weights: str | Path | None = Non
     SeamsegError
         if they cannot be downloaded or `out` cannot be written
     """
-    source = _download(net) if weights is None else load_tensors(weights, str(weights))
-    name = f"torchvision's {net}" if weights is None else str(weights)
-    if not isinstance(source, Mapping):
-        raise InputError(f"{name}: not a state dict")
-    for wrapper in ("state_dict", "model"):
-        if isinstance(source.get(wrapper), Mapping):
-            source = source[wrapper]
-    state, missing = rename(net, source, name)
+    if weights is None:
+        state, missing = rename(net, _download(net), f"torchvision's {net}")
+    else:
+        state, missing = rename(net, _unwrapped(load_tensors(weights, str(weights)), str(weights)), str(weights))
     try:
         with replacing(Path(out)) as temporary:
             torch.save(state, temporary)
@@ -79,10 +76,10 @@ def rename(net: str, source: Mapping[str, Tensor], name: str = "weights") -> tup
         expected = ResNet(RESNETS[net], ABN).state_dict()
     state: dict[str, Tensor] = {}
     for key, value in source.items():
-        ours = our_key(key.removeprefix("module."))
+        ours = our_key(str(key).removeprefix("module."))
         if ours is None or ours.endswith("num_batches_tracked"):
             continue
-        if ours not in expected or expected[ours].shape != value.shape:
+        if not isinstance(value, Tensor) or ours not in expected or expected[ours].shape != value.shape:
             raise InputError(f"{name}: {key} does not belong to a {net}: is it another network?")
         state[ours] = value
     if not state:
@@ -100,6 +97,16 @@ def our_key(key: str) -> str | None:
         return None
     layer, block, part, rest = match.groups()
     return f"mod{int(layer) + 1}.block{int(block) + 1}.{_PARTS.get(part, f'convs.{part}')}.{rest}"
+
+
+def _unwrapped(content: Any, name: str) -> Mapping[str, Tensor]:
+    """The state dict in the content of a file: that itself, or inside what training scripts wrap around it."""
+    for wrapper in ("state_dict", "model"):
+        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
+            content = content[wrapper]
+    if not isinstance(content, Mapping):
+        raise InputError(f"{name}: not a state dict")
+    return content
 
 
 def _download(net: str) -> Mapping[str, Tensor]:
