@@ -1,0 +1,135 @@
+"""The original's command lines, word for word, through the scripts of the same names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from seamseg.cli import legacy
+from seamseg.cli.main import build_parser
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+TRAIN = ["train", "C.ini", "data", "--log-dir=."]
+
+
+def run_script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SEAMSEG_MALLOC": "off", "PYTHONPATH": str(SCRIPTS.parent)}
+    command = [sys.executable, str(SCRIPTS / name), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("C.ini data", TRAIN),
+        ("--log_dir run C.ini data", ["train", "C.ini", "data", "--log-dir=run"]),
+        ("--resume m.pth.tar --eval C.ini data", [*TRAIN, "--resume=m.pth.tar", "--eval"]),
+        ("C.ini data --pre_train a.pth body:b.pth", [*TRAIN, "--pre-train=a.pth", "--pre-train=body:b.pth"]),
+        ("C.ini data --pre_train a.pth --pre_train b.pth", [*TRAIN, "--pre-train=a.pth", "--pre-train=b.pth"]),
+        ("--pre-train a.pth --eval C.ini data", [*TRAIN, "--pre-train=a.pth", "--eval"]),
+    ],
+)
+def test_training_arguments(arguments: str, expected: list[str]) -> None:
+    assert legacy.translate_train(arguments.split()) == expected
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--pre_train a.pth C.ini data",
+        "--pre_train a.pth --log_dir . C.ini data",
+        "C.ini --pre_train a.pth data",
+        "C.ini data --pre_train a.pth",
+        "--pre_train a.pth -- C.ini data",
+    ],
+)
+def test_pre_train_does_not_swallow_config_and_data(arguments: str) -> None:
+    assert legacy.translate_train(arguments.split()) == [*TRAIN, "--pre-train=a.pth"]
+
+
+@pytest.mark.parametrize("arguments", ["", "C.ini", "--pre_train C.ini", "--eval --resume m.pth.tar C.ini"])
+def test_training_without_config_and_data(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        legacy.translate_train(arguments.split())
+    assert stop.value.code == 2
+    assert "CONFIG and DATA are needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--local_rank=3", "--local-rank=3"])
+def test_local_rank_of_old_launchers(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    assert legacy.translate_train([option, "C.ini", "data"]) == TRAIN
+    assert os.environ["LOCAL_RANK"] == "3"
+
+
+def test_local_rank_does_not_override_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    legacy.translate_train(["--local_rank=3", "C.ini", "data"])
+    assert os.environ["LOCAL_RANK"] == "1"
+
+
+def test_inference_arguments() -> None:
+    argv = legacy.translate_test(["--meta", "m.bin", "C.ini", "model.pth.tar", "in", "out"])
+    assert argv == [
+        *("predict", "model.pth.tar", "in", "out", "--config=C.ini", "--meta=m.bin"),
+        *("--score-threshold=0.5", "--overlap-threshold=0.5", "--min-area=4096", "--format=overlay"),
+    ]
+    options = "--meta m.bin --score_threshold .7 --iou_threshold .4 --min_area 64 --raw C.ini model.pth.tar in out"
+    assert legacy.translate_test(options.split())[-4:] == [
+        *("--score-threshold=.7", "--overlap-threshold=.4", "--min-area=64", "--format=raw"),
+    ]
+
+
+def test_inference_needs_the_metadata(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        legacy.translate_test(["C.ini", "model.pth.tar", "in", "out"])
+    assert stop.value.code == 2
+    assert "--meta" in capsys.readouterr().err
+
+
+def test_ignored_log_dir_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    legacy.translate_test(["--meta", "m.bin", "--log_dir", "logs", "C.ini", "model.pth.tar", "in", "out"])
+    assert "--log_dir is ignored" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        legacy.translate_train(["--pre_train", "body:b.pth", "--eval", "--resume", "m.tar", "C.ini", "data"]),
+        legacy.translate_test(["--meta", "m.bin", "--raw", "C.ini", "model.pth.tar", "in", "out"]),
+        legacy.translate_cityscapes(["root", "out"]),
+        legacy.translate_backbone(["resnet18", "out.pth"]),
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_translations_are_valid_commands(argv: list[str]) -> None:
+    args = build_parser(argv).parse_args(argv)
+    assert args.command == argv[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["train_panoptic.py", "test_panoptic.py", "data_preparation/prepare_cityscapes.py"],
+)
+def test_scripts_explain_themselves(name: str) -> None:
+    done = run_script(name, "--help")
+    assert done.returncode == 0
+    assert "the same as `seamseg" in " ".join(done.stdout.split())
+
+
+def test_a_script_passes_the_exit_code_on(tmp_path: Path) -> None:
+    done = run_script("train_panoptic.py", str(tmp_path / "missing.ini"), str(tmp_path))
+    assert done.returncode == 2
+    assert "missing.ini: no such config file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_backbone_converter_refuses_an_unknown_network(tmp_path: Path) -> None:
+    done = run_script("utility/convert_pytorch_resnet.py", "resnet51", str(tmp_path / "out.pth"))
+    assert done.returncode == 2
+    assert "resnet50" in done.stderr and "Traceback" not in done.stderr
