@@ -124,11 +124,13 @@ def _orientation(image: Image.Image) -> int:
 
 def _upright_rgb(image: Image.Image) -> Image.Image:
     turned = _orientation(image) != 1
+    # Pillow 10 opens 16-bit PNG as 32-bit integers
+    deep = image.mode in _GREY_16 or (image.mode == "I" and image.format == "PNG")
     image.load()
     if turned:
         image = ImageOps.exif_transpose(image)
     if image.mode in _GREY_16 or image.mode in ("I", "F"):
-        image = Image.fromarray(_to_8_bit(np.asarray(image), image.mode))
+        image = Image.fromarray(_to_8_bit(np.asarray(image), deep))
     elif image.mode in ("La", "RGBa"):
         image = image.convert({"La": "LA", "RGBa": "RGBA"}[image.mode])
     elif image.mode == "P":
@@ -136,14 +138,13 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _to_8_bit(values: np.ndarray, mode: str) -> np.ndarray:
-    if mode == "F":
+def _to_8_bit(values: np.ndarray, deep: bool) -> np.ndarray:
+    if values.dtype.kind == "f":
         values = np.nan_to_num(values.astype(np.float32), nan=0.0, posinf=255.0, neginf=0.0)
         scale = 255.0 if values.size and values.max() <= 1 else 1.0
         return np.clip(np.rint(values * scale), 0, 255).astype(np.uint8)
-    deep = mode in _GREY_16 or (values.size and values.max() > 255)
     wide = np.clip(values.astype(np.int64), 0, 65535)
-    return ((wide * 255 + 32767) // 65535 if deep else wide).astype(np.uint8)
+    return ((wide * 255 + 32767) // 65535 if deep or wide.max(initial=0) > 255 else wide).astype(np.uint8)
 
 
 def _integers(image: Image.Image, path: Path) -> np.ndarray:

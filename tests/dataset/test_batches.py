@@ -80,6 +80,17 @@ def test_errors_arrive_as_one_line(make_folder, workers):
     assert str(error.value) == f"{root / 'img' / 'im1.png'}: the file is empty (0 bytes)"
 
 
+def test_pin_memory_reaches_every_tensor(make_folder, monkeypatch):
+    from torch.utils.data._utils.pin_memory import pin_memory  # what the DataLoader's thread calls
+
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+    data = dataset(make_folder())
+    batch = collate([data[0], data[1]])
+    assert_same(pin_memory(batch), batch)
+    assert len(pinned) == 10
+
+
 @pytest.mark.gpu
 def test_pinned_batches(make_folder):
     data = dataset(make_folder())
