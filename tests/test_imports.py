@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "visualize": PARTS,
     "engine": BELOW_ENGINE,
     "export": {"engine", *BELOW_ENGINE},
-    "cli": {"engine", "export", "evaluation", "data.prepare", "ops", *GROUND},
+    "cli": {"engine", "export", "evaluation", "data.prepare", "config", "ops", *GROUND},
     "__main__": {"cli"},
 }
 """What each module or package of `seamseg` may import of the others, besides itself."""
