@@ -1,26 +1,24 @@
 """Score a model on a data set, or files of predictions against files of ground truth.
 
-PQ, SQ, RQ with the official COCO definition, PQ† of the Seamless paper and mIoU; for all classes, things, stuff, and
-each class. The table is in percent, `--json` writes fractions 0-1.
+    seamseg evaluate runs/city DATA --split val --json metrics.json
+    seamseg evaluate --gt panoptic_val.json --pred out/panoptic.json --json metrics.json
+    torchrun --nproc-per-node 4 -m seamseg.cli.main evaluate runs/city DATA
 
-examples:
-  seamseg evaluate RUN_FOLDER DATA --split val --json metrics.json
-  seamseg evaluate --gt panoptic_val.json --pred predictions.json --json metrics.json
+PQ, SQ, RQ with the official COCO definition, PQ† of the Seamless paper and mIoU; for all classes, things, stuff, and
+each class. The table is in percent, --json writes fractions 0-1. Files are in the COCO panoptic format; their PNGs lie
+in the folder of the JSON's name without .json unless another one is named.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from seamseg.errors import InputError
-from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
-from seamseg.evaluation.files import write_json
-from seamseg.evaluation.scores import PanopticScores
-from seamseg.evaluation.table import format_table
 
-HELP = "PQ, SQ, RQ and mIoU of a model or of files of predictions"
+if TYPE_CHECKING:
+    from seamseg.evaluation.scores import PanopticScores
 
 _MODEL_OPTIONS = ("split", "config", "meta", "device", "set")
 _FILE_OPTIONS = ("gt", "pred", "gt_folder", "pred_folder", "workers")
@@ -34,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--split", help="which images (default: val_set of the configuration)")
     model.add_argument("--config", metavar="INI", help="configuration of a snapshot that has none beside it")
     model.add_argument("--meta", metavar="BIN", help="metadata.bin of a snapshot that has none beside it")
-    model.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: a GPU if there is one)")
+    model.add_argument("--device", help="auto, cpu, cuda or cuda:N (default: auto)")
     model.add_argument("--set", action="append", metavar="SECTION.KEY=VALUE", help="change a configuration key")
 
     files = parser.add_argument_group("files in the COCO panoptic format")
@@ -54,10 +52,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print the table, write the JSON."""
+    from seamseg.evaluation.files import write_json
+    from seamseg.evaluation.table import format_table
+
     scores = _score_files(args) if args.gt is not None or args.pred is not None else _score_model(args)
+    if os.environ.get("RANK", "0") != "0":
+        return 0
     if args.json is not None:
         write_json(args.json, scores.to_json(), indent=2)
-    print(format_table(scores))
+    print(format_table(scores), flush=True)
     return 0
 
 
@@ -71,6 +74,7 @@ def _score_files(args: argparse.Namespace) -> PanopticScores:
     if workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
     from seamseg.engine.progress import progress
+    from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 
     return evaluate_panoptic_json(
         args.gt, args.pred, args.gt_folder, args.pred_folder, workers, args.legacy_metrics, progress
@@ -85,12 +89,12 @@ def _score_model(args: argparse.Namespace) -> PanopticScores:
     from seamseg.engine.validate import evaluate_model
 
     return evaluate_model(
-        Path(args.model),
-        Path(args.data),
+        args.model,
+        args.data,
         split=args.split,
         config=args.config,
         meta=args.meta,
-        device=args.device,
+        device=args.device or "auto",
         overrides=args.set or [],
         legacy=args.legacy_metrics,
         quiet=args.quiet,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -61,6 +62,31 @@ def test_bad_usage_is_one_line_and_exit_code_2(files, capsys, arguments, words):
     error = capsys.readouterr().err.strip()
     assert words in error
     assert "\n" not in error
+
+
+def test_model_on_a_data_set(files, tmp_path, capsys, monkeypatch):
+    from seamseg.engine import validate
+    from seamseg.evaluation import evaluate_panoptic_json
+
+    asked = {}
+
+    def evaluate_model(*args, **options):
+        asked.update(options, args=args)
+        return SimpleNamespace(scores=evaluate_panoptic_json(*files))
+
+    monkeypatch.setattr(validate, "evaluate_model", evaluate_model)
+    words = ["evaluate", "run", "data", "--split", "val", "--set", "a.b=1", "--set", "c.d=2", "--legacy-metrics"]
+    assert main(words) == 0
+    assert "33.33" in capsys.readouterr().out
+    assert asked == {
+        "args": ("run", "data"), "split": "val", "config": None, "meta": None, "device": "auto",
+        "overrides": ["a.b=1", "c.d=2"], "legacy": True, "quiet": False,
+    }  # fmt: skip
+    # of several processes only the first one speaks
+    monkeypatch.setenv("RANK", "1")
+    assert main(["evaluate", "run", "data", "--json", str(tmp_path / "m.json")]) == 0
+    assert capsys.readouterr().out == ""
+    assert not (tmp_path / "m.json").exists()
 
 
 def test_help_shows_an_example(capsys):
