@@ -15,7 +15,7 @@ from pathlib import Path
 from seamseg.config.checks import check
 from seamseg.config.experiments import near_files, packaged
 from seamseg.config.sections import SECTIONS, Config
-from seamseg.config.values import ValueProblem, parse_value
+from seamseg.config.values import ValueProblem, format_value, parse_value
 from seamseg.errors import InputError
 
 KINDS = ("panoptic", "instance_seg", "detection")
@@ -82,9 +82,17 @@ def config_to_string(config: Config) -> str:
     """
     defaults = _defaults(config.kind)
     parser = _parser()
-    for section, values in config.texts.items():
-        ours = {f.name for f in fields(SECTIONS[section]) if f.metadata["ours"]}
-        parser[section] = {k: v for k, v in values.items() if k not in ours or v != defaults[section][k]}
+    for section, cls in SECTIONS.items():
+        hints = typing.get_type_hints(cls)
+        parser[section] = {}
+        for spec in fields(cls):
+            value = getattr(getattr(config, section), spec.name)
+            if spec.metadata["ours"] and value == parse_value(defaults[section][spec.name], hints[spec.name], {}):
+                continue
+            # as it was written, unless the value was replaced since
+            text = config.texts[section][spec.name]
+            same = value == parse_value(text, hints[spec.name], {})
+            parser[section][spec.name] = text if same else format_value(value)
     out = io.StringIO()
     parser.write(out)
     return out.getvalue()

@@ -48,6 +48,15 @@ def parse_value(text: str, annotation: Any, limits: Mapping[str, Any]) -> Any:
     return value
 
 
+def format_value(value: Any) -> str:
+    """The text of a value, the inverse of :func:`parse_value`."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value if isinstance(value, str) else repr(value)
+
+
 def split_optional(annotation: Any) -> tuple[Any, bool]:
     """The type without `| None`, and whether that was there."""
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:

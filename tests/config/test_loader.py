@@ -1,0 +1,229 @@
+"""Configuration files with mistakes in them, each one line that names file, section, key and the way out."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from seamseg.config import (
+    config_from_string,
+    config_to_string,
+    default_config,
+    experiments,
+    find_experiment,
+    load_config,
+)
+from seamseg.errors import InputError
+
+
+def problem(text: str, kind: str = "panoptic", overrides: tuple[str, ...] = ()) -> str:
+    """What loading says of a wrong text called my.ini."""
+    with pytest.raises(InputError) as error:
+        config_from_string(text, kind, "my.ini", overrides)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[optimiser]\nlr = 1", "my.ini: unknown section [optimiser]; did you mean 'optimizer'?"),
+        ("[optimizer]\nlearning = 1", "my.ini: unknown key 'learning' in [optimizer]; known are loss_weights, lr"),
+        ("[roi]\nnum_sample = 1", "my.ini: unknown key 'num_sample' in [roi]; did you mean 'num_samples'?"),
+        ("[general]\nlr = 1", "my.ini: unknown key 'lr' in [general]; it belongs in [optimizer]"),
+        ("[DEFAULT]\nlr = 1", "my.ini: unknown section [DEFAULT]"),
+    ],
+)
+def test_unknown_names(text: str, expected: str) -> None:
+    assert problem(text).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[optimizer]\nlr = fast", "my.ini: [optimizer] lr = fast: expected a number"),
+        ("[optimizer]\nlr =", "my.ini: [optimizer] lr = : is empty, expected a number"),
+        ("[optimizer]\nlr = nan", "expected a number"),
+        ("[optimizer]\nlr = 1e400", "expected a number"),
+        ("[optimizer]\nlr = -1", "my.ini: [optimizer] lr = -1: expected"),
+        ("[roi]\nnum_samples = 1.5", "my.ini: [roi] num_samples = 1.5: expected a whole number"),
+        ("[roi]\nnum_samples = 0", "my.ini: [roi] num_samples = 0: expected at least 1"),
+        ("[roi]\nscore_threshold = 5", "my.ini: [roi] score_threshold = 5: expected a value from 0 to 1"),
+        ("[rpn]\nanchor_scale = 0", "my.ini: [rpn] anchor_scale = 0: expected more than 0"),
+        ("[optimizer]\nnesterov = perhaps", "my.ini: [optimizer] nesterov = perhaps: expected yes or no"),
+        ("[roi]\nroi_size = 14", "my.ini: [roi] roi_size = 14: expected a tuple of 2 whole numbers"),
+        ("[roi]\nroi_size = (14, 14, 14)", "my.ini: [roi] roi_size = (14, 14, 14): expected 2 values, got 3"),
+        ("[roi]\nroi_size = (14, 'a')", "expected a tuple of 2 whole numbers"),
+        ("[roi]\nroi_size = (14, 14", "expected a tuple of 2 whole numbers"),
+        ("[rpn]\nanchor_ratios = ()", "my.ini: [rpn] anchor_ratios = (): is empty, expected a tuple of numbers"),
+        ("[rpn]\nanchor_ratios = (1, True)", "expected a tuple of numbers"),
+        ("[rpn]\nanchor_ratios = (1, -2)", "expected more than 0"),
+        ("[fpn]\ninputs = (1, 2)", "my.ini: [fpn] inputs = (1, 2): expected a list of quoted names"),
+        ("[body]\nout_channels = (1, 2)", "my.ini: [body] out_channels = (1, 2): expected a dict such as"),
+        ("[scheduler]\nparams = {'a': open('x')}", "expected a dict such as"),
+        ("[scheduler]\ntype = cosine", "my.ini: [scheduler] type = cosine: expected one of linear, step, poly"),
+        ("[body]\nbody = resnet51", "my.ini: [body] body = resnet51: expected one of resnet18, resnet34"),
+        ("[body]\nnormalization_mode = batch", "expected one of bn, syncbn"),
+        ("[dataloader]\ntrain_batch_size = 0", "my.ini: [dataloader] train_batch_size = 0: expected at least 1"),
+    ],
+)
+def test_wrong_values(text: str, expected: str) -> None:
+    message = problem(text)
+    assert message.startswith("my.ini: ")
+    assert expected in message
+
+
+def test_values_that_run_over_lines_stay_on_one_line_in_errors() -> None:
+    assert "(1,\n" not in problem("[rpn]\nanchor_ratios = (1,\n    'b')")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("lr = 1", "my.ini: line 1: a [section] must come before the first key"),
+        ("[optimizer]\nlr = 1\nlr = 2", "my.ini: line 3: 'lr' is twice in [optimizer]"),
+        ("[roi]\nsigma = 1\n[roi]\nsigma = 2", "my.ini: line 3: the section [roi] is there twice"),
+        ("[roi]\nnonsense", "my.ini: line 2: not `key = value`: 'nonsense"),
+        ("<html>", "my.ini: line 1: a [section] must come before the first key"),
+    ],
+)
+def test_files_that_are_no_ini(text: str, expected: str) -> None:
+    assert problem(text).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "expected"),
+    [
+        ("[optimizer]\nloss_weights = (1, 1)", "panoptic", "[optimizer] loss_weights has 2 values, panoptic has 6"),
+        ("[optimizer]\nloss_weights = (1,1,1,1,1,1)", "detection", "has 6 values, detection has 4 losses"),
+        ("[fpn]\nextra_scales = 1", "panoptic", "[fpn] out_strides has 4 values, inputs and extra_scales make 5"),
+        ("[rpn]\nfpn_levels = 5", "panoptic", "[rpn] fpn_min_level + fpn_levels = 5, the pyramid has 4 levels"),
+        ("[sem]\nfpn_min_level = 1", "panoptic", "[sem] fpn_min_level + fpn_levels = 5, the pyramid has 4 levels"),
+        ("[fpn]\ninputs = ['mod2','mod3','mod4','mod6']", "panoptic", "[fpn] inputs names 'mod6', which [body]"),
+        ("[rpn]\nneg_threshold = .9", "panoptic", "[rpn] neg_threshold 0.9 is above pos_threshold 0.7"),
+        ("[roi]\nneg_threshold_lo = .9", "panoptic", "[roi] neg_threshold_lo 0.9 is above neg_threshold_hi 0.5"),
+    ],
+)
+def test_values_that_contradict_each_other(text: str, kind: str, expected: str) -> None:
+    message = problem(text, kind)
+    assert message.startswith("my.ini: ")
+    assert expected in message
+
+
+def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "vistas.ini").write_text("")
+    with pytest.raises(InputError, match=r"vista\.ini: no such config file; did you mean .*vistas\.ini\?"):
+        load_config(tmp_path / "vista.ini")
+
+
+def test_a_missing_file_names_the_packaged_experiment() -> None:
+    with pytest.raises(InputError, match=r"did you mean the packaged experiment cityscapes_r50\?"):
+        load_config("cityscape_r50.ini")
+
+
+def test_a_missing_file_in_a_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"zzzz: no such config file$"):
+        load_config(tmp_path / "nowhere" / "zzzz")
+
+
+def test_a_folder_is_no_config_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a folder, not a config file"):
+        load_config(tmp_path)
+
+
+def test_a_binary_is_no_config_file(tmp_path: Path) -> None:
+    (tmp_path / "my.ini").write_bytes(b"\xff\xfe\x00[general]")
+    with pytest.raises(InputError, match="not UTF-8 text"):
+        load_config(tmp_path / "my.ini")
+
+
+def test_windows_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "my.ini").write_bytes(b"\xef\xbb\xbf[optimizer]\r\nlr = .5\r\n")
+    assert load_config(tmp_path / "my.ini").optimizer.lr == 0.5
+
+
+def test_names_and_separators_as_the_original_took_them() -> None:
+    config = config_from_string("[optimizer]\nLR: .5\nNesterov = On\n[general]\neval_coco = yes")
+    assert config.optimizer.lr == 0.5
+    assert config.optimizer.nesterov
+    assert config.general.eval_coco
+
+
+def test_a_percent_sign_is_a_percent_sign() -> None:
+    assert config_from_string("[dataloader]\ntrain_set = 50%(half)s").dataloader.train_set == "50%(half)s"
+
+
+def test_keys_that_may_be_empty() -> None:
+    config = config_from_string("[sem]\nohem = None\n[dataloader]\ntrain_batch_size =\nrandom_scale =")
+    assert config.sem.ohem is None
+    assert config.dataloader.train_batch_size is None
+    assert config.dataloader.random_scale is None
+    assert default_config().dataloader.val_batch_size is None
+
+
+def test_overrides_win_over_the_file() -> None:
+    text = "[optimizer]\nlr = .5\nmomentum = .5"
+    overrides = ["optimizer.lr=0.25", "dataloader.train_set = train", "optimizer.LR=0.125"]
+    config = config_from_string(text, "panoptic", "my.ini", overrides)
+    assert config.optimizer.lr == 0.125
+    assert config.optimizer.momentum == 0.5
+    assert config.dataloader.train_set == "train"
+
+
+def test_an_override_may_hold_any_value() -> None:
+    overrides = ['scheduler.params={"gamma": 0.5}', "body.weights=a=b.pth", "dataloader.train_set="]
+    config = config_from_string("", overrides=overrides)
+    assert config.scheduler.params == {"gamma": 0.5}
+    assert config.body.weights == "a=b.pth"
+    assert config.dataloader.train_set == ""
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("optimizer.lr", "--set optimizer.lr: write section.key=value"),
+        ("lr=1", "--set lr=1: write section.key=value"),
+        ("optimizer.=1", "write section.key=value"),
+        ("optimizr.lr=1", "--set optimizr.lr=1: unknown section [optimizr]; did you mean 'optimizer'?"),
+        ("optimizer.lrr=1", "--set optimizer.lrr=1: unknown key 'lrr' in [optimizer]; did you mean 'lr'?"),
+        ("optimizer.lr=x", "--set: [optimizer] lr = x: expected a number"),
+    ],
+)
+def test_wrong_overrides(override: str, expected: str) -> None:
+    message = problem("", overrides=(override,))
+    assert message.startswith("--set")
+    assert expected in message
+
+
+def test_unknown_kind() -> None:
+    with pytest.raises(InputError, match="unknown kind of network 'panotic': choose panoptic, instance_seg"):
+        default_config("panotic")
+
+
+def test_sections_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        default_config().optimizer.lr = 1  # type: ignore[misc]
+
+
+def test_text_follows_a_changed_section() -> None:
+    config = default_config()
+    changed = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, lr=0.5, nesterov=False))
+    again = config_from_string(config_to_string(changed))
+    assert again.optimizer.lr == 0.5
+    assert not again.optimizer.nesterov
+    assert again == changed
+
+
+def test_keys_of_ours_are_in_the_text_only_when_they_matter() -> None:
+    assert "fc_channels" not in config_to_string(default_config())
+    assert "fc_channels = 64" in config_to_string(config_from_string("[roi]\nfc_channels = 64"))
+
+
+def test_packaged_experiments_by_name() -> None:
+    assert {"vistas_r50", "cityscapes_r50", "coco_r50", "toy_city_r18"} <= set(experiments())
+    assert load_config("vistas_r50") == load_config(find_experiment("vistas_r50.ini"))
+    with pytest.raises(InputError, match="no packaged experiment 'vista_r50'; did you mean 'vistas_r50'"):
+        find_experiment("vista_r50")
