@@ -1,9 +1,11 @@
-#!/usr/bin/env python3
-"""The original's inference command; see `seamseg predict --help`."""
+"""The original's `test_panoptic.py --meta M [--raw] [thresholds] CONFIG MODEL INPUT_DIR OUTPUT_DIR`."""
 
 import sys
+from pathlib import Path
 
-from seamseg.cli.legacy import run, translate_test
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from seamseg.cli.legacy import from_test_panoptic, run_script
 
 if __name__ == "__main__":
-    sys.exit(run(translate_test))
+    sys.exit(run_script(from_test_panoptic))

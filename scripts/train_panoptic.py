@@ -1,9 +1,11 @@
-#!/usr/bin/env python3
-"""The original's training command; see `seamseg train --help`."""
+"""The original's `train_panoptic.py [--log_dir D] [--resume F] [--eval] [--pre_train [module:]F ...] CONFIG DATA`."""
 
 import sys
+from pathlib import Path
 
-from seamseg.cli.legacy import run, translate_train
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from seamseg.cli.legacy import from_train_panoptic, run_script
 
 if __name__ == "__main__":
-    sys.exit(run(translate_train))
+    sys.exit(run_script(from_train_panoptic))

@@ -1,9 +1,11 @@
-#!/usr/bin/env python3
-"""The original's Cityscapes converter; see `seamseg prepare cityscapes --help`."""
+"""The original's `prepare_cityscapes.py ROOT OUT`."""
 
 import sys
+from pathlib import Path
 
-from seamseg.cli.legacy import run, translate_cityscapes
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from seamseg.cli.legacy import from_prepare_cityscapes, run_script
 
 if __name__ == "__main__":
-    sys.exit(run(translate_cityscapes))
+    sys.exit(run_script(from_prepare_cityscapes))

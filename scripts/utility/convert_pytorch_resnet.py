@@ -1,9 +1,11 @@
-#!/usr/bin/env python3
-"""The original's backbone converter; see `seamseg convert-backbone --help`."""
+"""The original's `convert_pytorch_resnet.py NET OUT`."""
 
 import sys
+from pathlib import Path
 
-from seamseg.cli.legacy import run, translate_backbone
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from seamseg.cli.legacy import from_convert_resnet, run_script
 
 if __name__ == "__main__":
-    sys.exit(run(translate_backbone))
+    sys.exit(run_script(from_convert_resnet))

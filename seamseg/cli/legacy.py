@@ -1,127 +1,101 @@
-"""The commands of the original program, translated into ours (SPEC section 1 "Commands").
+"""The original's commands (`scripts/`) as command lines of ours (SPEC section 1 "Commands").
 
-Each function takes the original's arguments and runs the `seamseg` command that does the same, so that old shell
-scripts go on working. Options may be written with underscores or dashes.
+Each `from_*` takes the arguments that the original's script took and returns those of `seamseg`.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 
 from seamseg.cli import malloc
 from seamseg.cli.main import main
 
-Translator = Callable[[Sequence[str]], list[str]]
+
+def run_script(translate: Callable[[Sequence[str]], list[str]]) -> int:
+    """Run a script of the original by its translation; returns the exit code."""
+    malloc.keep_buffers()
+    argv = translate(sys.argv[1:])
+    if os.environ.get("RANK", "0") == "0":
+        print(f"this is now: seamseg {shlex.join(argv)}", file=sys.stderr)
+    return main(argv)
 
 
-def translate_train(argv: Sequence[str]) -> list[str]:
-    """Arguments of `train_panoptic.py` as those of `seamseg train`."""
-    parser = _parser("train_panoptic.py", "Train a panoptic network; the same as `seamseg train`.", launched=True)
-    _option(parser, "--log_dir", metavar="D", default=".", help="run folder (default: the current one)")
-    _option(parser, "--resume", metavar="F", help="continue from this snapshot")
-    _option(parser, "--eval", action="store_true", help="only score the weights of --resume or --pre_train")
-    _option(
-        parser,
-        "--pre_train",
-        metavar="[MODULE:]F",
-        nargs="*",
-        action="extend",
-        default=[],
-        help="start from snapshots, or from the weights of one module",
-    )
-    parser.add_argument("config", metavar="CONFIG", nargs="?", help="INI file")
-    parser.add_argument("data", metavar="DATA", nargs="?", help="dataset folder")
+def from_train_panoptic(argv: Sequence[str]) -> list[str]:
+    """`[--log_dir D] [--resume F] [--eval] [--pre_train [module:]F ...] CONFIG DATA`"""
+    parser = _parser("train_panoptic.py", "Train or evaluate a panoptic network, as `seamseg train` does.")
+    _option(parser, "--log_dir", metavar="D", help="run folder (default: runs/NAME for NAME.ini)")
+    parser.add_argument("--resume", metavar="F", help="snapshot to continue from")
+    parser.add_argument("--eval", action="store_true", help="only score the weights of --resume or --pre_train")
+    _option(parser, "--pre_train", metavar="[MODULE:]F", nargs="*", default=[], help="weights to start from")
+    parser.add_argument("words", metavar="CONFIG DATA", nargs="*", help="INI file and dataset folder")
+    args = parser.parse_intermixed_args(argv)
+
+    # --pre_train takes all words up to the next option; CONFIG and DATA are the last of them when they stand there
+    words, weights = list(args.words), list(args.pre_train)
+    swallowed = max(0, 2 - len(words))
+    words += weights[len(weights) - swallowed :] if swallowed else []
+    weights = weights[: len(weights) - swallowed] if swallowed else weights
+    if len(words) != 2:
+        parser.error("expected CONFIG and DATA" + (f", got {' '.join(words)}" if words else ""))
+    ours = ["train", *words]
+    ours += _given("--log-dir", args.log_dir) + _given("--resume", args.resume)
+    ours += ["--eval"] if args.eval else []
+    return ours + [word for path in weights for word in ("--pre-train", path)]
+
+
+def from_test_panoptic(argv: Sequence[str]) -> list[str]:
+    """`--meta M [--log_dir D] [--score_threshold P] [--iou_threshold P] [--min_area N] [--raw] CONFIG MODEL IN OUT`"""
+    parser = _parser("test_panoptic.py", "Panoptic pictures from a folder of photos, as `seamseg predict` does.")
+    parser.add_argument("--meta", metavar="M", required=True, help="metadata.bin of the training data")
+    _option(parser, "--log_dir", metavar="D", help="ignored: nothing is logged to files")
+    _option(parser, "--score_threshold", metavar="P", type=float, default=0.5, help="default: %(default)s")
+    _option(parser, "--iou_threshold", metavar="P", type=float, default=0.5, help="default: %(default)s")
+    _option(parser, "--min_area", metavar="N", type=float, default=4096, help="default: %(default)s")
+    parser.add_argument("--raw", action="store_true", help="what the network says, not pictures")
+    parser.add_argument("config", metavar="CONFIG", help="INI file")
+    parser.add_argument("model", metavar="MODEL", help="snapshot")
+    parser.add_argument("inputs", metavar="INPUT_DIR", help="photos, also in sub-folders")
+    parser.add_argument("out", metavar="OUTPUT_DIR", help="folder for the outputs")
     args = parser.parse_args(argv)
-    config, data, pre_train = _unswallow(parser, args)
-    _adopt_rank(args)
-    return [
-        *("train", config, data, f"--log-dir={args.log_dir}"),
-        *([f"--resume={args.resume}"] if args.resume else []),
-        *(f"--pre-train={weights}" for weights in pre_train),
-        *(["--eval"] if args.eval else []),
-    ]
+    thresholds = ["--score-threshold", str(args.score_threshold), "--overlap-threshold", str(args.iou_threshold)]
+    form = "raw" if args.raw else "overlay"
+    ours = ["predict", args.model, args.inputs, args.out, "--config", args.config, "--meta", args.meta]
+    return [*ours, "--format", form, *thresholds, "--min-area", str(int(args.min_area))]
 
 
-def translate_test(argv: Sequence[str]) -> list[str]:
-    """Arguments of `test_panoptic.py` as those of `seamseg predict`."""
-    parser = _parser("test_panoptic.py", "Panoptic pictures of photos; the same as `seamseg predict`.", launched=True)
-    _option(parser, "--meta", metavar="M", required=True, help="metadata.bin of the data set trained on")
-    _option(parser, "--log_dir", metavar="D", help="ignored: the log goes to the terminal")
-    _option(parser, "--score_threshold", metavar="P", default="0.5", help="least score of a detection (default: .5)")
-    _option(parser, "--iou_threshold", metavar="P", default="0.5", help="greatest overlap (default: .5)")
-    _option(parser, "--min_area", metavar="N", default="4096", help="stuff of fewer pixels is void (default: 4096)")
-    _option(parser, "--raw", action="store_true", help="write what the network says instead of pictures")
-    for name, metavar, text in (
-        ("config", "CONFIG", "INI file"),
-        ("model", "MODEL", "snapshot"),
-        ("inputs", "INPUT_DIR", "folder of photos"),
-        ("outputs", "OUTPUT_DIR", "folder for the outputs"),
-    ):
-        parser.add_argument(name, metavar=metavar, help=text)
-    args = parser.parse_args(argv)
-    if args.log_dir is not None:
-        print(f"{parser.prog}: --log_dir is ignored: the log goes to the terminal", file=sys.stderr)
-    _adopt_rank(args)
-    return [
-        *("predict", args.model, args.inputs, args.outputs, f"--config={args.config}", f"--meta={args.meta}"),
-        *(f"--score-threshold={args.score_threshold}", f"--overlap-threshold={args.iou_threshold}"),
-        *(f"--min-area={args.min_area}", f"--format={'raw' if args.raw else 'overlay'}"),
-    ]
-
-
-def translate_cityscapes(argv: Sequence[str]) -> list[str]:
-    """Arguments of `prepare_cityscapes.py` as those of `seamseg prepare cityscapes`."""
-    parser = _parser("prepare_cityscapes.py", "Convert Cityscapes; the same as `seamseg prepare cityscapes`.")
-    parser.add_argument("root", metavar="ROOT", help="folder with leftImg8bit/ and gtFine/ or gtCoarse/")
+def from_prepare_cityscapes(argv: Sequence[str]) -> list[str]:
+    """`ROOT OUT`"""
+    parser = _parser("prepare_cityscapes.py", "Cityscapes as a dataset folder, as `seamseg prepare` does.")
+    parser.add_argument("root", metavar="ROOT", help="folder with leftImg8bit/ and gtFine/")
     parser.add_argument("out", metavar="OUT", help="dataset folder to write")
     args = parser.parse_args(argv)
     return ["prepare", "cityscapes", args.root, args.out]
 
 
-def translate_backbone(argv: Sequence[str]) -> list[str]:
-    """Arguments of `convert_pytorch_resnet.py` as those of `seamseg convert-backbone`."""
-    parser = _parser("convert_pytorch_resnet.py", "Convert a ResNet; the same as `seamseg convert-backbone`.")
+def from_convert_resnet(argv: Sequence[str]) -> list[str]:
+    """`NET OUT`"""
+    parser = _parser("convert_pytorch_resnet.py", "Pre-trained weights of torchvision, as `seamseg convert-backbone`.")
     parser.add_argument("net", metavar="NET", help="resnet18, resnet34, resnet50, resnet101 or resnet152")
     parser.add_argument("out", metavar="OUT", help="file to write")
     args = parser.parse_args(argv)
     return ["convert-backbone", args.net, args.out]
 
 
-def run(translate: Translator) -> int:
-    """Run the command that this process' arguments translate to, and return its exit code."""
-    malloc.keep_buffers()
-    return main(translate(sys.argv[1:]))
-
-
-def _parser(prog: str, description: str, launched: bool = False) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=prog, description=description)
-    if launched:
-        _option(parser, "--local_rank", type=int, metavar="N", help="given by launchers; LOCAL_RANK does as well")
+def _parser(name: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=name, description=description)
+    # the launchers of old PyTorch pass it; torchrun's environment says the same
+    parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     return parser
 
 
-def _option(parser: argparse.ArgumentParser, name: str, **kwargs) -> None:
-    dashed = "--" + name[2:].replace("_", "-")
-    parser.add_argument(*dict.fromkeys((name, dashed)), **kwargs)
+def _option(parser: argparse.ArgumentParser, name: str, **options: object) -> None:
+    """An option of the original, and the same with hyphens."""
+    parser.add_argument(name, name[:2] + name[2:].replace("_", "-"), **options)  # type: ignore[arg-type]
 
 
-def _adopt_rank(args: argparse.Namespace) -> None:
-    # old launchers say it in an argument only
-    if args.local_rank is not None:
-        os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
-
-
-def _unswallow(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[str, str, list[str]]:
-    """CONFIG, DATA and the weights, also from `--pre_train F CONFIG DATA`, where the option takes all three words."""
-    places = [word for word in (args.config, args.data) if word is not None]
-    missing = 2 - len(places)
-    weights = list(args.pre_train)
-    if missing > len(weights):
-        parser.error("CONFIG and DATA are needed")
-    if missing:
-        places += weights[-missing:]
-        weights = weights[:-missing]
-    return places[0], places[1], weights
+def _given(name: str, value: str | None) -> list[str]:
+    return [] if value is None else [name, value]
