@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ._check import describe
+
+_BAND = 1 << 20
+"""Elements of a band of a map on the CPU."""
 
 
 def box_filter_pool(x: Tensor, window: tuple[int, int]) -> Tensor:
@@ -45,7 +49,7 @@ class _BoxFilterPool(torch.autograd.Function):
         ctx.axes = axes
         y = _wide(x)
         for dim, k in axes:
-            y = _window_sums(y, dim, k)
+            y = _banded(_window_sums, y, dim, k)
         y = y.div_(height * width) if height * width > 1 else y.clone()
         before = [(height - 1) // 2, (width - 1) // 2]
         after = [height - 1 - before[0], width - 1 - before[1]]
@@ -63,12 +67,7 @@ class _BoxFilterPool(torch.autograd.Function):
             count *= k
         dx = dx / count
         for dim, k in reversed(ctx.axes):
-            # each input pixel belongs to the k windows that end between it and its (k - 1)th follower
-            before_after = (k - 1, k - 1, 0, 0) if dim == 3 else (0, 0, k - 1, k - 1)
-            if dx.shape[dim] == 1:
-                dx = dx.repeat_interleave(k, dim)
-            elif k > 1:
-                dx = _window_sums(functional.pad(dx, before_after), dim, k)
+            dx = _banded(_spread, dx, dim, k)
         return dx.to(dy.dtype), None, None
 
 
@@ -78,6 +77,16 @@ def _memory_format(x: Tensor) -> torch.memory_format:
 
 def _wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _banded(function: Callable[[Tensor, int, int], Tensor], x: Tensor, dim: int, k: int) -> Tensor:
+    """Run a function along one axis of large maps in bands of the other: temporaries stay small and in the cache."""
+    other = 5 - dim
+    step = max(1, _BAND * x.shape[other] // max(x.numel(), 1))
+    if x.device.type != "cpu" or step >= x.shape[other]:
+        return function(x, dim, k)
+    bands = [function(band, dim, k) for band in x.split(step, other)]
+    return torch.cat(bands, other)
 
 
 def _window_sums(x: Tensor, dim: int, k: int) -> Tensor:
@@ -97,6 +106,16 @@ def _window_sums(x: Tensor, dim: int, k: int) -> Tensor:
         shorter = x.shape[dim] - power
         x = x.narrow(dim, 0, shorter) + x.narrow(dim, power, shorter)
         power *= 2
+
+
+def _spread(x: Tensor, dim: int, k: int) -> Tensor:
+    """The adjoint of window sums: every value goes to the k pixels of its window."""
+    if x.shape[dim] == 1:
+        return x.repeat_interleave(k, dim)
+    if k == 1:
+        return x
+    before_after = (k - 1, k - 1, 0, 0) if dim == 3 else (0, 0, k - 1, k - 1)
+    return _window_sums(functional.pad(x, before_after), dim, k)
 
 
 def _unpad(dy: Tensor, dim: int, k: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -61,7 +62,7 @@ def roi_sampling(
 
 
 def roi_features(
-    levels: list[Tensor],
+    levels: Sequence[Tensor],
     boxes: Tensor,
     index: Tensor,
     level: Tensor,

@@ -16,6 +16,7 @@ VOID = 255
 """Class of pixels that carry no loss."""
 _CPU_CHUNK = 1 << 20
 _GPU_CHUNK = 1 << 26
+_CPU_ROWS = 32
 
 
 def upsample_argmax(logits: Tensor, padded_size: tuple[int, int], valid_size: tuple[int, int]) -> Tensor:
@@ -99,60 +100,73 @@ def upsample_ohem_loss(
 class _UpsampleOhemLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, padded_size: tuple[int, int], target: Tensor, ohem: float) -> Tensor:
-        rows = [_row_losses(logits, padded_size, target, start, stop)[0] for start, stop in _chunks(logits, target)]
-        losses = torch.cat([row.flatten() for row in rows])
+        void = target == VOID
+        classes = target.masked_fill(void, 0)
+        entropy = torch.empty(target.shape, dtype=_wide(logits).dtype, device=logits.device)
+        for start, stop in _chunks(logits, target):
+            scores = _Rows(logits, padded_size, target.shape[1], start, stop).upsample()
+            torch.neg(scores.log_softmax(0).gather(0, classes[None, start:stop])[0], out=entropy[start:stop])
+        losses = entropy.masked_fill(void, 0).flatten()
         count = math.ceil(ohem * losses.numel())
-        hardest = losses
-        selected = None
+        selected = ~void
         if count < losses.numel():
-            hardest, where = losses.topk(count, sorted=False)
-            selected = torch.zeros_like(losses, dtype=torch.bool)
-            selected[where] = True
-            selected = selected.view(target.shape)
-        ctx.save_for_backward(logits, target, selected)
+            losses, where = losses.topk(count, sorted=False)
+            selected = torch.zeros_like(selected).view(-1).index_fill_(0, where, True).view_as(void) & selected
+        ctx.save_for_backward(logits, classes, entropy, selected)
         ctx.settings = padded_size, count
-        return hardest.mean()
+        return losses.mean()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        logits, target, selected = ctx.saved_tensors
+        logits, classes, entropy, selected = ctx.saved_tensors
         padded_size, count = ctx.settings
-        gradient = torch.zeros_like(logits)
-        share = grad / count
-        for start, stop in _chunks(logits, target):
-            with torch.enable_grad():
-                losses, source, first = _row_losses(logits, padded_size, target, start, stop, differentiable=True)
-            weight = share.expand_as(losses) if selected is None else selected[start:stop] * share
-            (part,) = torch.autograd.grad(losses, source, weight.to(losses.dtype))
-            gradient[:, first : first + part.shape[1]] += part
-        return gradient, None, None, None
+        gradient = torch.zeros_like(_wide(logits))
+        share = selected * (grad / count)
+        for start, stop in _chunks(logits, classes):
+            rows = _Rows(logits, padded_size, classes.shape[1], start, stop)
+            scores, own, weight = rows.upsample(), classes[None, start:stop], share[None, start:stop]
+            # softmax from the stored cross-entropy: log of the sum of exponentials = entropy + own class's score
+            normaliser = entropy[None, start:stop] + scores.gather(0, own)
+            difference = scores.sub_(normaliser).exp_().mul_(weight).scatter_add_(0, own, -weight)
+            gradient[:, rows.first : rows.stop] += rows.adjoint(difference)
+        return gradient.to(logits.dtype), None, None, None
 
 
-def _row_losses(
-    logits: Tensor, padded_size: tuple[int, int], target: Tensor, start: int, stop: int, differentiable: bool = False
-) -> tuple[Tensor, Tensor, int]:
-    """Losses of the rows `start .. stop - 1` of an image, the rows of the logits they come from, and their first."""
-    height, width = logits.shape[1:]
-    y0, y1, wy = _taps(height, padded_size[0], stop, logits.device)
-    y0, y1, wy = y0[start:], y1[start:], wy[start:]
-    first, last = _source(start, height, padded_size[0]), min(_source(stop - 1, height, padded_size[0]) + 1, height - 1)
-    source = logits[:, first : last + 1].detach()
-    if differentiable:
-        source.requires_grad_()
-    wide = source.float() if source.dtype in (torch.float16, torch.bfloat16) else source
-    down = torch.lerp(wide[:, y0 - first], wide[:, y1 - first], wy.to(wide.dtype)[:, None])
-    if padded_size[1] != width:
-        size = (stop - start, padded_size[1])
-        down = functional.interpolate(down[None], size=size, mode="bilinear", align_corners=False)[0]
-    scores = down[None, :, :, : target.shape[1]]
-    losses = functional.cross_entropy(scores, target[None, start:stop], ignore_index=VOID, reduction="none")[0]
-    return losses, source, first
+class _Rows:
+    """The rows `start .. stop - 1` of upsampled logits, and the rows of the logits they come from.
+
+    Columns are interpolated first, while there are few rows; then a small matrix makes the rows.
+    """
+
+    def __init__(self, logits: Tensor, padded_size: tuple[int, int], valid_width: int, start: int, stop: int) -> None:
+        height = logits.shape[1]
+        y0, y1, weight = _taps(height, padded_size[0], stop, torch.device("cpu"))
+        y0, y1, weight = y0[start:], y1[start:], weight[start:]
+        self.first, self.stop = int(y0[0]), int(y1[-1]) + 1
+        self.source = _wide(logits[:, self.first : self.stop])
+        matrix = torch.zeros(stop - start, self.stop - self.first, dtype=self.source.dtype)
+        for taps, part in ((y0, 1 - weight), (y1, weight)):
+            matrix.scatter_add_(1, (taps - self.first)[:, None], part.to(matrix.dtype)[:, None])
+        self.matrix = matrix.to(logits.device)
+        self.padded_width, self.valid_width = padded_size[1], valid_width
+
+    def upsample(self) -> Tensor:
+        """`C x rows x valid width`, a new tensor."""
+        size = (self.source.shape[1], self.padded_width)
+        wide = functional.interpolate(self.source[None], size=size, mode="bilinear", align_corners=False)[0]
+        return self.matrix @ wide[..., : self.valid_width]
+
+    def adjoint(self, gradient: Tensor) -> Tensor:
+        """`C x rows x valid width` to the gradient of `source`."""
+        wide = functional.pad(self.matrix.T @ gradient, (0, self.padded_width - self.valid_width))
+        shape = self.source.shape
+        size = [shape[1], self.padded_width]
+        return torch.ops.aten.upsample_bilinear2d_backward(wide[None], size, [1, *shape], False)[0]
 
 
-def _source(position: int, size: int, padded: int) -> int:
-    """The first of the two rows that output row `position` reads; must agree with `_taps`."""
-    return int(_taps(size, padded, position + 1, torch.device("cpu"))[0][-1])
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _taps(size: int, padded: int, valid: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -170,6 +184,9 @@ def _chunk_elements(logits: Tensor) -> int:
 def _chunks(logits: Tensor, target: Tensor) -> list[tuple[int, int]]:
     height, width = target.shape
     step = max(1, _chunk_elements(logits) // (logits.shape[0] * width))
+    if logits.device.type == "cpu":
+        # the matrix that makes rows is nearly empty: a large one wastes time
+        step = min(step, _CPU_ROWS)
     return [(start, min(start + step, height)) for start in range(0, height, step)]
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from seamseg.ops import pooling
 from seamseg.ops.pooling import box_filter_pool
 
 from . import oracles
@@ -38,6 +39,20 @@ def test_against_plain(shape, window, channels_last, seed):
     dy = torch.randn(shape, generator=generator, dtype=torch.float64)
     assert_close(*(torch.autograd.grad(out, x, dy)[0] for out in (y, expected)))
     assert y.is_contiguous() == x.is_contiguous() or y.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("window", [(3, 4), (6, 2), (9, 1), (1, 5), (20, 20)])
+def test_in_bands(monkeypatch, window, memory_format):
+    x = torch.randn(2, 3, 11, 13).contiguous(memory_format=memory_format).requires_grad_()
+    dy = torch.randn_like(x)
+    whole = box_filter_pool(x, window)
+    gradient = torch.autograd.grad(whole, x, dy)[0]
+    monkeypatch.setattr(pooling, "_BAND", 100)
+    banded = box_filter_pool(x, window)
+    assert torch.equal(whole, banded)
+    assert banded.is_contiguous(memory_format=memory_format)
+    assert_close(torch.autograd.grad(banded, x, dy)[0], gradient)
 
 
 @pytest.mark.parametrize("window", [(3, 4), (6, 2), (9, 1), (1, 1)])
