@@ -3,9 +3,9 @@
     seamseg convert-backbone resnet50 resnet50.pth
     seamseg convert-backbone resnet18 resnet18.pth --weights my_resnet18.pth
 
-Without --weights torchvision downloads its default weights. Tensors are copied as they are. In-place ABN scales by
-|weight| + eps, so a channel whose weight is negative changes its sign: fine as a start for training, not the same
-network.
+Without --weights torchvision downloads its first ImageNet weights (IMAGENET1K_V1). Tensors are copied as they are.
+In-place ABN scales by |weight| + eps, so a channel whose weight is negative changes its sign: fine as a start for
+training, not the same network. Weights that lack layers convert too; what is missing is said.
 """
 
 from __future__ import annotations

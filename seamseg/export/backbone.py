@@ -40,7 +40,7 @@ def convert_backbone(net: str, out: str | Path, weights: str | Path | None = Non
     ----------
     net : one of :data:`ARCHITECTURES`
     out : file to write; `seamseg train --pre-train body:OUT` and `[body] weights` take it
-    weights : state dict with torchvision's names, possibly partial; None downloads torchvision's default
+    weights : state dict with torchvision's names, possibly partial; None downloads torchvision's IMAGENET1K_V1
 
     Raises
     ------
@@ -83,7 +83,9 @@ def rename(net: str, source: Mapping[str, Tensor], name: str = "weights") -> tup
             raise InputError(f"{name}: {key} does not belong to a {net}: is it another network?")
         state[ours] = value
     if not state:
-        raise InputError(f"{name}: holds no tensor with the names of a torchvision ResNet")
+        converted = any(str(key).startswith(("mod1.", "mod2.", "backbone.")) for key in source)
+        hint = "; its names are ours already: give it to --pre-train as it is" if converted else ""
+        raise InputError(f"{name}: holds no tensor with the names of a torchvision ResNet{hint}")
     missing = [key for key in expected if key not in state and not key.endswith("num_batches_tracked")]
     return state, missing
 
@@ -115,7 +117,8 @@ def _download(net: str) -> Mapping[str, Tensor]:
     except (ImportError, RuntimeError) as error:
         raise SeamsegError(f"torchvision cannot be imported ({error}); give a file with --weights") from None
     try:
-        return models.get_model_weights(net).DEFAULT.get_state_dict(progress=True)
+        # the first weights, as the original took; torchvision's later ones come from another training recipe
+        return models.get_model_weights(net).IMAGENET1K_V1.get_state_dict(progress=True)
     except (OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise SeamsegError(f"torchvision cannot download {net} ({reason}); give a file with --weights") from None
