@@ -17,8 +17,8 @@ from seamseg.structures import VOID, PanopticResult, Prediction, Segment
 class FusedMap:
     """A panoptic map at the size of the network's input.
 
-    ids: int64 `H x W`, 0 void. The lists are indexed by id; entry 0 is void: categories (255), scores (0 for void, 1 for stuff),
-    iscrowd (things of the semantic map that no detection explains).
+    ids: int64 `H x W`, 0 void. The lists are indexed by id, entry 0 is void: categories (255 for void), scores (0 for
+    void, 1 for stuff), iscrowd (things of the semantic map that no detection explains).
     """
 
     ids: Tensor

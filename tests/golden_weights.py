@@ -1,7 +1,7 @@
 """The seeded weights that the golden files were made with, rebuilt from their recipe.
 
-Every array comes from a legacy numpy generator whose seed is a checksum of the tensor's name, so it is the same on every
-machine; running statistics and the scale and bias of the output layers come from `tests/data/weights_calib.npz`.
+Every array comes from a legacy numpy generator whose seed is a checksum of the tensor's name, so it is the same on
+every machine; running statistics and the scale and bias of the output layers come from `tests/data/weights_calib.npz`.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.backbones.residual import NormFactory
+from seamseg.backbones.resnet import ResNet
 
 
 class FPN(nn.Module):
@@ -65,12 +66,12 @@ class FPNBody(nn.Module):
 
     Parameters
     ----------
-    backbone : network whose call gives a dict of maps (:class:`seamseg.backbones.resnet.ResNet`)
+    backbone : network whose call gives a dict of maps
     fpn : the pyramid
     inputs : names of the maps that the pyramid takes, finest first
     """
 
-    def __init__(self, backbone: nn.Module, fpn: FPN, inputs: Sequence[str]) -> None:
+    def __init__(self, backbone: ResNet, fpn: FPN, inputs: Sequence[str]) -> None:
         super().__init__()
         self.backbone = backbone
         self.fpn = fpn

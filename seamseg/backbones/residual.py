@@ -44,12 +44,9 @@ class ResidualBlock(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if len(channels) == 2:
-            kernels = (3, 3)
-        elif len(channels) == 3:
-            kernels = (1, 3, 1)
-        else:
+        if len(channels) not in (2, 3):
             raise ValueError(f"ResidualBlock: channels has {len(channels)} entries, 2 or 3 are possible")
+        kernels = (3, 3) if len(channels) == 2 else (1, 3, 1)
 
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         last = len(kernels)
@@ -66,6 +63,8 @@ class ResidualBlock(nn.Module):
             layers[f"bn{i}"] = norm(out) if i < last else norm(out, activation="identity")
             width = out
         self.convs = nn.Sequential(layers)
+        self.activation = str(layers["bn1"].activation)
+        self.activation_param = float(layers["bn1"].activation_param)  # type: ignore[arg-type]
 
         if stride != 1 or in_channels != width:
             self.proj_conv = nn.Conv2d(in_channels, width, 1, stride=stride, bias=False)
@@ -78,5 +77,4 @@ class ResidualBlock(nn.Module):
         branch = self.convs(x)
         # in-place norms keep their output for the backward pass, so the sum may only overwrite it without gradients
         total = branch + shortcut if torch.is_grad_enabled() else branch.add_(shortcut)
-        first = self.convs.bn1
-        return activate_(total, first.activation, first.activation_param)
+        return activate_(total, self.activation, self.activation_param)

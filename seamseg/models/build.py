@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from seamseg.backbones.fpn import FPN, FPNBody
 from seamseg.backbones.resnet import RESNETS, ResNet
 from seamseg.config import Config
@@ -124,9 +123,7 @@ def _build_body(config: Config, norm: NormFactory) -> FPNBody:
         if body.out_channels[name] != backbone.out_channels[name]:
             raise InputError(f"[body] out_channels: {body.body} gives {backbone.out_channels}, not {body.out_channels}")
     channels = [backbone.out_channels[name] for name in fpn.inputs]
-    return FPNBody(
-        backbone, FPN(channels, fpn.out_channels, fpn.extra_scales, norm, fpn.interpolation), fpn.inputs
-    )
+    return FPNBody(backbone, FPN(channels, fpn.out_channels, fpn.extra_scales, norm, fpn.interpolation), fpn.inputs)
 
 
 def _build_semantic(config: Config, norm: NormFactory, num_classes: int) -> SemanticHead | None:

@@ -39,7 +39,7 @@ class Criterion:
     anchor_matcher: AnchorMatcher
     rpn_sigma: float = 3.0
     roi_sigma: float = 1.0
-    bbx_reg_weights: tuple[float, float, float, float] = (10.0, 10.0, 5.0, 5.0)
+    bbx_reg_weights: tuple[float, ...] = (10.0, 10.0, 5.0, 5.0)
     mask_size: tuple[int, int] | None = (28, 28)
     void_is_background: bool = False
     ohem: float | None = 0.25
@@ -61,7 +61,8 @@ class Criterion:
         losses = dict(zip(("obj_loss", "bbx_loss"), self._rpn(outputs, things)))
         losses.update(self._roi(outputs, things, targets))
         if outputs.semantic_logits is not None:
-            classes = [semantic_target(m, c) for m, c in zip(targets.masks, targets.categories)]
+            pairs = zip(targets.masks, targets.categories)
+            classes = [semantic_target(m, c) for m, c in pairs if m is not None and c is not None]
             losses["sem_loss"] = semantic_loss(outputs.semantic_logits, outputs.padded_size, classes, self.ohem)
         return losses
 

@@ -7,7 +7,12 @@ from torch import nn
 
 from seamseg.models.panoptic import PanopticNet
 
-_OUTPUT_STD = {"rpn_head.conv_obj": 0.01, "rpn_head.conv_bbx": 0.01, "roi_head.roi_cls": 0.01, "roi_head.roi_bbx": 0.001}
+_OUTPUT_STD = {
+    "rpn_head.conv_obj": 0.01,
+    "rpn_head.conv_bbx": 0.01,
+    "roi_head.roi_cls": 0.01,
+    "roi_head.roi_bbx": 0.001,
+}
 """Standard deviation of layers that should first say very little; the usual choice of Faster R-CNN."""
 
 

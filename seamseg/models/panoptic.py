@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from seamseg.backbones.fpn import FPNBody
 from seamseg.heads.roi.detections import DetectionSelector
 from seamseg.heads.roi.features import ROIExtractor
 from seamseg.heads.roi.head import ROIHead
@@ -43,7 +44,7 @@ class PanopticNet(nn.Module):
 
     def __init__(
         self,
-        body: nn.Module,
+        body: FPNBody,
         rpn_head: RPNHead,
         roi_head: ROIHead,
         sem_head: SemanticHead | None,
@@ -55,7 +56,7 @@ class PanopticNet(nn.Module):
         matcher: ProposalMatcher,
         rois: ROIExtractor,
         selector: DetectionSelector,
-        bbx_reg_weights: tuple[float, float, float, float],
+        bbx_reg_weights: tuple[float, ...],
         channels_last: bool = True,
     ) -> None:
         super().__init__()
@@ -74,7 +75,7 @@ class PanopticNet(nn.Module):
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.to(memory_format=self.memory_format)
 
-    # -- training -----------------------------------------------------------------------------------------------------
+    # Training
 
     def forward(self, images: PackedSequence, targets: Batch) -> TrainingOutputs:
         """Outputs on a batch for the criterion; no losses yet.
@@ -125,7 +126,7 @@ class PanopticNet(nn.Module):
         logits = self.roi_head(x, torch.nonzero(match >= 0).flatten())
         return ROIOutputs(packed_samples, packed_matches, *logits)
 
-    # -- inference ----------------------------------------------------------------------------------------------------
+    # Inference
 
     @torch.no_grad()
     def predict(self, images: PackedSequence) -> list[Prediction]:
@@ -155,9 +156,7 @@ class PanopticNet(nn.Module):
         semantic = self.segment(features)
         return [
             Prediction(boxes, classes, scores, mask, classmap, size)
-            for (boxes, classes, scores), mask, classmap, size in zip(
-                detections, masks, semantic, features.valid_sizes
-            )
+            for (boxes, classes, scores), mask, classmap, size in zip(detections, masks, semantic, features.valid_sizes)
         ]
 
     def encode(self, images: PackedSequence) -> Features:

@@ -23,10 +23,13 @@ def ops(name):
     return tensor("ops", name)
 
 
-# -- samples ----------------------------------------------------------------------------------------------------------
+# Samples
 
 
-@pytest.mark.parametrize("case, arguments", [("match_all", (10**6, 0.25, 0.5, 0.5, 0.0, 0.7)), ("match_16_npseed11", (16, 0.25, 0.5, 0.5, 0.1, 0.7))])
+@pytest.mark.parametrize(
+    "case, arguments",
+    [("match_all", (10**6, 0.25, 0.5, 0.5, 0.0, 0.7)), ("match_16_npseed11", (16, 0.25, 0.5, 0.5, 0.1, 0.7))],
+)
 def test_the_same_proposals_are_drawn_as_by_the_original(case, arguments):
     matcher = ProposalMatcher(*arguments, permutation=numpy_permutation)
     gt0, crowd_boxes = ops("rpn/gt0"), crowd_mask_of(ops("rpn/crowd_bbx"), (96, 128))
@@ -59,7 +62,7 @@ def test_nothing_left_outside_the_crowd_gives_nothing():
     assert ProposalMatcher()(boxes, boxes, torch.ones(20, 20, dtype=torch.bool)) == (None, None)
 
 
-# -- targets and losses -------------------------------------------------------------------------------------------------
+# Targets and losses
 
 
 def stored():
@@ -93,7 +96,11 @@ def test_losses_equal_the_original():
     draws = np.random.RandomState(int(ops("roi/msk_logits_seed"))).randn(labels.shape[0], 8, 28, 28) * 2
     msk = torch.from_numpy(draws.astype(np.float32)).requires_grad_()
 
-    losses = class_loss(cls, labels), box_loss(bbx, labels, codes, 1.0), mask_loss(msk[labels > 0], labels[labels > 0], masks)
+    losses = (
+        class_loss(cls, labels),
+        box_loss(bbx, labels, codes, 1.0),
+        mask_loss(msk[labels > 0], labels[labels > 0], masks),
+    )
     for loss, name in zip(losses, ("cls", "bbx", "msk")):
         assert_close(loss, ops(f"roi/loss/{name}"))
     sum(losses).backward()
@@ -116,7 +123,7 @@ def test_losses_without_positives_keep_their_graph():
     assert bbx.grad.abs().sum() == 0 and msk.grad is not None
 
 
-# -- features -------------------------------------------------------------------------------------------------------------
+# Features
 
 
 def test_levels_equal_the_original():
@@ -136,7 +143,7 @@ def test_levels_are_always_in_use(boxes):
     assert level.min() >= 1 and level.max() <= 2
 
 
-# -- head -----------------------------------------------------------------------------------------------------------------
+# Head
 
 
 def test_head_shapes_with_and_without_regions():
@@ -157,7 +164,7 @@ def test_mask_logits_of_some_rows_still_use_the_statistics_of_all():
     assert head.conv.conv1.weight.grad is not None
 
 
-# -- detections -------------------------------------------------------------------------------------------------------------
+# Detections
 
 
 @pytest.mark.parametrize("limit", [1000, 30])

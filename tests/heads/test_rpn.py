@@ -17,7 +17,7 @@ def ops(name):
     return tensor("ops", name)
 
 
-# -- anchors --------------------------------------------------------------------------------------------------------
+# Anchors
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_anchors_want_one_shape_a_level():
         AnchorGenerator([4, 8], 8, (1.0,))([(3, 4)])
 
 
-# -- targets --------------------------------------------------------------------------------------------------------
+# Targets
 
 
 def matches(matcher, with_crowd=True):
@@ -79,7 +79,7 @@ def test_of_two_boxes_that_claim_an_anchor_the_later_one_gets_it():
     assert AnchorMatcher()(anchors, boxes, (100, 100)).tolist() == [1, BACKGROUND]
 
 
-# -- losses ---------------------------------------------------------------------------------------------------------
+# Losses
 
 
 def losses(found, with_boxes=True):
@@ -108,7 +108,7 @@ def test_losses_equal_the_original(case, found):
         assert_close(bbx.grad, ops("rpn/loss_64/dbbx"))
 
 
-# -- head and proposals -----------------------------------------------------------------------------------------------
+# Head and proposals
 
 
 def test_head_orders_its_outputs_as_the_anchors():

@@ -49,7 +49,9 @@ hidden_channels = 8
 """
 
 
-def tiny_config(kind: str = "panoptic", mode: str = "bn", num_frozen: int = 0, overrides: tuple[str, ...] = ()) -> Config:
+def tiny_config(
+    kind: str = "panoptic", mode: str = "bn", num_frozen: int = 0, overrides: tuple[str, ...] = ()
+) -> Config:
     """A network small enough to run many times."""
     text = TINY.format(mode=mode, num_frozen=num_frozen) + (TINY_SEMANTIC if kind == "panoptic" else "")
     return config_from_string(text, kind, overrides=overrides)
@@ -104,7 +106,7 @@ def golden_training_module(variant: str) -> tuple[Config, TrainingModule]:
 
 
 def toy_batch(*sizes: tuple[int, int], empty: tuple[int, ...] = (), crowd: tuple[int, ...] = ()) -> Batch:
-    """Random images, two stuff classes and two things each; `empty` ones have no thing, in `crowd` ones one is a crowd."""
+    """Random images of two stuff classes and two things; `empty` ones have no thing, one of `crowd` ones is a crowd."""
     generator = torch.Generator().manual_seed(0)
     images, masks, categories, iscrowd, boxes = [], [], [], [], []
     for i, (height, width) in enumerate(sizes):

@@ -150,5 +150,3 @@ def test_panoptic_map(case, keep_empty):
         assert fused.iscrowd == case.stored(f"pan_iscrowd_{i}").bool().tolist()
         assert torch.tensor(fused.scores).sub(case.stored(f"pan_obj_{i}")).abs().max() < 5e-4
         assert (fused.ids == case.stored(f"pan_msk_{i}")).double().mean() > 0.9995
-
-

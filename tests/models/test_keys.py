@@ -12,7 +12,9 @@ from seamseg.ops.norm import InPlaceABN
 
 
 def entries(module):
-    return [[key, list(value.shape), str(value.dtype).removeprefix("torch.")] for key, value in module.state_dict().items()]
+    return [
+        [key, list(value.shape), str(value.dtype).removeprefix("torch.")] for key, value in module.state_dict().items()
+    ]
 
 
 def stored(name):

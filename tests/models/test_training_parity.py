@@ -130,7 +130,11 @@ def test_first_step(step):
     before = {name: p.detach().clone() for name, p in trained.items()}
     groups = [
         {"params": [p for name, p in trained.items() if is_norm[name]], "lr": float(rates[0]), "weight_decay": 0.0},
-        {"params": [p for name, p in trained.items() if not is_norm[name]], "lr": float(rates[1]), "weight_decay": 1e-4},
+        {
+            "params": [p for name, p in trained.items() if not is_norm[name]],
+            "lr": float(rates[1]),
+            "weight_decay": 1e-4,
+        },
     ]
     torch.optim.SGD(groups, lr=1.0, momentum=0.9, nesterov=True).step()
     for name, wanted in zip(step.stored("grad_names"), step.stored("update_norm")):

@@ -35,9 +35,7 @@ class ROIExtractor:
         level = torch.floor(self.canonical_level + torch.log2(side / self.canonical_scale + 1e-6))
         return level.clamp(self.min_level, self.min_level + self.num_levels - 1).long()
 
-    def __call__(
-        self, levels: Sequence[Tensor], boxes: Tensor, index: Tensor, padded_size: tuple[int, int]
-    ) -> Tensor:
+    def __call__(self, levels: Sequence[Tensor], boxes: Tensor, index: Tensor, padded_size: tuple[int, int]) -> Tensor:
         """Sample the features of boxes.
 
         Parameters
@@ -51,6 +49,6 @@ class ROIExtractor:
         -------
         `K x C x roi_size`
         """
-        used = levels[self.min_level : self.min_level + self.num_levels]
+        used = list(levels[self.min_level : self.min_level + self.num_levels])
         level = self.level_of(boxes) - self.min_level
         return roi_features(used, boxes, index, level, padded_size, self.roi_size)

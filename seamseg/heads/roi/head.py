@@ -62,7 +62,7 @@ class ROIHead(nn.Module):
             self.roi_msk = nn.Conv2d(conv_channels, num_things, 1)
 
     def boxes(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features `K x C x roi_size` -> class logits `K x (things + 1)`, 0 = background; box codes `K x things x 4`."""
+        """Features `K x C x roi_size` -> class logits `K x (things + 1)` (0 = background), codes `K x things x 4`."""
         x = self.fc(functional.avg_pool2d(x, 2).flatten(1))
         return self.roi_cls(x), self.roi_bbx(x).reshape(x.shape[0], self.num_things, 4)
 

@@ -82,10 +82,8 @@ class SemanticHead(nn.Module):
         # The classifier is linear and enlarging commutes with it: classify each level at its own size and add up,
         # instead of enlarging and concatenating hidden_channels of every level.
         weights = self.conv_sem.weight.chunk(self.num_levels, dim=1)
-        logits = None
-        for i, (module, x, weight) in enumerate(zip(self.output, used, weights)):
-            part = functional.conv2d(module(x), weight, self.conv_sem.bias if i == 0 else None)
-            if part.shape[-2:] != size:
-                part = functional.interpolate(part, size=size, mode="bilinear", align_corners=False)
-            logits = part if logits is None else logits + part
+        logits = functional.conv2d(self.output[0](used[0]), weights[0], self.conv_sem.bias)
+        for module, x, weight in zip(self.output[1:], used[1:], weights[1:]):
+            part = functional.conv2d(module(x), weight)
+            logits = logits + functional.interpolate(part, size=size, mode="bilinear", align_corners=False)
         return logits
