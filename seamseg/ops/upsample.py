@@ -144,7 +144,7 @@ class _Rows:
         y0, y1, weight = _taps(height, padded_size[0], stop, torch.device("cpu"))
         y0, y1, weight = y0[start:], y1[start:], weight[start:]
         self.first, self.stop = int(y0[0]), int(y1[-1]) + 1
-        self.source = _wide(logits[:, self.first : self.stop])
+        self.source = _wide(logits[:, self.first : self.stop]).contiguous()
         matrix = torch.zeros(stop - start, self.stop - self.first, dtype=self.source.dtype)
         for taps, part in ((y0, 1 - weight), (y1, weight)):
             matrix.scatter_add_(1, (taps - self.first)[:, None], part.to(matrix.dtype)[:, None])
