@@ -10,7 +10,7 @@ export MALLOC_MMAP_THRESHOLD_ ?= 4294967296
 export MALLOC_TRIM_THRESHOLD_ ?= 8589934592
 export MALLOC_TOP_PAD_        ?= 268435456
 
-.PHONY: help setup demo test test-slow lint format clean
+.PHONY: help setup demo test test-slow lint format docs clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -46,6 +46,9 @@ lint: setup  ## style, formatting and types
 format: setup  ## put the code in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: setup  ## the generated pages
+	$(BIN)/python -m seamseg.config.reference > docs/config.md
 
 clean:  ## remove what was built and run (keeps .venv)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis runs

@@ -1,0 +1,83 @@
+"""The page of all configuration keys: `python -m seamseg.config.reference > docs/config.md`."""
+
+from __future__ import annotations
+
+import sys
+import typing
+from dataclasses import Field, fields
+
+from seamseg.config.loader import KINDS, default_config
+from seamseg.config.sections import SECTIONS
+from seamseg.config.values import split_optional
+
+_HEAD = """# Configuration keys
+
+<!-- made by `make docs` from seamseg/config/sections.py; change it there -->
+
+A configuration is an INI file. What it leaves out has the default of the table. Values other than plain text are Python
+literals. Keys marked ° are unknown to the original; their defaults reproduce it. From the command line a key is set by
+`--set section.key=value`, as in `--set optimizer.lr=0.02`. Unknown sections and keys are errors.
+
+Every experiment of `configs/` can be given by its bare name: `seamseg train vistas_r50 DATA`.
+"""
+
+_NAMES = {int: "whole number", float: "number", bool: "yes or no", str: "text"}
+_PLURALS = {int: "whole numbers", float: "numbers", str: "names"}
+
+
+def reference() -> str:
+    """The page, in Markdown."""
+    defaults = {kind: default_config(kind).texts for kind in KINDS}
+    lines = [_HEAD]
+    for name, section in SECTIONS.items():
+        hints = typing.get_type_hints(section)
+        lines += [f"## [{name}]", "", (section.__doc__ or "").strip(), ""]
+        lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
+        for spec in fields(section):
+            texts = {kind: defaults[kind][name][spec.name] for kind in KINDS}
+            cells = (_name(spec), _value(hints[spec.name], spec), _default(texts), spec.metadata["doc"])
+            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _name(spec: Field) -> str:
+    return f"`{spec.name}`" + (" °" if spec.metadata["ours"] else "")
+
+
+def _value(annotation: typing.Any, spec: Field) -> str:
+    kind, optional = split_optional(annotation)
+    words = _kind(kind)
+    if spec.metadata["choices"]:
+        words = ", ".join(f"`{choice}`" for choice in spec.metadata["choices"])
+    return words + _range(spec) + (", or empty" if optional else "")
+
+
+def _kind(kind: typing.Any) -> str:
+    origin, items = typing.get_origin(kind), typing.get_args(kind)
+    if origin is None:
+        return _NAMES[kind]
+    if origin is dict:
+        return "dict"
+    count = "" if origin is list or items[-1] is ... else f"{len(items)} "
+    return f"{origin.__name__} of {count}{_PLURALS[items[0]]}"
+
+
+def _range(spec: Field) -> str:
+    low, high, above = (spec.metadata[name] for name in ("minimum", "maximum", "above"))
+    if above is not None:
+        return f" > {above}" + (f", ≤ {high}" if high is not None else "")
+    if low is not None and high is not None:
+        return f", {low} to {high}"
+    return f" ≥ {low}" if low is not None else ""
+
+
+def _default(texts: dict[str, str]) -> str:
+    shown = {kind: f"`{text}`" if text else "empty" for kind, text in texts.items()}
+    first = shown[KINDS[0]]
+    others = [f"{kind}: {text}" for kind, text in shown.items() if text != first]
+    return "; ".join([first, *others])
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(reference().encode("utf-8"))
