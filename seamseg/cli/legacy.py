@@ -30,9 +30,18 @@ def from_train_panoptic(argv: Sequence[str]) -> list[str]:
     _option(parser, "--log_dir", metavar="D", help="run folder (default: runs/NAME for NAME.ini)")
     parser.add_argument("--resume", metavar="F", help="snapshot to continue from")
     parser.add_argument("--eval", action="store_true", help="only score the weights of --resume or --pre_train")
-    _option(parser, "--pre_train", metavar="[MODULE:]F", nargs="*", default=[], help="weights to start from")
+    _option(
+        parser,
+        "--pre_train",
+        metavar="[MODULE:]F",
+        nargs="*",
+        action="extend",
+        default=[],
+        help="weights to start from",
+    )
     parser.add_argument("words", metavar="CONFIG DATA", nargs="*", help="INI file and dataset folder")
     args = parser.parse_intermixed_args(argv)
+    _adopt_rank(args)
 
     # --pre_train takes all words up to the next option; CONFIG and DATA are the last of them when they stand there
     words, weights = list(args.words), list(args.pre_train)
@@ -61,6 +70,7 @@ def from_test_panoptic(argv: Sequence[str]) -> list[str]:
     parser.add_argument("inputs", metavar="INPUT_DIR", help="photos, also in sub-folders")
     parser.add_argument("out", metavar="OUTPUT_DIR", help="folder for the outputs")
     args = parser.parse_args(argv)
+    _adopt_rank(args)
     thresholds = ["--score-threshold", str(args.score_threshold), "--overlap-threshold", str(args.iou_threshold)]
     form = "raw" if args.raw else "overlay"
     ours = ["predict", args.model, args.inputs, args.out, "--config", args.config, "--meta", args.meta]
@@ -90,6 +100,11 @@ def _parser(name: str, description: str) -> argparse.ArgumentParser:
     # the launchers of old PyTorch pass it; torchrun's environment says the same
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     return parser
+
+
+def _adopt_rank(args: argparse.Namespace) -> None:
+    if args.local_rank is not None:
+        os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
 
 
 def _option(parser: argparse.ArgumentParser, name: str, **options: object) -> None:
