@@ -7,8 +7,8 @@ Conventions (docs/concepts.md): boxes are `(y0, x0, y1, x1)` in pixels with an e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import overload
+from dataclasses import dataclass, fields, replace
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -205,8 +205,12 @@ class Batch:
         return len(self.ids)
 
     def _map(self, function: Callable[[PackedSequence], PackedSequence]) -> Batch:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Batch(**{k: function(v) if isinstance(v, PackedSequence) else v for k, v in values.items()})
+        changed: dict[str, Any] = {
+            f.name: function(getattr(self, f.name))
+            for f in fields(self)
+            if isinstance(getattr(self, f.name), PackedSequence)
+        }
+        return replace(self, **changed)
 
     def to(self, *args, **kwargs) -> Batch:
         """Move every tensor, as `Tensor.to(device, non_blocking=...)`."""

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from seamseg.engine.progress import is_quiet, progress
+from seamseg.engine.progress import counter, is_quiet, progress
 from seamseg.errors import InputError
 
 _CITYSCAPES = """Raw Cityscapes to a dataset folder.
@@ -102,8 +102,8 @@ def _cityscapes(args: argparse.Namespace) -> int:
 def _toy_city(args: argparse.Namespace) -> int:
     from seamseg.data.prepare.toy_city import generate_toy_city
 
-    counter = _Counter("toy city")
-    scenes = generate_toy_city(args.root, args.train, args.val, args.seed, args.size, args.workers, counter)
+    shown = counter("toy city")
+    scenes = generate_toy_city(args.root, args.train, args.val, args.seed, args.size, args.workers, shown)
     print(f"{args.root}: {len(scenes)} scenes; next: seamseg prepare cityscapes {args.root} OUT")
     return 0
 
@@ -118,17 +118,3 @@ def _size(text: str) -> tuple[int, int]:
     if not (height.isdecimal() and width.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is not HEIGHTxWIDTH, as 256x512")
     return int(height), int(width)
-
-
-class _Counter:
-    """A progress bar for work that reports `(done, total)` after each item."""
-
-    def __init__(self, desc: str) -> None:
-        self._desc = desc
-        self._bar: Iterator[int] | None = None
-
-    def __call__(self, done: int, total: int) -> None:
-        if self._bar is None:
-            self._bar = iter(progress(range(total - done + 1), desc=self._desc))
-            next(self._bar, None)  # shows nothing yet: an item counts when the next one is asked for
-        next(self._bar, None)

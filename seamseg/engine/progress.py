@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -45,6 +45,20 @@ def progress(iterable: Iterable[T], total: int | None = None, desc: str = "") ->
         yield from tqdm(iterable, total=total, desc=desc, file=sys.stderr, dynamic_ncols=True)
     else:
         yield from _plain(iterable, total, desc)
+
+
+def counter(desc: str = "") -> Callable[[int, int], None]:
+    """Progress of work that reports `(done, total)` after each item."""
+    shown: Iterator[int] | None = None
+
+    def report(done: int, total: int) -> None:
+        nonlocal shown
+        if shown is None:
+            shown = iter(progress(range(total - done + 1), desc=desc))
+            next(shown, None)  # shows nothing yet: an item counts when the next one is asked for
+        next(shown, None)
+
+    return report
 
 
 def _plain(iterable: Iterable[T], total: int | None, desc: str) -> Iterator[T]:

@@ -1,0 +1,199 @@
+"""The whole road on a city that needs no download: generate, prepare, train, predict, evaluate, look."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from seamseg.config import find_experiment
+from seamseg.data.files import write_atomically
+from seamseg.data.folder import DatasetFolder
+from seamseg.data.metadata import Metadata
+from seamseg.data.prepare.cityscapes import prepare_cityscapes
+from seamseg.data.prepare.toy_city import generate_toy_city
+from seamseg.engine.distributed import World
+from seamseg.engine.inference import predict_all
+from seamseg.engine.predictor import load_predictor
+from seamseg.engine.progress import counter, progress
+from seamseg.engine.run_folder import RunFolder
+from seamseg.engine.sources import Source
+from seamseg.engine.training import TrainingOptions, run_training
+from seamseg.engine.writers import make_writers
+from seamseg.errors import InputError
+from seamseg.evaluation.coco_panoptic import Annotation, CocoPanoptic, read_coco_panoptic, segments_of
+from seamseg.evaluation.coco_writer import dataset_to_coco_panoptic
+from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
+from seamseg.evaluation.evaluator import category_ids
+from seamseg.evaluation.scores import PanopticScores
+from seamseg.structures import VOID
+from seamseg.visualize.gallery import Card, write_gallery
+from seamseg.visualize.overlay import draw_classic
+
+EXPERIMENT = "toy_city_r18"
+"""The packaged configuration that the demo trains."""
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What the command line says.
+
+    Attributes
+    ----------
+    out : run folder; everything is written there
+    train, val : scenes of each split
+    seed : of the city
+    overrides : `section.key=value` each, over the experiment
+    device : auto, cpu, cuda or cuda:N
+    """
+
+    out: Path
+    train: int = 300
+    val: int = 40
+    seed: int = 0
+    overrides: tuple[str, ...] = ()
+    device: str = "auto"
+
+
+def run_demo(options: DemoOptions, say: Callable[[str], None] = print) -> PanopticScores:
+    """Run all stages; those that are finished already are not done again.
+
+    The run folder gets `toy_city/raw` (as Cityscapes is distributed), `toy_city/data` (dataset folder), the snapshots,
+    `predictions/`, `metrics.json` and `gallery.html`.
+
+    Parameters
+    ----------
+    options : see :class:`DemoOptions`
+    say : receives a line a stage
+
+    Returns
+    -------
+    PanopticScores of the validation split
+
+    Raises
+    ------
+    InputError
+        if the folder holds a demo of other settings
+    """
+    out = options.out
+    _claim(options)
+    raw, data = out / "toy_city" / "raw", out / "toy_city" / "data"
+    stage = _Stages(say)
+
+    stage(f"generating {options.train} + {options.val} street scenes in {raw}")
+    generate_toy_city(raw, options.train, options.val, options.seed, progress=counter("toy city"))
+
+    stage(f"converting them to a dataset folder in {data}")
+    prepare_cityscapes(raw, data, ("train", "val"), progress=progress)
+
+    stage(f"training a ResNet-18 panoptic network in {out}")
+    last = RunFolder(out).last
+    run_training(
+        TrainingOptions(
+            config=find_experiment(EXPERIMENT),
+            data=data,
+            log_dir=out,
+            resume=last if last.exists() else None,
+            overrides=options.overrides,
+            device=options.device,
+        )
+    )
+
+    folder, predictions = DatasetFolder(data), out / "predictions"
+    stage(f"predicting the {options.val} held-out scenes into {predictions}")
+    predictor = load_predictor(last, options.device)
+    sources = [
+        Source(folder.image_path(image.id), image.id, folder.image_path(image.id).name) for image in folder.split("val")
+    ]
+    writers = make_writers(["overlay", "coco"], predictions, predictor.metadata)
+    predict_all(predictor, sources, writers, World(device=predictor.device))
+
+    stage("evaluating them against the ground truth, both as COCO panoptic files")
+    truth = dataset_to_coco_panoptic(folder, "val", out / "toy_city" / "val_panoptic.json")
+    scores = evaluate_panoptic_json(truth, predictions / "panoptic.json", workers=2, progress=progress)
+    write_atomically(out / "metrics.json", json.dumps(scores.to_json(), indent=2).encode())
+
+    page = out / "gallery.html"
+    stage(f"drawing {page}")
+    gt, pred = read_coco_panoptic(truth), read_coco_panoptic(predictions / "panoptic.json")
+    _write_page(page, folder, gt, pred, scores)
+    stage.finish()
+    return scores
+
+
+class _Stages:
+    """Numbers the stages and tells how long each took."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._number = 0
+        self._start = self._begin = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        self._close()
+        self._number += 1
+        self._start = time.monotonic()
+        self._say(f"[{self._number}/6] {text}")
+
+    def _close(self) -> None:
+        if self._number:
+            self._say(f"      {time.monotonic() - self._start:.0f} s")
+
+    def finish(self) -> None:
+        self._close()
+        self._say(f"done in {(time.monotonic() - self._begin) / 60:.1f} minutes")
+
+
+def _claim(options: DemoOptions) -> None:
+    """Remember the settings in the run folder; refuse to mix two sets of them in one."""
+    settings = {"train": options.train, "val": options.val, "seed": options.seed, "overrides": list(options.overrides)}
+    path = options.out / "demo.json"
+    if path.exists():
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            found = None
+        if found != settings:
+            raise InputError(f"{options.out}: holds a demo of other settings; name another --out or delete it")
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(settings).encode())
+
+
+def _write_page(page: Path, data: DatasetFolder, gt: CocoPanoptic, pred: CocoPanoptic, scores: PanopticScores) -> None:
+    entries = {str(annotation.image_id): annotation for annotation in pred.annotations}
+    cards = []
+    for annotation in gt.annotations:
+        name = str(annotation.image_id)
+        photo = np.asarray(data.read_image(data.image_path(name)))
+        images = {
+            "photo": photo,
+            "prediction": _painted(photo, pred, entries[name], data.metadata),
+            "ground truth": _painted(photo, gt, annotation, data.metadata),
+        }
+        cards.append(Card(name, images))
+    rows = [
+        {"class": c.info.name, "kind": "thing" if c.info.isthing else "stuff"}
+        | {"PQ": c.PQ, "SQ": c.SQ, "RQ": c.RQ, "IoU": c.IoU, "TP": c.TP, "FP": c.FP, "FN": c.FN}
+        for c in scores.per_class
+        if c.TP + c.FP + c.FN
+    ]
+    figures = {"PQ": scores.PQ, "PQ things": scores.PQ_things, "PQ stuff": scores.PQ_stuff, "mIoU": scores.mIoU}
+    headline = {name: f"{100 * value:.1f}" for name, value in figures.items()} | {"scenes": str(scores.n_images)}
+    write_gallery(page, "Toy city: held-out scenes", headline, rows, cards)
+
+
+def _painted(photo: np.ndarray, source: CocoPanoptic, entry: Annotation, metadata: Metadata) -> np.ndarray:
+    class_of = {identity: index for index, identity in enumerate(category_ids(metadata))}
+    # ids of a PNG are colours, up to 2^24: number them through, 0 stays void
+    ids, numbered = np.unique(np.append(source.read_ids(entry), 0), return_inverse=True)
+    classes = np.full(len(ids), VOID)
+    for segment in segments_of(entry, class_of, source.path):
+        if not (segment.iscrowd and metadata.is_thing(segment.category)):
+            classes[np.searchsorted(ids, segment.id)] = segment.category
+    things = (classes >= metadata.num_stuff) & (classes != VOID)
+    return draw_classic(photo, numbered[:-1].reshape(photo.shape[:2]), classes, things, metadata.palette)
