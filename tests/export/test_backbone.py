@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import builtins
 import json
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,13 +152,14 @@ def test_no_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = pytest.importorskip("torch.hub")
-    pytest.importorskip("torchvision.models", exc_type=ImportError)
+    class Weights:
+        class IMAGENET1K_V1:
+            @staticmethod
+            def get_state_dict(progress: bool) -> None:
+                raise OSError("connection\nrefused")
 
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise OSError("connection refused")
-
-    monkeypatch.setattr(hub, "download_url_to_file", refuse)
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    torchvision = ModuleType("torchvision")
+    torchvision.models = SimpleNamespace(get_model_weights=lambda net: Weights)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torchvision", torchvision)
     with pytest.raises(SeamsegError, match=r"cannot download resnet18 \(connection refused\); give a file with"):
         convert_backbone("resnet18", tmp_path / "out.pth")
