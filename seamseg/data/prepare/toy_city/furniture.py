@@ -15,7 +15,7 @@ def lamp_post(stage: Stage, x: float, z: float, pole: int, static: int) -> None:
     rng = stage.rng
     board = Board(stage, x, z, None, pole)
     color = hsv(rng.random(), rng.uniform(0, 0.4), rng.uniform(0.2, 0.7))
-    width = rng.uniform(0.26, 0.38)
+    width = rng.uniform(0.32, 0.46)
     height = rng.uniform(3.8, 5.6)
     half = width / 2
     board.shape([(-half * 1.6, 0), (half * 1.6, 0), (half * 1.5, 0.5), (-half * 1.5, 0.5)], color * 0.8)

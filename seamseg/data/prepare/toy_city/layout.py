@@ -65,7 +65,7 @@ class Plan:
         screen = self.camera.to_screen(seen)
         return np.array([*screen.min(0)[::-1], *screen.max(0)[::-1]])
 
-    def add(self, item: Item, min_height: float, inside: float = 0.6, overlap: float = 0.4) -> bool:
+    def add(self, item: Item, min_height: float, inside: float = 0.6, overlap: float = 0.3) -> bool:
         """Take the item unless it is too small, too far out of the picture, or stands in the way of others.
 
         Parameters
@@ -118,17 +118,17 @@ def plan_scene(camera: Camera, street: Street, empty: bool, rng: Rng) -> list[It
     plan = Plan(camera, street, rng)
     unit = min(camera.width, camera.height)
     if not empty:
-        _place(plan, _truck, int(rng.random() < 0.5), unit * 0.14)
-        _place(plan, _car, int(rng.choice(4, p=[0.1, 0.32, 0.36, 0.22])), unit * 0.11)
-        _place(plan, _cyclist, int(rng.choice(3, p=[0.4, 0.45, 0.15])), unit * 0.17)
-        _place(plan, _person, int(rng.choice(5, p=[0.16, 0.28, 0.26, 0.18, 0.12])), unit * 0.17)
-        _place(plan, _parked_bicycle, int(rng.choice(3, p=[0.6, 0.3, 0.1])), unit * 0.1)
+        _place(plan, _truck, int(rng.random() < 0.5), unit * 0.2)
+        _place(plan, _car, int(rng.choice(4, p=[0.1, 0.34, 0.36, 0.2])), unit * 0.15)
+        _place(plan, _cyclist, int(rng.choice(3, p=[0.34, 0.48, 0.18])), unit * 0.28)
+        _place(plan, _person, int(rng.choice(4, p=[0.16, 0.32, 0.32, 0.2])), unit * 0.28)
+        _place(plan, _parked_bicycle, int(rng.choice(3, p=[0.6, 0.3, 0.1])), unit * 0.17)
         if rng.random() < 0.14:
             _crowd_of_people(plan, unit * 0.13)
         if rng.random() < 0.09:
             _crowd_of_cars(plan, unit * 0.06)
     _place(plan, _static, int(rng.choice(3, p=[0.55, 0.3, 0.15])), unit * 0.05)
-    _place(plan, _post, int(rng.choice(4, p=[0.2, 0.35, 0.3, 0.15])), unit * 0.5, inside=0.3)
+    _place(plan, _post, int(rng.choice(4, p=[0.1, 0.35, 0.35, 0.2])), unit * 0.45, inside=0.3)
     _place(plan, _tree, int(rng.integers(0, 4)), unit * 0.4, inside=0.3)
     return plan.items
 
@@ -162,13 +162,13 @@ def _vehicle_pose(plan: Plan, width: float, near: float, far: float) -> Pose | N
 
 def _car(plan: Plan) -> Item | None:
     size = car_size(plan.rng)
-    pose = _vehicle_pose(plan, size[1], 4.5, 14.0)
+    pose = _vehicle_pose(plan, size[1], 4.3, 11.0)
     return None if pose is None else Item(labels.CAR, pose, size)
 
 
 def _truck(plan: Plan) -> Item | None:
     size = truck_size(plan.rng)
-    pose = _vehicle_pose(plan, size[1], 6.5, 17.0)
+    pose = _vehicle_pose(plan, size[1], 6.0, 13.5)
     return None if pose is None else Item(labels.TRUCK, pose, size)
 
 
@@ -179,14 +179,14 @@ def _sideways(plan: Plan, least: float) -> float:
 
 
 def _cyclist(plan: Plan) -> Item | None:
-    x, z = plan.spot(3.2, 8.5)
+    x, z = plan.spot(2.9, 6.5)
     if abs(x) > plan.street.half_road + 1.0:
         return None
     return Item(labels.BICYCLE, Pose(x, z, _sideways(plan, 0.7)), (1.8, 0.5, 1.75), with_rider=True)
 
 
 def _parked_bicycle(plan: Plan) -> Item | None:
-    x, z = plan.spot(3.0, 7.5)
+    x, z = plan.spot(2.8, 6.0)
     if not plan.street.half_road - 0.4 < abs(x) < plan.street.edge - 0.5:
         return None
     return Item(labels.BICYCLE, Pose(x, z, _sideways(plan, 0.75)), (1.8, 0.4, 1.05))
@@ -194,7 +194,7 @@ def _parked_bicycle(plan: Plan) -> Item | None:
 
 def _person(plan: Plan) -> Item | None:
     rng = plan.rng
-    x, z = plan.spot(3.0, 9.5)
+    x, z = plan.spot(2.8, 7.5)
     if abs(x) > plan.street.edge - 0.4 or (abs(x) < plan.street.half_road and rng.random() < 0.4):
         return None
     height = rng.uniform(1.1, 1.4) if rng.random() < 0.12 else rng.uniform(1.55, 1.95)
@@ -209,7 +209,7 @@ def _static(plan: Plan) -> Item | None:
 
 
 def _post(plan: Plan) -> Item | None:
-    x, z = plan.spot(3.2, 8.5)
+    x, z = plan.spot(3.6, 7.5)
     x = math.copysign(plan.street.half_road + 0.45, x)
     return Item(labels.POLE, Pose(x, z, 0.0), (0.4, 0.4, 4.5))
 
@@ -218,7 +218,7 @@ def _tree(plan: Plan) -> Item | None:
     rng = plan.rng
     x, z = plan.spot(4.5, 16.0)
     x = math.copysign(plan.street.half_road + rng.uniform(0.7, 1.4), x)
-    return Item(TREE, Pose(x, z, 0.0), (0.5, 0.5, rng.uniform(4.0, 6.5)))
+    return Item(TREE, Pose(x, z, 0.0), (0.5, 0.5, rng.uniform(3.6, 5.2)))
 
 
 def _crowd_of_people(plan: Plan, min_height: float) -> None:

@@ -46,7 +46,7 @@ class Light:
 # kind: share, sun colour, ambient, haze, haze distance, sky top, sky low, shadow
 _KINDS = {
     "clear": (
-        0.40,
+        0.50,
         (0.75, 0.70, 0.62),
         (0.50, 0.54, 0.62),
         (190, 205, 222),
@@ -56,7 +56,7 @@ _KINDS = {
         0.5,
     ),
     "overcast": (
-        0.24,
+        0.28,
         (0.12, 0.12, 0.12),
         (0.78, 0.80, 0.84),
         (196, 200, 205),
@@ -65,10 +65,10 @@ _KINDS = {
         (205, 208, 212),
         0.2,
     ),
-    "dusk": (0.14, (0.75, 0.42, 0.22), (0.42, 0.38, 0.48), (205, 150, 125), 90.0, (75, 80, 135), (240, 165, 105), 0.4),
-    "night": (0.11, (0.08, 0.09, 0.14), (0.27, 0.29, 0.40), (30, 34, 56), 70.0, (10, 13, 32), (48, 46, 72), 0.25),
+    "dusk": (0.10, (0.75, 0.42, 0.22), (0.42, 0.38, 0.48), (205, 150, 125), 90.0, (75, 80, 135), (240, 165, 105), 0.4),
+    "night": (0.06, (0.08, 0.09, 0.14), (0.27, 0.29, 0.40), (30, 34, 56), 70.0, (10, 13, 32), (48, 46, 72), 0.25),
     "fog": (
-        0.11,
+        0.06,
         (0.08, 0.08, 0.08),
         (0.82, 0.83, 0.84),
         (205, 207, 210),
@@ -92,7 +92,7 @@ def random_light(rng: Rng) -> Light:
     )
     tint = rng.uniform(0.93, 1.07, 3)
     sky_tint = rng.uniform(0.92, 1.08, 3)
-    if rng.random() < 0.1:  # a sky no colour rule would guess: lilac, greenish, sepia
+    if rng.random() < 0.07:  # a sky no colour rule would guess: lilac, greenish, sepia
         sky_tint = rng.uniform(0.68, 1.15, 3)
     return Light(
         kind=kind,
@@ -142,11 +142,11 @@ def develop(photo: np.ndarray, light: Light, rng: Rng) -> np.ndarray:
     photo -= middle
     photo *= np.float32(contrast)
     photo += middle
-    radius = max(0.0, rng.uniform(-0.5, 0.8))
+    radius = max(0.0, rng.uniform(-0.6, 0.7))
     if radius > 0.1:
         soft = Image.fromarray(np.clip(photo, 0, 255).astype(np.uint8)).filter(ImageFilter.GaussianBlur(radius))
         photo = np.asarray(soft).astype(np.float32)
-    sigma = rng.uniform(3, 6) if light.kind == "night" else rng.uniform(0.5, 4)
+    sigma = rng.uniform(2, 4) if light.kind == "night" else rng.uniform(0.5, 3)
     photo += rng.standard_normal((height, width, 1), dtype=np.float32) * np.float32(sigma * 0.8)
     photo += rng.standard_normal(photo.shape, dtype=np.float32) * np.float32(sigma * 0.6)
     return np.clip(photo + 0.5, 0, 255).astype(np.uint8)

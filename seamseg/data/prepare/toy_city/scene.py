@@ -23,7 +23,7 @@ from .vehicles import car, truck
 
 EMPTY_SHARE = 0.08
 PORTRAIT_SHARE = 0.2
-TINY_SHARE = 0.0006
+TINY_SHARE = 0.001
 """An instance with a smaller visible share of the picture is labelled as a group: nobody could outline it."""
 
 
@@ -160,7 +160,7 @@ def _paint_items(stage: Stage, items: list[Item]) -> None:
         elif category == labels.POLE:
             lamp_post(stage, pose.x, pose.z, key, canvas.key(labels.STATIC))
         elif category == labels.VEGETATION:
-            tree(stage, pose.x, pose.z, item.size[2], rng.uniform(1.1, 1.7), key)
+            tree(stage, pose.x, pose.z, item.size[2], rng.uniform(1.2, 1.8), key)
         else:
             bin_or_box(stage, pose.x, pose.z, key)
 
@@ -236,7 +236,7 @@ def _add_surface(photo: np.ndarray, ids: np.ndarray, rng: Rng) -> None:
     strength[labels.SKY] = 0.0
     category = np.where(ids >= 1000, ids // 1000, ids)
     photo *= (1 + strength[category] * grain)[..., None]
-    photo *= (1 + np.where(category == labels.SKY, 0, np.float32(0.3) * stains))[..., None]
+    photo *= (1 + np.where(category == labels.SKY, 0, np.float32(0.22) * stains))[..., None]
 
 
 def _mask_border(photo: np.ndarray, ids: np.ndarray, rng: Rng) -> None:
