@@ -39,13 +39,15 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int = -1, gr
         check_same_device("nms", boxes=boxes, groups=groups)
     if count == 0:
         return torch.empty(0, dtype=torch.int64, device=boxes.device)
+    # overlaps in half precision would be wrong in the second digit
+    boxes = boxes.detach().float() if boxes.dtype in (torch.float16, torch.bfloat16) else boxes.detach()
     with torch.no_grad():
         order = torch.argsort(scores.detach(), descending=True, stable=True)
         if groups is None:
-            return order[_suppress(boxes.detach()[order], [count], iou_threshold, n_max)]
+            return order[_suppress(boxes[order], [count], iou_threshold, n_max)]
         order = order[torch.argsort(groups[order], stable=True)]
         lengths = torch.unique_consecutive(groups[order], return_counts=True)[1].tolist()
-        kept = order[_suppress(boxes.detach()[order], lengths, iou_threshold, n_max)]
+        kept = order[_suppress(boxes[order], lengths, iou_threshold, n_max)]
         # by score again; indices rise within ties because the first sort below is by index
         kept = kept.sort().values
         return kept[torch.argsort(scores[kept], descending=True, stable=True)]
