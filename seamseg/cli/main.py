@@ -43,10 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not debug:
             warnings.showwarning = _show_warning
         try:
-            return _run(argv)
-        except SystemExit as end:
-            # argparse ends --help, --version and wrong usage so
-            return end.code if isinstance(end.code, int) else EXIT_FAILED
+            code = _run(argv)
+            # a reader that went away shows here, while it can still be caught
+            sys.stdout.flush()
+            return code
         except KeyboardInterrupt:
             print(f"{_name(argv)}: interrupted", file=sys.stderr)
             return EXIT_INTERRUPTED
@@ -62,18 +62,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    parser = build_parser(argv)
-    args = parser.parse_args(argv)
+    try:
+        parser = build_parser(argv)
+        args = parser.parse_args(argv)
+    except SystemExit as end:
+        # argparse ends --help, --version and wrong usage so
+        return end.code if isinstance(end.code, int) else EXIT_FAILED
     if args.command is None:
         parser.print_help()
         return 0
     from seamseg.engine.progress import set_quiet
 
     set_quiet(args.quiet)
-    code = int(command_module(args.command).run(args) or 0)
-    # a reader that went away shows here, while it can still be caught
-    sys.stdout.flush()
-    return code
+    return int(command_module(args.command).run(args) or 0)
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,0 +1,55 @@
+"""The report on a machine, also on one where something is broken."""
+
+from __future__ import annotations
+
+import importlib
+from importlib import metadata
+
+import pytest
+
+from seamseg import ops
+from seamseg.cli import doctor
+from seamseg.cli.main import main
+
+
+def test_report(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor"])
+    out, err = capsys.readouterr()
+    assert code == (1 if err else 0)
+    said = {line[:18].strip(): line[18:] for line in out.splitlines()}
+    assert said["torch"] == metadata.version("torch")
+    assert "vistas_r50" in said["experiments"]
+    assert said["launcher"] == "none: one process"
+    operators = out.split("operators\n")[1]
+    assert [line.split()[0] for line in operators.splitlines()] == list(ops.implementations())
+
+
+@pytest.mark.parametrize("broken", ["torch", "torchvision", "pycocotools.mask"])
+def test_a_broken_library(broken: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    known = importlib.import_module
+
+    def import_module(name: str, package: str | None = None) -> object:
+        if name == broken:
+            raise OSError("libcudart.so.13: cannot open\nshared object file")
+        return known(name, package)
+
+    monkeypatch.setattr(doctor.importlib, "import_module", import_module)
+    assert main(["doctor"]) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("seamseg")
+    assert f"to mend: {broken} cannot be imported: libcudart.so.13: cannot open shared object file\n" in err
+
+
+def test_a_missing_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor, "_PACKAGES", ("torch", "no-such-package"))
+    assert main(["doctor"]) == 1
+    out, err = capsys.readouterr()
+    assert "no-such-package   MISSING" in out
+    assert "to mend: no-such-package is not installed: pip install no-such-package\n" in err
+
+
+def test_inside_a_launcher(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    main(["doctor"])
+    assert "rank 1 of 4" in capsys.readouterr().out

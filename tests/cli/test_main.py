@@ -1,0 +1,193 @@
+"""The frame of the command line: help, options of all commands, errors in one line, exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from seamseg.cli import main as frame
+from seamseg.cli.main import COMMANDS, main
+from seamseg.engine.progress import is_quiet, set_quiet
+from seamseg.errors import InputError, SeamsegError
+from seamseg.version import __version__
+
+
+@pytest.fixture(autouse=True)
+def _loud() -> Any:
+    yield
+    set_quiet(False)
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], int | None]], None]:
+    """Puts a command `fake` in, which does what it is given."""
+
+    def install(run: Callable[[Any], int | None]) -> None:
+        module = SimpleNamespace(
+            __doc__="A fake.", run=run, add_arguments=lambda parser: parser.add_argument("--set", action="append")
+        )
+        known = frame.command_module
+        monkeypatch.setitem(COMMANDS, "fake", "nothing")
+        monkeypatch.setattr(frame, "command_module", lambda name: module if name == "fake" else known(name))
+
+    return install
+
+
+def _fail(error: BaseException) -> Callable[[Any], int]:
+    def run(args: Any) -> int:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_each_command_shows_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: seamseg {name}")
+    examples = [line for line in text.split("\n\n", 1)[1].splitlines() if line.strip().startswith(f"seamseg {name}")]
+    assert examples, f"`seamseg {name} --help` shows no example"
+    assert "--quiet" in text or "SOURCE" in text
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_line_of_a_module_is_that_of_the_list(name: str) -> None:
+    assert getattr(frame.command_module(name), "HELP", COMMANDS[name]) == COMMANDS[name]
+
+
+@pytest.mark.parametrize("argv", [[], ["--help"]])
+def test_help_lists_the_commands(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in COMMANDS)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"seamseg {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["trian"], "seamseg: unknown command 'trian'; did you mean train?; see seamseg --help"),
+        (["--fast"], "seamseg: unknown argument --fast; see seamseg --help"),
+        (["doctor", "--dbug"], "seamseg doctor: unknown argument --dbug; did you mean --debug?; see seamseg doctor"),
+        (["doctor", "--debu"], "seamseg doctor: unknown argument --debu; did you mean --debug?"),
+        (["doctor", "it"], "seamseg doctor: unknown argument it; see"),
+        (["convert-backbone"], "seamseg convert-backbone: the following arguments are required: net, OUT"),
+        (["convert-backbone", "vgg", "x"], "seamseg convert-backbone: argument net: invalid choice: 'vgg'"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_2(argv: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(expected)
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("argv", [["--quiet", "--debug", "fake"], ["fake", "--quiet", "--debug"]])
+def test_common_options_on_both_sides(argv: list[str], command: Callable) -> None:
+    seen: list[tuple[bool, bool, bool]] = []
+    command(lambda args: seen.append((args.quiet, args.debug, is_quiet())))
+    assert main(argv) == 0
+    assert main(["fake"]) == 0
+    assert seen == [(True, True, True), (False, False, False)]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (InputError("a.ini: no such config file"), 2, "seamseg fake: a.ini: no such config file\n"),
+        (SeamsegError("the loss is\nnot finite"), 1, "seamseg fake: the loss is not finite\n"),
+        (KeyboardInterrupt(), 130, "seamseg fake: interrupted\n"),
+        (
+            ZeroDivisionError("division\nby zero"),
+            1,
+            "seamseg fake: unexpected ZeroDivisionError: division by zero (run with --debug to see where)\n",
+        ),
+    ],
+)
+def test_errors(
+    error: BaseException, code: int, words: str, command: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(_fail(error))
+    assert main(["fake"]) == code
+    assert capsys.readouterr().err == words
+
+
+@pytest.mark.parametrize(("error", "code"), [(InputError("typo"), 2), (ValueError("oops"), 1)])
+def test_debug_shows_where(error: Exception, code: int, command: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    command(_fail(error))
+    assert main(["fake", "--debug"]) == code
+    err = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in err
+    assert err.splitlines()[-1].startswith("seamseg fake: ")
+
+
+def test_a_very_long_error_is_cut(command: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    command(_fail(RuntimeError("x" * 5000)))
+    assert main(["fake"]) == 1
+    assert len(capsys.readouterr().err) < 500
+
+
+def test_a_command_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(COMMANDS, "absent", "not there")
+    assert main(["absent"]) == 1
+    assert capsys.readouterr().err.startswith("seamseg absent: unexpected ModuleNotFoundError")
+
+
+def test_exit_codes_of_commands(command: Callable) -> None:
+    command(lambda args: None)
+    assert main(["fake"]) == 0
+    command(lambda args: 1)
+    assert main(["fake"]) == 1
+
+
+def test_warnings_are_one_line(command: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    command(lambda args: warnings.warn("old\nkey", stacklevel=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        before = warnings.showwarning
+        assert main(["fake"]) == 0
+        assert warnings.showwarning is before
+    assert capsys.readouterr().err == "seamseg: warning: old key\n"
+
+
+SPEAKER = """
+import sys
+from types import SimpleNamespace
+from seamseg.cli import main as frame
+module = SimpleNamespace(__doc__="", add_arguments=lambda parser: None, run=lambda args: print("x" * 1000000))
+frame.COMMANDS["fake"] = ""
+frame.command_module = lambda name: module
+sys.exit(frame.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("argv", [["fake"], ["--help"]])
+def test_a_reader_that_went_away(argv: list[str]) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SPEAKER, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 1
+
+
+@pytest.mark.parametrize("how", [["-m", "seamseg"], ["-m", "seamseg.cli.main"]])
+def test_as_a_module(how: list[str]) -> None:
+    done = subprocess.run([sys.executable, *how, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"seamseg {__version__}\n"
