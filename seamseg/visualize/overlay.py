@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from ..structures import VOID, PanopticResult
+from seamseg.structures import VOID, PanopticResult
+
 from .palette import as_palette, readable_on, spread_palette
 
 Palette = Sequence[Sequence[int]] | np.ndarray

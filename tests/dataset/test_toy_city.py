@@ -135,7 +135,7 @@ def test_generating_again_finishes_what_is_missing(tmp_path):
     generate_toy_city(tmp_path, train=3, val=1, size=SIZE, workers=1, progress=lambda d, n: steps.append((d, n)))
     assert photos[0].is_file() and photos[1].stat().st_mtime_ns == kept
     assert steps == [(3, 4), (4, 4)]
-    assert not list(tmp_path.rglob("*.tmp"))
+    assert not [p for p in tmp_path.rglob("*") if p.name.startswith(".")]
 
 
 def test_settings_must_fit(tmp_path):

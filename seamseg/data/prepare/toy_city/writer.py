@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from ....errors import InputError
+from seamseg.data.files import replacing, write_atomically
+from seamseg.data.prepare.parallel import parallel_map
+from seamseg.errors import InputError
+
 from .scene import render_scene
 
 CITY = "toyville"
@@ -62,7 +62,7 @@ def generate_toy_city(
     ----------
     train, val : number of scenes of the splits
     size : `(height, width)` in pixels of landscape pictures; a fifth of the pictures are portrait, with it swapped
-    workers : processes; None takes one a core, 1 stays in this one
+    workers : processes; None takes one a processor, 1 stays in this one
     progress : called with (scenes done, scenes in all)
 
     Returns
@@ -87,22 +87,11 @@ def generate_toy_city(
             (folder / top / split / CITY).mkdir(parents=True, exist_ok=True)
     todo = [job for job in jobs if not all(path.is_file() for path in job.paths())]
     done = len(jobs) - len(todo)
-    for _ in _run(todo, workers):
+    for _ in parallel_map(_write_scene, todo, workers):
         done += 1
         if progress is not None:
             progress(done, len(jobs))
     return [job.name for job in jobs]
-
-
-def _run(jobs: list[_Job], workers: int | None) -> Iterator[None]:
-    count = min(os.cpu_count() or 1 if workers is None else workers, len(jobs))
-    if count <= 1:
-        yield from map(_write_scene, jobs)
-        return
-    # a forked worker starts at once and does not import the caller's main module again
-    method = "fork" if sys.platform == "linux" else "spawn"
-    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context(method)) as pool:
-        yield from pool.map(_write_scene, jobs, chunksize=2)
 
 
 def _write_scene(job: _Job) -> None:
@@ -113,12 +102,8 @@ def _write_scene(job: _Job) -> None:
 
 
 def _save_png(path: Path, array: np.ndarray) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(path) as temporary:
         Image.fromarray(array).save(temporary, format="PNG", compress_level=3)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _check_settings(folder: Path, settings: dict) -> None:
@@ -133,6 +118,4 @@ def _check_settings(folder: Path, settings: dict) -> None:
             raise InputError(f"{folder}: holds a toy city made with {found}, not {settings}; choose another folder")
         return
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(settings) + "\n")
-    os.replace(temporary, path)
+    write_atomically(path, json.dumps(settings).encode() + b"\n")
