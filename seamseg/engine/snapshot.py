@@ -125,24 +125,35 @@ def load_tensors(file: str | Path | IO[bytes], name: str) -> Any:
     if isinstance(file, (str, Path)):
         if Path(file).is_dir():
             raise InputError(f"{name}: is a folder, not a snapshot file")
-        if not Path(file).exists():
-            raise InputError(f"{name}: no such file")
+        try:
+            with open(file, "rb") as opened:
+                return load_tensors(opened, name)
+        except FileNotFoundError:
+            raise InputError(f"{name}: no such file") from None
+        except OSError as error:
+            raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
+    head = file.read(2)
+    file.seek(0)
     try:
         with torch.serialization.safe_globals(_plain_data()):
             return torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        offender = re.search(r"GLOBAL (\S+)", str(error))
-        if offender:
-            raise InputError(
-                f"{name}: refused: it holds pickled code ({offender[1]}), which could do anything when loaded"
-            ) from None
-        raise InputError(f"{name}: not a snapshot, or a damaged one") from None
-    except OSError as error:
-        raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
     except Exception as error:  # the parser of untrusted bytes fails in any way it likes
-        words = str(error).strip() or type(error).__name__
-        reason = words.splitlines()[0].split(". ")[0]
-        raise InputError(f"{name}: not a snapshot, or a truncated or damaged one ({reason}); copy it again") from None
+        offender = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        if offender is None:
+            raise InputError(f"{name}: {_damage(head)}") from None
+        raise InputError(
+            f"{name}: refused: it holds pickled code ({offender[1]}), which could do anything when loaded"
+        ) from None
+
+
+def _damage(head: bytes) -> str:
+    """What is wrong with a file that begins with these two bytes and that torch cannot load."""
+    if not head:
+        return "the file is empty; copy it again"
+    # torch writes zip files, and wrote pickles once
+    if head in (b"PK", b"\x80\x02"):
+        return "a truncated or damaged snapshot; copy it again"
+    return "not a snapshot: it was not written by torch.save"
 
 
 def load_into(net: nn.Module, snapshot: Snapshot, strict: bool = True, name: str = "snapshot") -> LoadReport:
