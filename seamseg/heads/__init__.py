@@ -1,0 +1,1 @@
+"""The heads of the network: region proposals, regions of interest, semantic classes."""

@@ -210,7 +210,7 @@ class PanopticNet(nn.Module):
             chunk = slice(start, start + _ROI_CHUNK)
             x = self.rois(features.levels, all_boxes[chunk], index[chunk], features.padded_size)
             logits = self.roi_head.masks(x)
-            parts.append(logits[torch.arange(logits.shape[0], device=logits.device), all_classes[chunk]])
+            parts.append(logits[torch.arange(logits.shape[0], device=logits.device), all_classes[chunk]].float())
         return list(torch.cat(parts).split([b.shape[0] for b in boxes]))
 
     def segment(self, features: Features) -> list[Tensor | None]:

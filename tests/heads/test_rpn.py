@@ -32,6 +32,13 @@ def test_anchors_equal_the_original(name, scale, ratios):
     assert generator(shapes) is generator(shapes), "anchors of one size are made once"
 
 
+def test_anchors_made_at_inference_serve_training():
+    generator = AnchorGenerator([4], 8, (1.0,))
+    with torch.inference_mode():
+        generator([(3, 4)])
+    assert not generator([(3, 4)]).is_inference()
+
+
 def test_anchors_want_one_shape_a_level():
     with pytest.raises(ValueError, match="1 levels, but strides for 2"):
         AnchorGenerator([4, 8], 8, (1.0,))([(3, 4)])

@@ -122,6 +122,32 @@ def test_memory_format_does_not_change_the_result():
     assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("mode", ["bn", "gn", "off"])
+def test_bfloat16(mode):
+    module, batch = training_module(mode=mode), toy_batch((64, 96), (80, 64), crowd=(0,))
+    results = []
+    for enabled in (False, True):
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            results.append(module(batch))
+    for name, wanted in results[0].items():
+        assert_close(results[1][name], wanted, rtol=0.1, atol=0.05, msg=name)
+    sum(results[1].values()).backward()
+    assert all(torch.isfinite(p.grad).all() for p in module.parameters())
+    module.eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        prediction = module.net.predict(batch.images)[0]
+    assert {prediction.boxes.dtype, prediction.scores.dtype, prediction.mask_logits.dtype} == {torch.float32}
+
+
+def test_training_goes_on_after_a_prediction():
+    module, batch = training_module(), toy_batch((64, 96))
+    module.eval()
+    with torch.inference_mode():
+        module.net.predict(batch.images)
+    sum(module.train()(batch).values()).backward()
+
+
 def test_predict_wants_evaluation_mode():
     with pytest.raises(RuntimeError, match=r"call eval\(\) first"):
         training_module().net.predict(toy_batch((32, 32)).images)

@@ -1,0 +1,1 @@
+"""Region proposals: network, anchors, targets, losses, proposals."""

@@ -54,8 +54,10 @@ class AnchorGenerator:
         if key not in self._cache:
             if len(self._cache) >= 16:
                 self._cache.clear()
-            levels = [self._level(stride, shape) for stride, shape in zip(self.strides, shapes)]
-            self._cache[key] = torch.cat(levels).to(device)
+            # kept for later calls, which may be of another mode
+            with torch.inference_mode(False):
+                levels = [self._level(stride, shape) for stride, shape in zip(self.strides, shapes)]
+                self._cache[key] = torch.cat(levels).to(device)
         return self._cache[key]
 
     def _level(self, stride: int, shape: tuple[int, int]) -> Tensor:

@@ -1,0 +1,1 @@
+"""Semantic classes: network, target, loss."""

@@ -44,8 +44,10 @@ def semantic_loss(
     targets : classes of each image, int64 `H x W` of its valid size, 255 void
     ohem : part of the pixels that counts; None or 1 for all of them
     """
-    losses = [
-        upsample_ohem_loss(image_logits, padded_size, (target.shape[0], target.shape[1]), target, ohem)
-        for image_logits, target in zip(logits, targets)
-    ]
+    # differences of a few pixels' logits decide: full precision, also where the network runs in less
+    with torch.autocast(logits.device.type, enabled=False):
+        losses = [
+            upsample_ohem_loss(image_logits, padded_size, (target.shape[0], target.shape[1]), target, ohem)
+            for image_logits, target in zip(logits.float(), targets)
+        ]
     return torch.stack(losses).mean()
