@@ -51,7 +51,7 @@ def open_model(
     config : INI file to use instead of the model's own
     meta : `metadata.bin`, or a data set folder that has one, to use instead of the model's own
     overrides : `section.key=value` each
-    kind : task
+    kind : the task that is wanted: panoptic, instance_seg or detection
 
     Raises
     ------
@@ -65,6 +65,13 @@ def open_model(
         found = _from_zip(path)
     else:
         found = _Parts(load_snapshot(path), None, None, str(path))
+    missing = [part for part in ("body", "rpn_head", "roi_head") if part not in found.snapshot.state_dict]
+    if missing:
+        raise InputError(
+            f"{found.name}: has no {', '.join(missing)}: it is no whole network, only weights to start from"
+        )
+    if task(found.snapshot) != kind:
+        raise InputError(f"{found.name}: is a model for {task(found.snapshot)}, not for {kind}")
     model = ModelFile(_config(found, config, overrides, kind), _metadata(found, meta), found.snapshot, found.name)
     check_classes(model.snapshot, model.metadata, model.name)
     return model
@@ -173,6 +180,14 @@ def metadata_header(metadata: Metadata) -> dict[str, Any]:
 def metadata_from_header(header: dict[str, Any], name: str) -> Metadata:
     """The inverse of :func:`metadata_header`; `name` is the snapshot's, for errors."""
     return parse_metadata(umsgpack.packb({"meta": header, "images": []}), name)
+
+
+def task(snapshot: Snapshot) -> str:
+    """What the network of a snapshot does, by the heads it has: panoptic, instance_seg or detection."""
+    if "sem_head" in snapshot.state_dict:
+        return "panoptic"
+    masks = any("roi_msk" in str(key) for key in snapshot.state_dict.get("roi_head", ()))
+    return "instance_seg" if masks else "detection"
 
 
 def check_classes(snapshot: Snapshot, metadata: Metadata, name: str) -> None:
