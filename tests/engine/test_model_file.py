@@ -231,7 +231,7 @@ def test_a_snapshot_of_another_task(tmp_path: Path) -> None:
 
 def test_a_snapshot_of_a_backbone_only(tmp_path: Path) -> None:
     path = write_snapshot(tmp_path / "body.tar", state={"body": parts()["body"]})
-    assert refusal(path).endswith("has no rpn_head, roi_head: it is no whole network, only weights to start from")
+    assert refusal(path).endswith("has no rpn_head, roi_head: only weights to start from, no whole network")
 
 
 def test_zip_without_a_snapshot(tmp_path: Path) -> None:
