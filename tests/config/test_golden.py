@@ -1,59 +1,121 @@
-"""The published experiments and the defaults resolve to what the original makes of them, text for text."""
+"""The experiments and the packaged defaults resolve to exactly what the original resolved them to."""
+
+from __future__ import annotations
 
 import json
+import typing
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
-from golden_files import DATA
 
-from seamseg.config import KINDS, config_from_string, config_to_string, default_config, find_experiment, load_config
+from seamseg.config import Config, config_from_string, config_to_string, default_config, load_config
+from seamseg.config.sections import SECTIONS
+from seamseg.config.values import parse_value
 
-GOLDEN = json.loads((DATA / "configs.json").read_text())
-PUBLISHED = ("vistas", "cityscapes")
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_resolved_values(name: str) -> None:
-    config = load_config(find_experiment(f"{name}_r50"))
-    for section, values in GOLDEN[name]["sections"].items():
-        assert {key: config.texts[section][key] for key in values} == values
+ROOT = Path(__file__).parents[2]
+GOLDEN = json.loads((ROOT / "tests" / "data" / "configs.json").read_text())
+EXPERIMENTS = {"vistas": "vistas_r50.ini", "cityscapes": "cityscapes_r50.ini"}
+KINDS = ("panoptic", "instance_seg", "detection")
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_text_of_a_snapshot(name: str) -> None:
-    assert config_to_string(load_config(find_experiment(f"{name}_r50"))) == GOLDEN[name]["string"]
+def assert_equals(config: Config, golden: dict[str, dict[str, str]]) -> None:
+    """Every key of the original has its value; all other keys are ours, or do not exist for the task."""
+    for section, values in golden.items():
+        cls = SECTIONS[section]
+        hints, specs = typing.get_type_hints(cls), {f.name: f for f in fields(cls)}
+        for key, text in values.items():
+            expected = parse_value(text, hints[key], specs[key].metadata)
+            assert getattr(getattr(config, section), key) == expected, f"[{section}] {key}"
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiments_resolve_to_the_original_values(name: str) -> None:
+    assert_equals(load_config(ROOT / "configs" / EXPERIMENTS[name]), GOLDEN[name]["sections"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_defaults(kind: str) -> None:
-    texts = default_config(kind).texts
-    for section, values in GOLDEN[f"defaults_{kind}"].items():
-        assert {key: texts[section][key] for key in values} == values
+def test_defaults_are_those_of_the_original(kind: str) -> None:
+    assert_equals(default_config(kind), GOLDEN[f"defaults_{kind}"])
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_the_text_reads_as_the_same_configuration(name: str) -> None:
-    config = load_config(find_experiment(f"{name}_r50"))
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_text_of_an_experiment_is_the_original_text(name: str) -> None:
+    assert config_to_string(load_config(ROOT / "configs" / EXPERIMENTS[name])) == GOLDEN[name]["string"]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_text_in_old_snapshots_is_read(name: str) -> None:
+    from_text = config_from_string(GOLDEN[name]["string"])
+    assert from_text == load_config(ROOT / "configs" / EXPERIMENTS[name])
+
+
+def test_panoptic_experiments_have_exactly_the_original_keys_and_ours() -> None:
+    for section, cls in SECTIONS.items():
+        original = set(GOLDEN["defaults_panoptic"][section])
+        ours = {f.name for f in fields(cls) if f.metadata["ours"]}
+        assert {f.name for f in fields(cls)} == original | ours
+        assert not original & ours
+
+
+def test_ours_are_the_documented_ones_and_reproduce_the_original() -> None:
+    config = default_config()
+    assert (config.roi.fc_channels, config.roi.conv_channels, config.sem.hidden_channels) == (1024, 256, 128)
+    assert not config.roi.sample_empty_images
+    assert not config.dataloader.drop_last
+    assert config.general.seed == 0
+    assert config.general.channels_last
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_round_trip(kind: str) -> None:
+    config = default_config(kind)
+    assert config_from_string(config_to_string(config), kind) == config
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.ini")), ids=lambda path: path.stem)
+def test_every_packaged_experiment_loads_and_survives_its_text(path: Path) -> None:
+    config = load_config(path)
     assert config_from_string(config_to_string(config)) == config
+    assert config.dataloader.train_batch_size and config.dataloader.val_batch_size
 
 
-def test_our_keys_stand_in_the_text_where_they_differ() -> None:
-    config = config_from_string("[roi]\nfc_channels = 256\nconv_channels = 256")
-    text = config_to_string(config)
-    assert "fc_channels = 256" in text
-    assert "conv_channels" not in text
-    assert config_from_string(text) == config
-
-
-def test_typed_values() -> None:
-    config = load_config(find_experiment("vistas_r50"))
+def test_values_have_their_types() -> None:
+    config = load_config("vistas_r50")
     assert config.rpn.anchor_ratios == (0.2, 0.5, 1.0, 2.0, 5.0)
     assert all(type(ratio) is float for ratio in config.rpn.anchor_ratios)
     assert config.fpn.inputs == ["mod2", "mod3", "mod4", "mod5"]
-    assert config.body.out_channels["mod5"] == 2048
     assert config.body.weights == ""
     assert config.optimizer.weight_decay_norm is False
     assert config.scheduler.params == {"gamma": 0.1, "milestones": [144000, 176000]}
     assert config.dataloader.random_scale == (0.8, 1.25)
-    assert config.dataloader.train_batch_size == 1
-    assert default_config().dataloader.train_batch_size is None
-    assert default_config("detection").optimizer.loss_weights == (1.0,) * 4
+
+
+def test_config_of_the_released_snapshot_is_read() -> None:
+    config = config_from_string(RELEASED)
+    assert config.fpn.out_strides == (4, 8, 16, 32, 64, 128)
+    assert config.roi.max_predictions == 256
+    assert config.dataloader.num_workers == 0
+
+
+RELEASED = """\
+[general]
+val_interval = 5
+
+[fpn]
+extra_scales = 2
+out_strides = (4, 8, 16, 32, 64, 128)
+
+[rpn]
+fpn_levels = 6
+
+[roi]
+max_predictions = 256
+
+[optimizer]
+# obj, bbx, roi_cls, roi_bbx, roi_msk, sem
+loss_weights = (1., 1., 1., 1., 1., 1.)
+
+[dataloader]
+num_workers = 0
+"""
