@@ -1,0 +1,81 @@
+"""What an installed package holds besides its code."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import seamseg
+from seamseg.config import experiments
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("seamseg", "configs", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of this clone, built aside so that nothing is left in it."""
+    pytest.importorskip("setuptools", minversion="77", reason="built without isolation, to need no network")
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        else:
+            shutil.copy(ROOT / name, folder)
+    command = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "-q", "-w", "out"]
+    subprocess.run(command, cwd=folder, check=True)
+    return next((folder / "out").glob("*.whl"))
+
+
+def test_every_folder_of_code_is_a_package() -> None:
+    folders = {path.parent for path in (ROOT / "seamseg").rglob("*.py")}
+    lacking = [str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").exists()]
+    assert lacking == [], "setuptools leaves out folders without __init__.py"
+
+
+def test_a_wheel_holds_code_defaults_experiments_and_types(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    code = {str(path.relative_to(ROOT)) for path in (ROOT / "seamseg").rglob("*.py")}
+    defaults = {f"seamseg/config/defaults/{path.name}" for path in (ROOT / "seamseg/config/defaults").glob("*.ini")}
+    configs = {f"seamseg/configs/{path.name}" for path in (ROOT / "configs").glob("*.ini")}
+    assert len(defaults) == 4
+    assert len(configs) >= 4
+    assert held == code | defaults | configs | {"seamseg/py.typed"}
+
+
+def test_an_unpacked_wheel_finds_its_experiments(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    program = (
+        "import seamseg, seamseg.config as c; print(seamseg.__file__); print(*c.experiments()); "
+        "print(c.find_experiment('vistas_r50')); print(c.load_config('vistas_r50').scheduler.epochs)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    package, names, path, epochs = done.stdout.splitlines()
+    assert package == str(tmp_path / "seamseg" / "__init__.py")
+    assert names.split() == sorted(experiments())
+    assert path == str(tmp_path / "seamseg" / "configs" / "vistas_r50.ini")
+    assert epochs == "85"
+
+
+def test_this_copy_finds_its_experiments() -> None:
+    assert {"vistas_r50", "cityscapes_r50", "coco_r50", "toy_city_r18"} <= set(experiments())
+    assert all(path.is_file() for path in experiments().values())
+
+
+def test_the_package_has_a_version() -> None:
+    assert seamseg.__version__.count(".") == 2
