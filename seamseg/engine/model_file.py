@@ -68,7 +68,7 @@ def open_model(
     missing = [part for part in ("body", "rpn_head", "roi_head") if part not in found.snapshot.state_dict]
     if missing:
         raise InputError(
-            f"{found.name}: has no {', '.join(missing)}: it is no whole network, only weights to start from"
+            f"{found.name}: has no {', '.join(missing)}: only weights to start from, no whole network"
         )
     if task(found.snapshot) != kind:
         raise InputError(f"{found.name}: is a model for {task(found.snapshot)}, not for {kind}")
