@@ -13,6 +13,7 @@ Interrupt it at any time; --resume continues from the last finished epoch, with 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -38,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, and print the scores of the last validation."""
+    if _processes() > 1:
+        # DDP warns that no parameter was unused, which is so in some steps and not in others; read when torch starts
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from seamseg.engine.training import TrainingOptions, run_training
     from seamseg.evaluation.table import format_table
 
@@ -58,7 +62,10 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _is_main_process() -> bool:
-    import os
+def _processes() -> int:
+    size = os.environ.get("WORLD_SIZE", "1")
+    return int(size) if size.isdigit() else 1
 
+
+def _is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -169,13 +171,10 @@ def _wrapped(module: nn.Module, world: World) -> nn.Module:
     # Gradients get a group of their own: synchronised ABN talks over the world's during the backward pass, too, and
     # ranks whose graphs differ would interleave the two in different orders. Buffers are not averaged each step but
     # made equal after each epoch (Trainer.train).
-    return DistributedDataParallel(
-        module,
-        process_group=dist.new_group(list(range(world.size))),
-        find_unused_parameters=True,
-        broadcast_buffers=False,
-        gradient_as_bucket_view=True,
-    )
+    names = inspect.signature(DistributedDataParallel).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+    options: dict[str, Any] = {buffers: False, "find_unused_parameters": True, "gradient_as_bucket_view": True}
+    return DistributedDataParallel(module, process_group=dist.new_group(list(range(world.size))), **options)
 
 
 def _loader(options: TrainingOptions, config: Config, world: World) -> DataLoader:

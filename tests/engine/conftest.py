@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from seamseg.backbones.resnet import RESNETS, Architecture
+from seamseg.config import Config, load_config
 from seamseg.data.metadata import ImageInfo, Metadata, write_metadata
 from seamseg.structures import VOID
 
@@ -21,7 +25,7 @@ body = resnet18
 normalization_mode = {norm}
 num_frozen = 0
 bn_frozen = no
-out_channels = {{"mod1": 64, "mod2": 64, "mod3": 128, "mod4": 256, "mod5": 512}}
+out_channels = {{"mod1": 64, "mod2": 8, "mod3": 16, "mod4": 16, "mod5": 16}}
 [fpn]
 out_channels = 16
 [rpn]
@@ -59,6 +63,28 @@ num_workers = 0
 train_set = train
 val_set = val
 """
+
+
+class _Narrow(Architecture):
+    """A body of four blocks with a hundredth of the work."""
+
+    def channels(self, module: int) -> tuple[int, ...]:
+        width = 8 if module == 2 else 16
+        return width, width
+
+
+@contextmanager
+def narrow_body() -> Iterator[None]:
+    """Make `resnet18` a far smaller network."""
+    with mock.patch.dict(RESNETS, resnet18=_Narrow((1, 1, 1, 1), bottleneck=False)):
+        yield
+
+
+@pytest.fixture
+def narrow() -> Iterator[None]:
+    """:func:`narrow_body` for a test."""
+    with narrow_body():
+        yield
 
 
 def write_config(path: Path, norm: str = "syncbn", extra: str = "") -> Path:
@@ -106,6 +132,12 @@ def make_dataset(root: Path, train: list[int], val: list[int]) -> Path:
     return root
 
 
+@pytest.fixture
+def published_config() -> Callable[[str], Config]:
+    """The configuration of a published experiment by the name of its file."""
+    return lambda name: load_config(Path(__file__).parents[2] / "configs" / f"{name}.ini")
+
+
 @pytest.fixture(scope="session")
 def micro(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four training and three validation images."""
@@ -124,7 +156,8 @@ def micro_run(micro: Path, micro_config: Path, tmp_path_factory: pytest.TempPath
     from seamseg.engine.training import TrainingOptions, run_training
 
     run = tmp_path_factory.mktemp("runs") / "micro"
-    run_training(TrainingOptions(micro_config, micro, run, device="cpu"))
+    with narrow_body():
+        run_training(TrainingOptions(micro_config, micro, run, device="cpu"))
     return run
 
 

@@ -1,0 +1,52 @@
+"""Run a function in several processes that find each other as under torchrun."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import multiprocessing
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def launch(function: Callable[..., None], world: int, *args: Any, seconds: float = 150) -> None:
+    """Call `function(rank, join, *args)` in `world` processes; fails if one fails or if they do not end in time.
+
+    `join()` sets the environment of torchrun afresh: call it before each use of `engine.distributed`, at most 16 times.
+    """
+    ports = [free_port() for _ in range(16)]
+    context = multiprocessing.spawn(_start, (world, ports, function, args), nprocs=world, join=False)
+    deadline = time.monotonic() + seconds
+    try:
+        while not context.join(timeout=1):
+            assert time.monotonic() < deadline, f"{world} processes hang"
+    finally:
+        for process in context.processes:
+            if process.is_alive():
+                process.kill()
+
+
+def _start(rank: int, world: int, ports: list[int], function: Callable[..., None], args: tuple) -> None:
+    torch.set_num_threads(1)
+    remaining = iter(ports)
+
+    def join() -> None:
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(world),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(next(remaining)),
+        )
+
+    function(rank, join, *args)

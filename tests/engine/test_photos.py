@@ -1,0 +1,79 @@
+"""Photos on their way to the network."""
+
+from dataclasses import replace
+from itertools import groupby
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from seamseg.config import default_config
+from seamseg.engine import photos
+from seamseg.engine.photos import Photo, PhotoDataset, Unreadable, equal_size_batches, photo_loader
+from seamseg.errors import InputError
+
+
+def config(shortest=64, longest=128):
+    base = default_config()
+    return replace(base, dataloader=replace(base.dataloader, shortest_size=shortest, longest_max_size=longest))
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((640, 480), (64, 85)),  # an ordinary photo: as the original
+        ((600, 200), (64, 192)),  # beyond longest_max_size, below 4 x shortest: as the original
+        ((20000, 500), (6, 256)),  # a panorama: 4 x shortest
+        ((500, 20000), (256, 6)),
+        ((1, 1), (64, 64)),
+        ((5000, 1), (1, 256)),
+    ],
+)
+def test_network_size(size, expected):
+    image = Image.new("RGB", size)
+    assert tuple(photos.test_transform(config())(image).shape[1:]) == expected
+
+
+def test_limits_can_be_chosen():
+    transform = photos.test_transform(config(64, 1000), 32)
+    assert (transform.shortest_size, transform.longest_max_size) == (32, 1000)
+    assert photos.test_transform(config(), 32, 40).longest_max_size == 40
+    for sizes in ((0, None), (64, 63), (64, -1)):
+        with pytest.raises(InputError, match="network size"):
+            photos.test_transform(config(), *sizes)
+
+
+def test_unreadable_photos_are_values(tmp_path):
+    Image.new("RGB", (6, 4)).save(tmp_path / "good.png")
+    (tmp_path / "bad.jpg").write_text("no picture")
+    dataset = PhotoDataset([tmp_path / "good.png", tmp_path / "bad.jpg"], photos.test_transform(config()), True)
+    for workers in (0, 2):
+        good, bad = photo_loader(dataset, workers)
+        assert isinstance(good, Photo) and isinstance(bad, Unreadable)
+        assert good.native_size == (4, 6) and good.rgb.shape == (4, 6, 3)
+        assert bad.index == 1 and "bad.jpg" in bad.reason
+
+
+def test_batches_never_mix_sizes_and_lose_nothing():
+    rng = np.random.default_rng(0)
+    items = [(i, torch.empty(3, 4, int(w))) for i, w in enumerate(rng.choice([5, 5, 5, 6, 7, 8], 200))]
+    batches = list(equal_size_batches(iter(items), 3, lambda item: item[1]))
+    assert all(len(list(groupby(batch, key=lambda item: item[1].shape))) == 1 for batch in batches)
+    assert max(map(len, batches)) == 3
+    assert sorted(i for batch in batches for i, _ in batch) == list(range(200))
+
+
+def test_few_items_wait():
+    waiting, most = 0, 0
+
+    def source():
+        nonlocal waiting, most
+        for width in range(1, 50):
+            waiting += 1
+            most = max(most, waiting)
+            yield torch.empty(3, 4, width)
+
+    for batch in equal_size_batches(source(), 2, lambda image: image):
+        waiting -= len(batch)
+    assert most <= 5

@@ -1,0 +1,85 @@
+"""Which photos are found and what their outputs are called."""
+
+from pathlib import Path
+
+import pytest
+
+from seamseg.engine.sources import Source, find_sources, refuse_overwriting
+from seamseg.errors import InputError
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for name in ("b.JPG", "a.png", "a.jpg", "notes.txt", ".hidden.png", "sub/a.png", "sub/deep/c.tiff", ".git/x.png"):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return tmp_path / "photos"
+
+
+def names(sources):
+    return [s.name for s in sources]
+
+
+def test_a_folder_with_its_sub_folders(tree):
+    sources = find_sources(tree)
+    assert names(sources) == ["a.jpg", "a.png", "b", "sub/a", "sub/deep/c"]
+    assert [s.relative for s in sources] == ["a.jpg", "a.png", "b.JPG", "sub/a.png", "sub/deep/c.tiff"]
+    assert all(s.path == tree / s.relative for s in sources)
+
+
+def test_names_stay_apart_even_when_a_file_is_called_like_an_extended_name(tree):
+    (tree / "a.jpg.png").touch()
+    found = names(find_sources(tree))
+    assert found == ["a.jpg", "a.jpg.png", "a.png", "b", "sub/a", "sub/deep/c"]
+
+
+def test_names_that_differ_in_case_only_keep_their_ending(tmp_path):
+    (tmp_path / "A.jpg").touch()
+    (tmp_path / "a.png").touch()
+    assert names(find_sources(tmp_path)) == ["A.jpg", "a.png"]
+
+
+def test_a_file_is_taken_at_its_word(tree):
+    assert find_sources(tree / "notes.txt") == [Source(tree / "notes.txt", "notes", "notes.txt")]
+
+
+def test_a_glob_keeps_the_folders_below_its_fixed_part(tree):
+    assert names(find_sources(f"{tree}/**/*.png")) == ["a", "sub/a"]
+    assert names(find_sources(f"{tree}/su?/*.png")) == ["sub/a"]
+    assert names(find_sources(f"{tree}/*.JPG")) == ["b"]
+
+
+def test_a_file_whose_name_looks_like_a_glob(tmp_path):
+    (tmp_path / "a[1].png").touch()
+    assert names(find_sources(tmp_path / "a[1].png")) == ["a[1]"]
+
+
+def test_outputs_inside_the_folder_are_not_inputs(tree):
+    (tree / "out").mkdir()
+    (tree / "out" / "old.jpg").touch()
+    assert "out/old" not in names(find_sources(tree, tree / "out"))
+    assert "out/old" in names(find_sources(tree))
+
+
+def test_links_in_a_circle_end(tree):
+    (tree / "sub" / "again").symlink_to(tree, target_is_directory=True)
+    assert names(find_sources(tree))[-1] == "sub/deep/c"
+
+
+def test_nothing_there(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for inputs, message in (
+        (tmp_path / "empty", "0 images found in this folder; looked for .jpg"),
+        (tmp_path / "missing", "no such image or folder"),
+        (tmp_path / "*.png", "0 images match"),
+    ):
+        with pytest.raises(InputError, match=message):
+            find_sources(inputs)
+
+
+def test_photos_are_not_overwritten(tree):
+    sources = find_sources(tree)
+    refuse_overwriting(sources, [Path("elsewhere/a.jpg")])
+    with pytest.raises(InputError, match=r"a\.jpg: this output would overwrite an input photo"):
+        refuse_overwriting(sources, [tree / "sub" / ".." / "a.jpg"])
