@@ -67,9 +67,7 @@ def open_model(
         found = _Parts(load_snapshot(path), None, None, str(path))
     missing = [part for part in ("body", "rpn_head", "roi_head") if part not in found.snapshot.state_dict]
     if missing:
-        raise InputError(
-            f"{found.name}: has no {', '.join(missing)}: only weights to start from, no whole network"
-        )
+        raise InputError(f"{found.name}: has no {', '.join(missing)}: only weights to start from, no whole network")
     if task(found.snapshot) != kind:
         raise InputError(f"{found.name}: is a model for {task(found.snapshot)}, not for {kind}")
     model = ModelFile(_config(found, config, overrides, kind), _metadata(found, meta), found.snapshot, found.name)
