@@ -1,6 +1,6 @@
 """Train a panoptic network.
 
-    seamseg train configs/toy_city_r18.ini DATA --log-dir runs/city
+    seamseg train toy_city_r18 DATA --log-dir runs/city
     seamseg train my.ini DATA --log-dir runs/my --pre-train body:resnet50.pth --set optimizer.lr=0.02
     seamseg train my.ini DATA --log-dir runs/my --resume runs/my/model_last.pth.tar
     torchrun --nproc-per-node 8 -m seamseg.cli.main train my.ini DATA --log-dir runs/my
@@ -20,7 +20,7 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
-    parser.add_argument("config", metavar="CONFIG", help="INI file")
+    parser.add_argument("config", metavar="CONFIG", help="INI file, or a packaged experiment such as vistas_r50")
     parser.add_argument("data", metavar="DATA", help="dataset folder")
     parser.add_argument("--log-dir", metavar="RUN", help="run folder (default: runs/NAME for NAME.ini)")
     parser.add_argument("--resume", metavar="F", help="continue from this snapshot, also from one of the original")
