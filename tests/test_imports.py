@@ -15,13 +15,14 @@ import seamseg
 PACKAGE = Path(seamseg.__file__).parent
 SCRIPTS = PACKAGE.parent / "scripts"
 
-GROUND = {"errors", "version"}
+GROUND = {"errors", "files", "version"}
 PARTS = {"structures", "ops", *GROUND}
 BELOW_ENGINE = {"config", "backbones", "heads", "fusion", "models", "data", "evaluation", "visualize", *PARTS}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "version": set(),
+    "files": {"errors"},
     "structures": set(),
     "ops": {"errors"},
     "config": {"errors"},

@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print the table, write the JSON."""
-    from seamseg.evaluation.files import write_json
     from seamseg.evaluation.table import format_table
+    from seamseg.files import write_json
 
     scores = _score_files(args) if args.gt is not None or args.pred is not None else _score_model(args)
     if os.environ.get("RANK", "0") != "0":

@@ -9,8 +9,8 @@ from typing import Any
 
 import umsgpack
 
-from seamseg.data.files import read_bytes, write_atomically
 from seamseg.errors import InputError
+from seamseg.files import read_bytes, write_atomically
 from seamseg.structures import VOID
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from seamseg.config import find_experiment
-from seamseg.data.files import write_atomically
 from seamseg.data.folder import DatasetFolder
 from seamseg.data.metadata import Metadata
 from seamseg.data.prepare.cityscapes import prepare_cityscapes
@@ -30,6 +29,7 @@ from seamseg.evaluation.coco_writer import dataset_to_coco_panoptic
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.evaluation.evaluator import category_ids
 from seamseg.evaluation.scores import PanopticScores
+from seamseg.files import write_json
 from seamseg.structures import VOID
 from seamseg.visualize.gallery import Card, write_gallery
 from seamseg.visualize.overlay import draw_classic
@@ -115,7 +115,7 @@ def run_demo(options: DemoOptions, say: Callable[[str], None] = print) -> Panopt
     stage("evaluating them against the ground truth, both as COCO panoptic files")
     truth = dataset_to_coco_panoptic(folder, "val", out / "toy_city" / "val_panoptic.json")
     scores = evaluate_panoptic_json(truth, predictions / "panoptic.json", workers=2, progress=progress)
-    write_atomically(out / "metrics.json", json.dumps(scores.to_json(), indent=2).encode())
+    write_json(out / "metrics.json", scores.to_json(), indent=2)
 
     page = out / "gallery.html"
     stage(f"drawing {page}")
@@ -160,8 +160,7 @@ def _claim(options: DemoOptions) -> None:
         if found != settings:
             raise InputError(f"{options.out}: holds a demo of other settings; name another --out or delete it")
         return
-    options.out.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(settings).encode())
+    write_json(path, settings)
 
 
 def _write_page(page: Path, data: DatasetFolder, gt: CocoPanoptic, pred: CocoPanoptic, scores: PanopticScores) -> None:

@@ -14,10 +14,10 @@ import umsgpack
 from torch import Tensor
 
 from seamseg.config import Config, config_from_string, load_config
-from seamseg.data.files import read_bytes
 from seamseg.data.metadata import Metadata, parse_metadata, read_metadata
 from seamseg.engine.snapshot import Snapshot, load_snapshot
 from seamseg.errors import InputError
+from seamseg.files import read_bytes
 
 SNAPSHOT_NAMES = ("model_best.pth.tar", "model_last.pth.tar")
 """Snapshots of a run folder, the preferred first."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from seamseg.config import Config, config_to_string
-from seamseg.data.files import write_atomically
 from seamseg.data.metadata import Metadata, write_metadata
 from seamseg.engine.logs import TextLog
 from seamseg.engine.model_file import CONFIG_NAME, METADATA_NAME
 from seamseg.errors import SeamsegError
+from seamseg.files import write_atomically
 
 LAST_NAME = "model_last.pth.tar"
 BEST_NAME = "model_best.pth.tar"

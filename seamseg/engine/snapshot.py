@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from seamseg.data.files import replacing
 from seamseg.errors import InputError
+from seamseg.files import replacing
 
 NETWORK_MODULES = ("body", "rpn_head", "roi_head", "sem_head")
 """The parts of the network, each with a state dict of its own in a snapshot."""
@@ -76,10 +76,17 @@ def save_snapshot(path: str | Path, snapshot: Snapshot) -> None:
         try:
             torch.save(content, file)
         except RuntimeError as error:
-            # torch reports a full disk as a RuntimeError of its zip writer
-            raise OSError(str(error).splitlines()[0]) from error
+            raise _cause_of(error) from error
         file.flush()
         os.fsync(file.fileno())
+
+
+def _cause_of(error: RuntimeError) -> BaseException:
+    """What stopped torch's zip writer, which reports a full disk or Ctrl-C as an error about its own position."""
+    cause = error.__context__
+    if isinstance(cause, (OSError, KeyboardInterrupt)):
+        return cause
+    return OSError(str(error).splitlines()[0])
 
 
 def load_snapshot(file: str | Path | IO[bytes], name: str | None = None) -> Snapshot:

@@ -170,7 +170,7 @@ class Validator:
                 observer(item, prediction, result)
 
 
-def _item(data: dict[str, Any]) -> ValidationItem:
+def _item(data: Any) -> ValidationItem:
     return ValidationItem(data["id"], data["img"], data["msk"], data["cat"], data["iscrowd"])
 
 

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from seamseg.data.files import replacing, write_atomically
 from seamseg.data.metadata import Metadata
 from seamseg.engine.distributed import World, gather_objects
 from seamseg.engine.sources import Source
 from seamseg.errors import InputError, SeamsegError
 from seamseg.evaluation.coco_writer import CocoPanopticWriter
+from seamseg.files import write_atomically
 from seamseg.structures import PanopticResult, Prediction
 from seamseg.visualize.overlay import draw_overlay
 
@@ -124,14 +124,11 @@ class RawWriter:
         }
         # slices of a batch would be saved with the whole batch behind them
         content = {name: None if value is None else value.clone() for name, value in content.items()}
+        buffer = BytesIO()
+        torch.save(content, buffer)
         path = self.path(source)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            try:
-                torch.save(content, temporary)
-            except RuntimeError as error:
-                # torch reports a full disk as a RuntimeError of its zip writer
-                raise OSError(str(error).splitlines()[0]) from error
+        write_atomically(path, buffer.getvalue())
 
     def finish(self, world: World) -> None:
         """Nothing is left to do."""

@@ -15,9 +15,9 @@ import numpy as np
 from PIL import Image
 
 from seamseg.errors import InputError
-from seamseg.evaluation.files import replacing
 from seamseg.evaluation.matching import SegmentInfo
 from seamseg.evaluation.scores import ClassInfo
+from seamseg.files import replacing
 
 MAX_ID = (1 << 24) - 1
 """Largest id that three channels can hold."""

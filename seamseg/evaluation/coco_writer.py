@@ -12,8 +12,9 @@ import torch
 from seamseg.errors import InputError
 from seamseg.evaluation.coco_panoptic import MAX_ID, default_folder, write_id_png
 from seamseg.evaluation.evaluator import ClassTable, class_infos
-from seamseg.evaluation.files import threaded_map, write_json
 from seamseg.evaluation.segments import gt_segments_from_instances
+from seamseg.evaluation.threads import threaded_map
+from seamseg.files import write_json
 from seamseg.ops.boxes import extract_boxes
 from seamseg.structures import PanopticResult, Segment
 

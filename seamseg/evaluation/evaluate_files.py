@@ -12,8 +12,8 @@ import numpy as np
 from seamseg.errors import InputError
 from seamseg.evaluation.coco_panoptic import Annotation, CocoPanoptic, read_coco_panoptic, segments_of
 from seamseg.evaluation.evaluator import PanopticEvaluator
-from seamseg.evaluation.files import threaded_map
 from seamseg.evaluation.scores import PanopticScores
+from seamseg.evaluation.threads import threaded_map
 from seamseg.ops.histogram import joint_histogram
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from seamseg.backbones.resnet import RESNETS, ResNet
-from seamseg.data.files import replacing
 from seamseg.engine.snapshot import load_tensors
 from seamseg.errors import InputError, SeamsegError
+from seamseg.files import replacing
 from seamseg.ops.norm import ABN
 
 ARCHITECTURES = tuple(RESNETS)

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from seamseg.files import write_atomically
+
 from ._gallery_page import SCRIPT, STYLE
 
 LONGEST = 640
@@ -50,14 +52,7 @@ def write_gallery(
     cards : the pictures
     """
     page = _page(title, headline, rows, cards)
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(page, encoding="utf-8")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomically(Path(path), page.encode())
 
 
 def _page(title: str, headline: Mapping[str, str], rows: Sequence[Mapping[str, object]], cards: Sequence[Card]) -> str:

@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 from tiny_dataset import classes
 
-from seamseg.data.files import replacing
 from seamseg.data.folder import DatasetFolder
 from seamseg.data.metadata import Metadata, read_metadata
 from seamseg.data.prepare.writer import DatasetWriter, Frame, Instances
 from seamseg.errors import InputError, SeamsegError
+from seamseg.files import replacing
 
 
 def read(frame: Frame) -> Instances:

@@ -1,6 +1,7 @@
 """Training from end to end on a micro data set: what it leaves, that it repeats itself, how it fails."""
 
 import errno
+import io
 import os
 from dataclasses import replace
 
@@ -241,6 +242,30 @@ def test_a_full_disk_is_one_line_and_keeps_the_last_snapshot(micro, micro_config
         train(micro_config, micro, tmp_path)
     assert (tmp_path / "model_last.pth.tar").read_bytes() == before
     assert not [n for n in os.listdir(tmp_path) if n.endswith(".partial")]
+
+
+@pytest.mark.parametrize(
+    ("stop", "raised", "message"),
+    [
+        (KeyboardInterrupt(), KeyboardInterrupt, ""),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), SeamsegError, "No space left on device"),
+    ],
+)
+def test_what_stops_a_write_is_what_is_reported(micro_run, tmp_path, monkeypatch, stop, raised, message):
+    """torch's writer turns whatever happens in a write into an error of its own."""
+    snapshot = load_snapshot(micro_run / "model_last.pth.tar")
+
+    class Stopping(io.FileIO):
+        def write(self, data):
+            if self.tell() > 5000:
+                raise stop
+            return super().write(data)
+
+    monkeypatch.setattr("builtins.open", lambda path, mode: Stopping(path, mode))
+    with pytest.raises(raised, match=message):
+        save_snapshot(tmp_path / "model.tar", snapshot)
+    monkeypatch.undo()
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_resumed_snapshot_must_fit(micro, micro_config, micro_run, tmp_path):

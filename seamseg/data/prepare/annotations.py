@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from pycocotools import mask as coco_mask
 
-from seamseg.data.files import replacing
 from seamseg.data.metadata import Metadata
+from seamseg.files import replacing
 
 
 def thing_annotations(

@@ -19,13 +19,13 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from seamseg.data.files import PARTIAL, replacing, write_atomically
 from seamseg.data.folder import IMAGE_ENDINGS, DatasetFolder
 from seamseg.data.images import image_size
 from seamseg.data.metadata import ImageInfo, Metadata, pack_metadata, read_metadata, write_metadata
 from seamseg.data.prepare.annotations import thing_annotations, write_coco_json
 from seamseg.data.prepare.parallel import parallel_map
 from seamseg.errors import InputError, SeamsegError
+from seamseg.files import PARTIAL, replacing, write_atomically
 
 _JOURNALS = ".prepare"
 

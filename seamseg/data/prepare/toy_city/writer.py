@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from seamseg.data.files import replacing, write_atomically
 from seamseg.data.prepare.parallel import parallel_map
 from seamseg.errors import InputError
+from seamseg.files import replacing, write_atomically
 
 from .scene import render_scene
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from seamseg.errors import InputError, SeamsegError
 
@@ -17,25 +20,34 @@ PARTIAL = ".partial"
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path in the folder of `path` that takes its place when the block ends without an error.
 
+    The folder is made if it is missing.
+
     Raises
     ------
     SeamsegError
         if the file cannot be written (disk full, no permission)
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}{PARTIAL}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         os.replace(temporary, path)
     except OSError as error:
         raise SeamsegError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write `data` to `path` so that no reader, and no restart after a kill, ever sees half of it."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
+
+
+def write_json(path: str | Path, content: Any, indent: int | None = None) -> None:
+    """Write strict JSON (no NaN), whole or not at all."""
+    write_atomically(Path(path), (json.dumps(content, indent=indent, allow_nan=False) + "\n").encode())
 
 
 def read_bytes(path: Path, what: str) -> bytes:
