@@ -155,9 +155,15 @@ def test_writing_reaches_the_disk_before_the_name(tmp_path: Path, monkeypatch: p
     assert order[:2] == ["fsync", "replace"]
 
 
-def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(SeamsegError, match="cannot be written: No such file"):
-        save_snapshot(tmp_path / "nowhere" / "model.pth.tar", snapshot_of(Net()))
+def test_a_missing_folder_is_made(tmp_path: Path) -> None:
+    save_snapshot(tmp_path / "new" / "model.pth.tar", snapshot_of(Net()))
+    assert (tmp_path / "new" / "model.pth.tar").is_file()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(SeamsegError, match="cannot be written"):
+        save_snapshot(tmp_path / "file" / "model.pth.tar", snapshot_of(Net()))
 
 
 # --- files that are something else
