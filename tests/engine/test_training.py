@@ -247,7 +247,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_last_snapshot(micro, micro_config
 @pytest.mark.parametrize(
     ("stop", "raised", "message"),
     [
-        (KeyboardInterrupt(), KeyboardInterrupt, ""),
+        (KeyboardInterrupt(), KeyboardInterrupt, None),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), SeamsegError, "No space left on device"),
     ],
 )
