@@ -10,6 +10,7 @@ from torch import Tensor
 
 from seamseg.ops.boxes import extract_boxes
 from seamseg.ops.paste import paste_masks_into
+from seamseg.ops.resize import resize_nearest
 from seamseg.structures import VOID, PanopticResult, Prediction, Segment
 
 
@@ -115,8 +116,7 @@ def to_result(fused: FusedMap, native_size: tuple[int, int], num_stuff: int) -> 
     """
     ids = fused.ids.cpu().numpy().astype(np.int32)
     if ids.shape != tuple(native_size):
-        rows, columns = (_nearest(old, new) for old, new in zip(ids.shape, native_size))
-        ids = ids[rows][:, columns]
+        ids = resize_nearest(ids, native_size)
     count = len(fused.categories)
     areas = np.bincount(ids.ravel(), minlength=count)
     boxes = extract_boxes(torch.from_numpy(ids), count).tolist()
@@ -134,10 +134,3 @@ def to_result(fused: FusedMap, native_size: tuple[int, int], num_stuff: int) -> 
         if areas[i] > 0
     ]
     return PanopticResult(ids, segments)
-
-
-def _nearest(old: int, new: int) -> np.ndarray:
-    scale = old / new
-    # Pillow adds the scale up step by step, which rounds otherwise than a product
-    positions = np.cumsum(np.concatenate([[scale / 2], np.full(new - 1, scale)]))
-    return np.minimum(positions.astype(np.int64), old - 1)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from seamseg.errors import InputError
 from seamseg.ops.boxes import extract_boxes
+from seamseg.ops.resize import resize_nearest
 
 
 class _Source(Protocol):
@@ -37,25 +38,6 @@ def scaled_size(size: tuple[int, int], shortest: int, longest: int | None) -> tu
     if longest is not None and int(max(size) * scale) > longest:
         scale = longest / max(size)
     return max(int(size[0] * scale), 1), max(int(size[1] * scale), 1)
-
-
-def resize_nearest(ids: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Nearest-neighbour resizing of the last two axes, as Pillow: output i shows input `floor((i + .5) * scale)`.
-
-    Parameters
-    ----------
-    ids : `... x H x W` of any dtype
-    size : `(height, width)` of the result
-    """
-    rows, columns = (_nearest(have, wanted) for have, wanted in zip(ids.shape[-2:], size))
-    return ids.take(rows, axis=-2).take(columns, axis=-1)
-
-
-def _nearest(have: int, wanted: int) -> np.ndarray:
-    # a running sum, as in Pillow: where a centre falls between two pixels its rounding decides
-    steps = np.full(wanted, have / wanted)
-    steps[0] *= 0.5
-    return np.minimum(np.cumsum(steps).astype(np.intp), have - 1)
 
 
 def compact_ids(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from seamseg.ops.resize import nearest_index
 from seamseg.structures import VOID, PanopticResult
 
 from .palette import as_palette, readable_on, spread_palette
@@ -75,16 +76,11 @@ def draw_classic(
     lines = outlines(np.where(np.asarray(instances, bool)[ids], ids, 0))
     colors = as_palette(palette)[classes[ids]]
     if id_map.shape != photo.shape[:2]:
-        rows, columns = (_nearest(new, old) for new, old in zip(photo.shape[:2], id_map.shape))
+        rows, columns = (nearest_index(old, new) for old, new in zip(id_map.shape, photo.shape[:2]))
         lines, colors = lines[rows[:, None], columns], colors[rows[:, None], columns]
     picture = ((photo.astype(np.uint16) + colors) // 2).astype(np.uint8)
     picture[lines] = 255
     return picture
-
-
-def _nearest(new: int, old: int) -> np.ndarray:
-    """Source index of each of `new` pixels scaled from `old` by nearest neighbour."""
-    return np.minimum(((np.arange(new) + 0.5) * (old / new)).astype(np.int64), old - 1)
 
 
 def outlines(instances: np.ndarray) -> np.ndarray:
