@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
-from torch import nn
-
+from seamseg.backbones.residual import NormFactory
 from seamseg.errors import InputError
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
-
-NormFactory = Callable[..., nn.Module]
 
 
 def norm_factories(mode: str, activation: str, slope: float, gn_groups: int) -> tuple[NormFactory, NormFactory]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-NormFactory = Callable[..., nn.Module]
+from seamseg.backbones.residual import NormFactory
 
 
 class ROIHead(nn.Module):
@@ -37,7 +36,6 @@ class ROIHead(nn.Module):
         super().__init__()
         self.num_things = num_things
         self.with_masks = with_masks
-        self.mask_size = (2 * roi_size[0], 2 * roi_size[1])
         cells = (roi_size[0] // 2) * (roi_size[1] // 2)
         self.fc = nn.Sequential(
             OrderedDict(

@@ -25,11 +25,6 @@ class AnchorGenerator:
         self.ratios = tuple(ratios)
         self._cache: dict[tuple, Tensor] = {}
 
-    @property
-    def num_ratios(self) -> int:
-        """Anchors of a cell."""
-        return len(self.ratios)
-
     def cell_anchors(self, stride: int) -> Tensor:
         """The anchors of the first cell of a level, float64 `ratios x 4`."""
         rows = []

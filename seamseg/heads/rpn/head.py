@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+
+from seamseg.backbones.residual import NormFactory
 
 
 class RPNHead(nn.Module):
@@ -25,7 +27,7 @@ class RPNHead(nn.Module):
         in_channels: int,
         num_anchors: int,
         hidden_channels: int,
-        norm: Callable[..., nn.Module],
+        norm: NormFactory,
         stride: int = 1,
     ) -> None:
         super().__init__()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from seamseg.backbones.residual import NormFactory
 from seamseg.ops.pooling import box_filter_pool
-
-NormFactory = Callable[..., nn.Module]
 
 
 class MiniDeepLab(nn.Module):
