@@ -3,7 +3,7 @@
     seamseg predict runs/city photos/ out/
     seamseg predict seamseg_r50_vistas.zip street.jpg out/ --format overlay,coco
     seamseg predict model_best.pth.tar 'drive/**/*.png' out/ --config my.ini --meta DATA/metadata.bin
-    torchrun --nproc-per-node 4 -m seamseg.cli.main predict runs/city photos/ out/
+    torchrun --nproc-per-node 4 -m seamseg predict runs/city photos/ out/
 
 MODEL is a published zip, a run folder of `seamseg train`, or a snapshot. IN is a photo, a folder (searched with its
 sub-folders, which are kept in OUT) or a quoted glob. Photos of any size and kind are seen upright, at their own size in

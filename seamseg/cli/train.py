@@ -3,7 +3,7 @@
     seamseg train toy_city_r18 DATA --log-dir runs/city
     seamseg train my.ini DATA --log-dir runs/my --pre-train body:resnet50.pth --set optimizer.lr=0.02
     seamseg train my.ini DATA --log-dir runs/my --resume runs/my/model_last.pth.tar
-    torchrun --nproc-per-node 8 -m seamseg.cli.main train my.ini DATA --log-dir runs/my
+    torchrun --nproc-per-node 8 -m seamseg train my.ini DATA --log-dir runs/my
 
 DATA is a dataset folder from `seamseg prepare`. The run folder gets config.ini, metadata.bin and after each epoch
 model_last.pth.tar and model_best.pth.tar (so `seamseg predict runs/my ...` works), a text log and TensorBoard files.

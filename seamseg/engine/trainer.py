@@ -66,6 +66,8 @@ class Trainer:
     def __post_init__(self) -> None:
         self._artist = Artist(self.metadata, self.config)
         self._eta = _Pace()
+        # the best snapshot of an earlier run in this folder says nothing of this one
+        self._has_best = self.progress.epoch >= 0 and self.run.best.exists()
 
     def train(self) -> PanopticScores | None:
         """Train from where the training stands to the last epoch; the scores of the last validation, if there was one.
@@ -87,7 +89,7 @@ class Trainer:
             if self.validator is not None and ((epoch + 1) % interval == 0 or epoch + 1 == epochs):
                 scores = self.validate(epoch)
                 self.progress.last_score = self.validator.best_by(scores)
-                is_best = self.progress.last_score > self.progress.best_score or not self.run.best.exists()
+                is_best = self.progress.last_score > self.progress.best_score or not self._has_best
                 self.progress.best_score = max(self.progress.best_score, self.progress.last_score)
             self.progress.epoch = epoch
             self._save(losses, is_best)
@@ -184,7 +186,10 @@ class Trainer:
         save_snapshot(self.run.last, snapshot)
         if is_best:
             save_snapshot(self.run.best, snapshot)
+            self._has_best = True
             self.log.info(f"best so far: {100 * self.progress.best_score:.2f}, in {self.run.best}")
+        elif not self._has_best:
+            self.run.best.unlink(missing_ok=True)
 
     def _show(self, collector: SampleCollector, step: int) -> None:
         self.net.eval()

@@ -3,15 +3,18 @@
 import errno
 import io
 import os
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from engine.conftest import make_dataset, write_config
 from seamseg.data.metadata import read_metadata, write_metadata
 from seamseg.engine.model_file import open_model
-from seamseg.engine.snapshot import Snapshot, load_snapshot, save_snapshot
+from seamseg.engine.snapshot import NETWORK_MODULES, Snapshot, load_snapshot, save_snapshot
 from seamseg.engine.trainer import Trainer
 from seamseg.engine.training import TrainingOptions, run_training
 from seamseg.errors import InputError, SeamsegError
@@ -103,7 +106,22 @@ def test_another_seed_has_other_weights(micro, micro_config, micro_run, tmp_path
     assert not states_equal(again, before)
 
 
-def test_interrupt_and_resume(micro, micro_config, micro_run, tmp_path, monkeypatch, seamseg_main, capsys):
+def as_the_original_writes_it(path: Path) -> None:
+    """Rewrite a snapshot without what only ours have: classes, counters of norm layers, new fields of the optimizer."""
+    snapshot = load_snapshot(path)
+    state = snapshot.state_dict
+    for part in NETWORK_MODULES:
+        state[part] = {k: v for k, v in state[part].items() if not k.endswith("num_batches_tracked")}
+    known = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "params")
+    optimizer = state["optimizer"]
+    groups = [{k: group[k] for k in known} for group in optimizer["param_groups"]]
+    state["optimizer"] = {"state": optimizer["state"], "param_groups": groups}
+    meta = {**snapshot.training_meta, "last_score": np.float64(0.25), "best_score": torch.tensor(0.5)}
+    torch.save({"config": snapshot.config, "state_dict": state, "training_meta": meta}, path)
+
+
+@pytest.mark.parametrize("original", [False, True])
+def test_interrupt_and_resume(micro, micro_config, micro_run, tmp_path, monkeypatch, seamseg_main, capsys, original):
     """An interrupted run continues to the very bits of the uninterrupted one."""
     run, step = tmp_path / "run", Trainer._step
 
@@ -118,11 +136,19 @@ def test_interrupt_and_resume(micro, micro_config, micro_run, tmp_path, monkeypa
     assert "--resume continues" in capsys.readouterr().err
     last = run / "model_last.pth.tar"
     assert load_snapshot(last).training_meta["epoch"] == 0
+    if original:
+        as_the_original_writes_it(last)
     assert seamseg_main("train", micro_config, micro, "--log-dir", run, "--resume", last, *CPU) == 0
     assert "resumed from" in capsys.readouterr().err
     resumed, straight = load_snapshot(last), load_snapshot(micro_run / "model_last.pth.tar")
+    if original:
+        as_the_original_writes_it(last)
+        resumed = load_snapshot(last)
+        as_the_original_writes_it(Path(shutil.copy(micro_run / "model_last.pth.tar", tmp_path)))
+        straight = load_snapshot(tmp_path / "model_last.pth.tar")
+    else:
+        assert resumed.training_meta == straight.training_meta
     assert states_equal(resumed, straight)
-    assert resumed.training_meta == straight.training_meta
 
 
 def test_resume_of_a_finished_run_says_so(micro, micro_config, micro_run, tmp_path, seamseg_main, capsys):
@@ -301,6 +327,25 @@ def test_wrong_settings(micro, micro_config, tmp_path, override, message):
 def test_training_without_a_validation_set(micro, micro_config, tmp_path):
     assert train(micro_config, micro, tmp_path, "dataloader.val_set=", "scheduler.epochs=1") is None
     assert (tmp_path / "model_last.pth.tar").exists() and not (tmp_path / "model_best.pth.tar").exists()
+
+
+def test_a_new_run_does_not_keep_the_best_of_an_old_one(micro, micro_config, tmp_path):
+    train(micro_config, micro, tmp_path, "scheduler.epochs=1")
+    old = (tmp_path / "model_best.pth.tar").read_bytes()
+    train(micro_config, micro, tmp_path, "scheduler.epochs=1", "general.seed=3")
+    assert (tmp_path / "model_best.pth.tar").read_bytes() != old
+    assert "replaces them" in (tmp_path / "training.log").read_text()
+    train(micro_config, micro, tmp_path, "scheduler.epochs=1", "dataloader.val_set=")
+    assert not (tmp_path / "model_best.pth.tar").exists()
+
+
+@pytest.mark.gpu
+def test_training_on_a_gpu(micro, micro_config, tmp_path):
+    overrides = ("dataloader.num_workers=2", "general.log_interval=2")
+    scores = run_training(TrainingOptions(micro_config, micro, tmp_path, overrides=overrides, device="cuda"))
+    assert scores.n_images == 3
+    state = load_snapshot(tmp_path / "model_last.pth.tar").state_dict
+    assert all(t.device.type == "cpu" for t in state["body"].values())
 
 
 def test_a_broken_training_image_is_named(micro_config, tmp_path, seamseg_main, capsys):
