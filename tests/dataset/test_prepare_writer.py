@@ -235,5 +235,14 @@ def test_failed_write_leaves_the_old_file(tmp_path):
         temporary.write_text("ne")
         raise ZeroDivisionError
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-    with pytest.raises(SeamsegError, match="cannot be written"), replacing(tmp_path / "none" / "x") as temporary:
+    with pytest.raises(SeamsegError, match="cannot be written"), replacing(path / "x") as temporary:
         temporary.write_text("x")
+
+
+def test_finished_splits_are_known_by_their_whole_names(tmp_path):
+    (frame,) = make_frames(tmp_path / "in", 1)
+    spaced = [Frame("a street", frame.photo, frame.annotation, frame.file_name)]
+    run(tmp_path / "out", spaced)
+    writer = DatasetWriter(tmp_path / "out", classes())
+    assert writer.is_finished("train", spaced)
+    assert not writer.is_finished("train", [frame])

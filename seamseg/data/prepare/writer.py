@@ -124,7 +124,7 @@ class DatasetWriter:
             return False
         folder = DatasetFolder(self.root)
         wanted = {frame.id for frame in frames}
-        listed = set((self.root / "lst" / f"{split}.txt").read_text(encoding="utf-8").split())
+        listed = set((self.root / "lst" / f"{split}.txt").read_text(encoding="utf-8").splitlines())
         return (
             listed == wanted <= {image.id for image in folder.metadata.images}
             and all((self.root / "msk" / f"{i}.png").is_file() for i in wanted)
