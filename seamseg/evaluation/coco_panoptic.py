@@ -78,7 +78,11 @@ def read_coco_panoptic(json_path: str | Path, folder: str | Path | None = None) 
     if not isinstance(content, dict) or not isinstance(content.get("annotations"), list):
         raise InputError(f"{path}: not a COCO panoptic file: it has no list of `annotations`")
     annotations = [_annotation(entry, path) for entry in content["annotations"]]
-    photo_names = {i["id"]: str(i["file_name"]) for i in content.get("images") or [] if {"id", "file_name"} <= set(i)}
+    photo_names = {
+        image["id"]: str(image["file_name"])
+        for image in content.get("images") or []
+        if isinstance(image, dict) and isinstance(image.get("id"), (int, str)) and "file_name" in image
+    }
     where = default_folder(path) if folder is None else Path(folder)
     if not where.is_dir():
         raise InputError(
@@ -104,7 +108,7 @@ def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Pat
     segments, seen = [], set()
     for entry in annotation.segments_info:
         try:
-            identity, category = int(entry["id"]), entry["category_id"]
+            identity, category = int(entry["id"]), int(entry["category_id"])
             stated = entry.get("area")
             area = None if stated is None else int(stated)
             crowd = bool(entry.get("iscrowd", 0))
@@ -188,8 +192,8 @@ def _categories(content: dict[str, Any], path: Path) -> list[ClassInfo] | None:
     if entries is None:
         return None
     try:
-        classes = [ClassInfo(str(c.get("name", c["id"])), c["id"], bool(c["isthing"])) for c in entries]
-    except (KeyError, TypeError, AttributeError) as error:
+        classes = [ClassInfo(str(c.get("name", c["id"])), int(c["id"]), bool(c["isthing"])) for c in entries]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{path}: every category needs `id`, `name` and `isthing` ({type(error).__name__}: {error})"
         ) from error

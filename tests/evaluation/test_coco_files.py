@@ -282,6 +282,18 @@ def test_missing_and_wrong_files(pair, tmp_path):
         evaluate_panoptic_json(gt, pred)
 
 
+def test_values_of_the_wrong_kind(pair):
+    gt, pred = pair
+    edit(pred, lambda content: content.update(images=["a", {"id": [], "file_name": "a"}]))
+    assert evaluate_panoptic_json(gt, pred).n_images == 3
+    edit(pred, lambda content: content["annotations"][0]["segments_info"][0].update(category_id=[7]))
+    with pytest.raises(InputError, match="a segment is incomplete"):
+        evaluate_panoptic_json(gt, pred)
+    edit(gt, lambda content: content["categories"][0].update(id="first"))
+    with pytest.raises(InputError, match="every category needs `id`"):
+        evaluate_panoptic_json(gt, pred)
+
+
 def test_ground_truth_without_categories(pair):
     gt, pred = pair
     edit(gt, lambda content: content.pop("categories"))
