@@ -184,3 +184,10 @@ def test_boxes_of_a_batch_are_clipped_image_by_image():
 def test_no_detections():
     boxes, classes, scores = DetectionSelector()(torch.zeros(4, 2, 4), torch.ones(4, 3))
     assert boxes.shape == (0, 4) and classes.shape == (0,) and scores.shape == (0,)
+
+
+def test_masks_that_are_all_void_cost_nothing():
+    msk = torch.randn(2, 3, 4, 4, requires_grad=True)
+    loss = mask_loss(msk, torch.tensor([1, 3]), torch.full((2, 4, 4), -1.0))
+    loss.backward()
+    assert loss == 0 and msk.grad.abs().sum() == 0
