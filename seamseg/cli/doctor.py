@@ -16,6 +16,7 @@ from types import ModuleType
 
 from seamseg.cli import malloc
 from seamseg.config import experiments
+from seamseg.data.prepare.parallel import default_workers
 from seamseg.version import __version__
 
 _PACKAGES = ("torch", "torchvision", "numpy", "pillow", "tensorboard", "pycocotools", "u-msgpack-python", "tqdm")
@@ -41,7 +42,10 @@ def run(args: argparse.Namespace) -> int:
     torch = _imported("torch", problems)
     for module in ("torchvision", "PIL.Image", "pycocotools.mask", "umsgpack"):
         _imported(module, problems)
-    _say("processor", f"{_cores()} cores to use" + (f", torch uses {torch.get_num_threads()} threads" if torch else ""))
+    _say(
+        "processor",
+        f"{default_workers()} cores to use" + (f", torch uses {torch.get_num_threads()} threads" if torch else ""),
+    )
     _say("malloc", malloc.describe())
     if torch is not None:
         _say("GPU", _gpus(torch, problems))
@@ -71,10 +75,6 @@ def _imported(module: str, problems: list[str]) -> ModuleType | None:
     except Exception as error:  # a broken binary fails in any way it likes
         problems.append(f"{module} cannot be imported: {' '.join(str(error).split())[:200]}")
         return None
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 def _gpus(torch: ModuleType, problems: list[str]) -> str:

@@ -2,7 +2,7 @@
 
     seamseg evaluate runs/city DATA --split val --json metrics.json
     seamseg evaluate --gt panoptic_val.json --pred out/panoptic.json --json metrics.json
-    torchrun --nproc-per-node 4 -m seamseg.cli.main evaluate runs/city DATA
+    torchrun --nproc-per-node 4 -m seamseg evaluate runs/city DATA
 
 PQ, SQ, RQ with the official COCO definition, PQ† of the Seamless paper and mIoU; for all classes, things, stuff, and
 each class. The table is in percent, --json writes fractions 0-1. Files are in the COCO panoptic format; their PNGs lie
@@ -15,6 +15,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
+from seamseg.data.prepare.parallel import default_workers
 from seamseg.errors import InputError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _score_files(args: argparse.Namespace) -> PanopticScores:
         raise InputError(f"{extra} and --gt / --pred exclude each other: score either a model or files")
     if args.gt is None or args.pred is None:
         raise InputError("--gt and --pred go together: name the ground truth and the predictions")
-    workers = min(os.cpu_count() or 1, 8) if args.workers is None else args.workers
+    workers = min(default_workers(), 8) if args.workers is None else args.workers
     if workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
     from seamseg.engine.progress import progress
