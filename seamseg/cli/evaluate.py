@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--legacy-metrics",
         action="store_true",
-        help="count as the original program did: crowds void for all classes, absent classes 0, a model at network size",
+        help="count as the original did: crowds void for all classes, absent classes 0; a model at network size",
     )
 
 
