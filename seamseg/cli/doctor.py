@@ -16,7 +16,7 @@ from types import ModuleType
 
 from seamseg.cli import malloc
 from seamseg.config import experiments
-from seamseg.data.prepare.parallel import default_workers
+from seamseg.data.prepare.parallel import available_cores
 from seamseg.version import __version__
 
 _PACKAGES = ("torch", "torchvision", "numpy", "pillow", "tensorboard", "pycocotools", "u-msgpack-python", "tqdm")
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         _imported(module, problems)
     _say(
         "processor",
-        f"{default_workers()} cores to use" + (f", torch uses {torch.get_num_threads()} threads" if torch else ""),
+        f"{available_cores()} cores to use" + (f", torch uses {torch.get_num_threads()} threads" if torch else ""),
     )
     _say("malloc", malloc.describe())
     if torch is not None:

@@ -15,7 +15,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from seamseg.data.prepare.parallel import default_workers
+from seamseg.data.prepare.parallel import available_cores
 from seamseg.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _score_files(args: argparse.Namespace) -> PanopticScores:
         raise InputError(f"{extra} and --gt / --pred exclude each other: score either a model or files")
     if args.gt is None or args.pred is None:
         raise InputError("--gt and --pred go together: name the ground truth and the predictions")
-    workers = min(default_workers(), 8) if args.workers is None else args.workers
+    workers = min(available_cores(), 8) if args.workers is None else args.workers
     if workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
     from seamseg.engine.progress import progress

@@ -57,9 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predict; 0, or 1 if some photos could not be read."""
+    from seamseg.data.prepare.parallel import available_cores
     from seamseg.engine.distributed import distributed
     from seamseg.engine.inference import predict_all
-    from seamseg.engine.photos import available_cores
     from seamseg.engine.predictor import load_predictor
     from seamseg.engine.sources import find_sources
     from seamseg.engine.writers import make_writers

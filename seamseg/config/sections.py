@@ -48,6 +48,11 @@ class General:
     cudnn_benchmark: bool = key("let cuDNN time its algorithms for each input size")
     seed: int = key("seed of weights, sampling and augmentation", minimum=0, maximum=2**32 - 1, ours=True)
     channels_last: bool = key("run the network in channels-last memory format", ours=True)
+    precision: str = key(
+        "what training computes with: fp32, bf16 (mixed), or auto, which is bf16 where the device is fast at it",
+        choices=("fp32", "bf16", "auto"),
+        ours=True,
+    )
 
 
 @dataclass(frozen=True)

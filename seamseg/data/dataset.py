@@ -101,10 +101,11 @@ class PanopticDataset(Dataset):
         path = self.folder.image_path(info.id)
         image = self.folder.read_image(path)
         if image.size != info.size[::-1]:
-            hint = "; it lies rotated by its EXIF orientation" if image.size == info.size else ""
+            turned = " (it lies rotated by its EXIF orientation)" if image.size == info.size else ""
             raise InputError(
                 f"{path}: the image is {image.width} x {image.height} pixels (width x height), its mask and "
-                f"metadata.bin say {info.size[1]} x {info.size[0]}{hint}"
+                f"metadata.bin say {info.size[1]} x {info.size[0]}{turned}; "
+                "put the photo back that the mask was drawn on, or prepare the data set again"
             )
         return image, self.folder.read_mask(info.id), info
 

@@ -33,7 +33,10 @@ class DatasetFolder:
         self.root = Path(root)
         if not self.root.is_dir():
             raise InputError(f"{self.root}: no such data set folder; `seamseg prepare --help` tells how to make one")
-        self.metadata: Metadata = read_metadata(self.root / "metadata.bin")
+        path = self.root / "metadata.bin"
+        if not path.exists():
+            raise InputError(f"{self.root}: {_not_a_data_set(self.root)}")
+        self.metadata: Metadata = read_metadata(path)
 
     @property
     def splits(self) -> list[str]:
@@ -127,7 +130,7 @@ class DatasetFolder:
             if layer.shape != info.size:
                 raise UnreadableImage(
                     f"{path}: the mask is {layer.shape[1]} x {layer.shape[0]} pixels (width x height), "
-                    f"metadata.bin says {info.size[1]} x {info.size[0]}"
+                    f"metadata.bin says {info.size[1]} x {info.size[0]}; prepare the data set again"
                 )
             highest = int(layer.max())
             if highest >= len(info.cat):
@@ -137,3 +140,9 @@ class DatasetFolder:
                 )
             layers.append(layer)
         return np.stack(layers)
+
+
+def _not_a_data_set(root: Path) -> str:
+    if (root / "leftImg8bit").is_dir():
+        return f"raw Cityscapes, not a data set folder; convert it: seamseg prepare cityscapes {root} OUT"
+    return "not a data set folder: it has no metadata.bin; `seamseg prepare --help` tells how to make one"

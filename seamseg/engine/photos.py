@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,13 +102,6 @@ class PhotoDataset(Dataset):
         # a tensor reaches the main process through shared memory, an array through a pipe
         rgb = torch.from_numpy(np.array(image)) if self.keep_rgb else None
         return Photo(index, self.transform(image), (image.height, image.width), rgb)
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def as_is(item: T) -> T:

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from seamseg.config import Config
 from seamseg.data.metadata import Metadata
-from seamseg.data.transforms import resize_nearest
 from seamseg.engine.validate import ValidationItem
 from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.models.panoptic import PanopticNet
+from seamseg.ops.resize import resize_nearest
 from seamseg.structures import Batch, PackedSequence, PanopticResult, Prediction, Segment
 from seamseg.visualize.overlay import draw_boxes, draw_overlay
 

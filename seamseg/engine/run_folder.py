@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from seamseg.config import Config, config_to_string
 from seamseg.data.metadata import Metadata, write_metadata
-from seamseg.engine.logs import TextLog
+from seamseg.engine.logs import LOG_NAME, TextLog
 from seamseg.engine.model_file import CONFIG_NAME, METADATA_NAME
 from seamseg.errors import SeamsegError
 from seamseg.files import write_atomically
@@ -38,6 +39,13 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SeamsegError(f"{self.path}: cannot make the run folder: {error.strerror}") from error
+
+    def discard(self) -> None:
+        """Remove the folder of a run that was refused before it began: it holds a log at most."""
+        with suppress(OSError):
+            if all(entry.name == LOG_NAME for entry in self.path.iterdir()):
+                (self.path / LOG_NAME).unlink(missing_ok=True)
+                self.path.rmdir()
 
     def describe(self, config: Config, metadata: Metadata, log: TextLog, resumed: bool) -> None:
         """Write the configuration and the classes, so that the folder is a model."""

@@ -6,6 +6,7 @@ import importlib
 import os
 import pickle
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,7 +143,9 @@ def load_tensors(file: str | Path | IO[bytes], name: str) -> Any:
     head = file.read(2)
     file.seek(0)
     try:
-        with torch.serialization.safe_globals(_plain_data()):
+        with torch.serialization.safe_globals(_plain_data()), warnings.catch_warnings():
+            # of pickles that torch did not write; the error says so
+            warnings.filterwarnings("ignore", message="Detected pickle protocol")
             return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # the parser of untrusted bytes fails in any way it likes
         offender = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
@@ -160,6 +163,8 @@ def _damage(head: bytes) -> str:
     # torch writes zip files, and wrote pickles once
     if head in (b"PK", b"\x80\x02"):
         return "a truncated or damaged snapshot; copy it again"
+    if head[:1] == b"\x80":
+        return "refused: a pickle that torch.save did not write, which could do anything when loaded"
     return "not a snapshot: it was not written by torch.save"
 
 

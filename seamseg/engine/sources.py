@@ -48,24 +48,28 @@ def find_sources(inputs: str | Path, out: Path | None = None) -> list[Source]:
     Parameters
     ----------
     inputs : what the user named
-    out : folder of the outputs, which is not searched
+    out : folder of the outputs, which is not searched where it lies below the photos
 
     Raises
     ------
     InputError
-        if there is nothing of the name, or no photo in the folder
+        if there is nothing of the name, no photo in the folder, or the folder is `out`
     """
     text = str(inputs)
     path = Path(inputs)
     if path.is_dir():
-        root, found = path, _walk(path, out)
+        if out is not None and path.resolve() == out.resolve():
+            raise InputError(f"{out}: photos and outputs in one folder would mix; choose another output folder")
+        root, found = path, _walk(path, _below(path, out))
         if not found:
             raise InputError(f"{text}: 0 images found in this folder; looked for {', '.join(PHOTO_ENDINGS)}")
     elif path.exists():
         root, found = path.parent, [path]
     elif glob.has_magic(text):
         root = _fixed_part(path)
-        found = sorted(p for p in map(Path, glob.iglob(text, recursive=True)) if p.is_file() and not _inside(p, out))
+        skipped = _below(root, out)
+        matches = map(Path, glob.iglob(text, recursive=True))
+        found = sorted(p for p in matches if p.is_file() and not _inside(p, skipped))
         if not found:
             raise InputError(f"{text}: 0 images match this pattern")
     else:
@@ -87,6 +91,13 @@ def _walk(folder: Path, out: Path | None) -> list[Path]:
         folders[:] = sorted(f for f in folders if not f.startswith(".") and not _inside(here / f, out))
         found += [here / f for f in files if not f.startswith(".") and Path(f).suffix.lower() in PHOTO_ENDINGS]
     return sorted(found)
+
+
+def _below(root: Path, out: Path | None) -> Path | None:
+    """`out` if it lies below `root`: one that is `root`, or holds it, would hide photos that were asked for."""
+    if out is None or out.resolve() == root.resolve():
+        return None
+    return out if _inside(out, root) else None
 
 
 def _inside(path: Path, folder: Path | None) -> bool:

@@ -20,6 +20,7 @@ from seamseg.engine.logs import Board, TextLog, duration
 from seamseg.engine.meters import Averages, LossLog
 from seamseg.engine.optimizer import set_learning_rates
 from seamseg.engine.pictures import Artist, SampleCollector, best_proposals
+from seamseg.engine.precision import autocast
 from seamseg.engine.run_folder import RunFolder
 from seamseg.engine.schedule import LRSchedule
 from seamseg.engine.snapshot import save_snapshot
@@ -138,7 +139,8 @@ class Trainer:
         step = self.progress.global_step
         set_learning_rates(self.optimizer, self.schedule.get_lr(step, epoch))
         try:
-            losses = self.module(batch.to(self.world.device, non_blocking=True))
+            with autocast(self.config.general.precision, self.world.device):
+                losses = self.module(batch.to(self.world.device, non_blocking=True))
             total = weighted_sum(losses, self.config.optimizer.loss_weights)
             log.add(step, batch.ids, losses, total)
             self.optimizer.zero_grad(set_to_none=True)

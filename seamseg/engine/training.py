@@ -18,17 +18,18 @@ from seamseg.config import Config, config_to_string, load_config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import train_loader
 from seamseg.data.metadata import Metadata
+from seamseg.data.prepare.parallel import available_cores
 from seamseg.data.samplers import DistributedARBatchSampler
 from seamseg.data.transforms import TrainTransform
 from seamseg.engine.checkpoint import Progress, load_weights, resume
 from seamseg.engine.distributed import World, barrier, distributed
 from seamseg.engine.logs import Board, TextLog
 from seamseg.engine.optimizer import build_optimizer
-from seamseg.engine.photos import available_cores
 from seamseg.engine.pretrained import load_body_weights, load_pretrained
 from seamseg.engine.progress import is_quiet
 from seamseg.engine.run_folder import RunFolder
 from seamseg.engine.schedule import LRSchedule
+from seamseg.engine.snapshot import NETWORK_MODULES
 from seamseg.engine.trainer import Trainer, seed_everything
 from seamseg.engine.validate import Validator
 from seamseg.errors import InputError
@@ -82,6 +83,7 @@ def run_training(options: TrainingOptions) -> PanopticScores | None:
     config = load_config(options.config, "panoptic", options.overrides)
     with distributed(options.device) as world:
         run = RunFolder(Path(options.log_dir))
+        fresh = world.is_main and not run.path.exists()
         if world.is_main:
             run.make()
         log = TextLog(run.path if world.is_main else None, is_quiet(), enabled=world.is_main)
@@ -92,6 +94,9 @@ def run_training(options: TrainingOptions) -> PanopticScores | None:
             raise
         except Exception as error:
             log.failure(f"{type(error).__name__}: {error}")
+            if fresh and isinstance(error, InputError):
+                log.close()
+                run.discard()
             raise
         finally:
             log.close()
@@ -235,7 +240,15 @@ def _load_start(options: TrainingOptions, config: Config, net: PanopticNet, log:
     if config.body.weights:
         log.info(f"body weights {config.body.weights}: {load_body_weights(net, config.body.weights)}")
     for specification in options.pretrain:
-        log.info(f"pre-trained {specification}: {load_pretrained(net, specification)}")
+        report = load_pretrained(net, specification)
+        log.info(f"pre-trained {specification}: {report}")
+        if options.evaluate and report.skipped:
+            raise InputError(f"--eval --pre-train {specification}: does not fill the network: {report}")
+    if options.evaluate and all(":" in s and s.split(":")[0] in NETWORK_MODULES for s in options.pretrain):
+        filled = {s.split(":")[0] for s in options.pretrain}
+        missing = [part for part in NETWORK_MODULES if part not in filled and getattr(net, part) is not None]
+        if missing:
+            raise InputError(f"--eval: --pre-train gives no weights for {', '.join(missing)}")
 
 
 def _where(world: World) -> str:

@@ -18,11 +18,12 @@ from seamseg.config import Config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import BatchLoader
 from seamseg.data.metadata import Metadata
+from seamseg.data.prepare.parallel import available_cores
 from seamseg.data.samplers import ShardSampler
-from seamseg.data.transforms import TestTransform, resize_nearest
+from seamseg.data.transforms import TestTransform
 from seamseg.engine.distributed import World, distributed, sum_over_processes
 from seamseg.engine.model_file import open_model
-from seamseg.engine.photos import available_cores, equal_size_batches, test_transform
+from seamseg.engine.photos import equal_size_batches, test_transform
 from seamseg.engine.progress import progress
 from seamseg.engine.snapshot import load_into
 from seamseg.errors import InputError
@@ -31,6 +32,7 @@ from seamseg.evaluation.scores import PanopticScores
 from seamseg.fusion import fuse, to_result
 from seamseg.models.build import build_network
 from seamseg.models.panoptic import PanopticNet
+from seamseg.ops.resize import resize_nearest
 from seamseg.structures import PackedSequence, PanopticResult, Prediction
 
 

@@ -74,7 +74,10 @@ def test_broken_metadata(tmp_path, data, reason):
 
 
 def test_missing_metadata_and_folder(tmp_path):
-    with pytest.raises(InputError, match=r"metadata.bin: no such file"):
+    with pytest.raises(InputError, match=r"not a data set folder: it has no metadata.bin; `seamseg prepare"):
+        DatasetFolder(tmp_path)
+    (tmp_path / "leftImg8bit").mkdir()
+    with pytest.raises(InputError, match=r"raw Cityscapes, .*: seamseg prepare cityscapes .* OUT$"):
         DatasetFolder(tmp_path)
     with pytest.raises(InputError, match="no such data set folder"):
         DatasetFolder(tmp_path / "none")
@@ -169,7 +172,7 @@ def test_mask_of_another_size(make_folder):
 def test_photo_of_another_size(make_folder):
     root = make_folder()
     Image.new("RGB", (8, 5)).save(root / "img" / "im0.png")
-    with pytest.raises(InputError, match=r"im0\.png: the image is 8 x 5 pixels .* say 20 x 12$"):
+    with pytest.raises(InputError, match=r"im0\.png: the image is 8 x 5 pixels .* say 20 x 12; put the photo back"):
         dataset(root)[0]
     exif = Image.Exif()
     exif[0x0112] = 6

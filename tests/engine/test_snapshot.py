@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import warnings
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -241,6 +242,19 @@ def test_pickled_code_is_refused_and_not_run(tmp_path: Path, how: str, monkeypat
     message = refusal(path)
     assert "refused: it holds pickled code" in message
     assert "system" in message
+    assert not (tmp_path / "EVIL").exists()
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 3, 4, 5])
+def test_code_in_pickles_of_other_programs(tmp_path: Path, protocol: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "model.pth.tar"
+    path.write_bytes(pickle.dumps({"state_dict": {"body": Evil()}}, protocol=protocol))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        message = refusal(path)
+    # text pickles have no mark to know them by
+    assert "refused" in message or (protocol == 0 and "not a snapshot" in message)
     assert not (tmp_path / "EVIL").exists()
 
 

@@ -62,6 +62,18 @@ def test_outputs_inside_the_folder_are_not_inputs(tree):
     assert "out/old" in names(find_sources(tree))
 
 
+def test_outputs_above_the_photos_hide_none_of_them(tree):
+    everything = names(find_sources(tree))
+    assert names(find_sources(tree, tree.parent)) == everything
+    assert names(find_sources(f"{tree}/**/*.png", tree.parent)) == ["a", "sub/a"]
+    assert names(find_sources(f"{tree}/*.JPG", tree)) == ["b"]
+
+
+def test_photos_and_outputs_in_one_folder_are_refused(tree):
+    with pytest.raises(InputError, match="would mix; choose another output folder"):
+        find_sources(tree, tree / "sub" / "..")
+
+
 def test_links_in_a_circle_end(tree):
     (tree / "sub" / "again").symlink_to(tree, target_is_directory=True)
     assert names(find_sources(tree))[-1] == "sub/deep/c"

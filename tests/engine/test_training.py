@@ -356,3 +356,26 @@ def test_a_broken_training_image_is_named(micro_config, tmp_path, seamseg_main, 
         assert seamseg_main(*words, "--set", f"dataloader.num_workers={workers}") == 2
         error = capsys.readouterr().err.strip()
         assert "train1.png" in error and "0 bytes" in error and "\n" not in error
+
+
+def test_mixed_precision_trains_like_float32(tmp_path, micro):
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        config = write_config(tmp_path / f"{precision}.ini")
+        train(config, micro, tmp_path / precision, f"general.precision={precision}", "scheduler.epochs=1")
+        state = load_snapshot(tmp_path / precision / "model_last.pth.tar").state_dict
+        losses[precision] = state["loss_meter"]
+        dtypes = {v.dtype for part in NETWORK_MODULES for v in state[part].values()}
+        assert dtypes <= {torch.float32, torch.int64}
+    a, b = (torch.as_tensor(x["sum"], dtype=torch.float64) for x in losses.values())
+    assert torch.isfinite(b).all() and not torch.equal(a, b)
+    assert torch.allclose(a, b, rtol=0.1)
+
+
+def test_eval_of_weights_that_do_not_fill_the_network(tmp_path, micro, micro_run):
+    config = write_config(tmp_path / "micro.ini")
+    best = micro_run / "model_best.pth.tar"
+    with pytest.raises(InputError, match="gives no weights for rpn_head, roi_head, sem_head"):
+        train(config, micro, tmp_path / "run", pretrain=[f"body:{best}"], evaluate=True)
+    with pytest.raises(InputError, match="does not fill the network"):
+        train(config, micro, tmp_path / "run", "sem.hidden_channels=24", pretrain=[str(best)], evaluate=True)

@@ -19,7 +19,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-def default_workers() -> int:
+def available_cores() -> int:
     """The number of processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -37,7 +37,7 @@ def parallel_map(function: Callable[[A], B], items: Sequence[A], workers: int | 
     SeamsegError
         if a worker is killed; errors of `function` come as they are, and what has not begun is dropped
     """
-    count = min(default_workers() if workers is None else workers, len(items))
+    count = min(available_cores() if workers is None else workers, len(items))
     if count <= 1:
         yield from map(function, items)
         return

@@ -37,8 +37,8 @@ class Street:
 
 def random_street(rng: Rng) -> Street:
     """Draw the widths of road and pavements."""
-    half_road = rng.uniform(3.0, 4.6)
-    return Street(half_road=half_road, edge=half_road + rng.uniform(3.4, 5.2))
+    half_road = rng.uniform(3.0, 4.4)
+    return Street(half_road=half_road, edge=half_road + rng.uniform(4.4, 6.2))
 
 
 def paint_ground(
@@ -61,19 +61,19 @@ def paint_ground(
     mask = tile.shape[0] - 1
     grain = tile[(z * 24).astype(np.int32) & mask, (x * 24).astype(np.int32) & mask]
 
-    asphalt = hsv(rng.random(), rng.uniform(0, 0.12), rng.uniform(0.28, 0.62))
+    asphalt = hsv(rng.random(), rng.uniform(0, 0.12), rng.uniform(0.25, 0.55))
     kind = rng.random()
     if kind < 0.4:
-        paving = hsv(rng.uniform(0.03, 0.15), rng.uniform(0.05, 0.35), rng.uniform(0.45, 0.8))
+        paving = hsv(rng.uniform(0.03, 0.15), rng.uniform(0.08, 0.4), rng.uniform(0.5, 0.85))
     else:
-        paving = hsv(rng.random(), rng.uniform(0, 0.12), rng.uniform(0.4, 0.8))
+        paving = hsv(rng.random(), rng.uniform(0, 0.12), rng.uniform(0.5, 0.85))
 
     bright = 1 + grain * near * np.float32(rng.uniform(0.06, 0.13))
     ground = np.where(road[..., None], asphalt.astype(np.float32), paving.astype(np.float32))
 
     joint = rng.uniform(0.5, 1.1)
     lines = ((z % joint) < 0.07) | ((side % (joint * rng.choice([1.0, 1.5, 2.0]))) < 0.06)
-    bright -= np.where(lines & ~road, near * np.float32(0.28), 0)
+    bright -= np.where(lines & ~road, near * np.float32(0.34), 0)
     if rng.random() < 0.25:  # cobbles
         cobble = ((z % 0.22) < 0.05) | (((x + 0.11 * (np.floor(z / 0.22) % 2)) % 0.3) < 0.05)
         bright -= np.where(cobble & road, near * near * np.float32(0.3), 0)
@@ -112,39 +112,36 @@ def _marks(x: np.ndarray, z: np.ndarray, side: np.ndarray, street: Street, rng: 
 
 
 def paint_skyline(stage: Stage) -> None:
-    """Hazy silhouettes at the end of the view: hills of trees and rows of distant houses."""
+    """Hazy silhouettes at the end of the view: a row of distant houses, or wooded hills."""
     rng, camera, canvas, light = stage.rng, stage.camera, stage.canvas, stage.light
-    depth = rng.uniform(45, 70)
+    depth = rng.uniform(38, 55)
     scale = camera.scale(depth)
     base = camera.horizon + scale * camera.eye + 1
     tree, house = canvas.key(labels.VEGETATION), canvas.key(labels.BUILDING)
 
-    color = light.shade(foliage_color(rng), None, depth)
-    xs = np.linspace(0, camera.width, 24)
-    waves = np.zeros(len(xs))
-    for f in (1.3, 2.7, 5.1):
-        waves += np.sin(xs / camera.width * math.tau * f + rng.uniform(0, 6)) / f
-    tops = camera.horizon - scale * (3.2 + 1.6 * waves)
-    outline = [(0, base), *zip(xs.tolist(), tops.tolist()), (camera.width, base)]
-    canvas.polygon(outline, color, tree)
-
     if rng.random() < 0.6:
-        x = rng.uniform(-0.1, 0.4) * camera.width
-        stop = x + rng.uniform(0.3, 0.8) * camera.width
-        while x < stop:
+        x = -rng.uniform(0, 6) * scale
+        while x < camera.width:
             width, height = rng.uniform(5, 11) * scale, rng.uniform(6, 13) * scale
             shown = light.shade(vary(rng, facade_color(rng), 0.2), None, depth)
-            top = camera.horizon + scale * camera.eye - height
-            canvas.polygon([(x, base), (x, top), (x + width, top), (x + width, base)], shown, house)
+            top = base - height
+            canvas.polygon(_box(x, top, x + width, base), shown, house)
             dark = light.shade((60, 66, 80), None, depth)
             for row in np.arange(top + scale, base - scale, 2.6 * scale):
                 for column in np.arange(x + scale, x + width - scale, 2.2 * scale):
                     canvas.polygon(_box(column, row, column + scale, row + 1.4 * scale), dark, None)
             x += width
-    else:
-        for x in np.arange(0, camera.width, 5.0 * scale):
-            r = rng.uniform(2.2, 4.5) * scale
-            foliage(stage, x, base - r, r * 1.2, r, depth, foliage_color(rng), tree, blobs=14)
+        return
+    xs = np.linspace(0, camera.width, 24)
+    waves = np.zeros(len(xs))
+    for f in (1.3, 2.7, 5.1):
+        waves += np.sin(xs / camera.width * math.tau * f + rng.uniform(0, 6)) / f
+    tops = camera.horizon - scale * (5.0 + 1.6 * waves)
+    outline = [(0, base), *zip(xs.tolist(), tops.tolist()), (camera.width, base)]
+    canvas.polygon(outline, light.shade(foliage_color(rng), None, depth), tree)
+    for x in np.arange(0, camera.width, 5.0 * scale):
+        r = rng.uniform(2.2, 4.5) * scale
+        foliage(stage, x, base - r, r * 1.2, r, depth, foliage_color(rng), tree, blobs=14)
 
 
 def _box(x0: float, y0: float, x1: float, y1: float) -> list[tuple[float, float]]:

@@ -15,16 +15,15 @@ def lamp_post(stage: Stage, x: float, z: float, pole: int, static: int) -> None:
     rng = stage.rng
     board = Board(stage, x, z, None, pole)
     color = hsv(rng.random(), rng.uniform(0, 0.4), rng.uniform(0.2, 0.7))
-    width = rng.uniform(0.32, 0.46)
+    width = rng.uniform(0.36, 0.52)
     height = rng.uniform(3.8, 5.6)
     half = width / 2
     board.shape([(-half * 1.6, 0), (half * 1.6, 0), (half * 1.5, 0.5), (-half * 1.5, 0.5)], color * 0.8)
     board.shape([(-half, 0), (half, 0), (half * 0.85, height), (-half * 0.85, height)], color)
     board.shape([(half * 0.2, 0), (half, 0), (half * 0.85, height), (half * 0.2, height)], color * 0.7)
-    if rng.random() < 0.35:
-        bands = any_color(rng, 0.5, 0.95)
-        for low in np.arange(0.6, 2.2, 0.5):
-            board.shape([(-half, low), (half, low), (half, low + 0.25), (-half, low + 0.25)], bands)
+    bands = any_color(rng, 0.15, 0.95)
+    for low in np.arange(rng.uniform(0.5, 0.8), height - 0.6, rng.uniform(0.5, 0.9)):
+        board.shape([(-half, low), (half, low), (half, low + 0.25), (-half, low + 0.25)], bands)
     kind = rng.random()
     if kind < 0.5:
         reach = rng.choice([-1.0, 1.0]) * rng.uniform(0.6, 1.3)

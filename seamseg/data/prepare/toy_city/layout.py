@@ -65,7 +65,7 @@ class Plan:
         screen = self.camera.to_screen(seen)
         return np.array([*screen.min(0)[::-1], *screen.max(0)[::-1]])
 
-    def add(self, item: Item, min_height: float, inside: float = 0.6, overlap: float = 0.3) -> bool:
+    def add(self, item: Item, min_height: float, inside: float = 0.6, overlap: float = 0.25) -> bool:
         """Take the item unless it is too small, too far out of the picture, or stands in the way of others.
 
         Parameters
@@ -118,24 +118,24 @@ def plan_scene(camera: Camera, street: Street, empty: bool, rng: Rng) -> list[It
     plan = Plan(camera, street, rng)
     unit = min(camera.width, camera.height)
     if not empty:
-        _place(plan, _truck, int(rng.random() < 0.5), unit * 0.2)
-        _place(plan, _car, int(rng.choice(4, p=[0.1, 0.34, 0.36, 0.2])), unit * 0.15)
-        _place(plan, _cyclist, int(rng.choice(3, p=[0.34, 0.48, 0.18])), unit * 0.28)
-        _place(plan, _person, int(rng.choice(4, p=[0.16, 0.32, 0.32, 0.2])), unit * 0.28)
-        _place(plan, _parked_bicycle, int(rng.choice(3, p=[0.6, 0.3, 0.1])), unit * 0.17)
+        _place(plan, _truck, int(rng.random() < 0.5), unit * 0.2, inside=0.8)
+        _place(plan, _cyclist, int(rng.choice(3, p=[0.26, 0.54, 0.2])), unit * 0.33, inside=0.8)
+        _place(plan, _person, int(rng.choice(4, p=[0.14, 0.32, 0.34, 0.2])), unit * 0.33, inside=0.75)
+        _place(plan, _car, int(rng.choice(4, p=[0.1, 0.34, 0.36, 0.2])), unit * 0.16, inside=0.75)
+        _place(plan, _parked_bicycle, int(rng.choice(3, p=[0.5, 0.38, 0.12])), unit * 0.19, inside=0.8)
         if rng.random() < 0.14:
             _crowd_of_people(plan, unit * 0.13)
         if rng.random() < 0.09:
             _crowd_of_cars(plan, unit * 0.06)
     _place(plan, _static, int(rng.choice(3, p=[0.55, 0.3, 0.15])), unit * 0.05)
-    _place(plan, _post, int(rng.choice(4, p=[0.1, 0.35, 0.35, 0.2])), unit * 0.45, inside=0.3)
+    _place(plan, _post, int(rng.choice(4, p=[0.14, 0.44, 0.32, 0.1])), unit * 0.45, inside=0.3)
     _place(plan, _tree, int(rng.integers(0, 4)), unit * 0.4, inside=0.3)
     return plan.items
 
 
 def _place(plan: Plan, make, count: int, min_height: float, inside: float = 0.6) -> None:
     for _ in range(count):
-        for _ in range(24):
+        for _ in range(40):
             item = make(plan)
             if item is None or not plan.add(item, min_height, inside):
                 continue
@@ -179,22 +179,22 @@ def _sideways(plan: Plan, least: float) -> float:
 
 
 def _cyclist(plan: Plan) -> Item | None:
-    x, z = plan.spot(2.9, 6.5)
+    x, z = plan.spot(2.9, 5.8)
     if abs(x) > plan.street.half_road + 1.0:
         return None
-    return Item(labels.BICYCLE, Pose(x, z, _sideways(plan, 0.7)), (1.8, 0.5, 1.75), with_rider=True)
+    return Item(labels.BICYCLE, Pose(x, z, _sideways(plan, 0.8)), (1.8, 0.5, 1.75), with_rider=True)
 
 
 def _parked_bicycle(plan: Plan) -> Item | None:
-    x, z = plan.spot(2.8, 6.0)
+    x, z = plan.spot(2.8, 5.6)
     if not plan.street.half_road - 0.4 < abs(x) < plan.street.edge - 0.5:
         return None
-    return Item(labels.BICYCLE, Pose(x, z, _sideways(plan, 0.75)), (1.8, 0.4, 1.05))
+    return Item(labels.BICYCLE, Pose(x, z, _sideways(plan, 0.8)), (1.8, 0.4, 1.05))
 
 
 def _person(plan: Plan) -> Item | None:
     rng = plan.rng
-    x, z = plan.spot(2.8, 7.5)
+    x, z = plan.spot(2.8, 6.5)
     if abs(x) > plan.street.edge - 0.4 or (abs(x) < plan.street.half_road and rng.random() < 0.4):
         return None
     height = rng.uniform(1.1, 1.4) if rng.random() < 0.12 else rng.uniform(1.55, 1.95)
@@ -209,7 +209,7 @@ def _static(plan: Plan) -> Item | None:
 
 
 def _post(plan: Plan) -> Item | None:
-    x, z = plan.spot(3.6, 7.5)
+    x, z = plan.spot(4.0, 8.0)
     x = math.copysign(plan.street.half_road + 0.45, x)
     return Item(labels.POLE, Pose(x, z, 0.0), (0.4, 0.4, 4.5))
 

@@ -119,11 +119,21 @@ BASE = 0.56
 
 
 def bicycle(stage: Stage, x: float, z: float, heading: float, key: int) -> None:
-    """A bicycle; its label takes in the whole wheel discs, as an annotator's outline would."""
+    """A bicycle; its label takes in what shows through wheels and frame, as Cityscapes' do."""
     rng = stage.rng
     board = Board(stage, x, z, heading, key)
     frame, tyre = any_color(rng, 0.2, 0.95), hsv(0.1, 0.1, rng.uniform(0.08, 0.3))
-    thick = 0.06
+    thick = 0.085
+    outline = [
+        (-BASE, WHEEL),
+        (-BASE, 1.8 * WHEEL),
+        (-0.32, 0.93),
+        (0.44, 1.04),
+        (BASE, 1.8 * WHEEL),
+        (BASE, WHEEL),
+        (0, 0.2),
+    ]
+    board.shape(outline, None)
     angles = np.linspace(0, math.tau, 19)
     for u in (-BASE, BASE):
         ring = [(u + WHEEL * math.cos(a), WHEEL + WHEEL * math.sin(a)) for a in angles]
@@ -131,7 +141,7 @@ def bicycle(stage: Stage, x: float, z: float, heading: float, key: int) -> None:
         spoke = np.full(3, 150.0)
         for a in np.linspace(0, math.pi, 5)[:-1] + 0.3:
             c, s = WHEEL * math.cos(a), WHEEL * math.sin(a)
-            board.limb([(u - c, WHEEL - s), (u + c, WHEEL + s)], 0.014, spoke)
+            board.limb([(u - c, WHEEL - s), (u + c, WHEEL + s)], 0.02, spoke)
         board.limb(ring, thick, tyre)
     crank, seat, head = (-0.06, 0.32), (-0.2, 0.86), (0.4, 0.84)
     for chain in (

@@ -91,7 +91,7 @@ def _random_camera(height: int, width: int, street: Street, rng: Rng) -> Camera:
         focal=min(height, width) * (rng.uniform(0.95, 1.2) if portrait else rng.uniform(1.0, 1.3)),
         centre=width * rng.uniform(0.42, 0.58),
         horizon=height * (rng.uniform(0.45, 0.56) if portrait else rng.uniform(0.38, 0.5)),
-        eye=rng.uniform(1.5, 2.5),
+        eye=rng.uniform(1.8, 2.8),
         x=turn * x,
         yaw=turn * yaw,
     )
@@ -103,7 +103,7 @@ Slot = tuple[str, int, float, float, float]
 
 def _slots(rng: Rng) -> list[Slot]:
     """Houses and gardens along both sides of the street."""
-    green = 0.75 if rng.random() < 0.18 else rng.uniform(0.08, 0.35)
+    green = 0.8 if rng.random() < 0.2 else rng.uniform(0.05, 0.3)
     tall = rng.uniform(6, 13)
     slots: list[Slot] = []
     for side in (-1, 1):
@@ -111,7 +111,7 @@ def _slots(rng: Rng) -> list[Slot]:
         while z < 60:
             garden = rng.random() < green
             length = rng.uniform(4, 9) if garden else rng.uniform(6, 13)
-            height = rng.uniform(0.9, 2.6) if garden else max(4.5, tall * rng.uniform(0.65, 1.35))
+            height = rng.uniform(1.4, 2.8) if garden else max(4.5, tall * rng.uniform(0.65, 1.35))
             slots.append(("garden" if garden else "house", side, z, z + length, height))
             z += length + (rng.uniform(0.3, 2.0) if rng.random() < 0.2 else 0.0)
     return slots
@@ -231,7 +231,7 @@ def _add_surface(photo: np.ndarray, ids: np.ndarray, rng: Rng) -> None:
     grain = np.tile(tile, (height // 256 + 1, width // 256 + 1))[:height, :width]
     stains = smooth_noise(rng, height, width, cells=5) - np.float32(0.5)
     strength = np.full(256, 0.02, np.float32)
-    strength[labels.VEGETATION] = 0.1
+    strength[labels.VEGETATION] = 0.13
     strength[labels.BUILDING] = rng.uniform(0.02, 0.05)
     strength[labels.SKY] = 0.0
     category = np.where(ids >= 1000, ids // 1000, ids)

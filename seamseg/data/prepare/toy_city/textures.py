@@ -71,11 +71,11 @@ def paint_color(rng: Rng) -> np.ndarray:
 def foliage_color(rng: Rng) -> np.ndarray:
     """Leaves: mostly green, also autumn, copper beech and blossom."""
     kind = rng.random()
-    if kind < 0.66:
+    if kind < 0.76:
         return hsv(rng.uniform(0.18, 0.40), rng.uniform(0.25, 0.75), rng.uniform(0.28, 0.62))
-    if kind < 0.85:
+    if kind < 0.9:
         return hsv(rng.uniform(0.02, 0.14), rng.uniform(0.4, 0.85), rng.uniform(0.4, 0.75))
-    if kind < 0.93:
+    if kind < 0.95:
         return hsv(rng.uniform(0.9, 1.0), rng.uniform(0.2, 0.5), rng.uniform(0.3, 0.6))
     return hsv(rng.uniform(0.9, 1.0), rng.uniform(0.12, 0.3), rng.uniform(0.75, 0.92))
 

@@ -1,0 +1,23 @@
+"""Which numbers the network computes with while it trains."""
+
+from __future__ import annotations
+
+import torch
+
+
+def bf16_is_fast(device: torch.device) -> bool:
+    """Whether the device multiplies bfloat16 numbers itself; where it does not, they cost several times float32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    # private names, so that a release without them means no
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return device.type == "cpu" and any(getattr(torch.cpu, name, bool)() for name in checks)
+
+
+def autocast(precision: str, device: torch.device) -> torch.autocast:
+    """The context of a forward pass for `[general] precision`: fp32, bf16, or auto (bf16 where it is fast).
+
+    Weights, statistics and losses stay float32 in any case.
+    """
+    enabled = precision == "bf16" or (precision == "auto" and bf16_is_fast(device))
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
