@@ -32,11 +32,14 @@ $(READY): pyproject.toml setup.py constraints.txt
 demo: setup  ## toy city: generate, prepare, train, predict, evaluate, gallery (under 10 minutes on 2 cores)
 	$(BIN)/seamseg demo --out $(RUN)
 
+# one process a core, one thread each: torch's threads fight over few cores when several processes run
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile
+
 test: setup  ## the fast tests
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
 
 test-slow: setup  ## the long tests too
-	$(BIN)/python -m pytest -q -m 'not gpu'
+	$(PYTEST) -m 'not gpu'
 
 lint: setup  ## style, formatting and types
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ command goes on. The run folder is a model like any other: `seamseg predict runs
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from seamseg.errors import InputError
@@ -30,6 +31,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo and print the table."""
     if args.train < 2 or args.val < 1:
         raise InputError(f"--train {args.train} --val {args.val}: at least 2 scenes to train on and 1 to evaluate")
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise InputError("the demo runs in one process: start it without torchrun")
     from seamseg.engine.demo import DemoOptions, run_demo
     from seamseg.evaluation.table import format_table
 
