@@ -130,10 +130,10 @@ def test_missing_and_damaged_files(resnet18: dict[str, Tensor], tmp_path: Path) 
         convert_backbone("resnet18", tmp_path / "out.pth", tmp_path / "in.pth")
 
 
-def test_a_folder_that_does_not_exist(resnet18: dict[str, Tensor], tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made(resnet18: dict[str, Tensor], tmp_path: Path) -> None:
     torch.save(resnet18, tmp_path / "in.pth")
     with pytest.raises(SeamsegError, match=r"out\.pth: cannot be written"):
-        convert_backbone("resnet18", tmp_path / "nowhere" / "out.pth", tmp_path / "in.pth")
+        convert_backbone("resnet18", tmp_path / "in.pth" / "out.pth", tmp_path / "in.pth")
 
 
 def test_no_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
