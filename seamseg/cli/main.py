@@ -147,6 +147,8 @@ def _in_a_line(error: Exception) -> str:
     words = " ".join(str(error).split())
     if isinstance(error, SeamsegError):
         return words
+    if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != "seamseg":
+        return f"needs {error.name}, which is not installed; `seamseg doctor` lists what is missing"
     return f"unexpected {type(error).__name__}: {words[:300]} (run with --debug to see where)"
 
 

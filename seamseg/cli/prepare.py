@@ -85,7 +85,9 @@ def _source(
     parser.add_argument("--workers", type=int, metavar="N", help="processes (default: one a processor)")
     # given here they must not undo `seamseg prepare --quiet SOURCE`
     parser.add_argument("--quiet", action="store_true", default=argparse.SUPPRESS, help="no progress")
-    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show a traceback on failure")
+    parser.add_argument(
+        "--debug", action="store_true", default=argparse.SUPPRESS, help="show a traceback when something fails"
+    )
     return parser
 
 
@@ -94,7 +96,9 @@ def _cityscapes(args: argparse.Namespace) -> int:
 
     splits = [name.strip() for name in args.splits.split(",") if name.strip()]
     done = prepare_cityscapes(args.root, args.out, splits, args.workers, progress, _say, args.copy)
-    counts = ", ".join(f"{count} images in {name}" for name, count in done.splits.items())
+    counts = ", ".join(
+        f"{count} {'image' if count == 1 else 'images'} in {name}" for name, count in done.splits.items()
+    )
     print(f"{args.out}: {counts}; {done.metadata.num_stuff} stuff and {done.metadata.num_thing} thing classes")
     return 0
 

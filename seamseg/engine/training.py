@@ -130,7 +130,7 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
     progress = Progress()
     if options.resume is not None:
         progress = resume(options.resume, net, optimizer, metadata)
-        log.info(f"resumed from {options.resume}, {progress.epoch + 1} epochs done, step {progress.global_step}")
+        log.info(f"resumed from {options.resume}, after epoch {progress.epoch + 1}, step {progress.global_step}")
     scheduler = config.scheduler
     schedule = LRSchedule(
         scheduler.type,

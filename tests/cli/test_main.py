@@ -145,6 +145,13 @@ def test_a_command_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, caps
     assert capsys.readouterr().err.startswith("seamseg absent: unexpected ModuleNotFoundError")
 
 
+def test_a_missing_library_is_named(command: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    command(_fail(ModuleNotFoundError("No module named 'torch'", name="torch")))
+    assert main(["fake"]) == 1
+    said = capsys.readouterr().err
+    assert said == "seamseg fake: needs torch, which is not installed; `seamseg doctor` lists what is missing\n"
+
+
 def test_exit_codes_of_commands(command: Callable) -> None:
     command(lambda args: None)
     assert main(["fake"]) == 0

@@ -195,7 +195,7 @@ def test_command_toy_city(tmp_path, capsys):
     assert main(["prepare", "toy-city", str(raw), "--train", "2", "--val", "1", "--size", "64x96"]) == 0
     assert "toy city: 3/3" in capsys.readouterr().err
     assert main(["prepare", "cityscapes", str(raw), str(out)]) == 0
-    assert capsys.readouterr().out == f"{out}: 2 images in train, 1 images in val; 11 stuff and 8 thing classes\n"
+    assert capsys.readouterr().out == f"{out}: 2 images in train, 1 image in val; 11 stuff and 8 thing classes\n"
 
 
 @pytest.mark.parametrize("source", ["", "cityscapes", "toy-city"])
