@@ -7,6 +7,7 @@ NCCL.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from seamseg.errors import InputError, SeamsegError
+from seamseg.ops.sync import forget_groups
 
 T = TypeVar("T")
 
@@ -145,10 +147,17 @@ def distributed(device: str = "auto") -> Iterator[World]:
     except BaseException:
         # waiting for the others to agree on the end could hang: they may be inside a collective of their own
         if world.device.type == "cpu":
-            dist.destroy_process_group()
+            _leave()
         raise
     else:
-        dist.destroy_process_group()
+        _leave()
+
+
+def _leave() -> None:
+    forget_groups()
+    dist.destroy_process_group()
+    # DDP holds groups in cycles; their threads must end now, not while the interpreter exits, which can abort
+    gc.collect()
 
 
 def barrier(world: World) -> None:

@@ -46,6 +46,16 @@ def active_group(active: bool) -> distributed.ProcessGroup | None:
     return _groups[ranks] if active else None
 
 
+def forget_groups() -> None:
+    """Let go of the cached groups: call it before `destroy_process_group`.
+
+    A group that outlives its world is torn down while the interpreter exits, when its threads may be gone.
+    """
+    global _world
+    _groups.clear()
+    _world = None
+
+
 def set_group(module: nn.Module, group: distributed.ProcessGroup | None) -> None:
     """Make every InPlaceABNSync inside `module` synchronise over `group` (None: over all ranks)."""
     for layer in module.modules():

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 from seamseg.models.build import build_training_module
+from seamseg.ops.sync import forget_groups
 
 from .conftest import tiny_config, toy_batch
 
@@ -73,7 +74,10 @@ def worker(rank, rendezvous):
         for mode in ("syncbn", "syncbn+gn"):
             train(rank, mode)
     finally:
+        forget_groups()
         distributed.destroy_process_group()
+    # it has passed; an orderly exit can abort in a thread of torch that outlives the interpreter
+    os._exit(0)
 
 
 def test_ranks_with_and_without_things_train_together():
