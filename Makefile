@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 RUN    ?= runs/demo
 
-# glibc gives large buffers back to the system after every layer; keeping them halves the time of a CPU step.
+# glibc gives large buffers back to the system after every layer; keeping them saves CPU time (docs/performance.md).
 export MALLOC_MMAP_THRESHOLD_ ?= 4294967296
 export MALLOC_TRIM_THRESHOLD_ ?= 8589934592
 export MALLOC_TOP_PAD_        ?= 268435456

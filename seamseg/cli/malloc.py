@@ -1,4 +1,4 @@
-"""glibc's allocator, told to keep large buffers: about twice the speed of a network on the CPU (docs/performance.md).
+"""glibc's allocator, told to keep large buffers, which saves CPU time (docs/performance.md).
 
 The settings are read when a process starts, so the command starts itself once more with them.
 """
@@ -42,7 +42,7 @@ def describe() -> str:
         return "large buffers are kept"
     if _switched_off():
         return f"switched off by {SWITCH}={os.environ[SWITCH]}"
-    return "glibc defaults: CPU work may take twice as long"
+    return "glibc defaults: CPU work takes longer than it need"
 
 
 def _switched_off() -> bool:
