@@ -10,24 +10,34 @@ export MALLOC_MMAP_THRESHOLD_ ?= 4294967296
 export MALLOC_TRIM_THRESHOLD_ ?= 8589934592
 export MALLOC_TOP_PAD_        ?= 268435456
 
-.PHONY: help setup demo test test-slow lint format docs clean
+.PHONY: help setup kernels demo test test-slow lint format docs clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 setup: $(READY)  ## make .venv with the tested versions
 
-$(READY): pyproject.toml setup.py constraints.txt
+# the kernels are compiled against the torch that is installed, so torch goes first
+BUILD_NEEDS = 'setuptools>=77' wheel torch
+
+$(READY): pyproject.toml setup.py constraints.txt $(wildcard csrc/*.h csrc/*/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "seamseg needs Python >= 3.10; say which: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@# uv installs in a fraction of pip's time; where it cannot be had, pip does
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv || true
-	@if test -x $(BIN)/uv && $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt -e '.[test,lint]'; then :; else \
+	@if test -x $(BIN)/uv && \
+	  $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt $(BUILD_NEEDS) && \
+	  $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --no-build-isolation -e '.[test,lint]'; \
+	then :; else \
 	  echo "uv could not install, trying pip" >&2; \
 	  $(BIN)/python -m pip install --quiet --upgrade 'pip>=24' && \
-	  $(BIN)/python -m pip install -c constraints.txt -e '.[test,lint]'; fi
+	  $(BIN)/python -m pip install -c constraints.txt $(BUILD_NEEDS) && \
+	  $(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[test,lint]'; fi
 	@touch $@
+
+kernels: setup  ## compile what changed in csrc
+	$(BIN)/python setup.py --quiet build_ext --inplace
 
 demo: setup  ## toy city: generate, prepare, train, predict, evaluate, gallery (under 10 minutes on 2 cores)
 	$(BIN)/seamseg demo --out $(RUN)
@@ -54,4 +64,4 @@ docs: setup  ## the generated pages
 	$(BIN)/python -m seamseg.config.reference > docs/config.md
 
 clean:  ## remove what was built and run (keeps .venv)
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
+	rm -rf build dist *.egg-info seamseg/*.so seamseg/kernels.json .pytest_cache .mypy_cache .ruff_cache .hypothesis runs

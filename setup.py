@@ -1,14 +1,176 @@
-"""Build hook. Metadata is in pyproject.toml; the operators are plain torch today, so there is nothing to compile.
+"""Builds the kernels of `csrc/`; metadata is in pyproject.toml.
 
-The packages are listed here because pyproject.toml cannot say that the experiments of `configs/` are installed as
-`seamseg/configs/`, where `seamseg.config.find_experiment` looks for them.
+`seamseg._C` (C++, the CPU) needs a C++20 compiler, `seamseg._C_cuda` an nvcc of the CUDA major version of torch too.
+Both need torch's headers only, not torch itself: they keep to LibTorch's stable ABI, so that one binary serves every
+torch from 2.11 on. What cannot be built is left out, with the reason in `seamseg/kernels.json`; the install never fails
+for it.
+
+    SEAMSEG_KERNELS=off|cpu|all   what to build (default: whatever can be built)
+    TORCH_CUDA_ARCH_LIST          GPU architectures, as "8.0;9.0+PTX" (default)
+    CUDA_HOME                     the CUDA toolkit (default: where nvcc is)
+    MAX_JOBS                      compilers at once (default: one a core)
 """
 
-from setuptools import find_packages, setup
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+TORCH_TARGET = "0x020b000000000000"
+DEFAULT_ARCHITECTURES = "8.0;9.0+PTX"
+MAX_JOBS = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
+
+
+def torch_folder() -> Path | None:
+    """Where torch is installed. Headers are all that is used: an isolated build may take those of the target."""
+    places = [*sys.path, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    found = (Path(place or ".") / "torch" for place in places)
+    return next((folder for folder in found if (folder / "include/torch/csrc/stable/library.h").exists()), None)
+
+
+def cuda_version_of(torch: Path) -> str | None:
+    """CUDA version that an installed torch was built with, None for a CPU build."""
+    said = re.search(r"^cuda\b[^=]*=\s*'([\d.]+)'", (torch / "version.py").read_text(), re.MULTILINE)
+    return said.group(1) if said else None
+
+
+def cuda_home() -> Path | None:
+    """The CUDA toolkit: an nvcc on the path may be a wrapper script elsewhere, so its neighbours are looked for."""
+    nvcc = shutil.which("nvcc")
+    places = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    if nvcc:
+        places.append(str(Path(nvcc).resolve().parent.parent))
+    found = (Path(place) for place in places if place)
+    return next((place for place in found if (place / "bin/nvcc").exists() and (place / "include").is_dir()), None)
+
+
+def architecture_flags() -> list[str]:
+    """nvcc's flags for TORCH_CUDA_ARCH_LIST."""
+    flags = []
+    for entry in re.split(r"[;, ]+", os.environ.get("TORCH_CUDA_ARCH_LIST") or DEFAULT_ARCHITECTURES):
+        number = entry.removesuffix("+PTX").replace(".", "")
+        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        if entry.endswith("+PTX"):
+            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+    return flags
+
+
+class Kernels(build_ext):
+    """Compile with as many compilers at once as there are cores, skip what is up to date, never fail the install."""
+
+    def run(self) -> None:
+        """Build what can be built and write down why the rest was not."""
+        self.torch = torch_folder()
+        wanted = os.environ.get("SEAMSEG_KERNELS", "all")
+        said = {}
+        for extension in list(self.extensions):
+            name = extension.name.rpartition(".")[2]
+            reason = "switched off by SEAMSEG_KERNELS" if wanted == "off" else self._obstacle(name, wanted)
+            if reason is None:
+                try:
+                    self._build(extension)
+                except (OSError, subprocess.CalledProcessError) as error:
+                    reason = f"the compiler failed: {error}"
+            said[name] = reason or "built"
+            print(f"seamseg: {extension.name}: {said[name]}", file=sys.stderr)
+            if reason is not None:
+                self.extensions.remove(extension)
+        target = ROOT if self.inplace else Path(self.build_lib)
+        (target / "seamseg").mkdir(parents=True, exist_ok=True)
+        (target / "seamseg/kernels.json").write_text(json.dumps(said, indent=1) + "\n")
+
+    def _obstacle(self, name: str, wanted: str) -> str | None:
+        if self.torch is None:
+            return "torch was not installed where seamseg was built"
+        if compiler() is None:
+            return "no C++ compiler was found"
+        if name == "_C":
+            return None
+        if wanted == "cpu":
+            return "switched off by SEAMSEG_KERNELS"
+        version = cuda_version_of(self.torch)
+        if version is None:
+            return "torch is a build for the CPU"
+        home = cuda_home()
+        if home is None:
+            return "no nvcc was found; set CUDA_HOME"
+        said = subprocess.run([home / "bin/nvcc", "--version"], capture_output=True, text=True).stdout
+        release = re.search(r"release (\d+)", said)
+        if release is None or release.group(1) != version.split(".")[0]:
+            return f"torch was built with CUDA {version}, nvcc is of CUDA {release.group(1) if release else '?'}"
+        return None
+
+    def _build(self, extension: Extension) -> None:
+        include = [f"-I{self.torch / 'include'}", f"-I{sysconfig.get_path('include')}"]
+        define = [f"-DTORCH_TARGET_VERSION={TORCH_TARGET}", "-DPy_LIMITED_API=0x030a0000", "-DNDEBUG"]
+        cuda = extension.name.endswith("_cuda")
+        if cuda:
+            command = [str(cuda_home() / "bin/nvcc"), "-std=c++20", "-O3", "-DUSE_CUDA", *architecture_flags()]
+            command += ["-Xcompiler", "-fPIC", "-Xcompiler", "-fvisibility=hidden", "-diag-suppress=20012"]
+        else:
+            command = [compiler(), "-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fopenmp-simd"]
+            command += ["-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wno-unknown-pragmas"]
+        headers = max(path.stat().st_mtime for path in (ROOT / "csrc").rglob("*.*h"))
+        folder = Path(self.build_temp) / extension.name
+        folder.mkdir(parents=True, exist_ok=True)
+
+        def compile_one(source: str) -> Path:
+            path = ROOT / source
+            target = folder / f"{path.stem}.o"
+            newest = max(path.stat().st_mtime, headers, Path(__file__).stat().st_mtime)
+            if self.force or not target.exists() or target.stat().st_mtime < newest:
+                subprocess.run([*command, *define, *include, "-c", str(path), "-o", str(target)], check=True)
+            return target
+
+        with ThreadPoolExecutor(MAX_JOBS) as pool:
+            objects = list(pool.map(compile_one, extension.sources))
+        output = Path(self.get_ext_fullpath(extension.name))
+        output.parent.mkdir(parents=True, exist_ok=True)
+        link = [compiler(), "-shared", *map(str, objects), f"-L{self.torch / 'lib'}", "-ltorch_cpu"]
+        if sys.platform == "darwin":
+            link += ["-undefined", "dynamic_lookup"]
+        if cuda:
+            libraries = next(p for p in (cuda_home() / "lib64", cuda_home() / "lib") if p.is_dir())
+            link += ["-ltorch_cuda", f"-L{libraries}", "-lcudart_static", "-lrt", "-ldl", "-lpthread"]
+        fresh = output.with_name(f"{output.name}.tmp")
+        subprocess.run([*link, "-o", str(fresh)], check=True)
+        fresh.replace(output)
+
+
+def compiler() -> str | None:
+    """The C++ compiler: $CXX, c++, g++ or clang++."""
+    return next(
+        (found for name in (os.environ.get("CXX"), "g++", "c++", "clang++") if name and (found := shutil.which(name))),
+        None,
+    )
+
+
+def sources(folder: str, suffix: str) -> list[str]:
+    """The files to compile, relative to the root as setuptools wants them."""
+    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc" / folder).glob(f"*{suffix}"))
+
 
 setup(
+    # pyproject.toml cannot say that `configs/` is installed as `seamseg/configs/`, where `find_experiment` looks
     packages=[*find_packages(include=["seamseg", "seamseg.*"]), "seamseg.configs"],
     package_dir={"seamseg.configs": "configs"},
-    package_data={"seamseg": ["py.typed", "config/defaults/*.ini"], "seamseg.configs": ["*.ini"]},
+    package_data={"seamseg": ["py.typed", "config/defaults/*.ini", "kernels.json"], "seamseg.configs": ["*.ini"]},
     include_package_data=False,
+    ext_modules=[
+        Extension("seamseg._C", sources("cpu", ".cpp"), py_limited_api=True),
+        Extension("seamseg._C_cuda", sources("cuda", ".cu"), py_limited_api=True),
+    ],
+    cmdclass={"build_ext": Kernels},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from seamseg.ops.boxes import extract_boxes, invert_boxes
+from seamseg.ops.boxes import invert_boxes
+from seamseg.ops.extract_boxes import extract_boxes
 from seamseg.ops.histogram import joint_histogram
 from seamseg.ops.nms import nms
 from seamseg.ops.norm import InPlaceABN

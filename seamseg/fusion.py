@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seamseg.ops.boxes import extract_boxes
+from seamseg.ops.extract_boxes import extract_boxes
 from seamseg.ops.paste import paste_masks_into
 from seamseg.ops.resize import resize_nearest
 from seamseg.structures import VOID, PanopticResult, Prediction, Segment

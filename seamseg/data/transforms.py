@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from seamseg.errors import InputError
-from seamseg.ops.boxes import extract_boxes
+from seamseg.ops.extract_boxes import extract_boxes
 from seamseg.ops.resize import resize_nearest
 
 

@@ -15,7 +15,7 @@ from seamseg.evaluation.evaluator import ClassTable, class_infos
 from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.evaluation.threads import threaded_map
 from seamseg.files import write_json
-from seamseg.ops.boxes import extract_boxes
+from seamseg.ops.extract_boxes import extract_boxes
 from seamseg.structures import PanopticResult, Segment
 
 

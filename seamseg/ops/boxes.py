@@ -1,4 +1,4 @@
-"""Algebra of boxes `(y0, x0, y1, x1)`: areas, overlaps, the regression code, boxes from id maps (SPEC section 4)."""
+"""Algebra of boxes `(y0, x0, y1, x1)`: areas, overlaps, the regression code (SPEC section 4)."""
 
 from __future__ import annotations
 
@@ -140,44 +140,6 @@ def crowd_overlap(boxes: Tensor, crowd_mask: Tensor) -> Tensor:
     y0, x0, y1, x1 = clip_boxes(boxes, (height, width)).to(torch.int64).unbind(-1)
     count = integral[y1, x1] - integral[y0, x1] - integral[y1, x0] + integral[y0, x0]
     return count.to(boxes.dtype) / box_area(boxes)
-
-
-def extract_boxes(id_map: Tensor, n: int) -> Tensor:
-    """The bounding box of each id of an id map.
-
-    Parameters
-    ----------
-    id_map : `H x W`, or `L x H x W` for overlapping layers, integer
-    n : number of boxes wanted: ids `0 .. n-1` (ids outside are ignored)
-
-    Returns
-    -------
-    `n x 4` float32, -1 in the row of an id that is absent
-    """
-    if not isinstance(id_map, Tensor) or id_map.is_floating_point() or id_map.dim() not in (2, 3):
-        raise ValueError(f"extract_boxes: id_map must be an integer H x W or L x H x W, got {describe(id_map)}")
-    absent = id_map.new_full((n, 4), -1, dtype=torch.float32)
-    if n == 0 or id_map.numel() == 0:
-        return absent
-    # Runs of equal ids along the rows: thousands of them where there are millions of pixels
-    height, width = id_map.shape[-2:]
-    rows = id_map.reshape(-1, width)
-    starts_run = torch.ones_like(rows, dtype=torch.bool)
-    torch.ne(rows[:, 1:], rows[:, :-1], out=starts_run[:, 1:])
-    start = starts_run.flatten().nonzero().squeeze(1)
-    end = torch.cat((start[1:], start.new_tensor([rows.numel()])))
-    ids = rows.flatten()[start].long()
-    wanted = (ids >= 0) & (ids < n)
-    start, end, ids = start[wanted], end[wanted], ids[wanted]
-    row = start.div(width, rounding_mode="floor")
-    y, x0, x1 = row % height, start - row * width, end - row * width
-    low = torch.full((n, 2), max(height, width) + 1, dtype=torch.int64, device=id_map.device)
-    high = torch.full_like(low, -1)
-    index = ids[:, None].expand(-1, 2)
-    low.scatter_reduce_(0, index, torch.stack((y, x0), 1), "amin")
-    high.scatter_reduce_(0, index, torch.stack((y + 1, x1), 1), "amax")
-    boxes = torch.cat((low, high), 1).to(torch.float32)
-    return torch.where(high[:, :1] < 0, absent, boxes)
 
 
 def invert_boxes(boxes: Tensor, roi_size: tuple[int, int], image_size: tuple[int, int]) -> Tensor:

@@ -16,7 +16,6 @@ from seamseg.ops.boxes import (
     crowd_overlap,
     decode_boxes,
     encode_boxes,
-    extract_boxes,
     invert_boxes,
 )
 
@@ -58,17 +57,6 @@ def test_crowd_overlap_golden():
     assert_close(same, result, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize(
-    ("case", "layer", "n", "out"),
-    [("a", None, 7, "a/out_n7"), ("a", None, 3, "a/out_n3"), ("b", None, 6, "b/out_n6"), ("a", 0, 6, "c/out_2d")],
-)
-def test_extract_boxes_golden(case, layer, n, out):
-    id_map = golden(f"extract_boxes/{case}/mask")
-    id_map = id_map if layer is None else id_map[layer]
-    expected = golden(f"extract_boxes/{out}")
-    assert torch.equal(extract_boxes(id_map, n), expected)
-
-
 @pytest.mark.parametrize(("roi", "name"), [((14, 28), "14x28"), ((28, 28), "28x28")])
 def test_invert_boxes_golden(roi, name):
     result = invert_boxes(golden("invert_roi_bbx/bbx"), roi, (80, 90))
@@ -100,14 +88,6 @@ def test_crowd_overlap_against_plain(height, width, n, seed):
     assert_close(crowd_overlap(boxes, mask), expected, rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
-@given(st.integers(0, 3), st.integers(0, 7), st.integers(0, 9), st.integers(0, 6), st.integers(0, 1000))
-def test_extract_boxes_against_plain(layers, height, width, n, seed):
-    shape = (height, width) if layers == 0 else (layers, height, width)
-    id_map = torch.randint(-1, 8, shape, generator=torch.Generator().manual_seed(seed))
-    assert torch.equal(extract_boxes(id_map, n), oracles.extract_boxes(id_map, n))
-    assert torch.equal(extract_boxes(id_map.int(), n), oracles.extract_boxes(id_map, n))
-
-
 def test_clip_and_area():
     boxes = torch.tensor([[-3.0, 2.0, 5.0, 99.0], [1.0, 1.0, 2.0, 2.0]])
     assert clip_boxes(boxes, (4, 10)).tolist() == [[0, 2, 4, 10], [1, 1, 2, 2]]
@@ -131,7 +111,6 @@ def test_decoding_clamps_scales_only():
         (lambda: box_iou(torch.rand(3, 4), torch.rand(4)), "box_iou: b must be N x 4"),
         (lambda: box_area(torch.zeros(2, 3)), "box_area: boxes must be ... x 4"),
         (lambda: crowd_overlap(torch.rand(1, 4), torch.rand(4, 4)), "crowd_mask must be a bool or integer H x W"),
-        (lambda: extract_boxes(torch.rand(3, 3), 2), "extract_boxes: id_map must be an integer"),
         (lambda: box_iou(torch.rand(3, 4), torch.rand(3, 4, device="meta")), "a on cpu, b on meta"),
     ],
 )

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from seamseg.ops.boxes import box_iou, crowd_overlap, extract_boxes
+from seamseg.ops.boxes import box_iou, crowd_overlap
+from seamseg.ops.extract_boxes import extract_boxes
 from seamseg.ops.nms import nms
 from seamseg.ops.norm import ABN, InPlaceABN
 from seamseg.ops.paste import paste_masks_into

@@ -1,0 +1,90 @@
+"""The operators `torch.ops.seamseg.*`: schemas, plain-torch implementations, and the kernels of `csrc/` over them.
+
+The dispatcher takes the C++ kernel for CPU tensors and the CUDA kernel for CUDA tensors where they were built, and the
+plain-torch implementation everywhere else. Each operator's file calls :func:`define` once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_library = torch.library.Library("seamseg", "DEF")
+_defined: list[str] = []
+
+
+def define(schema: str, plain: Callable[..., Any], fake: Callable[..., Any], composite: bool = False) -> Any:
+    """Add an operator.
+
+    Parameters
+    ----------
+    schema : name, arguments and results, as `box_iou(Tensor a, Tensor b) -> Tensor`
+    plain : the implementation in plain torch, for every device without a kernel
+    fake : gives empty results of the right shape, for tracing
+    composite : the operator is only ever served by `plain`
+
+    Returns
+    -------
+    the operator, to be called
+    """
+    name = schema.partition("(")[0]
+    _library.define(schema)
+    _library.impl(name, plain, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"seamseg::{name}", fake, lib=_library)
+    if not composite:
+        _defined.append(name)
+    return getattr(torch.ops.seamseg, name).default
+
+
+def differentiate(name: str, backward: Callable[..., Any], setup_context: Callable[..., None]) -> None:
+    """Give an operator a backward formula; see `torch.library.register_autograd`."""
+    torch.library.register_autograd(f"seamseg::{name}", backward, setup_context=setup_context, lib=_library)
+
+
+def implementations() -> dict[str, str]:
+    """What serves each operator: the compiled kernels by device, plain torch for the rest."""
+
+    def served(name: str) -> str:
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        devices = [said for key, said in (("CPU", "C++"), ("CUDA", "CUDA")) if has(f"seamseg::{name}", key)]
+        return " and ".join(devices) if devices else "plain torch"
+
+    return {name: served(name) for name in sorted(_defined)}
+
+
+def _load_kernels() -> None:
+    """Load what was built; say once why kernels that should be there are not."""
+    if os.environ.get("SEAMSEG_PLAIN_OPS", "0") not in ("", "0"):
+        return
+    for name, device in (("_C", "CPU"), ("_C_cuda", "GPU")):
+        if device == "GPU" and torch.version.cuda is None:
+            continue
+        try:
+            importlib.import_module(f"seamseg.{name}")
+        except ImportError as error:
+            if device == "GPU" and not torch.cuda.is_available():
+                continue
+            warnings.warn(
+                f"seamseg: no compiled operators for the {device}: {_reason(name, error)}. Everything works, slower. "
+                "To compile them: pip install --no-build-isolation --no-deps --force-reinstall . (docs/ops.md)",
+                stacklevel=2,
+            )
+
+
+def _reason(name: str, error: ImportError) -> str:
+    report = Path(__file__).parent.parent / "kernels.json"
+    try:
+        said = json.loads(report.read_text())[name]
+    except (OSError, ValueError, KeyError):
+        return "they were never built"
+    return f"they do not load here ({error})" if said == "built" else said
+
+
+_load_kernels()

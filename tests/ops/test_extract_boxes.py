@@ -1,0 +1,67 @@
+"""Boxes of ids: goldens, plain forms, the kernel against plain torch, failures."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seamseg.ops.extract_boxes import extract_boxes
+from seamseg.ops.reference.extract_boxes import extract_boxes as extract_boxes_plain
+
+from . import oracles
+from .contract import check_operator
+from .golden import golden
+
+INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("case", "layer", "n", "out"),
+    [("a", None, 7, "a/out_n7"), ("a", None, 3, "a/out_n3"), ("b", None, 6, "b/out_n6"), ("a", 0, 6, "c/out_2d")],
+)
+def test_extract_boxes_golden(case, layer, n, out):
+    id_map = golden(f"extract_boxes/{case}/mask")
+    id_map = id_map if layer is None else id_map[layer]
+    expected = golden(f"extract_boxes/{out}")
+    assert torch.equal(extract_boxes(id_map, n), expected)
+
+
+@given(st.integers(0, 3), st.integers(0, 7), st.integers(0, 9), st.integers(0, 6), st.integers(0, 1000))
+def test_extract_boxes_against_plain(layers, height, width, n, seed):
+    shape = (height, width) if layers == 0 else (layers, height, width)
+    id_map = torch.randint(-1, 8, shape, generator=torch.Generator().manual_seed(seed))
+    assert torch.equal(extract_boxes(id_map, n), oracles.extract_boxes(id_map, n))
+    assert torch.equal(extract_boxes(id_map.int(), n), oracles.extract_boxes(id_map, n))
+
+
+@given(
+    st.integers(1, 3),
+    st.integers(0, 40),
+    st.integers(0, 200),
+    st.integers(0, 12),
+    st.sampled_from(INTEGERS),
+    st.integers(0, 2**20),
+)
+def test_kernel_equals_plain(layers, height, width, n, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.randint(-1, 14, (layers, height, width // 8 + 1), generator=generator).to(dtype)
+    id_map = coarse.repeat_interleave(8, 2)[..., :width]  # runs, and a view that is not contiguous
+    assert torch.equal(extract_boxes(id_map, n), extract_boxes_plain(id_map, n))
+
+
+def test_operator():
+    ids = torch.randint(0, 9, (2, 30, 40))
+    check_operator("extract_boxes", [(ids, 12), (ids[0, :, ::2], 3), (ids[:, :0], 2), (ids.int(), 0)])
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: extract_boxes(torch.rand(3, 3), 2), "extract_boxes: id_map must be an integer"),
+        (lambda: extract_boxes(torch.zeros(3).long(), 2), "extract_boxes: id_map must be an integer"),
+        (lambda: extract_boxes(torch.zeros(3, 3).long(), -1), "extract_boxes: n must not be negative"),
+    ],
+)
+def test_failures(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
