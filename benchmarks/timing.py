@@ -1,0 +1,115 @@
+"""Timing side by side, for the scripts of this folder: the sides take turns, medians and ratios are printed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Case:
+    """The same work done by us and by a named peer; both give a result that can be compared, or None."""
+
+    name: str
+    peer: str
+    ours: Callable[[], object]
+    theirs: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: medians in milliseconds, `ratio` is how many times faster we are."""
+
+    case: str
+    peer: str
+    ours_ms: float
+    peer_ms: float
+    ratio: float
+    difference: float | None
+
+
+def measure(case: Case, rounds: int) -> Row:
+    """Run both sides in turns, after one round that does not count."""
+    gap = difference(case.ours(), case.theirs())
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(rounds):
+        for function, record in zip((case.ours, case.theirs), times):
+            synchronize()
+            start = time.perf_counter()
+            function()
+            synchronize()
+            record.append((time.perf_counter() - start) * 1e3)
+    mine, peers = (statistics.median(t) for t in times)
+    return Row(case.name, case.peer, mine, peers, peers / mine, gap)
+
+
+def synchronize() -> None:
+    """Wait for the GPU, where there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def difference(a: object, b: object) -> float | None:
+    """Largest difference relative to the range; for index-like results the part that differs. None without results."""
+    if a is None or b is None:
+        return None
+    x, y = (torch.as_tensor(t).detach().cpu() for t in (a, b))
+    if x.shape != y.shape:
+        return float("inf")
+    if not x.numel():
+        return 0.0
+    if not x.is_floating_point():
+        return float((x != y).double().mean())
+    return float((x.double() - y.double()).abs().max() / y.double().abs().max())
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """The options that every script of this folder has."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="only the cases that contain one of these words")
+    parser.add_argument("--rounds", type=int, default=7, help="times that each side runs (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="threads of torch (default: torch's own choice)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--json", help="also write the numbers to this file")
+    return parser
+
+
+def report(cases: Iterable[tuple[str, Callable[[], Case]]], arguments: argparse.Namespace) -> list[Row]:
+    """Make, measure and print the cases that were asked for; the inputs of a case live only as long as it does."""
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {arguments.device}\n")
+    print(f"{'case':<50}{'ours ms':>10}  {'peer':<34}{'peer ms':>10}{'ratio':>8}{'difference':>12}")
+    rows = []
+    for name, make in cases:
+        if arguments.names and not any(word in name for word in arguments.names):
+            continue
+        row = measure(make(), arguments.rounds)
+        gap = "" if row.difference is None else f"{row.difference:.1e}"
+        print(
+            f"{row.case:<50}{row.ours_ms:>10.2f}  {row.peer:<34}{row.peer_ms:>10.2f}{row.ratio:>8.2f}{gap:>12}",
+            flush=True,
+        )
+        rows.append(row)
+    if arguments.json:
+        said = {"torch": torch.__version__, "threads": torch.get_num_threads(), "device": arguments.device}
+        with open(arguments.json, "w") as file:
+            json.dump({**said, "rows": [asdict(row) for row in rows]}, file, indent=1)
+    return rows
+
+
+def boxes_of_scene(
+    count: int, generator: torch.Generator, side: float, height: int = 1024, width: int = 2048
+) -> Tensor:
+    """Boxes with a wide spread of sizes around `side`, inside the picture: `count x 4`."""
+    centre = torch.rand(count, 2, generator=generator) * torch.tensor([height, width])
+    half = torch.exp(torch.randn(count, 2, generator=generator) * 0.7) * side / 2
+    boxes = torch.cat((centre - half, centre + half), 1)
+    return torch.stack([boxes[:, i].clamp(0, (height, width)[i % 2]) for i in range(4)], 1)
