@@ -6,6 +6,15 @@
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
+// Functions for both sides.
+#if defined(__CUDACC__)
+#define SEAMSEG_HD __host__ __device__ __forceinline__
+#elif defined(_MSC_VER)
+#define SEAMSEG_HD __forceinline
+#else
+#define SEAMSEG_HD inline __attribute__((always_inline))
+#endif
+
 namespace seamseg {
 
 using BFloat16 = c10::BFloat16;

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.ops.activation import activate_
+from seamseg.ops.norm import InPlaceABN
 
 NormFactory = Callable[..., nn.Module]
 """Makes a norm + activation layer: `norm(channels)` or `norm(channels, activation="identity")`."""
@@ -73,8 +74,23 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`N x in_channels x H x W` -> `N x channels[-1] x H/stride x W/stride`."""
+        branch = x
+        for layer in list(self.convs)[:-1]:
+            branch = layer(branch)
+        last = self.convs[-1]
+        if isinstance(last, InPlaceABN):
+            return self._rebuildable_sum(branch, last, x)
         shortcut = self.proj_bn(self.proj_conv(x)) if self.has_projection else x
-        branch = self.convs(x)
-        # in-place norms keep their output for the backward pass, so the sum may only overwrite it without gradients
+        branch = last(branch)
+        # without gradients nobody needs the addends
         total = branch + shortcut if torch.is_grad_enabled() else branch.add_(shortcut)
         return activate_(total, self.activation, self.activation_param)
+
+    def _rebuildable_sum(self, branch: Tensor, last: InPlaceABN, x: Tensor) -> Tensor:
+        # norm, sum and activation in one: of all of them only the result is kept for the backward pass
+        activation = (self.activation, self.activation_param)
+        if not self.has_projection:
+            return last.add(branch, x, *activation)
+        if isinstance(self.proj_bn, InPlaceABN):
+            return last.add_projection(branch, x, self.proj_conv, self.proj_bn, *activation)
+        return last.add(branch, self.proj_bn(self.proj_conv(x)), *activation)

@@ -12,6 +12,8 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional
 
 from .abn import abn, inplace_abn
+from .abn_channels import Norm
+from .abn_projection import inplace_abn_projection
 from .activation import activate, activate_, check_activation
 
 
@@ -114,20 +116,40 @@ class InPlaceABN(ABN):
     def _group(self) -> distributed.ProcessGroup | None:
         return None
 
+    def _norm(self, activation: str, activation_param: float) -> Norm:
+        group = self._group() if self.training else None
+        statistics = (self.running_mean, self.running_var, self.training, self._averaging_factor(), self.eps)
+        return Norm(*statistics, activation, activation_param, group)
+
     def forward(self, x: Tensor) -> Tensor:
         """`N x C x ...` to the same shape."""
-        return inplace_abn(
-            x,
-            self.weight,
-            self.bias,
-            self.running_mean,
-            self.running_var,
-            self.training,
-            self._averaging_factor(),
-            self.eps,
-            self.activation,
-            self.activation_param,
-            self._group() if self.training else None,
+        return inplace_abn(x, self.weight, self.bias, *self._norm(self.activation, self.activation_param))
+
+    def add(self, x: Tensor, residual: Tensor, activation: str, activation_param: float) -> Tensor:
+        """`activation(norm(x) + residual)`, keeping only the result: the end of a residual block.
+
+        The layer's own activation takes no part.
+        """
+        norm = self._norm(activation, activation_param)
+        return inplace_abn(x, self.weight, self.bias, *norm, residual=residual)
+
+    def add_projection(
+        self,
+        x: Tensor,
+        shortcut: Tensor,
+        convolution: nn.Conv2d,
+        shortcut_norm: InPlaceABN,
+        activation: str,
+        activation_param: float,
+    ) -> Tensor:
+        """`activation(norm(x) + shortcut_norm(convolution(shortcut)))`, keeping only the result and `shortcut`.
+
+        The convolution must be 1x1 without bias. Activations of the two layers take no part.
+        """
+        return inplace_abn_projection(
+            *(x, self.weight, self.bias, self._norm(activation, activation_param)),
+            *(shortcut, convolution.weight, tuple(convolution.stride), shortcut_norm.weight, shortcut_norm.bias),
+            shortcut_norm._norm("identity", 1.0),
         )
 
 

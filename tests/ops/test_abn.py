@@ -145,7 +145,7 @@ def test_one_value_or_none(op, shape, training):
         assert tensor.isfinite().all()
     if training and x.numel():
         assert_close(y.flatten(), oracles.activate(bias, "leaky_relu", 0.01).detach())
-        assert x.grad.abs().max() < 1e-20
+        assert x.grad.abs().max() < 1e-12  # of the rounding of a rebuilt 0
 
 
 def test_saturated_elu_has_finite_gradients():

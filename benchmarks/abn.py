@@ -1,0 +1,77 @@
+"""In-place ABN against BatchNorm + LeakyReLU: a training step of one layer, and of a whole ResNet-50 body.
+
+    python benchmarks/abn.py [--threads N] [NAME ...]
+
+The peer's LeakyReLU works in place, which is its leanest form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from timing import Case, options, report
+from torch import Tensor, nn
+
+from seamseg.backbones.resnet import RESNETS, ResNet
+from seamseg.ops.norm import InPlaceABN
+
+LAYERS = [(1, 64, 256, 512), (1, 256, 128, 256), (1, 512, 64, 128), (1, 2048, 16, 32), (128, 256, 14, 14)]
+
+
+class BatchNormLeakyReLU(nn.Sequential):
+    """The peer, with the interface that the residual block asks of a norm."""
+
+    def __init__(self, channels: int, activation: str = "leaky_relu", activation_param: float = 0.01) -> None:
+        layers: list[nn.Module] = [nn.BatchNorm2d(channels)]
+        if activation == "leaky_relu":
+            layers.append(nn.LeakyReLU(activation_param, inplace=True))
+        super().__init__(*layers)
+        self.activation, self.activation_param = activation, activation_param
+
+
+def step_of_layer(shape: tuple[int, ...], last: bool, dtype: torch.dtype) -> Case:
+    """Forward and backward of one layer."""
+    layout = torch.channels_last if last else torch.contiguous_format
+    x = torch.randn(shape).to(dtype).contiguous(memory_format=layout).requires_grad_()
+    dy = torch.randn_like(x)
+
+    def step(layer: nn.Module) -> Callable[[], Tensor]:
+        return lambda: torch.autograd.grad(layer(x), x, dy)[0]
+
+    size = "x".join(map(str, shape))
+    name = f"layer {size} {'NHWC' if last else 'NCHW'} {str(dtype).removeprefix('torch.')}"
+    return Case(name, "BatchNorm + LeakyReLU_", step(InPlaceABN(shape[1])), step(BatchNormLeakyReLU(shape[1])))
+
+
+def step_of_body(size: tuple[int, int], last: bool) -> Case:
+    """Forward and backward of a ResNet-50 body; gradients of the parameters stay."""
+    layout = torch.channels_last if last else torch.contiguous_format
+    images = torch.randn(1, 3, *size).contiguous(memory_format=layout)
+
+    def step(norm: Callable[..., nn.Module]) -> Callable[[], None]:
+        torch.manual_seed(0)
+        body = ResNet(RESNETS["resnet50"], norm).to(memory_format=layout)
+
+        def run() -> None:
+            maps = body(images)
+            torch.autograd.backward([maps[f"mod{i}"].mean() for i in range(2, 6)])
+
+        return run
+
+    name = f"ResNet-50 body {size[0]}x{size[1]} {'NHWC' if last else 'NCHW'}"
+    return Case(name, "BatchNorm + LeakyReLU_", step(InPlaceABN), step(BatchNormLeakyReLU))
+
+
+def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
+    """Names, and what makes the two functions of each."""
+    for shape in LAYERS:
+        for last in (True, False):
+            for dtype in (torch.float32, torch.bfloat16):
+                yield f"layer {'NHWC' if last else 'NCHW'} {dtype}", lambda s=shape, n=last, d=dtype: step_of_layer(s, n, d)
+    for last in (True, False):
+        yield f"body {'NHWC' if last else 'NCHW'}", lambda n=last: step_of_body((256, 512), n)
+
+
+if __name__ == "__main__":
+    report(cases(), options(__doc__).parse_args())

@@ -1,0 +1,156 @@
+"""In-place ABN forward and backward without autograd: the steps, and the arithmetic per channel between them.
+
+With one process or many: the statistics of a batch and the sums of the backward pass are all that ranks exchange.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, distributed
+
+from .abn_steps import abn_backward_input, abn_backward_reduce, abn_statistics, abn_transform, activation_code
+
+
+class Norm(NamedTuple):
+    """What a normalisation is besides its parameters; see :func:`seamseg.ops.abn.inplace_abn`."""
+
+    running_mean: Tensor
+    running_var: Tensor
+    training: bool
+    momentum: float
+    eps: float
+    activation: str
+    parameter: float
+    group: distributed.ProcessGroup | None
+
+
+class Statistics(NamedTuple):
+    """What a forward pass leaves for the backward pass: mean and 1 / deviation `C`, and the count over all ranks."""
+
+    mean: Tensor
+    invstd: Tensor
+    total: Tensor | float
+
+
+def gamma_of(weight: Tensor | None, like: Tensor, eps: float) -> Tensor:
+    """The scale `|weight| + eps`, in the precision of `like`; 1 without a weight."""
+    return torch.ones_like(like) if weight is None else weight.to(like.dtype).abs() + eps
+
+
+def bias_of(bias: Tensor | None, like: Tensor) -> Tensor:
+    """The bias in the precision of `like`; 0 without one."""
+    return torch.zeros_like(like) if bias is None else bias.to(like.dtype)
+
+
+def normalise(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, norm: Norm
+) -> tuple[Tensor, Statistics]:
+    """`act(gamma (x - mean) invstd + bias + residual)`, after an update of the running averages when training.
+
+    Parameters
+    ----------
+    x : `N x C x ...`, dense
+    residual : like `x`, or None
+    weight, bias : `C` or None
+    norm : everything else
+    """
+    statistics = _statistics(x, norm)
+    return transform(x, residual, weight, bias, norm, statistics), statistics
+
+
+def transform(
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, norm: Norm, statistics: Statistics
+) -> Tensor:
+    """The second half of :func:`normalise`, with statistics that are known."""
+    scale = gamma_of(weight, statistics.mean, norm.eps) * statistics.invstd
+    code, parameter = activation_code(norm.activation, norm.parameter)
+    return abn_transform(x, statistics.mean, scale, bias_of(bias, scale), residual, code, parameter)
+
+
+def gradients(
+    dy: Tensor,
+    y: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    norm: Norm,
+    statistics: Statistics,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of input, residual (empty without one), weight and bias from the output `y` and its gradient.
+
+    Those of weight and bias are of this rank alone, as DistributedDataParallel wants them.
+    """
+    code, parameter = activation_code(norm.activation, norm.parameter)
+    invstd = statistics.invstd
+    gamma, beta = gamma_of(weight, invstd, norm.eps), bias_of(bias, invstd)
+    dbias, moment = abn_backward_reduce(dy, y, residual, beta, code, parameter)
+    dgamma = moment / gamma
+    scale = gamma * invstd
+    if norm.training:
+        # dx = gamma invstd (dz - mean(dz) - x_hat mean(dz x_hat)), with x_hat = (z - bias) / gamma
+        sums = torch.stack((dbias, dgamma))
+        if norm.group is not None:
+            distributed.all_reduce(sums, group=norm.group)
+        mean_dz, mean_dz_x = (sums / statistics.total).to(scale.dtype)
+        offset, slope = -scale * mean_dz, -invstd * mean_dz_x
+    else:
+        offset = slope = torch.zeros_like(scale)
+    dx, dresidual = abn_backward_input(dy, y, residual, beta, scale, offset, slope, code, parameter)
+    if weight is not None:
+        # a negative weight gets the gradient of its absolute value
+        dgamma = torch.where(weight < 0, -dgamma, dgamma).to(weight.dtype)
+    return dx, dresidual, dgamma, dbias if bias is None else dbias.to(bias.dtype)
+
+
+def dense(x: Tensor, like: Tensor | None = None) -> Tensor:
+    """`x` in a memory format that the steps take: that of `like`, or its own if it is contiguous or channels last."""
+    if like is not None:
+        return x if x.stride() == like.stride() else torch.empty_like(like, dtype=x.dtype).copy_(x)
+    if x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)):
+        return x
+    return x.contiguous()
+
+
+def _statistics(x: Tensor, norm: Norm) -> Statistics:
+    if not norm.training:
+        mean, var = norm.running_mean, norm.running_var
+        if x.dtype != torch.float64:
+            mean, var = mean.float(), var.float()
+        elif var.dtype != torch.float64:
+            mean, var = mean.double(), var.double()
+        return Statistics(mean, torch.rsqrt(var + norm.eps), 0.0)
+    mean, var = abn_statistics(x)
+    count = x.numel() // x.shape[1]
+    if norm.group is not None:
+        mean, var, total = _join(mean, var, count, norm.group)
+        # one value has no unbiased variance: the running averages stay as they are
+        share = torch.where(total > 1, norm.momentum, 0.0).to(norm.running_mean.dtype)
+        unbiased = var * (total / (total - 1).clamp(min=1)).to(var.dtype)
+        norm.running_mean.lerp_(mean.to(share.dtype), share)
+        norm.running_var.lerp_(unbiased.to(share.dtype), share)
+        return Statistics(mean, torch.rsqrt(var + norm.eps), total)
+    if count > 1:
+        norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), norm.momentum)
+        norm.running_var.lerp_((var * (count / (count - 1))).to(norm.running_var.dtype), norm.momentum)
+    return Statistics(mean, torch.rsqrt(var + norm.eps), float(max(count, 1)))
+
+
+def _join(
+    mean: Tensor, var: Tensor, count: int, group: distributed.ProcessGroup
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, biased variance and count over all ranks of a group, exact for uneven counts (SPEC section 3).
+
+    The count stays a tensor (at least 1), so that nothing here waits for the device.
+    """
+    channels = mean.shape[0]
+    local = torch.cat((mean.double(), var.double(), mean.new_full((1,), count, dtype=torch.float64)))
+    gathered = local.new_empty(distributed.get_world_size(group) * local.numel())
+    distributed.all_gather_into_tensor(gathered, local, group=group)
+    gathered = gathered.view(-1, local.numel())
+    means, variances, counts = gathered[:, :channels], gathered[:, channels:-1], gathered[:, -1:]
+    total = counts.sum().clamp(min=1)
+    joint = (counts * means).sum(0) / total
+    spread = (counts * (variances + (means - joint) ** 2)).sum(0) / total
+    return joint.to(mean.dtype), spread.to(var.dtype), total

@@ -1,0 +1,63 @@
+"""The steps that in-place ABN is made of, as operators (SPEC section 3; arXiv 1712.02616).
+
+Tensors of the size of the input are read and written by these four only. Between them stands arithmetic on one number
+a channel, which is where synchronisation over processes happens (:mod:`seamseg.ops.abn`). Numbers per channel are
+float32, or float64 for a float64 input.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._library import define
+from .reference import abn as _plain
+
+ACTIVATION_CODES = {"leaky_relu": 0, "elu": 1, "identity": 0}
+"""Activations as the operators call them; identity is a leaky ReLU of slope 1."""
+
+__all__ = ["abn_backward_input", "abn_backward_reduce", "abn_statistics", "abn_transform"]
+
+
+def activation_code(activation: str, parameter: float) -> tuple[int, float]:
+    """Code and parameter of an activation for the operators below."""
+    return ACTIVATION_CODES[activation], 1.0 if activation == "identity" else parameter
+
+
+def _channels(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape[1], dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
+
+
+abn_statistics = define(
+    "abn_statistics(Tensor x) -> (Tensor mean, Tensor var)",
+    _plain.abn_statistics,
+    lambda x: (_channels(x), _channels(x)),
+)
+"""Mean and biased variance of each channel of `N x C x ...`; 0 for an empty input."""
+
+abn_transform = define(
+    "abn_transform(Tensor x, Tensor mean, Tensor scale, Tensor bias, Tensor? residual, int activation, float parameter)"
+    " -> Tensor",
+    _plain.abn_transform,
+    lambda x, mean, scale, bias, residual, activation, parameter: torch.empty_like(x),
+)
+"""`act((x - mean) * scale + bias + residual)`; x dense, residual like x."""
+
+abn_backward_reduce = define(
+    "abn_backward_reduce(Tensor dy, Tensor y, Tensor? residual, Tensor bias, int activation, float parameter)"
+    " -> (Tensor sum, Tensor moment)",
+    _plain.abn_backward_reduce,
+    lambda dy, y, residual, bias, activation, parameter: (_channels(y), _channels(y)),
+)
+"""Sums over the pixels of `dz = dy act'(z)` and of `dz (z - residual - bias)`, with `act(z) = y`."""
+
+abn_backward_input = define(
+    "abn_backward_input(Tensor dy, Tensor y, Tensor? residual, Tensor bias, Tensor scale, Tensor offset, Tensor slope,"
+    " int activation, float parameter) -> (Tensor dx, Tensor dresidual)",
+    _plain.abn_backward_input,
+    lambda dy, y, residual, bias, scale, offset, slope, activation, parameter: (
+        torch.empty_like(y),
+        y.new_empty(0) if residual is None else torch.empty_like(y),
+    ),
+)
+"""`scale dz + offset + slope (z - residual - bias)`, and `dz`: the gradients of input and residual (else empty)."""
