@@ -2,11 +2,14 @@
 
     python benchmarks/abn.py [--threads N] [NAME ...]
 
-The peer's LeakyReLU works in place, which is its leanest form.
+The peer's LeakyReLU works in place, which is its leanest form. Where the `inplace-abn` package is installed it is a
+second peer for the body.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable, Iterator
 
 import torch
@@ -44,7 +47,7 @@ def step_of_layer(shape: tuple[int, ...], last: bool, dtype: torch.dtype) -> Cas
     return Case(name, "BatchNorm + LeakyReLU_", step(InPlaceABN(shape[1])), step(BatchNormLeakyReLU(shape[1])))
 
 
-def step_of_body(size: tuple[int, int], last: bool) -> Case:
+def step_of_body(size: tuple[int, int], last: bool, peer: str) -> Case:
     """Forward and backward of a ResNet-50 body; gradients of the parameters stay."""
     layout = torch.channels_last if last else torch.contiguous_format
     images = torch.randn(1, 3, *size).contiguous(memory_format=layout)
@@ -60,7 +63,15 @@ def step_of_body(size: tuple[int, int], last: bool) -> Case:
         return run
 
     name = f"ResNet-50 body {size[0]}x{size[1]} {'NHWC' if last else 'NCHW'}"
-    return Case(name, "BatchNorm + LeakyReLU_", step(InPlaceABN), step(BatchNormLeakyReLU))
+    norms = {"BatchNorm + LeakyReLU_": BatchNormLeakyReLU, **upstream()}
+    return Case(name, peer, step(InPlaceABN), step(norms[peer]))
+
+
+def upstream() -> dict[str, Callable[..., nn.Module]]:
+    """The layer of the `inplace-abn` package, if it is installed."""
+    if importlib.util.find_spec("inplace_abn") is None:
+        return {}
+    return {"inplace-abn package": importlib.import_module("inplace_abn").InPlaceABN}
 
 
 def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
@@ -68,9 +79,14 @@ def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
     for shape in LAYERS:
         for last in (True, False):
             for dtype in (torch.float32, torch.bfloat16):
-                yield f"layer {'NHWC' if last else 'NCHW'} {dtype}", lambda s=shape, n=last, d=dtype: step_of_layer(s, n, d)
+                yield (
+                    f"layer {'NHWC' if last else 'NCHW'} {dtype}",
+                    lambda s=shape, n=last, d=dtype: step_of_layer(s, n, d),
+                )
     for last in (True, False):
-        yield f"body {'NHWC' if last else 'NCHW'}", lambda n=last: step_of_body((256, 512), n)
+        for peer in ("BatchNorm + LeakyReLU_", *upstream()):
+            name = f"body {'NHWC' if last else 'NCHW'} {peer}"
+            yield name, lambda n=last, p=peer: step_of_body((256, 512), n, p)
 
 
 if __name__ == "__main__":

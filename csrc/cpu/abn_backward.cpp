@@ -119,7 +119,7 @@ std::tuple<Tensor, Tensor> abn_backward_reduce(const Tensor& dy, const Tensor& y
   dispatch_floating(y, op, [&](auto zero) {
     using T = decltype(zero);
     using W = wide_t<T>;
-    const W* b = per_channel<W>(bias, layout.channels, op, "bias");
+    const W* b = per_channel<W>(bias, y, layout.channels, op, "bias");
     W* s = mutable_data<W>(sum);
     W* m = mutable_data<W>(moment);
     with_activation<W>(activation, parameter, op, [&](auto act) {
@@ -217,9 +217,9 @@ std::tuple<Tensor, Tensor> abn_backward_input(const Tensor& dy, const Tensor& y,
     using T = decltype(zero);
     using W = wide_t<T>;
     const int64_t channels = layout.channels;
-    const Coefficients<W> k{per_channel<W>(bias, channels, op, "bias"), per_channel<W>(scale, channels, op, "scale"),
-                            per_channel<W>(offset, channels, op, "offset"),
-                            per_channel<W>(slope, channels, op, "slope")};
+    const Coefficients<W> k{per_channel<W>(bias, y, channels, op, "bias"), per_channel<W>(scale, y, channels, op, "scale"),
+                            per_channel<W>(offset, y, channels, op, "offset"),
+                            per_channel<W>(slope, y, channels, op, "slope")};
     with_activation<W>(activation, parameter, op, [&](auto act) {
       if (residual.has_value()) {
         backward<true>(data<T>(dy), data<T>(y), data<T>(*residual), mutable_data<T>(dx), mutable_data<T>(dresidual),

@@ -177,9 +177,9 @@ Tensor abn_transform(const Tensor& x, const Tensor& mean, const Tensor& scale, c
   dispatch_floating(x, op, [&](auto zero) {
     using T = decltype(zero);
     using W = wide_t<T>;
-    const W* m = per_channel<W>(mean, layout.channels, op, "mean");
-    const W* s = per_channel<W>(scale, layout.channels, op, "scale");
-    const W* b = per_channel<W>(bias, layout.channels, op, "bias");
+    const W* m = per_channel<W>(mean, x, layout.channels, op, "mean");
+    const W* s = per_channel<W>(scale, x, layout.channels, op, "scale");
+    const W* b = per_channel<W>(bias, x, layout.channels, op, "bias");
     with_activation<W>(activation, parameter, op, [&](auto act) {
       if (residual.has_value()) {
         transform<true>(data<T>(x), data<T>(*residual), mutable_data<T>(y), layout, m, s, b, act);

@@ -1,0 +1,16 @@
+// How the ABN kernels see a tensor `N x C x ...`.
+#pragma once
+
+#include "types.h"
+
+namespace seamseg::abn {
+
+// Either rows of C channels (channels last, or no further dimensions) or planes of `inner` pixels of one channel.
+struct Layout {
+  int64_t outer, channels, inner;
+  bool rows;
+
+  SEAMSEG_HD int64_t channel_of(int64_t i) const { return rows ? i % channels : i / inner % channels; }
+};
+
+}  // namespace seamseg::abn
