@@ -71,7 +71,7 @@ def fuse(
         kept = kept[placed]
         categories += (prediction.classes[kept] + num_stuff).tolist()
         scores += prediction.scores[kept].tolist()
-        iscrowd += [False] * len(placed)
+        iscrowd += [False] * int(kept.shape[0])
 
     if prediction.semantic is not None:
         _add_semantic(ids, prediction.semantic, categories, scores, iscrowd, num_stuff, min_stuff_area, keep_empty)
