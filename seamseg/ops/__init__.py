@@ -5,7 +5,7 @@ for CUDA. Nothing here knows about networks, data or files.
 """
 
 # an operator exists once its file is loaded
-from . import extract_boxes, paste, pooling
+from . import extract_boxes, labels, paste, pooling
 from ._library import implementations
 
-__all__ = ["extract_boxes", "implementations", "paste", "pooling"]
+__all__ = ["extract_boxes", "implementations", "labels", "paste", "pooling"]
