@@ -70,15 +70,11 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
         ours = torch.ops.seamseg.box_filter_pool_backward
         return Case(name, "plain form", lambda: ours(dy, *WINDOW), lambda: plain_backward(dy, *WINDOW))
 
-    def semantic_head(name: str) -> Case:
+    def semantic_head(name: str, layout: torch.memory_format) -> Case:
         norm: NormFactory = ABN
-        head: nn.Module = SemanticHead(256, 19, norm).eval().to(device, memory_format=torch.channels_last)
-        levels = [
-            feature_map(torch.float32, torch.channels_last, 256)[..., :: 2**i, :: 2**i].contiguous(
-                memory_format=torch.channels_last
-            )
-            for i in range(4)
-        ]
+        head: nn.Module = SemanticHead(256, 19, norm).eval().to(device, memory_format=layout)
+        finest = feature_map(torch.float32, layout, 256)
+        levels = [finest[..., :: 2**i, :: 2**i].contiguous(memory_format=layout) for i in range(4)]
 
         def run(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
             return torch.inference_mode()(function)
@@ -93,8 +89,8 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
                 yield name, lambda n=name, d=dtype, m=layout, a=native: forward(n, d, m, a)
             name = f"pool backward, {kind}"
             yield name, lambda n=name, d=dtype, m=layout: backward(n, d, m)
-    name = "semantic head, 256 x 256 x 512"
-    yield name, lambda: semantic_head(name)
+        name = f"semantic head 256 x 256 x 512, {said}"
+        yield name, lambda n=name, m=layout: semantic_head(n, m)
 
 
 def main() -> None:
