@@ -18,13 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from seamseg.ops.boxes import invert_boxes
 from seamseg.ops.extract_boxes import extract_boxes
 from seamseg.ops.histogram import joint_histogram
 from seamseg.ops.nms import nms
 from seamseg.ops.norm import InPlaceABN
 from seamseg.ops.paste import paste_masks_into
-from seamseg.ops.pooling import box_filter_pool
 from seamseg.ops.roi_sampling import roi_sampling
 from seamseg.ops.upsample import upsample_argmax, upsample_ohem_loss
 
@@ -38,12 +36,6 @@ def boxes_of_scene(count: int, generator: torch.Generator, side: float) -> Tenso
     half = torch.exp(torch.randn(count, 2, generator=generator) * 0.7) * side / 2
     boxes = torch.cat((centre - half, centre + half), 1)
     return torch.stack([boxes[:, i].clamp(0, (HEIGHT, WIDTH)[i % 2]) for i in range(4)], 1)
-
-
-def plain_pool(x: Tensor) -> Tensor:
-    """Separable average pooling with the native kernels, which already is 32 times less work than 64 x 64."""
-    pooled = functional.avg_pool2d(functional.avg_pool2d(x, (64, 1), stride=1), (1, 64), stride=1)
-    return functional.pad(pooled, (31, 32, 31, 32), mode="replicate")
 
 
 def plain_roi(x: Tensor, boxes: Tensor) -> Tensor:
@@ -68,23 +60,6 @@ def plain_loss(logits: Tensor, target: Tensor) -> Tensor:
     return losses.flatten().topk(losses.numel() // 4).values.mean()
 
 
-def plain_paste(masks: Tensor, boxes: Tensor) -> Tensor:
-    """Every mask sampled over the whole picture."""
-    ids = torch.zeros(HEIGHT, WIDTH, dtype=torch.long)
-    inverted = invert_boxes(boxes, (28, 28), (HEIGHT, WIDTH))
-    number = 1
-    for mask, box in zip(masks, inverted):
-        plane, _ = roi_sampling(
-            mask.sigmoid()[None, None], box[None], torch.zeros(1).long(), (HEIGHT, WIDTH), padding="zero"
-        )
-        pixels = plane[0, 0] > 0.5
-        taken = pixels & (ids != 0)
-        if pixels.any() and taken.sum() / pixels.sum() <= 0.5 and not torch.equal(taken, pixels):
-            ids[pixels & ~taken] = number
-            number += 1
-    return ids
-
-
 def plain_extract(ids: Tensor, count: int) -> Tensor:
     """Each id looked for."""
     out = torch.full((count, 4), -1.0)
@@ -106,10 +81,6 @@ def cases() -> Iterator[tuple[str, Callable[[], Pair]]]:
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
-
-    def pool() -> Pair:
-        x = normal(1, 128, 256, 512).contiguous(memory_format=torch.channels_last)
-        return lambda: box_filter_pool(x, (64, 64)), lambda: plain_pool(x)
 
     def suppression(count: int, limit: int) -> Pair:
         from torchvision.ops import nms as peer
@@ -150,16 +121,6 @@ def cases() -> Iterator[tuple[str, Callable[[], Pair]]]:
         masks = functional.interpolate(normal(20, 1, 5, 5), size=(28, 28), mode="bicubic")[:, 0] * 4
         return masks, boxes_of_scene(20, generator, 150)
 
-    def paste() -> Pair:
-        masks, boxes = instances()
-
-        def ours() -> Tensor:
-            ids = torch.zeros(HEIGHT, WIDTH, dtype=torch.long)
-            paste_masks_into(ids, masks, boxes, 0.5)
-            return ids
-
-        return ours, lambda: plain_paste(masks, boxes)
-
     def id_map() -> Tensor:
         masks, boxes = instances()
         ids = torch.zeros(HEIGHT, WIDTH, dtype=torch.long)
@@ -184,14 +145,12 @@ def cases() -> Iterator[tuple[str, Callable[[], Pair]]]:
             lambda: training_step(lambda t: functional.leaky_relu(plain(t), 0.01), x, dy),
         )
 
-    yield "box_filter_pool 64x64, 128 x 256 x 512", pool
     yield "nms 6000 -> 1000", lambda: suppression(6000, 1000)
     yield "nms 12000 -> 2000", lambda: suppression(12000, 2000)
     yield "roi_sampling 512 x 256 x 14 x 14 forward", lambda: roi(False)
     yield "roi_sampling 512 x 256 x 14 x 14 backward", lambda: roi(True)
     yield "upsample_argmax 19 classes", argmax
     yield "upsample_ohem_loss 19 classes, with backward", loss
-    yield "paste_masks_into 20 masks", paste
     yield "extract_boxes 30 ids", extract
     yield "joint_histogram", histogram
     yield "InPlaceABN training step 256 x 128 x 256", norm

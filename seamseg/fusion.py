@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from seamseg.ops.extract_boxes import extract_boxes
+from seamseg.ops.labels import count_labels, fill_free
 from seamseg.ops.paste import paste_masks_into
 from seamseg.ops.resize import resize_nearest
 from seamseg.structures import VOID, PanopticResult, Prediction, Segment
@@ -71,7 +72,7 @@ def fuse(
         kept = kept[placed]
         categories += (prediction.classes[kept] + num_stuff).tolist()
         scores += prediction.scores[kept].tolist()
-        iscrowd += [False] * len(placed)
+        iscrowd += [False] * int(kept.shape[0])
 
     if prediction.semantic is not None:
         _add_semantic(ids, prediction.semantic, categories, scores, iscrowd, num_stuff, min_stuff_area, keep_empty)
@@ -88,18 +89,18 @@ def _add_semantic(
     min_area: int,
     keep_empty: bool,
 ) -> None:
-    free = ids == 0
-    present = torch.bincount(semantic.flatten()).tolist()
-    areas = torch.bincount(semantic[free], minlength=len(present)).tolist()
-    id_of_class = torch.zeros(len(present), dtype=torch.long)
+    classes = int(semantic.max()) + 1 if semantic.numel() > 0 else 0
+    areas = count_labels(semantic, classes, ids).tolist()
+    present = count_labels(semantic, classes).tolist() if keep_empty else areas
+    id_of_class = [0] * classes
     for category, area in enumerate(areas):
-        if present[category] == 0 or area < min_area or (area == 0 and not keep_empty):
+        if present[category] == 0 or area < min_area:
             continue
         id_of_class[category] = len(categories)
         categories.append(category)
         scores.append(1.0)
         iscrowd.append(category >= num_stuff)
-    ids += id_of_class.to(ids.device)[semantic] * free
+    fill_free(ids, semantic, torch.tensor(id_of_class, dtype=torch.int64, device=ids.device))
 
 
 def to_result(fused: FusedMap, native_size: tuple[int, int], num_stuff: int) -> PanopticResult:
@@ -118,15 +119,15 @@ def to_result(fused: FusedMap, native_size: tuple[int, int], num_stuff: int) -> 
     if ids.shape != tuple(native_size):
         ids = resize_nearest(ids, native_size)
     count = len(fused.categories)
-    areas = np.bincount(ids.ravel(), minlength=count)
-    boxes = extract_boxes(torch.from_numpy(ids), count).tolist()
+    id_map = torch.from_numpy(ids)
+    areas, boxes = count_labels(id_map, count).tolist(), extract_boxes(id_map, count).tolist()
     segments = [
         Segment(
             id=i,
             category=fused.categories[i],
             isthing=fused.categories[i] >= num_stuff,
             score=fused.scores[i] if fused.categories[i] >= num_stuff and not fused.iscrowd[i] else None,
-            area=int(areas[i]),
+            area=areas[i],
             box=tuple(boxes[i]),
             iscrowd=fused.iscrowd[i],
         )

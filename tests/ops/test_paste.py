@@ -1,4 +1,4 @@
-"""Pasting masks: plain form, order, overlap, empty masks, failures."""
+"""Pasting masks: plain form, the kernel against plain torch, order, overlap, empty masks, failures."""
 
 import pytest
 import torch
@@ -6,10 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamseg.ops.paste import paste_mask, paste_masks_into
+from seamseg.ops.reference.paste import paste_masks_into as paste_masks_into_plain
 
 from . import oracles
+from .contract import check_operator
 
 FULL = torch.full((4, 4), 9.0)
+ID_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def on_plane(mask, box, size):
@@ -46,27 +49,122 @@ def test_box_without_pixels(box):
     assert crop.sum() == 0
 
 
+def pasted(ids, *arguments, **options):
+    """Which instances got an id, by number."""
+    return paste_masks_into(ids, *arguments, **options).nonzero().flatten().tolist()
+
+
 def test_paste_in_order():
     boxes = torch.tensor([[0.0, 0, 4, 4], [0, 2, 4, 6], [0, 3, 4, 5], [2, 0, 6, 4], [8, 8, 8, 9]])
     masks = FULL.expand(5, 4, 4)
     ids = torch.zeros(6, 6, dtype=torch.long)
     # the second is half taken, the third wholly, the fourth half, the fifth is empty
-    assert paste_masks_into(ids, masks, boxes, 0.5) == [0, 1, 3]
+    assert pasted(ids, masks, boxes, 0.5) == [0, 1, 3]
     assert ids.tolist() == [[1, 1, 1, 1, 2, 2]] * 4 + [[3, 3, 3, 3, 0, 0]] * 2
     ids.zero_()
-    assert paste_masks_into(ids, masks, boxes, 0.4, first_id=7) == [0]
+    assert pasted(ids, masks, boxes, 0.4, first_id=7) == [0]
     assert ids.unique().tolist() == [0, 7]
     ids.zero_()
-    assert paste_masks_into(ids, masks, boxes, 0.5, keep_empty=True) == [0, 1, 3, 4]
+    assert pasted(ids, masks, boxes, 0.5, keep_empty=True) == [0, 1, 3, 4]
     ids.zero_()
-    assert paste_masks_into(ids, masks, boxes, 1.0) == [0, 1, 3]
+    assert pasted(ids, masks, boxes, 1.0) == [0, 1, 3]
     ids.zero_()
-    assert paste_masks_into(ids, masks, boxes, 1.0, keep_empty=True) == [0, 1, 2, 3, 4]
+    assert pasted(ids, masks, boxes, 1.0, keep_empty=True) == [0, 1, 2, 3, 4]
+
+
+def scene(seed, count, size, cells, spread=1.0, dtype=torch.int64):
+    """An id map with some pixels taken, masks with structure, and boxes that overlap, stick out or are no boxes."""
+    generator = torch.Generator().manual_seed(seed)
+    masks = torch.randn(count, *cells, generator=generator) * 4
+    corner = (torch.rand(count, 2, generator=generator) * 1.4 - 0.2) * torch.tensor(size) * spread
+    boxes = torch.cat((corner, corner + torch.rand(count, 2, generator=generator) * torch.tensor(size) - 0.5), 1)
+    taken = torch.rand(size, generator=generator) < 0.1
+    return (taken * 5).to(dtype), masks, boxes
+
+
+@given(
+    st.integers(0, 2**20),
+    st.integers(0, 12),
+    st.tuples(st.integers(0, 60), st.integers(0, 300)),
+    st.tuples(st.integers(1, 28), st.integers(1, 28)),
+    st.sampled_from([0.0, 0.4, 1.0]),
+    st.booleans(),
+    st.sampled_from(ID_TYPES),
+)
+def test_kernel_equals_plain(seed, count, size, cells, overlap, keep_empty, dtype):
+    ids, masks, boxes = scene(seed, count, size, cells, dtype=dtype)
+    wide = ids.repeat(1, 2)
+    ours, plain = wide[:, : size[1]], ids.clone()  # a view that is not contiguous
+    kept = paste_masks_into(ours, masks, boxes, overlap, 9, keep_empty)
+    assert torch.equal(kept, paste_masks_into_plain(plain, masks.sigmoid(), boxes, overlap, 9, keep_empty))
+    assert torch.equal(ours, plain)
+    assert torch.equal(wide[:, size[1] :], ids), "the rest of the memory is left alone"
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_large_crops_and_threads(threads):
+    before = torch.get_num_threads()
+    ids, masks, boxes = scene(1, 20, (700, 1100), (28, 28))
+    plain = ids.clone()
+    torch.set_num_threads(threads)
+    try:
+        kept = paste_masks_into(ids, masks, boxes, 0.5)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(kept, paste_masks_into_plain(plain, masks.sigmoid(), boxes, 0.5, 1, False))
+    assert torch.equal(ids, plain) and ids.max() > 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3e38, -3e38, 0.0])
+def test_values_without_sense(value):
+    ids, masks, boxes = scene(2, 12, (30, 40), (5, 6))
+    boxes.flatten()[::5] = value
+    masks.flatten()[::7] = value
+    plain = ids.clone()
+    kept = paste_masks_into(ids, masks, boxes, 0.5)
+    assert torch.equal(kept, paste_masks_into_plain(plain, masks.sigmoid(), boxes, 0.5, 1, False))
+    assert torch.equal(ids, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_precision_is_sampled_in_float(dtype):
+    ids, masks, boxes = scene(3, 6, (40, 50), (7, 8))
+    masks, same = masks.to(dtype), ids.clone()
+    kept = paste_masks_into(ids, masks, boxes.to(torch.float64), 0.5)
+    assert torch.equal(kept, paste_masks_into(same, masks.float(), boxes, 0.5)) and torch.equal(ids, same)
+    crop, (y0, x0, y1, x1) = paste_mask(masks[0], boxes[0], (40, 50))
+    assert crop.dtype == torch.bool and crop.shape == (y1 - y0, x1 - x0)
+
+
+def test_operator():
+    ids, masks, boxes = scene(4, 5, (20, 30), (7, 7))
+    samples = [(ids, masks, boxes, 0.5, 6, False), (ids.int().t(), masks, boxes[:, [1, 0, 3, 2]], 0.0, 1, True)]
+    samples.append((ids[:0], masks[:0], boxes[:0], 0.5, 0, True))
+    check_operator("paste_masks_into", samples)
+
+
+def test_compiles_and_exports():
+    ids, masks, boxes = scene(5, 6, (30, 40), (7, 7))
+    masks.requires_grad_()
+
+    class Paste(torch.nn.Module):
+        def forward(self, ids, masks, boxes):
+            plane = ids.clone()
+            return plane, paste_masks_into(plane, masks, boxes, 0.5)
+
+    expected = Paste()(ids, masks, boxes)
+    compiled = torch.compile(Paste(), fullgraph=True, backend="aot_eager")(ids, masks, boxes)
+    count, height = torch.export.Dim("count", min=2), torch.export.Dim("height", min=2)
+    dynamic = {"ids": {0: height}, "masks": {0: count}, "boxes": {0: count}}
+    exported = torch.export.export(Paste(), (ids, masks.detach(), boxes), dynamic_shapes=dynamic).module()
+    fewer = exported(ids[:20], masks[:3].detach(), boxes[:3])
+    for result, wanted in ((compiled, expected), (fewer, Paste()(ids[:20], masks[:3], boxes[:3]))):
+        assert all(torch.equal(a, b) for a, b in zip(result, wanted))
 
 
 def test_nothing_to_paste():
     ids = torch.ones(3, 3, dtype=torch.int32)
-    assert paste_masks_into(ids, torch.zeros(0, 28, 28), torch.zeros(0, 4), 0.5) == []
+    assert pasted(ids, torch.zeros(0, 28, 28), torch.zeros(0, 4), 0.5) == []
     assert ids.sum() == 9
 
 
@@ -74,7 +172,15 @@ def test_wrong_arguments():
     ids, box = torch.zeros(3, 3, dtype=torch.long), torch.rand(1, 4)
     with pytest.raises(ValueError, match="id_map must be an integer H x W"):
         paste_masks_into(torch.zeros(3, 3), FULL[None], box, 0.5)
-    with pytest.raises(ValueError, match="mask_logits must be 1 x h x w, got float32 tensor of shape 2x4x4"):
+    with pytest.raises(ValueError, match="id_map must be an integer H x W, got bool"):
+        paste_masks_into(ids.bool(), FULL[None], box, 0.5)
+    for first in (-1, 256):
+        with pytest.raises(ValueError, match=f"first_id must be an id that id_map can hold, got {first}"):
+            paste_masks_into(ids.byte(), FULL[None], box, 0.5, first)
+    for paste in (paste_masks_into, lambda *arguments: paste_masks_into_plain(*arguments, False)):
+        with pytest.raises(RuntimeError, match="cannot hold the ids of all instances"):
+            paste(ids.byte(), FULL.expand(2, 4, 4), box.expand(2, 4), 0.5, 255)
+    with pytest.raises(ValueError, match="mask_logits must be floating 1 x h x w, got float32 tensor of shape 2x4x4"):
         paste_masks_into(ids, FULL.expand(2, 4, 4), box, 0.5)
     with pytest.raises(ValueError, match="mask_logits must be a floating h x w"):
         paste_mask(FULL[None], box[0], (3, 3))

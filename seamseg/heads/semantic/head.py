@@ -36,9 +36,8 @@ class MiniDeepLab(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`N x in_channels x h x w` -> `N x hidden_channels x h x w`."""
-        window = (min(self.pooling_size[0], x.shape[-2]), min(self.pooling_size[1], x.shape[-1]))
         # a 1x1 convolution without bias commutes with the average and its padding; this way round fewer are averaged
-        context = box_filter_pool(self.conv1_glb(x), window)
+        context = box_filter_pool(self.conv1_glb(x), self.pooling_size)
         x = torch.cat([self.conv1_3x3(x), self.conv1_dil(x), context], dim=1)
         return self.bn2(self.conv2(self.bn1(x)))
 

@@ -1,0 +1,103 @@
+"""The large stride-1 average pool and the semantic head around it, against native kernels and the plain form.
+
+    python benchmarks/pooling.py [--rounds 7] [--threads N] [--device cuda] [--json FILE] [NAME ...]
+
+The map is the finest level of a 1024 x 2048 picture. The head as it is usually written (`head`) takes minutes a round
+on a CPU: `--rounds 1 head`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from timing import Case, options, report
+from torch import Tensor, nn
+from torch.nn import functional
+
+from seamseg.backbones.residual import NormFactory
+from seamseg.heads.semantic.head import SemanticHead
+from seamseg.ops.norm import ABN
+from seamseg.ops.pooling import box_filter_pool
+from seamseg.ops.reference.pooling import box_filter_pool as plain_form
+from seamseg.ops.reference.pooling import box_filter_pool_backward as plain_backward
+
+WINDOW = (64, 64)
+
+
+def padded(pooled: Tensor) -> Tensor:
+    """Back to the size of the map."""
+    return functional.pad(pooled, (31, 32, 31, 32), mode="replicate")
+
+
+def separable(x: Tensor) -> Tensor:
+    """The native pool along one axis after the other: already 32 times less work than 64 x 64."""
+    return padded(functional.avg_pool2d(functional.avg_pool2d(x, (64, 1), stride=1), (1, 64), stride=1))
+
+
+def usual_head(head: SemanticHead, levels: Sequence[Tensor]) -> Tensor:
+    """The same numbers as usually written: the input is pooled as it is, the classifier runs on all levels enlarged."""
+    outputs = []
+    for level, x in zip(head.output, levels):
+        window = [min(k, size) for k, size in zip(level.pooling_size, x.shape[-2:])]
+        before = [(k - 1) // 2 for k in window]
+        after = [k - 1 - b for k, b in zip(window, before)]
+        pooled = functional.avg_pool2d(x, window, stride=1)
+        pooled = functional.pad(pooled, (before[1], after[1], before[0], after[0]), mode="replicate")
+        y = torch.cat([level.conv1_3x3(x), level.conv1_dil(x), level.conv1_glb(pooled)], dim=1)
+        y = level.bn2(level.conv2(level.bn1(y)))
+        outputs.append(functional.interpolate(y, size=levels[0].shape[-2:], mode="bilinear", align_corners=False))
+    return head.conv_sem(torch.cat(outputs, dim=1))
+
+
+def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
+    """Names, and what makes the two sides of each."""
+
+    def feature_map(dtype: torch.dtype, layout: torch.memory_format, channels: int = 128) -> Tensor:
+        x = torch.randn(1, channels, 256, 512, generator=torch.Generator().manual_seed(0))
+        return x.to(device, dtype).contiguous(memory_format=layout)
+
+    def forward(name: str, dtype: torch.dtype, layout: torch.memory_format, native: bool) -> Case:
+        x = feature_map(dtype, layout)
+        if native:
+            return Case(
+                name, "avg_pool2d, one axis at a time", lambda: box_filter_pool(x, WINDOW), lambda: separable(x)
+            )
+        return Case(name, "plain form", lambda: box_filter_pool(x, WINDOW), lambda: plain_form(x, *WINDOW))
+
+    def backward(name: str, dtype: torch.dtype, layout: torch.memory_format) -> Case:
+        dy = feature_map(dtype, layout)
+        ours = torch.ops.seamseg.box_filter_pool_backward
+        return Case(name, "plain form", lambda: ours(dy, *WINDOW), lambda: plain_backward(dy, *WINDOW))
+
+    def semantic_head(name: str, layout: torch.memory_format) -> Case:
+        norm: NormFactory = ABN
+        head: nn.Module = SemanticHead(256, 19, norm).eval().to(device, memory_format=layout)
+        finest = feature_map(torch.float32, layout, 256)
+        levels = [finest[..., :: 2**i, :: 2**i].contiguous(memory_format=layout) for i in range(4)]
+
+        def run(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
+            return torch.inference_mode()(function)
+
+        return Case(name, "as usually written", run(lambda: head(levels)), run(lambda: usual_head(head, levels)))
+
+    for layout, said in ((torch.contiguous_format, "contiguous"), (torch.channels_last, "channels last")):
+        for dtype in (torch.float32, torch.bfloat16):
+            kind = f"{said}, {str(dtype).removeprefix('torch.')}"
+            for native in (False, True):
+                name = f"pool forward, {kind}"
+                yield name, lambda n=name, d=dtype, m=layout, a=native: forward(n, d, m, a)
+            name = f"pool backward, {kind}"
+            yield name, lambda n=name, d=dtype, m=layout: backward(n, d, m)
+        name = f"semantic head 256 x 256 x 512, {said}"
+        yield name, lambda n=name, m=layout: semantic_head(n, m)
+
+
+def main() -> None:
+    """Time the cases in turns and print a table."""
+    arguments = options(__doc__).parse_args()
+    report(cases(arguments.device), arguments)
+
+
+if __name__ == "__main__":
+    main()

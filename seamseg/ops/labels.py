@@ -1,0 +1,77 @@
+"""Counting the labels of a map and putting them where an id map is free (SPEC section 4 "Fusion")."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._check import check_same_device, describe
+from ._library import define
+from .reference.labels import count_labels as count_labels_plain
+from .reference.labels import fill_free as fill_free_plain
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_MOST_LABELS = 1 << 24
+
+
+def count_labels(labels: Tensor, n: int, id_map: Tensor | None = None) -> Tensor:
+    """How many pixels carry each label.
+
+    Parameters
+    ----------
+    labels : integer, any shape
+    n : number of labels: `0 .. n-1` (others are not counted)
+    id_map : integer, of the shape of `labels`; if given, only its free pixels count, where it is 0
+
+    Returns
+    -------
+    `n` int64
+    """
+    _check_integers("count_labels", "labels", labels)
+    if not 0 <= n <= _MOST_LABELS:
+        raise ValueError(f"count_labels: n must be 0 to {_MOST_LABELS}, got {n}")
+    if id_map is not None:
+        _check_integers("count_labels", "id_map", id_map)
+        _check_same_map("count_labels", id_map, labels)
+    return _count_labels(labels, n, id_map)
+
+
+def fill_free(id_map: Tensor, labels: Tensor, ids: Tensor) -> None:
+    """Give every free pixel of an id map the id that belongs to its label.
+
+    Parameters
+    ----------
+    id_map : integer, any shape, 0 where free; written in place
+    labels : integer, of the shape of `id_map`
+    ids : `n` int64, the id of each label: 0 for one that gets none. A label without entry gets none either.
+    """
+    _check_integers("fill_free", "id_map", id_map)
+    _check_integers("fill_free", "labels", labels)
+    _check_same_map("fill_free", id_map, labels)
+    if not isinstance(ids, Tensor) or ids.dtype != torch.int64 or ids.dim() != 1:
+        raise ValueError(f"fill_free: ids must be n int64, got {describe(ids)}")
+    check_same_device("fill_free", id_map=id_map, ids=ids)
+    _fill_free(id_map, labels, ids)
+
+
+def _check_integers(op: str, name: str, value: Tensor) -> None:
+    if not isinstance(value, Tensor) or value.dtype not in _INTEGERS:
+        raise TypeError(f"{op}: {name} must be an integer tensor, got {describe(value)}")
+
+
+def _check_same_map(op: str, id_map: Tensor, labels: Tensor) -> None:
+    if id_map.shape != labels.shape:
+        raise ValueError(f"{op}: id_map must have the shape of labels, got {describe(id_map)} and {describe(labels)}")
+    check_same_device(op, id_map=id_map, labels=labels)
+
+
+def _fake_count(labels: Tensor, n: int, id_map: Tensor | None) -> Tensor:
+    return labels.new_empty((n,), dtype=torch.int64)
+
+
+def _fake_fill(id_map: Tensor, labels: Tensor, ids: Tensor) -> None:
+    return None
+
+
+_count_labels = define("count_labels(Tensor labels, int n, Tensor? id_map) -> Tensor", count_labels_plain, _fake_count)
+_fill_free = define("fill_free(Tensor(a!) id_map, Tensor labels, Tensor ids) -> ()", fill_free_plain, _fake_fill)

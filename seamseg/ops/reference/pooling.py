@@ -1,0 +1,119 @@
+"""Large stride-1 average pooling in few passes over the map, in plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_BAND = 1 << 20
+"""Elements of a band of a map on the CPU."""
+
+
+def box_filter_pool(x: Tensor, height: int, width: int) -> Tensor:
+    """See :func:`seamseg.ops.pooling.box_filter_pool`; arguments are taken as checked.
+
+    Sums over 2, 4, 8, ... pixels are built from each other, axis by axis, which also rounds less than a running sum.
+    """
+    if x.numel() == 0:
+        return torch.empty_like(x, memory_format=memory_format(x))
+    height, width = min(height, x.shape[2]), min(width, x.shape[3])
+    y = _wide(x)
+    for dim, k in _axes(x, height, width):
+        y = _banded(_window_sums, y, dim, k)
+    y = y.div_(height * width) if height * width > 1 else y.clone()
+    before = [(height - 1) // 2, (width - 1) // 2]
+    after = [height - 1 - before[0], width - 1 - before[1]]
+    y = functional.pad(y, (before[1], after[1], before[0], after[0]), mode="replicate")
+    return _as_format(y.to(x.dtype), memory_format(x))
+
+
+def box_filter_pool_backward(dy: Tensor, height: int, width: int) -> Tensor:
+    """The adjoint of :func:`box_filter_pool`: the gradient of its input, `N x C x H x W`."""
+    if dy.numel() == 0:
+        return torch.empty_like(dy, memory_format=memory_format(dy))
+    height, width = min(height, dy.shape[2]), min(width, dy.shape[3])
+    axes = _axes(dy, height, width)
+    dx = _wide(dy)
+    for dim, k in axes:
+        dx = _unpad(dx, dim, k)
+    dx = dx / (height * width)
+    for dim, k in reversed(axes):
+        dx = _banded(_spread, dx, dim, k)
+    return _as_format(dx.to(dy.dtype), memory_format(dy))
+
+
+def memory_format(x: Tensor) -> torch.memory_format:
+    """The format of what is made from a map: its own, channels last where it is not dense."""
+    # a map of one row or column has no memory format to pass on
+    return torch.contiguous_format if x.is_contiguous() else torch.channels_last
+
+
+def _as_format(y: Tensor, wanted: torch.memory_format) -> Tensor:
+    """`y` with exactly the strides that a new tensor of the format has, axes of one element included."""
+    if y.stride() == torch.empty_like(y, memory_format=wanted, device="meta").stride():
+        return y
+    return torch.empty_like(y, memory_format=wanted).copy_(y)
+
+
+def _axes(x: Tensor, height: int, width: int) -> list[tuple[int, int]]:
+    """Both axes with their windows, first the one that shrinks the map most."""
+    axes = [(2, height), (3, width)]
+    return axes[::-1] if x.shape[2] - height > x.shape[3] - width else axes
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _banded(function: Callable[[Tensor, int, int], Tensor], x: Tensor, dim: int, k: int) -> Tensor:
+    """Run a function along one axis of large maps in bands of the other: temporaries stay small and in the cache."""
+    other = 5 - dim
+    step = max(1, _BAND * x.shape[other] // max(x.numel(), 1))
+    if x.device.type != "cpu" or step >= x.shape[other]:
+        return function(x, dim, k)
+    bands = [function(band, dim, k) for band in x.split(step, other)]
+    return torch.cat(bands, other)
+
+
+def _window_sums(x: Tensor, dim: int, k: int) -> Tensor:
+    """Sums over all windows of k neighbours along an axis; k's binary digits say which powers of two make one up."""
+    size = x.shape[dim]
+    if k == size:
+        return x.sum(dim, keepdim=True)
+    out: Tensor | None = None
+    done, power = 0, 1
+    while True:
+        if k & power:
+            part = x.narrow(dim, done, size - k + 1)
+            out = part if out is None else out + part
+            done += power
+        if out is not None and done == k:
+            return out
+        shorter = x.shape[dim] - power
+        x = x.narrow(dim, 0, shorter) + x.narrow(dim, power, shorter)
+        power *= 2
+
+
+def _spread(x: Tensor, dim: int, k: int) -> Tensor:
+    """The adjoint of window sums: every value goes to the k pixels of its window."""
+    if x.shape[dim] == 1:
+        return x.repeat_interleave(k, dim)
+    if k == 1:
+        return x
+    before_after = (k - 1, k - 1, 0, 0) if dim == 3 else (0, 0, k - 1, k - 1)
+    return _window_sums(functional.pad(x, before_after), dim, k)
+
+
+def _unpad(dy: Tensor, dim: int, k: int) -> Tensor:
+    """The adjoint of replicate padding by k - 1 along an axis: what fell on the padding goes to the edge."""
+    inner = dy.shape[dim] - k + 1
+    before = (k - 1) // 2
+    if inner == 1:
+        return dy.sum(dim, keepdim=True)
+    out = dy.narrow(dim, before, inner).clone()
+    out.narrow(dim, 0, 1).add_(dy.narrow(dim, 0, before).sum(dim, keepdim=True))
+    out.narrow(dim, inner - 1, 1).add_(dy.narrow(dim, before + inner, k - 1 - before).sum(dim, keepdim=True))
+    return out

@@ -1,0 +1,91 @@
+"""Counting labels and filling free pixels: the kernels against plain torch, threads, failures."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seamseg.ops.labels import count_labels, fill_free
+from seamseg.ops.reference import labels as plain
+
+from .contract import check_operator
+
+ID_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+SHAPES = st.one_of(st.tuples(st.integers(0, 40), st.integers(0, 60)), st.tuples(st.integers(0, 9)))
+
+
+def maps(shape, dtypes, seed):
+    """Labels -2 .. 9 and an id map half free, both views that are not contiguous."""
+    generator = torch.Generator().manual_seed(seed)
+    doubled = (*shape[:-1], shape[-1] * 2)
+    labels = torch.randint(-2, 10, doubled, generator=generator).to(dtypes[0])
+    ids = torch.randint(0, 2, doubled, generator=generator).to(dtypes[1]) * 3
+    return labels[..., ::2], ids[..., ::2]
+
+
+@given(SHAPES, st.integers(0, 12), st.tuples(st.sampled_from(ID_TYPES), st.sampled_from(ID_TYPES)), st.integers(0, 999))
+def test_kernels_equal_plain(shape, n, dtypes, seed):
+    labels, ids = maps(shape, dtypes, seed)
+    for where in (None, ids):
+        counts = count_labels(labels, n, where)
+        assert counts.dtype == torch.int64 and torch.equal(counts, plain.count_labels(labels, n, where))
+    table = torch.arange(n) * 2 % 7
+    wanted = ids.clone()
+    plain.fill_free(wanted, labels, table)
+    fill_free(ids, labels, table)
+    assert torch.equal(ids, wanted)
+
+
+def test_by_hand():
+    labels, ids = torch.tensor([[0, 0, 1, 2], [2, 2, 9, -1]]), torch.tensor([[0, 5, 0, 0], [0, 5, 0, 0]])
+    assert count_labels(labels, 4).tolist() == [2, 1, 3, 0]
+    assert count_labels(labels, 4, ids).tolist() == [1, 1, 2, 0]
+    fill_free(ids, labels, torch.tensor([7, 0, 8]))
+    assert ids.tolist() == [[7, 5, 0, 8], [8, 5, 0, 0]]
+
+
+def test_large_maps_and_threads():
+    labels, ids = maps((700, 900), (torch.int64, torch.int64), 0)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(count_labels(labels, 9, ids), plain.count_labels(labels, 9, ids))
+            filled, wanted = ids.clone(), ids.clone()
+            fill_free(filled, labels, torch.arange(9))
+            plain.fill_free(wanted, labels, torch.arange(9))
+            assert torch.equal(filled, wanted)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_operators():
+    labels, ids = maps((6, 7), (torch.int64, torch.int32), 1)
+    check_operator("count_labels", [(labels, 5, None), (labels, 5, ids), (labels[:0], 3, None), (labels, 0, ids)])
+    check_operator("fill_free", [(ids, labels, torch.arange(4)), (ids.clone(), labels.byte(), torch.arange(0))])
+
+
+def test_compiles():
+    labels, ids = maps((20, 30), (torch.int64, torch.int64), 2)
+
+    def step(labels, ids):
+        plane = ids.clone()
+        fill_free(plane, labels, torch.arange(6))
+        return plane, count_labels(labels, 6, plane)
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    assert all(torch.equal(a, b) for a, b in zip(compiled(labels, ids), step(labels, ids)))
+
+
+def test_wrong_arguments():
+    labels, ids = torch.zeros(3, 4, dtype=torch.long), torch.zeros(3, 4, dtype=torch.int32)
+    with pytest.raises(TypeError, match="count_labels: labels must be an integer tensor, got float32"):
+        count_labels(torch.rand(3), 2)
+    with pytest.raises(ValueError, match="count_labels: n must be 0 to 16777216, got -1"):
+        count_labels(labels, -1)
+    with pytest.raises(ValueError, match="id_map must have the shape of labels, got int32 tensor of shape 2x4"):
+        count_labels(labels, 2, ids[:2])
+    with pytest.raises(TypeError, match="fill_free: id_map must be an integer tensor, got bool"):
+        fill_free(ids.bool(), labels, torch.arange(3))
+    with pytest.raises(ValueError, match="fill_free: ids must be n int64, got int32"):
+        fill_free(ids, labels, torch.arange(3).int())
