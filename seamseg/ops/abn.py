@@ -112,7 +112,7 @@ def check_input(op: str, x: Tensor, running_mean: Tensor) -> None:
         raise ValueError(f"{op}: input is on {x.device}, the layer on {running_mean.device}; move one of them")
 
 
-def saved_for_backward(ctx: Any) -> tuple[Tensor | None, ...]:
+def saved_for_backward(ctx: Any) -> tuple[Any, ...]:
     """The tensors a forward pass left, or words on why they are spoilt.
 
     Raises

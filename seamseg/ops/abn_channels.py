@@ -137,9 +137,7 @@ def _statistics(x: Tensor, norm: Norm) -> Statistics:
     return Statistics(mean, torch.rsqrt(var + norm.eps), float(max(count, 1)))
 
 
-def _join(
-    mean: Tensor, var: Tensor, count: int, group: distributed.ProcessGroup
-) -> tuple[Tensor, Tensor, Tensor]:
+def _join(mean: Tensor, var: Tensor, count: int, group: distributed.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, biased variance and count over all ranks of a group, exact for uneven counts (SPEC section 3).
 
     The count stays a tensor (at least 1), so that nothing here waits for the device.

@@ -146,9 +146,17 @@ class InPlaceABN(ABN):
 
         The convolution must be 1x1 without bias. Activations of the two layers take no part.
         """
+        vertical, horizontal = convolution.stride
         return inplace_abn_projection(
-            *(x, self.weight, self.bias, self._norm(activation, activation_param)),
-            *(shortcut, convolution.weight, tuple(convolution.stride), shortcut_norm.weight, shortcut_norm.bias),
+            x,
+            self.weight,
+            self.bias,
+            self._norm(activation, activation_param),
+            shortcut,
+            convolution.weight,
+            (int(vertical), int(horizontal)),
+            shortcut_norm.weight,
+            shortcut_norm.bias,
             shortcut_norm._norm("identity", 1.0),
         )
 
