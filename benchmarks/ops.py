@@ -2,7 +2,7 @@
 
     python benchmarks/ops.py [--rounds 7] [--threads N] [--json FILE] [NAME ...]
 
-`plain` is native PyTorch or numpy (torchvision where it has the op); inputs have the sizes of a 1024 x 2048 picture.
+`plain` is native PyTorch or numpy; inputs have the sizes of a 1024 x 2048 picture.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch.nn import functional
 from seamseg.ops.boxes import invert_boxes
 from seamseg.ops.extract_boxes import extract_boxes
 from seamseg.ops.histogram import joint_histogram
-from seamseg.ops.nms import nms
 from seamseg.ops.norm import InPlaceABN
 from seamseg.ops.paste import paste_masks_into
 from seamseg.ops.pooling import box_filter_pool
@@ -111,12 +110,6 @@ def cases() -> Iterator[tuple[str, Callable[[], Pair]]]:
         x = normal(1, 128, 256, 512).contiguous(memory_format=torch.channels_last)
         return lambda: box_filter_pool(x, (64, 64)), lambda: plain_pool(x)
 
-    def suppression(count: int, limit: int) -> Pair:
-        from torchvision.ops import nms as peer
-
-        boxes, scores = boxes_of_scene(count, generator, 150), torch.rand(count, generator=generator)
-        return lambda: nms(boxes, scores, 0.7, limit), lambda: peer(boxes, scores, 0.7)[:limit]
-
     def roi(backward: bool) -> Pair:
         x = normal(1, 256, 256, 512).contiguous(memory_format=torch.channels_last).requires_grad_(backward)
         boxes, index = boxes_of_scene(512, generator, 120) / 4, torch.zeros(512, dtype=torch.long)
@@ -185,8 +178,6 @@ def cases() -> Iterator[tuple[str, Callable[[], Pair]]]:
         )
 
     yield "box_filter_pool 64x64, 128 x 256 x 512", pool
-    yield "nms 6000 -> 1000", lambda: suppression(6000, 1000)
-    yield "nms 12000 -> 2000", lambda: suppression(12000, 2000)
     yield "roi_sampling 512 x 256 x 14 x 14 forward", lambda: roi(False)
     yield "roi_sampling 512 x 256 x 14 x 14 backward", lambda: roi(True)
     yield "upsample_argmax 19 classes", argmax
