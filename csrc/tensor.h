@@ -51,8 +51,12 @@ void dispatch_integer(const Tensor& x, const char* op, F&& f) {
       return f(uint16_t{});
     case ScalarType::Int:
       return f(int32_t{});
+    case ScalarType::UInt32:
+      return f(uint32_t{});
     case ScalarType::Long:
       return f(int64_t{});
+    case ScalarType::UInt64:
+      return f(uint64_t{});
     default:
       STD_TORCH_CHECK(false, op, ": expected an integer or bool tensor");
   }

@@ -5,7 +5,19 @@ for CUDA. Nothing here knows about networks, data or files.
 """
 
 # an operator exists once its file is loaded
-from . import extract_boxes, labels, paste, pooling
+from . import abn, boxes, extract_boxes, histogram, labels, nms, paste, pooling, roi_sampling, upsample
 from ._library import implementations
 
-__all__ = ["extract_boxes", "implementations", "labels", "paste", "pooling"]
+__all__ = [
+    "abn",
+    "boxes",
+    "extract_boxes",
+    "histogram",
+    "implementations",
+    "labels",
+    "nms",
+    "paste",
+    "pooling",
+    "roi_sampling",
+    "upsample",
+]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._check import check_boxes, check_same_device, describe
+from ._library import define, differentiate
+from .reference import boxes as reference
 
 MAX_LOG_SCALE = math.log(1000 / 16)
 """Upper bound of the `dh` and `dw` of a code when decoding."""
@@ -18,14 +21,7 @@ MIN_ANCHOR_SIDE = 1e-5
 def box_area(boxes: Tensor) -> Tensor:
     """Signed area of boxes, in pixels: `... x 4` to `...`."""
     check_boxes("box_area", "boxes", boxes, dims=None)
-    return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
-
-
-def _intersection(a: Tensor, b: Tensor) -> Tensor:
-    # axis by axis: an N x M x 2 intermediate costs twice the time
-    height = torch.minimum(a[:, None, 2], b[None, :, 2]).sub_(torch.maximum(a[:, None, 0], b[None, :, 0])).clamp_(min=0)
-    width = torch.minimum(a[:, None, 3], b[None, :, 3]).sub_(torch.maximum(a[:, None, 1], b[None, :, 1])).clamp_(min=0)
-    return height.mul_(width)
+    return reference.area(boxes)
 
 
 def box_iou(a: Tensor, b: Tensor) -> Tensor:
@@ -33,18 +29,41 @@ def box_iou(a: Tensor, b: Tensor) -> Tensor:
 
     Parameters
     ----------
-    a, b : `N x 4` and `M x 4`
+    a, b : `N x 4` and `M x 4`; half precision is computed in float32
 
     Returns
     -------
     `N x M`; NaN where both boxes are empty
     """
-    check_boxes("box_iou", "a", a)
-    check_boxes("box_iou", "b", b)
-    check_same_device("box_iou", a=a, b=b)
-    inter = _intersection(a, b)
-    union = (box_area(a)[:, None] + box_area(b)[None]).sub_(inter)
-    return inter.div_(union)
+    return _box_iou(*_pair("box_iou", a, b))
+
+
+def match_boxes(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The best partner of each box, both ways, without the matrix of all overlaps.
+
+    Equal to the `max` of :func:`box_iou` along each axis: the first of equals wins, the first NaN beats everything.
+    Nothing here is differentiable.
+
+    Parameters
+    ----------
+    a, b : `N x 4` and `M x 4`; half precision is computed in float32
+
+    Returns
+    -------
+    iou_a : `N`, the highest IoU of each box of `a` (float32 at least); 0 if `b` has no boxes
+    index_b : int64 `N`, the box of `b` that has it; -1 if there is none
+    iou_b, index_a : `M`, the same for each box of `b`
+    """
+    a, b = _pair("match_boxes", a, b)
+    return _match_boxes(a.detach(), b.detach())
+
+
+def _pair(op: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    check_boxes(op, "a", a)
+    check_boxes(op, "b", b)
+    check_same_device(op, a=a, b=b)
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    return a.to(dtype), b.to(dtype)
 
 
 def box_overlap(a: Tensor, b: Tensor) -> Tensor:
@@ -61,7 +80,7 @@ def box_overlap(a: Tensor, b: Tensor) -> Tensor:
     check_boxes("box_overlap", "a", a)
     check_boxes("box_overlap", "b", b)
     check_same_device("box_overlap", a=a, b=b)
-    return _intersection(a, b).div_(box_area(a)[:, None])
+    return reference.intersection(a, b).div_(box_area(a)[:, None])
 
 
 def encode_boxes(anchors: Tensor, targets: Tensor) -> Tensor:
@@ -119,27 +138,21 @@ def clip_boxes(boxes: Tensor, size: tuple[int, int]) -> Tensor:
 def crowd_overlap(boxes: Tensor, crowd_mask: Tensor) -> Tensor:
     """Part of each box that is crowd: crowd pixels in the integer-truncated box over the box's (float) area.
 
-    One integral image serves all boxes (SPEC section 4 "ROI targets").
-
     Parameters
     ----------
-    boxes : `N x 4`
-    crowd_mask : `H x W`, bool or integer, non-zero on crowd pixels
+    boxes : `N x 4`; half precision is computed in float32
+    crowd_mask : `H x W`, bool or integer, non-zero on crowd pixels (SPEC section 4 "ROI targets")
 
     Returns
     -------
-    `N`; NaN for an empty box
+    `N`; NaN for an empty box and for one with a NaN corner
     """
     check_boxes("crowd_overlap", "boxes", boxes)
-    if crowd_mask.dim() != 2 or crowd_mask.is_floating_point():
+    if crowd_mask.dim() != 2 or crowd_mask.is_floating_point() or crowd_mask.is_complex():
         raise ValueError(f"crowd_overlap: crowd_mask must be a bool or integer H x W, got {describe(crowd_mask)}")
     check_same_device("crowd_overlap", boxes=boxes, crowd_mask=crowd_mask)
-    height, width = crowd_mask.shape
-    integral = torch.zeros(height + 1, width + 1, dtype=torch.int64, device=boxes.device)
-    integral[1:, 1:] = (crowd_mask != 0).cumsum(0).cumsum(1)
-    y0, x0, y1, x1 = clip_boxes(boxes, (height, width)).to(torch.int64).unbind(-1)
-    count = integral[y1, x1] - integral[y0, x1] - integral[y1, x0] + integral[y0, x0]
-    return count.to(boxes.dtype) / box_area(boxes)
+    wide = reference.widened(boxes)
+    return (_crowd_count(wide.detach(), crowd_mask).to(wide.dtype) / box_area(wide)).to(boxes.dtype)
 
 
 def invert_boxes(boxes: Tensor, roi_size: tuple[int, int], image_size: tuple[int, int]) -> Tensor:
@@ -161,3 +174,44 @@ def invert_boxes(boxes: Tensor, roi_size: tuple[int, int], image_size: tuple[int
     image = boxes.new_tensor(image_size)
     size = boxes[:, 2:] - boxes[:, :2]
     return torch.cat((-boxes[:, :2] / size * grid, (image - boxes[:, :2]) / size * grid), dim=1)
+
+
+def _fake_iou(a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty((a.shape[0], b.shape[0]))
+
+
+def _fake_iou_backward(grad: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return a.new_empty(a.shape), b.new_empty(b.shape)
+
+
+def _fake_match(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def vector(boxes: Tensor, dtype: torch.dtype) -> Tensor:
+        return boxes.new_empty((boxes.shape[0],), dtype=dtype)
+
+    wide = torch.promote_types(a.dtype, torch.float32)
+    return vector(a, wide), vector(a, torch.int64), vector(b, wide), vector(b, torch.int64)
+
+
+def _fake_count(boxes: Tensor, crowd_mask: Tensor) -> Tensor:
+    return boxes.new_empty((boxes.shape[0],), dtype=torch.int64)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    return _box_iou_backward(grad, *ctx.saved_tensors)
+
+
+_box_iou = define("box_iou(Tensor a, Tensor b) -> Tensor", reference.box_iou, _fake_iou)
+_box_iou_backward = define(
+    "box_iou_backward(Tensor grad, Tensor a, Tensor b) -> (Tensor, Tensor)",
+    reference.box_iou_backward,
+    _fake_iou_backward,
+)
+differentiate("box_iou", _backward, _save)
+_match_boxes = define(
+    "match_boxes(Tensor a, Tensor b) -> (Tensor, Tensor, Tensor, Tensor)", reference.match_boxes, _fake_match
+)
+_crowd_count = define("crowd_count(Tensor boxes, Tensor crowd_mask) -> Tensor", reference.crowd_count, _fake_count)

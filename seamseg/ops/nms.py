@@ -1,4 +1,4 @@
-"""Non-maximum suppression: greedy, exact, any device (SPEC section 4 "Proposals")."""
+"""Non-maximum suppression: greedy, exact, for many images, levels and classes in one call (SPEC section 4)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from ._check import check_boxes, check_same_device, describe
-from .boxes import box_iou
-
-_BLOCK = 256
+from ._library import define
+from .reference import nms as reference
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int = -1, groups: Tensor | None = None) -> Tensor:
     """Visit boxes by falling score; keep one unless a kept one overlaps it with `IoU >= iou_threshold`.
 
-    Equal scores keep the lower index first. A NaN IoU (two empty boxes) never suppresses.
+    Equal scores keep the lower index first, a NaN score counts as the highest. A NaN IoU (two empty boxes, a NaN
+    corner) never suppresses. Overlaps of boxes in half precision are made in float32.
 
     Parameters
     ----------
@@ -26,97 +26,57 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int = -1, gr
 
     Returns
     -------
-    `K` int64 indices of the kept boxes, by falling score
+    `K` int64 indices of the kept boxes, by falling score. On a GPU their number is waited for: see :func:`nms_fixed`.
     """
-    check_boxes("nms", "boxes", boxes)
+    return _nms(*_checked("nms", boxes, scores, groups, iou_threshold, n_max))
+
+
+def nms_fixed(
+    boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int = -1, groups: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """:func:`nms` with a result whose size does not depend on the boxes: a GPU need not be waited for.
+
+    Parameters
+    ----------
+    boxes, scores, iou_threshold, n_max, groups : as for :func:`nms`
+
+    Returns
+    -------
+    indices : int64, those of the kept boxes by falling score, then -1; `min(n_max, N)` of them if there is a limit and
+        no groups, else `N`
+    count : int64 scalar, the number of kept boxes
+    """
+    return _nms_fixed(*_checked("nms_fixed", boxes, scores, groups, iou_threshold, n_max))
+
+
+def _checked(
+    op: str, boxes: Tensor, scores: Tensor, groups: Tensor | None, iou_threshold: float, n_max: int
+) -> tuple[Tensor, Tensor, float, int, Tensor | None]:
+    check_boxes(op, "boxes", boxes)
     count = boxes.shape[0]
     if scores.shape != (count,):
-        raise ValueError(f"nms: scores must have one entry for each of {count} boxes, got {describe(scores)}")
-    check_same_device("nms", boxes=boxes, scores=scores)
+        raise ValueError(f"{op}: scores must have one entry for each of {count} boxes, got {describe(scores)}")
+    check_same_device(op, boxes=boxes, scores=scores)
     if groups is not None:
         if groups.shape != (count,) or groups.is_floating_point():
-            raise ValueError(f"nms: groups must be {count} integers, got {describe(groups)}")
-        check_same_device("nms", boxes=boxes, groups=groups)
-    if count == 0:
-        return torch.empty(0, dtype=torch.int64, device=boxes.device)
-    # overlaps in half precision would be wrong in the second digit
-    boxes = boxes.detach().float() if boxes.dtype in (torch.float16, torch.bfloat16) else boxes.detach()
-    with torch.no_grad():
-        order = torch.argsort(scores.detach(), descending=True, stable=True)
-        if groups is None:
-            return order[_suppress(boxes[order], [count], iou_threshold, n_max)]
-        order = order[torch.argsort(groups[order], stable=True)]
-        lengths = torch.unique_consecutive(groups[order], return_counts=True)[1].tolist()
-        kept = order[_suppress(boxes[order], lengths, iou_threshold, n_max)]
-        # by score again; indices rise within ties because the first sort below is by index
-        kept = kept.sort().values
-        return kept[torch.argsort(scores[kept], descending=True, stable=True)]
+            raise ValueError(f"{op}: groups must be {count} integers, got {describe(groups)}")
+        check_same_device(op, boxes=boxes, groups=groups)
+        groups = groups.to(torch.int64)
+    scores = scores.detach() if scores.is_floating_point() else scores.double()
+    return boxes.detach(), scores, float(iou_threshold), n_max, groups
 
 
-def _suppress(boxes: Tensor, lengths: list[int], threshold: float, n_max: int) -> Tensor:
-    """Positions that survive among boxes sorted by group and falling score; `lengths` counts the boxes of each group.
-
-    Works block by block: a block is tested against the kept boxes of its group at once, then within itself. The work
-    is `kept x N` overlaps, vectorised, with one copy to the host a block; small groups share a block.
-    """
-    kept: list[Tensor] = []
-    start = 0
-    group = 0
-    while group < len(lengths):
-        # join small groups into one block: their cross overlaps are masked out
-        stop = group + 1
-        size = lengths[group]
-        while stop < len(lengths) and size + lengths[stop] <= _BLOCK:
-            size += lengths[stop]
-            stop += 1
-        if stop - group == 1:
-            kept.append(_suppress_one(boxes, start, start + size, threshold, n_max))
-        else:
-            kept.append(_suppress_joined(boxes[start : start + size], lengths[group:stop], threshold, n_max) + start)
-        start += size
-        group = stop
-    return torch.cat(kept)
+def _fake(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int, groups: Tensor | None) -> Tensor:
+    return boxes.new_empty((torch.library.get_ctx().new_dynamic_size(),), dtype=torch.int64)
 
 
-def _suppress_one(boxes: Tensor, start: int, stop: int, threshold: float, n_max: int) -> Tensor:
-    kept = boxes.new_empty(0, 4)
-    positions: list[Tensor] = []
-    total = 0
-    for first in range(start, stop, _BLOCK):
-        block = boxes[first : min(first + _BLOCK, stop)]
-        candidates = torch.arange(first, first + block.shape[0], device=boxes.device)
-        if total:
-            free = ~(box_iou(kept, block) >= threshold).any(0)
-            candidates = candidates[free]
-            block = boxes[candidates]
-        chosen = _greedy(box_iou(block, block) >= threshold)
-        if n_max > 0:
-            chosen = chosen[: n_max - total]
-        positions.append(candidates[chosen])
-        kept = torch.cat((kept, block[chosen]))
-        total += chosen.shape[0]
-        if 0 < n_max <= total:
-            break
-    return torch.cat(positions)
+def _fake_fixed(
+    boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int, groups: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    size = reference.fixed_size(boxes.shape[0], n_max, groups)
+    return boxes.new_empty((size,), dtype=torch.int64), boxes.new_empty((), dtype=torch.int64)
 
 
-def _suppress_joined(boxes: Tensor, lengths: list[int], threshold: float, n_max: int) -> Tensor:
-    group = torch.repeat_interleave(torch.tensor(lengths)).to(boxes.device)
-    chosen = _greedy((box_iou(boxes, boxes) >= threshold) & (group[:, None] == group[None]))
-    if n_max > 0:
-        group = group[chosen]
-        first = torch.searchsorted(group, group)
-        chosen = chosen[torch.arange(len(chosen), device=boxes.device) - first < n_max]
-    return chosen
-
-
-def _greedy(suppresses: Tensor) -> Tensor:
-    """Greedy choice given the `N x N` matrix of who suppresses whom; rows of low index go first."""
-    matrix = suppresses.triu(1).cpu().numpy()
-    alive = [True] * len(matrix)
-    counts = matrix.sum(1).tolist()
-    for i, count in enumerate(counts):
-        if count and alive[i]:
-            for j in matrix[i].nonzero()[0].tolist():
-                alive[j] = False
-    return torch.tensor(alive).nonzero().squeeze(1).to(suppresses.device)
+_ARGUMENTS = "(Tensor boxes, Tensor scores, float iou_threshold, int n_max, Tensor? groups)"
+_nms = define(f"nms{_ARGUMENTS} -> Tensor", reference.nms, _fake)
+_nms_fixed = define(f"nms_fixed{_ARGUMENTS} -> (Tensor, Tensor)", reference.nms_fixed, _fake_fixed)

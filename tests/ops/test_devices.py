@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from seamseg.ops.boxes import box_iou, crowd_overlap
+from seamseg.ops.boxes import box_iou, crowd_overlap, match_boxes
 from seamseg.ops.extract_boxes import extract_boxes
 from seamseg.ops.nms import nms
 from seamseg.ops.norm import ABN, InPlaceABN
@@ -36,6 +36,7 @@ def cases(device):
 
     return {
         "iou": (box_iou, (boxes, boxes)),
+        "match": (lambda b: torch.stack([t.float() for t in match_boxes(b, b.flip(0))]), (boxes,)),
         "nms": (lambda b, s: nms(b, s, 0.5), (boxes, scores)),
         "nms_groups": (lambda b, s, g: nms(b, s, 0.5, 20, g), (boxes, scores, index)),
         "crowd": (lambda b, m: crowd_overlap(b, m > 4), (boxes, ids[0])),
@@ -79,7 +80,7 @@ def test_cuda_equals_cpu(name):
         assert_close(cuda, cpu, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["abn", "inplace_abn", "pool", "iou", "roi"])
+@pytest.mark.parametrize("name", ["abn", "inplace_abn", "pool", "iou", "match", "crowd", "roi"])
 def test_compiles_without_graph_breaks(name):
     """Tracing and autograd partitioning, without the time of code generation."""
     function, inputs = cases("cpu")[name]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seamseg.ops.boxes import box_iou, crowd_overlap, encode_boxes
+from seamseg.ops.boxes import crowd_overlap, encode_boxes, match_boxes
 from seamseg.ops.roi_sampling import roi_sampling
 
 BACKGROUND = -1
@@ -81,7 +81,7 @@ class ProposalMatcher:
             highest = candidates.new_zeros(candidates.shape[0])
             nearest = torch.zeros_like(highest, dtype=torch.long)
         else:
-            highest, nearest = box_iou(candidates, boxes).max(dim=1)
+            highest, nearest, _, _ = match_boxes(candidates, boxes)
         is_positive = highest >= self.pos_threshold
         is_negative = (highest < self.neg_threshold_hi) & (highest >= self.neg_threshold_lo) & ~is_positive
         positive = self._draw(is_positive, int(self.num_samples * self.pos_ratio))

@@ -55,27 +55,40 @@ class ProposalGenerator:
         -------
         PackedSequence of boxes `K x 4` by falling score; None for an image without any
         """
-        chosen = []
+        candidates_of_images = []
         for scores, codes, size in zip(obj_logits.float(), bbx_logits.float(), valid_sizes):
             candidates = anchors
             if self.min_size <= 0:
                 # nothing is dropped for its size, so only the best need decoding
                 best = best_scores(scores, self.num_pre_nms_train if training else self.num_pre_nms_val)
                 candidates, codes, scores = anchors[best], codes[best], scores[best]
-            boxes = self.select(clip_boxes(decode_boxes(candidates, codes), size), scores, training)
-            chosen.append(boxes if boxes.shape[0] > 0 else None)
-        return PackedSequence(chosen)
+            boxes = clip_boxes(decode_boxes(candidates, codes), size)
+            candidates_of_images.append(self._candidates(boxes, scores, training))
+        chosen = self._suppress(candidates_of_images, training)
+        return PackedSequence([boxes if boxes.shape[0] > 0 else None for boxes in chosen])
 
     def select(self, boxes: Tensor, scores: Tensor, training: bool) -> Tensor:
         """The proposals `K x 4` among clipped boxes `A x 4` with scores `A`, by falling score; K may be 0."""
-        num_pre = self.num_pre_nms_train if training else self.num_pre_nms_val
-        num_post = self.num_post_nms_train if training else self.num_post_nms_val
+        return self._suppress([self._candidates(boxes, scores, training)], training)[0]
+
+    def _candidates(self, boxes: Tensor, scores: Tensor, training: bool) -> tuple[Tensor, Tensor]:
+        """What NMS gets to see of an image: boxes and scores, by falling score."""
         if self.min_size > 0:
             large = ((boxes[:, 2:] - boxes[:, :2]) >= self.min_size).all(dim=1)
             boxes, scores = boxes[large], scores[large]
-        best = best_scores(scores, num_pre)
-        boxes = boxes[best]
-        return boxes[nms(boxes, scores[best], self.nms_threshold, n_max=num_post)]
+        best = best_scores(scores, self.num_pre_nms_train if training else self.num_pre_nms_val)
+        return boxes[best], scores[best]
+
+    def _suppress(self, candidates: list[tuple[Tensor, Tensor]], training: bool) -> list[Tensor]:
+        """NMS of all images at once."""
+        if not candidates:
+            return []
+        boxes, scores = (torch.cat(parts) for parts in zip(*candidates))
+        image = torch.cat([torch.full_like(part, i, dtype=torch.long) for i, (_, part) in enumerate(candidates)])
+        num_post = self.num_post_nms_train if training else self.num_post_nms_val
+        kept = nms(boxes, scores, self.nms_threshold, num_post, image)
+        boxes, image = boxes[kept], image[kept]
+        return [boxes[image == i] for i in range(len(candidates))]
 
 
 def best_scores(scores: Tensor, count: int) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seamseg.ops.boxes import box_iou, crowd_overlap
+from seamseg.ops.boxes import crowd_overlap, match_boxes
 
 IGNORED = -2
 """An anchor that takes no part in the losses."""
@@ -62,14 +62,12 @@ class AnchorMatcher:
     def _match(self, anchors: Tensor, boxes: Tensor | None) -> Tensor:
         if boxes is None or boxes.shape[0] == 0 or anchors.shape[0] == 0:
             return anchors.new_full((anchors.shape[0],), BACKGROUND, dtype=torch.long)
-        iou = box_iou(anchors, boxes)
-        highest, nearest = iou.max(dim=1)
+        highest, nearest, best_iou, best_anchor = match_boxes(anchors, boxes)
         match = torch.full_like(nearest, IGNORED)
         match[highest < self.neg_threshold] = BACKGROUND
         match = torch.where(highest >= self.pos_threshold, nearest, match)
 
         # a box claims its best anchor even from a box that overlaps it more; of two claims the later box's stands
-        best_iou, best_anchor = iou.max(dim=0)
         claims = torch.where(best_iou > 0, torch.arange(boxes.shape[0], device=boxes.device), IGNORED)
         claimed = torch.full_like(match, IGNORED).scatter_reduce(0, best_anchor, claims, "amax")
         return torch.where(claimed >= 0, claimed, match)

@@ -1,0 +1,88 @@
+// Overlaps of boxes (y0, x0, y1, x1), rounded step by step as plain torch rounds them: the CPU, its clones for different
+// processors, the GPU and plain torch give the same bits. CPU sources that include this switch contraction off.
+#pragma once
+
+#include "types.h"
+
+namespace seamseg {
+
+template <class T>
+struct Box {
+  T y0, x0, y1, x1;
+};
+
+// A product that no sum is fused with.
+#if defined(__CUDA_ARCH__) || defined(SEAMSEG_EMULATED)
+SEAMSEG_HD float product(float a, float b) { return __fmul_rn(a, b); }
+SEAMSEG_HD double product(double a, double b) { return __dmul_rn(a, b); }
+#else
+SEAMSEG_HD float product(float a, float b) { return a * b; }
+SEAMSEG_HD double product(double a, double b) { return a * b; }
+#endif
+
+template <class T>
+SEAMSEG_HD T smaller(T a, T b) {
+  return a < b ? a : b;
+}
+template <class T>
+SEAMSEG_HD T larger(T a, T b) {
+  return a > b ? a : b;
+}
+template <class T>
+SEAMSEG_HD T positive_part(T a) {
+  return a < 0 ? T(0) : a;  // NaN stays
+}
+
+// Signed; NaN if a corner is.
+template <class T>
+SEAMSEG_HD T area_of(const Box<T>& a) {
+  return product(a.y1 - a.y0, a.x1 - a.x0);
+}
+
+// Sides of the intersection, negative where the boxes are apart. A NaN corner may get lost here: the area has it.
+template <class T>
+SEAMSEG_HD T common_height(const Box<T>& a, const Box<T>& b) {
+  return smaller(a.y1, b.y1) - larger(a.y0, b.y0);
+}
+template <class T>
+SEAMSEG_HD T common_width(const Box<T>& a, const Box<T>& b) {
+  return smaller(a.x1, b.x1) - larger(a.x0, b.x0);
+}
+
+template <class T>
+SEAMSEG_HD T intersection_of(const Box<T>& a, const Box<T>& b) {
+  return product(positive_part(common_height(a, b)), positive_part(common_width(a, b)));
+}
+
+// Never negative; NaN for two empty boxes, and where a corner is NaN.
+template <class T>
+SEAMSEG_HD T iou_of(const Box<T>& a, T area_a, const Box<T>& b, T area_b) {
+  const T inter = intersection_of(a, b);
+  return inter / ((area_a + area_b) - inter);
+}
+
+// Of two rivals for the largest IoU the later one wins only so; the first NaN beats everything.
+template <class T>
+SEAMSEG_HD bool beats(T iou, T best) {
+  return !(iou <= best) && best == best;
+}
+
+// What `grad` at the IoU of a and b says to the corners of a, added to `sum`. Where corners are equal both get half;
+// boxes that touch are apart.
+template <class T>
+SEAMSEG_HD void add_iou_gradient(const Box<T>& a, const Box<T>& b, T grad, T* sum) {
+  const T height = common_height(a, b), width = common_width(a, b);
+  const T h = positive_part(height), w = positive_part(width);
+  const T inter = h * w, union_ = area_of(a) + area_of(b) - inter;
+  const T of_union = -grad * inter / (union_ * union_);
+  const T of_inter = grad / union_ - of_union;
+  const T of_height = height > 0 ? of_inter * w : T(0);
+  const T of_width = width > 0 ? of_inter * h : T(0);
+  const auto share = [](T mine, T other) { return mine < other ? T(1) : (mine == other ? T(0.5) : T(0)); };
+  sum[0] -= of_union * (a.x1 - a.x0) + of_height * share(b.y0, a.y0);
+  sum[1] -= of_union * (a.y1 - a.y0) + of_width * share(b.x0, a.x0);
+  sum[2] += of_union * (a.x1 - a.x0) + of_height * share(a.y1, b.y1);
+  sum[3] += of_union * (a.y1 - a.y0) + of_width * share(a.x1, b.x1);
+}
+
+}  // namespace seamseg

@@ -1,0 +1,120 @@
+// Greedy suppression on the device: a block a group, nothing is copied to the host.
+#pragma once
+
+#include "boxes_kernels.cuh"
+
+namespace seamseg {
+
+constexpr int kChunk = 256;        // candidates that a block decides on together, a thread each
+constexpr int kWords = kChunk / 32;
+constexpr int kEmitThreads = 1024;
+
+template <class T>
+struct Candidate {
+  T y0, x0, y1, x1, area;
+
+  __device__ __forceinline__ Box<T> box() const { return {y0, x0, y1, x1}; }
+};
+
+template <class T>
+__device__ __forceinline__ bool overlap_reaches(const Candidate<T>& a, const Candidate<T>& b, T threshold) {
+  return iou_of(a.box(), a.area, b.box(), b.area) >= threshold;
+}
+
+// candidates[p] is the box at place p of the order by group and then score. `order` has the boxes by falling score,
+// `rank` the place in it of each p (null without groups: p itself).
+template <class S>
+__global__ void gather_candidates(const S* boxes, int64_t n, const int64_t* order, const int64_t* rank,
+                                  Candidate<wide_t<S>>* candidates) {
+  for (int64_t p = grid_start(); p < n; p += grid_step()) {
+    const auto box = box_at<wide_t<S>>(boxes, order[rank == nullptr ? p : rank[p]]);
+    candidates[p] = {box.y0, box.x0, box.y1, box.x1, area_of(box)};
+  }
+}
+
+// Sets keep[r] to 1 for the boxes that stay, r their place in the order by score. `groups` are sorted, null for one
+// group. `kept` is room for n places; the block of a group uses the stretch of its group. With kChunk threads a block.
+template <class T>
+__global__ void suppress(const Candidate<T>* candidates, const int64_t* groups, const int64_t* rank, int64_t n,
+                         T threshold, int64_t n_max, int32_t* kept, uint8_t* keep) {
+  __shared__ Candidate<T> tile[kChunk];
+  __shared__ uint32_t suppresses[kChunk][kWords];  // whom of the chunk each of the chunk suppresses
+  __shared__ uint32_t alive[kWords];
+  __shared__ int64_t shared_count;
+  const int thread = threadIdx.x;
+  for (int64_t start = blockIdx.x; start < n; start += gridDim.x) {
+    if (start > 0 && (groups == nullptr || groups[start] == groups[start - 1])) continue;
+    int64_t count = 0;
+    for (int64_t first = start; first < n && (groups == nullptr || groups[first] == groups[start]); first += kChunk) {
+      if (n_max > 0 && count >= n_max) break;
+      const int64_t place = first + thread;
+      bool free = place < n && (groups == nullptr || groups[place] == groups[start]);
+      Candidate<T> mine = {0, 0, 0, 0, 0};
+      if (free) mine = candidates[place];
+
+      for (int64_t k = 0; k < count; k += kChunk) {
+        __syncthreads();
+        if (k + thread < count) tile[thread] = candidates[kept[start + k + thread]];
+        __syncthreads();
+        const int filled = count - k < kChunk ? static_cast<int>(count - k) : kChunk;
+        for (int i = 0; i < filled && free; ++i) free = !overlap_reaches(tile[i], mine, threshold);
+      }
+
+      __syncthreads();
+      tile[thread] = mine;
+      const uint32_t free_of_warp = __ballot_sync(0xffffffffu, free);
+      if (thread % 32 == 0) alive[thread / 32] = free_of_warp;
+      __syncthreads();
+      for (int word = 0; word < kWords; ++word) {
+        uint32_t bits = 0;
+        if (free && word >= thread / 32) {
+          for (int bit = 0; bit < 32; ++bit) {
+            const int other = 32 * word + bit;
+            if (other > thread && overlap_reaches(mine, tile[other], threshold)) bits |= 1u << bit;
+          }
+        }
+        suppresses[thread][word] = bits;
+      }
+      __syncthreads();
+      if (thread == 0) {
+        for (int i = 0; i < kChunk && (n_max <= 0 || count < n_max); ++i) {
+          if (!(alive[i / 32] >> (i % 32) & 1u)) continue;
+          for (int word = i / 32; word < kWords; ++word) alive[word] &= ~suppresses[i][word];
+          kept[start + count++] = static_cast<int32_t>(first + i);
+          keep[rank == nullptr ? first + i : rank[first + i]] = 1;
+        }
+        shared_count = count;
+      }
+      __syncthreads();
+      count = shared_count;
+    }
+    __syncthreads();
+  }
+}
+
+// The kept of `order`, in its order, then -1 up to `size`; one block of kEmitThreads, each thread has a stretch.
+__global__ void emit_kept(const uint8_t* keep, const int64_t* order, int64_t n, int64_t size, int64_t* indices,
+                          int64_t* total) {
+  __shared__ int64_t sums[kEmitThreads];
+  const int thread = threadIdx.x;
+  const int64_t begin = n * thread / kEmitThreads, end = n * (thread + 1) / kEmitThreads;
+  int64_t sum = 0;
+  for (int64_t i = begin; i < end; ++i) sum += keep[i];
+  sums[thread] = sum;
+  __syncthreads();
+  for (int step = 1; step < kEmitThreads; step *= 2) {
+    const int64_t earlier = thread >= step ? sums[thread - step] : 0;
+    __syncthreads();
+    sums[thread] += earlier;
+    __syncthreads();
+  }
+  int64_t place = sums[thread] - sum;
+  for (int64_t i = begin; i < end; ++i) {
+    if (keep[i]) indices[place++] = order[i];
+  }
+  const int64_t count = sums[kEmitThreads - 1];
+  for (int64_t i = count + thread; i < size; i += kEmitThreads) indices[i] = -1;
+  if (thread == 0) *total = count;
+}
+
+}  // namespace seamseg

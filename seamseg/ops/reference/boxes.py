@@ -1,0 +1,90 @@
+"""Overlaps of boxes in plain torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def widened(boxes: Tensor) -> Tensor:
+    """Half precision as float32: an area of 256 x 256 pixels is too large for the one, coarse in the other."""
+    return boxes.float() if boxes.dtype in (torch.float16, torch.bfloat16) else boxes
+
+
+def area(boxes: Tensor) -> Tensor:
+    """See :func:`seamseg.ops.boxes.box_area`."""
+    return (boxes[..., 2] - boxes[..., 0]) * (boxes[..., 3] - boxes[..., 1])
+
+
+def intersection(a: Tensor, b: Tensor) -> Tensor:
+    """Area that each of `N` boxes shares with each of `M`: `N x M`."""
+    # axis by axis: an N x M x 2 intermediate costs twice the time
+    height = torch.minimum(a[:, None, 2], b[None, :, 2]).sub_(torch.maximum(a[:, None, 0], b[None, :, 0])).clamp_(min=0)
+    width = torch.minimum(a[:, None, 3], b[None, :, 3]).sub_(torch.maximum(a[:, None, 1], b[None, :, 1])).clamp_(min=0)
+    return height.mul_(width)
+
+
+def box_iou(a: Tensor, b: Tensor) -> Tensor:
+    """See :func:`seamseg.ops.boxes.box_iou`; arguments are taken as checked, of one type."""
+    dtype, a, b = a.dtype, widened(a), widened(b)
+    inter = intersection(a, b)
+    union = (area(a)[:, None] + area(b)[None]).sub_(inter)
+    return inter.div_(union).to(dtype)
+
+
+def box_iou_backward(grad: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of `a` and `b`, given that of :func:`box_iou`; where corners of a pair are equal both get half.
+
+    Boxes that touch count as apart.
+    """
+    dtype, grad, a, b = a.dtype, widened(grad), widened(a), widened(b)
+    sides_a, sides_b = a[:, 2:] - a[:, :2], b[:, 2:] - b[:, :2]
+    low_a, low_b, high_a, high_b = a[:, None, :2], b[None, :, :2], a[:, None, 2:], b[None, :, 2:]
+    sides = torch.minimum(high_a, high_b) - torch.maximum(low_a, low_b)
+    cut = sides.clamp(min=0)
+    inter = cut.prod(-1)
+    union = area(a)[:, None] + area(b)[None] - inter
+    of_union = -grad * inter / (union * union)
+    of_inter = grad / union - of_union
+    of_sides = torch.where(sides > 0, of_inter[..., None] * cut.flip(-1), 0)
+    gradients = []
+    for axis, side, low, high in (
+        (1, sides_a, _less(low_b, low_a), _less(high_a, high_b)),
+        (0, sides_b, _less(low_a, low_b), _less(high_b, high_a)),
+    ):
+        of_area = of_union.sum(axis)[:, None] * side.flip(-1)
+        gradients.append(torch.cat((-(of_sides * low).sum(axis) - of_area, (of_sides * high).sum(axis) + of_area), 1))
+    return gradients[0].to(dtype), gradients[1].to(dtype)
+
+
+def match_boxes(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See :func:`seamseg.ops.boxes.match_boxes`; arguments are taken as checked, of one type."""
+    a, b = widened(a), widened(b)
+    n, m = a.shape[0], b.shape[0]
+    if n == 0 or m == 0:
+        return a.new_zeros(n), _nobody(a, n), a.new_zeros(m), _nobody(a, m)
+    iou = box_iou(a, b)
+    return *iou.max(1), *iou.max(0)
+
+
+def crowd_count(boxes: Tensor, crowd_mask: Tensor) -> Tensor:
+    """Pixels that are not 0 in each box cut to the mask and truncated, int64 `N`; a NaN corner counts as 0.
+
+    The count is signed, as the area: corners in the wrong order give a negative one. One integral image serves all.
+    """
+    height, width = crowd_mask.shape
+    integral = torch.zeros(height + 1, width + 1, dtype=torch.int64, device=boxes.device)
+    integral[1:, 1:] = (crowd_mask != 0).cumsum(0).cumsum(1)
+    corners = widened(boxes).nan_to_num(0, torch.inf, -torch.inf)
+    y0, y1 = corners[:, 0::2].clamp(0, height).long().unbind(1)
+    x0, x1 = corners[:, 1::2].clamp(0, width).long().unbind(1)
+    return integral[y1, x1] - integral[y0, x1] - integral[y1, x0] + integral[y0, x0]
+
+
+def _less(a: Tensor, b: Tensor) -> Tensor:
+    """1 where a < b, 0.5 where they are equal, else 0."""
+    return torch.heaviside(b - a, a.new_tensor(0.5))
+
+
+def _nobody(boxes: Tensor, count: int) -> Tensor:
+    return boxes.new_full((count,), -1, dtype=torch.int64)
