@@ -46,17 +46,6 @@ def plain_pool(x: Tensor) -> Tensor:
     return functional.pad(pooled, (31, 32, 31, 32), mode="replicate")
 
 
-def plain_roi(x: Tensor, boxes: Tensor) -> Tensor:
-    """The same samples through `grid_sample`."""
-    step = (torch.arange(14) + 0.5) / 14
-    y = boxes[:, :1] + step * (boxes[:, 2:3] - boxes[:, :1])
-    x_ = boxes[:, 1:2] + step * (boxes[:, 3:] - boxes[:, 1:2])
-    grid = torch.stack((x_[:, None, :].expand(-1, 14, 14), y[:, :, None].expand(-1, 14, 14)), -1)
-    grid = grid / torch.tensor([x.shape[3], x.shape[2]]) * 2 - 1
-    out = functional.grid_sample(x, grid.view(1, -1, 14, 2), padding_mode="border", align_corners=False)
-    return out[0].view(x.shape[1], -1, 14, 14).transpose(0, 1)
-
-
 def plain_upsample(logits: Tensor) -> Tensor:
     """The full-resolution logits."""
     return functional.interpolate(logits[None], size=(HEIGHT, WIDTH), mode="bilinear", align_corners=False)[0]
@@ -117,18 +106,6 @@ def cases() -> Iterator[tuple[str, Callable[[], Pair]]]:
         boxes, scores = boxes_of_scene(count, generator, 150), torch.rand(count, generator=generator)
         return lambda: nms(boxes, scores, 0.7, limit), lambda: peer(boxes, scores, 0.7)[:limit]
 
-    def roi(backward: bool) -> Pair:
-        x = normal(1, 256, 256, 512).contiguous(memory_format=torch.channels_last).requires_grad_(backward)
-        boxes, index = boxes_of_scene(512, generator, 120) / 4, torch.zeros(512, dtype=torch.long)
-        if not backward:
-            return lambda: roi_sampling(x, boxes, index, (14, 14))[0], lambda: plain_roi(x, boxes)
-        ours, plain = roi_sampling(x, boxes, index, (14, 14))[0], plain_roi(x, boxes)
-        dy = torch.randn_like(ours)
-        return (
-            lambda: torch.autograd.grad(ours, x, dy, retain_graph=True)[0],
-            lambda: torch.autograd.grad(plain, x, dy, retain_graph=True)[0],
-        )
-
     def scene(requires_grad: bool = False) -> Tensor:
         coarse = normal(1, CLASSES, 16, 32) * 3
         smooth = functional.interpolate(coarse, size=(HEIGHT // 4, WIDTH // 4), mode="bicubic")[0]
@@ -187,8 +164,6 @@ def cases() -> Iterator[tuple[str, Callable[[], Pair]]]:
     yield "box_filter_pool 64x64, 128 x 256 x 512", pool
     yield "nms 6000 -> 1000", lambda: suppression(6000, 1000)
     yield "nms 12000 -> 2000", lambda: suppression(12000, 2000)
-    yield "roi_sampling 512 x 256 x 14 x 14 forward", lambda: roi(False)
-    yield "roi_sampling 512 x 256 x 14 x 14 backward", lambda: roi(True)
     yield "upsample_argmax 19 classes", argmax
     yield "upsample_ohem_loss 19 classes, with backward", loss
     yield "paste_masks_into 20 masks", paste

@@ -55,8 +55,7 @@ class Scene:
         corners = torch.cat((self.index[:, None].to(self.boxes), self.boxes[:, [1, 0, 3, 2]]), 1)
         parts = [corners[self.level == i].to(self.dy.dtype) for i in range(len(STRIDES))]
         return lambda: [
-            roi_align(x, part, OUT, 1 / stride, 1, aligned=True)
-            for x, part, stride in zip(self.levels, parts, STRIDES)
+            roi_align(x, part, OUT, 1 / stride, 1, aligned=True) for x, part, stride in zip(self.levels, parts, STRIDES)
         ]
 
     def plain(self) -> Tensor:

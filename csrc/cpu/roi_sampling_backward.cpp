@@ -43,12 +43,9 @@ struct Readers {
       const int64_t base = first_row[level] + taps.index[box] * call.maps[level].height;
       for (int64_t bin = 0; bin < call.grid.height; ++bin) {
         const RoiTap<B>& tap = taps.rows[box * call.grid.height + bin];
-        if (tap.first == tap.second) {
-          f(base + tap.first, {box, bin, tap.weight_first + tap.weight_second});
-        } else {
-          f(base + tap.first, {box, bin, tap.weight_first});
-          f(base + tap.second, {box, bin, tap.weight_second});
-        }
+        f(base + tap.first, {box, bin, tap.weight_first});
+        const bool one = tap.first == tap.second && tap.weight_second == 0;  // as nearest always is
+        if (!one) f(base + tap.second, {box, bin, tap.weight_second});
       }
     }
   }

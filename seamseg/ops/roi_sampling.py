@@ -200,8 +200,8 @@ _roi_sampling = define(
     _fake,
 )
 _roi_sampling_backward = define(
-    "roi_sampling_backward(Tensor dy, SymInt[] shapes, bool[] channels_last, Tensor boxes, Tensor index, Tensor? level, "
-    "SymInt[] padded_size, bool nearest, bool zero, bool deterministic) -> Tensor[]",
+    "roi_sampling_backward(Tensor dy, SymInt[] shapes, bool[] channels_last, Tensor boxes, Tensor index, "
+    "Tensor? level, SymInt[] padded_size, bool nearest, bool zero, bool deterministic) -> Tensor[]",
     roi_sampling_backward_plain,
     _fake_backward,
 )
