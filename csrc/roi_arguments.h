@@ -98,8 +98,10 @@ inline RoiCall roi_backward_call(const Tensor& dy, const std::vector<int64_t>& s
                                  const std::optional<Tensor>& level, const std::vector<int64_t>& padded_size,
                                  bool nearest, bool zero, std::vector<Tensor>& gradients) {
   STD_TORCH_CHECK(dy.dim() == 4 && dy.size(0) == boxes.size(0), "roi_sampling_backward: dy must be K x C x h x w");
-  STD_TORCH_CHECK(shapes.size() == 4 * channels_last.size(), "roi_sampling_backward: shapes must be four numbers a level");
-  RoiCall call = roi_call(dy, channels_last.size(), boxes, index, level, padded_size, dy.size(2), dy.size(3), nearest, zero);
+  STD_TORCH_CHECK(shapes.size() == 4 * channels_last.size(),
+                  "roi_sampling_backward: shapes must be four numbers a level");
+  RoiCall call = roi_call(dy, channels_last.size(), boxes, index, level, padded_size, dy.size(2), dy.size(3), nearest,
+                          zero);
   for (size_t i = 0; i < channels_last.size(); ++i) {
     const std::vector<int64_t> shape(shapes.begin() + 4 * i, shapes.begin() + 4 * i + 4);
     for (const int64_t side : shape) STD_TORCH_CHECK(side >= 0, "roi_sampling_backward: shapes must not be negative");

@@ -1,4 +1,5 @@
-// Where the samples of a box lie and which pixels they read: the same roundings on the host, the device and in plain torch.
+// Where the samples of a box lie and which pixels they read, with the same roundings on the host, on the device and in
+// plain torch.
 #pragma once
 
 #include <cmath>

@@ -108,7 +108,7 @@ void gather_row(const RoiCall& call, const RoiTaps<B>& taps, const Readers<B>& r
   thread_local std::vector<W> scratch;
   const RoiMap& map = call.maps[level];
   const int64_t channels = call.channels, count = map.width * channels, bins = call.grid.width;
-  const int64_t image = (row - readers.first_row[level]) / map.height, y = (row - readers.first_row[level]) % map.height;
+  const int64_t number = row - readers.first_row[level], image = number / map.height, y = number % map.height;
   T* out = dx + image * map.stride_image + y * map.stride_row;
   const bool vectors = map.stride_channel == 1 || channels == 1;
   const int64_t begin = readers.starts[row], end = readers.starts[row + 1];
@@ -184,7 +184,8 @@ std::vector<Tensor> roi_sampling_backward(const Tensor& dy, const std::vector<in
                                           const std::vector<int64_t>& padded_size, bool nearest, bool zero,
                                           bool /*deterministic: it always is*/) {
   std::vector<Tensor> gradients;
-  const RoiCall call = roi_backward_call(dy, shapes, channels_last, boxes, index, level, padded_size, nearest, zero, gradients);
+  const RoiCall call =
+      roi_backward_call(dy, shapes, channels_last, boxes, index, level, padded_size, nearest, zero, gradients);
   check_roi_places(call);
   if (call.channels == 0) return gradients;
   const Tensor vectors = torch::stable::contiguous(dy, MemoryFormat::ChannelsLast);

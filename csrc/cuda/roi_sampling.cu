@@ -55,7 +55,8 @@ void forward(const RoiCall& call, const RoiPyramid& pyramid, T* out, cudaStream_
   const RoiBoxes<B> boxes = boxes_of<B>(call);
   if constexpr (std::is_integral_v<T>) {
     const int64_t count = call.count * call.grid.height * call.grid.width * call.channels;
-    SEAMSEG_LAUNCH((roi_forward_nearest<T, B>), blocks_for(count, kRoiThreads), kRoiThreads, stream, pyramid, boxes, out);
+    SEAMSEG_LAUNCH((roi_forward_nearest<T, B>), blocks_for(count, kRoiThreads), kRoiThreads, stream, pyramid, boxes,
+                   out);
   } else {
     using W = wide_t<T>;
     constexpr int kPack = 16 / sizeof(T);
@@ -118,7 +119,8 @@ void backward(const RoiCall& call, const RoiPyramid& pyramid, const Tensor& dy, 
   using W = wide_t<T>;
   const RoiBoxes<B> boxes = boxes_of<B>(call);
   if (!deterministic) {
-    SEAMSEG_LAUNCH((roi_backward_scatter<T, W, B>), sample_blocks(call), kRoiThreads, stream, pyramid, boxes, data<T>(dy));
+    SEAMSEG_LAUNCH((roi_backward_scatter<T, W, B>), sample_blocks(call), kRoiThreads, stream, pyramid, boxes,
+                   data<T>(dy));
     return;
   }
   int64_t rows = 0;
@@ -136,7 +138,8 @@ std::vector<Tensor> roi_sampling_backward(const Tensor& dy, const std::vector<in
                                           bool deterministic) {
   const DeviceGuard guard(dy.get_device_index());
   std::vector<Tensor> gradients;
-  RoiCall call = roi_backward_call(dy, shapes, channels_last, boxes, index, level, padded_size, nearest, zero, gradients);
+  RoiCall call =
+      roi_backward_call(dy, shapes, channels_last, boxes, index, level, padded_size, nearest, zero, gradients);
   const Tensor vectors = torch::stable::contiguous(dy, MemoryFormat::ChannelsLast);
   const cudaStream_t stream = current_stream(dy);
   dispatch_floating(vectors, "roi_sampling_backward", [&](auto zero_of_t) {
