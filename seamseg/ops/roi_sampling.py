@@ -1,4 +1,7 @@
-"""ROI sampling: one sample at the centre of each bin of a box (SPEC section 4). This is not ROIAlign."""
+"""ROI sampling: one sample at the centre of each bin of a box (SPEC section 4). This is not ROIAlign.
+
+One operator serves single maps and pyramids; its backward gives the gradients of all levels at once.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,19 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 from ._check import check_boxes, check_same_device, describe
+from ._library import define, differentiate
+from .reference.roi_sampling import HALF
+from .reference.roi_sampling import axis_taps as axis_taps
+from .reference.roi_sampling import roi_sampling as roi_sampling_plain
+from .reference.roi_sampling import roi_sampling_backward as roi_sampling_backward_plain
+from .reference.roi_sampling import valid_mask as valid_mask_plain
 
 Interpolation = Literal["bilinear", "nearest"]
 Padding = Literal["border", "zero"]
+IN_PIXELS_OF_MAP = [0, 0]
+"""The padded size that says: boxes are not to be mapped."""
 
 
 def roi_sampling(
@@ -32,9 +41,11 @@ def roi_sampling(
 
     Parameters
     ----------
-    x : `N x C x H x W`; floating (differentiable), or integer with nearest interpolation
+    x : `N x C x H x W`; floating (differentiable; half precision is summed in float32), or integer with nearest
+        interpolation. Channels last is the fast layout
     boxes : `K x 4`, in pixels of `x`; need not lie inside, nor be finite
-    index : `K` int64, the image of each box
+    index : `K` int64, the image of each box; one that is not there is an error on the CPU, and reads 0 on CUDA, where
+        looking would wait for the device
     out_size : (h, w)
     interpolation : "bilinear" from the four neighbours, or "nearest"
     padding : outside the map stands its nearest pixel ("border") or 0 ("zero")
@@ -45,20 +56,19 @@ def roi_sampling(
     y : `K x C x h x w`, channels last
     mask : `K x h x w` bool, or None if not asked for
     """
-    _check(x, boxes, index, out_size, interpolation, padding)
-    count, (height, width) = boxes.shape[0], out_size
-    y, x_ = _centres(boxes[:, 0], boxes[:, 2], height), _centres(boxes[:, 1], boxes[:, 3], width)
-    rows, weights = _taps(y, x_, index, x.shape, interpolation, padding)
-    table = x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
-    if x.is_floating_point():
-        samples = _Sample.apply(table, rows, weights.to(x.dtype))
-    else:
-        samples = table[rows[:, 0]].mul_(weights.to(x.dtype))
-    mask = None
-    if valid_mask:
-        inside_y, inside_x = (y >= 0) & (y < x.shape[2]), (x_ >= 0) & (x_ < x.shape[3])
-        mask = inside_y[:, :, None] & inside_x[:, None, :]
-    return samples.view(count, height, width, x.shape[1]).permute(0, 3, 1, 2), mask
+    _check("roi_sampling", x, boxes, index, out_size)
+    if interpolation not in ("bilinear", "nearest") or padding not in ("border", "zero"):
+        raise ValueError(
+            f"roi_sampling: interpolation is bilinear or nearest, padding border or zero, "
+            f"got {interpolation!r}, {padding!r}"
+        )
+    if interpolation == "bilinear" and not x.is_floating_point():
+        raise TypeError(f"roi_sampling: bilinear needs a floating x, got {describe(x)}; use nearest")
+    boxes = _wide(boxes)
+    height, width = out_size
+    nearest, zero = interpolation == "nearest", padding == "zero"
+    y = _roi_sampling([x], boxes, index.long(), None, IN_PIXELS_OF_MAP, height, width, nearest, zero)
+    return y, _valid_mask(boxes, x.shape[2], x.shape[3], height, width) if valid_mask else None
 
 
 def roi_features(
@@ -73,10 +83,10 @@ def roi_features(
 
     Parameters
     ----------
-    levels : `N x C x H_l x W_l` feature maps
+    levels : `N x C x H_l x W_l` feature maps of one dtype
     boxes : `K x 4`, in pixels of the padded image
     index : `K` int64, the image of each box
-    level : `K` int64, the position in `levels` of each box
+    level : `K` int64, the position in `levels` of each box; out of range as for `index` of :func:`roi_sampling`
     padded_size : (height, width) of the padded image
     out_size : (h, w)
 
@@ -87,107 +97,120 @@ def roi_features(
     if not levels:
         raise ValueError("roi_features: levels is empty, expected at least one feature map")
     for x in levels:
-        _check(x, boxes, index, out_size, "bilinear", "border")
-    if level.shape != index.shape:
+        _check("roi_features", x, boxes, index, out_size)
+        if x.dtype != levels[0].dtype or x.shape[1] != levels[0].shape[1]:
+            raise ValueError(
+                f"roi_features: levels must have one dtype and number of channels, got {describe(levels[0])} and "
+                f"{describe(x)}"
+            )
+        if not x.is_floating_point():
+            raise TypeError(f"roi_features: levels must be floating, got {describe(x)}")
+    if level.shape != index.shape or level.is_floating_point():
         raise ValueError(f"roi_features: level must be {boxes.shape[0]} integers, got {describe(level)}")
-    parts, places = [], []
-    for number, x in enumerate(levels):
-        here = (level == number).nonzero().squeeze(1)
-        if len(levels) > 1 and here.numel() == 0:
-            continue
-        scale = boxes.new_tensor([x.shape[-2] / padded_size[0], x.shape[-1] / padded_size[1]]).repeat(2)
-        mapped = (boxes[here] - 0.5) * scale + 0.5
-        parts.append(roi_sampling(x, mapped, index[here], out_size)[0])
-        places.append(here)
-    if not parts:
-        return levels[0].new_zeros(0, levels[0].shape[1], *out_size)
-    if len(parts) == 1 and places[0].numel() == boxes.shape[0]:
-        return parts[0]
-    return torch.cat(parts)[torch.argsort(torch.cat(places))]
+    if min(padded_size) < 1:
+        raise ValueError(f"roi_features: padded_size must be positive, got {tuple(padded_size)}")
+    height, width = out_size
+    return _roi_sampling(
+        list(levels), _wide(boxes), index.long(), level.long(), list(padded_size), height, width, False, False
+    )
 
 
-def _check(
-    x: Tensor, boxes: Tensor, index: Tensor, out_size: tuple[int, int], interpolation: str, padding: str
-) -> None:
+def _check(op: str, x: Tensor, boxes: Tensor, index: Tensor, out_size: tuple[int, int]) -> None:
     if x.dim() != 4 or 0 in x.shape[2:]:
-        raise ValueError(f"roi_sampling: x must be N x C x H x W with pixels, got {describe(x)}")
-    check_boxes("roi_sampling", "boxes", boxes)
+        raise ValueError(f"{op}: x must be N x C x H x W with pixels, got {describe(x)}")
+    check_boxes(op, "boxes", boxes)
     if index.shape != boxes.shape[:1] or index.is_floating_point():
-        raise ValueError(f"roi_sampling: index must be {boxes.shape[0]} integers, got {describe(index)}")
-    check_same_device("roi_sampling", x=x, boxes=boxes, index=index)
+        raise ValueError(f"{op}: index must be {boxes.shape[0]} integers, got {describe(index)}")
+    check_same_device(op, x=x, boxes=boxes, index=index)
     if min(out_size) < 1:
-        raise ValueError(f"roi_sampling: out_size must be positive, got {tuple(out_size)}")
-    if interpolation not in ("bilinear", "nearest") or padding not in ("border", "zero"):
-        raise ValueError(
-            f"roi_sampling: interpolation is bilinear or nearest, padding border or zero, "
-            f"got {interpolation!r}, {padding!r}"
-        )
-    if interpolation == "bilinear" and not x.is_floating_point():
-        raise TypeError(f"roi_sampling: bilinear needs a floating x, got {describe(x)}; use nearest")
+        raise ValueError(f"{op}: out_size must be positive, got {tuple(out_size)}")
 
 
-def _centres(low: Tensor, high: Tensor, bins: int) -> Tensor:
-    step = (torch.arange(bins, device=low.device, dtype=low.dtype) + 0.5) / bins
-    return low[:, None] + step * (high - low)[:, None]
+def _wide(boxes: Tensor) -> Tensor:
+    """Boxes that coordinates can be computed in; no gradient flows into them."""
+    boxes = boxes.detach()
+    return boxes.float() if boxes.dtype in HALF else boxes
 
 
-def axis_taps(s: Tensor, size: int, interpolation: str, padding: str) -> tuple[Tensor, Tensor]:
-    """Pixels along one axis that samples at `s` read, and their weights: both `... x taps`."""
-    # far and undefined coordinates would overflow the integers; they all read the same border or nothing
-    s = torch.nan_to_num(s, nan=-2.0).clamp(-2, size + 2)
-    if interpolation == "nearest":
-        k = s.floor()
-        taps, weights = k.long()[..., None], torch.ones_like(k)[..., None]
-    else:
-        k = (s - 0.5).floor()
-        fraction = s - 0.5 - k
-        first = k.long()
-        taps, weights = torch.stack((first, first + 1), -1), torch.stack((1 - fraction, fraction), -1)
-    if padding == "zero":
-        weights = weights * ((taps >= 0) & (taps < size))
-    return taps.clamp_(0, size - 1), weights
+def _fake(
+    levels: Sequence[Tensor],
+    boxes: Tensor,
+    index: Tensor,
+    level: Tensor | None,
+    padded_size: Sequence[int],
+    height: int,
+    width: int,
+    nearest: bool,
+    zero: bool,
+) -> Tensor:
+    x = levels[0]
+    shape = (boxes.shape[0], x.shape[1], height, width)
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
 
 
-def _taps(
-    y: Tensor, x: Tensor, index: Tensor, shape: torch.Size, interpolation: str, padding: str
-) -> tuple[Tensor, Tensor]:
-    """Rows of the `N*H*W x C` table that each sample reads and their weights: both `samples x taps`."""
-    _, _, height, width = shape
-    tap_y, weight_y = axis_taps(y, height, interpolation, padding)
-    tap_x, weight_x = axis_taps(x, width, interpolation, padding)
-    taps = tap_y.shape[-1] * tap_x.shape[-1]
-    tap_y = (tap_y + index.view(-1, 1, 1) * height) * width
-    rows = tap_y[:, :, None, :, None] + tap_x[:, None, :, None, :]
-    weights = weight_y[:, :, None, :, None] * weight_x[:, None, :, None, :]
-    return rows.reshape(-1, taps), weights.reshape(-1, taps)
+def _fake_backward(
+    dy: Tensor, shapes: Sequence[int], channels_last: Sequence[bool], boxes: Tensor, *others: Any
+) -> list[Tensor]:
+    formats = [torch.channels_last if last else torch.contiguous_format for last in channels_last]
+    return [
+        torch.empty(tuple(shapes[4 * i : 4 * i + 4]), dtype=dy.dtype, device=dy.device, memory_format=memory_format)
+        for i, memory_format in enumerate(formats)
+    ]
 
 
-class _Sample(torch.autograd.Function):
-    """Weighted sums of table rows; `embedding_bag` is the vectorised kernel for that, forwards and backwards."""
+def _is_channels_last(x: Tensor) -> bool:
+    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-        ctx.save_for_backward(rows, weights)
-        ctx.table_rows = table.shape[0]
-        if rows.shape[0] == 0:
-            return table.new_zeros(0, table.shape[1])
-        return functional.embedding_bag(rows, table.contiguous(), per_sample_weights=weights, mode="sum")
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
-        rows, weights = ctx.saved_tensors
-        if rows.shape[0] == 0:
-            return dy.new_zeros(ctx.table_rows, dy.shape[1]), None, None
-        # The adjoint gathers for each row of the table the samples that read it: sorting once beats scattered adds,
-        # and adds in a fixed order
-        by_row, order = rows.flatten().to(torch.int32).sort(stable=True)
-        offsets = torch.searchsorted(by_row, torch.arange(ctx.table_rows, device=dy.device, dtype=torch.int32))
-        dx = functional.embedding_bag(
-            order // rows.shape[1],
-            dy.contiguous(),
-            offsets,
-            per_sample_weights=weights.flatten()[order],
-            mode="sum",
-        )
-        return dx, None, None
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    levels, boxes, index, level, padded_size, _, _, nearest, zero = inputs
+    ctx.save_for_backward(boxes, index, level)
+    ctx.shapes = [side for x in levels for side in x.shape]
+    ctx.channels_last = [_is_channels_last(x) for x in levels]
+    ctx.options = (padded_size, nearest, zero)
+
+
+def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    boxes, index, level = ctx.saved_tensors
+    padded_size, nearest, zero = ctx.options
+    # read here: it may change between the two passes, as it may for torch's own operators
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    gradients = _roi_sampling_backward(
+        dy, ctx.shapes, ctx.channels_last, boxes, index, level, padded_size, nearest, zero, deterministic
+    )
+    return gradients, *(None,) * 8
+
+
+def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    dy, _, _, boxes, index, level, padded_size, nearest, zero, _ = inputs
+    ctx.save_for_backward(boxes, index, level)
+    ctx.options = (padded_size, *dy.shape[2:], nearest, zero)
+
+
+def _double_backward(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
+    """Sampling is linear in the maps: the adjoint of its adjoint is itself."""
+    boxes, index, level = ctx.saved_tensors
+    return _roi_sampling(list(gradients), boxes, index, level, *ctx.options), *(None,) * 9
+
+
+_roi_sampling = define(
+    "roi_sampling(Tensor[] levels, Tensor boxes, Tensor index, Tensor? level, SymInt[] padded_size, SymInt height, "
+    "SymInt width, bool nearest, bool zero) -> Tensor",
+    roi_sampling_plain,
+    _fake,
+)
+_roi_sampling_backward = define(
+    "roi_sampling_backward(Tensor dy, SymInt[] shapes, bool[] channels_last, Tensor boxes, Tensor index, "
+    "Tensor? level, SymInt[] padded_size, bool nearest, bool zero, bool deterministic) -> Tensor[]",
+    roi_sampling_backward_plain,
+    _fake_backward,
+)
+_valid_mask = define(
+    "roi_valid_mask(Tensor boxes, SymInt map_height, SymInt map_width, SymInt height, SymInt width) -> Tensor",
+    valid_mask_plain,
+    lambda boxes, map_height, map_width, height, width: boxes.new_empty(
+        (boxes.shape[0], height, width), dtype=torch.bool
+    ),
+)
+differentiate("roi_sampling", _backward, _setup)
+differentiate("roi_sampling_backward", _double_backward, _setup_backward)

@@ -6,9 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from seamseg.ops.reference import roi_sampling as reference
 from seamseg.ops.roi_sampling import roi_features, roi_sampling
 
 from . import oracles
+from .contract import check_operator
 from .golden import golden, names
 
 CASES = [
@@ -139,6 +141,214 @@ def test_half_precision(dtype):
     assert_close(y.float(), roi_sampling(x, boxes, index, (4, 4))[0], rtol=0.05, atol=0.05)
 
 
+def laid_out(x, layout):
+    """The same numbers with other strides."""
+    if layout == "channels last":
+        return x.contiguous(memory_format=torch.channels_last)
+    if layout == "strided":
+        return torch.stack((x, -x), -1).permute(1, 0, 3, 2, 4)[..., 0].permute(1, 0, 3, 2)
+    if layout == "slice":
+        wide = torch.cat((x, x, x), 3).contiguous(memory_format=torch.channels_last)
+        return wide[..., x.shape[3] : 2 * x.shape[3]]
+    return x
+
+
+def pyramid(generator, count, images, channels, size, dtype, layouts):
+    """Levels, boxes in and around the picture, their images and levels, and the picture's size."""
+    sizes = [(max(1, size[0] >> i), max(1, size[1] >> i)) for i in range(len(layouts))]
+    levels = [torch.randn(images, channels, *s, generator=generator).to(dtype) for s in sizes]
+    levels = [laid_out(x, layout) for x, layout in zip(levels, layouts)]
+    padded = (4 * size[0], 4 * size[1] + 1)
+    boxes = torch.rand(count, 4, generator=generator) * 1.5 * max(padded) - 0.25 * max(padded)
+    index = torch.randint(0, images, (count,), generator=generator)
+    level = torch.randint(0, len(layouts), (count,), generator=generator)
+    return levels, boxes, index, level, padded
+
+
+LAYOUTS = ("contiguous", "channels last", "strided", "slice")
+TOLERANCE = {
+    torch.float32: {"rtol": 1e-6, "atol": 2e-6},
+    torch.float64: {"rtol": 1e-12, "atol": 1e-12},
+    torch.bfloat16: {"rtol": 1e-2, "atol": 1e-2},
+    torch.float16: {"rtol": 1e-3, "atol": 2e-3},
+}
+
+
+@given(
+    st.integers(0, 20),
+    st.integers(1, 3),
+    st.sampled_from([1, 3, 16, 21, 64]),
+    st.tuples(st.integers(1, 20), st.integers(1, 40)),
+    st.sampled_from([(1, 1), (3, 5), (14, 14), (1, 300)]),
+    st.lists(st.sampled_from(LAYOUTS), min_size=1, max_size=4),
+    st.sampled_from(list(TOLERANCE)),
+    st.sampled_from([torch.float32, torch.float64]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 2**20),
+)
+def test_kernel_equals_plain(count, images, channels, size, out_size, layouts, dtype, box_dtype, nearest, zero, seed):
+    generator = torch.Generator().manual_seed(seed)
+    levels, boxes, index, level, padded = pyramid(generator, count, images, channels, size, dtype, layouts)
+    arguments = (boxes.to(box_dtype), index, level, padded)
+    y = torch.ops.seamseg.roi_sampling(levels, *arguments, *out_size, nearest, zero)
+    expected = reference.roi_sampling(levels, *arguments, *out_size, nearest, zero)
+    assert y.stride() == expected.stride() or y.numel() == 0
+    assert_close(y, expected, **TOLERANCE[dtype])
+    dy = torch.randn(y.shape, generator=generator).to(dtype)
+    dy = laid_out(dy, layouts[0])
+    last = [layout != "contiguous" for layout in layouts]
+    shapes = [side for x in levels for side in x.shape]
+    gradients, wanted = (
+        f(dy, shapes, last, *arguments, nearest, zero, False)
+        for f in (torch.ops.seamseg.roi_sampling_backward, reference.roi_sampling_backward)
+    )
+    for dx, other in zip(gradients, wanted):
+        assert dx.stride() == other.stride()
+        # sums of many terms: relative to the largest
+        scale = max(1.0, float(other.abs().max()) if other.numel() else 1.0)
+        assert_close(dx / scale, other / scale, **TOLERANCE[dtype])
+
+
+@given(
+    st.sampled_from([torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]),
+    st.sampled_from(LAYOUTS[:2]),
+    st.booleans(),
+    st.integers(0, 2**20),
+)
+def test_integer_maps(dtype, layout, zero, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = laid_out(torch.randint(0, 100, (2, 3, 9, 12), generator=generator).to(dtype), layout)
+    boxes, index = torch.rand(7, 4, generator=generator) * 20 - 4, torch.randint(0, 2, (7,), generator=generator)
+    y, mask = roi_sampling(x, boxes, index, (6, 5), "nearest", "zero" if zero else "border", valid_mask=True)
+    assert torch.equal(y, reference.roi_sampling([x], boxes, index, None, (0, 0), 6, 5, True, zero))
+    assert torch.equal(mask, reference.valid_mask(boxes, 9, 12, 6, 5))
+
+
+def test_large_ids_are_exact():
+    x = torch.full((1, 1, 2, 2), 2**53 + 1)
+    y, _ = roi_sampling(x, torch.tensor([[0.0, 0, 2, 2]]), torch.zeros(1).long(), (2, 2), "nearest")
+    assert torch.equal(y, x)
+
+
+def test_nearest_copies_what_is_not_finite():
+    x = torch.tensor([float("inf"), float("nan"), -float("inf"), 1.0]).view(1, 1, 2, 2)
+    y, _ = roi_sampling(x, torch.tensor([[0.0, 0, 2, 2]]), torch.zeros(1).long(), (2, 2), "nearest")
+    assert torch.equal(y.nan_to_num(nan=7.0), x.nan_to_num(nan=7.0))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+def test_any_number_of_threads_gives_the_same(layout):
+    generator = torch.Generator().manual_seed(3)
+    layouts = [layout] * 3
+    levels, *arguments = pyramid(generator, 200, 2, 32, (60, 90), torch.float32, layouts)
+    levels = [x.requires_grad_() for x in levels]
+    results, threads = [], torch.get_num_threads()
+    try:
+        for number in (1, 2, 5):
+            torch.set_num_threads(number)
+            y = roi_features(levels, *arguments, (7, 7))
+            gradients = torch.autograd.grad(y, levels, y.detach())
+            results.append((y.detach(), *gradients))
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other))
+
+
+def test_gradients_have_the_layout_of_their_level():
+    generator = torch.Generator().manual_seed(4)
+    levels, boxes, index, level, padded = pyramid(generator, 9, 2, 5, (16, 24), torch.float32, LAYOUTS[:2])
+    levels = [x.requires_grad_() for x in levels]
+    for chosen in (level, torch.zeros_like(level)):  # the second time no box uses the second level
+        roi_features(levels, boxes, index, chosen, padded, (3, 3)).sum().backward()
+    assert [x.grad.stride() for x in levels] == [x.stride() for x in levels]
+    for x in levels:
+        x.grad = None
+    roi_features(levels, boxes, index, torch.zeros_like(level), padded, (3, 3)).sum().backward()
+    assert levels[1].grad.abs().sum() == 0
+
+
+def test_second_derivatives():
+    generator = torch.Generator().manual_seed(5)
+    levels, *arguments = pyramid(generator, 4, 1, 2, (4, 6), torch.float64, LAYOUTS[:2])
+    levels = [x.requires_grad_() for x in levels]
+
+    def squares(*levels):
+        return roi_features(levels, *arguments, (2, 3)).square()
+
+    assert torch.autograd.gradcheck(squares, levels)
+    assert torch.autograd.gradgradcheck(squares, levels)
+
+
+def test_operator():
+    generator = torch.Generator().manual_seed(6)
+    levels, boxes, index, level, padded = pyramid(generator, 5, 2, 3, (8, 12), torch.float32, LAYOUTS[:2])
+    ids = torch.randint(0, 9, (2, 1, 8, 12), generator=generator)
+    check_operator(
+        "roi_sampling",
+        [
+            ([x.clone().requires_grad_() for x in levels], boxes, index, level, padded, 3, 4, False, False),
+            (levels[1:], boxes.double(), index, None, [0, 0], 2, 2, False, True),
+            ([ids], boxes, index, None, [0, 0], 2, 2, True, False),
+            (levels, boxes[:0], index[:0], level[:0], padded, 3, 4, False, False),
+        ],
+    )
+    shapes = [side for x in levels for side in x.shape]
+    dy = torch.randn(5, 3, 3, 4, generator=generator)
+    others = (shapes, [False, True], boxes, index, level, padded, False, False, False)
+    check_operator("roi_sampling_backward", [(dy, *others), (dy.clone().requires_grad_(), *others)])
+    check_operator("roi_valid_mask", [(boxes, 8, 12, 3, 4), (boxes[:0].double(), 8, 12, 3, 4)])
+
+
+def test_export():
+    class Features(torch.nn.Module):
+        def forward(self, fine, coarse, boxes, index, level):
+            return roi_features([fine, coarse], boxes, index, level, (32, 48), (7, 7))
+
+    generator = torch.Generator().manual_seed(7)
+    levels, boxes, index, level, _ = pyramid(generator, 6, 1, 4, (8, 12), torch.float32, LAYOUTS[:2])
+    count = torch.export.Dim("count", min=2, max=100)
+    shapes = {"fine": None, "coarse": None, "boxes": {0: count}, "index": {0: count}, "level": {0: count}}
+    program = torch.export.export(Features(), (*levels, boxes, index, level), dynamic_shapes=shapes)
+    few = slice(0, 3)
+    y = program.module()(*levels, boxes[few], index[few], level[few])
+    assert torch.equal(y, roi_features(levels, boxes[few], index[few], level[few], (32, 48), (7, 7)))
+
+
+@pytest.mark.parametrize("form", ["kernel", "plain"])
+@pytest.mark.parametrize(("place", "value"), [("index", 2), ("index", -1), ("level", 2), ("level", -(2**62))])
+def test_places_that_are_not_there(form, place, value):
+    generator = torch.Generator().manual_seed(8)
+    levels, boxes, index, level, padded = pyramid(generator, 5, 2, 3, (8, 12), torch.float32, LAYOUTS[:2])
+    {"index": index, "level": level}[place][3] = value
+    shapes = [side for x in levels for side in x.shape]
+    forward, backward = (
+        (torch.ops.seamseg.roi_sampling, torch.ops.seamseg.roi_sampling_backward)
+        if form == "kernel"
+        else (reference.roi_sampling, reference.roi_sampling_backward)
+    )
+    with pytest.raises(RuntimeError, match=place):
+        forward(levels, boxes, index, level, padded, 3, 3, False, False)
+    with pytest.raises(RuntimeError, match=place):
+        dy = torch.randn(5, 3, 3, 3)
+        backward(dy, shapes, [False, True], boxes, index, level, padded, False, False, False)
+
+
+def test_boxes_without_end():
+    generator = torch.Generator().manual_seed(9)
+    levels, boxes, index, level, padded = pyramid(generator, 8, 1, 3, (8, 12), torch.float32, LAYOUTS[:2])
+    boxes[:4] = torch.tensor([float("nan"), float("inf"), -float("inf"), 3e38])[:, None]
+    boxes[4:, 3] = torch.tensor([float("nan"), float("inf"), -float("inf"), 3e38])
+    levels = [x.requires_grad_() for x in levels]
+    y = roi_features(levels, boxes, index, level, padded, (4, 4))
+    assert_close(
+        y, reference.roi_sampling([x.detach() for x in levels], boxes, index, level, padded, 4, 4, False, False)
+    )
+    y.sum().backward()
+    assert all(x.grad.isfinite().all() for x in levels)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -171,3 +381,11 @@ def test_wrong_features():
         roi_features(
             [torch.rand(1, 1, 2, 2)], torch.rand(1, 4), torch.zeros(1).long(), torch.zeros(2).long(), (8, 8), (2, 2)
         )
+    zero = torch.zeros(1).long()
+    with pytest.raises(ValueError, match="padded_size must be positive"):
+        roi_features([torch.rand(1, 1, 2, 2)], torch.rand(1, 4), zero, zero, (0, 8), (2, 2))
+    for other in (torch.rand(1, 2, 2, 2), torch.rand(1, 1, 2, 2).double()):
+        with pytest.raises(ValueError, match="one dtype and number of channels"):
+            roi_features([torch.rand(1, 1, 2, 2), other], torch.rand(1, 4), zero, zero, (8, 8), (2, 2))
+    with pytest.raises(TypeError, match="levels must be floating"):
+        roi_features([zero.view(1, 1, 1, 1)], torch.rand(1, 4), zero, zero, (8, 8), (2, 2))

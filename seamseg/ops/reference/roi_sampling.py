@@ -1,0 +1,177 @@
+"""ROI sampling in plain torch, forwards and backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def roi_sampling(
+    levels: Sequence[Tensor],
+    boxes: Tensor,
+    index: Tensor,
+    level: Tensor | None,
+    padded_size: Sequence[int],
+    height: int,
+    width: int,
+    nearest: bool,
+    zero: bool,
+) -> Tensor:
+    """What :func:`seamseg.ops.roi_sampling.roi_sampling` and `roi_features` compute; arguments are taken as checked.
+
+    Parameters
+    ----------
+    levels : `N x C x H_l x W_l`
+    boxes : `K x 4`, float32 or float64
+    index, level : `K` int64, the image and the position in `levels` of each box; no `level` is 0
+    padded_size : (height, width) of the picture that boxes are in pixels of; zeros if in pixels of their level
+    height, width : samples of a box
+    nearest : interpolation, bilinear otherwise
+    zero : padding, border otherwise
+
+    Returns
+    -------
+    `K x C x height x width`, channels last
+    """
+    channels = levels[0].shape[1]
+    out = levels[0].new_zeros(boxes.shape[0], height, width, channels)
+    shapes = [x.shape for x in levels]
+    for number, here, rows, weights in _taps(shapes, boxes, index, level, padded_size, height, width, nearest, zero):
+        table = levels[number].permute(0, 2, 3, 1).reshape(-1, channels)
+        if nearest:
+            samples = table[rows[:, 0]].mul_(weights.to(table.dtype))
+        else:
+            table = _wide(table).contiguous()
+            samples = functional.embedding_bag(rows, table, per_sample_weights=weights.to(table.dtype), mode="sum")
+        out[here] = samples.view(-1, height, width, channels).to(out.dtype)
+    return out.permute(0, 3, 1, 2)
+
+
+def roi_sampling_backward(
+    dy: Tensor,
+    shapes: Sequence[int],
+    channels_last: Sequence[bool],
+    boxes: Tensor,
+    index: Tensor,
+    level: Tensor | None,
+    padded_size: Sequence[int],
+    nearest: bool,
+    zero: bool,
+    deterministic: bool,
+) -> list[Tensor]:
+    """The gradients of all levels.
+
+    Parameters
+    ----------
+    dy : `K x C x height x width`
+    shapes : four numbers a level, its `N, C, H, W`
+    channels_last : memory format of the gradient of each level; contiguous otherwise
+    deterministic : this implementation always is
+    boxes, index, level, padded_size, nearest, zero : as forwards
+
+    Returns
+    -------
+    one gradient a level, of its shape
+    """
+    sizes = [torch.Size(shapes[i : i + 4]) for i in range(0, len(shapes), 4)]
+    channels, height, width = dy.shape[1:]
+    tables = [dy.new_zeros(n * h * w, c) for n, c, h, w in sizes]
+    for number, here, rows, weights in _taps(sizes, boxes, index, level, padded_size, height, width, nearest, zero):
+        given = _wide(dy[here].permute(0, 2, 3, 1).reshape(-1, channels)).contiguous()
+        # The adjoint gathers for each row of the table the samples that read it: sorting once beats scattered adds,
+        # and adds in a fixed order
+        by_row, order = rows.flatten().sort(stable=True)
+        table_rows = torch.arange(tables[number].shape[0], device=dy.device)
+        tables[number] = functional.embedding_bag(
+            order // rows.shape[1],
+            given,
+            torch.searchsorted(by_row, table_rows),
+            per_sample_weights=weights.flatten()[order].to(given.dtype),
+            mode="sum",
+        ).to(dy.dtype)
+    gradients = []
+    for table, (n, c, h, w), last in zip(tables, sizes, channels_last):
+        memory_format = torch.channels_last if last else torch.contiguous_format
+        dx = dy.new_empty(n, c, h, w).to(memory_format=memory_format)
+        gradients.append(dx.copy_(table.view(n, h, w, c).permute(0, 3, 1, 2)))
+    return gradients
+
+
+def valid_mask(boxes: Tensor, map_height: int, map_width: int, height: int, width: int) -> Tensor:
+    """Which samples of boxes `K x 4` lie inside a map: bool `K x height x width`."""
+    y, x = _centres(boxes[:, 0], boxes[:, 2], height), _centres(boxes[:, 1], boxes[:, 3], width)
+    inside_y, inside_x = (y >= 0) & (y < map_height), (x >= 0) & (x < map_width)
+    return inside_y[:, :, None] & inside_x[:, None, :]
+
+
+def axis_taps(s: Tensor, size: int, interpolation: str, padding: str) -> tuple[Tensor, Tensor]:
+    """Pixels along one axis that samples at `s` read, and their weights: both `... x taps`."""
+    # far and undefined coordinates would overflow the integers; they all read the same border or nothing
+    s = torch.nan_to_num(s, nan=-2.0).clamp(-2, size + 2)
+    if interpolation == "nearest":
+        k = s.floor()
+        taps, weights = k.long()[..., None], torch.ones_like(k)[..., None]
+    else:
+        k = (s - 0.5).floor()
+        fraction = s - 0.5 - k
+        first = k.long()
+        taps, weights = torch.stack((first, first + 1), -1), torch.stack((1 - fraction, fraction), -1)
+    if padding == "zero":
+        weights = weights * ((taps >= 0) & (taps < size))
+    return taps.clamp_(0, size - 1), weights
+
+
+def _centres(low: Tensor, high: Tensor, bins: int) -> Tensor:
+    step = (torch.arange(bins, device=low.device, dtype=low.dtype) + 0.5) / bins
+    return low[:, None] + step * (high - low)[:, None]
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in HALF else x
+
+
+def _taps(
+    shapes: Sequence[torch.Size],
+    boxes: Tensor,
+    index: Tensor,
+    level: Tensor | None,
+    padded_size: Sequence[int],
+    height: int,
+    width: int,
+    nearest: bool,
+    zero: bool,
+) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+    """For each level in use: its number, which boxes use it, rows of its `N*H*W x C` table and their weights.
+
+    Rows and weights are `samples x taps`. On the CPU a box of an image or a level that is not there is an error;
+    elsewhere, where looking would wait for the device, it reads nothing.
+    """
+    if level is None:
+        level = torch.zeros_like(index)
+    names = ("nearest" if nearest else "bilinear", "zero" if zero else "border")
+    if boxes.device.type == "cpu" and ((level < 0) | (level >= len(shapes))).any():
+        raise RuntimeError(f"roi_sampling: level must be 0 to {len(shapes) - 1}, got {level.tolist()}")
+    for number, (images, _, map_height, map_width) in enumerate(shapes):
+        here = (level == number).nonzero().squeeze(1)
+        known = (index[here] >= 0) & (index[here] < images)
+        if boxes.device.type == "cpu" and not known.all():
+            raise RuntimeError(f"roi_sampling: index must be 0 to {images - 1}, got {index[here].tolist()}")
+        here = here[known]
+        if here.numel() == 0:
+            continue
+        corners = boxes[here]
+        if padded_size[0]:
+            scale = boxes.new_tensor([map_height / padded_size[0], map_width / padded_size[1]]).repeat(2)
+            corners = (corners - 0.5) * scale + 0.5
+        tap_y, weight_y = axis_taps(_centres(corners[:, 0], corners[:, 2], height), map_height, *names)
+        tap_x, weight_x = axis_taps(_centres(corners[:, 1], corners[:, 3], width), map_width, *names)
+        taps = tap_y.shape[-1] * tap_x.shape[-1]
+        tap_y = (tap_y + index[here].view(-1, 1, 1) * map_height) * map_width
+        rows = tap_y[:, :, None, :, None] + tap_x[:, None, :, None, :]
+        weights = weight_y[:, :, None, :, None] * weight_x[:, None, :, None, :]
+        yield number, here, rows.reshape(-1, taps), weights.reshape(-1, taps)
