@@ -3,7 +3,13 @@
 
 #include "types.h"
 
-namespace seamseg {
+namespace seamseg::upsampling {
+
+// Sizes of C x h x w logits and where their elements are.
+struct Shape {
+  int64_t classes, height, width;
+  int64_t class_stride, row_stride, column_stride;
+};
 
 struct Tap {
   int64_t first, second;
@@ -26,4 +32,20 @@ SEAMSEG_HD Tap source_tap(int64_t i, int64_t size, float scale) {
   return {first, second, position - static_cast<float>(first)};
 }
 
-}  // namespace seamseg
+// wa * a + wb * b, products rounded before they are added. The host's compiler is told so where it matters.
+SEAMSEG_HD float mix(float wa, float a, float wb, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fadd_rn(__fmul_rn(wa, a), __fmul_rn(wb, b));
+#else
+  return wa * a + wb * b;
+#endif
+}
+SEAMSEG_HD double mix(double wa, double a, double wb, double b) {
+#if defined(__CUDA_ARCH__)
+  return __dadd_rn(__dmul_rn(wa, a), __dmul_rn(wb, b));
+#else
+  return wa * a + wb * b;
+#endif
+}
+
+}  // namespace seamseg::upsampling

@@ -6,13 +6,15 @@
 #include <algorithm>
 #include <vector>
 
-#include "../upsample.h"
+#include "../upsample_host.h"
 #include "common.h"
 
-namespace seamseg {
+namespace seamseg::upsampling {
 
 // Cells worked on at once.
 constexpr int64_t kLanes = 32;
+// Phases of a cell; where the ratio is larger there are more cells.
+constexpr int64_t kMostPhases = 64;
 
 // Output pixels `begin .. end - 1` of an axis that lie between the source pixels `first` and `second`.
 struct Span {
@@ -24,35 +26,19 @@ struct Axis {
   std::vector<Span> spans;
   int64_t longest = 0;
 
-  Axis(int64_t size, int64_t padded, int64_t valid) {
+  // `most` output pixels a span: more of them become several
+  Axis(int64_t size, int64_t padded, int64_t valid, int64_t most) {
     const float scale = source_scale(size, padded);
     for (int64_t i = 0; i < valid; ++i) {
       const Tap tap = source_tap(i, size, scale);
       weight.push_back(tap.weight);
-      if (spans.empty() || spans.back().first != tap.first) spans.push_back({tap.first, tap.second, i, i});
+      const bool same = !spans.empty() && spans.back().first == tap.first;
+      if (!same || spans.back().end - spans.back().begin == most) spans.push_back({tap.first, tap.second, i, i});
       spans.back().end = i + 1;
       longest = std::max(longest, i + 1 - spans.back().begin);
     }
   }
 };
-
-struct Shape {
-  int64_t classes, height, width;
-  int64_t class_stride, row_stride, column_stride;
-};
-
-inline Shape check_upsample(
-    const char* op, const Tensor& logits, int64_t padded_height, int64_t padded_width, int64_t height, int64_t width) {
-  STD_TORCH_CHECK(logits.dim() == 3 && logits.numel() > 0, op, ": logits must be a floating C x h x w");
-  const bool inside = 0 < height && height <= padded_height && 0 < width && width <= padded_width;
-  STD_TORCH_CHECK(inside, op, ": the valid size must be positive and inside the padded size");
-  // columns and classes are counted in 32 bits, positions in float
-  const int64_t limit = int64_t{1} << 24;
-  STD_TORCH_CHECK(padded_height <= limit && padded_width <= limit, op, ": the padded size is too large");
-  STD_TORCH_CHECK(logits.size(0) <= limit, op, ": too many classes");
-  return {logits.size(0),   logits.size(1),   logits.size(2),
-          logits.stride(0), logits.stride(1), logits.stride(2)};
-}
 
 // The source columns of kLanes cells; a chunk with fewer repeats its last cell.
 struct Lanes {
@@ -147,4 +133,4 @@ struct Cells {
   }
 };
 
-}  // namespace seamseg
+}  // namespace seamseg::upsampling

@@ -16,6 +16,8 @@
 namespace seamseg {
 namespace {
 
+using namespace upsampling;
+
 // NaN is above all numbers, as in torch; the first of equals stays.
 template <bool kNan, class W>
 SEAMSEG_INLINE bool above(W value, W best) {
@@ -143,7 +145,8 @@ Tensor upsample_argmax(const Tensor& logits, int64_t padded_height, int64_t padd
   const Shape shape = check_upsample("upsample_argmax", logits, padded_height, padded_width, height, width);
   Tensor result = torch::stable::new_empty(logits, {height, width}, ScalarType::Long);
   int64_t* out = mutable_data<int64_t>(result);
-  const Axis rows(shape.height, padded_height, height), columns(shape.width, padded_width, width);
+  const Axis rows(shape.height, padded_height, height, height);
+  const Axis columns(shape.width, padded_width, width, kMostPhases);
   std::vector<int32_t> source(shape.height * shape.width);
   dispatch_floating(logits, "upsample_argmax", [&](auto zero) {
     using T = decltype(zero);

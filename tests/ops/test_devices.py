@@ -79,7 +79,7 @@ def test_cuda_equals_cpu(name):
         assert_close(cuda, cpu, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["abn", "inplace_abn", "pool", "iou", "roi"])
+@pytest.mark.parametrize("name", ["abn", "inplace_abn", "pool", "iou", "roi", "argmax", "ohem"])
 def test_compiles_without_graph_breaks(name):
     """Tracing and autograd partitioning, without the time of code generation."""
     function, inputs = cases("cpu")[name]
