@@ -13,22 +13,19 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from seamseg.ops.boxes import invert_boxes
 from seamseg.ops.extract_boxes import extract_boxes
-from seamseg.ops.histogram import joint_histogram
 from seamseg.ops.nms import nms
 from seamseg.ops.norm import InPlaceABN
 from seamseg.ops.paste import paste_masks_into
 from seamseg.ops.pooling import box_filter_pool
 from seamseg.ops.roi_sampling import roi_sampling
-from seamseg.ops.upsample import upsample_argmax, upsample_ohem_loss
 
-HEIGHT, WIDTH, CLASSES = 1024, 2048, 19
+HEIGHT, WIDTH = 1024, 2048
 Pair = tuple[Callable[[], object], Callable[[], object]]
 
 
@@ -55,17 +52,6 @@ def plain_roi(x: Tensor, boxes: Tensor) -> Tensor:
     grid = grid / torch.tensor([x.shape[3], x.shape[2]]) * 2 - 1
     out = functional.grid_sample(x, grid.view(1, -1, 14, 2), padding_mode="border", align_corners=False)
     return out[0].view(x.shape[1], -1, 14, 14).transpose(0, 1)
-
-
-def plain_upsample(logits: Tensor) -> Tensor:
-    """The full-resolution logits."""
-    return functional.interpolate(logits[None], size=(HEIGHT, WIDTH), mode="bilinear", align_corners=False)[0]
-
-
-def plain_loss(logits: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy of the full-resolution logits, the hardest quarter."""
-    losses = functional.cross_entropy(plain_upsample(logits)[None], target[None], ignore_index=255, reduction="none")
-    return losses.flatten().topk(losses.numel() // 4).values.mean()
 
 
 def plain_paste(masks: Tensor, boxes: Tensor) -> Tensor:
@@ -129,23 +115,6 @@ def cases() -> Iterator[tuple[str, Callable[[], Pair]]]:
             lambda: torch.autograd.grad(plain, x, dy, retain_graph=True)[0],
         )
 
-    def scene(requires_grad: bool = False) -> Tensor:
-        coarse = normal(1, CLASSES, 16, 32) * 3
-        smooth = functional.interpolate(coarse, size=(HEIGHT // 4, WIDTH // 4), mode="bicubic")[0]
-        return (smooth + 0.05 * normal(*smooth.shape)).requires_grad_(requires_grad)
-
-    def argmax() -> Pair:
-        logits, size = scene(), (HEIGHT, WIDTH)
-        return lambda: upsample_argmax(logits, size, size), lambda: plain_upsample(logits).argmax(0)
-
-    def loss() -> Pair:
-        logits, size = scene(True), (HEIGHT, WIDTH)
-        target = torch.randint(0, CLASSES, size, generator=generator)
-        return (
-            lambda: torch.autograd.grad(upsample_ohem_loss(logits, size, size, target, 0.25), logits)[0],
-            lambda: torch.autograd.grad(plain_loss(logits, target), logits)[0],
-        )
-
     def instances() -> tuple[Tensor, Tensor]:
         masks = functional.interpolate(normal(20, 1, 5, 5), size=(28, 28), mode="bicubic")[:, 0] * 4
         return masks, boxes_of_scene(20, generator, 150)
@@ -170,11 +139,6 @@ def cases() -> Iterator[tuple[str, Callable[[], Pair]]]:
         ids = id_map()
         return lambda: extract_boxes(ids, 30), lambda: plain_extract(ids, 30)
 
-    def histogram() -> Pair:
-        a = id_map().numpy()
-        b = np.roll(a, 5, 1)
-        return lambda: joint_histogram(a, b)[1], lambda: np.unique(a * 1000 + b, return_counts=True)[1]
-
     def norm() -> Pair:
         x = normal(1, 256, 128, 256).contiguous(memory_format=torch.channels_last).requires_grad_()
         dy = torch.randn_like(x)
@@ -189,11 +153,8 @@ def cases() -> Iterator[tuple[str, Callable[[], Pair]]]:
     yield "nms 12000 -> 2000", lambda: suppression(12000, 2000)
     yield "roi_sampling 512 x 256 x 14 x 14 forward", lambda: roi(False)
     yield "roi_sampling 512 x 256 x 14 x 14 backward", lambda: roi(True)
-    yield "upsample_argmax 19 classes", argmax
-    yield "upsample_ohem_loss 19 classes, with backward", loss
     yield "paste_masks_into 20 masks", paste
     yield "extract_boxes 30 ids", extract
-    yield "joint_histogram", histogram
     yield "InPlaceABN training step 256 x 128 x 256", norm
 
 

@@ -4,7 +4,7 @@ Each operator has a plain-torch implementation for every device (`reference/`), 
 for CUDA. Nothing here knows about networks, data or files.
 """
 
-from . import extract_boxes, upsample  # an operator exists once its file is loaded
+from . import extract_boxes, histogram, upsample  # an operator exists once its file is loaded
 from ._library import implementations
 
-__all__ = ["extract_boxes", "implementations", "upsample"]
+__all__ = ["extract_boxes", "histogram", "implementations", "upsample"]
