@@ -14,7 +14,7 @@ from seamseg.evaluation.legacy import LegacyPanopticQuality
 from seamseg.evaluation.matching import SegmentLike, without
 from seamseg.evaluation.panoptic_quality import PanopticQuality, check_sizes
 from seamseg.evaluation.scores import ClassInfo, PanopticScores
-from seamseg.evaluation.segments import gt_segments_from_instances, instances_as_they_are
+from seamseg.evaluation.segments import flatten_layers, gt_segments_from_pairs, instances_as_they_are
 from seamseg.ops.histogram import joint_histogram
 from seamseg.structures import PanopticResult
 
@@ -125,10 +125,12 @@ class PanopticEvaluator:
         if self.legacy:
             gt_ids, gt_segments = instances_as_they_are(mask, cat, iscrowd, name)
         else:
-            num_stuff = sum(not c.isthing for c in self.classes)
-            gt_ids, gt_segments = gt_segments_from_instances(mask, cat, iscrowd, num_stuff, name)
+            gt_ids = flatten_layers(mask)
         check_sizes(gt_ids.shape, result.id_map.shape, name)
         pairs, counts = joint_histogram(gt_ids, result.id_map)
+        if not self.legacy:
+            num_stuff = sum(not c.isthing for c in self.classes)
+            pairs, gt_segments = gt_segments_from_pairs(pairs, counts, cat, iscrowd, num_stuff, name)
         crowds = [s.id for s in result.segments if s.iscrowd]
         claimed = [s for s in result.segments if not s.iscrowd]
         visible = without(pairs, column=1, ids=crowds)

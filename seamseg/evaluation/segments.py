@@ -27,8 +27,10 @@ def flatten_layers(mask: np.ndarray | Tensor) -> np.ndarray:
     if array.ndim == 2:
         return array
     flat = array[0]
-    for layer in array[1:]:
-        flat = np.where(flat == 0, layer, flat)
+    if len(array) > 1:
+        flat = flat.copy()
+        for layer in array[1:]:
+            np.copyto(flat, layer, where=flat == 0)
     return flat
 
 
@@ -62,17 +64,52 @@ def gt_segments_from_instances(
         if the mask has an id that `cat` lacks
     """
     flat = flatten_layers(mask)
-    classes = [int(c) for c in cat]
-    crowds = [bool(c) for c in iscrowd]
-    _check_ids(flat, len(classes), name)
-    lookup = np.zeros(len(classes), np.int32)
+    _check_ids(int(flat.max(initial=0)), len(cat), name)
+    lookup, kinds = _merge(cat, iscrowd, num_stuff)
+    ids = lookup[flat]
+    return ids, _segments_of(kinds, np.bincount(ids.ravel(), minlength=len(kinds)))
+
+
+def gt_segments_from_pairs(
+    pairs: np.ndarray,
+    counts: np.ndarray,
+    cat: Sequence[int] | Tensor,
+    iscrowd: Sequence[int] | Tensor,
+    num_stuff: int,
+    name: str = "",
+) -> tuple[np.ndarray, list[SegmentInfo]]:
+    """As :func:`gt_segments_from_instances`, from the joint histogram of the instance ids and another map.
+
+    Parameters
+    ----------
+    pairs, counts : `K x 2` and `K`, the first column being the instance ids
+    cat, iscrowd, num_stuff, name : as there
+
+    Returns
+    -------
+    pairs : `K x 2`, the ids of the segments in the first column; pairs may occur more than once
+    segments : as there
+    """
+    _check_ids(int(pairs[:, 0].max(initial=0)), len(cat), name)
+    lookup, kinds = _merge(cat, iscrowd, num_stuff)
+    merged = pairs.copy()
+    merged[:, 0] = lookup[pairs[:, 0]]
+    areas = np.zeros(len(kinds), np.int64)
+    np.add.at(areas, merged[:, 0], counts)
+    return merged, _segments_of(kinds, areas)
+
+
+def _merge(
+    cat: Sequence[int] | Tensor, iscrowd: Sequence[int] | Tensor, num_stuff: int
+) -> tuple[np.ndarray, list[tuple[int, bool]]]:
+    """The segment of each instance id (0 void), and class and crowd flag of each segment."""
+    lookup = np.zeros(len(cat), np.int32)
     merged: dict[tuple[int, bool], int] = {}
     kinds: list[tuple[int, bool]] = [(VOID, False)]
-    for i in range(1, len(classes)):
-        kind = classes[i], crowds[i]
-        if classes[i] == VOID:
+    for i, kind in enumerate(zip((int(c) for c in cat), (bool(c) for c in iscrowd))):
+        if i == 0 or kind[0] == VOID:
             continue
-        if classes[i] < num_stuff or crowds[i]:
+        if kind[0] < num_stuff or kind[1]:
             if kind not in merged:
                 merged[kind] = len(kinds)
                 kinds.append(kind)
@@ -80,10 +117,13 @@ def gt_segments_from_instances(
         else:
             lookup[i] = len(kinds)
             kinds.append(kind)
-    ids = lookup[flat]
-    areas = np.bincount(ids.ravel(), minlength=len(kinds)).tolist()
-    segments = [SegmentInfo(i, *kinds[i], area=areas[i]) for i in range(1, len(kinds)) if areas[i] > 0]
-    return ids, segments
+    return lookup, kinds
+
+
+def _segments_of(kinds: Sequence[tuple[int, bool]], areas: np.ndarray) -> list[SegmentInfo]:
+    return [
+        SegmentInfo(i, *kind, area=area) for i, (kind, area) in enumerate(zip(kinds, areas.tolist())) if i and area > 0
+    ]
 
 
 def instances_as_they_are(
@@ -92,15 +132,14 @@ def instances_as_they_are(
     """As :func:`gt_segments_from_instances`, but each id stays a segment, also without a pixel (the original's way)."""
     flat = flatten_layers(mask)
     classes = [int(c) for c in cat]
-    _check_ids(flat, len(classes), name)
+    _check_ids(int(flat.max(initial=0)), len(classes), name)
     segments = [
         SegmentInfo(i, classes[i], bool(crowd)) for i, crowd in enumerate(iscrowd) if i > 0 and classes[i] != VOID
     ]
     return flat, segments
 
 
-def _check_ids(flat: np.ndarray, known: int, name: str) -> None:
-    highest = int(flat.max(initial=0))
+def _check_ids(highest: int, known: int, name: str) -> None:
     if highest >= known:
         raise InputError(
             f"image {name}: the ground-truth mask has instance id {highest}, but classes are listed for ids 0 to "

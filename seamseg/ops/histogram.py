@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
+
+from ._library import define
+from .reference.histogram import joint_histogram as joint_histogram_plain
 
 _Labels = np.ndarray | Tensor
 
@@ -11,7 +15,7 @@ _Labels = np.ndarray | Tensor
 def joint_histogram(a: _Labels, b: _Labels) -> tuple[np.ndarray, np.ndarray]:
     """How many elements carry each pair of labels.
 
-    Label maps are made of long runs; only where a run starts is there anything to sort.
+    The two may be of different integer types; neither is converted. Tensors on a GPU are copied from it.
 
     Parameters
     ----------
@@ -21,30 +25,45 @@ def joint_histogram(a: _Labels, b: _Labels) -> tuple[np.ndarray, np.ndarray]:
     -------
     pairs : `K x 2` int64, the pairs that occur, rising
     counts : `K` int64
+
+    Raises
+    ------
+    TypeError
+        if one does not hold integers
+    ValueError
+        if the shapes differ, a label is negative, or labels are too large for a pair to fit into 64 bits
     """
-    first, second = _flat("a", a), _flat("b", b)
-    if np.shape(a) != np.shape(b):
+    first, second = _tensor("a", a), _tensor("b", b)
+    if first.shape != second.shape:
         raise ValueError(f"joint_histogram: a and b must have one shape, got {np.shape(a)} and {np.shape(b)}")
-    if first.size == 0:
-        return np.zeros((0, 2), np.int64), np.zeros(0, np.int64)
-    change = first[1:] != first[:-1]
-    change |= second[1:] != second[:-1]
-    start = np.concatenate(([0], np.flatnonzero(change) + 1))
-    length = np.diff(start, append=first.size)
-    left, right = first[start].astype(np.int64), second[start].astype(np.int64)
-    if left.min() < 0 or right.min() < 0:
-        raise ValueError("joint_histogram: labels must not be negative")
-    base = int(right.max()) + 1
-    if int(left.max()) >= np.iinfo(np.int64).max // base:
-        raise ValueError("joint_histogram: labels are too large to be paired in 64 bits")
-    keys, where = np.unique(left * base + right, return_inverse=True)
-    counts = np.zeros(len(keys), np.int64)
-    np.add.at(counts, where.reshape(-1), length)
-    return np.stack((keys // base, keys % base), axis=1), counts
+    pairs, counts = (x.numpy() for x in _joint_histogram(first, second))
+    if len(pairs):
+        if pairs.min() < 0:
+            raise ValueError("joint_histogram: labels must not be negative")
+        highest = pairs.max(0).tolist()
+        if highest[0] >= np.iinfo(np.int64).max // (highest[1] + 1):
+            raise ValueError("joint_histogram: labels are too large to be paired in 64 bits")
+    return pairs, counts
 
 
-def _flat(name: str, labels: _Labels) -> np.ndarray:
-    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+def _tensor(name: str, labels: _Labels) -> Tensor:
+    if isinstance(labels, Tensor):
+        if labels.is_floating_point() or labels.is_complex():
+            raise TypeError(f"joint_histogram: {name} must hold integers, got {labels.dtype}")
+        return labels.detach().cpu()
+    array = np.asarray(labels)
     if array.dtype.kind not in "iub":
         raise TypeError(f"joint_histogram: {name} must hold integers, got {array.dtype}")
-    return array.reshape(-1)
+    # what torch cannot look at where it lies: foreign byte order, odd strides, memory that must not be written to
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if not array.flags.writeable or any(stride < 0 or stride % array.itemsize for stride in array.strides):
+        array = array.copy()
+    return torch.from_numpy(array)
+
+
+def _fake(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    count = torch.library.get_ctx().new_dynamic_size()
+    return a.new_empty((count, 2), dtype=torch.int64), a.new_empty(count, dtype=torch.int64)
+
+
+_joint_histogram = define("joint_histogram(Tensor a, Tensor b) -> (Tensor, Tensor)", joint_histogram_plain, _fake)

@@ -10,7 +10,8 @@ import torch
 
 from seamseg.errors import InputError
 from seamseg.evaluation import ClassInfo, PanopticEvaluator, SegmentInfo, gt_segments_from_instances
-from seamseg.evaluation.segments import flatten_layers
+from seamseg.evaluation.segments import flatten_layers, gt_segments_from_pairs
+from seamseg.ops.histogram import joint_histogram
 from seamseg.structures import PanopticResult, Segment
 
 # classes: 0 road, 1 sky (stuff), 2 car, 3 person (things)
@@ -41,6 +42,20 @@ def test_void_classes_and_absent_ids_are_left_out():
     ids, segments = gt_segments_from_instances(np.array([[1, 2]]), [255, 255, 0, 1], [0, 0, 0, 0], 2)
     assert [s.category for s in segments] == [0]
     assert (ids > 0).tolist() == [[False, True]]
+
+
+def test_segments_from_pairs_are_those_of_the_map():
+    rng = np.random.default_rng(0)
+    mask, other = rng.integers(0, 12, (30, 40)), rng.integers(0, 5, (30, 40))
+    cat, iscrowd = [255, *rng.choice([0, 1, 2, 3, 255], 11).tolist()], [0, *rng.integers(0, 2, 11).tolist()]
+    ids, segments = gt_segments_from_instances(mask, cat, iscrowd, 2)
+    before, counts = joint_histogram(mask, other)
+    pairs, found = gt_segments_from_pairs(before, counts, cat, iscrowd, 2)
+    assert found == segments
+    table = np.zeros((len(segments) + 1, 5), int)
+    np.add.at(table, (pairs[:, 0], pairs[:, 1]), counts)
+    for (left, right), count in zip(*joint_histogram(ids, other)):
+        assert table[left, right] == count
 
 
 def test_first_layer_has_the_pixel():

@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from seamseg.ops import upsample
+from seamseg.ops.reference import upsample as plain
 from seamseg.ops.upsample import upsample_argmax, upsample_ohem_loss
 
 from . import oracles
+from .contract import check_operator
 from .golden import golden
 
 
@@ -60,16 +61,72 @@ def test_argmax_against_plain(shape, padded, cut_y, cut_x, seed):
     assert_close(chosen, scores.max(0).values, rtol=0, atol=1e-5)
 
 
+def scene(classes, height, width, seed=2):
+    coarse = torch.randn(1, classes, 4, 6, generator=torch.Generator().manual_seed(seed))
+    return torch.nn.functional.interpolate(coarse, size=(height, width), mode="bilinear")[0]
+
+
+def layouts(logits):
+    """Contiguous, channels last, and neither."""
+    yield logits
+    yield logits.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    yield logits.repeat_interleave(2, 2)[..., ::2]
+    yield logits.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 @pytest.mark.parametrize("chunk", [1 << 20, 50])
 def test_argmax_of_scenes(monkeypatch, chunk):
-    monkeypatch.setattr(upsample, "_CPU_CHUNK", chunk)
-    coarse = torch.randn(1, 6, 4, 6, generator=torch.Generator().manual_seed(2))
-    logits = torch.nn.functional.interpolate(coarse, size=(24, 37), mode="bilinear")[0]
+    monkeypatch.setattr(plain, "_CPU_CHUNK", chunk)
+    logits = scene(6, 24, 37)
     for padded in ((96, 148), (100, 131), (24, 37), (10, 20)):
         valid = padded[0] - 3, padded[1] - 5
         expected = oracles.upsample(logits, padded, valid).argmax(0)
-        for x in (logits, logits.permute(1, 2, 0).contiguous().permute(2, 0, 1)):
+        for x in layouts(logits):
             assert (upsample_argmax(x, padded, valid) != expected).sum() <= 1
+            assert (plain.upsample_argmax(x, *padded, *valid) != expected).sum() <= 1
+
+
+big_sizes = st.tuples(st.integers(1, 21), st.integers(1, 40), st.integers(1, 90))
+KINDS = ("noise", "scene", "ties", "constant", "nan", "infinite")
+
+
+def logits_of(kind, shape, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(shape, generator=generator)
+    if kind == "scene":
+        noise = scene(*shape, seed)
+    if kind == "ties":
+        noise = torch.randint(-1, 2, shape, generator=generator).float()
+    if kind == "constant":
+        noise = torch.zeros(shape)
+    if kind in ("nan", "infinite"):
+        rare = torch.rand(shape, generator=generator) < 0.05
+        noise[rare] = torch.nan if kind == "nan" else torch.inf * noise[rare].sign()
+    return noise.to(dtype)
+
+
+@settings(max_examples=200)
+@given(
+    big_sizes,
+    st.tuples(st.integers(1, 130), st.integers(1, 300)),
+    st.tuples(st.integers(0, 40), st.integers(0, 40)),
+    st.sampled_from(KINDS),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+    st.integers(0, 3),
+    st.integers(0, 1000),
+)
+def test_argmax_kernel_equals_plain(shape, padded, cut, kind, dtype, layout, seed):
+    valid = max(1, padded[0] - cut[0]), max(1, padded[1] - cut[1])
+    logits = list(layouts(logits_of(kind, shape, dtype, seed)))[layout]
+    assert torch.equal(upsample_argmax(logits, padded, valid), plain.upsample_argmax(logits, *padded, *valid))
+
+
+def test_argmax_takes_the_first_of_equals():
+    logits = torch.zeros(4, 9, 9)
+    logits[2:] = 1
+    assert (upsample_argmax(logits, (36, 36), (36, 36)) == 2).all()
+    logits[:, ::2, ::2] = 1
+    assert set(upsample_argmax(logits, (36, 36), (36, 36)).unique().tolist()) == {0, 2}
 
 
 @given(
@@ -94,13 +151,125 @@ def test_loss_against_plain(shape, padded, cut_y, cut_x, ohem, seed):
         assert_close(*gradients, rtol=1e-4, atol=1e-6)
 
 
-def test_loss_by_chunks(monkeypatch):
-    logits = torch.randn(4, 13, 17, requires_grad=True)
-    target = torch.randint(0, 4, (50, 63))
-    whole = torch.autograd.grad(upsample_ohem_loss(logits, (52, 68), (50, 63), target, 0.3), logits)[0]
-    monkeypatch.setattr(upsample, "_CPU_CHUNK", 1)
-    by_rows = torch.autograd.grad(upsample_ohem_loss(logits, (52, 68), (50, 63), target, 0.3), logits)[0]
-    assert_close(whole, by_rows, rtol=1e-5, atol=1e-8)
+def both_losses(logits, padded, target, ohem):
+    """Loss and gradient, of the kernels and in plain torch."""
+    leaf = logits.detach().requires_grad_()
+    loss = upsample_ohem_loss(leaf, padded, target.shape, target, ohem)
+    gradient = torch.autograd.grad(loss, leaf)[0]
+    ohem = 1.0 if ohem is None else ohem
+    expected, normaliser = plain.upsample_ohem_loss(logits, *padded, target, ohem)
+    one = torch.ones((), dtype=expected.dtype)
+    wanted = plain.upsample_ohem_loss_backward(one, logits, *padded, target, normaliser, ohem)
+    return loss.detach(), gradient, expected, wanted.to(logits.dtype)
+
+
+@given(
+    big_sizes,
+    st.tuples(st.integers(1, 130), st.integers(1, 300)),
+    st.tuples(st.integers(0, 40), st.integers(0, 40)),
+    st.sampled_from(["noise", "scene"]),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+    st.integers(0, 3),
+    st.sampled_from([None, 0.01, 0.3]),
+    st.integers(0, 1000),
+)
+def test_loss_kernel_equals_plain(shape, padded, cut, kind, dtype, layout, ohem, seed):
+    valid = max(1, padded[0] - cut[0]), max(1, padded[1] - cut[1])
+    generator = torch.Generator().manual_seed(seed)
+    target = torch.randint(0, shape[0], valid, generator=generator)
+    target[torch.rand(valid, generator=generator) < 0.2] = 255
+    logits = list(layouts(logits_of(kind, shape, dtype, seed) * 4))[layout]
+    loss, gradient, expected, wanted = both_losses(logits, padded, target, ohem)
+    assert loss.dtype == expected.dtype
+    assert_close(loss, expected, rtol=1e-6, atol=1e-7)
+    if ohem is None:  # otherwise rounding decides which of two nearly equal pixels counts
+        tolerance = 1e-5 if dtype in (torch.float32, torch.float64) else 1e-2
+        assert_close(gradient, wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max()) + 2e-7)
+
+
+def test_loss_of_large_logits():
+    logits = torch.randn(5, 8, 8) * 1000  # exponentials of single scores overflow and vanish
+    target = torch.randint(0, 5, (32, 32))
+    loss, gradient, expected, wanted = both_losses(logits, (32, 32), target, None)
+    assert_close(loss, expected, rtol=1e-6, atol=0)
+    assert_close(gradient, wanted, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("ohem", [0.2, 0.25, 0.6])
+def test_equal_losses(ohem):
+    """Any of the equal pixels may count; as many of them as fit do."""
+    logits = torch.zeros(4, 8, 8)
+    logits[1, :4] = 3
+    target = torch.zeros(8, 8, dtype=torch.long)
+    target[:, :2] = 255
+    loss, gradient, expected, wanted = both_losses(logits, (8, 8), target, ohem)
+    assert_close(loss, expected, rtol=1e-6, atol=0)
+    for half in (slice(0, 4), slice(4, 8)):
+        assert_close(gradient[:, half].sum((1, 2)), wanted[:, half].sum((1, 2)), rtol=1e-5, atol=1e-8)
+
+
+def test_loss_of_nan():
+    logits = torch.randn(3, 4, 4)
+    logits[1, 2, 2] = torch.nan
+    loss, gradient, *_ = both_losses(logits, (8, 8), torch.zeros(8, 8, dtype=torch.long), 0.25)
+    assert loss.isnan() and gradient.isnan().any()
+
+
+def test_loss_is_the_same_for_any_number_of_threads():
+    logits, target = torch.randn(7, 65, 70), torch.randint(0, 7, (260, 280))
+    results, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            results.append(both_losses(logits, (260, 280), target, 0.3)[:2])
+    finally:
+        torch.set_num_threads(before)
+    for loss, gradient in results[1:]:
+        assert torch.equal(loss, results[0][0]) and torch.equal(gradient, results[0][1])
+
+
+def test_plain_loss_by_chunks(monkeypatch):
+    logits, target = torch.randn(4, 13, 17), torch.randint(0, 4, (50, 63))
+    whole = both_losses(logits, (52, 68), target, 0.3)
+    monkeypatch.setattr(plain, "_CPU_CHUNK", 1)
+    by_rows = both_losses(logits, (52, 68), target, 0.3)
+    assert_close(whole[2:], by_rows[2:], rtol=1e-5, atol=1e-8)
+
+
+def test_operators():
+    logits, target = torch.randn(5, 6, 7), torch.randint(0, 5, (20, 25))
+    last = logits.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    check_operator("upsample_argmax", [(x, 24, 28, 20, 25) for x in (logits, last, logits.bfloat16(), logits[:1])])
+    leaves = [x.clone().requires_grad_() for x in (logits, last, logits.double())]
+    check_operator("upsample_ohem_loss", [(x, 24, 28, target, ohem) for x in leaves for ohem in (0.25, 1.0)])
+    normaliser = torch.ops.seamseg.upsample_ohem_loss(logits, 24, 28, target, 0.25)[1]
+    check_operator(
+        "upsample_ohem_loss_backward", [(torch.ones(()), x, 24, 28, target, normaliser, 0.25) for x in (logits, last)]
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_and_export(dynamic):
+    def both(x, target):
+        size = (target.shape[0], target.shape[1])
+        return upsample_argmax(x, size, size), upsample_ohem_loss(x, size, size, target, 0.5)
+
+    compiled = torch.compile(both, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for height in (8, 9):
+        x, target = torch.randn(3, height, 5, requires_grad=True), torch.randint(0, 3, (4 * height, 20))
+        expected, result = both(x, target), compiled(x, target)
+        assert torch.equal(result[0], expected[0])
+        gradients = [torch.autograd.grad(loss, x)[0] for loss in (result[1], expected[1])]
+        assert_close(*gradients)
+
+    class Argmax(torch.nn.Module):
+        def forward(self, x):
+            return upsample_argmax(x, (4 * x.shape[1], 20), (4 * x.shape[1], 19))
+
+    shapes = ({1: torch.export.Dim("height", min=2, max=100)},) if dynamic else None
+    exported = torch.export.export(Argmax(), (torch.randn(3, 8, 5),), dynamic_shapes=shapes)
+    x = torch.randn(3, 9 if dynamic else 8, 5)
+    assert torch.equal(exported.module()(x), Argmax()(x))
 
 
 def test_loss_gradcheck():
@@ -141,3 +310,33 @@ def test_half_precision_logits():
 def test_wrong_arguments(call, message):
     with pytest.raises(ValueError, match=message):
         call(torch.rand(2, 4, 4), torch.zeros(8, 8, dtype=torch.long))
+
+
+@pytest.mark.parametrize("wrong", [-1, 2, 254, 256, -(2**62)])
+def test_classes_that_do_not_exist(wrong):
+    logits, target = torch.rand(2, 4, 4), torch.zeros(8, 8, dtype=torch.long)
+    target[5, 3] = wrong
+    words = r"upsample_ohem_loss: target must hold classes 0 to 1, or 255 for void"
+    with pytest.raises(RuntimeError, match=words):
+        upsample_ohem_loss(logits, (8, 8), (8, 8), target)
+    with pytest.raises(ValueError, match=words):
+        plain.upsample_ohem_loss(logits, 8, 8, target, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("upsample_argmax", (torch.rand(2, 4), 8, 8, 8, 8), "must be a floating C x h x w"),
+        ("upsample_argmax", (torch.rand(2, 0, 4), 8, 8, 8, 8), "must be a floating C x h x w"),
+        ("upsample_argmax", (torch.ones(2, 4, 4).long(), 8, 8, 8, 8), "expected float32"),
+        ("upsample_argmax", (torch.rand(2, 4, 4), 8, 8, -1, 8), "valid size must be positive"),
+        ("upsample_argmax", (torch.rand(2, 4, 4), 2**40, 8, 4, 8), "padded size is too large"),
+        ("upsample_ohem_loss", (torch.rand(2, 4, 4), 8, 8, torch.zeros(8, 8), 1.0), "target must be int64"),
+        ("upsample_ohem_loss", (torch.rand(2, 4, 4), 8, 8, torch.zeros(8, 8).long(), torch.nan), "ohem must be in"),
+        ("upsample_ohem_loss", (torch.rand(2, 4, 4), 8, 8, torch.zeros(8, 9).long(), 1.0), "valid size"),
+        ("upsample_ohem_loss", (torch.rand(2, 4, 4), 8, 8, torch.zeros(0, 8).long(), 1.0), "valid size"),
+    ],
+)
+def test_operators_refuse(name, arguments, words):
+    with pytest.raises(RuntimeError, match=words):
+        getattr(torch.ops.seamseg, name)(*arguments)
