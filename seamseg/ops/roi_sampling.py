@@ -14,7 +14,6 @@ from torch import Tensor
 from ._check import check_boxes, check_same_device, describe
 from ._library import define, differentiate
 from .reference.roi_sampling import HALF
-from .reference.roi_sampling import axis_taps as axis_taps
 from .reference.roi_sampling import roi_sampling as roi_sampling_plain
 from .reference.roi_sampling import roi_sampling_backward as roi_sampling_backward_plain
 from .reference.roi_sampling import valid_mask as valid_mask_plain
