@@ -80,15 +80,9 @@ def test_cuda_equals_cpu(name):
         assert_close(cuda, cpu, rtol=1e-4, atol=1e-4)
 
 
-<<<<<<< HEAD
-<<<<<<< HEAD
-@pytest.mark.parametrize("name", ["abn", "inplace_abn", "pool", "iou", "match", "crowd", "roi"])
-=======
-@pytest.mark.parametrize("name", ["abn", "inplace_abn", "pool", "iou", "roi", "features"])
->>>>>>> 0b4a0667b4913c178eafc330229011840355d94f
-=======
-@pytest.mark.parametrize("name", ["abn", "inplace_abn", "pool", "iou", "roi", "argmax", "ohem"])
->>>>>>> 04dda3ea7a99d63c11763fe5d5234fdd52e3058a
+@pytest.mark.parametrize(
+    "name", ["abn", "inplace_abn", "pool", "iou", "match", "crowd", "roi", "features", "argmax", "ohem"]
+)
 def test_compiles_without_graph_breaks(name):
     """Tracing and autograd partitioning, without the time of code generation."""
     function, inputs = cases("cpu")[name]
