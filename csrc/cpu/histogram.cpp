@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <numeric>
 
 #include "common.h"
 
@@ -29,6 +30,17 @@ class PairCounts {
     if (entry.count == 0) ++used_;
     entry = {a, b, entry.count + count};
     if (2 * used_ > large_.size()) grow();
+  }
+
+  // Single elements, one pair each.
+  void add_each(const int64_t* a, const int64_t* b, int64_t count) {
+    int64_t all = 0;
+    for (int64_t i = 0; i < count; ++i) all |= a[i] | b[i];
+    if (static_cast<uint64_t>(all) < kSmall) {
+      for (int64_t i = 0; i < count; ++i) ++small_[a[i] * kSmall + b[i]];
+    } else {
+      for (int64_t i = 0; i < count; ++i) add(a[i], b[i], 1);
+    }
   }
 
   void append_to(std::vector<Entry>& out) const {
@@ -74,6 +86,7 @@ struct Labels {
   const void* elements;
   void (*mark)(const void*, int64_t, int64_t, uint8_t*);
   void (*read)(const void*, const int64_t*, int64_t, int64_t*);
+  void (*read_all)(const void*, int64_t, int64_t, int64_t*);
 };
 
 template <class T>
@@ -85,6 +98,10 @@ Labels labels_of(const Tensor& x) {
           [](const void* elements, const int64_t* places, int64_t count, int64_t* out) {
             const T* p = static_cast<const T*>(elements);
             for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int64_t>(p[places[i]]);
+          },
+          [](const void* elements, int64_t start, int64_t count, int64_t* out) {
+            const T* p = static_cast<const T*>(elements) + start;
+            for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int64_t>(p[i]);
           }};
 }
 
@@ -128,6 +145,17 @@ void count_range(const Labels& a, const Labels& b, int64_t begin, int64_t end, P
     changed.fill(0);
     a.mark(a.elements, start, count, changed.data());
     b.mark(b.elements, start, count, changed.data());
+    if (2 * std::accumulate(changed.begin(), changed.end(), int64_t{0}) > count) {
+      // noise: there is no run to be gained from
+      a.read_all(a.elements, start, count, first.data());
+      b.read_all(b.elements, start, count, second.data());
+      counts.add(run_a, run_b, start - run);
+      counts.add_each(first.data(), second.data(), count - 1);
+      run = start + count - 1;
+      run_a = first[count - 1];
+      run_b = second[count - 1];
+      continue;
+    }
     const int64_t found = places_of(changed, start, places.data());
     a.read(a.elements, places.data(), found, first.data());
     b.read(b.elements, places.data(), found, second.data());

@@ -77,6 +77,17 @@ def test_many_labels_and_many_elements():
     assert np.array_equal(found[1], counts[counts > 0])
 
 
+@pytest.mark.parametrize("highest", [5, 1000])
+def test_runs_and_noise_in_turns(highest):
+    rng = np.random.default_rng(highest)
+    parts = [rng.integers(0, highest, 4096 // run + 1).repeat(run) for run in (1, 64, 1, 1, 700, 2, 1)]
+    a = np.concatenate(parts)
+    for b in (a[::-1].copy(), np.zeros_like(a), rng.integers(0, highest, a.size)):
+        expected = joint_histogram_plain(torch.from_numpy(a), torch.from_numpy(b))
+        for found, wanted in zip(joint_histogram(a, b), expected):
+            assert np.array_equal(found, wanted.numpy())
+
+
 def test_memory_that_must_not_be_written_to():
     a = np.frombuffer(bytes(range(6)), np.uint8)
     big_endian = np.arange(6, dtype=">i4")
