@@ -51,7 +51,6 @@ def inference(side: int) -> Callable[[], Stages]:
     from seamseg.config import load_config
     from seamseg.fusion import fuse, to_result
     from seamseg.models.build import build_network
-    from seamseg.ops.roi_sampling import roi_sampling  # noqa: F401  loads the operators
     from seamseg.structures import PackedSequence, Prediction
 
     torch.manual_seed(0)
@@ -90,6 +89,7 @@ def training(side: int) -> Callable[[], Stages]:
 
     from seamseg.config import load_config
     from seamseg.models.build import build_training_module
+    from seamseg.ops.extract_boxes import extract_boxes
     from seamseg.structures import Batch, PackedSequence
 
     torch.manual_seed(0)
@@ -99,17 +99,22 @@ def training(side: int) -> Callable[[], Stages]:
     image = functional.interpolate(torch.randn(1, 3, 16, 32), size=(height, width), mode="bicubic")[0]
     masks = torch.zeros(1, height, width, dtype=torch.long)
     categories = [255]
-    for i in range(11):
-        masks[0, height * i // 11 :] = i + 1
-        categories.append(i)
-    boxes = []
+    for stuff in range(11):
+        masks[0, height * stuff // 11 :] = stuff + 1
+        categories.append(stuff)
     for i in range(20):
-        y0, x0 = height * (i % 5) // 5, width * (i // 5) // 4
-        y1, x1 = y0 + height // 8 + 4 * i, x0 + width // 10 + 3 * i
-        masks[0, y0:y1, x0:x1] = len(categories)
-        boxes.append((len(categories), 11 + i % 8))
+        y, x = height * (i % 5) // 5, width * (i // 5) // 4
+        masks[0, y : y + height // 8 + 4 * i, x : x + width // 10 + 3 * i] = len(categories)
         categories.append(11 + i % 8)
-    batch = Batch.collate(image, masks, torch.tensor(categories))
+    batch = Batch(
+        images=PackedSequence([image]),
+        masks=PackedSequence([masks]),
+        categories=PackedSequence([torch.tensor(categories)]),
+        iscrowd=PackedSequence([torch.zeros(len(categories), dtype=torch.uint8)]),
+        boxes=PackedSequence([extract_boxes(masks, len(categories))]),
+        ids=["street"],
+        original_sizes=[(height, width)],
+    )
     parameters = [p for p in module.parameters() if p.requires_grad]
     own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
 
@@ -132,3 +137,51 @@ def training(side: int) -> Callable[[], Stages]:
         return {**watch.stages, "kept MiB": sum(kept.values()) / 2**20}
 
     return run
+
+
+def table(name: str, runs: list[Stages]) -> Stages:
+    """Print medians beside the original's times; gives the medians."""
+    medians = {stage: statistics.median(run[stage] for run in runs) for stage in runs[0]}
+    print(f"\n{name:<20}{'ours':>10}{'original':>10}{'ratio':>8}")
+    original = ORIGINAL[name]
+    seconds = [stage for stage in medians if not stage.endswith("MiB")]
+    rows = {stage: (medians[stage], original[stage]) for stage in medians}
+    rows["all, s"] = (sum(medians[s] for s in seconds), sum(original[s] for s in seconds))
+    for stage, (ours, theirs) in rows.items():
+        print(f"{stage:<20}{ours:>10.3f}{theirs:>10.2f}{theirs / ours:>8.1f}", flush=True)
+    return medians
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "what", nargs="*", default=["inference", "training"], help="inference, training (default: both)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each (default: %(default)s)")
+    parser.add_argument("--sides", type=int, nargs="+", default=[512, 1024], help="shortest sides for inference")
+    parser.add_argument("--plain", action="store_true", help="without the compiled operators")
+    parser.add_argument("--json", help="also write the numbers to this file")
+    arguments = parser.parse_args()
+    if arguments.plain:
+        os.environ["SEAMSEG_PLAIN_OPS"] = "1"
+    from seamseg.cli.malloc import SETTINGS
+
+    if any(name not in os.environ for name in SETTINGS) and sys.platform == "linux":
+        # as the command line does it; docs/performance.md
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **SETTINGS})
+    cases = {f"inference {side}": lambda side=side: inference(side) for side in arguments.sides}
+    cases["training 512"] = lambda: training(512)
+    medians = {}
+    for name, make in cases.items():
+        if name.split()[0] in arguments.what:
+            run = make()
+            run()
+            medians[name] = table(name, [run() for _ in range(arguments.rounds)])
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump({"plain": arguments.plain, "medians": medians}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

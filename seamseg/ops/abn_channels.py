@@ -83,25 +83,53 @@ def gradients(
     Those of weight and bias are of this rank alone, as DistributedDataParallel wants them.
     """
     code, parameter = activation_code(norm.activation, norm.parameter)
-    invstd = statistics.invstd
-    gamma, beta = gamma_of(weight, invstd, norm.eps), bias_of(bias, invstd)
-    dbias, moment = abn_backward_reduce(dy, y, residual, beta, code, parameter)
+    sums = gradient_sums(dy, y, residual, weight, bias, norm, statistics)
+    beta = bias_of(bias, sums.scale)
+    dx, dresidual = abn_backward_input(
+        dy, y, residual, beta, sums.scale, sums.offset, sums.slope / sums.gamma, code, parameter
+    )
+    return dx, dresidual, sums.dweight, sums.dbias
+
+
+class GradientSums(NamedTuple):
+    """The gradient of the input is `scale dz + offset + slope x_hat`; the rest is what the parameters get. All `C`."""
+
+    gamma: Tensor
+    scale: Tensor
+    offset: Tensor
+    slope: Tensor
+    dweight: Tensor
+    dbias: Tensor
+
+
+def gradient_sums(
+    dy: Tensor,
+    y: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    norm: Norm,
+    statistics: Statistics,
+) -> GradientSums:
+    """The sums over pixels and ranks that the gradients are made of; arguments as for :func:`gradients`."""
+    code, parameter = activation_code(norm.activation, norm.parameter)
+    gamma = gamma_of(weight, statistics.invstd, norm.eps)
+    dbias, moment = abn_backward_reduce(dy, y, residual, bias_of(bias, gamma), code, parameter)
     dgamma = moment / gamma
-    scale = gamma * invstd
+    scale = gamma * statistics.invstd
     if norm.training:
-        # dx = gamma invstd (dz - mean(dz) - x_hat mean(dz x_hat)), with x_hat = (z - bias) / gamma
+        # dx = gamma invstd (dz - mean(dz) - x_hat mean(dz x_hat))
         sums = torch.stack((dbias, dgamma))
         if norm.group is not None:
             distributed.all_reduce(sums, group=norm.group)
         mean_dz, mean_dz_x = (sums / statistics.total).to(scale.dtype)
-        offset, slope = -scale * mean_dz, -invstd * mean_dz_x
+        offset, slope = -scale * mean_dz, -scale * mean_dz_x
     else:
         offset = slope = torch.zeros_like(scale)
-    dx, dresidual = abn_backward_input(dy, y, residual, beta, scale, offset, slope, code, parameter)
     if weight is not None:
         # a negative weight gets the gradient of its absolute value
         dgamma = torch.where(weight < 0, -dgamma, dgamma).to(weight.dtype)
-    return dx, dresidual, dgamma, dbias if bias is None else dbias.to(bias.dtype)
+    return GradientSums(gamma, scale, offset, slope, dgamma, dbias if bias is None else dbias.to(bias.dtype))
 
 
 def dense(x: Tensor, like: Tensor | None = None) -> Tensor:
@@ -114,15 +142,22 @@ def dense(x: Tensor, like: Tensor | None = None) -> Tensor:
 
 
 def _statistics(x: Tensor, norm: Norm) -> Statistics:
-    if not norm.training:
-        mean, var = norm.running_mean, norm.running_var
-        if x.dtype != torch.float64:
-            mean, var = mean.float(), var.float()
-        elif var.dtype != torch.float64:
-            mean, var = mean.double(), var.double()
-        return Statistics(mean, torch.rsqrt(var + norm.eps), 0.0)
-    mean, var = abn_statistics(x)
-    count = x.numel() // x.shape[1]
+    if norm.training:
+        mean, var = abn_statistics(x)
+        return batch_statistics(mean, var, x.numel() // x.shape[1], norm)
+    mean, var = norm.running_mean, norm.running_var
+    if x.dtype != torch.float64:
+        mean, var = mean.float(), var.float()
+    elif var.dtype != torch.float64:
+        mean, var = mean.double(), var.double()
+    return Statistics(mean, torch.rsqrt(var + norm.eps), 0.0)
+
+
+def batch_statistics(mean: Tensor, var: Tensor, count: int, norm: Norm) -> Statistics:
+    """What a training step normalises with, from this rank's mean, biased variance and count.
+
+    Joins them with those of the group's other ranks, and moves the running averages.
+    """
     if norm.group is not None:
         mean, var, total = _join(mean, var, count, norm.group)
         # one value has no unbiased variance: the running averages stay as they are

@@ -14,6 +14,7 @@ from torch.nn import functional
 from .abn import abn, inplace_abn
 from .abn_channels import Norm
 from .abn_projection import inplace_abn_projection
+from .abn_upsampling import upsample_abn_rows
 from .activation import activate, activate_, check_activation
 
 
@@ -159,6 +160,14 @@ class InPlaceABN(ABN):
             shortcut_norm.bias,
             shortcut_norm._norm("identity", 1.0),
         )
+
+    def upsample_rows(self, x: Tensor, rows: Tensor, convolution: nn.ConvTranspose2d) -> Tensor:
+        """`self(convolution(x))[rows]` in training mode, without the rows that are not wanted.
+
+        The convolution must be 2x2 of stride 2 without bias; see :mod:`seamseg.ops.abn_upsampling`.
+        """
+        norm = self._norm(self.activation, self.activation_param)
+        return upsample_abn_rows(x, rows, convolution.weight, self.weight, self.bias, norm)
 
 
 class InPlaceABNSync(InPlaceABN):

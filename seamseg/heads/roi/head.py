@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.backbones.residual import NormFactory
+from seamseg.ops.norm import InPlaceABN
 
 
 class ROIHead(nn.Module):
@@ -70,7 +71,14 @@ class ROIHead(nn.Module):
         With `rows` (int64 `P`) only those regions get logits, `P x things x 28 x 28`; the others still take part in the
         batch statistics.
         """
-        x = self.conv(x)
+        for layer in list(self.conv)[:-2]:
+            x = layer(x)
+        enlarge, norm = self.conv[-2], self.conv[-1]
+        if rows is not None and norm.training and isinstance(norm, InPlaceABN):
+            assert isinstance(enlarge, nn.ConvTranspose2d)
+            # the other regions are needed in the statistics only: no map is made of them
+            return self.roi_msk(norm.upsample_rows(x, rows, enlarge))
+        x = norm(enlarge(x))
         return self.roi_msk(x if rows is None else x[rows])
 
     def forward(self, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
