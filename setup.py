@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -27,43 +26,11 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "csrc"))
+from toolchain import architecture_flags, compiler, cuda_home, cuda_version_of, torch_folder  # noqa: E402
+
 TORCH_TARGET = "0x020b000000000000"
-DEFAULT_ARCHITECTURES = "8.0;9.0+PTX"
 MAX_JOBS = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
-
-
-def torch_folder() -> Path | None:
-    """Where torch is installed. Headers are all that is used: an isolated build may take those of the target."""
-    places = [*sys.path, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    found = (Path(place or ".") / "torch" for place in places)
-    return next((folder for folder in found if (folder / "include/torch/csrc/stable/library.h").exists()), None)
-
-
-def cuda_version_of(torch: Path) -> str | None:
-    """CUDA version that an installed torch was built with, None for a CPU build."""
-    said = re.search(r"^cuda\b[^=]*=\s*'([\d.]+)'", (torch / "version.py").read_text(), re.MULTILINE)
-    return said.group(1) if said else None
-
-
-def cuda_home() -> Path | None:
-    """The CUDA toolkit: an nvcc on the path may be a wrapper script elsewhere, so its neighbours are looked for."""
-    nvcc = shutil.which("nvcc")
-    places = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    if nvcc:
-        places.append(str(Path(nvcc).resolve().parent.parent))
-    found = (Path(place) for place in places if place)
-    return next((place for place in found if (place / "bin/nvcc").exists() and (place / "include").is_dir()), None)
-
-
-def architecture_flags() -> list[str]:
-    """nvcc's flags for TORCH_CUDA_ARCH_LIST."""
-    flags = []
-    for entry in re.split(r"[;, ]+", os.environ.get("TORCH_CUDA_ARCH_LIST") or DEFAULT_ARCHITECTURES):
-        number = entry.removesuffix("+PTX").replace(".", "")
-        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
-        if entry.endswith("+PTX"):
-            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
-    return flags
 
 
 class Kernels(build_ext):
@@ -146,14 +113,6 @@ class Kernels(build_ext):
         fresh = output.with_name(f"{output.name}.tmp")
         subprocess.run([*link, "-o", str(fresh)], check=True)
         fresh.replace(output)
-
-
-def compiler() -> str | None:
-    """The C++ compiler: $CXX, c++, g++ or clang++."""
-    return next(
-        (found for name in (os.environ.get("CXX"), "g++", "c++", "clang++") if name and (found := shutil.which(name))),
-        None,
-    )
 
 
 def sources(folder: str, suffix: str) -> list[str]:

@@ -1,0 +1,32 @@
+"""setuptools' build backend, which asks for torch where the kernels need its headers and they are not to be had.
+
+pip builds in an environment of its own. Torch in `build-system.requires` would be downloaded into it every time, 3 GB;
+where the environment that seamseg goes into has a torch, the headers of that one serve (`toolchain.torch_folder`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from setuptools import build_meta
+from setuptools.build_meta import *  # noqa: F403
+
+sys.path.insert(0, str(Path(__file__).parent))
+import toolchain
+
+
+def _torch() -> list[str]:
+    wanted = os.environ.get("SEAMSEG_KERNELS", "all") != "off" and toolchain.compiler() is not None
+    return ["torch>=2.11"] if wanted and toolchain.torch_folder() is None else []
+
+
+def get_requires_for_build_wheel(config_settings: dict | None = None) -> list[str]:
+    """What a wheel needs, as PEP 517 asks."""
+    return [*build_meta.get_requires_for_build_wheel(config_settings), *_torch()]
+
+
+def get_requires_for_build_editable(config_settings: dict | None = None) -> list[str]:
+    """What an editable install needs, as PEP 660 asks."""
+    return [*build_meta.get_requires_for_build_editable(config_settings), *_torch()]
