@@ -101,6 +101,8 @@ def _launcher() -> str:
 def _operators(problems: list[str]) -> None:
     ops = _imported("seamseg.ops", problems)
     if ops is not None:
+        for device, state in ops.kernels().items():
+            _say(f"kernels, {device}", state)
         print("operators")
         for name, server in ops.implementations().items():
-            print(f"  {name:<22}{server}")
+            print(f"  {name:<28}{server}")

@@ -6,7 +6,7 @@ for CUDA. Nothing here knows about networks, data or files.
 
 # an operator exists once its file is loaded
 from . import abn, boxes, extract_boxes, histogram, labels, nms, paste, pooling, roi_sampling, upsample
-from ._library import implementations
+from ._library import implementations, kernels
 
 __all__ = [
     "abn",
@@ -14,6 +14,7 @@ __all__ = [
     "extract_boxes",
     "histogram",
     "implementations",
+    "kernels",
     "labels",
     "nms",
     "paste",

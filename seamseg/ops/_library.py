@@ -18,6 +18,7 @@ import torch
 
 _library = torch.library.Library("seamseg", "DEF")
 _defined: list[str] = []
+_kernels: dict[str, str] = {}
 
 
 def define(schema: str, plain: Callable[..., Any], fake: Callable[..., Any], composite: bool = False) -> Any:
@@ -59,20 +60,29 @@ def implementations() -> dict[str, str]:
     return {name: served(name) for name in sorted(_defined)}
 
 
+def kernels() -> dict[str, str]:
+    """By device, "loaded" or why the compiled kernels are not there."""
+    return dict(_kernels)
+
+
 def _load_kernels() -> None:
     """Load what was built; say once why kernels that should be there are not."""
-    if os.environ.get("SEAMSEG_PLAIN_OPS", "0") not in ("", "0"):
-        return
     for name, device in (("_C", "CPU"), ("_C_cuda", "GPU")):
+        if os.environ.get("SEAMSEG_PLAIN_OPS", "0") not in ("", "0"):
+            _kernels[device] = "switched off by SEAMSEG_PLAIN_OPS"
+            continue
         if device == "GPU" and torch.version.cuda is None:
+            _kernels[device] = "torch is a build for the CPU"
             continue
         try:
             importlib.import_module(f"seamseg.{name}")
+            _kernels[device] = "loaded"
         except ImportError as error:
+            _kernels[device] = _reason(name, error)
             if device == "GPU" and not torch.cuda.is_available():
                 continue
             warnings.warn(
-                f"seamseg: no compiled operators for the {device}: {_reason(name, error)}. Everything works, slower. "
+                f"seamseg: no compiled operators for the {device}: {_kernels[device]}. Everything works, slower. "
                 "To compile them: pip install --no-build-isolation --no-deps --force-reinstall . (docs/ops.md)",
                 stacklevel=2,
             )
