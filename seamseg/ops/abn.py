@@ -118,13 +118,14 @@ def saved_for_backward(ctx: Any) -> tuple[Any, ...]:
     Raises
     ------
     RuntimeError
-        if the output, from which everything is rebuilt, was changed in place
+        if the output, from which everything is rebuilt, was changed in place, or a residual that is needed for it
     """
     try:
         return ctx.saved_tensors
     except RuntimeError as error:
         raise RuntimeError(
-            "InPlaceABN: its output was changed in place before the backward pass, which rebuilds the input from it. "
+            "InPlaceABN: its output, or the residual added to it, was changed in place before the backward pass, which "
+            "rebuilds the input from them. "
             "Let no in-place operation follow the layer: nn.ReLU(inplace=False) instead of True, `y = y + x` instead "
             f"of `y += x`; or give the activation to the layer itself. ({error})"
         ) from error

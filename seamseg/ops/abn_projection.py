@@ -49,7 +49,7 @@ def inplace_abn_projection(
     tracked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if tracked and not torch.compiler.is_compiling():
         return _Projection.apply(*tensors, norm, projection_norm, stride)
-    residual = functional.conv2d(shortcut, projection, None, stride)
+    residual = _convolve(shortcut, projection, stride, like=x)
     residual = inplace_abn(residual, projection_weight, projection_bias, *projection_norm)
     return inplace_abn(x, weight, bias, *norm, residual=residual)
 
@@ -118,4 +118,5 @@ class _Projection(torch.autograd.Function):
 
 def _convolve(shortcut: Tensor, projection: Tensor, stride: tuple[int, int], like: Tensor) -> Tensor:
     # in the precision of the branch, so that both passes do the same thing whether autocast is on or not
-    return functional.conv2d(shortcut.to(like.dtype), projection.to(like.dtype), None, stride)
+    with torch.autocast(like.device.type, enabled=False):
+        return functional.conv2d(shortcut.to(like.dtype), projection.to(like.dtype), None, stride)
