@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from ._check import describe
 from .abn import inplace_abn, saved_for_backward
 from .abn_channels import Norm, Statistics, dense, gradients, normalise, transform
 
@@ -45,6 +46,11 @@ def inplace_abn_projection(
     -------
     `N x C x h x w`, in the memory format of `x`
     """
+    if projection.shape != (x.shape[1], shortcut.shape[1], 1, 1):
+        raise ValueError(
+            f"inplace_abn_projection: projection must be {x.shape[1]} x {shortcut.shape[1]} x 1 x 1, got "
+            f"{describe(projection)}"
+        )
     tensors = (x, weight, bias, shortcut, projection, projection_weight, projection_bias)
     tracked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if tracked and not torch.compiler.is_compiling():

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 from seamseg.backbones.residual import ResidualBlock
+from seamseg.inplace_abn import inplace_abn_sync
 from seamseg.ops import sync
 from seamseg.ops.norm import InPlaceABN, InPlaceABNSync
 from seamseg.ops.sync import active_group, forget_groups, set_group
@@ -178,7 +179,26 @@ def check_residual_without_gradients(rank, world):
         assert_close(block(x[rank : rank + 1]), expected(x)[rank : rank + 1])
 
 
+def check_function_without_group(rank, world):
+    """`group=None` of the function is everybody; without running statistics too."""
+    x, dy = whole_batch([2] * world, (3, 4), seed=3)
+    single, layer = (layer_with_weights(InPlaceABN, ("elu", 0.7)) for _ in "12")
+    expected = run_layer(single, x, dy)
+    mine = slice(2 * rank, 2 * rank + 2)
+    for running in ((layer.running_mean, layer.running_var), (None, None)):
+        leaf = x[mine].clone().requires_grad_()
+        y = inplace_abn_sync(leaf, layer.weight, layer.bias, *running, activation="elu", activation_param=0.7)
+        y.backward(dy[mine])
+        assert_close(y.detach(), expected[0][mine])
+        assert_close(leaf.grad, expected[1][mine])
+    for name in ("running_mean", "running_var"):
+        assert_close(getattr(layer, name), getattr(single, name))
+    if rank == 0:  # the others do not come
+        inplace_abn_sync(x[mine], None, None, layer.running_mean, layer.running_var, training=False)
+
+
 CHECKS = [
+    check_function_without_group,
     check_all_ranks,
     check_large_mean,
     check_evaluation_is_local,
