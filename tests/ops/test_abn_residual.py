@@ -349,3 +349,16 @@ def test_wrong_residual():
         case.added(*case.inputs[:3], case.inputs[0][..., :2])
     with pytest.raises(ValueError, match="inplace_abn: residual must be like the input"):
         case.added(*case.inputs[:3], case.inputs[0].to("meta"))
+
+
+def test_wrong_projection():
+    case = Case()
+    wide = case.inputs.copy()
+    wide[4] = torch.ones(3, 4, 3, 3, dtype=torch.float64)
+    with pytest.raises(ValueError, match="projection must be 3 x 4 x 1 x 1, got float64 tensor of shape 3x4x3x3"):
+        case.projected(*wide)
+    norms, x = (InPlaceABN(3), InPlaceABN(3)), torch.randn(2, 3, 4, 4)
+    for options in ({"bias": True}, {"bias": False, "padding": 1}, {"bias": False, "groups": 3}):
+        convolution = nn.Conv2d(3, 3, 1, **options)
+        with pytest.raises(ValueError, match="InPlaceABN: the projection must be 1x1, without bias, padding or groups"):
+            norms[0].add_projection(x, x, convolution, norms[1], "leaky_relu", 0.01)
