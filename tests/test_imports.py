@@ -25,6 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "files": {"errors"},
     "structures": set(),
     "ops": {"errors"},
+    "inplace_abn": {"ops"},
     "config": {"errors"},
     "backbones": PARTS,
     "heads": {"backbones", *PARTS},

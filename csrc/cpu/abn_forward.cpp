@@ -7,12 +7,13 @@ namespace seamseg::abn {
 namespace {
 
 // Mean and sum of squared differences of channels `c .. c + K - 1` of some rows, in two passes over a block that stays in
-// the cache. K is a constant, so that the sums stay in registers.
+// the cache. K is a constant, so that the sums stay in registers. What the first pass lost in rounding, much where the mean
+// is far from zero, is the sum of the differences of the second.
 template <int K, class T>
 SEAMSEG_INLINE void statistics_of_columns(const T* SEAMSEG_RESTRICT x, int64_t rows, int64_t channels,
                                           wide_t<T>* SEAMSEG_RESTRICT mean, wide_t<T>* SEAMSEG_RESTRICT squares) {
   using W = wide_t<T>;
-  W sum[K] = {}, rest[K] = {};
+  W sum[K] = {}, lost[K] = {}, rest[K] = {};
   for (int64_t r = 0; r < rows; ++r) {
     for (int k = 0; k < K; ++k) sum[k] += load(x + r * channels + k);
   }
@@ -21,12 +22,14 @@ SEAMSEG_INLINE void statistics_of_columns(const T* SEAMSEG_RESTRICT x, int64_t r
   for (int64_t r = 0; r < rows; ++r) {
     for (int k = 0; k < K; ++k) {
       const W difference = load(x + r * channels + k) - sum[k];
+      lost[k] += difference;
       rest[k] += difference * difference;
     }
   }
   for (int k = 0; k < K; ++k) {
-    mean[k] = sum[k];
-    squares[k] = rest[k];
+    mean[k] = sum[k] + lost[k] * share;
+    const W exact = rest[k] - lost[k] * (lost[k] * share);
+    squares[k] = exact < W(0) ? W(0) : exact;
   }
 }
 
@@ -47,14 +50,16 @@ SEAMSEG_CLONES void statistics_of_span(const T* SEAMSEG_RESTRICT x, int64_t coun
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < count; ++i) sum += load(x + i);
   const W centre = sum / static_cast<W>(count);
-  W rest = 0;
-#pragma omp simd reduction(+ : rest)
+  W lost = 0, rest = 0;
+#pragma omp simd reduction(+ : lost, rest)
   for (int64_t i = 0; i < count; ++i) {
     const W difference = load(x + i) - centre;
+    lost += difference;
     rest += difference * difference;
   }
-  *mean = centre;
-  *squares = rest;
+  const double shift = static_cast<double>(lost) / static_cast<double>(count);
+  *mean = centre + shift;
+  *squares = rest - lost * shift < 0 ? 0.0 : rest - lost * shift;
 }
 
 // Chan, Golub and LeVeque 1979: statistics of two parts joined without cancellation.

@@ -15,15 +15,15 @@ from torch.autograd.function import once_differentiable
 
 from ._check import describe
 from .abn_channels import Norm, Statistics, dense, gradients, normalise
-from .activation import activate_
+from .activation import activate_, check_activation
 
 
 def abn(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     training: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
@@ -36,7 +36,8 @@ def abn(
     ----------
     x : `N x C` or `N x C x ...`
     weight, bias : `C`, or None for 1 and 0
-    running_mean, running_var : `C`; updated when training (variance unbiased), used otherwise
+    running_mean, running_var : `C`; updated when training (variance unbiased), used otherwise; None, when training, for
+        none
     training : normalise with the statistics of this batch
     momentum : weight of this batch in the running averages
     activation, activation_param : see :data:`seamseg.ops.activation.ACTIVATIONS`
@@ -45,12 +46,14 @@ def abn(
     -------
     a new tensor in the shape and memory format of `x`
     """
-    check_input("abn", x, running_mean)
+    check_input("abn", x, weight, bias, running_mean, running_var, training)
+    check_activation("abn", activation, activation_param)
     count = x.numel() // x.shape[1]
     if training and count < 2:
         # one value has no variance (x_hat is 0), none has no mean: the running averages keep what they have
-        running_mean, running_var = running_mean.clone(), running_var.clone()
-        training = count == 1
+        like = x if weight is None else weight
+        mean, var = (like.new_ones(x.shape[1]) if s is None else s.clone() for s in (running_mean, running_var))
+        running_mean, running_var, training = mean, var, count == 1
     y = torch.batch_norm(
         x, weight, bias, running_mean, running_var, training, momentum, eps, torch.backends.cudnn.enabled
     )
@@ -61,8 +64,8 @@ def inplace_abn(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     training: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
@@ -91,7 +94,8 @@ def inplace_abn(
     -------
     a new tensor in the shape and memory format of `x`
     """
-    check_input("inplace_abn", x, running_mean)
+    check_input("inplace_abn", x, weight, bias, running_mean, running_var, training)
+    check_activation("inplace_abn", activation, activation_param, invertible=True)
     if residual is not None:
         if residual.shape != x.shape or residual.device != x.device:
             raise ValueError(f"inplace_abn: residual must be like the input, got {describe(residual)}, {describe(x)}")
@@ -104,12 +108,30 @@ def inplace_abn(
     return normalise(x, None if residual is None else dense(residual, like=x), weight, bias, norm)[0]
 
 
-def check_input(op: str, x: Tensor, running_mean: Tensor) -> None:
-    """Require `N x C x ...` with the `C` of the running statistics, on their device."""
-    if x.dim() < 2 or x.shape[1] != running_mean.shape[0] or not x.is_floating_point():
-        raise ValueError(f"{op}: input must be floating, N x {running_mean.shape[0]} x ..., got {describe(x)}")
-    if x.device != running_mean.device:
-        raise ValueError(f"{op}: input is on {x.device}, the layer on {running_mean.device}; move one of them")
+def check_input(
+    op: str,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+) -> None:
+    """Require `N x C x ...` and vectors of `C` on its device; running statistics where they are used."""
+    if not training and (running_mean is None or running_var is None):
+        raise ValueError(f"{op}: running_mean and running_var must be given, or training be True")
+    given = running_mean if running_mean is not None else weight
+    channels = "C" if given is None else given.numel()
+    if x.dim() < 2 or x.shape[1] < 1 or channels not in ("C", x.shape[1]) or not x.is_floating_point():
+        raise ValueError(f"{op}: input must be floating, N x {channels} x ..., got {describe(x)}")
+    vectors = {"weight": weight, "bias": bias, "running_mean": running_mean, "running_var": running_var}
+    for name, vector in vectors.items():
+        if vector is None:
+            continue
+        if vector.device != x.device:
+            raise ValueError(f"{op}: input is on {x.device}, the layer on {vector.device}; move one of them")
+        if vector.dim() != 1 or vector.shape[0] != x.shape[1]:
+            raise ValueError(f"{op}: {name} must hold one number a channel ({x.shape[1]}), got {describe(vector)}")
 
 
 def saved_for_backward(ctx: Any) -> tuple[Any, ...]:
@@ -118,13 +140,14 @@ def saved_for_backward(ctx: Any) -> tuple[Any, ...]:
     Raises
     ------
     RuntimeError
-        if the output, from which everything is rebuilt, was changed in place
+        if the output, from which everything is rebuilt, was changed in place, or a residual that is needed for it
     """
     try:
         return ctx.saved_tensors
     except RuntimeError as error:
         raise RuntimeError(
-            "InPlaceABN: its output was changed in place before the backward pass, which rebuilds the input from it. "
+            "InPlaceABN: its output, or the residual added to it, was changed in place before the backward pass, which "
+            "rebuilds the input from them. "
             "Let no in-place operation follow the layer: nn.ReLU(inplace=False) instead of True, `y = y + x` instead "
             f"of `y += x`; or give the activation to the layer itself. ({error})"
         ) from error

@@ -16,8 +16,8 @@ from .abn_steps import abn_backward_input, abn_backward_reduce, abn_statistics, 
 class Norm(NamedTuple):
     """What a normalisation is besides its parameters; see :func:`seamseg.ops.abn.inplace_abn`."""
 
-    running_mean: Tensor
-    running_var: Tensor
+    running_mean: Tensor | None
+    running_var: Tensor | None
     training: bool
     momentum: float
     eps: float
@@ -145,12 +145,9 @@ def _statistics(x: Tensor, norm: Norm) -> Statistics:
     if norm.training:
         mean, var = abn_statistics(x)
         return batch_statistics(mean, var, x.numel() // x.shape[1], norm)
-    mean, var = norm.running_mean, norm.running_var
-    if x.dtype != torch.float64:
-        mean, var = mean.float(), var.float()
-    elif var.dtype != torch.float64:
-        mean, var = mean.double(), var.double()
-    return Statistics(mean, torch.rsqrt(var + norm.eps), 0.0)
+    assert norm.running_mean is not None and norm.running_var is not None, "checked by the callers"
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return Statistics(norm.running_mean.to(wide), torch.rsqrt(norm.running_var.to(wide) + norm.eps), 0.0)
 
 
 def batch_statistics(mean: Tensor, var: Tensor, count: int, norm: Norm) -> Statistics:
@@ -158,18 +155,21 @@ def batch_statistics(mean: Tensor, var: Tensor, count: int, norm: Norm) -> Stati
 
     Joins them with those of the group's other ranks, and moves the running averages.
     """
+    total: Tensor | float
+    share: Tensor | float
     if norm.group is not None:
         mean, var, total = _join(mean, var, count, norm.group)
-        # one value has no unbiased variance: the running averages stay as they are
-        share = torch.where(total > 1, norm.momentum, 0.0).to(norm.running_mean.dtype)
+        share = torch.where(total > 1, norm.momentum, 0.0)
         unbiased = var * (total / (total - 1).clamp(min=1)).to(var.dtype)
-        norm.running_mean.lerp_(mean.to(share.dtype), share)
-        norm.running_var.lerp_(unbiased.to(share.dtype), share)
-        return Statistics(mean, torch.rsqrt(var + norm.eps), total)
-    if count > 1:
-        norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), norm.momentum)
-        norm.running_var.lerp_((var * (count / (count - 1))).to(norm.running_var.dtype), norm.momentum)
-    return Statistics(mean, torch.rsqrt(var + norm.eps), float(max(count, 1)))
+    else:
+        total, share = float(max(count, 1)), norm.momentum
+        unbiased = var * (count / max(count - 1, 1))
+    for average, value in ((norm.running_mean, mean), (norm.running_var, unbiased)):
+        # one value has no unbiased variance: the running averages stay as they are
+        if average is not None and (norm.group is not None or count > 1):
+            weight = share.to(average.dtype) if isinstance(share, Tensor) else share
+            average.lerp_(value.to(average.dtype), weight)
+    return Statistics(mean, torch.rsqrt(var + norm.eps), total)
 
 
 def _join(mean: Tensor, var: Tensor, count: int, group: distributed.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from ._check import describe
 from .abn import inplace_abn, saved_for_backward
 from .abn_channels import Norm, Statistics, dense, gradients, normalise, transform
 
@@ -45,11 +46,16 @@ def inplace_abn_projection(
     -------
     `N x C x h x w`, in the memory format of `x`
     """
+    if projection.shape != (x.shape[1], shortcut.shape[1], 1, 1):
+        raise ValueError(
+            f"inplace_abn_projection: projection must be {x.shape[1]} x {shortcut.shape[1]} x 1 x 1, got "
+            f"{describe(projection)}"
+        )
     tensors = (x, weight, bias, shortcut, projection, projection_weight, projection_bias)
     tracked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if tracked and not torch.compiler.is_compiling():
         return _Projection.apply(*tensors, norm, projection_norm, stride)
-    residual = functional.conv2d(shortcut, projection, None, stride)
+    residual = _convolve(shortcut, projection, stride, like=x)
     residual = inplace_abn(residual, projection_weight, projection_bias, *projection_norm)
     return inplace_abn(x, weight, bias, *norm, residual=residual)
 
@@ -118,4 +124,5 @@ class _Projection(torch.autograd.Function):
 
 def _convolve(shortcut: Tensor, projection: Tensor, stride: tuple[int, int], like: Tensor) -> Tensor:
     # in the precision of the branch, so that both passes do the same thing whether autocast is on or not
-    return functional.conv2d(shortcut.to(like.dtype), projection.to(like.dtype), None, stride)
+    with torch.autocast(like.device.type, enabled=False):
+        return functional.conv2d(shortcut.to(like.dtype), projection.to(like.dtype), None, stride)

@@ -27,6 +27,7 @@ class ABN(nn.Module):
     eps : added to the variance
     momentum : weight of the present batch in the running averages; None for the plain average over all batches
     affine : learn weight and bias
+    track_running_stats : keep averages for evaluation; without them every batch has its own statistics, then too
     activation : "leaky_relu", "elu" or "identity"
     activation_param : negative slope of leaky_relu, alpha of elu
 
@@ -37,9 +38,9 @@ class ABN(nn.Module):
     """
 
     _invertible = False
-    num_batches_tracked: Tensor
-    running_mean: Tensor
-    running_var: Tensor
+    num_batches_tracked: Tensor | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class ABN(nn.Module):
         eps: float = 1e-5,
         momentum: float | None = 0.1,
         affine: bool = True,
+        track_running_stats: bool = True,
         activation: str = "leaky_relu",
         activation_param: float = 0.01,
     ) -> None:
@@ -56,29 +58,37 @@ class ABN(nn.Module):
         self.eps = eps
         self.momentum = momentum
         self.affine = affine
+        self.track_running_stats = track_running_stats
         self.activation = activation
         self.activation_param = activation_param
         self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
-        self.register_buffer("running_mean", torch.zeros(num_features))
-        self.register_buffer("running_var", torch.ones(num_features))
-        self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long))
+        self.register_buffer("running_mean", torch.zeros(num_features) if track_running_stats else None)
+        self.register_buffer("running_var", torch.ones(num_features) if track_running_stats else None)
+        self.register_buffer("num_batches_tracked", torch.tensor(0) if track_running_stats else None)
+
+    def reset_running_stats(self) -> None:
+        """Mean 0, variance 1, no batches."""
+        for buffer, value in ((self.running_mean, 0), (self.running_var, 1), (self.num_batches_tracked, 0)):
+            if buffer is not None:
+                buffer.fill_(value)
 
     def reset_parameters(self) -> None:
         """Weight 1, bias 0, fresh running statistics."""
+        self.reset_running_stats()
         with torch.no_grad():
-            self.running_mean.zero_()
-            self.running_var.fill_(1)
-            self.num_batches_tracked.zero_()
             if self.weight is not None and self.bias is not None:
                 self.weight.fill_(1)
                 self.bias.zero_()
 
     def _averaging_factor(self) -> float:
-        if not self.training:
+        if not self.training or self.num_batches_tracked is None:
             return 0.0
         self.num_batches_tracked.add_(1)
         return 1.0 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
+
+    def _of_the_batch(self) -> bool:
+        return self.training or self.running_mean is None
 
     def forward(self, x: Tensor) -> Tensor:
         """`N x C x ...` to the same shape."""
@@ -88,7 +98,7 @@ class ABN(nn.Module):
             self.bias,
             self.running_mean,
             self.running_var,
-            self.training,
+            self._of_the_batch(),
             self._averaging_factor(),
             self.eps,
             self.activation,
@@ -96,7 +106,8 @@ class ABN(nn.Module):
         )
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        state_dict.setdefault(prefix + "num_batches_tracked", torch.zeros_like(self.num_batches_tracked))
+        if self.num_batches_tracked is not None:
+            state_dict.setdefault(prefix + "num_batches_tracked", torch.zeros_like(self.num_batches_tracked))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
@@ -119,7 +130,7 @@ class InPlaceABN(ABN):
 
     def _norm(self, activation: str, activation_param: float) -> Norm:
         group = self._group() if self.training else None
-        statistics = (self.running_mean, self.running_var, self.training, self._averaging_factor(), self.eps)
+        statistics = (self.running_mean, self.running_var, self._of_the_batch(), self._averaging_factor(), self.eps)
         return Norm(*statistics, activation, activation_param, group)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -147,6 +158,10 @@ class InPlaceABN(ABN):
 
         The convolution must be 1x1 without bias. Activations of the two layers take no part.
         """
+        if convolution.bias is not None or any(convolution.padding) or convolution.groups != 1:
+            raise ValueError(
+                f"InPlaceABN: the projection must be 1x1, without bias, padding or groups, got {convolution}"
+            )
         vertical, horizontal = convolution.stride
         return inplace_abn_projection(
             x,
@@ -175,7 +190,7 @@ class InPlaceABNSync(InPlaceABN):
 
     Parameters
     ----------
-    num_features, eps, momentum, affine, activation, activation_param : as for :class:`ABN`
+    num_features, eps, momentum, affine, track_running_stats, activation, activation_param : as for :class:`ABN`
     group : initial value of the attribute `group`
 
     Notes
@@ -190,22 +205,28 @@ class InPlaceABNSync(InPlaceABN):
         eps: float = 1e-5,
         momentum: float | None = 0.1,
         affine: bool = True,
+        track_running_stats: bool = True,
         activation: str = "leaky_relu",
         activation_param: float = 0.01,
         group: distributed.ProcessGroup | None = None,
     ) -> None:
-        super().__init__(num_features, eps, momentum, affine, activation, activation_param)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, activation, activation_param)
         self.group = group
 
     def _group(self) -> distributed.ProcessGroup | None:
-        if not distributed.is_available() or not distributed.is_initialized():
-            return None
-        group = distributed.group.WORLD if self.group is None else self.group
-        return group if distributed.get_world_size(group) > 1 else None
+        return synchronised_over(self.group)
 
     def __getstate__(self) -> dict[str, Any]:
         # process groups can neither be copied nor pickled
         return {**self.__dict__, "group": None}
+
+
+def synchronised_over(group: distributed.ProcessGroup | None) -> distributed.ProcessGroup | None:
+    """The ranks that share statistics: those of `group`, all for None; None if there is nobody to share with."""
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    group = distributed.group.WORLD if group is None else group
+    return group if distributed.get_world_size(group) > 1 else None
 
 
 class ActivatedGroupNorm(nn.GroupNorm):

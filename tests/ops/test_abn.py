@@ -197,3 +197,26 @@ def test_wrong_arguments():
             op(torch.ones(2, 3, dtype=torch.long), weight, bias, mean, var)
         with pytest.raises(ValueError, match="input is on meta, the layer on cpu"):
             op(x.to("meta"), weight, bias, mean, var)
+        with pytest.raises(
+            ValueError, match=r"weight must hold one number a channel \(3\), got float64 tensor of shape 1"
+        ):
+            op(x, weight[:1], bias, mean, var)
+        with pytest.raises(ValueError, match=r"bias must hold one number a channel \(3\)"):
+            op(x, weight, bias[None], mean, var)
+        with pytest.raises(ValueError, match=r"running_var must hold one number a channel \(3\)"):
+            op(x, weight, bias, mean, var[:2])
+        with pytest.raises(ValueError, match="input must be floating, N x 0 x"):
+            op(x[:, :0], weight[:0], bias[:0], mean[:0], var[:0])
+        with pytest.raises(ValueError, match="running_mean and running_var must be given, or training be True"):
+            op(x, weight, bias, mean, None, training=False)
+        with pytest.raises(ValueError, match="unknown activation 'swish', choose one of leaky_relu, elu, identity"):
+            op(x, weight, bias, mean, var, activation="swish")
+    with pytest.raises(ValueError, match="inplace_abn: elu can only be inverted with a positive parameter, got 0"):
+        inplace_abn(x, weight, bias, mean, var, activation="elu", activation_param=0)
+
+
+def test_value_that_is_no_number_leaves_running_averages_of_one_value():
+    for op in (abn, inplace_abn):
+        mean, var = torch.zeros(2), torch.ones(2)
+        op(torch.full((1, 2), torch.nan), None, None, mean, var)
+        assert mean.tolist() == [0, 0] and var.tolist() == [1, 1]

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from torch import nn
 from torch.testing import assert_close
 
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
@@ -151,3 +152,58 @@ def test_wrong_construction():
     with pytest.raises(ValueError, match="ActivatedGroupNorm: unknown activation"):
         ActivatedGroupNorm(3, 3, activation="swish")
     ABN(3, activation_param=0.0)(torch.randn(2, 3))
+
+
+SPOILERS = [
+    nn.ReLU(inplace=True),
+    nn.LeakyReLU(0.1, inplace=True),
+    nn.Dropout(0.5, inplace=True),
+    nn.Sequential(nn.Identity(), nn.SiLU(inplace=True)),
+]
+
+
+@pytest.mark.parametrize("spoiler", SPOILERS, ids=repr)
+@pytest.mark.parametrize("layer_class", [InPlaceABN, InPlaceABNSync])
+def test_output_changed_in_place(layer_class, spoiler):
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), layer_class(4), spoiler, nn.Conv2d(4, 2, 1))
+    y = net(torch.randn(2, 3, 8, 8))
+    with pytest.raises(
+        RuntimeError, match=r"InPlaceABN: its output.* was changed in place .*nn.ReLU\(inplace=False\) instead of True"
+    ):
+        y.sum().backward()
+    with torch.no_grad():  # where nothing is rebuilt, nothing is spoilt
+        assert net(torch.randn(2, 3, 8, 8)).isfinite().all()
+
+
+def test_sum_in_place_after_the_layer():
+    x = torch.randn(2, 3, 8, 8, requires_grad=True)
+    y = InPlaceABN(3)(x)
+    y += x
+    with pytest.raises(RuntimeError, match=r"`y = y \+ x` instead of `y \+= x`"):
+        y.sum().backward()
+
+
+def test_residual_changed_in_place():
+    x, residual = torch.randn(2, 2, 3, 8, 8)
+    residual = residual.requires_grad_() * 1
+    y = InPlaceABN(3).add(x, residual, "leaky_relu", 0.01)
+    residual.zero_()
+    with pytest.raises(RuntimeError, match="InPlaceABN: its output, or the residual added to it, was changed in place"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("before", [nn.ReLU(inplace=True), nn.Dropout(0.0, inplace=True), InPlaceABN(4)])
+def test_in_place_operation_before_the_layer(before):
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    nets = [nn.Sequential(nn.Conv2d(3, 4, 3), before, norm) for norm in (InPlaceABN(4), ABN(4))]
+    nets[1][0].load_state_dict(nets[0][0].state_dict())
+    results = []
+    for net in nets:
+        net.double().zero_grad()
+        y = net(x)
+        y.square().sum().backward()
+        results.append([y.detach(), net[0].weight.grad.clone()])
+    # the scale is 1 + eps in the one and 1 in the other
+    for inplace, plain in zip(*results):
+        assert_close(inplace, plain, rtol=1e-3, atol=2e-4 * float(plain.abs().max()))

@@ -1,5 +1,6 @@
 """Synchronised ABN over processes (gloo): equal to one process with the batches joined, whoever is active."""
 
+import copy
 import gc
 import os
 import tempfile
@@ -11,6 +12,8 @@ from torch import distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
+from seamseg.backbones.residual import ResidualBlock
+from seamseg.inplace_abn import inplace_abn_sync
 from seamseg.ops import sync
 from seamseg.ops.norm import InPlaceABN, InPlaceABNSync
 from seamseg.ops.sync import active_group, forget_groups, set_group
@@ -130,12 +133,79 @@ def check_data_parallel(rank, world):
         assert_close(many, one)
 
 
+def check_residual_blocks(rank, world):
+    """With a projection and with a plain residual; one rank has nothing. The sum over ranks is what one process has."""
+
+    def network(layer_class):
+        torch.manual_seed(0)
+        blocks = nn.Sequential(
+            ResidualBlock(3, (4, 4, 8), layer_class, stride=2), ResidualBlock(8, (4, 4, 8), layer_class)
+        )
+        for module in blocks.modules():
+            if isinstance(module, InPlaceABN):
+                nn.init.uniform_(module.weight, -1, 1)
+        return blocks.double()
+
+    counts = [[2, 0], [0, 3], [1, 3], [2, 0, 1], [0, 0, 2], [1, 3, 2]]
+    for count in (c for c in counts if len(c) == world):
+        single, parallel = network(InPlaceABN), network(InPlaceABNSync)
+        x = torch.randn(sum(count), 3, 7, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        start = sum(count[:rank])
+        mine = slice(start, start + count[rank])
+        inputs = [x.clone().requires_grad_(), x[mine].clone().requires_grad_()]
+        for _ in range(2):
+            whole, part = (net(t) for net, t in zip((single, parallel), inputs))
+            assert_close(part, whole[mine])
+            for y in (whole, part):
+                y.square().sum().backward()
+        assert_close(inputs[1].grad, inputs[0].grad[mine], rtol=1e-6, atol=1e-8)
+        for one, many in zip(single.parameters(), parallel.parameters()):
+            distributed.all_reduce(many.grad)
+            assert_close(many.grad, one.grad, rtol=1e-6, atol=1e-8)
+        for one, many in zip(single.buffers(), parallel.buffers()):
+            assert_close(many, one)
+
+
+def check_residual_without_gradients(rank, world):
+    """Ranks with and without gradients make the same collective calls forward."""
+    torch.manual_seed(0)
+    block = ResidualBlock(3, (4, 4, 8), InPlaceABNSync, stride=2).double()
+    x = torch.randn(world, 3, 7, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    expected = copy.deepcopy(block)
+    for layer in expected.modules():
+        if isinstance(layer, InPlaceABNSync):
+            layer.__class__ = InPlaceABN
+    with torch.set_grad_enabled(rank > 0):
+        assert_close(block(x[rank : rank + 1]), expected(x)[rank : rank + 1])
+
+
+def check_function_without_group(rank, world):
+    """`group=None` of the function is everybody; without running statistics too."""
+    x, dy = whole_batch([2] * world, (3, 4), seed=3)
+    single, layer = (layer_with_weights(InPlaceABN, ("elu", 0.7)) for _ in "12")
+    expected = run_layer(single, x, dy)
+    mine = slice(2 * rank, 2 * rank + 2)
+    for running in ((layer.running_mean, layer.running_var), (None, None)):
+        leaf = x[mine].clone().requires_grad_()
+        y = inplace_abn_sync(leaf, layer.weight, layer.bias, *running, activation="elu", activation_param=0.7)
+        y.backward(dy[mine])
+        assert_close(y.detach(), expected[0][mine])
+        assert_close(leaf.grad, expected[1][mine])
+    for name in ("running_mean", "running_var"):
+        assert_close(getattr(layer, name), getattr(single, name))
+    if rank == 0:  # the others do not come
+        inplace_abn_sync(x[mine], None, None, layer.running_mean, layer.running_var, training=False)
+
+
 CHECKS = [
+    check_function_without_group,
     check_all_ranks,
     check_large_mean,
     check_evaluation_is_local,
     check_inactive_ranks,
     check_data_parallel,
+    check_residual_blocks,
+    check_residual_without_gradients,
 ]
 
 

@@ -1,0 +1,216 @@
+"""The four steps of in-place ABN as operators: kernels against plain torch, accuracy, threads, contract, failures."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from seamseg.ops.abn_steps import abn_backward_input, abn_backward_reduce, abn_statistics, abn_transform
+from seamseg.ops.reference import abn as plain
+
+from .contract import check_operator
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+ACTIVATIONS = [(0, 0.01), (0, 0.3), (0, 1.0), (1, 1.0), (1, 0.7)]
+STEPS = ("abn_statistics", "abn_transform", "abn_backward_reduce", "abn_backward_input")
+
+shapes = st.one_of(
+    st.tuples(st.integers(0, 40), st.sampled_from([1, 3, 63, 64, 65, 130])),
+    st.tuples(st.integers(0, 3), st.integers(1, 5), st.integers(0, 30)),
+    st.tuples(st.integers(0, 3), st.sampled_from([1, 2, 7, 64, 70]), st.integers(0, 6), st.integers(1, 6)),
+    st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 4)),
+    st.sampled_from([(5, 66, 1, 1), (1, 1, 1, 1), (0, 3, 4, 4), (1, 3, 1, 9), (2, 1, 100, 90), (300, 900)]),
+)
+
+
+def arguments(shape, dtype, last=False, with_residual=True, activation=(0, 0.01), seed=0):
+    """The arguments of each step; `y` is an output of the activation, as the backward steps expect it."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def maps():
+        values = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+        return values.contiguous(memory_format=torch.channels_last) if last and values.dim() == 4 else values
+
+    def channels():
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        return torch.randn(shape[1], generator=generator, dtype=torch.float64).to(wide)
+
+    x, dy = maps(), maps()
+    residual = maps() if with_residual else None
+    mean, scale, bias, offset, slope = (channels() for _ in range(5))
+    y = plain.abn_transform(x, mean, scale, bias, residual, *activation)
+    return {
+        "abn_statistics": (x,),
+        "abn_transform": (x, mean, scale, bias, residual, *activation),
+        "abn_backward_reduce": (dy, y, residual, bias, *activation),
+        "abn_backward_input": (dy, y, residual, bias, scale, offset, slope, *activation),
+    }
+
+
+def run(step, values):
+    result = getattr(torch.ops.seamseg, step)(*values)
+    return result if isinstance(result, tuple) else (result,)
+
+
+def run_plain(step, values):
+    result = getattr(plain, step)(*values)
+    return result if isinstance(result, tuple) else (result,)
+
+
+@given(
+    shapes,
+    st.sampled_from(FLOATS),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(ACTIVATIONS),
+    st.integers(0, 2**20),
+)
+def test_kernels_equal_plain(shape, dtype, last, with_residual, activation, seed):
+    precision = 1e-12 if dtype == torch.float64 else 2e-6
+    rounding = max(precision, 1.01 * torch.finfo(dtype).eps)
+    for step, values in arguments(shape, dtype, last, with_residual, activation, seed).items():
+        result, expected = run(step, values), run_plain(step, values)
+        for kernel, wanted in zip(result, expected):
+            assert kernel.dtype == wanted.dtype
+            assert kernel.shape == wanted.shape
+            assert kernel.stride() == wanted.stride() or not kernel.numel()
+            if (
+                kernel.dim() == 1
+            ):  # sums in another order; an inverted leaky_relu is up to 100 times larger than its input
+                size = math.sqrt(math.prod(shape) / shape[1]) if "reduce" in step else 1
+                assert_close(kernel, wanted, rtol=20 * precision, atol=100 * size * precision)
+            else:
+                assert_close(kernel, wanted, rtol=rounding, atol=100 * precision)
+
+
+FAR = [(200_000, 1), (100_000, 7), (20_000, 65), (2, 3, 200, 300), (2, 64, 100, 150), (64, 4, 7, 7), (3, 2, 50_000)]
+
+
+@pytest.mark.parametrize("shape", FAR)
+@pytest.mark.parametrize("last", [False, True])
+def test_statistics_far_from_zero(shape, last):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)) + 1000
+    x = x.contiguous(memory_format=torch.channels_last) if last and x.dim() == 4 else x
+    mean, var = abn_statistics(x)
+    exact_mean, exact_var = plain.abn_statistics(x.double())
+    assert_close(var.double(), exact_var, rtol=1e-4, atol=0)
+    # in units of the deviation, which is what a normalised map is off by; float32 has steps of 6e-5 at 1000
+    assert (mean - exact_mean).abs().max() < 1.5e-4
+
+
+@pytest.mark.parametrize("shape", [(100_000, 3), (2, 64, 80, 80)])
+@pytest.mark.parametrize("value", [0.0, 0.1, -1234.567])
+def test_a_constant_has_no_variance(shape, value):
+    x = torch.full(shape, value)
+    for maps in (x, x.contiguous(memory_format=torch.channels_last)) if x.dim() == 4 else (x,):
+        mean, var = abn_statistics(maps)
+        assert_close(mean, torch.full_like(mean, value), rtol=1e-6, atol=0)
+        assert (var >= 0).all()
+        assert (var <= (2e-5 * value) ** 2).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("shape", "last"), [((20_000, 70), False), ((3, 70, 90, 100), True), ((3, 5, 300, 310), False)]
+)
+@pytest.mark.parametrize("activation", [(0, 0.01), (1, 0.7)])
+def test_any_number_of_threads_gives_the_same(shape, last, dtype, activation):
+    values = arguments(shape, dtype, last, True, activation)
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append([t for step in STEPS for t in run(step, values[step])])
+    finally:
+        torch.set_num_threads(before)
+    for others in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], others))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_contract(step):
+    check_operator(
+        step,
+        [
+            arguments(shape, dtype, last, with_residual, activation)[step]
+            for shape, dtype, last, with_residual, activation in (
+                ((2, 3, 4, 5), torch.float32, False, True, (0, 0.01)),
+                ((2, 3, 4, 5), torch.bfloat16, True, False, (1, 0.7)),
+                ((4, 3), torch.float64, False, True, (1, 1.0)),
+                ((0, 3, 2, 2), torch.float32, False, True, (0, 0.01)),
+            )
+        ],
+    )
+
+
+def test_values_that_are_not_numbers_stay_in_their_channel():
+    x, bad = torch.randn(6, 3, 4, 4), torch.tensor([math.nan, math.inf])
+    x[0, 1, 0, :2] = bad
+    for maps in (x, x.contiguous(memory_format=torch.channels_last)):
+        mean, var = abn_statistics(maps)
+        assert mean.isfinite().tolist() == var.isfinite().tolist() == [True, False, True]
+        values = [torch.ones(3)] * 3
+        y = abn_transform(maps, *values, None, 0, 0.01)
+        assert y[0, 1, 0, 0].isnan() and y[0, 1, 0, 1].isinf() and int(y.isfinite().sum()) == y.numel() - 2
+        total, _ = abn_backward_reduce(maps, y, None, values[0], 0, 0.01)
+        assert total.isfinite().tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("last", [False, True])
+def test_saturated_elu(dtype, last):
+    values = arguments((3, 2, 4, 4), dtype, last, True, (1, 0.7))
+    dy, y, residual, bias, *rest = values["abn_backward_input"]
+    y = torch.full_like(y, -0.7)
+    for step, given_values in (
+        ("abn_backward_reduce", (dy, y, residual, bias, 1, 0.7)),
+        ("abn_backward_input", (dy, y, residual, bias, *rest)),
+    ):
+        for kernel, wanted in zip(run(step, given_values), run_plain(step, given_values)):
+            assert kernel.isfinite().all()
+            assert_close(kernel, wanted, rtol=max(1e-4, torch.finfo(dtype).eps), atol=1e-4)
+
+
+FAILURES = [
+    # step, which argument, its replacement, the words
+    ("abn_statistics", 0, lambda t: t[0, :, 0, 0], "abn_statistics: expected N x C x ..., got 1 dimensions"),
+    ("abn_statistics", 0, lambda t: t[..., ::2], "abn_statistics: expected a contiguous or channels_last tensor"),
+    ("abn_statistics", 0, lambda t: t.transpose(2, 3), "expected a contiguous or channels_last tensor"),
+    ("abn_statistics", 0, lambda t: t.long(), "abn_statistics: expected float32, float64, bfloat16 or float16"),
+    ("abn_transform", 0, lambda t: t.expand(2, 2, 3, 4, 5)[:, :, :, 0], "contiguous or channels_last"),
+    ("abn_transform", 1, lambda t: t[:2], r"mean must hold one float32 per channel \(3\)"),
+    ("abn_transform", 1, lambda t: t[None], r"mean must hold one float32 per channel \(3\)"),
+    ("abn_transform", 2, lambda t: t.double(), r"scale must hold one float32 per channel \(3\)"),
+    ("abn_transform", 3, lambda t: t.repeat(2)[::2], r"bias must hold one float32 per channel \(3\)"),
+    ("abn_transform", 4, lambda t: t[:1], "residual must have the shape, dtype, device and memory format of the input"),
+    ("abn_transform", 4, lambda t: t.double(), "residual must have the shape, dtype, device and memory format"),
+    ("abn_transform", 4, lambda t: t.contiguous(memory_format=torch.channels_last), "residual must have the shape"),
+    ("abn_transform", 5, lambda _: 2, "abn_transform: unknown activation 2"),
+    ("abn_backward_reduce", 0, lambda t: t.bfloat16(), "abn_backward_reduce: dy must have the shape, dtype"),
+    ("abn_backward_reduce", 1, lambda t: t[:, :2], "abn_backward_reduce: expected a contiguous or channels_last"),
+    ("abn_backward_reduce", 2, lambda t: t[..., :4], "abn_backward_reduce: residual must have the shape"),
+    ("abn_backward_reduce", 3, lambda t: t[:0], r"bias must hold one float32 per channel \(3\)"),
+    ("abn_backward_reduce", 4, lambda _: -1, "abn_backward_reduce: unknown activation -1"),
+    ("abn_backward_input", 0, lambda t: t.transpose(2, 3), "abn_backward_input: dy must have the shape"),
+    ("abn_backward_input", 4, lambda t: t.long(), r"scale must hold one float32 per channel \(3\)"),
+    ("abn_backward_input", 5, lambda t: torch.cat((t, t)), r"offset must hold one float32 per channel \(3\)"),
+    ("abn_backward_input", 6, lambda t: t.bfloat16(), r"slope must hold one float32 per channel \(3\)"),
+]
+
+
+@pytest.mark.parametrize(("step", "which", "change", "words"), FAILURES)
+def test_wrong_arguments(step, which, change, words):
+    values = list(arguments((2, 3, 4, 5), torch.float32)[step])
+    values[which] = change(values[which])
+    with pytest.raises(RuntimeError, match=words):
+        run(step, values)
+
+
+def test_float64_takes_float64_channels():
+    values = list(arguments((2, 3, 4, 5), torch.float64)["abn_backward_input"])
+    values[3] = values[3].float()
+    with pytest.raises(RuntimeError, match=r"bias must hold one float64 per channel \(3\)"):
+        abn_backward_input(*values)
