@@ -6,6 +6,7 @@ other are put right for single operators in `_FITTED`. An operator with new name
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 from collections.abc import Callable
@@ -116,16 +117,29 @@ _NAMED: dict[str, Callable[[Scene], Any]] = {
     "height": lambda s: s.dice.randint(1, s.one_of(4, 20)),
     "width": lambda s: s.dice.randint(1, s.one_of(4, 20)),
     "first_id": lambda s: s.dice.randint(0, 3),
-    "activation": lambda s: s.dice.randint(0, 1),
     "parameter": lambda s: s.one_of(0.01, 0.5, 1.0),
-    "padded_size": lambda s: [s.height * 4, s.width * 4],
+    "padded_size": lambda s: [s.height * 4 + 4, s.width * 4 + 4],
+    "valid_size": lambda s: [s.height * 4 + 1, s.width * 4 + 4],
+    "target": lambda s: s.integers(0, max(s.channels, 1), s.height * 4 + 1, s.width * 4 + 4),
+    "ohem": lambda s: s.one_of(0.01, 0.25, 1.0),
+    "mask_logits": lambda s: s.normal(s.count, *s.cells),
+    "box": lambda s: s.boxes(1)[0],
+    "anchors": lambda s: s.boxes(s.count),
+    "targets": lambda s: s.boxes(s.count),
+    "codes": lambda s: s.normal(s.count, 4),
+    "activation": lambda s: s.one_of("leaky_relu", "elu", "identity"),
+    "interpolation": lambda s: s.one_of("bilinear", "nearest"),
+    "padding": lambda s: s.one_of("border", "zero"),
 }
+_CODES = {"activation": lambda scene: scene.dice.randint(0, 1)}  # where a name stands for an operator's number
 _CHANNEL_VALUES = ("mean", "var", "scale", "bias", "offset", "slope", "weight", "running_mean", "running_var")
 
 
 def _plausible_value(scene: Scene, name: str, kind: str, optional: bool) -> Any:
     if optional and scene.dice.random() < 0.4:
         return None
+    if kind == "int" and name in _CODES:
+        return _CODES[name](scene)
     if name in _NAMED:
         return _NAMED[name](scene)
     if name in _CHANNEL_VALUES:
@@ -180,7 +194,7 @@ def _fit_roi(scene: Scene, v: _Values) -> None:
         v["level"] = None if v["level"] is None else v["level"][:0]
     if "levels" in v and v["level"] is None:
         v["levels"] = v["levels"][:1]
-        v["padded_size"] = scene.one_of([], v["padded_size"])
+        v["padded_size"] = scene.one_of([0, 0], v["padded_size"])
 
 
 def _fit_roi_backward(scene: Scene, v: _Values) -> None:
@@ -191,7 +205,7 @@ def _fit_roi_backward(scene: Scene, v: _Values) -> None:
     v["channels_last"] = [scene.dice.random() < 0.5 for _ in range(levels)]
     dy = scene.normal(v["boxes"].shape[0], scene.channels, scene.dice.randint(1, 8), scene.dice.randint(1, 8))
     v["dy"] = dy.contiguous(memory_format=torch.channels_last) if scene.dice.random() < 0.5 else dy
-    v["padded_size"] = [scene.height * 4, scene.width * 4] if v["level"] is not None else v["padded_size"]
+    v["padded_size"] = v["padded_size"] if v["level"] is not None else scene.one_of([0, 0], v["padded_size"])
 
 
 def _fit_upsample(scene: Scene, v: _Values) -> None:
@@ -243,6 +257,23 @@ def _fit_pooling(scene: Scene, v: _Values) -> None:
         v[name] = scene.normal(scene.batch, scene.channels, 3, 5)
 
 
+def _fit_function(scene: Scene, v: _Values) -> None:
+    """Arguments of Python functions, where names say less."""
+    if "mask_logits" in v and "box" in v:
+        v["mask_logits"] = scene.normal(*scene.cells)
+    if "mask_logits" in v and "boxes" in v:
+        v["mask_logits"] = v["mask_logits"][:8]
+        v["boxes"] = v["boxes"][:8]
+    if "codes" in v:
+        v["codes"] = v["codes"].to(v["boxes"].dtype)
+    if "targets" in v:
+        v["targets"] = v["targets"].to(v["anchors"].dtype)
+    if "labels" in v and v.get("id_map") is not None:
+        v["labels"] = scene.integers(0, 12, *v["id_map"].shape)
+    if "a" in v:
+        v["b"] = v["b"].to(v["a"].dtype)
+
+
 _FITTED: dict[str, Callable[[Scene, _Values], None]] = {
     "abn_transform": _fit_abn,
     "abn_backward_reduce": _fit_abn,
@@ -272,6 +303,41 @@ def plausible(name: str, seed: int, odd_values: bool = False) -> list[Any]:
     if name in _FITTED:
         _FITTED[name](scene, values)
     return [values[argument] for argument, _, _ in types]
+
+
+_HINTS = {
+    "Tensor": ("Tensor", None),
+    "int": ("int", None),
+    "float": ("float", None),
+    "bool": ("bool", None),
+    "str": ("str", None),
+    "tuple[int, int]": ("List[int]", tuple),
+    "Sequence[Tensor]": ("List[Tensor]", None),
+    "list[Tensor]": ("List[Tensor]", None),
+    "_Labels": ("Tensor", None),
+    "np.ndarray": ("Tensor", lambda x: x.numpy() if x.dtype != torch.bfloat16 else x.float().numpy()),
+    "Interpolation": ("str", None),
+    "Padding": ("str", None),
+}
+
+
+def plausible_for(function: Callable[..., Any], seed: int, odd_values: bool = False) -> list[Any] | None:
+    """The same for a Python function, by its type hints; None if it needs what cannot be drawn."""
+    scene = Scene(seed, odd_values)
+    values: _Values = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        hint = str(parameter.annotation)
+        kind, convert = _HINTS.get(hint.removesuffix(" | None"), (None, None))
+        optional = hint.endswith("| None")
+        if kind is None or (parameter.default is not parameter.empty and scene.dice.random() < 0.3):
+            if parameter.default is parameter.empty:
+                return None
+            values[name] = parameter.default
+        else:
+            value = _plausible_value(scene, name, kind, optional)
+            values[name] = convert(value) if convert is not None and value is not None else value
+    _fit_function(scene, values)
+    return list(values.values())
 
 
 def perturbed(arguments: list[Any], seed: int) -> list[Any]:

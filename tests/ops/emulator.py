@@ -40,7 +40,7 @@ SANITIZERS = "address,undefined,float-cast-overflow"
 FLAGS = ["-std=c++20", "-O1", "-g1", "-fPIC", "-fvisibility=hidden", "-D_GLIBCXX_ASSERTIONS", "-fno-omit-frame-pointer"]
 FLAGS += [f"-fsanitize={SANITIZERS}", "-fno-sanitize=vptr", "-fno-sanitize-recover=all"]
 FLAGS += ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-Wno-unknown-pragmas", "-Wno-attributes"]
-HANG_SECONDS = 300
+HANG_SECONDS = 200
 
 
 class Fault(AssertionError):
@@ -158,20 +158,36 @@ def _link(name: str, objects: list[Path]) -> Path:
     return target
 
 
-class Emulator:
-    """A process with the operators under sanitizers; a new one is started when a call has ended it."""
+class Raised(RuntimeError):
+    """A call raised: its type and its words."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str, words: str) -> None:
+        super().__init__(f"{kind}: {words}")
+        self.kind, self.words = kind, words
+
+
+class Worker:
+    """A process that calls operators; a new one is started when a call has ended it.
+
+    Parameters
+    ----------
+    sanitized : with the kernels of the CPU and of CUDA built with sanitizers, as `seamseg_checked` and
+        `seamseg_emulated`, and `seamseg` in plain torch; else with `seamseg` as it is installed
+    """
+
+    def __init__(self, sanitized: bool) -> None:
+        self._sanitized = sanitized
         self._process: subprocess.Popen[bytes] | None = None
 
-    def call(self, library: str, name: str, arguments: list[Any], seed: int = 0) -> tuple[Any, list[Any]]:
-        """Call an operator.
+    def call(self, library: str, name: str, arguments: list[Any], seed: int = 0, wanted: bool = True) -> Any:
+        """Call an operator, or a function of the package.
 
         Parameters
         ----------
-        library : `seamseg` for plain torch, `seamseg_checked` for C++, `seamseg_emulated` for CUDA
+        library : namespace of the operator, or the function's module
         name, arguments : the operator and all it gets
         seed : draws the order of the emulated threads; 0 keeps them in order
+        wanted : give the result back; else nothing comes back, and gradients are computed where there are some
 
         Returns
         -------
@@ -181,21 +197,21 @@ class Emulator:
         ------
         Fault
             if it did what no kernel may do
-        RuntimeError
+        Raised
             if it raised
         """
         process = self._alive()
         try:
-            write(process.stdin, (library, name, arguments, seed))
+            write(process.stdin, (library, name, arguments, seed, wanted))
             error, result, after = self._answer(process)
         except (EOFError, BrokenPipeError):
-            process.wait(60)
-            raise Fault(f"{library}::{name} ended the process:\n{self._said()}") from None
+            code = process.wait(60)
+            raise Fault(f"{library}::{name} ended the process ({code}):\n{self._said()}") from None
         if error is None:
             return result, after
         if "CUDA emulation:" in result:
             raise Fault(result)
-        raise RuntimeError(f"{error}: {result}")
+        raise Raised(error, result)
 
     def close(self) -> None:
         """End the process."""
@@ -206,19 +222,18 @@ class Emulator:
 
     def _alive(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
-            libraries = [str(path) for path in build()]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+            libraries = []
+            if self._sanitized:
+                libraries = [str(path) for path in build()]
+                environment |= {
+                    "LD_PRELOAD": " ".join(_runtime(name) for name in ("libasan.so", "libubsan.so", "libstdc++.so.6")),
+                    "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=2048:"
+                    "detect_odr_violation=0",
+                    "UBSAN_OPTIONS": "print_stacktrace=1",
+                    "SEAMSEG_PLAIN_OPS": "1",
+                }
             self._stderr = tempfile.TemporaryFile()
-            preload = [_runtime("libasan.so"), _runtime("libubsan.so"), _runtime("libstdc++.so.6")]
-            environment = {
-                **os.environ,
-                "LD_PRELOAD": " ".join(preload),
-                "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=2048:"
-                "detect_odr_violation=0:exitcode=99",
-                "UBSAN_OPTIONS": "print_stacktrace=1",
-                "SEAMSEG_PLAIN_OPS": "1",
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": str(ROOT),
-            }
             command = [sys.executable, "-m", "tests.ops.cuda_emulation.worker", *libraries]
             pipe = subprocess.PIPE
             self._process = subprocess.Popen(
@@ -234,11 +249,10 @@ class Emulator:
         if not select([process.stdout], [], [], HANG_SECONDS)[0]:
             self.close()
             raise Fault(f"no answer after {HANG_SECONDS} s:\n{self._said()}")
-        try:
-            return read(process.stdout)
-        except SystemExit:
-            raise EOFError from None
+        return read(process.stdout)
 
     def _said(self) -> str:
         self._stderr.seek(0)
-        return self._stderr.read().decode(errors="replace")[-6000:]
+        said = self._stderr.read().decode(errors="replace")
+        start = max(said.rfind("ERROR: AddressSanitizer"), said.rfind("runtime error:") - 200, 0)
+        return said[start:][:4000] if start else said[-3000:]

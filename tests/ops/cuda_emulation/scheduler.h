@@ -3,7 +3,9 @@
 #pragma once
 
 #include <sys/mman.h>
+#if !defined(__x86_64__)
 #include <ucontext.h>
+#endif
 
 #include <algorithm>
 #include <cstdint>
@@ -38,6 +40,7 @@ namespace emulation {
 
 constexpr int kWarp = 32;
 constexpr int kMaxThreads = 1024;
+constexpr int64_t kMostThreads = 4 << 20;  // of a launch: what a test can wait for
 constexpr size_t kMaxShared = 48 << 10;
 constexpr size_t kStack = 256 << 10;
 constexpr uint64_t kGarbage = ~uint64_t{0};  // a NaN as a float, -1 as an integer
@@ -46,8 +49,17 @@ using Site = std::source_location;
 
 inline std::string words(const Site& site) { return std::string(site.file_name()) + ":" + std::to_string(site.line()); }
 
+#if defined(__x86_64__)
+// Keeps the registers on the stack, its pointer in `*from`, and goes on at `to`. swapcontext() asks the kernel each time.
+extern "C" void seamseg_switch(void** from, void* to);
+#endif
+
 struct Fiber {
+#if defined(__x86_64__)
+  void* top = nullptr;
+#else
   ucontext_t context;
+#endif
   void* stack = nullptr;
   size_t size = 0;
   void* shadow = nullptr;  // the sanitizer's note of this stack
@@ -82,6 +94,9 @@ class Machine {
     body_ = &body;
     gridDim = grid;
     blockDim = block;
+    if (int64_t{1} * grid.x * grid.y * grid.z * block.x * block.y * block.z > kMostThreads) {
+      throw std::runtime_error("too large to be emulated");
+    }
     random_ = seed;
     for (const int64_t index : shuffled(int64_t{1} * grid.x * grid.y * grid.z)) {
       blockIdx = {static_cast<unsigned>(index % grid.x), static_cast<unsigned>(index / grid.x % grid.y),
@@ -251,11 +266,19 @@ class Machine {
     auto* fiber = new Fiber();
     void* memory = mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
+    fiber->stack = memory;
+    fiber->size = kStack;
+#if defined(__x86_64__)
+    auto** top = reinterpret_cast<void**>(static_cast<char*>(memory) + kStack) - 8;
+    top[6] = reinterpret_cast<void*>(&Machine::work);  // above it six registers, below it nobody to return to
+    fiber->top = top;
+#else
     getcontext(&fiber->context);
-    fiber->stack = fiber->context.uc_stack.ss_sp = memory;
-    fiber->size = fiber->context.uc_stack.ss_size = kStack;
+    fiber->context.uc_stack.ss_sp = memory;
+    fiber->context.uc_stack.ss_size = kStack;
     fiber->context.uc_link = nullptr;
     makecontext(&fiber->context, &Machine::work, 0);
+#endif
     return fiber;
   }
 
@@ -265,7 +288,11 @@ class Machine {
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_start_switch_fiber(&from.shadow, to.stack, to.size);
 #endif
+#if defined(__x86_64__)
+    seamseg_switch(&from.top, to.top);
+#else
     swapcontext(&from.context, &to.context);
+#endif
     arrive(&from);
   }
 
