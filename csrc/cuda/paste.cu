@@ -9,8 +9,8 @@ namespace seamseg {
 namespace {
 
 constexpr int kThreads = 256;
-// How large a crop is only the device knows: enough blocks for a large one, and the rest of them end at once.
-constexpr int kBlocks = 512;
+// How large a crop is only the device knows: enough blocks for any on a small map, or a large one on a large map.
+constexpr unsigned kMostBlocks = 512;
 
 Tensor paste_masks_into(Tensor id_map, const Tensor& masks, const Tensor& boxes, double overlap_threshold,
                         int64_t first_id, bool keep_empty) {
@@ -34,6 +34,7 @@ Tensor paste_masks_into(Tensor id_map, const Tensor& masks, const Tensor& boxes,
   Tensor kept = torch::stable::new_empty(masks, {count}, ScalarType::Bool);
   const Tensor counts = torch::stable::new_zeros(masks, {count, 2}, ScalarType::Int);
   const Tensor before = torch::stable::new_zeros(masks, {count + 1}, ScalarType::Int);
+  const unsigned blocks = std::min(blocks_for(height * width, kThreads), kMostBlocks);
 
   dispatch_integer(id_map, "paste_masks_into", [&](auto zero) {
     using Id = decltype(zero);
@@ -44,9 +45,9 @@ Tensor paste_masks_into(Tensor id_map, const Tensor& masks, const Tensor& boxes,
       const float* mask = data<float>(cells) + i * cells_y * cells_x;
       const float* box = data<float>(corners) + 4 * i;
       int32_t* sums = mutable_data<int32_t>(counts) + 2 * i;
-      SEAMSEG_LAUNCH(paste_count<Id>, kBlocks, kThreads, stream, mask, box, cells_y, cells_x, data<Id>(target), height,
+      SEAMSEG_LAUNCH(paste_count<Id>, blocks, kThreads, stream, mask, box, cells_y, cells_x, data<Id>(target), height,
                      width, sums);
-      SEAMSEG_LAUNCH(paste_write<Id>, kBlocks, kThreads, stream, mask, box, cells_y, cells_x, mutable_data<Id>(target),
+      SEAMSEG_LAUNCH(paste_write<Id>, blocks, kThreads, stream, mask, box, cells_y, cells_x, mutable_data<Id>(target),
                      height, width, sums, overlap_threshold, keep_empty, first_id, mutable_data<int32_t>(before) + i,
                      mutable_data<bool>(kept) + i);
     }

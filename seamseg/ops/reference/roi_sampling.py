@@ -42,13 +42,13 @@ def roi_sampling(
     out = levels[0].new_zeros(boxes.shape[0], height, width, channels)
     shapes = [x.shape for x in levels]
     for number, here, rows, weights in _taps(shapes, boxes, index, level, padded_size, height, width, nearest, zero):
-        table = levels[number].permute(0, 2, 3, 1).reshape(-1, channels)
+        table = levels[number].permute(0, 2, 3, 1).flatten(0, 2)
         if nearest:
             samples = table[rows[:, 0]].mul_(weights.to(table.dtype))
         else:
             table = _wide(table).contiguous()
             samples = functional.embedding_bag(rows, table, per_sample_weights=weights.to(table.dtype), mode="sum")
-        out[here] = samples.view(-1, height, width, channels).to(out.dtype)
+        out[here] = samples.unflatten(0, (-1, height, width)).to(out.dtype)
     return out.permute(0, 3, 1, 2)
 
 
@@ -79,10 +79,10 @@ def roi_sampling_backward(
     one gradient a level, of its shape
     """
     sizes = [torch.Size(shapes[i : i + 4]) for i in range(0, len(shapes), 4)]
-    channels, height, width = dy.shape[1:]
+    height, width = dy.shape[2:]
     tables = [dy.new_zeros(n * h * w, c) for n, c, h, w in sizes]
     for number, here, rows, weights in _taps(sizes, boxes, index, level, padded_size, height, width, nearest, zero):
-        given = _wide(dy[here].permute(0, 2, 3, 1).reshape(-1, channels)).contiguous()
+        given = _wide(dy[here].permute(0, 2, 3, 1).flatten(0, 2)).contiguous()
         # The adjoint gathers for each row of the table the samples that read it: sorting once beats scattered adds,
         # and adds in a fixed order
         by_row, order = rows.flatten().sort(stable=True)

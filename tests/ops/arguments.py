@@ -1,0 +1,440 @@
+"""Random arguments for any operator, from its schema: plausible ones, and ones that somebody got wrong.
+
+What a plausible value is follows from the argument's name (`boxes`, `logits`, ...) and type; values that depend on each
+other are put right for single operators in `_FITTED`. An operator with new names gets values by its types alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FLOATING = (torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+DTYPES = (*FLOATING, *INTEGERS, torch.bool, torch.complex64, torch.uint16)
+WILD_INTS = (-1, 0, 1, 2, 3, 7, 255, 256, -(2**63), 2**63 - 1, 2**31 - 1, 2**31, -(2**31), 2**40, 2**62, 100_003)
+WILD_FLOATS = (math.nan, math.inf, -math.inf, 0.0, -0.0, 0.5, 1.0, -1.0, 1e-45, 1e38, 1e300, -1e300)
+WILD_VALUES = (math.nan, math.inf, -math.inf, 0.0, -1.0, 1e9, -1e9, 3e38, 1e-40, 2.0**31, -(2.0**63))
+
+
+class Scene:
+    """The sizes that the arguments of one call share, and the dice they are drawn with."""
+
+    def __init__(self, seed: int, odd_values: bool = False) -> None:
+        self.dice = random.Random(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.odd_values = odd_values
+        self.batch = self.size(3)
+        self.channels = self.size(self.one_of(5, 5, 40))
+        self.height, self.width = self.size(self.one_of(9, 40)), self.size(self.one_of(9, 40, 150))
+        self.count, self.count_b = self.size(self.one_of(6, 80, 300)), self.size(self.one_of(6, 80))
+        self.cells = (self.size(9), self.size(9))
+        self.levels = self.dice.randint(1, 4)
+        self.dtype = self.one_of(*FLOATING)
+
+    def one_of(self, *values: Any) -> Any:
+        return self.dice.choice(values)
+
+    def size(self, most: int) -> int:
+        """Often small, seldom 0."""
+        return self.dice.choice((0, 1, 1, 2, most)) if self.dice.random() < 0.3 else self.dice.randint(1, most)
+
+    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        x = torch.randn(shape, generator=self.generator) * 2
+        if self.dice.random() < 0.2:
+            x = x.round()  # ties
+        return self.salted(x).to(dtype or self.dtype)
+
+    def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        """Often in runs, as the pixels of a map."""
+        x = torch.randint(low, max(high, low + 1), shape, generator=self.generator)
+        if len(shape) > 1 and shape[-1] > 0 and self.dice.random() < 0.5:
+            x = x[..., torch.arange(shape[-1]) // 8 * 8]
+        return x.to(dtype)
+
+    def map(self, channels: int | None = None, height: int | None = None, width: int | None = None) -> Tensor:
+        """`N x C x H x W` in one of the layouts that tensors have in life."""
+        channels = self.channels if channels is None else channels
+        shape = (self.height if height is None else height, self.width if width is None else width)
+        layout = self.one_of("dense", "dense", "channels last", "cut", "expanded")
+        if layout == "channels last":
+            return self.normal(self.batch, channels, *shape).contiguous(memory_format=torch.channels_last)
+        if layout == "cut":
+            return self.normal(self.batch, channels + 1, shape[0], shape[1] * 2 + 1)[:, 1:, :, 1::2]
+        if layout == "expanded":
+            return self.normal(1, channels, *shape).expand(self.batch, -1, -1, -1)
+        return self.normal(self.batch, channels, *shape)
+
+    def boxes(self, count: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Around the map, seldom empty, inverted or far away; many of them share corners."""
+        corner = torch.rand(count, 2, generator=self.generator) * self.one_of(8, 40, 200) - 4
+        size = torch.rand(count, 2, generator=self.generator) * self.one_of(3, 30, 200)
+        boxes = torch.cat((corner, corner + size), 1)
+        if self.dice.random() < 0.3:
+            boxes = boxes.round()
+        if self.dice.random() < 0.2 and count:
+            boxes[self.dice.randrange(count)] = torch.tensor(self.one_of((5, 5, 5, 5), (9, 9, 2, 2), (-50, 3, -20, 9.0)))
+        return self.salted(boxes).to(dtype or self.one_of(torch.float32, self.dtype))
+
+    def salted(self, x: Tensor) -> Tensor:
+        """A few values that should not be there, if they are wanted."""
+        if self.odd_values and x.numel() and self.dice.random() < 0.3:
+            for _ in range(self.dice.randint(1, 4)):
+                x.view(-1)[self.dice.randrange(x.numel())] = self.one_of(*WILD_VALUES)
+        return x
+
+    def fraction(self) -> float:
+        return self.one_of(0.0, 0.25, 0.5, 0.75, 1.0, self.dice.random())
+
+
+_NAMED: dict[str, Callable[[Scene], Any]] = {
+    "x": Scene.map,
+    "y": Scene.map,
+    "dy": Scene.map,
+    "boxes": lambda s: s.boxes(s.count),
+    "a": lambda s: s.boxes(s.count),
+    "b": lambda s: s.boxes(s.count_b),
+    "scores": lambda s: s.normal(s.count, dtype=s.one_of(torch.float32, s.dtype)),
+    "groups": lambda s: s.integers(0, 4, s.count),
+    "index": lambda s: s.integers(0, s.batch, s.count),
+    "level": lambda s: s.integers(0, s.levels, s.count),
+    "levels": lambda s: [s.map(height=max(1, s.height >> i), width=max(1, s.width >> i)) for i in range(s.levels)],
+    "id_map": lambda s: s.integers(0, s.one_of(2, 9), s.height, s.width, dtype=s.one_of(*INTEGERS)),
+    "labels": lambda s: s.integers(0, 12, s.height, s.width, dtype=s.one_of(*INTEGERS)),
+    "ids": lambda s: s.integers(0, 100, s.size(14)),
+    "masks": lambda s: s.normal(s.count, *s.cells, dtype=torch.float32).sigmoid(),
+    "crowd_mask": lambda s: s.integers(0, 2, s.height, s.width, dtype=s.one_of(torch.bool, *INTEGERS)),
+    "logits": lambda s: s.normal(s.channels, *s.cells),
+    "residual": Scene.map,
+    "n": lambda s: s.size(14),
+    "n_max": lambda s: s.one_of(-1, 0, 1, 5, 100),
+    "height": lambda s: s.dice.randint(1, s.one_of(4, 20)),
+    "width": lambda s: s.dice.randint(1, s.one_of(4, 20)),
+    "first_id": lambda s: s.dice.randint(0, 3),
+    "parameter": lambda s: s.one_of(0.01, 0.5, 1.0),
+    "padded_size": lambda s: [s.height * 4 + 4, s.width * 4 + 4],
+    "valid_size": lambda s: [s.height * 4 + 1, s.width * 4 + 4],
+    "target": lambda s: s.integers(0, max(s.channels, 1), s.height * 4 + 1, s.width * 4 + 4),
+    "ohem": lambda s: s.one_of(0.01, 0.25, 1.0),
+    "mask_logits": lambda s: s.normal(s.count, *s.cells),
+    "box": lambda s: s.boxes(1)[0],
+    "anchors": lambda s: s.boxes(s.count),
+    "targets": lambda s: s.boxes(s.count),
+    "codes": lambda s: s.normal(s.count, 4),
+    "activation": lambda s: s.one_of("leaky_relu", "elu", "identity"),
+    "interpolation": lambda s: s.one_of("bilinear", "nearest"),
+    "padding": lambda s: s.one_of("border", "zero"),
+}
+_CODES = {"activation": lambda scene: scene.dice.randint(0, 1)}  # where a name stands for an operator's number
+_CHANNEL_VALUES = ("mean", "var", "scale", "bias", "offset", "slope", "weight", "running_mean", "running_var")
+
+
+def _plausible_value(scene: Scene, name: str, kind: str, optional: bool) -> Any:
+    if optional and scene.dice.random() < 0.4:
+        return None
+    if kind == "int" and name in _CODES:
+        return _CODES[name](scene)
+    if name in _NAMED:
+        return _NAMED[name](scene)
+    if name in _CHANNEL_VALUES:
+        wide = torch.float64 if scene.dtype == torch.float64 else torch.float32
+        return scene.normal(scene.channels, dtype=wide)
+    by_type: dict[str, Callable[[], Any]] = {
+        "Tensor": scene.map,
+        "List[Tensor]": lambda: [scene.map() for _ in range(scene.dice.randint(1, 3))],
+        "int": lambda: scene.dice.randint(1, 9),
+        "float": scene.fraction,
+        "bool": lambda: scene.dice.random() < 0.5,
+        "List[int]": lambda: [scene.dice.randint(1, 9) for _ in range(2)],
+        "List[bool]": lambda: [scene.dice.random() < 0.5 for _ in range(2)],
+        "str": lambda: scene.one_of("identity", "bilinear", "border"),
+    }
+    return by_type[kind]()
+
+
+def _types(schema: torch._C.FunctionSchema) -> list[tuple[str, str, bool]]:
+    """Name, type without Optional, and whether it is optional, of each argument."""
+    said = []
+    for argument in schema.arguments:
+        kind = str(argument.type)
+        inner = kind.removeprefix("Optional[").removesuffix("]") if kind.startswith("Optional[") else kind
+        said.append((argument.name, inner.replace("SymInt", "int"), inner != kind))
+    return said
+
+
+# What follows from other arguments of the same call: a function that puts the values right.
+
+_Values = dict[str, Any]
+
+
+def _fit_abn(scene: Scene, v: _Values) -> None:
+    """Maps of one shape and layout, and an output that the activation can have."""
+    if "y" in v and v["activation"] == 1:
+        low = v["parameter"] * (v["y"].double().clamp(-3, 0).exp() - 1)
+        v["y"] = torch.where(v["y"] > 0, v["y"], low.to(v["y"].dtype))
+    like = v.get("x", v.get("y"))
+    for name in ("dy", "residual"):
+        if v.get(name) is not None:
+            v[name] = scene.normal(*like.shape)
+            if scene.dice.random() < 0.8:
+                v[name] = torch.empty_like(like).copy_(v[name])
+
+
+def _fit_roi(scene: Scene, v: _Values) -> None:
+    v["boxes"] = v["boxes"].to(torch.float64 if v["boxes"].dtype == torch.float64 else torch.float32)
+    first = v["levels"][0].shape[0] if "levels" in v else scene.batch
+    if first == 0 or scene.count == 0:
+        v["boxes"], v["index"] = v["boxes"][:0], v["index"][:0]
+        v["level"] = None if v["level"] is None else v["level"][:0]
+    if "levels" in v and v["level"] is None:
+        v["levels"] = v["levels"][:1]
+        v["padded_size"] = scene.one_of([0, 0], v["padded_size"])
+
+
+def _fit_roi_backward(scene: Scene, v: _Values) -> None:
+    _fit_roi(scene, v)
+    levels = scene.levels if v["level"] is not None else 1
+    sides = [(scene.batch, scene.channels, max(1, scene.height >> i), max(1, scene.width >> i)) for i in range(levels)]
+    v["shapes"] = [side for shape in sides for side in shape]
+    v["channels_last"] = [scene.dice.random() < 0.5 for _ in range(levels)]
+    dy = scene.normal(v["boxes"].shape[0], scene.channels, scene.dice.randint(1, 8), scene.dice.randint(1, 8))
+    v["dy"] = dy.contiguous(memory_format=torch.channels_last) if scene.dice.random() < 0.5 else dy
+    v["padded_size"] = v["padded_size"] if v["level"] is not None else scene.one_of([0, 0], v["padded_size"])
+
+
+def _fit_upsample(scene: Scene, v: _Values) -> None:
+    v["logits"] = scene.normal(max(1, scene.channels), max(1, scene.cells[0]), max(1, scene.cells[1]))
+    if scene.dice.random() < 0.5:
+        v["logits"] = v["logits"].permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    v["padded_height"], v["padded_width"] = (scene.dice.randint(1, scene.one_of(9, 70)) for _ in range(2))
+    height, width = scene.dice.randint(1, v["padded_height"]), scene.dice.randint(1, v["padded_width"])
+    if "target" in v:
+        v["target"] = scene.integers(0, v["logits"].shape[0], height, width)
+        v["target"][torch.rand(height, width, generator=scene.generator) < scene.one_of(0, 0.2, 1)] = 255
+        v["ohem"] = scene.one_of(0.01, 0.25, 1.0, scene.dice.random() + 1e-3)
+    else:
+        v["height"], v["width"] = height, width
+
+
+def _fit_upsample_backward(scene: Scene, v: _Values) -> None:
+    _fit_upsample(scene, v)
+    wide = torch.float64 if v["logits"].dtype == torch.float64 else torch.float32
+    arguments = [v[name] for name in ("logits", "padded_height", "padded_width", "target", "ohem")]
+    v["normaliser"] = torch.ops.seamseg.upsample_ohem_loss(*arguments)[1]
+    v["grad"] = torch.tensor(scene.one_of(1.0, -0.3, 0.0), dtype=wide)
+
+
+def _fit_paste(scene: Scene, v: _Values) -> None:
+    v["masks"] = scene.normal(min(scene.count, 8), max(1, scene.cells[0]), max(1, scene.cells[1])).float().sigmoid()
+    v["boxes"] = v["boxes"].float()[: v["masks"].shape[0]]
+
+
+def _fit_map_of_labels(scene: Scene, v: _Values) -> None:
+    if v["id_map"] is not None:
+        v["id_map"] = scene.integers(0, 3, *v["labels"].shape, dtype=scene.one_of(*INTEGERS))
+
+
+def _fit_boxes(scene: Scene, v: _Values) -> None:
+    v["b"] = v["b"].to(v["a"].dtype)
+    if "grad" in v:
+        v["grad"] = scene.normal(scene.count, scene.count_b, dtype=v["a"].dtype)
+
+
+def _fit_labels(scene: Scene, v: _Values) -> None:
+    for name in ("a", "b"):
+        v[name] = scene.integers(0, scene.one_of(3, 100), scene.height, scene.width, dtype=scene.one_of(*INTEGERS))
+
+
+def _fit_pooling(scene: Scene, v: _Values) -> None:
+    name = "x" if "x" in v else "dy"
+    if 0 in v[name].shape[2:]:
+        v[name] = scene.normal(scene.batch, scene.channels, 3, 5)
+
+
+def _fit_function(scene: Scene, v: _Values) -> None:
+    """Arguments of Python functions, where names say less."""
+    if "mask_logits" in v and "box" in v:
+        v["mask_logits"] = scene.normal(*scene.cells)
+    if "mask_logits" in v and "boxes" in v:
+        v["mask_logits"] = v["mask_logits"][:8]
+        v["boxes"] = v["boxes"][:8]
+    if "codes" in v:
+        v["codes"] = v["codes"].to(v["boxes"].dtype)
+    if "targets" in v:
+        v["targets"] = v["targets"].to(v["anchors"].dtype)
+    if "labels" in v and v.get("id_map") is not None:
+        v["labels"] = scene.integers(0, 12, *v["id_map"].shape)
+    if "a" in v:
+        v["b"] = v["b"].to(v["a"].dtype)
+
+
+_FITTED: dict[str, Callable[[Scene, _Values], None]] = {
+    "abn_transform": _fit_abn,
+    "abn_backward_reduce": _fit_abn,
+    "abn_backward_input": _fit_abn,
+    "box_filter_pool": _fit_pooling,
+    "box_filter_pool_backward": _fit_pooling,
+    "box_iou": _fit_boxes,
+    "box_iou_backward": _fit_boxes,
+    "count_labels": _fit_map_of_labels,
+    "fill_free": _fit_map_of_labels,
+    "joint_histogram": _fit_labels,
+    "match_boxes": _fit_boxes,
+    "paste_masks_into": _fit_paste,
+    "roi_sampling": _fit_roi,
+    "roi_sampling_backward": _fit_roi_backward,
+    "upsample_argmax": _fit_upsample,
+    "upsample_ohem_loss": _fit_upsample,
+    "upsample_ohem_loss_backward": _fit_upsample_backward,
+}
+
+
+def plausible(name: str, seed: int, odd_values: bool = False) -> list[Any]:
+    """Arguments of `torch.ops.seamseg.<name>` that fit each other; with odd values, NaN and such among the numbers."""
+    scene = Scene(seed, odd_values)
+    types = _types(getattr(torch.ops.seamseg, name).default._schema)
+    values = {argument: _plausible_value(scene, argument, kind, optional) for argument, kind, optional in types}
+    if name in _FITTED:
+        _FITTED[name](scene, values)
+    return [values[argument] for argument, _, _ in types]
+
+
+_HINTS = {
+    "Tensor": ("Tensor", None),
+    "int": ("int", None),
+    "float": ("float", None),
+    "bool": ("bool", None),
+    "str": ("str", None),
+    "tuple[int, int]": ("List[int]", tuple),
+    "Sequence[Tensor]": ("List[Tensor]", None),
+    "list[Tensor]": ("List[Tensor]", None),
+    "_Labels": ("Tensor", None),
+    "np.ndarray": ("Tensor", lambda x: x.numpy() if x.dtype != torch.bfloat16 else x.float().numpy()),
+    "Interpolation": ("str", None),
+    "Padding": ("str", None),
+}
+
+
+def plausible_for(function: Callable[..., Any], seed: int, odd_values: bool = False) -> list[Any] | None:
+    """The same for a Python function, by its type hints; None if it needs what cannot be drawn."""
+    scene = Scene(seed, odd_values)
+    values: _Values = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        hint = str(parameter.annotation)
+        kind, convert = _HINTS.get(hint.removesuffix(" | None"), (None, None))
+        optional = hint.endswith("| None")
+        if kind is None or (parameter.default is not parameter.empty and scene.dice.random() < 0.3):
+            if parameter.default is parameter.empty:
+                return None
+            values[name] = parameter.default
+        else:
+            value = _plausible_value(scene, name, kind, optional)
+            values[name] = convert(value) if convert is not None and value is not None else value
+    _fit_function(scene, values)
+    return list(values.values())
+
+
+def perturbed(arguments: list[Any], seed: int) -> list[Any]:
+    """The same with up to four mistakes."""
+    dice = random.Random(seed)
+    arguments = list(arguments)
+    for _ in range(dice.randint(0, 4)):
+        if arguments:
+            i = dice.randrange(len(arguments))
+            arguments[i] = _mistaken(dice, arguments[i], arguments)
+    return arguments
+
+
+def _mistaken(dice: random.Random, value: Any, others: list[Any]) -> Any:
+    if dice.random() < 0.04:
+        return dice.choice((None, "nonsense", [], -1, 0.5, True, torch.tensor(3), [torch.zeros(2)], object))
+    if isinstance(value, Tensor):
+        tensors = [other for other in others if isinstance(other, Tensor)]
+        return _mistaken_tensor(dice, value, dice.choice(tensors))
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return dice.choice((value + 1, value - 1, -value, value * 1000, *WILD_INTS))
+    if isinstance(value, float):
+        return dice.choice(WILD_FLOATS)
+    if isinstance(value, str):
+        return dice.choice(("", "nonsense", value.upper(), value * 1000))
+    if isinstance(value, (list, tuple)):
+        value = list(value)
+        kind = dice.randrange(4)
+        if kind == 0 or not value:
+            return value + value[:1]
+        if kind == 1:
+            return value[:-1]
+        i = dice.randrange(len(value))
+        value[i] = _mistaken(dice, value[i], others)
+        return value
+    return dice.choice((None, 1, torch.zeros(3)))
+
+
+def _mistaken_tensor(dice: random.Random, x: Tensor, other: Tensor) -> Tensor:
+    dim = dice.randrange(x.dim()) if x.dim() else 0
+    choices: list[Callable[[], Tensor]] = [
+        lambda: x.to(dice.choice(DTYPES)),
+        lambda: other,
+        lambda: x.detach().to("meta"),
+        lambda: x[None],
+        lambda: x.flatten(),
+        lambda: x.to_sparse() if x.dim() and x.numel() else x,
+        lambda: x.unsqueeze(-1).expand(*x.shape, dice.choice((0, 1, 3))),
+        lambda: torch.empty(dice.choice(((), (0,), (0, 4), (3, 0), (1, 1, 1, 1), (0, 0, 0, 0))), dtype=x.dtype),
+    ]
+    if x.is_floating_point():
+        choices.append(lambda: x.detach().requires_grad_())
+    if x.dim():
+        choices += [
+            lambda: x.select(dim, 0) if x.shape[dim] else x,
+            lambda: x.narrow(dim, 0, max(x.shape[dim] - 1, 0)),
+            lambda: x[:0] if dice.random() < 0.5 else x.narrow(dim, 0, 0),
+            lambda: torch.cat((x, x), dim),
+            lambda: x.repeat_interleave(2, dim)[(slice(None),) * dim + (slice(None, None, 2),)],
+            lambda: x.flip(dim),
+            lambda: x.transpose(dim, dice.randrange(x.dim())),
+            lambda: x.narrow(dim, 0, 1).expand_as(x) if x.shape[dim] else x,
+            lambda: x.transpose(dim, -1).contiguous().transpose(dim, -1),
+        ]
+    if x.numel() and x.dtype != torch.bool and x.layout == torch.strided and x.device.type == "cpu":
+        choices += [lambda: _with_wild_values(dice, x)] * 6
+    return dice.choice(choices)()
+
+
+def _with_wild_values(dice: random.Random, x: Tensor) -> Tensor:
+    x = x.detach().clone(memory_format=torch.contiguous_format)
+    limits = torch.finfo(x.dtype) if x.is_floating_point() or x.is_complex() else torch.iinfo(x.dtype)
+    for _ in range(dice.choice((1, 1, 3, x.numel()))):
+        if x.is_floating_point() or x.is_complex():
+            value = dice.choice((*WILD_VALUES, limits.max, limits.min, limits.tiny))
+        else:
+            wild = (limits.max, limits.min, limits.max - 1, *WILD_INTS)
+            value = dice.choice([v for v in wild if limits.min <= v <= limits.max])
+        x.view(-1)[dice.randrange(x.numel())] = value
+    return x
+
+
+def describe(arguments: list[Any]) -> str:
+    """The arguments in words, for the report of a crash."""
+
+    def one(value: Any) -> str:
+        if isinstance(value, Tensor):
+            said = f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+            if value.layout != torch.strided:
+                return f"{said} {value.layout}"
+            said += "" if value.is_contiguous() else f" strides {value.stride()}"
+            said += f" on {value.device}" if value.device.type != "cpu" else ""
+            return said + (f" = {value.tolist()}" if value.numel() <= 8 and value.device.type == "cpu" else "")
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(map(one, value))}]"
+        return repr(value)
+
+    return "; ".join(map(one, arguments))

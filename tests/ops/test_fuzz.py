@@ -1,0 +1,105 @@
+"""Nothing given to an operator can end the process: each call returns, or raises with words."""
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+
+import seamseg.ops
+from seamseg.ops import implementations
+
+from .arguments import describe, perturbed, plausible, plausible_for
+from .cuda_emulation.worker import load_operators
+from .emulator import Fault, Raised, Worker, obstacle
+
+load_operators()
+OPERATORS = sorted(implementations())
+EXPECTED = {"RuntimeError", "ValueError", "TypeError", "IndexError", "NotImplementedError", "OverflowError"}
+EXPECTED |= {"MemoryError", "OutOfMemoryError", "_ArrayMemoryError", "AxisError"}
+# what Python itself says of an object of a wrong type, to functions that have type hints for that
+EXPECTED_OF_FUNCTIONS = EXPECTED | {"AttributeError"}
+FEW, MANY = 300, 10_000
+
+
+def public_functions():
+    """Module and name of the functions of `seamseg.ops` that can be called with values alone."""
+    for module in pkgutil.iter_modules(seamseg.ops.__path__):
+        if module.name.startswith("_") or module.name in ("reference", "sync"):
+            continue
+        members = vars(importlib.import_module(f"seamseg.ops.{module.name}"))
+        for name, function in members.items():
+            mine = inspect.isfunction(function) and function.__module__ == f"seamseg.ops.{module.name}"
+            if mine and not name.startswith("_") and plausible_for(function, 0) is not None:
+                yield function.__module__, name
+
+
+FUNCTIONS = list(public_functions())
+
+
+@pytest.fixture(scope="module")
+def installed():
+    worker = Worker(sanitized=False)
+    yield worker
+    worker.close()
+
+
+@pytest.fixture(scope="module")
+def sanitized():
+    if obstacle() is not None:
+        pytest.skip(obstacle())
+    worker = Worker(sanitized=True)
+    yield worker
+    worker.close()
+
+
+def throw(worker, library, name, seeds):
+    """Call with arguments drawn from each seed."""
+    function = getattr(importlib.import_module(library), name) if "." in library else None
+    for seed in seeds:
+        odd = seed % 2 == 1
+        arguments = plausible(name, seed, odd) if function is None else plausible_for(function, seed, odd)
+        arguments = perturbed(arguments, seed)
+        try:
+            worker.call(library, name, arguments, seed, wanted=False)
+        except Raised as error:
+            expected = EXPECTED if function is None else EXPECTED_OF_FUNCTIONS
+            if error.kind not in expected or not error.words.strip():
+                pytest.fail(f"{library}::{name}, seed {seed}: {describe(arguments)}\n{error}")
+        except Fault as fault:
+            pytest.fail(f"{library}::{name}, seed {seed}: {describe(arguments)}\n{fault}")
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators(installed, name):
+    throw(installed, "seamseg", name, range(FEW))
+
+
+@pytest.mark.parametrize(("module", "name"), FUNCTIONS, ids=[name for _, name in FUNCTIONS])
+def test_functions(installed, module, name):
+    throw(installed, module, name, range(FEW))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("library", ["seamseg_checked", "seamseg_emulated"])
+def test_under_sanitizers(sanitized, library, name):
+    throw(sanitized, library, name, range(FEW // (3 if library == "seamseg_checked" else 10)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_often(installed, name):
+    throw(installed, "seamseg", name, range(MANY))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("module", "name"), FUNCTIONS, ids=[name for _, name in FUNCTIONS])
+def test_functions_often(installed, module, name):
+    throw(installed, module, name, range(MANY))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("library", ["seamseg_checked", "seamseg_emulated"])
+def test_under_sanitizers_often(sanitized, library, name):
+    throw(sanitized, library, name, range(MANY if library == "seamseg_checked" else MANY // 10))
