@@ -52,6 +52,15 @@ def differentiate(name: str, backward: Callable[..., Any], setup_context: Callab
     torch.library.register_autograd(f"seamseg::{name}", backward, setup_context=setup_context, lib=_library)
 
 
+def differentiate_no_further(name: str) -> None:
+    """Make the backward pass of an operator an error: without a formula it would give zeros."""
+
+    def refuse(ctx: Any, *gradients: Any) -> None:
+        raise RuntimeError(f"{name}: has no derivative, the operator that it belongs to is differentiable once")
+
+    differentiate(name, refuse, lambda ctx, inputs, output: None)
+
+
 def implementations() -> dict[str, str]:
     """What serves each operator: the compiled kernels by device, plain torch for the rest."""
 
