@@ -13,6 +13,7 @@ for it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -40,19 +41,24 @@ class Kernels(build_ext):
         """Build what can be built and write down why the rest was not."""
         self.torch = torch_folder()
         wanted = os.environ.get("SEAMSEG_KERNELS", "all")
-        said = {}
-        for extension in list(self.extensions):
+        said, built = {}, []
+        for extension in self.extensions:
             name = extension.name.rpartition(".")[2]
-            reason = "switched off by SEAMSEG_KERNELS" if wanted == "off" else self._obstacle(name, wanted)
-            if reason is None:
-                try:
+            try:
+                reason = "switched off by SEAMSEG_KERNELS" if wanted == "off" else self._obstacle(name, wanted)
+                if reason is None:
                     self._build(extension)
-                except (OSError, subprocess.CalledProcessError) as error:
-                    reason = f"the compiler failed: {error}"
+            except (OSError, subprocess.CalledProcessError) as error:
+                reason = f"the compiler failed: {error}"
             said[name] = reason or "built"
             print(f"seamseg: {extension.name}: {said[name]}", file=sys.stderr)
-            if reason is not None:
-                self.extensions.remove(extension)
+            if reason is None:
+                built.append(extension)
+            else:
+                # that of an earlier build would be loaded with operators that it does not know
+                Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)
+        # the distribution keeps its list: a wheel for one platform has one layout, with kernels and without
+        self.extensions = built
         target = ROOT if self.inplace else Path(self.build_lib)
         (target / "seamseg").mkdir(parents=True, exist_ok=True)
         (target / "seamseg/kernels.json").write_text(json.dumps(said, indent=1) + "\n")
@@ -80,7 +86,9 @@ class Kernels(build_ext):
 
     def _build(self, extension: Extension) -> None:
         include = [f"-I{self.torch / 'include'}", f"-I{sysconfig.get_path('include')}"]
-        define = [f"-DTORCH_TARGET_VERSION={TORCH_TARGET}", "-DPy_LIMITED_API=0x030a0000", "-DNDEBUG"]
+        define = [f"-DTORCH_TARGET_VERSION={TORCH_TARGET}", "-DNDEBUG"]
+        if STABLE:
+            define.append("-DPy_LIMITED_API=0x030a0000")
         cuda = extension.name.endswith("_cuda")
         if cuda:
             command = [str(cuda_home() / "bin/nvcc"), "-std=c++20", "-O3", "-DUSE_CUDA", *architecture_flags()]
@@ -88,14 +96,17 @@ class Kernels(build_ext):
         else:
             command = [compiler(), "-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fopenmp-simd"]
             command += ["-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wno-unknown-pragmas"]
-        headers = max(path.stat().st_mtime for path in (ROOT / "csrc").rglob("*.*h"))
-        folder = Path(self.build_temp) / extension.name
+        headers = [*(ROOT / "csrc").rglob("*.h"), *(ROOT / "csrc").rglob("*.cuh"), self.torch / "version.py"]
+        newest_header = max(path.stat().st_mtime for path in headers)
+        # objects of another compiler, architecture or torch have a folder of their own
+        flags = hashlib.sha256(" ".join([*command, *define, *include]).encode()).hexdigest()[:12]
+        folder = Path(self.build_temp) / extension.name / flags
         folder.mkdir(parents=True, exist_ok=True)
 
         def compile_one(source: str) -> Path:
             path = ROOT / source
             target = folder / f"{path.stem}.o"
-            newest = max(path.stat().st_mtime, headers, Path(__file__).stat().st_mtime)
+            newest = max(path.stat().st_mtime, newest_header)
             if self.force or not target.exists() or target.stat().st_mtime < newest:
                 subprocess.run([*command, *define, *include, "-c", str(path), "-o", str(target)], check=True)
             return target
@@ -108,7 +119,7 @@ class Kernels(build_ext):
         if sys.platform == "darwin":
             link += ["-undefined", "dynamic_lookup"]
         if cuda:
-            libraries = next(p for p in (cuda_home() / "lib64", cuda_home() / "lib") if p.is_dir())
+            libraries = cuda_home() / ("lib64" if (cuda_home() / "lib64").is_dir() else "lib")
             link += ["-ltorch_cuda", f"-L{libraries}", "-lcudart_static", "-lrt", "-ldl", "-lpthread"]
         fresh = output.with_name(f"{output.name}.tmp")
         subprocess.run([*link, "-o", str(fresh)], check=True)
@@ -120,6 +131,9 @@ def sources(folder: str, suffix: str) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc" / folder).glob(f"*{suffix}"))
 
 
+# Python without the GIL has no stable ABI: there the kernels serve the one version they are built for
+STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
+
 setup(
     # pyproject.toml cannot say that `configs/` is installed as `seamseg/configs/`, where `find_experiment` looks
     packages=[*find_packages(include=["seamseg", "seamseg.*"]), "seamseg.configs"],
@@ -127,9 +141,9 @@ setup(
     package_data={"seamseg": ["py.typed", "config/defaults/*.ini", "kernels.json"], "seamseg.configs": ["*.ini"]},
     include_package_data=False,
     ext_modules=[
-        Extension("seamseg._C", sources("cpu", ".cpp"), py_limited_api=True),
-        Extension("seamseg._C_cuda", sources("cuda", ".cu"), py_limited_api=True),
+        Extension("seamseg._C", sources("cpu", ".cpp"), py_limited_api=STABLE),
+        Extension("seamseg._C_cuda", sources("cuda", ".cu"), py_limited_api=STABLE),
     ],
     cmdclass={"build_ext": Kernels},
-    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}} if STABLE else {},
 )

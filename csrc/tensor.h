@@ -75,6 +75,19 @@ const T* data_or_null(const std::optional<Tensor>& x) {
   return x.has_value() ? data<T>(*x) : nullptr;
 }
 
+// The type that sums over elements of x are handed over in: `wide_t` as a value.
+inline ScalarType wide_type(const Tensor& x) {
+  return x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+inline bool same_shape(const Tensor& a, const Tensor& b) {
+  if (a.dim() != b.dim()) return false;
+  for (int64_t i = 0; i < a.dim(); ++i) {
+    if (a.size(i) != b.size(i)) return false;
+  }
+  return true;
+}
+
 // Dense with the channels of a pixel beside each other.
 inline bool is_channels_last(const Tensor& x) {
   if (x.dim() != 4 || x.stride(1) != 1) return false;

@@ -24,12 +24,9 @@ inline Shape check_upsample(
           logits.stride(0), logits.stride(1), logits.stride(2)};
 }
 
-inline ScalarType wide_type(const Tensor& x) {
-  return x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-}
-
 // How many pixels the loss is averaged over.
-inline int64_t kept_pixels(const Tensor& target, double ohem) {
+inline int64_t kept_pixels(const Tensor& logits, const Tensor& target, double ohem) {
+  STD_TORCH_CHECK(target.device() == logits.device(), kOhemLoss, ": logits and target must be on one device");
   const bool fits = target.dim() == 2 && target.scalar_type() == ScalarType::Long;
   STD_TORCH_CHECK(fits, kOhemLoss, ": target must be int64 H x W");
   STD_TORCH_CHECK(ohem > 0 && ohem <= 1, kOhemLoss, ": ohem must be in (0, 1]");
@@ -40,8 +37,9 @@ inline void check_ohem_backward(const Tensor& grad, const Tensor& logits, const 
                                 const Tensor& normaliser) {
   const ScalarType type = wide_type(logits);
   STD_TORCH_CHECK(grad.numel() == 1 && grad.scalar_type() == type, kOhemLoss, ": grad must be a scalar of the loss");
-  const bool fits = normaliser.dim() == 2 && normaliser.size(0) == target.size(0) &&
-                    normaliser.size(1) == target.size(1) && normaliser.scalar_type() == type;
+  const bool beside = grad.device() == logits.device() && normaliser.device() == logits.device();
+  STD_TORCH_CHECK(beside, kOhemLoss, ": arguments must be on one device");
+  const bool fits = same_shape(normaliser, target) && normaliser.scalar_type() == type;
   STD_TORCH_CHECK(fits, kOhemLoss, ": normaliser must be of the type of the loss and the shape of target");
 }
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -15,22 +16,38 @@ import seamseg
 from seamseg.config import experiments
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("seamseg", "configs", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = ("seamseg", "configs", "csrc", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
+SDIST = "import sys; sys.path.insert(0, 'csrc'); import backend; backend.build_sdist('out')"
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of this clone, built aside so that nothing is left in it."""
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An unpacked source distribution of this clone, built aside so that nothing is left in it."""
     pytest.importorskip("setuptools", minversion="77", reason="built without isolation, to need no network")
-    folder = tmp_path_factory.mktemp("wheel")
+    folder = tmp_path_factory.mktemp("sdist")
     for name in SOURCES:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+            shutil.copytree(ROOT / name, folder / name)
         else:
             shutil.copy(ROOT / name, folder)
+    subprocess.run([sys.executable, "-c", SDIST], cwd=folder, check=True, capture_output=True)
+    with tarfile.open(next((folder / "out").glob("*.tar.gz"))) as archive:
+        archive.extractall(folder / "unpacked", filter="data")
+    return next((folder / "unpacked").iterdir())
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path) -> Path:
+    """A wheel of it, without kernels: the compiler takes a minute."""
     command = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "-q", "-w", "out"]
-    subprocess.run(command, cwd=folder, check=True)
-    return next((folder / "out").glob("*.whl"))
+    subprocess.run(command, cwd=sdist, check=True, env={**os.environ, "SEAMSEG_KERNELS": "off"})
+    return next((sdist / "out").glob("*.whl"))
+
+
+def test_a_source_distribution_holds_all_that_kernels_are_built_from(sdist: Path) -> None:
+    wanted = {path.relative_to(ROOT) for path in (ROOT / "csrc").rglob("*.*") if "__pycache__" not in path.parts}
+    assert wanted == {path.relative_to(sdist) for path in (sdist / "csrc").rglob("*.*")}
+    assert not [*sdist.rglob("*.so"), *sdist.rglob("kernels.json")]
 
 
 def test_every_folder_of_code_is_a_package() -> None:
@@ -47,7 +64,7 @@ def test_a_wheel_holds_code_defaults_experiments_and_types(wheel: Path) -> None:
     configs = {f"seamseg/configs/{path.name}" for path in (ROOT / "configs").glob("*.ini")}
     assert len(defaults) == 4
     assert len(configs) >= 4
-    assert held == code | defaults | configs | {"seamseg/py.typed"}
+    assert held == code | defaults | configs | {"seamseg/py.typed", "seamseg/kernels.json"}
 
 
 def test_an_unpacked_wheel_finds_its_experiments(wheel: Path, tmp_path: Path) -> None:

@@ -56,7 +56,8 @@ std::vector<int32_t> integral_of(const S* mask, int64_t width, const Extent& ext
 template <class T>
 SEAMSEG_INLINE int64_t cut(T corner, int64_t low, int64_t high) {
   const T inside = corner > T(low) ? (corner < T(high) ? corner : T(high)) : T(low);
-  return static_cast<int64_t>(inside) - low;
+  // float may have rounded `high` up, or `low` down
+  return std::min(std::max(static_cast<int64_t>(inside), low), high) - low;
 }
 
 template <class S>

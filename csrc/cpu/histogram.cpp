@@ -106,17 +106,9 @@ Labels labels_of(const Tensor& x) {
 }
 
 Labels labels_of(const Tensor& x) {
-  switch (x.scalar_type()) {
-    case ScalarType::UInt32:
-      return labels_of<uint32_t>(x);
-    case ScalarType::UInt64:
-      return labels_of<uint64_t>(x);
-    default: {
-      Labels labels{};
-      dispatch_integer(x, "joint_histogram", [&](auto zero) { labels = labels_of<decltype(zero)>(x); });
-      return labels;
-    }
-  }
+  Labels labels{};
+  dispatch_integer(x, "joint_histogram", [&](auto zero) { labels = labels_of<decltype(zero)>(x); });
+  return labels;
 }
 
 // Places of the set bytes, counted from `start`.
@@ -170,9 +162,7 @@ void count_range(const Labels& a, const Labels& b, int64_t begin, int64_t end, P
 }
 
 std::tuple<Tensor, Tensor> joint_histogram(const Tensor& a, const Tensor& b) {
-  bool same = a.dim() == b.dim();
-  for (int64_t dim = 0; same && dim < a.dim(); ++dim) same = a.size(dim) == b.size(dim);
-  STD_TORCH_CHECK(same, "joint_histogram: a and b must have one shape");
+  STD_TORCH_CHECK(same_shape(a, b), "joint_histogram: a and b must have one shape");
   const Tensor left = torch::stable::contiguous(a), right = torch::stable::contiguous(b);
   const Labels first = labels_of(left), second = labels_of(right);
   const int64_t total = left.numel();

@@ -10,14 +10,6 @@ constexpr int64_t kGrain = 1 << 16;
 // Neighbours mostly carry one label: counted in tables of their own they do not wait for each other.
 constexpr int64_t kTables = 4;
 
-inline bool same_shape(const Tensor& a, const Tensor& b) {
-  if (a.dim() != b.dim()) return false;
-  for (int64_t i = 0; i < a.dim(); ++i) {
-    if (a.size(i) != b.size(i)) return false;
-  }
-  return true;
-}
-
 // The row of the table for a label: its own, or n for those that are not counted.
 template <class Label>
 SEAMSEG_INLINE int64_t place_of(Label label, int64_t n) {

@@ -85,7 +85,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> match_boxes(const Tensor& a_, const T
   dispatch_floating(a, "match_boxes", [&](auto zero) {
     using S = decltype(zero);
     using T = wide_t<S>;
-    const ScalarType type = sizeof(T) == 8 ? ScalarType::Double : ScalarType::Float;
+    const ScalarType type = wide_type(a);
     const int64_t none = n == 0 || m == 0 ? -1 : 0;
     result = {filled<T>(a, n, type, 0), filled<int64_t>(a, n, ScalarType::Long, none), filled<T>(a, m, type, 0),
               filled<int64_t>(a, m, ScalarType::Long, none)};

@@ -10,7 +10,6 @@ namespace seamseg {
 namespace {
 
 constexpr int64_t kBlock = 16;    // channels of planes in one go: a cache line of floats
-
 constexpr int64_t kPoints = 256;  // samples in one go: with a block of channels they stay in the nearest cache
 
 // What one sample reads: four pixels (one, if nearest) and their weights.

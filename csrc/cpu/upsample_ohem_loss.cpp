@@ -235,7 +235,7 @@ W keep_hardest(const W* entropy, W* normaliser, int64_t height, int64_t width, i
 
 std::tuple<Tensor, Tensor> upsample_ohem_loss(const Tensor& logits, int64_t padded_height, int64_t padded_width,
                                               const Tensor& target, double ohem) {
-  const int64_t count = kept_pixels(target, ohem);
+  const int64_t count = kept_pixels(logits, target, ohem);
   const int64_t height = target.size(0), width = target.size(1);
   const Shape shape = check_upsample(kOhemLoss, logits, padded_height, padded_width, height, width);
   const Axis rows(shape.height, padded_height, height, height);
@@ -307,7 +307,7 @@ void backward_band(const T* logits, const Shape& shape, const Axis& rows, const 
 Tensor upsample_ohem_loss_backward(const Tensor& grad, const Tensor& logits, int64_t padded_height,
                                    int64_t padded_width, const Tensor& target, const Tensor& normaliser,
                                    double ohem) {
-  const int64_t count = kept_pixels(target, ohem);
+  const int64_t count = kept_pixels(logits, target, ohem);
   const int64_t height = target.size(0), width = target.size(1);
   const Shape shape = check_upsample(kOhemLoss, logits, padded_height, padded_width, height, width);
   const Axis rows(shape.height, padded_height, height, height);

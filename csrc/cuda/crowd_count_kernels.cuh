@@ -47,7 +47,8 @@ __global__ void sum_columns(int32_t* integral, int64_t height, int64_t width) {
 template <class T>
 __device__ __forceinline__ int64_t cut_corner(T corner, int64_t size) {
   const T most = static_cast<T>(size);
-  return static_cast<int64_t>(corner > 0 ? (corner < most ? corner : most) : T(0));
+  const auto inside = static_cast<int64_t>(corner > 0 ? (corner < most ? corner : most) : T(0));
+  return inside < size ? inside : size;  // float may have rounded `size` up
 }
 
 template <class S>

@@ -10,11 +10,7 @@ constexpr int kThreads = 256;
 constexpr unsigned kMostBlocks = 1024;
 
 bool fits(const Tensor& a, const Tensor& b) {
-  if (!a.is_cuda() || a.get_device_index() != b.get_device_index() || a.dim() != b.dim()) return false;
-  for (int64_t i = 0; i < a.dim(); ++i) {
-    if (a.size(i) != b.size(i)) return false;
-  }
-  return true;
+  return a.is_cuda() && a.get_device_index() == b.get_device_index() && same_shape(a, b);
 }
 
 Tensor count_labels(const Tensor& labels, int64_t n, const std::optional<Tensor>& id_map) {

@@ -22,7 +22,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> match_boxes(const Tensor& a_, const T
   const cudaStream_t stream = current_stream(a_);
   const Tensor a = torch::stable::contiguous(a_), b = torch::stable::contiguous(b_);
   const int64_t n = a.size(0), m = b.size(0);
-  const ScalarType type = a.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+  const ScalarType type = wide_type(a);
   Tensor iou_a = torch::stable::new_empty(a, {n}, type), iou_b = torch::stable::new_empty(a, {m}, type);
   Tensor index_a = torch::stable::new_empty(a, {m}, ScalarType::Long);
   Tensor index_b = torch::stable::new_empty(a, {n}, ScalarType::Long);

@@ -47,7 +47,7 @@ void keep_hardest(const Tensor& entropy, const Tensor& normaliser, int64_t count
 
 std::tuple<Tensor, Tensor> upsample_ohem_loss(const Tensor& logits, int64_t padded_height, int64_t padded_width,
                                               const Tensor& target, double ohem) {
-  const int64_t count = kept_pixels(target, ohem);
+  const int64_t count = kept_pixels(logits, target, ohem);
   const int64_t height = target.size(0), width = target.size(1);
   const Shape shape = check_upsample(kOhemLoss, logits, padded_height, padded_width, height, width);
   STD_TORCH_CHECK(height * width < (int64_t{1} << 31), kOhemLoss, ": too many pixels");
@@ -71,7 +71,7 @@ std::tuple<Tensor, Tensor> upsample_ohem_loss(const Tensor& logits, int64_t padd
 Tensor upsample_ohem_loss_backward(const Tensor& grad, const Tensor& logits, int64_t padded_height,
                                    int64_t padded_width, const Tensor& target, const Tensor& normaliser,
                                    double ohem) {
-  const int64_t count = kept_pixels(target, ohem);
+  const int64_t count = kept_pixels(logits, target, ohem);
   const int64_t height = target.size(0), width = target.size(1);
   const Shape shape = check_upsample(kOhemLoss, logits, padded_height, padded_width, height, width);
   check_ohem_backward(grad, logits, target, normaliser);

@@ -6,11 +6,13 @@ plain-torch implementation everywhere else. Each operator's file calls :func:`de
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import os
+import sys
 import warnings
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import torch
 _library = torch.library.Library("seamseg", "DEF")
 _defined: list[str] = []
 _kernels: dict[str, str] = {}
+_PACKAGE = Path(__file__).parent.parent
 
 
 def define(schema: str, plain: Callable[..., Any], fake: Callable[..., Any], composite: bool = False) -> Any:
@@ -49,6 +52,15 @@ def differentiate(name: str, backward: Callable[..., Any], setup_context: Callab
     torch.library.register_autograd(f"seamseg::{name}", backward, setup_context=setup_context, lib=_library)
 
 
+def differentiate_no_further(name: str) -> None:
+    """Make the backward pass of an operator an error: without a formula it would give zeros."""
+
+    def refuse(ctx: Any, *gradients: Any) -> None:
+        raise RuntimeError(f"{name}: has no derivative, the operator that it belongs to is differentiable once")
+
+    differentiate(name, refuse, lambda ctx, inputs, output: None)
+
+
 def implementations() -> dict[str, str]:
     """What serves each operator: the compiled kernels by device, plain torch for the rest."""
 
@@ -75,7 +87,7 @@ def _load_kernels() -> None:
             _kernels[device] = "torch is a build for the CPU"
             continue
         try:
-            importlib.import_module(f"seamseg.{name}")
+            _import(name)
             _kernels[device] = "loaded"
         except ImportError as error:
             _kernels[device] = _reason(name, error)
@@ -88,10 +100,19 @@ def _load_kernels() -> None:
             )
 
 
+def _import(name: str) -> None:
+    """Import an extension of this very package: those of another clone, installed as editable, know other operators."""
+    spec = PathFinder.find_spec(f"seamseg.{name}", [str(_PACKAGE)])
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{_PACKAGE} has no {name}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules[spec.name] = module
+
+
 def _reason(name: str, error: ImportError) -> str:
-    report = Path(__file__).parent.parent / "kernels.json"
     try:
-        said = json.loads(report.read_text())[name]
+        said = json.loads((_PACKAGE / "kernels.json").read_text())[name]
     except (OSError, ValueError, KeyError):
         return "they were never built"
     return f"they do not load here ({error})" if said == "built" else said

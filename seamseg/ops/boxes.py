@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._check import check_boxes, check_same_device, describe
-from ._library import define, differentiate
+from ._library import define, differentiate, differentiate_no_further
 from .reference import boxes as reference
 
 MAX_LOG_SCALE = math.log(1000 / 16)
@@ -33,7 +33,7 @@ def box_iou(a: Tensor, b: Tensor) -> Tensor:
 
     Returns
     -------
-    `N x M`; NaN where both boxes are empty
+    `N x M`, differentiable (once); NaN where both boxes are empty
     """
     return _box_iou(*_pair("box_iou", a, b))
 
@@ -211,6 +211,7 @@ _box_iou_backward = define(
     _fake_iou_backward,
 )
 differentiate("box_iou", _backward, _save)
+differentiate_no_further("box_iou_backward")
 _match_boxes = define(
     "match_boxes(Tensor a, Tensor b) -> (Tensor, Tensor, Tensor, Tensor)", reference.match_boxes, _fake_match
 )

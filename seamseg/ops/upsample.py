@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ._check import check_same_device, describe
-from ._library import define, differentiate
+from ._library import define, differentiate, differentiate_no_further
 from .reference import upsample as plain
 
 
@@ -143,3 +143,4 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor, None, N
 
 
 differentiate("upsample_ohem_loss", _backward, _setup)
+differentiate_no_further("upsample_ohem_loss_backward")

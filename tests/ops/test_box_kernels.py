@@ -159,6 +159,19 @@ def test_gradcheck():
     assert torch.autograd.gradcheck(box_iou, inputs)
 
 
+def test_crowd_overlap_of_a_mask_whose_width_is_no_float():
+    mask = torch.zeros(1, 2**24 + 3, dtype=torch.bool)
+    mask[0, -1] = True
+    assert torch.ops.seamseg.crowd_count(torch.tensor([[0, 0, 1, 1e9]]), mask).tolist() == [1]
+
+
+def test_iou_says_that_it_has_no_second_derivative():
+    boxes = torch.tensor([[0.0, 0, 4, 4]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(box_iou(boxes, boxes.detach() + 1).sum(), boxes, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        gradient.sum().backward()
+
+
 def test_crowd_overlap_has_a_gradient_through_the_area():
     boxes = torch.tensor([[0.0, 0, 4, 4]], requires_grad=True)
     crowd_overlap(boxes, torch.ones(2, 2, dtype=torch.bool)).sum().backward()

@@ -49,6 +49,18 @@ def test_kernel_equals_plain(layers, height, width, n, dtype, seed):
     assert torch.equal(extract_boxes(id_map, n), extract_boxes_plain(id_map, n))
 
 
+@pytest.mark.parametrize("shape", [(517, 331), (3, 200, 301), (1, 200001), (200001, 1)])
+def test_any_number_of_threads_gives_the_same(shape):
+    id_map = torch.randint(-1, 40, shape, generator=torch.Generator().manual_seed(0))
+    expected, before = extract_boxes_plain(id_map, 38), torch.get_num_threads()
+    try:
+        for threads in (1, 2, 7):
+            torch.set_num_threads(threads)
+            assert torch.equal(extract_boxes(id_map, 38), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_operator():
     ids = torch.randint(0, 9, (2, 30, 40))
     check_operator("extract_boxes", [(ids, 12), (ids[0, :, ::2], 3), (ids[:, :0], 2), (ids.int(), 0)])

@@ -281,6 +281,14 @@ def test_loss_gradcheck():
     assert torch.autograd.gradcheck(lambda x: upsample_ohem_loss(x, (8, 9), (7, 9), target, 0.5), logits, atol=1e-4)
 
 
+def test_loss_has_no_second_derivative():
+    logits = torch.rand(2, 3, 3, requires_grad=True)
+    loss = upsample_ohem_loss(logits, (6, 6), (6, 6), torch.zeros(6, 6).long())
+    (gradient,) = torch.autograd.grad(loss, logits, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        gradient.sum().backward()
+
+
 def test_loss_of_void_only():
     logits = torch.randn(3, 3, 4, requires_grad=True)
     loss = upsample_ohem_loss(logits, (6, 8), (6, 8), torch.full((6, 8), 255), 0.25)

@@ -76,8 +76,9 @@ def crowd_count(boxes: Tensor, crowd_mask: Tensor) -> Tensor:
     integral = torch.zeros(height + 1, width + 1, dtype=torch.int64, device=boxes.device)
     integral[1:, 1:] = (crowd_mask != 0).cumsum(0).cumsum(1)
     corners = widened(boxes).nan_to_num(0, torch.inf, -torch.inf)
-    y0, y1 = corners[:, 0::2].clamp(0, height).long().unbind(1)
-    x0, x1 = corners[:, 1::2].clamp(0, width).long().unbind(1)
+    # again as integers: float may have rounded the size up
+    y0, y1 = corners[:, 0::2].clamp(0, height).long().clamp(max=height).unbind(1)
+    x0, x1 = corners[:, 1::2].clamp(0, width).long().clamp(max=width).unbind(1)
     return integral[y1, x1] - integral[y0, x1] - integral[y1, x0] + integral[y0, x0]
 
 
