@@ -38,7 +38,7 @@ def cuda_home() -> Path | None:
 def architecture_flags() -> list[str]:
     """nvcc's flags for TORCH_CUDA_ARCH_LIST."""
     flags = []
-    for entry in re.split(r"[;, ]+", os.environ.get("TORCH_CUDA_ARCH_LIST") or DEFAULT_ARCHITECTURES):
+    for entry in re.findall(r"[^;, ]+", os.environ.get("TORCH_CUDA_ARCH_LIST") or DEFAULT_ARCHITECTURES):
         number = entry.removesuffix("+PTX").replace(".", "")
         flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
         if entry.endswith("+PTX"):
