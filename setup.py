@@ -6,7 +6,7 @@ torch from 2.11 on. What cannot be built is left out, with the reason in `seamse
 for it.
 
     SEAMSEG_KERNELS=off|cpu|all   what to build (default: whatever can be built)
-    TORCH_CUDA_ARCH_LIST          GPU architectures, as "8.0;9.0+PTX" (default)
+    TORCH_CUDA_ARCH_LIST          GPU architectures (default: "8.0;9.0+PTX" and those of the cards in this machine)
     CUDA_HOME                     the CUDA toolkit (default: where nvcc is)
     MAX_JOBS                      compilers at once (default: one a core)
 """
@@ -14,6 +14,7 @@ for it.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -61,6 +62,7 @@ class Kernels(build_ext):
         self.extensions = built
         target = ROOT if self.inplace else Path(self.build_lib)
         (target / "seamseg").mkdir(parents=True, exist_ok=True)
+        said["sources"] = sources_digest()
         (target / "seamseg/kernels.json").write_text(json.dumps(said, indent=1) + "\n")
 
     def _obstacle(self, name: str, wanted: str) -> str | None:
@@ -124,6 +126,14 @@ class Kernels(build_ext):
         fresh = output.with_name(f"{output.name}.tmp")
         subprocess.run([*link, "-o", str(fresh)], check=True)
         fresh.replace(output)
+
+
+def sources_digest() -> str:
+    """What `seamseg.ops` compares with the sources of a clone before it loads what was built of them."""
+    spec = importlib.util.spec_from_file_location("_sources", ROOT / "seamseg/ops/_sources.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.digest(ROOT / "csrc")
 
 
 def sources(folder: str, suffix: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -35,10 +36,21 @@ def cuda_home() -> Path | None:
     return next((place for place in found if (place / "bin/nvcc").exists() and (place / "include").is_dir()), None)
 
 
+def cards() -> list[str]:
+    """Architectures of the GPUs in this machine that the default does not cover, as "7.5"."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    query = [program, "--query-gpu=compute_cap", "--format=csv,noheader"]
+    said = subprocess.run(query, capture_output=True, text=True).stdout.split()
+    return sorted({card for card in said if re.fullmatch(r"\d+\.\d", card)} - {"8.0", "9.0"})
+
+
 def architecture_flags() -> list[str]:
     """nvcc's flags for TORCH_CUDA_ARCH_LIST."""
     flags = []
-    for entry in re.findall(r"[^;, ]+", os.environ.get("TORCH_CUDA_ARCH_LIST") or DEFAULT_ARCHITECTURES):
+    said = os.environ.get("TORCH_CUDA_ARCH_LIST") or ";".join([DEFAULT_ARCHITECTURES, *cards()])
+    for entry in dict.fromkeys(re.findall(r"[^;, ]+", said)):
         number = entry.removesuffix("+PTX").replace(".", "")
         flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
         if entry.endswith("+PTX"):

@@ -31,7 +31,7 @@ void for_row_blocks(const Layout& layout, F&& f) {
   });
 }
 
-// f(n, c, offset of the plane) for all planes, threads over channels.
+// f(c) for all channels, which the threads share.
 template <class F>
 void for_channels(const Layout& layout, F&& f) {
   const int64_t work = std::max<int64_t>(1, layout.outer * layout.inner);

@@ -113,7 +113,7 @@ std::tuple<Tensor, Tensor> abn_backward_reduce(const Tensor& dy, const Tensor& y
   const Layout layout = layout_of(y, op);
   check_like(dy, y, op, "dy");
   if (residual.has_value()) check_like(*residual, y, op, "residual");
-  const auto type = y.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+  const ScalarType type = wide_type(y);
   Tensor sum = torch::stable::new_empty(y, {layout.channels}, type);
   Tensor moment = torch::stable::new_empty(y, {layout.channels}, type);
   dispatch_floating(y, op, [&](auto zero) {

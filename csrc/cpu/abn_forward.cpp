@@ -116,7 +116,7 @@ void statistics(const T* x, const Layout& layout, wide_t<T>* mean, wide_t<T>* va
 
 std::tuple<Tensor, Tensor> abn_statistics(const Tensor& x) {
   const Layout layout = layout_of(x, "abn_statistics");
-  const auto type = x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+  const ScalarType type = wide_type(x);
   Tensor mean = torch::stable::new_empty(x, {layout.channels}, type);
   Tensor var = torch::stable::new_empty(x, {layout.channels}, type);
   dispatch_floating(x, "abn_statistics", [&](auto zero) {

@@ -1,5 +1,5 @@
 // The best class of each pixel of upsampled logits. Where the four corners of a cell agree no interpolation can change
-// the class, to the bit: weights are positive and rounding is monotone. Only the other cells are interpolated.
+// the class, to the bit: of finite logits, weights are not negative and rounding is monotone. Only the other cells are interpolated.
 #include <limits>
 
 #include "common.h"

@@ -23,10 +23,6 @@ Stage first_stage(const Layout& layout) {
   return {dim3(static_cast<unsigned>(columns), static_cast<unsigned>(parts)), parts};
 }
 
-ScalarType wide_type(const Tensor& x) {
-  return x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-}
-
 std::tuple<Tensor, Tensor> abn_statistics(const Tensor& x) {
   const Layout layout = layout_of(x, "abn_statistics");
   const DeviceGuard guard(x.get_device_index());

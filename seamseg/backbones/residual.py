@@ -29,6 +29,11 @@ class ResidualBlock(nn.Module):
     stride, dilation : of the 3x3 convolutions
     dropout : probability of dropping a channel before the last convolution, 0 for none
 
+    Notes
+    -----
+    With in-place norms the last norm, the projection and its norm are computed together with the sum: their parameters are
+    used without a call of these modules, so that forward hooks on them do not fire.
+
     Raises
     ------
     ValueError

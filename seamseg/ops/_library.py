@@ -18,10 +18,13 @@ from typing import Any
 
 import torch
 
+from ._sources import digest
+
 _library = torch.library.Library("seamseg", "DEF")
 _defined: list[str] = []
 _kernels: dict[str, str] = {}
 _PACKAGE = Path(__file__).parent.parent
+_SOURCES = _PACKAGE.parent / "csrc"
 
 
 def define(schema: str, plain: Callable[..., Any], fake: Callable[..., Any], composite: bool = False) -> Any:
@@ -101,20 +104,30 @@ def _load_kernels() -> None:
 
 
 def _import(name: str) -> None:
-    """Import an extension of this very package: those of another clone, installed as editable, know other operators."""
+    """Import an extension of this very package: those of another clone, installed as editable, know other operators.
+
+    In a clone it must be as old as its sources: nobody compares a kernel's arguments with the schema it serves.
+    """
     spec = PathFinder.find_spec(f"seamseg.{name}", [str(_PACKAGE)])
     if spec is None or spec.loader is None:
         raise ImportError(f"{_PACKAGE} has no {name}")
+    built_from = _report().get("sources")
+    if built_from is not None and _SOURCES.is_dir() and built_from != digest(_SOURCES):
+        raise ImportError("csrc has changed since they were compiled: make kernels")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     sys.modules[spec.name] = module
 
 
-def _reason(name: str, error: ImportError) -> str:
+def _report() -> dict[str, str]:
     try:
-        said = json.loads((_PACKAGE / "kernels.json").read_text())[name]
-    except (OSError, ValueError, KeyError):
-        return "they were never built"
+        return json.loads((_PACKAGE / "kernels.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _reason(name: str, error: ImportError) -> str:
+    said = _report().get(name, "they were never built")
     return f"they do not load here ({error})" if said == "built" else said
 
 

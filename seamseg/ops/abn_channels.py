@@ -147,7 +147,8 @@ def _statistics(x: Tensor, norm: Norm) -> Statistics:
         return batch_statistics(mean, var, x.numel() // x.shape[1], norm)
     assert norm.running_mean is not None and norm.running_var is not None, "checked by the callers"
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return Statistics(norm.running_mean.to(wide), torch.rsqrt(norm.running_var.to(wide) + norm.eps), 0.0)
+    # a copy: the averages may move before the backward pass
+    return Statistics(norm.running_mean.to(wide, copy=True), torch.rsqrt(norm.running_var.to(wide) + norm.eps), 0.0)
 
 
 def batch_statistics(mean: Tensor, var: Tensor, count: int, norm: Norm) -> Statistics:

@@ -44,6 +44,7 @@ def fill_free(id_map: Tensor, labels: Tensor, ids: Tensor) -> None:
     id_map : integer, any shape, 0 where free; written in place
     labels : integer, of the shape of `id_map`
     ids : `n` int64, the id of each label: 0 for one that gets none. A label without entry gets none either.
+        They must fit the type of `id_map`: nobody looks at them, which would mean waiting for a GPU.
     """
     _check_integers("fill_free", "id_map", id_map)
     _check_integers("fill_free", "labels", labels)

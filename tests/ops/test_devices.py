@@ -80,20 +80,8 @@ def test_cuda_equals_cpu(name):
         assert_close(cuda, cpu, rtol=1e-4, atol=1e-4)
 
 
-TRACED = [
-    "abn",
-    "inplace_abn",
-    "pool",
-    "iou",
-    "match",
-    "crowd",
-    "roi",
-    "features",
-    "argmax",
-    "ohem",
-    "paste",
-    "extract",
-]
+# all but NMS, whose result has a size that depends on the boxes
+TRACED = [name for name in NAMES if not name.startswith("nms")]
 
 
 @pytest.mark.parametrize("name", TRACED)
