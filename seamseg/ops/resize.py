@@ -7,6 +7,8 @@ import numpy as np
 
 def nearest_index(have: int, wanted: int) -> np.ndarray:
     """The input pixel that each of `wanted` output pixels along an axis of `have` shows: `floor((i + .5) * scale)`."""
+    if have < 1 or wanted < 1:
+        raise ValueError(f"nearest_index: sizes must be positive, got {have} and {wanted}")
     # a running sum, as in Pillow: where a centre falls between two pixels its rounding decides
     steps = np.full(wanted, have / wanted)
     steps[0] *= 0.5

@@ -217,7 +217,7 @@ def _fit_upsample(scene: Scene, v: _Values) -> None:
     if "target" in v:
         v["target"] = scene.integers(0, v["logits"].shape[0], height, width)
         v["target"][torch.rand(height, width, generator=scene.generator) < scene.one_of(0, 0.2, 1)] = 255
-        v["ohem"] = scene.one_of(0.01, 0.25, 1.0, scene.dice.random() + 1e-3)
+        v["ohem"] = scene.one_of(0.01, 0.25, 1.0, max(scene.dice.random(), 1e-3))
     else:
         v["height"], v["width"] = height, width
 
@@ -355,7 +355,7 @@ def _mistaken(dice: random.Random, value: Any, others: list[Any]) -> Any:
     if dice.random() < 0.04:
         return dice.choice((None, "nonsense", [], -1, 0.5, True, torch.tensor(3), [torch.zeros(2)], object))
     if isinstance(value, Tensor):
-        tensors = [other for other in others if isinstance(other, Tensor)]
+        tensors = [value, *(other for other in others if isinstance(other, Tensor))]
         return _mistaken_tensor(dice, value, dice.choice(tensors))
     if isinstance(value, bool):
         return not value
@@ -379,6 +379,8 @@ def _mistaken(dice: random.Random, value: Any, others: list[Any]) -> Any:
 
 
 def _mistaken_tensor(dice: random.Random, x: Tensor, other: Tensor) -> Tensor:
+    if x.layout != torch.strided:
+        return x.to_dense()
     dim = dice.randrange(x.dim()) if x.dim() else 0
     choices: list[Callable[[], Tensor]] = [
         lambda: x.to(dice.choice(DTYPES)),
@@ -386,7 +388,7 @@ def _mistaken_tensor(dice: random.Random, x: Tensor, other: Tensor) -> Tensor:
         lambda: x.detach().to("meta"),
         lambda: x[None],
         lambda: x.flatten(),
-        lambda: x.to_sparse() if x.dim() and x.numel() else x,
+        lambda: x.to_sparse() if x.dim() and x.numel() and x.device.type == "cpu" else x,
         lambda: x.unsqueeze(-1).expand(*x.shape, dice.choice((0, 1, 3))),
         lambda: torch.empty(dice.choice(((), (0,), (0, 4), (3, 0), (1, 1, 1, 1), (0, 0, 0, 0))), dtype=x.dtype),
     ]
@@ -404,7 +406,7 @@ def _mistaken_tensor(dice: random.Random, x: Tensor, other: Tensor) -> Tensor:
             lambda: x.narrow(dim, 0, 1).expand_as(x) if x.shape[dim] else x,
             lambda: x.transpose(dim, -1).contiguous().transpose(dim, -1),
         ]
-    if x.numel() and x.dtype != torch.bool and x.layout == torch.strided and x.device.type == "cpu":
+    if x.numel() and x.dtype != torch.bool and x.device.type == "cpu":
         choices += [lambda: _with_wild_values(dice, x)] * 6
     return dice.choice(choices)()
 
