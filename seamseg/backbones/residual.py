@@ -31,8 +31,8 @@ class ResidualBlock(nn.Module):
 
     Notes
     -----
-    With in-place norms the last norm, the projection and its norm are computed together with the sum: their parameters are
-    used without a call of these modules, so that forward hooks on them do not fire.
+    With in-place norms the last norm, the projection and its norm are computed together with the sum: their parameters
+    are used without a call of these modules, so that forward hooks on them do not fire.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Which sources the kernels of a clone were built from. setup.py runs this file by itself: it imports nothing of ours."""
+"""Which sources the kernels of a clone were built from. setup.py runs this file alone: it imports nothing of ours."""
 
 from __future__ import annotations
 

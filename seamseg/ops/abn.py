@@ -146,8 +146,8 @@ def saved_for_backward(ctx: Any) -> tuple[Any, ...]:
         return ctx.saved_tensors
     except RuntimeError as error:
         raise RuntimeError(
-            "InPlaceABN: its output, or what it was computed with (residual, weight, bias), was changed in place before "
-            "the backward pass, which rebuilds the input from them. "
+            "InPlaceABN: its output, or what it was computed with (residual, weight, bias), was changed in place "
+            "before the backward pass, which rebuilds the input from them. "
             "Let no in-place operation follow the layer: nn.ReLU(inplace=False) instead of True, `y = y + x` instead "
             f"of `y += x`; or give the activation to the layer itself. ({error})"
         ) from error

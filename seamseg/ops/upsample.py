@@ -15,7 +15,8 @@ from .reference import upsample as plain
 def upsample_argmax(logits: Tensor, padded_size: tuple[int, int], valid_size: tuple[int, int]) -> Tensor:
     """The best class of each pixel of an image, from logits of lower resolution.
 
-    For finite logits it equals `interpolate(logits, padded_size, mode="bilinear", align_corners=False)` cut to the valid size, then argmax
+    For finite logits it equals `interpolate(logits, padded_size, mode="bilinear", align_corners=False)` cut to the
+    valid size, then argmax
     (the first of equal classes; NaN above all), but for classes that are equal within rounding. Half precision is
     interpolated in float32. Has no gradient.
 
