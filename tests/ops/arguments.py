@@ -79,7 +79,9 @@ class Scene:
         if self.dice.random() < 0.3:
             boxes = boxes.round()
         if self.dice.random() < 0.2 and count:
-            boxes[self.dice.randrange(count)] = torch.tensor(self.one_of((5, 5, 5, 5), (9, 9, 2, 2), (-50, 3, -20, 9.0)))
+            boxes[self.dice.randrange(count)] = torch.tensor(
+                self.one_of((5, 5, 5, 5), (9, 9, 2, 2), (-50, 3, -20, 9.0))
+            )
         return self.salted(boxes).to(dtype or self.one_of(torch.float32, self.dtype))
 
     def salted(self, x: Tensor) -> Tensor:
