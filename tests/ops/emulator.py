@@ -4,8 +4,8 @@ The kernels and their host files, unchanged, are compiled by the C++ compiler ag
 a block's threads are fibers that change places where they wait for each other, in an order drawn from a seed.
 
 What this shows: indexing (AddressSanitizer sees each read or write outside of a tensor or a shared array), arithmetic
-that C++ leaves undefined, results that depend on the order of threads, blocks or atomics, shared memory and outputs read
-before they are written (they start as NaN), barriers that not all threads reach, launches CUDA would refuse, the
+that C++ leaves undefined, results that depend on the order of threads, blocks or atomics, shared memory and outputs
+read before they are written (they start as NaN), barriers that not all threads reach, launches CUDA would refuse, the
 host side with its workspaces, and numbers: products and sums are fused, though not always those that nvcc fuses.
 
 What it does not show: races between blocks or between barriers that need threads to change places elsewhere, the memory
@@ -233,7 +233,7 @@ class Worker:
                     "UBSAN_OPTIONS": "print_stacktrace=1",
                     "SEAMSEG_PLAIN_OPS": "1",
                 }
-            self._stderr = tempfile.TemporaryFile()
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (as long as the process)
             command = [sys.executable, "-m", "tests.ops.cuda_emulation.worker", *libraries]
             pipe = subprocess.PIPE
             self._process = subprocess.Popen(

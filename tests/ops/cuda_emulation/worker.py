@@ -1,8 +1,8 @@
 """Serves calls of the operators in a process of its own, which they may end. Started by `emulator.Worker`.
 
-Arguments are paths of libraries to load: then `seamseg` is plain torch (by SEAMSEG_PLAIN_OPS), `seamseg_checked` the C++
-kernels and `seamseg_emulated` the CUDA kernels, both of them built with sanitizers. Without any, `seamseg` is what is
-installed. Requests and answers are pickled, each after its length.
+Arguments are paths of libraries to load: then `seamseg` is plain torch (by SEAMSEG_PLAIN_OPS), `seamseg_checked` the
+C++ kernels and `seamseg_emulated` the CUDA kernels, both of them built with sanitizers. Without any, `seamseg` is what
+is installed. Requests and answers are pickled, each after its length.
 """
 
 from __future__ import annotations
