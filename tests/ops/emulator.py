@@ -233,7 +233,7 @@ class Worker:
                     "UBSAN_OPTIONS": "print_stacktrace=1",
                     "SEAMSEG_PLAIN_OPS": "1",
                 }
-            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed with the worker
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (as long as the process)
             command = [sys.executable, "-m", "tests.ops.cuda_emulation.worker", *libraries]
             pipe = subprocess.PIPE
             self._process = subprocess.Popen(

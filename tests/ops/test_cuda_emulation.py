@@ -6,9 +6,10 @@ from torch.testing import assert_close
 
 from seamseg.ops import implementations
 
-from .arguments import describe, plausible
+from .arguments import plausible
 from .cuda_emulation.worker import load_operators, tensors_of
 from .emulator import ROOT, Fault, Raised, Worker, obstacle, shared_declarations
+from .mistakes import describe
 
 pytestmark = pytest.mark.skipif(obstacle() is not None, reason=obstacle() or "")
 

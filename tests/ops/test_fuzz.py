@@ -9,9 +9,10 @@ import pytest
 import seamseg.ops
 from seamseg.ops import implementations
 
-from .arguments import describe, perturbed, plausible, plausible_for
+from .arguments import plausible, plausible_for
 from .cuda_emulation.worker import load_operators
 from .emulator import Fault, Raised, Worker, obstacle
+from .mistakes import describe, perturbed
 
 load_operators()
 OPERATORS = sorted(implementations())
