@@ -131,7 +131,7 @@ def training(side: int, precision: str) -> Callable[[], Stages]:
         watch = Watch()
         hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t)
         with hooks, torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            losses = module(batch)
+            losses = module(batch).means
             total = torch.stack(list(losses.values())).sum()
         watch.stop("forward")
         torch.autograd.grad(total, parameters, allow_unused=True)

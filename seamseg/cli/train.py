@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if _processes() > 1:
         # DDP warns that no parameter was unused, which is so in some steps and not in others; read when torch starts
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from seamseg.engine.training import TrainingOptions, run_training
+    from seamseg.engine.train.run import TrainingOptions, run_training
     from seamseg.evaluation.table import format_table
 
     options = TrainingOptions(

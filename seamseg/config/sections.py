@@ -49,10 +49,25 @@ class General:
     seed: int = key("seed of weights, sampling and augmentation", minimum=0, maximum=2**32 - 1, ours=True)
     channels_last: bool = key("run the network in channels-last memory format", ours=True)
     precision: str = key(
-        "what training computes with: fp32, bf16 (mixed), or auto, which is bf16 where the device is fast at it",
-        choices=("fp32", "bf16", "auto"),
+        "what training computes with: fp32, bf16 or fp16 (mixed), or auto: bf16 where the device is fast at it",
+        choices=("fp32", "bf16", "fp16", "auto"),
         ours=True,
     )
+    compile: bool = key(
+        "compile body, pyramid and semantic head with torch.compile; the first steps take minutes", ours=True
+    )
+    checkpoint_body: bool = key("compute the body's activations a second time instead of keeping them", ours=True)
+    unused_parameters: str = key(
+        "how processes without proposals take part in the gradient: find (DistributedDataParallel looks for unused "
+        "parameters) or fake (they run the ROI head on a fake region; the graph is static)",
+        choices=("find", "fake"),
+        ours=True,
+    )
+    snapshot_interval: int = key(
+        "steps between snapshots within an epoch; 0 for none but at its end", minimum=0, ours=True
+    )
+    snapshot_keep: int = key("so many of the newest snapshots are kept", minimum=1, ours=True)
+    loss_limit: float = key("a loss above it stops the training; 0 for no limit", minimum=0, ours=True)
 
 
 @dataclass(frozen=True)
@@ -134,6 +149,11 @@ class Roi:
     fc_channels: int = key("channels of the two fully connected layers", minimum=1, ours=True)
     conv_channels: int = key("channels of the mask branch", minimum=1, ours=True)
     sample_empty_images: bool = key("images without things give negatives too; the original skips them", ours=True)
+    fixed_samples: bool = key(
+        "always num_samples rows an image, so that a GPU never waits for a count; where proposals are too few, rows "
+        "that count in no loss fill up",
+        ours=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -151,7 +171,7 @@ class Sem:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Stochastic gradient descent."""
+    """From gradients to weights."""
 
     lr: float = key("base learning rate", minimum=0)
     weight_decay: float = key("weight decay", minimum=0)
@@ -160,6 +180,23 @@ class Optimizer:
     nesterov: bool = key("Nesterov momentum")
     loss_weights: tuple[float, ...] = key(
         "weights of obj, bbx, roi_cls, roi_bbx, roi_msk, sem (as many as the task has losses)", minimum=0
+    )
+    type: str = key("sgd, or adamw, which takes momentum for its first beta", choices=("sgd", "adamw"), ours=True)
+    beta2: float = key("second beta of adamw", minimum=0, maximum=1, ours=True)
+    clip_norm: float = key("a gradient of a larger norm is scaled down to it; 0 for no limit", minimum=0, ours=True)
+    accumulate: int = key("batches whose gradients make one step", minimum=1, ours=True)
+    loss_average: str = key(
+        "a loss is the mean over its anchors, samples or pixels in each batch of each process, of which the step takes "
+        "the mean (process, as the original), or the mean over those of the whole step (step)",
+        choices=("process", "step"),
+        ours=True,
+    )
+    ema: float = key(
+        "keep a moving average of the weights, of which each step keeps this part; it is validated and saved too; "
+        "0 for none",
+        minimum=0,
+        maximum=1,
+        ours=True,
     )
 
 
@@ -198,6 +235,38 @@ class Dataloader:
     val_set: str = key("split to validate on")
     coco_gt: str = key("COCO annotations of the validation split; accepted, for eval_coco")
     drop_last: bool = key("leave out the last, smaller batch of an epoch", ours=True)
+    crop_size: tuple[int, int] | None = key(
+        "height and width of a random crop of the scaled training image; empty for none", minimum=1, ours=True
+    )
+    color_jitter: tuple[float, float, float, float] | None = key(
+        "largest change of brightness, contrast, saturation (factors 1 +- x) and hue (turns, up to .5) of training "
+        "images; empty for none",
+        minimum=0,
+        ours=True,
+    )
+    class_uniform: float = key(
+        "this part of the training images is drawn so that all classes come equally often",
+        minimum=0,
+        maximum=1,
+        ours=True,
+    )
+    device_transforms: bool = key(
+        "training images travel as bytes; flip, colour and normalisation happen on the device", ours=True
+    )
+    fast_decode: bool = key(
+        "decode JPEG photos at the smallest sufficient half, quarter or eighth of their size: faster, slightly other "
+        "pixels",
+        ours=True,
+    )
+    persistent_workers: bool = key("the processes that read images live on from epoch to epoch", ours=True)
+    prefetch: int = key("batches that each of them prepares ahead", minimum=1, ours=True)
+    broken_limit: float = key(
+        "a training image that cannot be read is said, counted and replaced by another, until they are more than this "
+        "part of the epoch's; 0 stops at the first",
+        minimum=0,
+        maximum=1,
+        ours=True,
+    )
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from seamseg.engine.distributed import World
 from seamseg.engine.inference import predict_all
 from seamseg.engine.predictor import load_predictor
 from seamseg.engine.progress import counter, progress
-from seamseg.engine.run_folder import RunFolder
 from seamseg.engine.sources import Source
-from seamseg.engine.training import TrainingOptions, run_training
+from seamseg.engine.train.run import TrainingOptions, run_training
+from seamseg.engine.train.run_folder import RunFolder
 from seamseg.engine.writers import make_writers
 from seamseg.errors import InputError
 from seamseg.evaluation.coco_panoptic import Annotation, CocoPanoptic, read_coco_panoptic, segments_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,20 @@ from seamseg.structures import Batch
 
 LOSS_NAMES = ("obj_loss", "bbx_loss", "roi_cls_loss", "roi_bbx_loss", "roi_msk_loss", "sem_loss")
 """All losses, in the order of `[optimizer] loss_weights`."""
+
+_Term = tuple[Tensor, "Tensor | int"]
+
+
+class Losses(NamedTuple):
+    """The losses of a batch by name, in the order of :data:`LOSS_NAMES`.
+
+    means : scalars, each a mean over what it looks at: anchors, samples, mask pixels or images
+    counts : how many of these there were, float64 scalars on the same device. So the losses of parts of a batch, on
+        other processes or of other steps, give the loss of the whole: the means weighted by the counts
+    """
+
+    means: dict[str, Tensor]
+    counts: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -55,23 +70,30 @@ class Criterion:
             absent.add("sem_loss")
         return tuple(name for name in LOSS_NAMES if name not in absent)
 
-    def __call__(self, outputs: TrainingOutputs, targets: Batch) -> dict[str, Tensor]:
-        """Scalar losses by name; those of the ROI head are 0 without a graph if it did not run."""
+    def __call__(self, outputs: TrainingOutputs, targets: Batch) -> Losses:
+        """The losses; those of the ROI head are 0 without a graph, of a count of 0, if it did not run."""
         things = Things.of(targets, self.num_stuff)
-        losses = dict(zip(("obj_loss", "bbx_loss"), self._rpn(outputs, things)))
-        losses.update(self._roi(outputs, things, targets))
+        terms = [*self._rpn(outputs, things), *self._roi(outputs, things, targets)]
         if outputs.semantic_logits is not None:
             pairs = zip(targets.masks, targets.categories)
             classes = [semantic_target(m, c) for m, c in pairs if m is not None and c is not None]
-            losses["sem_loss"] = semantic_loss(outputs.semantic_logits, outputs.padded_size, classes, self.ohem)
-        return losses
+            loss = semantic_loss(outputs.semantic_logits, outputs.padded_size, classes, self.ohem)
+            terms.append((loss, len(classes)))
+        device = outputs.obj_logits.device
+        return Losses(
+            {name: loss for name, (loss, _) in zip(self.names, terms)},
+            {
+                name: torch.as_tensor(count, dtype=torch.float64, device=device)
+                for name, (_, count) in zip(self.names, terms)
+            },
+        )
 
-    def _rpn(self, outputs: TrainingOutputs, things: list[Things]) -> tuple[Tensor, Tensor]:
+    def _rpn(self, outputs: TrainingOutputs, things: list[Things]) -> list[_Term]:
         matches = [
             self.anchor_matcher(outputs.anchors, t.boxes, size, t.crowd_mask)
             for t, size in zip(things, outputs.valid_sizes)
         ]
-        return rpn_losses(
+        objectness, boxes, count = rpn_losses(
             outputs.obj_logits,
             outputs.bbx_logits,
             outputs.anchors,
@@ -79,20 +101,22 @@ class Criterion:
             [t.boxes for t in things],
             self.rpn_sigma,
         )
+        return [(objectness, count), (boxes, count)]
 
-    def _roi(self, outputs: TrainingOutputs, things: list[Things], targets: Batch) -> dict[str, Tensor]:
-        names = ("roi_cls_loss", "roi_bbx_loss", "roi_msk_loss")[: 2 if self.mask_size is None else 3]
+    def _roi(self, outputs: TrainingOutputs, things: list[Things], targets: Batch) -> list[_Term]:
         rois = outputs.rois
         if rois is None:
-            return {name: outputs.obj_logits.new_zeros((), dtype=torch.float32) for name in names}
+            nothing = outputs.obj_logits.new_zeros((), dtype=torch.float32)
+            return [(nothing, 0)] * (2 if self.mask_size is None else 3)
         labels, codes, masks = self._roi_targets(rois, things, targets)
-        losses = [
-            class_loss(rois.cls_logits, labels),
-            box_loss(rois.bbx_logits, labels, codes, self.roi_sigma),
+        samples = labels.shape[0]
+        terms: list[_Term] = [
+            (class_loss(rois.cls_logits, labels), samples),
+            (box_loss(rois.bbx_logits, labels, codes, self.roi_sigma), samples),
         ]
         if rois.msk_logits is not None:
-            losses.append(mask_loss(rois.msk_logits, labels[labels > 0], masks))
-        return dict(zip(names, losses))
+            terms.append(mask_loss(rois.msk_logits, labels[labels > 0], masks))
+        return terms
 
     @torch.no_grad()
     def _roi_targets(self, rois: ROIOutputs, things: list[Things], targets: Batch) -> tuple[Tensor, Tensor, Tensor]:

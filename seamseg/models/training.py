@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
-from seamseg.models.criterion import Criterion
+from seamseg.models.criterion import Criterion, Losses
 from seamseg.models.panoptic import PanopticNet
 from seamseg.structures import Batch
 
@@ -26,6 +26,6 @@ class TrainingModule(nn.Module):
         self.net = net
         self.criterion = criterion
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Scalar losses by name, not weighted."""
+    def forward(self, batch: Batch) -> Losses:
+        """The losses, not weighted."""
         return self.criterion(self.net(batch.images, batch), batch)

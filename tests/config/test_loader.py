@@ -31,7 +31,7 @@ def problem(text: str, kind: str = "panoptic", overrides: tuple[str, ...] = ()) 
     ("text", "expected"),
     [
         ("[optimiser]\nlr = 1", "my.ini: unknown section [optimiser]; did you mean 'optimizer'?"),
-        ("[optimizer]\nlearning = 1", "my.ini: unknown key 'learning' in [optimizer]; known are loss_weights, lr"),
+        ("[optimizer]\nlearning = 1", "my.ini: unknown key 'learning' in [optimizer]; known are accumulate, "),
         ("[roi]\nnum_sample = 1", "my.ini: unknown key 'num_sample' in [roi]; did you mean 'num_samples'?"),
         ("[general]\nlr = 1", "my.ini: unknown key 'lr' in [general]; it belongs in [optimizer]"),
         ("[DEFAULT]\nlr = 1", "my.ini: unknown section [DEFAULT]"),

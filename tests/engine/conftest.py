@@ -153,7 +153,7 @@ def micro_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def micro_run(micro: Path, micro_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder after two epochs; do not write to it."""
-    from seamseg.engine.training import TrainingOptions, run_training
+    from seamseg.engine.train.run import TrainingOptions, run_training
 
     run = tmp_path_factory.mktemp("runs") / "micro"
     with narrow_body():

@@ -99,7 +99,7 @@ def test_losses_equal_the_original():
     losses = (
         class_loss(cls, labels),
         box_loss(bbx, labels, codes, 1.0),
-        mask_loss(msk[labels > 0], labels[labels > 0], masks),
+        mask_loss(msk[labels > 0], labels[labels > 0], masks)[0],
     )
     for loss, name in zip(losses, ("cls", "bbx", "msk")):
         assert_close(loss, ops(f"roi/loss/{name}"))
@@ -116,7 +116,7 @@ def test_losses_without_positives_keep_their_graph():
     losses = [
         class_loss(cls, labels),
         box_loss(bbx, labels, torch.zeros(0, 4), 1.0),
-        mask_loss(msk, labels[labels > 0], torch.zeros(0, 28, 28)),
+        mask_loss(msk, labels[labels > 0], torch.zeros(0, 28, 28))[0],
     ]
     assert_close(torch.stack([loss.detach().double() for loss in losses]), ops("roi/loss_nopos"), rtol=1e-6, atol=1e-6)
     (losses[1] + losses[2]).backward()
@@ -188,6 +188,6 @@ def test_no_detections():
 
 def test_masks_that_are_all_void_cost_nothing():
     msk = torch.randn(2, 3, 4, 4, requires_grad=True)
-    loss = mask_loss(msk, torch.tensor([1, 3]), torch.full((2, 4, 4), -1.0))
+    loss, _ = mask_loss(msk, torch.tensor([1, 3]), torch.full((2, 4, 4), -1.0))
     loss.backward()
     assert loss == 0 and msk.grad.abs().sum() == 0

@@ -37,7 +37,7 @@ def test_normalization_modes_train(mode, static, dynamic, activation):
     assert norms_of(net.body) == norms_of(net.sem_head) == {static}
     assert norms_of(net.rpn_head) == norms_of(net.roi_head) == {dynamic}
     assert all(m.activation in (activation, "identity") for m in net.modules() if type(m) in NORMS)
-    losses = module(toy_batch((64, 64)))
+    losses = module(toy_batch((64, 64))).means
     total = sum(losses.values())
     assert torch.isfinite(total)
     total.backward()
@@ -60,7 +60,7 @@ def test_an_unknown_mode_is_an_error():
 def test_tasks(kind, names):
     module = build_training_module(tiny_config(kind), 2, 3)
     for batch in (toy_batch((64, 64), (48, 96)), toy_batch((64, 64), empty=(0,))):
-        losses = module(batch)
+        losses = module(batch).means
         assert list(losses) == names.split() == list(module.criterion.names)
     (prediction,) = module.net.eval().predict(toy_batch((64, 80)).images)
     assert (prediction.mask_logits is None) == (kind == "detection")

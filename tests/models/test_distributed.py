@@ -43,7 +43,7 @@ def train(rank, mode):
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
     for step, empty in enumerate(EMPTY):
         both, mine = batch_of(rank, empty)
-        losses = parallel(mine)
+        losses = parallel(mine).means
         assert losses["roi_cls_loss"].requires_grad == (rank not in empty)
         optimizer.zero_grad()
         sum(losses.values()).backward()

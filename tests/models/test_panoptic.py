@@ -28,7 +28,7 @@ def test_things_leave_out_stuff_crowds_and_absent_ids():
 
 def test_empty_images_skip_the_roi_head():
     module = training_module()
-    losses = module(toy_batch((64, 64), (64, 64), empty=(0, 1)))
+    losses = module(toy_batch((64, 64), (64, 64), empty=(0, 1))).means
     for name in ("roi_cls_loss", "roi_bbx_loss", "roi_msk_loss"):
         assert losses[name] == 0 and not losses[name].requires_grad
     sum(losses.values()).backward()
@@ -38,7 +38,7 @@ def test_empty_images_skip_the_roi_head():
 
 def test_empty_images_give_negatives_when_asked():
     module = training_module(overrides=("roi.sample_empty_images=yes",))
-    losses = module(toy_batch((64, 64), empty=(0,)))
+    losses = module(toy_batch((64, 64), empty=(0,))).means
     assert losses["roi_cls_loss"] > 0 and losses["roi_msk_loss"] == 0
     sum(losses.values()).backward()
     assert all(p.grad is not None for p in module.net.parameters()), "every rank runs the same backward pass"
@@ -48,7 +48,7 @@ def test_an_image_of_void_only():
     module = training_module()
     batch = toy_batch((64, 64), empty=(0,))
     batch.masks[0].zero_()
-    losses = module(batch)
+    losses = module(batch).means
     assert all(torch.isfinite(loss) for loss in losses.values())
     assert losses["sem_loss"] == 0
 
@@ -59,7 +59,7 @@ def test_crowds_and_several_sizes_train():
     batch = toy_batch((64, 96), (80, 64), (48, 48), empty=(2,), crowd=(0,))
     totals = []
     for _ in range(8):
-        total = sum(module(batch).values())
+        total = sum(module(batch).means.values())
         optimizer.zero_grad()
         total.backward()
         optimizer.step()
@@ -71,7 +71,7 @@ def test_same_seed_same_bits():
     results = []
     for _ in range(2):
         module = training_module()
-        losses = module(toy_batch((64, 96), (80, 64)))
+        losses = module(toy_batch((64, 96), (80, 64))).means
         sum(losses.values()).backward()
         results.append([*losses.values(), *[p.grad for p in module.parameters()]])
     assert all(torch.equal(a, b) for a, b in zip(*results))
@@ -129,7 +129,7 @@ def test_bfloat16(mode):
     for enabled in (False, True):
         torch.manual_seed(1)
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            results.append(module(batch))
+            results.append(module(batch).means)
     for name, wanted in results[0].items():
         assert_close(results[1][name], wanted, rtol=0.1, atol=0.05, msg=name)
     sum(results[1].values()).backward()
@@ -145,7 +145,7 @@ def test_training_goes_on_after_a_prediction():
     module.eval()
     with torch.inference_mode():
         module.net.predict(batch.images)
-    sum(module.train()(batch).values()).backward()
+    sum(module.train()(batch).means.values()).backward()
 
 
 def test_predict_wants_evaluation_mode():

@@ -35,7 +35,7 @@ class Step:
             proposals = tensor("train", "sampled/proposals")
             self.net.proposals = lambda *_: PackedSequence([proposals])
         self.outputs = self.net(batch.images, batch)
-        self.losses = module.criterion(self.outputs, batch)
+        self.losses = module.criterion(self.outputs, batch).means
         sum(self.losses.values()).backward()
         parts = ("body", "rpn_head", "roi_head", "sem_head")
         self.parameters = {f"{m}.{k}": p for m in parts for k, p in getattr(self.net, m).named_parameters()}

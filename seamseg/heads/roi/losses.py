@@ -31,8 +31,8 @@ def box_loss(bbx_logits: Tensor, labels: Tensor, codes: Tensor, sigma: float) ->
     return smooth_l1(said, codes, sigma).sum() / labels.shape[0]
 
 
-def mask_loss(msk_logits: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
-    """Binary cross-entropy of the true class's mask, mean over the pixels that are not ignored.
+def mask_loss(msk_logits: Tensor, labels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Binary cross-entropy of the true class's mask, mean over the pixels that are not ignored, and their number.
 
     Parameters
     ----------
@@ -43,4 +43,5 @@ def mask_loss(msk_logits: Tensor, labels: Tensor, targets: Tensor) -> Tensor:
     said = msk_logits[torch.arange(labels.shape[0], device=labels.device), labels - 1].float()
     counts = (targets != IGNORED_PIXEL).float()
     loss = functional.binary_cross_entropy_with_logits(said, targets.clamp(min=0), weight=counts, reduction="sum")
-    return loss / counts.sum().clamp(min=1)
+    count = counts.sum()
+    return loss / count.clamp(min=1), count

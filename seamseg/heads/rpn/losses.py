@@ -18,7 +18,7 @@ def rpn_losses(
     matches: Tensor,
     boxes: list[Tensor | None],
     sigma: float,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, int]:
     """Objectness and box loss (SPEC section 4 "RPN targets").
 
     Parameters
@@ -33,12 +33,13 @@ def rpn_losses(
     -------
     obj_loss : binary cross-entropy summed over the sampled anchors, over their number
     bbx_loss : smooth L1 summed over the positive anchors, over the same number
+    count : that number
 
-    Both are 0, with a graph, when nothing is sampled: ranks that train together run the same backward pass.
+    Both losses are 0, with a graph, when nothing is sampled: ranks that train together run the same backward pass.
     """
     image, anchor = torch.nonzero(matches >= BACKGROUND, as_tuple=True)
     match = matches[image, anchor]
-    count = max(match.shape[0], 1)
+    count = match.shape[0]
 
     obj_loss = functional.binary_cross_entropy_with_logits(
         obj_logits[image, anchor].float(), (match >= 0).float(), reduction="sum"
@@ -53,4 +54,4 @@ def rpn_losses(
     ]
     codes = torch.cat(wanted) if wanted else anchors.new_zeros((0, 4))
     bbx_loss = smooth_l1(bbx_logits[image, anchor].float(), codes, sigma).sum()
-    return obj_loss / count, bbx_loss / count
+    return obj_loss / max(count, 1), bbx_loss / max(count, 1), count

@@ -4,7 +4,7 @@ import pytest
 import torch
 from golden_files import array
 
-from seamseg.engine.meters import AverageMeter, Averages, LossLog
+from seamseg.engine.train.meters import AverageMeter, Averages, LossLog
 from seamseg.errors import SeamsegError
 
 

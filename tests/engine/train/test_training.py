@@ -15,8 +15,8 @@ from engine.conftest import make_dataset, write_config
 from seamseg.data.metadata import read_metadata, write_metadata
 from seamseg.engine.model_file import open_model
 from seamseg.engine.snapshot import NETWORK_MODULES, Snapshot, load_snapshot, save_snapshot
-from seamseg.engine.trainer import Trainer
-from seamseg.engine.training import TrainingOptions, run_training
+from seamseg.engine.train.run import TrainingOptions, run_training
+from seamseg.engine.train.trainer import Trainer
 from seamseg.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -125,10 +125,10 @@ def test_interrupt_and_resume(micro, micro_config, micro_run, tmp_path, monkeypa
     """An interrupted run continues to the very bits of the uninterrupted one."""
     run, step = tmp_path / "run", Trainer._step
 
-    def interrupted(self, epoch, batch, log):
+    def interrupted(self, epoch, batches):
         if epoch == 1:
             raise KeyboardInterrupt
-        step(self, epoch, batch, log)
+        return step(self, epoch, batches)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_step", interrupted)

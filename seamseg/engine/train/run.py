@@ -21,16 +21,18 @@ from seamseg.data.metadata import Metadata
 from seamseg.data.prepare.parallel import available_cores
 from seamseg.data.samplers import DistributedARBatchSampler
 from seamseg.data.transforms import TrainTransform
-from seamseg.engine.checkpoint import Progress, load_weights, resume
 from seamseg.engine.distributed import World, barrier, distributed
-from seamseg.engine.logs import Board, TextLog
-from seamseg.engine.optimizer import build_optimizer
 from seamseg.engine.pretrained import load_body_weights, load_pretrained
 from seamseg.engine.progress import is_quiet
-from seamseg.engine.run_folder import RunFolder
-from seamseg.engine.schedule import LRSchedule
 from seamseg.engine.snapshot import NETWORK_MODULES
-from seamseg.engine.trainer import Trainer, seed_everything
+from seamseg.engine.train.checkpoint import Progress, load_weights, resume
+from seamseg.engine.train.logs import Board, TextLog
+from seamseg.engine.train.optimizer import build_optimizer
+from seamseg.engine.train.reporter import Reporter
+from seamseg.engine.train.run_folder import RunFolder
+from seamseg.engine.train.schedule import LRSchedule
+from seamseg.engine.train.step import Stepper
+from seamseg.engine.train.trainer import Trainer, seed_everything, steps_of_epoch
 from seamseg.engine.validate import Validator
 from seamseg.errors import InputError
 from seamseg.evaluation.scores import PanopticScores
@@ -137,7 +139,7 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
         scheduler.params,
         base_lrs,
         scheduler.epochs,
-        len(loader),
+        steps_of_epoch(len(loader), config.optimizer.accumulate),
         scheduler.update_mode,
         scheduler.burn_in_steps,
         scheduler.burn_in_start,
@@ -146,19 +148,19 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
         run.describe(config, metadata, log, options.resume is not None)
     barrier(world)
     board = Board(run.path if world.is_main else None, progress.global_step + 1 if options.resume else None, log)
+    wrapped = _wrapped(module, world)
     trainer = Trainer(
         config,
         metadata,
         net,
-        _wrapped(module, world),
-        optimizer,
+        wrapped,
+        Stepper(config, wrapped, optimizer, world),
         schedule,
         loader,
         validator,
         world,
         run,
-        log,
-        board,
+        Reporter(config, metadata, world, log, board),
         progress,
     )
     board.text("config", config_to_string(config))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from seamseg.config import Config, config_to_string
 from seamseg.data.metadata import Metadata, write_metadata
-from seamseg.engine.logs import LOG_NAME, TextLog
 from seamseg.engine.model_file import CONFIG_NAME, METADATA_NAME
+from seamseg.engine.train.logs import LOG_NAME, TextLog
 from seamseg.errors import SeamsegError
 from seamseg.files import write_atomically
 

@@ -10,10 +10,10 @@ import torch
 
 from seamseg.config import Config, config_to_string
 from seamseg.data.metadata import Metadata
-from seamseg.engine.meters import AverageMeter
 from seamseg.engine.model_file import check_classes, metadata_header
-from seamseg.engine.optimizer import load_optimizer_state
 from seamseg.engine.snapshot import Snapshot, load_into, load_snapshot, network_state
+from seamseg.engine.train.meters import AverageMeter
+from seamseg.engine.train.optimizer import load_optimizer_state
 from seamseg.errors import InputError
 from seamseg.models.panoptic import PanopticNet
 

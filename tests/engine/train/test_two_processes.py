@@ -14,8 +14,8 @@ from engine.conftest import make_dataset, narrow_body, write_config
 from engine.processes import launch
 from seamseg.cli.main import main
 from seamseg.engine.snapshot import load_snapshot
-from seamseg.engine.trainer import Trainer
-from seamseg.engine.training import TrainingOptions, run_training
+from seamseg.engine.train.run import TrainingOptions, run_training
+from seamseg.engine.train.trainer import Trainer
 from seamseg.engine.validate import evaluate_model
 
 pytestmark = pytest.mark.distributed
@@ -27,8 +27,8 @@ def work(rank: int, join: Callable[[], None], folder: Path) -> None:
     """Everything that two processes do, one thing after the other: starting them takes longer than all of it."""
     save = Trainer._save
 
-    def watched(trainer, losses, is_best):
-        save(trainer, losses, is_best)
+    def watched(trainer, is_best):
+        save(trainer, is_best)
         tensors = [*trainer.net.state_dict().values()]
         digest = hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in tensors)).hexdigest()
         with open(folder / f"{trainer.run.path.name}.{rank}.sha", "a") as file:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from golden_files import array
 
-from seamseg.engine.schedule import LRSchedule
+from seamseg.engine.train.schedule import LRSchedule
 from seamseg.errors import InputError
 
 CONFIGS = json.loads(bytes(array("ops", "scheduler/_configs")))

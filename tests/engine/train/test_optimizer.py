@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from seamseg.config import default_config
-from seamseg.engine.optimizer import build_optimizer, load_optimizer_state, set_learning_rates, split_parameters
+from seamseg.engine.train.optimizer import build_optimizer, load_optimizer_state, set_learning_rates, split_parameters
 from seamseg.errors import InputError
 from seamseg.models.build import build_network
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, InPlaceABN

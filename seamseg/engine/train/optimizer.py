@@ -100,7 +100,7 @@ def _copied(target: Tensor, values: Tensor) -> Tensor:
     return target.detach().copy_(values)
 
 
-def set_learning_rates(optimizer: torch.optim.SGD, rates: list[float]) -> None:
+def set_learning_rates(optimizer: torch.optim.Optimizer, rates: list[float]) -> None:
     """Give each parameter group its rate."""
     for group, rate in zip(optimizer.param_groups, rates):
         group["lr"] = rate
