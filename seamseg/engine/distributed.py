@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -196,7 +196,12 @@ def sum_over_processes(world: World, values: torch.Tensor) -> torch.Tensor:
 
 def broadcast_buffers(world: World, module: nn.Module) -> None:
     """Give every process the main process' buffers (running statistics)."""
+    broadcast_tensors(world, module.buffers())
+
+
+def broadcast_tensors(world: World, tensors: Iterable[torch.Tensor]) -> None:
+    """Give every process the main process' values of these tensors."""
     if not world.is_distributed:
         return
-    for buffer in module.buffers():
-        dist.broadcast(buffer.detach(), src=0)
+    for tensor in tensors:
+        dist.broadcast(tensor.detach(), src=0)

@@ -33,7 +33,8 @@ class Snapshot:
     Attributes
     ----------
     config : INI text of the configuration it was trained with
-    state_dict : state by part: body, rpn_head, roi_head, sem_head, optimizer, <name>_meter
+    state_dict : state by part: body, rpn_head, roi_head, sem_head, optimizer, <name>_meter; and, where there is one,
+        `ema`: the moving average of the weights, again by part
     training_meta : epoch, last_score, best_score, global_step
     metadata : the classes it was trained on, as in `metadata.bin` without the images; the original has none
     """
@@ -43,19 +44,33 @@ class Snapshot:
     training_meta: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] | None = None
 
+    @property
+    def has_average(self) -> bool:
+        """Whether there is a moving average of the weights."""
+        return "ema" in self.state_dict
+
+    def weights(self, averaged: bool = True) -> Mapping[str, Any]:
+        """The network's state by part: the moving average, which is what was validated, or the weights themselves.
+
+        Without an average these are the weights in any case.
+        """
+        return {**self.state_dict, **self.state_dict["ema"]} if averaged and self.has_average else self.state_dict
+
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What lenient loading left out, as `part.key (why)`."""
+    """What lenient loading left out, as `part.key (why)`; `averaged` if the tensors are those of a moving average."""
 
     skipped: list[str]
     loaded: int
+    averaged: bool = False
 
     def __str__(self) -> str:
+        of = " of the moving average" if self.averaged else ""
         if not self.skipped:
-            return f"loaded {self.loaded} tensors"
+            return f"loaded {self.loaded} tensors{of}"
         shown = ", ".join(self.skipped[:5]) + (", ..." if len(self.skipped) > 5 else "")
-        return f"loaded {self.loaded} tensors, skipped {len(self.skipped)}: {shown}"
+        return f"loaded {self.loaded} tensors{of}, skipped {len(self.skipped)}: {shown}"
 
 
 def save_snapshot(path: str | Path, snapshot: Snapshot) -> None:
@@ -114,6 +129,9 @@ def load_snapshot(file: str | Path | IO[bytes], name: str | None = None) -> Snap
     for part in NETWORK_MODULES:
         if part in state and not isinstance(state[part], Mapping):
             raise InputError(f"{name}: its {part!r} is no state dict but a {type(state[part]).__name__}")
+    average = state.get("ema", {})
+    if not isinstance(average, Mapping) or not all(isinstance(average.get(p, {}), Mapping) for p in NETWORK_MODULES):
+        raise InputError(f"{name}: its 'ema', the moving average of the weights, is damaged")
     metadata, training = content.get("metadata"), content.get("training_meta")
     return Snapshot(
         config=str(content.get("config") or ""),
@@ -168,7 +186,9 @@ def _damage(head: bytes) -> str:
     return "not a snapshot: it was not written by torch.save"
 
 
-def load_into(net: nn.Module, snapshot: Snapshot, strict: bool = True, name: str = "snapshot") -> LoadReport:
+def load_into(
+    net: nn.Module, snapshot: Snapshot, strict: bool = True, name: str = "snapshot", averaged: bool = True
+) -> LoadReport:
     """Put the weights of a snapshot into a network.
 
     Parameters
@@ -178,6 +198,7 @@ def load_into(net: nn.Module, snapshot: Snapshot, strict: bool = True, name: str
     strict : a part or tensor that is missing, has another shape or is not in the network is an error; otherwise it is
         skipped and reported
     name : what to call the snapshot in errors
+    averaged : take the moving average of the weights where the snapshot has one
 
     Raises
     ------
@@ -186,16 +207,17 @@ def load_into(net: nn.Module, snapshot: Snapshot, strict: bool = True, name: str
     """
     skipped: list[str] = []
     loaded = 0
+    state = snapshot.weights(averaged)
     for part in NETWORK_MODULES:
         module = getattr(net, part, None)
         if module is None:
             continue
-        if part not in snapshot.state_dict:
+        if part not in state:
             if strict:
                 raise InputError(f"{name}: has no {part!r}: it is a snapshot of another kind of network")
             skipped.append(f"{part} (not in the file)")
             continue
-        report = load_module(module, snapshot.state_dict[part], part)
+        report = load_module(module, state[part], part)
         loaded += report.loaded
         skipped += report.skipped
     if strict and skipped:
@@ -203,7 +225,7 @@ def load_into(net: nn.Module, snapshot: Snapshot, strict: bool = True, name: str
             f"{name}: does not fit this network: {len(skipped)} tensors differ, first {skipped[0]}; "
             "is it another architecture, configuration or number of classes?"
         )
-    return LoadReport(skipped, loaded)
+    return LoadReport(skipped, loaded, averaged and snapshot.has_average)
 
 
 def load_module(module: nn.Module, state: Mapping[str, Tensor], name: str) -> LoadReport:

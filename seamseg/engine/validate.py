@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,7 +224,9 @@ def evaluate_model(
         validator = Validator.open(data, split, opened.config, world, legacy, quiet)
         check_same_classes(opened.metadata, opened.name, validator.dataset.metadata, str(data))
         net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
-        load_into(net, opened.snapshot, strict=True, name=opened.name)
+        report = load_into(net, opened.snapshot, strict=True, name=opened.name)
+        if report.averaged and world.is_main and not quiet:
+            print(f"{opened.name}: scoring the moving average of its weights", file=sys.stderr)
         net.to(world.device)
         scores = validator(net, desc=f"evaluate {split}")
         return ModelScores(scores, opened.name, split, validator.dataset.metadata)

@@ -13,7 +13,8 @@ from seamseg.data.metadata import Metadata
 from seamseg.engine.model_file import check_classes, metadata_header
 from seamseg.engine.snapshot import Snapshot, load_into, load_snapshot, network_state
 from seamseg.engine.train.meters import AverageMeter
-from seamseg.engine.train.optimizer import load_optimizer_state
+from seamseg.engine.train.optimizer_state import load_optimizer_state
+from seamseg.engine.train.step import Stepper
 from seamseg.errors import InputError
 from seamseg.models.panoptic import PanopticNet
 
@@ -50,7 +51,7 @@ def make_snapshot(
     return Snapshot(config_to_string(config), state, asdict(progress), metadata_header(metadata))
 
 
-def resume(path: str | Path, net: PanopticNet, optimizer: torch.optim.SGD, metadata: Metadata) -> Progress:
+def resume(path: str | Path, net: PanopticNet, stepper: Stepper, metadata: Metadata) -> Progress:
     """Continue from a snapshot of ours or of the original.
 
     Raises
@@ -58,7 +59,7 @@ def resume(path: str | Path, net: PanopticNet, optimizer: torch.optim.SGD, metad
     InputError
         if it is broken, of another network or other classes, or does not say where its training stood
     """
-    snapshot = load_weights(path, net, metadata)
+    snapshot = load_weights(path, net, metadata, averaged=False)
     meta = snapshot.training_meta
     try:
         progress = Progress(
@@ -73,15 +74,19 @@ def resume(path: str | Path, net: PanopticNet, optimizer: torch.optim.SGD, metad
         ) from None
     if "optimizer" not in snapshot.state_dict:
         raise InputError(f"{path}: has no optimizer state; start anew from its weights with --pre-train {path}")
-    load_optimizer_state(optimizer, snapshot.state_dict["optimizer"], str(path))
+    load_optimizer_state(stepper.optimizer, snapshot.state_dict["optimizer"], str(path))
+    stepper.load_state_dict(snapshot.state_dict, str(path))
     return progress
 
 
-def load_weights(path: str | Path, net: PanopticNet, metadata: Metadata) -> Snapshot:
-    """Put the weights of a snapshot, all of them, into a network; errors as :func:`resume`."""
+def load_weights(path: str | Path, net: PanopticNet, metadata: Metadata, averaged: bool = True) -> Snapshot:
+    """Put the weights of a snapshot, all of them, into a network; errors as :func:`resume`.
+
+    With `averaged` those are the moving average where there is one.
+    """
     snapshot = load_snapshot(path)
     check_classes(snapshot, metadata, str(path))
-    load_into(net, snapshot, strict=True, name=str(path))
+    load_into(net, snapshot, strict=True, name=str(path), averaged=averaged)
     return snapshot
 
 

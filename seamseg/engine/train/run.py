@@ -129,9 +129,11 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
 
     optimizer = build_optimizer(net, config)
     base_lrs = [group["lr"] for group in optimizer.param_groups]
+    wrapped = _wrapped(module, world)
+    stepper = Stepper(config, wrapped, optimizer, world)
     progress = Progress()
     if options.resume is not None:
-        progress = resume(options.resume, net, optimizer, metadata)
+        progress = resume(options.resume, net, stepper, metadata)
         log.info(f"resumed from {options.resume}, after epoch {progress.epoch + 1}, step {progress.global_step}")
     scheduler = config.scheduler
     schedule = LRSchedule(
@@ -148,13 +150,12 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
         run.describe(config, metadata, log, options.resume is not None)
     barrier(world)
     board = Board(run.path if world.is_main else None, progress.global_step + 1 if options.resume else None, log)
-    wrapped = _wrapped(module, world)
     trainer = Trainer(
         config,
         metadata,
         net,
         wrapped,
-        Stepper(config, wrapped, optimizer, world),
+        stepper,
         schedule,
         loader,
         validator,

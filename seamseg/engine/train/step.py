@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from seamseg.config import Config
 from seamseg.engine.distributed import World
 from seamseg.engine.train.optimizer import set_learning_rates
 from seamseg.engine.train.precision import autocast
+from seamseg.engine.train.update import Update
 from seamseg.models.criterion import Losses
 from seamseg.structures import Batch
 
@@ -24,11 +25,15 @@ class StepResult(NamedTuple):
     losses : means by name over the batches of this process, not weighted; detached
     total : the weighted loss that was minimised
     ids : images of the batches
+    grad_norm : norm of the gradient over all parameters and processes, not clipped; float32 scalar
+    skipped : whether the update was left out, see :class:`seamseg.engine.train.update.Update`; bool scalar
     """
 
     losses: dict[str, Tensor]
     total: Tensor
     ids: list[str]
+    grad_norm: Tensor
+    skipped: Tensor
 
 
 class Stepper:
@@ -36,7 +41,7 @@ class Stepper:
 
     Parameters
     ----------
-    config : precision, loss weights
+    config : precision, loss weights, clipping, moving average
     module : :class:`seamseg.models.training.TrainingModule` or a DistributedDataParallel around it
     optimizer : of the network's parameters
     world : the processes
@@ -47,24 +52,42 @@ class Stepper:
         self.module = module
         self.optimizer = optimizer
         self.world = world
+        self.update = Update(config, _network(module), optimizer, world)
 
     def __call__(self, batches: Sequence[Batch], rates: list[float]) -> StepResult:
         """Train on the batches of one step, with a learning rate for each group of parameters."""
         set_learning_rates(self.optimizer, rates)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.update.begin()
         sums: dict[str, Tensor] = {}
         totals = []
         for number, batch in enumerate(batches):
             with self._synchronised(number + 1 == len(batches)):
                 losses = self._losses(batch)
                 total = weighted_sum(losses.means, self.config.optimizer.loss_weights) / len(batches)
-                total.backward()
+                self.update.backward(total)
             totals.append(total.detach())
             for name, mean in losses.means.items():
                 part = mean.detach().float() / len(batches)
                 sums[name] = sums[name] + part if name in sums else part
-        self.optimizer.step()
-        return StepResult(sums, torch.stack(totals).sum(), [i for batch in batches for i in batch.ids])
+        total = torch.stack(totals).sum()
+        grad_norm, skipped = self.update.finish(total)
+        return StepResult(sums, total, [i for batch in batches for i in batch.ids], grad_norm, skipped)
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """The network holds the moving average of the weights, if there is one, inside a `with` block."""
+        return self.update.averaged()
+
+    def share_statistics(self) -> None:
+        """Give all processes the main process' running statistics; all must call it."""
+        self.update.share_statistics()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a snapshot needs besides weights and optimizer: "scaler" and "ema", those that there are."""
+        return self.update.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any], source: str) -> None:
+        """Continue from a saved state, other names in it do not matter; errors name the file `source`."""
+        self.update.load_state_dict(state, source)
 
     def _losses(self, batch: Batch) -> Losses:
         with autocast(self.config.general.precision, self.world.device):
@@ -75,6 +98,12 @@ class Stepper:
         if last or not isinstance(self.module, DistributedDataParallel):
             return nullcontext()
         return self.module.no_sync()
+
+
+def _network(module: nn.Module) -> nn.Module:
+    inner = module.module if isinstance(module, DistributedDataParallel) else module
+    assert isinstance(inner.net, nn.Module)
+    return inner.net
 
 
 def weighted_sum(losses: dict[str, Tensor], weights: tuple[float, ...]) -> Tensor:

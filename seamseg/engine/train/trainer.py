@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from seamseg.config import Config
 from seamseg.data.loader import set_epoch
 from seamseg.data.metadata import Metadata
-from seamseg.engine.distributed import World, broadcast_buffers
+from seamseg.engine.distributed import World
 from seamseg.engine.snapshot import save_snapshot
 from seamseg.engine.train.checkpoint import Progress, make_snapshot
 from seamseg.engine.train.pictures import SampleCollector
@@ -86,7 +86,7 @@ class Trainer:
         for epoch in range(self.progress.epoch + 1, epochs):
             self._train_epoch(epoch)
             # each process averaged its own running statistics; all continue with, and judge by, those that are saved
-            broadcast_buffers(self.world, self.net)
+            self.stepper.share_statistics()
             is_best = False
             if self.validator is not None and ((epoch + 1) % interval == 0 or epoch + 1 == epochs):
                 scores = self.validate(epoch)
@@ -102,11 +102,12 @@ class Trainer:
         assert self.validator is not None
         collector = SampleCollector() if self.world.is_main and self.reporter.board.active else None
         start = time.perf_counter()
-        scores = self.validator(self.net, collector, desc=f"validate, epoch {epoch + 1}")
         step = self.progress.global_step
-        self.reporter.validated(epoch, step, scores, time.perf_counter() - start)
-        if collector is not None:
-            self.reporter.samples(self.net, collector, step)
+        with self.stepper.averaged():
+            scores = self.validator(self.net, collector, desc=f"validate, epoch {epoch + 1}")
+            self.reporter.validated(epoch, step, scores, time.perf_counter() - start)
+            if collector is not None:
+                self.reporter.samples(self.net, collector, step)
         return scores
 
     def _train_epoch(self, epoch: int) -> None:
@@ -156,6 +157,7 @@ class Trainer:
             return
         meters = self.reporter.meters
         snapshot = make_snapshot(self.config, self.metadata, self.net, self.stepper.optimizer, meters, self.progress)
+        snapshot.state_dict.update(self.stepper.state_dict())
         save_snapshot(self.run.last, snapshot)
         if is_best:
             save_snapshot(self.run.best, snapshot)

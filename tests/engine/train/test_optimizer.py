@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from seamseg.config import default_config
-from seamseg.engine.train.optimizer import build_optimizer, load_optimizer_state, set_learning_rates, split_parameters
+from seamseg.engine.train.optimizer import build_optimizer, set_learning_rates, split_parameters
+from seamseg.engine.train.optimizer_state import load_optimizer_state
 from seamseg.errors import InputError
 from seamseg.models.build import build_network
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, InPlaceABN
