@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -12,7 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from seamseg.config import Config
 from seamseg.engine.distributed import World
+from seamseg.engine.train.averaging import LossAverage, ProcessAverage, StepAverage, look_ahead
 from seamseg.engine.train.optimizer import set_learning_rates
+from seamseg.engine.train.parallel import complete_gradients, gradients_stay
 from seamseg.engine.train.precision import autocast
 from seamseg.models.criterion import Losses
 from seamseg.structures import Batch
@@ -21,7 +22,8 @@ from seamseg.structures import Batch
 class StepResult(NamedTuple):
     """What a step leaves to look at, on the device: reading it waits for the step.
 
-    losses : means by name over the batches of this process, not weighted; detached
+    losses : means by name, not weighted; detached: over the batches of this process, or with `loss_average = step` over
+        those of all processes
     total : the weighted loss that was minimised
     ids : images of the batches
     """
@@ -52,29 +54,30 @@ class Stepper:
         """Train on the batches of one step, with a learning rate for each group of parameters."""
         set_learning_rates(self.optimizer, rates)
         self.optimizer.zero_grad(set_to_none=True)
-        sums: dict[str, Tensor] = {}
-        totals = []
+        average = self._average(batches)
         for number, batch in enumerate(batches):
-            with self._synchronised(number + 1 == len(batches)):
-                losses = self._losses(batch)
-                total = weighted_sum(losses.means, self.config.optimizer.loss_weights) / len(batches)
-                total.backward()
-            totals.append(total.detach())
-            for name, mean in losses.means.items():
-                part = mean.detach().float() / len(batches)
-                sums[name] = sums[name] + part if name in sums else part
+            with gradients_stay(self.module, number + 1 == len(batches)):
+                shares = average.share(self._losses(batch))
+                weighted_sum(shares, self.config.optimizer.loss_weights).backward()
+        complete_gradients(self.optimizer)
         self.optimizer.step()
-        return StepResult(sums, torch.stack(totals).sum(), [i for batch in batches for i in batch.ids])
+        means = average.means()
+        total = weighted_sum(means, self.config.optimizer.loss_weights)
+        return StepResult(means, total, [i for batch in batches for i in batch.ids])
 
-    def _losses(self, batch: Batch) -> Losses:
+    def _average(self, batches: Sequence[Batch]) -> LossAverage:
+        if self.config.optimizer.loss_average == "process":
+            return ProcessAverage(len(batches))
+        if len(batches) == 1:
+            return StepAverage(self.world)
+        # not through DistributedDataParallel, which would get ready for a backward pass
+        bare = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
+        counted = look_ahead(bare, self.world.device, lambda: [self._losses(batch, bare) for batch in batches])
+        return StepAverage(self.world, counted)
+
+    def _losses(self, batch: Batch, module: nn.Module | None = None) -> Losses:
         with autocast(self.config.general.precision, self.world.device):
-            return self.module(batch.to(self.world.device, non_blocking=True))
-
-    def _synchronised(self, last: bool) -> AbstractContextManager:
-        """Processes exchange the gradients once a step, with its last batch."""
-        if last or not isinstance(self.module, DistributedDataParallel):
-            return nullcontext()
-        return self.module.no_sync()
+            return (module or self.module)(batch.to(self.world.device, non_blocking=True))
 
 
 def weighted_sum(losses: dict[str, Tensor], weights: tuple[float, ...]) -> Tensor:
