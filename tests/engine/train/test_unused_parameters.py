@@ -14,7 +14,6 @@ from seamseg.models.build import build_training_module
 from .equality import ALL_SAMPLES, batch_of, error, images_of, in_float64, in_processes
 
 NORMS = ("syncbn", "syncbn+gn", "bn")
-STEPS = 8
 
 
 def config_of(norm, *overrides):
@@ -36,17 +35,20 @@ def trained(world, norm, way, batches_of_step, *overrides):
 
 
 def same_weights(world, accumulate):
+    to_the_bit = world.size == 2 and accumulate == 1
     for norm in NORMS:
         steps = [
             [batch_of(part) for part in images_of(step, accumulate * world.size)[world.rank :: world.size]]
-            for step in range(STEPS)
+            # rounding grows from step to step
+            for step in range(8 if to_the_bit else 4)
         ]
         found, _ = trained(world, norm, "find", steps)
         faked, _ = trained(world, norm, "fake", steps)
         for name, tensor in found.items():
             # Each step computes the same numbers but where zeros are added. Two processes add up their gradients in
-            # one order only, more of them in that of the buckets, which differs between the two ways.
-            if world.size == 2 and accumulate == 1:
+            # one order only, more of them in that of the buckets, which differs between the two ways; and the first
+            # batch that `fake` sees is exchanged on its own.
+            if to_the_bit:
                 assert torch.equal(faked[name], tensor), (norm, name)
         assert error(faked, found) < 1e-7
         weights = torch.cat([t.flatten() for n, t in faked.items() if "running" not in n and "tracked" not in n])
@@ -92,7 +94,7 @@ def test_a_fake_region_adds_exactly_nothing(norm, kind):
         losses = module(nothing)
         faked = [name for name in losses.means if name.startswith("roi_")]
         assert faked and all(losses.means[name].requires_grad for name in faked)
-        assert all(float(losses.means[name]) == 0 == float(losses.counts[name]) for name in faked)
+        assert all(losses.means[name].item() == 0 == losses.counts[name].item() for name in faked)
         sum(losses.means[name] for name in faked).backward()
         for name, parameter in module.net.roi_head.named_parameters():
             assert parameter.grad is not None and not parameter.grad.any(), name
