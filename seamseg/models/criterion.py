@@ -71,7 +71,7 @@ class Criterion:
         return tuple(name for name in LOSS_NAMES if name not in absent)
 
     def __call__(self, outputs: TrainingOutputs, targets: Batch) -> Losses:
-        """The losses; those of the ROI head are 0 without a graph, of a count of 0, if it did not run."""
+        """The losses; those of the ROI head are 0, of a count of 0, if it ran on nothing: with a graph if it ran."""
         things = Things.of(targets, self.num_stuff)
         terms = [*self._rpn(outputs, things), *self._roi(outputs, things, targets)]
         if outputs.semantic_logits is not None:
@@ -108,6 +108,10 @@ class Criterion:
         if rois is None:
             nothing = outputs.obj_logits.new_zeros((), dtype=torch.float32)
             return [(nothing, 0)] * (2 if self.mask_size is None else 3)
+        if rois.samples.all_none:
+            # over none of the rows, not times 0: the gradient is 0 whatever the logits are
+            logits = (rois.cls_logits, rois.bbx_logits, rois.msk_logits)
+            return [(x[:0].float().sum(), 0) for x in logits if x is not None]
         labels, codes, masks = self._roi_targets(rois, things, targets)
         samples = labels.shape[0]
         terms: list[_Term] = [

@@ -29,7 +29,8 @@ class ROIOutputs:
 
     samples: boxes `M_i x 4` of each image (or None), matches: int64 `M_i`, the thing of the image each stands for or
     -1. Over all images, M samples of which P are matched: cls_logits `M x (things + 1)`, bbx_logits `M x things x 4`,
-    msk_logits `P x things x 28 x 28` of the matched ones, None without a mask branch.
+    msk_logits `P x things x 28 x 28` of the matched ones, None without a mask branch. With no samples in any image the
+    logits are those of one fake region, and say nothing.
     """
 
     samples: PackedSequence

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -40,6 +43,11 @@ class PanopticNet(nn.Module):
     proposals, matcher, rois, selector : how proposals are made, sampled for training, looked up and judged
     bbx_reg_weights : factors of the box codes of the ROI head
     channels_last : run in channels-last memory format
+
+    Attributes
+    ----------
+    fake_rois : in training, run the ROI head on a fake region where there is nothing to sample, so that every step uses
+        every parameter (`[general] unused_parameters = fake`); False: leave it out
     """
 
     def __init__(
@@ -72,6 +80,7 @@ class PanopticNet(nn.Module):
         self.rois = rois
         self.selector = selector
         self.bbx_reg_weights = bbx_reg_weights
+        self.fake_rois = False
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.to(memory_format=self.memory_format)
 
@@ -92,7 +101,7 @@ class PanopticNet(nn.Module):
         Notes
         -----
         With synchronised norms under torch.distributed all ranks must call this together. A rank without anything to
-        sample skips the ROI head; the others synchronise among themselves.
+        sample skips the ROI head, or runs it on a fake region; the others synchronise among themselves.
         """
         features = self.encode(images)
         anchors, obj_logits, bbx_logits = self.score_anchors(features)
@@ -121,10 +130,23 @@ class PanopticNet(nn.Module):
         if any(isinstance(layer, InPlaceABNSync) for layer in self.roi_head.modules()):
             set_group(self.roi_head, active_group(boxes is not None))
         if boxes is None or index is None or match is None:
-            return None
+            if not self.fake_rois:
+                return None
+            return ROIOutputs(packed_samples, packed_matches, *self._fake_rois(features))
         x = self.rois(features.levels, boxes, index, features.padded_size)
         logits = self.roi_head(x, torch.nonzero(match >= 0).flatten())
         return ROIOutputs(packed_samples, packed_matches, *logits)
+
+    def _fake_rois(self, features: Features) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The ROI head on one region of zeros: no collective, no trace in any statistics.
+
+        It hangs on every level that regions are looked up on: one that only they use must get its gradient too.
+        """
+        levels = features.levels[self.rois.min_level : self.rois.min_level + self.rois.num_levels]
+        nothing = torch.stack([level[:0].sum() for level in levels]).sum()
+        region = nothing.expand(1, levels[0].shape[1], *self.rois.roi_size)
+        with _as_evaluated(self.roi_head):
+            return self.roi_head(region, torch.zeros(1, dtype=torch.long, device=region.device))
 
     # Inference
 
@@ -219,3 +241,15 @@ class PanopticNet(nn.Module):
             return [None] * len(features.valid_sizes)
         logits = self.sem_head(features.levels)
         return [upsample_argmax(x, features.padded_size, size) for x, size in zip(logits, features.valid_sizes)]
+
+
+@contextmanager
+def _as_evaluated(module: nn.Module) -> Iterator[None]:
+    """The layers of a module in evaluation mode for the length of a `with` block."""
+    modes = [(layer, layer.training) for layer in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for layer, training in modes:
+            layer.training = training

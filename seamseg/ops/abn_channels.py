@@ -160,7 +160,8 @@ def batch_statistics(mean: Tensor, var: Tensor, count: int, norm: Norm) -> Stati
     share: Tensor | float
     if norm.group is not None:
         mean, var, total = _join(mean, var, count, norm.group)
-        share = torch.where(total > 1, norm.momentum, 0.0)
+        # in the precision of the count: a float32 momentum would show in averages that are float64
+        share = (total > 1).to(total.dtype) * norm.momentum
         unbiased = var * (total / (total - 1).clamp(min=1)).to(var.dtype)
     else:
         total, share = float(max(count, 1)), norm.momentum

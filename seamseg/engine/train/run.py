@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from seamseg.config import Config, config_to_string, load_config
@@ -28,6 +23,7 @@ from seamseg.engine.snapshot import NETWORK_MODULES
 from seamseg.engine.train.checkpoint import Progress, load_weights, resume
 from seamseg.engine.train.logs import Board, TextLog
 from seamseg.engine.train.optimizer import build_optimizer
+from seamseg.engine.train.parallel import in_parallel
 from seamseg.engine.train.reporter import Reporter
 from seamseg.engine.train.run_folder import RunFolder
 from seamseg.engine.train.schedule import LRSchedule
@@ -129,7 +125,7 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
 
     optimizer = build_optimizer(net, config)
     base_lrs = [group["lr"] for group in optimizer.param_groups]
-    wrapped = _wrapped(module, world)
+    wrapped = in_parallel(module, config, world)
     stepper = Stepper(config, wrapped, optimizer, world)
     progress = Progress()
     if options.resume is not None:
@@ -171,18 +167,6 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
         return trainer.train()
     finally:
         board.close()
-
-
-def _wrapped(module: nn.Module, world: World) -> nn.Module:
-    if not world.is_distributed:
-        return module
-    # Gradients get a group of their own: synchronised ABN talks over the world's during the backward pass, too, and
-    # ranks whose graphs differ would interleave the two in different orders. Buffers are not averaged each step but
-    # made equal after each epoch (Trainer.train).
-    names = inspect.signature(DistributedDataParallel).parameters
-    buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
-    options: dict[str, Any] = {buffers: False, "find_unused_parameters": True, "gradient_as_bucket_view": True}
-    return DistributedDataParallel(module, process_group=dist.new_group(list(range(world.size))), **options)
 
 
 def _loader(options: TrainingOptions, config: Config, world: World) -> DataLoader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from seamseg.config import Config
 from seamseg.engine.distributed import World
+from seamseg.engine.train.averaging import LossAverage, ProcessAverage, StepAverage, look_ahead
 from seamseg.engine.train.optimizer import set_learning_rates
+from seamseg.engine.train.parallel import complete_gradients, gradients_stay
 from seamseg.engine.train.precision import autocast
 from seamseg.engine.train.update import Update
 from seamseg.models.criterion import Losses
@@ -22,7 +24,8 @@ from seamseg.structures import Batch
 class StepResult(NamedTuple):
     """What a step leaves to look at, on the device: reading it waits for the step.
 
-    losses : means by name over the batches of this process, not weighted; detached
+    losses : means by name, not weighted; detached: over the batches of this process, or with `loss_average = step` over
+        those of all processes
     total : the weighted loss that was minimised
     ids : images of the batches
     grad_norm : norm of the gradient over all parameters and processes, not clipped; float32 scalar
@@ -58,20 +61,16 @@ class Stepper:
         """Train on the batches of one step, with a learning rate for each group of parameters."""
         set_learning_rates(self.optimizer, rates)
         self.update.begin()
-        sums: dict[str, Tensor] = {}
-        totals = []
+        average = self._average(batches)
         for number, batch in enumerate(batches):
-            with self._synchronised(number + 1 == len(batches)):
-                losses = self._losses(batch)
-                total = weighted_sum(losses.means, self.config.optimizer.loss_weights) / len(batches)
-                self.update.backward(total)
-            totals.append(total.detach())
-            for name, mean in losses.means.items():
-                part = mean.detach().float() / len(batches)
-                sums[name] = sums[name] + part if name in sums else part
-        total = torch.stack(totals).sum()
+            with gradients_stay(self.module, number + 1 == len(batches)):
+                shares = average.share(self._losses(batch))
+                self.update.backward(weighted_sum(shares, self.config.optimizer.loss_weights))
+        complete_gradients(self.optimizer)
+        means = average.means()
+        total = weighted_sum(means, self.config.optimizer.loss_weights)
         grad_norm, skipped = self.update.finish(total)
-        return StepResult(sums, total, [i for batch in batches for i in batch.ids], grad_norm, skipped)
+        return StepResult(means, total, [i for batch in batches for i in batch.ids], grad_norm, skipped)
 
     def averaged(self) -> AbstractContextManager[None]:
         """The network holds the moving average of the weights, if there is one, inside a `with` block."""
@@ -89,21 +88,29 @@ class Stepper:
         """Continue from a saved state, other names in it do not matter; errors name the file `source`."""
         self.update.load_state_dict(state, source)
 
-    def _losses(self, batch: Batch) -> Losses:
-        with autocast(self.config.general.precision, self.world.device):
-            return self.module(batch.to(self.world.device, non_blocking=True))
+    def _average(self, batches: Sequence[Batch]) -> LossAverage:
+        if self.config.optimizer.loss_average == "process":
+            return ProcessAverage(len(batches))
+        if len(batches) == 1:
+            return StepAverage(self.world)
+        # not through DistributedDataParallel, which would get ready for a backward pass
+        bare = _bare(self.module)
+        counted = look_ahead(bare, self.world.device, lambda: [self._losses(batch, bare) for batch in batches])
+        return StepAverage(self.world, counted)
 
-    def _synchronised(self, last: bool) -> AbstractContextManager:
-        """Processes exchange the gradients once a step, with its last batch."""
-        if last or not isinstance(self.module, DistributedDataParallel):
-            return nullcontext()
-        return self.module.no_sync()
+    def _losses(self, batch: Batch, module: nn.Module | None = None) -> Losses:
+        with autocast(self.config.general.precision, self.world.device):
+            return (module or self.module)(batch.to(self.world.device, non_blocking=True))
 
 
 def _network(module: nn.Module) -> nn.Module:
-    inner = module.module if isinstance(module, DistributedDataParallel) else module
-    assert isinstance(inner.net, nn.Module)
-    return inner.net
+    net = _bare(module).net
+    assert isinstance(net, nn.Module)
+    return net
+
+
+def _bare(module: nn.Module) -> nn.Module:
+    return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def weighted_sum(losses: dict[str, Tensor], weights: tuple[float, ...]) -> Tensor:
