@@ -92,7 +92,7 @@ class PanopticNet(nn.Module):
         Notes
         -----
         With synchronised norms under torch.distributed all ranks must call this together. A rank without anything to
-        sample skips the ROI head; the others synchronise among themselves.
+        sample skips the ROI head; the others synchronise among themselves. With fixed samples no rank skips it.
         """
         features = self.encode(images)
         anchors, obj_logits, bbx_logits = self.score_anchors(features)

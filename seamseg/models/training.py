@@ -13,7 +13,7 @@ class TrainingModule(nn.Module):
     """A batch to losses.
 
     Under DistributedDataParallel use `find_unused_parameters=True`: a rank whose images have nothing for the ROI head
-    skips it, and gives losses of 0 without a graph for it.
+    skips it, and gives losses of 0 without a graph for it. With `[roi] fixed_samples` no rank ever skips it.
 
     Parameters
     ----------

@@ -71,11 +71,11 @@ def test_exact_samples_wait_three_times():
     assert 0 < len(waits) <= 3, waits
 
 
-def test_an_image_size_that_is_new_does_not_wait_either():
-    """Anchors of another size are made on the device."""
-    step = steady("roi.fixed_samples=yes")
-    net = build_training_module(tiny_config(), 2, 3).cuda().net
-    net.anchors([(8, 8), (4, 4), (2, 2), (1, 1)], "cuda")
+def test_an_image_size_that_is_new_does_not_wait():
+    """Its anchors are made on the device."""
+    anchors = build_training_module(tiny_config(), 2, 3).net.anchors
+    anchors([(8, 8), (4, 4), (2, 2), (1, 1)], "cuda")
     torch.cuda.set_sync_debug_mode("error")
-    assert net.anchors([(9, 8), (5, 4), (3, 2), (2, 1)], "cuda").is_cuda
-    step(0)
+    found = anchors([(9, 8), (5, 4), (3, 2), (2, 1)], "cuda")
+    torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(found.cpu(), anchors([(9, 8), (5, 4), (3, 2), (2, 1)]), rtol=0, atol=0)
