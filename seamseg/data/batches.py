@@ -21,4 +21,4 @@ def collate(items: Sequence[dict[str, Any]]) -> Batch:
         boxes=PackedSequence([item["bbx"] for item in items]),
         ids=[item["id"] for item in items],
         original_sizes=[item["size"] for item in items],
-    )
+    ).with_facts()

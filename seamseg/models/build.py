@@ -73,6 +73,7 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> PanopticNet
             roi.neg_threshold_lo,
             roi.void_threshold,
             roi.sample_empty_images,
+            fixed=roi.fixed_samples,
         ),
         rois=ROIExtractor(
             roi_size, roi.fpn_min_level, roi.fpn_levels, roi.fpn_canonical_scale, roi.fpn_canonical_level
@@ -92,7 +93,7 @@ def build_criterion(config: Config, num_stuff: int) -> Criterion:
     return Criterion(
         num_stuff=num_stuff,
         anchor_matcher=AnchorMatcher(
-            rpn.num_samples, rpn.pos_ratio, rpn.pos_threshold, rpn.neg_threshold, rpn.void_threshold
+            rpn.num_samples, rpn.pos_ratio, rpn.pos_threshold, rpn.neg_threshold, rpn.void_threshold, roi.fixed_samples
         ),
         rpn_sigma=rpn.sigma,
         roi_sigma=roi.sigma,

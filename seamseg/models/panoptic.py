@@ -12,7 +12,7 @@ from seamseg.backbones.fpn import FPNBody
 from seamseg.heads.roi.detections import DetectionSelector
 from seamseg.heads.roi.features import ROIExtractor
 from seamseg.heads.roi.head import ROIHead
-from seamseg.heads.roi.targets import ProposalMatcher
+from seamseg.heads.roi.targets import ProposalMatcher, leading_rows
 from seamseg.heads.rpn.anchors import AnchorGenerator
 from seamseg.heads.rpn.head import RPNHead
 from seamseg.heads.rpn.proposals import ProposalGenerator
@@ -101,41 +101,49 @@ class PanopticNet(nn.Module):
         Notes
         -----
         With synchronised norms under torch.distributed all ranks must call this together. A rank without anything to
-        sample skips the ROI head, or runs it on a fake region; the others synchronise among themselves.
+        sample skips the ROI head, or runs it on a fake region; the others synchronise among themselves. With fixed
+        samples no rank has nothing to sample.
         """
         features = self.encode(images)
         anchors, obj_logits, bbx_logits = self.score_anchors(features)
-        proposals = self.proposals(obj_logits, bbx_logits, anchors, features.valid_sizes, self.training)
+        scored = (obj_logits, bbx_logits, anchors, features.valid_sizes, self.training)
+        proposals = PackedSequence(list(self.proposals.padded(*scored)[0])) if self.fixed else self.proposals(*scored)
+        things = Things.of(targets, self.num_stuff)
         return TrainingOutputs(
             features.padded_size,
             features.valid_sizes,
             anchors,
             obj_logits,
             bbx_logits,
+            things,
             proposals,
-            self._train_rois(features, proposals, targets),
+            self._train_rois(features, proposals, things),
             None if self.sem_head is None else self.sem_head(features.levels),
         )
 
-    def _train_rois(self, features: Features, proposals: PackedSequence, targets: Batch) -> ROIOutputs | None:
-        samples, matches = [], []
-        for boxes, things in zip(proposals, Things.of(targets, self.num_stuff)):
-            sampled, match = self.matcher(boxes, things.boxes, things.crowd_mask)
-            samples.append(sampled)
-            matches.append(match)
-        packed_samples, packed_matches = PackedSequence(samples), PackedSequence(matches)
-        boxes, index = packed_samples.concatenated()
-        match, _ = packed_matches.concatenated()
+    @property
+    def fixed(self) -> bool:
+        """Whether every image gives the ROI head the same number of samples, see `[roi] fixed_samples`."""
+        return self.matcher.fixed
 
-        if any(isinstance(layer, InPlaceABNSync) for layer in self.roi_head.modules()):
+    def _train_rois(self, features: Features, proposals: PackedSequence, things: list[Things]) -> ROIOutputs | None:
+        sampled = self.matcher.batch(list(proposals), [t.boxes for t in things], [t.crowd_mask for t in things])
+        samples = PackedSequence([None if s is None else s.boxes for s in sampled])
+        boxes, index = samples.concatenated()
+
+        # with fixed samples every rank runs the head in every step: nobody has to ask
+        if not self.fixed and any(isinstance(layer, InPlaceABNSync) for layer in self.roi_head.modules()):
             set_group(self.roi_head, active_group(boxes is not None))
-        if boxes is None or index is None or match is None:
+        matches = PackedSequence([None if s is None else s.match for s in sampled])
+        weights = PackedSequence([None if s is None else s.weight for s in sampled])
+        leading = tuple(0 if s is None else s.leading for s in sampled)
+        if boxes is None or index is None:
             if not self.fake_rois:
                 return None
-            return ROIOutputs(packed_samples, packed_matches, *self._fake_rois(features))
+            return ROIOutputs(samples, matches, weights, leading, *self._fake_rois(features))
         x = self.rois(features.levels, boxes, index, features.padded_size)
-        logits = self.roi_head(x, torch.nonzero(match >= 0).flatten())
-        return ROIOutputs(packed_samples, packed_matches, *logits)
+        logits = self.roi_head(x, leading_rows(sampled, boxes.device))
+        return ROIOutputs(samples, matches, weights, leading, *logits)
 
     def _fake_rois(self, features: Features) -> tuple[Tensor, Tensor, Tensor | None]:
         """The ROI head on one region of zeros: no collective, no trace in any statistics.
