@@ -7,7 +7,7 @@ Conventions (docs/concepts.md): boxes are `(y0, x0, y1, x1)` in pixels with an e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, overload
 
 import numpy as np
@@ -185,12 +185,27 @@ def _unchecked(values: list) -> PackedSequence:
 
 
 @dataclass(frozen=True)
+class Pending:
+    """What is left to do to an image: mirror it, and its colours.
+
+    `jitter` are the factors of brightness, contrast and saturation and the turns of the hue; None for none.
+    """
+
+    flip: bool = False
+    jitter: tuple[float, float, float, float] | None = None
+
+
+@dataclass(frozen=True)
 class Batch:
     """Training images with their targets, as `seamseg.data.batches.collate` makes it.
 
     `masks[i]` is `L x H x W` int64: L layers of instance ids, 0 void. The other targets are indexed by id, entry 0 is
     void: `categories[i]` int64 (255 for void), `iscrowd[i]` uint8, `boxes[i]` float32 `n x 4` (-1 where an id is
     absent from the mask).
+
+    With `pending`, one an image, the images are still bytes, uint8 `3 x H x W`, and neither they nor masks (of any
+    integer type) and boxes are flipped: `seamseg.engine.train.device_transforms.prepare_batch` does the rest.
+    `broken` are the training images that could not be read and are replaced by others here: `(id, what was wrong)`.
     """
 
     images: PackedSequence
@@ -200,6 +215,8 @@ class Batch:
     boxes: PackedSequence
     ids: list[str]
     original_sizes: list[tuple[int, int]]
+    pending: list[Pending] | None = None
+    broken: list[tuple[str, str]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -219,6 +236,13 @@ class Batch:
     def pin_memory(self) -> Batch:
         """Every tensor in page-locked memory."""
         return self._map(PackedSequence.pin_memory)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor."""
+        for f in fields(self):
+            packed = getattr(self, f.name)
+            if isinstance(packed, PackedSequence):
+                yield from (t for t in packed if t is not None)
 
 
 @dataclass(frozen=True)

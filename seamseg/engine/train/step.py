@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from seamseg.config import Config
 from seamseg.engine.distributed import World
+from seamseg.engine.train.device_transforms import prepare_batch
 from seamseg.engine.train.optimizer import set_learning_rates
 from seamseg.engine.train.precision import autocast
 from seamseg.models.criterion import Losses
@@ -68,7 +69,8 @@ class Stepper:
 
     def _losses(self, batch: Batch) -> Losses:
         with autocast(self.config.general.precision, self.world.device):
-            return self.module(batch.to(self.world.device, non_blocking=True))
+            on_device = batch.to(self.world.device, non_blocking=True)
+            return self.module(prepare_batch(on_device, self.config.dataloader))
 
     def _synchronised(self, last: bool) -> AbstractContextManager:
         """Processes exchange the gradients once a step, with its last batch."""
