@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch.utils.data import Sampler
 
@@ -39,12 +39,12 @@ class KeyedBatches(Sampler[list[ItemKey]]):
         self.replace = replace
         self.epoch = 0
 
-    def set_epoch(self, epoch: int, *more: Any, **named: Any) -> None:
-        """Choose the epoch; whatever else is given goes to the sampler too."""
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch, of the sampler too."""
         self.epoch = epoch
-        tell: Callable[..., None] | None = getattr(self.sampler, "set_epoch", None)
+        tell: Callable[[int], None] | None = getattr(self.sampler, "set_epoch", None)
         if tell is not None:
-            tell(epoch, *more, **named)
+            tell(epoch)
 
     def __len__(self) -> int:
         return len(self.sampler)  # type: ignore[arg-type]

@@ -106,6 +106,11 @@ def train_loader(
     )
 
 
+def index_sampler(loader: DataLoader) -> Any:
+    """The sampler of indices that was given to :func:`train_loader`, which decides the order and where to begin."""
+    return loader.batch_sampler.sampler if isinstance(loader.batch_sampler, KeyedBatches) else loader.batch_sampler
+
+
 def set_epoch(loader: DataLoader, epoch: int) -> None:
     """Tell sampler, data set and workers of `loader` which epoch comes next, as far as they want to know."""
     for part in (loader.batch_sampler, loader.dataset):

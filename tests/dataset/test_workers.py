@@ -11,7 +11,7 @@ import torch
 from test_batches import assert_same
 
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.loader import explained_deaths, set_epoch, train_loader
+from seamseg.data.loader import explained_deaths, index_sampler, set_epoch, train_loader
 from seamseg.data.samplers import DistributedARBatchSampler
 from seamseg.data.transforms import TrainTransform
 from seamseg.errors import InputError, SeamsegError
@@ -44,6 +44,28 @@ def test_workers_that_live_on_load_the_same(make_folder):
             assert_same(a, b)
             assert_same(a, c)
     assert pids[0] == pids[1] == pids[2] and len(pids[0]) == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_begins_in_the_middle_gives_the_rest(make_folder, workers):
+    """Nothing of an item depends on the batches before it."""
+
+    class Late(DistributedARBatchSampler):
+        begin = 0
+
+        def __iter__(self):
+            return iter(list(super().__iter__())[self.begin :])
+
+    data = dataset(make_folder(SIZES))
+    whole, rest = (
+        train_loader(data, Late(data.img_sizes, 2), num_workers=workers, class_uniform=0.5, persistent_workers=True)
+        for _ in range(2)
+    )
+    index_sampler(rest).begin = 1
+    for loader in (whole, rest):
+        set_epoch(loader, 2)
+    for a, b in zip(list(whole)[1:], rest, strict=True):
+        assert_same(a, b)
 
 
 def test_an_epoch_left_early_does_not_show_in_the_next(make_folder):
