@@ -14,7 +14,7 @@ from seamseg.data.batches import collate
 from seamseg.data.class_uniform import ClassUniform
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.keys import KeyedBatches
-from seamseg.data.workers import WorkerSeed, is_worker_death, worker_death
+from seamseg.data.workers import WorkerSeed, dead_workers, worker_death
 from seamseg.errors import SeamsegError
 
 
@@ -49,10 +49,13 @@ def explained_deaths(loader: DataLoader) -> Iterator[None]:
     """
     try:
         yield
-    except RuntimeError as error:
-        if not is_worker_death(error) or not isinstance(loader, BatchLoader):
+    except (RuntimeError, OSError, EOFError) as error:
+        workers = loader._workers if isinstance(loader, BatchLoader) else ()
+        dead = dead_workers(error, workers)
+        if not dead:
             raise
-        raise worker_death(error, loader._workers, loader._files()) from error
+        assert isinstance(loader, BatchLoader)
+        raise worker_death(dead, workers, loader._files()) from error
 
 
 def train_loader(

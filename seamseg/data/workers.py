@@ -48,23 +48,34 @@ class WorkerSeed:
             info.dataset.reading = self.reading[worker : worker + 1]
 
 
-def is_worker_death(error: BaseException) -> bool:
-    """True for what a DataLoader raises, anywhere in the main process, when one of its workers has died."""
-    return isinstance(error, RuntimeError) and _DEATH.search(str(error)) is not None
+def dead_workers(error: BaseException, workers: Sequence[BaseProcess]) -> list[int]:
+    """The numbers of the workers whose death an error of a DataLoader is about; none if it is about something else.
+
+    Torch says so with a RuntimeError, anywhere in the main process; but a batch that the dead had yet to hand over can
+    fail first, with an error of the connection.
+    """
+    match = _DEATH.search(str(error)) if isinstance(error, RuntimeError) else None
+    if match is not None:
+        pids = {int(pid) for pid in match.group(1).replace(",", " ").split()}
+        return [number for number, worker in enumerate(workers) if worker.pid in pids]
+    if not isinstance(error, (OSError, EOFError)):
+        return []
+    # those that the loader ends itself, on its way out, do not count
+    orderly = (None, 0, -signal.SIGTERM)
+    for worker in workers:
+        worker.join(timeout=0.2)  # the connection may break before the end is known
+    return [number for number, worker in enumerate(workers) if worker.exitcode not in orderly]
 
 
-def worker_death(error: BaseException, workers: Sequence[BaseProcess], files: Sequence[str | None]) -> SeamsegError:
+def worker_death(dead: Sequence[int], workers: Sequence[BaseProcess], files: Sequence[str | None]) -> SeamsegError:
     """The error that tells a user of the death of a worker.
 
     Parameters
     ----------
-    error : of the DataLoader, see :func:`is_worker_death`
+    dead : see :func:`dead_workers`
     workers : all of them
     files : what each of them reads, None where nothing
     """
-    match = _DEATH.search(str(error))
-    pids = {int(pid) for pid in match.group(1).replace(",", " ").split()} if match else set()
-    dead = [number for number, worker in enumerate(workers) if worker.pid in pids]
     read = [file for number in dead if (file := files[number])]
     codes = {code for number in dead if (code := workers[number].exitcode)}
     reading = f" while it read {', '.join(read)}" if read else ""
