@@ -7,7 +7,7 @@ Conventions (docs/concepts.md): boxes are `(y0, x0, y1, x1)` in pixels with an e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -196,6 +196,17 @@ class Facts(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Pending:
+    """What is left to do to an image: mirror it, and its colours.
+
+    `jitter` are the factors of brightness, contrast and saturation and the turns of the hue; None for none.
+    """
+
+    flip: bool = False
+    jitter: tuple[float, float, float, float] | None = None
+
+
+@dataclass(frozen=True)
 class Batch:
     """Training images with their targets, as `seamseg.data.batches.collate` makes it.
 
@@ -206,6 +217,10 @@ class Batch:
     `facts` repeats the small targets on the host: :func:`seamseg.data.batches.collate` writes them down before the
     batch goes to a device: nobody has to wait for the device then to learn what was known all along. Boxes may move
     afterwards, but ids, classes and whether a box is there may not change.
+
+    With `pending`, one an image, the images are still bytes, uint8 `3 x H x W`, and neither they nor masks (of any
+    integer type) and boxes are flipped: `seamseg.engine.train.device_transforms.prepare_batch` does the rest.
+    `broken` are the training images that could not be read and are replaced by others here: `(id, what was wrong)`.
     """
 
     images: PackedSequence
@@ -216,6 +231,8 @@ class Batch:
     ids: list[str]
     original_sizes: list[tuple[int, int]]
     facts: tuple[Facts, ...] | None = None
+    pending: list[Pending] | None = None
+    broken: list[tuple[str, str]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -256,6 +273,13 @@ class Batch:
     def pin_memory(self) -> Batch:
         """Every tensor in page-locked memory."""
         return self._map(PackedSequence.pin_memory)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor."""
+        for f in fields(self):
+            packed = getattr(self, f.name)
+            if isinstance(packed, PackedSequence):
+                yield from (t for t in packed if t is not None)
 
 
 @dataclass(frozen=True)

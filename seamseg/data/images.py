@@ -41,6 +41,24 @@ def open_image(path: str | Path) -> Image.Image:
     return _decode(Path(path), _upright_rgb)
 
 
+def open_reduced(path: str | Path, at_least: tuple[int, int]) -> tuple[Image.Image, tuple[int, int]]:
+    """As :func:`open_image`, but a JPEG is decoded at the smallest of its full, half, quarter or eighth size that is
+    not below `at_least`, `(height, width)`. Its pixels are those of no resampling filter, but near enough for training.
+
+    Returns
+    -------
+    image, and `(height, width)` of the whole upright photo
+    """
+
+    def read(image: Image.Image) -> tuple[Image.Image, tuple[int, int]]:
+        turned = _may_be_turned(image, Path(path)) and _orientation(image) >= 5
+        full = (image.width, image.height) if turned else (image.height, image.width)
+        image.draft(None, at_least if turned else at_least[::-1])  # does nothing to other formats
+        return _upright_rgb(image), full
+
+    return _decode(Path(path), read)
+
+
 def open_mask(path: str | Path) -> np.ndarray:
     """Decode an integer image (1, 8, 16 or 32 bits, or palette indices) to `H x W` int32.
 

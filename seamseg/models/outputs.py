@@ -32,7 +32,8 @@ class ROIOutputs:
     -1, weights: float32 `M_i`, 0 for samples that count in no loss; all entries None if all count. The matched ones of
     an image are among its first `leading` samples, 0 for an image without samples. Over all images, M samples of which
     P are leading: cls_logits `M x (things + 1)`, bbx_logits `M x things x 4`, msk_logits `P x things x 28 x 28` of the
-    leading ones, None without a mask branch. With no samples in any image the logits are those of one fake region, and say nothing.
+    leading ones, None without a mask branch. With no samples in any image the logits are those of one fake region, and
+    say nothing.
     """
 
     samples: PackedSequence

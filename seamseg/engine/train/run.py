@@ -11,16 +11,13 @@ from torch.utils.data import DataLoader
 
 from seamseg.config import Config, config_to_string, load_config
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.loader import train_loader
 from seamseg.data.metadata import Metadata
-from seamseg.data.prepare.parallel import available_cores
-from seamseg.data.samplers import DistributedARBatchSampler
-from seamseg.data.transforms import TrainTransform
 from seamseg.engine.distributed import World, barrier, distributed
 from seamseg.engine.pretrained import load_body_weights, load_pretrained
 from seamseg.engine.progress import is_quiet
 from seamseg.engine.snapshot import NETWORK_MODULES
 from seamseg.engine.train.checkpoint import Progress, load_weights, resume
+from seamseg.engine.train.feed import open_loader
 from seamseg.engine.train.logs import Board, TextLog
 from seamseg.engine.train.optimizer import build_optimizer
 from seamseg.engine.train.parallel import in_parallel
@@ -103,7 +100,7 @@ def run_training(options: TrainingOptions) -> PanopticScores | None:
 def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder, log: TextLog) -> PanopticScores | None:
     torch.backends.cudnn.benchmark = config.general.cudnn_benchmark
     validator = _validator(options, config, world)
-    loader = None if options.evaluate else _loader(options, config, world)
+    loader = None if options.evaluate else open_loader(config, options.data, options.config, world)
     metadata = _metadata(validator, loader)
     log.info(f"{metadata.num_stuff} stuff and {metadata.num_thing} thing classes; {_where(world)}")
     if config.general.eval_coco:
@@ -167,41 +164,6 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
         return trainer.train()
     finally:
         board.close()
-
-
-def _loader(options: TrainingOptions, config: Config, world: World) -> DataLoader:
-    loading = config.dataloader
-    if not loading.train_set:
-        raise InputError(
-            f"{options.config}: [dataloader] train_set is needed: the name of a list in {options.data}/lst"
-        )
-    if not loading.train_batch_size:
-        raise InputError(f"{options.config}: [dataloader] train_batch_size is needed: images a step and process")
-    transform = TrainTransform(
-        loading.shortest_size,
-        loading.longest_max_size,
-        loading.rgb_mean,
-        loading.rgb_std,
-        loading.random_flip,
-        loading.random_scale,
-    )
-    dataset = PanopticDataset(options.data, loading.train_set, transform, config.general.seed)
-    sampler = DistributedARBatchSampler(
-        dataset.img_sizes,
-        loading.train_batch_size,
-        world.size,
-        world.rank,
-        loading.drop_last,
-        seed=config.general.seed,
-    )
-    return train_loader(
-        dataset,
-        sampler,
-        min(loading.num_workers, available_cores()),
-        pin_memory=world.device.type == "cuda",
-        seed=config.general.seed,
-        rank=world.rank,
-    )
 
 
 def _validator(options: TrainingOptions, config: Config, world: World) -> Validator | None:

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from seamseg.config import Config
 from seamseg.engine.distributed import World
 from seamseg.engine.train.averaging import LossAverage, ProcessAverage, StepAverage, look_ahead
+from seamseg.engine.train.device_transforms import prepare_batch
 from seamseg.engine.train.optimizer import set_learning_rates
 from seamseg.engine.train.parallel import complete_gradients, gradients_stay
 from seamseg.engine.train.precision import autocast
@@ -100,7 +101,8 @@ class Stepper:
 
     def _losses(self, batch: Batch, module: nn.Module | None = None) -> Losses:
         with autocast(self.config.general.precision, self.world.device):
-            return (module or self.module)(batch.to(self.world.device, non_blocking=True))
+            on_device = batch.to(self.world.device, non_blocking=True)
+            return (module or self.module)(prepare_batch(on_device, self.config.dataloader))
 
 
 def _network(module: nn.Module) -> nn.Module:

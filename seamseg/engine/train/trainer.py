@@ -20,6 +20,8 @@ from seamseg.data.metadata import Metadata
 from seamseg.engine.distributed import World
 from seamseg.engine.snapshot import save_snapshot
 from seamseg.engine.train.checkpoint import Progress, make_snapshot
+from seamseg.engine.train.device_transforms import prepare_batch
+from seamseg.engine.train.feed import Feed
 from seamseg.engine.train.pictures import SampleCollector
 from seamseg.engine.train.reporter import Position, Reporter
 from seamseg.engine.train.run_folder import RunFolder
@@ -68,6 +70,7 @@ class Trainer:
     progress: Progress = field(default_factory=Progress)
 
     def __post_init__(self) -> None:
+        self._feed = Feed.open(self.config, self.loader, self.world, self.reporter.log.warning)
         # the best snapshot of an earlier run in this folder says nothing of this one
         self._has_best = self.progress.epoch >= 0 and self.run.best.exists()
 
@@ -84,7 +87,8 @@ class Trainer:
         epochs, scores = self.config.scheduler.epochs, None
         interval = max(1, self.config.general.val_interval)
         for epoch in range(self.progress.epoch + 1, epochs):
-            self._train_epoch(epoch)
+            with self._feed.deaths_explained():
+                self._train_epoch(epoch)
             # each process averaged its own running statistics; all continue with, and judge by, those that are saved
             self.stepper.share_statistics()
             is_best = False
@@ -117,12 +121,12 @@ class Trainer:
         self.reporter.begin_epoch()
         length = steps_of_epoch(len(self.loader), self.config.optimizer.accumulate)
         last = time.perf_counter()
-        for index, batches in enumerate(grouped(self.loader, self.config.optimizer.accumulate)):
+        for index, batches in enumerate(grouped(self._feed, self.config.optimizer.accumulate)):
             self.progress.global_step += 1
             step = self.progress.global_step
             loaded = time.perf_counter()
             if index == 0:
-                self.reporter.targets(batches[0], step)
+                self.reporter.targets(prepare_batch(batches[0], self.config.dataloader), step)
             result = self._step(epoch, batches)
             now = time.perf_counter()
             self.reporter.step(Position(epoch, index, length, step), result, loaded - last, now - last)
