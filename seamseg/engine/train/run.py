@@ -26,7 +26,9 @@ from seamseg.engine.pretrained import load_body_weights, load_pretrained
 from seamseg.engine.progress import is_quiet
 from seamseg.engine.snapshot import NETWORK_MODULES
 from seamseg.engine.train.checkpoint import Progress, load_weights, resume
+from seamseg.engine.train.dump import Recorder
 from seamseg.engine.train.logs import Board, TextLog
+from seamseg.engine.train.metrics import MetricsFile
 from seamseg.engine.train.optimizer import build_optimizer
 from seamseg.engine.train.reporter import Reporter
 from seamseg.engine.train.run_folder import RunFolder
@@ -110,8 +112,8 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
     loader = None if options.evaluate else _loader(options, config, world)
     metadata = _metadata(validator, loader)
     log.info(f"{metadata.num_stuff} stuff and {metadata.num_thing} thing classes; {_where(world)}")
-    if config.general.eval_coco:
-        log.warning("[general] eval_coco: box and mask AP are not measured during training")
+    if config.general.eval_coco and config.dataloader.coco_gt:
+        log.info("[dataloader] coco_gt is not read: average precision takes the ground truth of the data set")
 
     seed_everything(config.general.seed, -1, 0)
     module = build_training_module(config, metadata.num_stuff, metadata.num_thing)
@@ -148,6 +150,9 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
         run.describe(config, metadata, log, options.resume is not None)
     barrier(world)
     board = Board(run.path if world.is_main else None, progress.global_step + 1 if options.resume else None, log)
+    resumed = (progress.global_step, progress.epoch) if options.resume else None
+    metrics = MetricsFile(run.path if world.is_main else None, resumed)
+    recorder = Recorder(config, metadata, world, net, run.path)
     wrapped = _wrapped(module, world)
     trainer = Trainer(
         config,
@@ -160,7 +165,7 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
         validator,
         world,
         run,
-        Reporter(config, metadata, world, log, board),
+        Reporter(config, metadata, world, log, board, metrics, recorder),
         progress,
     )
     board.text("config", config_to_string(config))
@@ -170,6 +175,7 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
         return trainer.train()
     finally:
         board.close()
+        metrics.close()
 
 
 def _wrapped(module: nn.Module, world: World) -> nn.Module:

@@ -24,11 +24,15 @@ class StepResult(NamedTuple):
     losses : means by name over the batches of this process, not weighted; detached
     total : the weighted loss that was minimised
     ids : images of the batches
+    grad_norm : norm of the whole gradient, of all processes
+    skipped : bool, whether the weights were left as they were
     """
 
     losses: dict[str, Tensor]
     total: Tensor
     ids: list[str]
+    grad_norm: Tensor
+    skipped: Tensor
 
 
 class Stepper:
@@ -63,8 +67,14 @@ class Stepper:
             for name, mean in losses.means.items():
                 part = mean.detach().float() / len(batches)
                 sums[name] = sums[name] + part if name in sums else part
-        self.optimizer.step()
-        return StepResult(sums, torch.stack(totals).sum(), [i for batch in batches for i in batch.ids])
+        loss = torch.stack(totals).sum()
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        limit = self.config.general.loss_limit
+        skipped = ~(torch.isfinite(norm) & torch.isfinite(loss) & (loss <= (limit or torch.inf)))
+        if not bool(skipped):
+            self.optimizer.step()
+        return StepResult(sums, loss, [i for batch in batches for i in batch.ids], norm, skipped)
 
     def _losses(self, batch: Batch) -> Losses:
         with autocast(self.config.general.precision, self.world.device):
