@@ -45,10 +45,13 @@ def format_table(scores: PanopticScores, per_class: bool = True) -> str:
     return "\n".join(lines)
 
 
+_PLURALS = {"box": "boxes", "mask": "masks"}
+
+
 def _instance_lines(scores: InstanceScores, per_class: bool) -> list[str]:
     lines = [f"{'':<8}" + "".join(f"{name.removeprefix('AP_'):>7}" for name in AP_NUMBERS)]
     lines += [
-        f"{kind + 's':<8}" + "".join(percent(getattr(ap, key)) for key in AP_NUMBERS)
+        f"{_PLURALS[kind]:<8}" + "".join(percent(getattr(ap, key)) for key in AP_NUMBERS)
         for kind, ap in scores.kinds.items()
     ]
     if per_class:

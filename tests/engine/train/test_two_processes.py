@@ -116,6 +116,7 @@ def test_only_the_first_process_writes_the_run_folder(folder):
         "config.ini",
         "events.out",
         "metadata.bin",
+        "metrics.jsonl",
         "model_best.pth.tar",
         "model_last.pth.tar",
         "training.log",
