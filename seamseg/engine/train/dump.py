@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from seamseg import structures
 from seamseg.config import Config, config_to_string
 from seamseg.data.metadata import Metadata
 from seamseg.engine.distributed import World
@@ -134,7 +135,10 @@ def read_dump(path: str | Path) -> Dump:
     if not isinstance(content, dict) or any(key not in content for key in _KEYS):
         raise InputError(f"{path}: not a dump of a training step; a training that stops writes dump-step-*.pth.tar")
     try:
-        return Dump(**{**content, "batches": [_batch(entry) for entry in content["batches"]]})
+        dump = Dump(**{**content, "batches": [_typed(entry) for entry in content["batches"]]})
+        if not all(isinstance(batch, Batch) for batch in dump.batches):
+            raise ValueError("its batches are none")
+        return dump
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise InputError(f"{path}: a dump that this version cannot read ({error})") from None
 
@@ -164,20 +168,28 @@ def restore_chance(state: dict[str, Any], device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
-def _plain(batch: Batch) -> dict[str, Any]:
-    """A batch as data that loads without pickled code: its packed sequences as lists of CPU tensors."""
-    entry: dict[str, Any] = {}
-    for f in fields(batch):
-        value = getattr(batch, f.name)
-        if isinstance(value, PackedSequence):
-            entry[f.name] = {"packed": [None if t is None else t.detach().cpu().clone() for t in value]}
-        else:
-            entry[f.name] = {"plain": value.cpu() if isinstance(value, Tensor) else value}
-    return entry
+def _plain(value: Any) -> Any:
+    """A value as data that loads without pickled code: packed sequences and dataclasses as dicts."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone()
+    if isinstance(value, PackedSequence):
+        return {"packed": [_plain(t) for t in value]}
+    if is_dataclass(value):
+        return {"kind": type(value).__name__, "fields": {f.name: _plain(getattr(value, f.name)) for f in fields(value)}}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(item) for item in value)
+    return value
 
 
-def _batch(entry: dict[str, Any]) -> Batch:
-    values: dict[str, Any] = {
-        name: PackedSequence(v["packed"]) if "packed" in v else v["plain"] for name, v in entry.items()
-    }
-    return Batch(**values)
+def _typed(value: Any) -> Any:
+    """The inverse of :func:`_plain`; makes nothing but the dataclasses of `seamseg.structures`."""
+    if isinstance(value, dict):
+        if "packed" in value:
+            return PackedSequence(value["packed"])
+        kind = getattr(structures, value["kind"], None)
+        if not (isinstance(kind, type) and is_dataclass(kind)):
+            raise ValueError(f"unknown kind {value['kind']!r}")
+        return kind(**{name: _typed(item) for name, item in value["fields"].items()})
+    if isinstance(value, (list, tuple)):
+        return type(value)(_typed(item) for item in value)
+    return value

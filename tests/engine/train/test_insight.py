@@ -146,7 +146,8 @@ def test_a_step_that_is_fine_now(micro, micro_config, tmp_path, poison, seamseg_
     (path,) = tmp_path.glob("dump-*")
     content = torch.load(path, weights_only=True)
     for batch in content["batches"]:
-        batch["images"]["packed"] = [torch.nan_to_num(t) for t in batch["images"]["packed"]]
+        images = batch["fields"]["images"]
+        images["packed"] = [torch.nan_to_num(t) for t in images["packed"]]
     torch.save(content, path)
     assert seamseg_main("doctor", "--replay", path) == 1
     assert "does not go wrong this time" in capsys.readouterr().out
