@@ -27,7 +27,7 @@ from seamseg.engine.photos import equal_size_batches, test_transform
 from seamseg.engine.progress import progress
 from seamseg.engine.snapshot import load_into
 from seamseg.errors import InputError
-from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision
+from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision, require_pycocotools
 from seamseg.evaluation.evaluator import PanopticEvaluator, class_infos
 from seamseg.evaluation.scores import InstanceScores, PanopticScores
 from seamseg.fusion import fuse, to_result
@@ -101,8 +101,10 @@ class Validator:
         Raises
         ------
         InputError
-            if the folder or the split is missing or broken
+            if the folder or the split is missing or broken, or if pycocotools is, for `general.eval_coco`
         """
+        if config.general.eval_coco:
+            require_pycocotools()
         options = config.dataloader
         # the original knew no limit of the longest side
         transform = (

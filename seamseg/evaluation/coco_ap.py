@@ -60,17 +60,10 @@ class InstanceEvaluator:
     ----------
     images : so far; gather those of all processes and give them to :func:`average_precision`
 
-    Raises
-    ------
-    InputError
-        if pycocotools is missing
     """
 
     classes: Sequence[ClassInfo]
     images: list[ImageInstances] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        _pycocotools("mask")
 
     def add(
         self, mask: Tensor, cat: Sequence[int], iscrowd: Sequence[int], prediction: Prediction, name: str = ""
@@ -153,11 +146,6 @@ def average_precision(classes: Sequence[ClassInfo], images: Iterable[ImageInstan
     ----------
     classes : of the data set, stuff first
     images : each once, also those without an instance
-
-    Raises
-    ------
-    InputError
-        if pycocotools is missing
     """
     things = [c for c in classes if c.isthing]
     ordered = sorted(images, key=lambda image: image.name)
@@ -219,6 +207,11 @@ def _database(kind: str, things: Sequence[ClassInfo], images: Sequence[ImageInst
     }
     database.createIndex()
     return database
+
+
+def require_pycocotools() -> None:
+    """InputError if pycocotools is missing; call it before work that would be lost."""
+    _pycocotools("cocoeval")
 
 
 def _pycocotools(name: str) -> Any:

@@ -18,7 +18,7 @@ from pycocotools.cocoeval import COCOeval
 
 from seamseg.errors import InputError
 from seamseg.evaluation import ClassInfo, InstanceEvaluator, average_precision
-from seamseg.evaluation.coco_ap import encode_crop
+from seamseg.evaluation.coco_ap import encode_crop, require_pycocotools
 from seamseg.evaluation.scores import AP_NUMBERS
 from seamseg.structures import VOID, Prediction
 
@@ -213,4 +213,4 @@ def test_without_pycocotools(monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(InputError, match=r"needs pycocotools.*pip install pycocotools"):
-        InstanceEvaluator(CLASSES)
+        require_pycocotools()

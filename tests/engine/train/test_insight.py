@@ -2,16 +2,25 @@
 
 import json
 import re
+import sys
 
 import pytest
 import torch
 
+from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
+from seamseg.data.metadata import read_metadata
+from seamseg.engine.distributed import World
 from seamseg.engine.snapshot import load_snapshot
 from seamseg.engine.train.dump import read_dump
+from seamseg.engine.train.logs import Board, TextLog
 from seamseg.engine.train.metrics import read_metrics
 from seamseg.engine.train.replay import replay
+from seamseg.engine.train.reporter import Position, Reporter
 from seamseg.engine.train.run import TrainingOptions, run_training
+from seamseg.engine.train.step import StepResult
+from seamseg.engine.train.usage import peak_memory
+from seamseg.engine.validate import evaluate_model
 from seamseg.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -173,3 +182,42 @@ def test_a_resumed_run_tells_no_step_twice(micro, micro_config, micro_run, tmp_p
     train(micro_config, micro, tmp_path, "dataloader.val_set=", resume=tmp_path / "model_last.pth.tar")
     assert [m["step"] for m in read_metrics(tmp_path)] == [1, 2, 3, 4]
     assert read_metrics(tmp_path)[2]["loss"] > 0
+
+
+def test_pycocotools_is_missed_before_the_training(micro, micro_config, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pycocotools.cocoeval", None)
+    with pytest.raises(InputError, match="needs pycocotools"):
+        train(micro_config, micro, tmp_path / "run", "general.eval_coco=yes")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_time_that_is_left_has_validations_in_it(micro, micro_config, micro_run):
+    overrides = ("scheduler.epochs=10", "general.val_interval=4", "general.log_interval=5", "optimizer.ema=0.9")
+    config = load_config(micro_config, overrides=overrides)
+    log = TextLog(None, enabled=False)
+    lines = log.info = Lines()
+    reporter = Reporter(config, read_metadata(micro / "metadata.bin"), World(), log, Board(None))
+    one = torch.ones(())
+    result = StepResult({"obj_loss": one}, one, ["a", "b"], 3 * one, torch.tensor(False))
+    for index in range(5):
+        reporter.step(Position(5, index, 10, 51 + index), result, 0.5, 2.0)
+    # 5 steps of this epoch and 40 of the others
+    assert lines[-1] == (
+        "epoch 6/10 [5/10]  obj 1.0000  loss 1.0000  grad 3  2.00 s/step (data 0.50)  1.0 images/s  "
+        f"{peak_memory(torch.device('cpu'))['rss_peak_gib']:.1f} GiB  0:01:30 left"
+    )
+    scores = evaluate_model(micro_run, micro, device="cpu", quiet=True).scores
+    reporter.validated(3, 40, scores, 40.0)
+    reporter.validated(7, 80, scores, 80.0)
+    for index in range(5):
+        reporter.step(Position(7, index, 10, 71 + index), result, 0.5, 2.0)
+    # 25 steps, and the validations after epochs 8 and 10
+    assert lines[-1].endswith("0:02:50 left")
+    assert reporter.notes == {"ema_decay": 0.9}
+
+
+class Lines(list):
+    """Called with a line, keeps it."""
+
+    def __call__(self, line):
+        self.append(line)
