@@ -72,7 +72,7 @@ class Eye(torch.nn.Module):
 def seen(folder: Path, world: World) -> dict:
     """The scores of :class:`Eye`."""
     config = load_config(folder / "sync.ini", overrides=AP)
-    return Validator.open(folder / "data", "train", config, world, quiet=True)(Eye()).to_json()
+    return Validator.open(folder / "data", "val", config, world, quiet=True)(Eye()).to_json()
 
 
 def score(rank: int, join: Callable[[], None], folder: Path) -> None:
