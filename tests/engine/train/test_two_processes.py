@@ -152,7 +152,7 @@ def folder(tmp_path_factory):
     for name in ("val0", "val1", "val2"):
         shutil.copy(folder / "data" / "img" / f"{name}.png", folder / "photos")
     (folder / "photos" / "val1.png").write_bytes(b"broken")
-    launch(work, 2, folder)
+    launch(work, 2, folder, seconds=450)
     return folder
 
 
@@ -179,7 +179,7 @@ def test_a_resumed_run_ends_with_the_same_bits(folder):
 
 def test_scores_are_the_same_in_one_two_and_three_processes(folder):
     """To the last digit, average precision included: each image counts once, at its own size."""
-    launch(score, 3, folder)
+    launch(score, 3, folder, seconds=300)
     with narrow_body():
         model = folder / "mixed" / "model_last.pth.tar"
         alone = evaluate_model(model, folder / "data", device="cpu", quiet=True, overrides=AP).scores.to_json()
