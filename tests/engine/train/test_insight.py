@@ -221,3 +221,16 @@ class Lines(list):
 
     def __call__(self, line):
         self.append(line)
+
+
+def test_a_dump_makes_nothing_but_structures(micro, micro_config, tmp_path):
+    with pytest.raises(SeamsegError, match="above"):
+        train(micro_config, micro, tmp_path, "general.loss_limit=0.5")
+    path = tmp_path / "dump-step-00000001.pth.tar"
+    content = torch.load(path, weights_only=True)
+    content["batches"][0]["fields"]["ids"] = [{"kind": "Segment", "fields": {"id": 1}}]
+    for kind, message in (("Segment", "missing"), ("Any", "unknown kind"), ("os", "unknown kind")):
+        content["batches"][0]["fields"]["ids"][0]["kind"] = kind
+        torch.save(content, path)
+        with pytest.raises(InputError, match=message):
+            read_dump(path)
