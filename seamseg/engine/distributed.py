@@ -176,6 +176,33 @@ def gather_objects(world: World, value: T) -> list[T]:
     return gathered
 
 
+def gather_to_main(world: World, value: T) -> list[T] | None:
+    """What every process holds, by rank, for the main process; None for the others. Values must be picklable."""
+    if not world.is_distributed:
+        return [value]
+    gathered: list[Any] | None = [None] * world.size if world.is_main else None
+    dist.gather_object(value, gathered, dst=0)
+    return gathered
+
+
+def broadcast_object(world: World, value: T | None) -> T:
+    """What the main process holds, which must be no None; the others pass None."""
+    holder: list[Any] = [value]
+    if world.is_distributed:
+        # on the CPU, where gloo is: the object of another device would go through NCCL
+        dist.broadcast_object_list(holder, src=0, device=torch.device("cpu"))
+    return holder[0]
+
+
+def max_over_processes(world: World, values: dict[str, float]) -> dict[str, float]:
+    """The largest of each number over the processes, which must all pass the same names."""
+    if not world.is_distributed or not values:
+        return values
+    largest = torch.tensor(list(values.values()), dtype=torch.float64)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return dict(zip(values, largest.tolist()))
+
+
 def mean_over_processes(world: World, values: dict[str, float]) -> dict[str, float]:
     """Average each number over the processes, which must all pass the same names."""
     if not world.is_distributed:

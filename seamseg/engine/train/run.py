@@ -17,8 +17,10 @@ from seamseg.engine.pretrained import load_body_weights, load_pretrained
 from seamseg.engine.progress import is_quiet
 from seamseg.engine.snapshot import NETWORK_MODULES
 from seamseg.engine.train.checkpoint import Progress, load_weights, resume
+from seamseg.engine.train.dump import Recorder
 from seamseg.engine.train.feed import open_loader
 from seamseg.engine.train.logs import Board, TextLog
+from seamseg.engine.train.metrics import MetricsFile
 from seamseg.engine.train.optimizer import build_optimizer
 from seamseg.engine.train.parallel import in_parallel
 from seamseg.engine.train.reporter import Reporter
@@ -103,8 +105,8 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
     loader = None if options.evaluate else open_loader(config, options.data, options.config, world)
     metadata = _metadata(validator, loader)
     log.info(f"{metadata.num_stuff} stuff and {metadata.num_thing} thing classes; {_where(world)}")
-    if config.general.eval_coco:
-        log.warning("[general] eval_coco: box and mask AP are not measured during training")
+    if config.general.eval_coco and config.dataloader.coco_gt:
+        log.info("[dataloader] coco_gt is not read: average precision takes the ground truth of the data set")
 
     seed_everything(config.general.seed, -1, 0)
     module = build_training_module(config, metadata.num_stuff, metadata.num_thing)
@@ -143,6 +145,9 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
         run.describe(config, metadata, log, options.resume is not None)
     barrier(world)
     board = Board(run.path if world.is_main else None, progress.global_step + 1 if options.resume else None, log)
+    resumed = (progress.global_step, progress.epoch) if options.resume else None
+    metrics = MetricsFile(run.path if world.is_main else None, resumed)
+    recorder = Recorder(config, metadata, world, net, run.path)
     trainer = Trainer(
         config,
         metadata,
@@ -154,7 +159,7 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
         validator,
         world,
         run,
-        Reporter(config, metadata, world, log, board),
+        Reporter(config, metadata, world, log, board, metrics, recorder),
         progress,
     )
     board.text("config", config_to_string(config))
@@ -164,6 +169,7 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
         return trainer.train()
     finally:
         board.close()
+        metrics.close()
 
 
 def _validator(options: TrainingOptions, config: Config, world: World) -> Validator | None:

@@ -135,7 +135,7 @@ class Trainer:
     def _step(self, epoch: int, batches: list[Batch]) -> StepResult:
         step = self.progress.global_step
         rates = self.schedule.get_lr(step, epoch)
-        self.reporter.rates(rates, step)
+        self.reporter.begin_step(step, rates, batches)
         ids = ", ".join(i for batch in batches for i in batch.ids)
         try:
             return self.stepper(batches, rates)
