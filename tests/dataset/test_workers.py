@@ -138,3 +138,19 @@ def test_other_errors_pass(make_folder):
     loader = loader_of(dataset(make_folder(SIZES)), 0)
     with pytest.raises(RuntimeError, match="mine"), explained_deaths(loader):
         raise RuntimeError("mine")
+
+
+def test_a_batch_that_breaks_with_its_worker(make_folder):
+    """Its tensors are handed over by the worker itself, which may be gone: an error of the connection comes first."""
+    data = dataset(make_folder(SIZES), Dying)
+    loader = loader_of(data, 1)
+    killed = torch.multiprocessing.get_context("fork").Process()
+    killed.run = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    killed.start()
+    loader._workers = (killed,)
+    loader.worker_init_fn.reading[0] = 4
+    with pytest.raises(SeamsegError, match=r"SIGKILL while it read .*im4.png"), explained_deaths(loader):
+        raise ConnectionResetError(104, "Connection reset by peer")
+    loader._workers = ()
+    with pytest.raises(ConnectionResetError), explained_deaths(loader):
+        raise ConnectionResetError(104, "of another cause")
