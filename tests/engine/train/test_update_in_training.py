@@ -12,6 +12,7 @@ from seamseg.errors import InputError
 pytestmark = pytest.mark.usefixtures("narrow")
 
 ALL = ("optimizer.type=adamw", "optimizer.lr=0.001", "optimizer.ema=0.9", "optimizer.clip_norm=5")
+HALF = ("general.precision=fp16", "optimizer.ema=0.99", "optimizer.accumulate=2")
 
 
 def train(config, data, run, *overrides, **options):
@@ -73,11 +74,7 @@ def test_the_average_is_what_is_validated_and_predicted_with(
     assert "with the moving average of the weights" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [ALL, ("general.precision=fp16", "optimizer.ema=0.99", "optimizer.accumulate=2")],
-    ids=["adamw", "fp16"],
-)
+@pytest.mark.parametrize("overrides", [ALL, HALF], ids=["adamw", "fp16"])
 def test_a_resumed_run_has_the_same_bits(overrides, micro, micro_config, tmp_path, monkeypatch):
     train(micro_config, micro, tmp_path / "whole", *overrides)
     with monkeypatch.context() as patch:
