@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,8 @@ class Recorder:
             "metadata": metadata_header(self.metadata),
             "state_dict": dict(network_state(self.net)),
             "rng": rng,
-            "batches": [_plain(batch) for batch in batches],
+            # facts follow from the targets
+            "batches": [_plain(replace(batch, facts=None)) for batch in batches],
             "losses": dict(losses),
             "step": step,
             "rank": self.world.rank,

@@ -35,6 +35,7 @@ class Replay:
     bad_inputs : images of which a pixel is not finite
     first : the first module of whose output a number is not finite; None if all are
     limit : `general.loss_limit` of the run
+    scaled : the loss was scaled (fp16), so that a gradient that is not finite may be an overflow
     error : what stopped the step, if it did not come to losses
     """
 
@@ -44,6 +45,7 @@ class Replay:
     bad_inputs: list[str]
     first: str | None
     limit: float
+    scaled: bool = False
     error: str | None = None
 
     @property
@@ -51,7 +53,7 @@ class Replay:
         """Whether a loss or the gradient is not finite, or the loss is over the limit, this time too"""
         if self.error is not None:
             return self.first is not None
-        numbers = (*self.losses.values(), self.grad_norm)
+        numbers = [*self.losses.values(), *([] if self.scaled else [self.grad_norm])]
         return not all(map(math.isfinite, numbers)) or 0 < self.limit < self.losses.get("loss", 0.0)
 
 
@@ -97,7 +99,16 @@ def replay(path: str | Path, device: str = "cpu") -> Replay:
         for name, image in zip(batch.ids, batch.images)
         if image is not None and not _finite(image)
     ]
-    return Replay(dump, losses, norm, bad, found[0] if found else None, config.general.loss_limit, failure)
+    return Replay(
+        dump,
+        losses,
+        norm,
+        bad,
+        found[0] if found else None,
+        config.general.loss_limit,
+        stepper.update.scaler is not None,
+        failure,
+    )
 
 
 @contextmanager
