@@ -24,8 +24,9 @@ from seamseg.engine.train import reporter
 from seamseg.engine.validate import Validator
 from seamseg.ops import abn_channels
 
-TIMEOUT_SECONDS = 6
-PATIENCE_SECONDS = 120
+TIMEOUT_SECONDS = 20
+"""Of a wait; long enough for a machine that has much else to do."""
+PATIENCE_SECONDS = 160
 """Until this the others must have ended, on the slowest machine."""
 
 
@@ -87,7 +88,7 @@ def start(rank: int, size: int, port: int, folder: Path, moment: str, number: in
 
 
 def watch(processes: list[int]) -> list[int | None]:
-    """Wait for all but the last process, which may have been stopped, then end the rest; exit codes of those waited for."""
+    """Wait for all but the last process, which may have been stopped, then end the rest; the exit codes."""
     codes: list[int | None] = [None] * len(processes)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while None in codes[:-1] and time.monotonic() < deadline:

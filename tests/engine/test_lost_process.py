@@ -21,12 +21,12 @@ TESTS = Path(__file__).parents[1]
     ("moment", "signal", "size"),
     [
         ("forward", "SIGKILL", 3),
-        ("forward", "SIGSTOP", 2),
-        ("backward", "SIGKILL", 2),
         ("backward", "SIGSTOP", 3),
         ("validation", "SIGKILL", 2),
-        ("validation", "SIGSTOP", 2),
-        ("report", "SIGKILL", 2),
+        pytest.param("forward", "SIGSTOP", 2, marks=pytest.mark.slow),
+        pytest.param("backward", "SIGKILL", 2, marks=pytest.mark.slow),
+        pytest.param("validation", "SIGSTOP", 2, marks=pytest.mark.slow),
+        pytest.param("report", "SIGKILL", 2, marks=pytest.mark.slow),
     ],
 )
 def test_the_others_end(tmp_path, moment, signal, size):
@@ -35,7 +35,7 @@ def test_the_others_end(tmp_path, moment, signal, size):
     path = os.pathsep.join([str(Path(seamseg.__file__).parents[1]), str(TESTS)])
     words = [sys.executable, "-m", "engine.dying", tmp_path, moment, signal, size]
     done = subprocess.run(
-        [str(w) for w in words], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=200
+        [str(w) for w in words], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     codes = json.loads(done.stdout)
