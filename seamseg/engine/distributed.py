@@ -20,12 +20,16 @@ import torch.distributed as dist
 from torch import nn
 
 from seamseg.errors import InputError, SeamsegError
-from seamseg.ops.sync import forget_groups
+from seamseg.ops.sync import forget_groups, limit_waiting
 
 T = TypeVar("T")
 
 _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _TIMEOUT_VARIABLE = "SEAMSEG_TIMEOUT_MINUTES"
+_TIMEOUT_MINUTES = 10
+"""Longer than any process works on its own while others wait: a snapshot on a slow disk, torch.compile at the start."""
+_LOST_TOUCH = ("gloo", "NCCL", "peer", "Broken pipe", "timed out", "Timed out")
+"""Words of errors that another process has caused."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ def _environment() -> tuple[int, int, int]:
 
 
 def _timeout() -> timedelta:
-    value = os.environ.get(_TIMEOUT_VARIABLE, "30")
+    value = os.environ.get(_TIMEOUT_VARIABLE, str(_TIMEOUT_MINUTES))
     try:
         minutes = float(value)
     except ValueError:
@@ -115,7 +119,8 @@ def _timeout() -> timedelta:
 def distributed(device: str = "auto") -> Iterator[World]:
     """Join the launcher's process group for the length of a `with` block; a lone process joins none.
 
-    A process that waits for another longer than SEAMSEG_TIMEOUT_MINUTES (30) fails.
+    A process fails as soon as it needs another that has died, and when it waits for one that has stopped longer than
+    SEAMSEG_TIMEOUT_MINUTES (10). It then ends without asking the others; the launcher ends, or restarts, them.
 
     Parameters
     ----------
@@ -126,7 +131,7 @@ def distributed(device: str = "auto") -> Iterator[World]:
     InputError
         if the environment is half set or there are fewer GPUs than processes
     SeamsegError
-        if the other processes cannot be reached
+        if the other processes cannot be reached, or are lost within the block
     """
     rank, size, local_rank = _environment()
     world = World(rank, size, local_rank, choose_device(device, local_rank))
@@ -136,21 +141,34 @@ def distributed(device: str = "auto") -> Iterator[World]:
         yield world
         return
     backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
+    timeout = _timeout()
+    limit_waiting(timeout)
     try:
-        dist.init_process_group(backend, rank=rank, world_size=size, timeout=_timeout())
+        dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = str(error).splitlines()[0]
         raise SeamsegError(f"process {rank} of {size} cannot join the others at {address}: {reason}") from error
     try:
         yield world
-    except BaseException:
+    except BaseException as error:
         # waiting for the others to agree on the end could hang: they may be inside a collective of their own
         if world.device.type == "cpu":
             _leave()
+        if isinstance(error, RuntimeError) and lost_touch(error):
+            raise SeamsegError(
+                f"process {rank} of {size} lost touch with the others: one has ended, see its message, or kept this "
+                f"one waiting for {timeout.total_seconds() / 60:g} minutes ({_TIMEOUT_VARIABLE}) "
+                f"({str(error).splitlines()[0][:200]})"
+            ) from error
         raise
     else:
         _leave()
+
+
+def lost_touch(error: RuntimeError) -> bool:
+    """Whether an error of this process is, by its words, another one's doing."""
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in _LOST_TOUCH)
 
 
 def _leave() -> None:
