@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from .abn_steps import abn_statistics
 
@@ -100,11 +100,17 @@ def checkpointed(part: nn.Module, *inputs: Any) -> Any:
     if not torch.is_grad_enabled():
         return part(*inputs)
     if torch.compiler.is_compiling():
-        keep = partial(create_selective_checkpoint_contexts, [abn_statistics])
+        keep = partial(create_selective_checkpoint_contexts, _keep_statistics)
         return checkpoint(part, *inputs, use_reentrant=False, context_fn=keep)
     # looking up the state of the generators costs a wait for the device
     by_chance = any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in part.modules())
     return checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=by_chance, context_fn=_contexts)
+
+
+def _keep_statistics(context: Any, operator: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+    # the exchange between processes, too, happens in the first run only
+    keep = operator is abn_statistics or getattr(operator, "namespace", "") == "_c10d_functional"
+    return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _contexts() -> tuple[AbstractContextManager, AbstractContextManager]:

@@ -139,7 +139,7 @@ def test_a_failure_of_the_second_run_keeps_its_name():
             return self.norm(x)
 
     y = checkpointed(Once(), torch.randn(2, 3, 4, requires_grad=True))
-    with pytest.raises(RuntimeError, match="^no memory is left"):
+    with pytest.raises(RuntimeError, match=r"^no memory is left"):
         y.sum().backward()
 
 

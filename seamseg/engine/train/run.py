@@ -26,6 +26,7 @@ from seamseg.engine.pretrained import load_body_weights, load_pretrained
 from seamseg.engine.progress import is_quiet
 from seamseg.engine.snapshot import NETWORK_MODULES
 from seamseg.engine.train.checkpoint import Progress, load_weights, resume
+from seamseg.engine.train.compiled import compile_static_part
 from seamseg.engine.train.logs import Board, TextLog
 from seamseg.engine.train.optimizer import build_optimizer
 from seamseg.engine.train.reporter import Reporter
@@ -148,6 +149,8 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
         run.describe(config, metadata, log, options.resume is not None)
     barrier(world)
     board = Board(run.path if world.is_main else None, progress.global_step + 1 if options.resume else None, log)
+    if config.general.compile:
+        compile_static_part(net, world, log)
     wrapped = _wrapped(module, world)
     trainer = Trainer(
         config,
