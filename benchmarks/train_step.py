@@ -6,9 +6,9 @@
 plain: fp32, contiguous, eager. fast: bf16, channels last, compiled, a fixed number of samples. checkpointed: fast, and
 body and pyramid computed a second time instead of kept. The sides take turns; medians are printed. A step is forward,
 backward and an update by SGD with momentum. The peak is that of the allocator in one more step, above the weights and
-momenta that stand before it (benchmarks/memory.py). FLOPs are those of matrix products and convolutions of the plain step, counted by torch,
-so that work done twice does not make a side look faster; the ceiling is a large product of bf16 (on the CPU: float32)
-matrices in the same run. Weights are random, the picture is noise with rectangles on it.
+momenta that stand before it (benchmarks/memory.py). FLOPs are those of matrix products and convolutions of the plain
+step, counted by torch, so that work done twice does not make a side look faster; the ceiling is a large product of
+bf16 (on the CPU: float32) matrices in the same run. Weights are random, the picture is noise with rectangles on it.
 """
 
 from __future__ import annotations

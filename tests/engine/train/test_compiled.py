@@ -5,9 +5,9 @@ from unittest import mock
 
 import pytest
 import torch
+from models.conftest import tiny_config, toy_batch
 from torch._dynamo.utils import counters
 
-from models.conftest import tiny_config, toy_batch
 from seamseg.backbones import resnet
 from seamseg.engine.distributed import World
 from seamseg.engine.train.compiled import compile_static_part
