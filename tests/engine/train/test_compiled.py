@@ -67,9 +67,13 @@ def compare(overrides, backend):
     assert graphs[-1] == graphs[-2]
 
 
-@pytest.mark.parametrize("overrides", [(), ("general.checkpoint_body=yes",)], ids=["kept", "checkpointed"])
-def test_same_numbers_and_one_graph_for_all_sizes(overrides):
-    compare(overrides, "aot_eager")
+def test_same_numbers_and_one_graph_for_all_sizes():
+    compare((), "aot_eager")
+
+
+@pytest.mark.slow
+def test_same_numbers_and_one_graph_for_all_sizes_with_checkpoints():
+    compare(("general.checkpoint_body=yes",), "aot_eager")
 
 
 @pytest.mark.slow
