@@ -56,7 +56,9 @@ class General:
     compile: bool = key(
         "compile body, pyramid and semantic head with torch.compile; the first steps take minutes", ours=True
     )
-    checkpoint_body: bool = key("compute the body's activations a second time instead of keeping them", ours=True)
+    checkpoint_body: bool = key(
+        "compute the activations of body and pyramid a second time instead of keeping them", ours=True
+    )
     unused_parameters: str = key(
         "how processes without proposals take part in the gradient: find (DistributedDataParallel looks for unused "
         "parameters) or fake (they run the ROI head on a fake region; the graph is static)",

@@ -111,9 +111,9 @@ def build_training_module(config: Config, num_stuff: int, num_thing: int) -> Tra
 
 
 def _build_body(config: Config, norm: NormFactory) -> FPNBody:
-    body, fpn = config.body, config.fpn
+    body, fpn, checkpoint = config.body, config.fpn, config.general.checkpoint_body
     try:
-        backbone = ResNet(RESNETS[body.body], norm, **body.body_params)
+        backbone = ResNet(RESNETS[body.body], norm, checkpoint=checkpoint, **body.body_params)
     except (TypeError, ValueError) as error:
         raise InputError(f"[body] body_params: {error}") from error
     strides = [backbone.out_strides[name] for name in fpn.inputs]
@@ -124,7 +124,8 @@ def _build_body(config: Config, norm: NormFactory) -> FPNBody:
         if body.out_channels[name] != backbone.out_channels[name]:
             raise InputError(f"[body] out_channels: {body.body} gives {backbone.out_channels}, not {body.out_channels}")
     channels = [backbone.out_channels[name] for name in fpn.inputs]
-    return FPNBody(backbone, FPN(channels, fpn.out_channels, fpn.extra_scales, norm, fpn.interpolation), fpn.inputs)
+    pyramid = FPN(channels, fpn.out_channels, fpn.extra_scales, norm, fpn.interpolation)
+    return FPNBody(backbone, pyramid, fpn.inputs, checkpoint)
 
 
 def _build_semantic(config: Config, norm: NormFactory, num_classes: int) -> SemanticHead | None:

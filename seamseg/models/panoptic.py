@@ -48,6 +48,7 @@ class PanopticNet(nn.Module):
     ----------
     fake_rois : in training, run the ROI head on a fake region where there is nothing to sample, so that every step uses
         every parameter (`[general] unused_parameters = fake`); False: leave it out
+    sizes_vary : tell torch.compile, where body and semantic head went through it, that heights and widths change
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class PanopticNet(nn.Module):
         self.fake_rois = False
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.to(memory_format=self.memory_format)
+        self.sizes_vary = False
 
     # Training
 
@@ -118,7 +120,7 @@ class PanopticNet(nn.Module):
             things,
             proposals,
             self._train_rois(features, proposals, things),
-            None if self.sem_head is None else self.sem_head(features.levels),
+            self._classify(features),
         )
 
     @property
@@ -192,7 +194,10 @@ class PanopticNet(nn.Module):
     def encode(self, images: PackedSequence) -> Features:
         """Pad the images to one size and run the body."""
         padded, sizes = images.as_padded()
-        levels = self.body(padded.contiguous(memory_format=self.memory_format))
+        padded = padded.contiguous(memory_format=self.memory_format)
+        if self.sizes_vary:
+            _let_sizes_vary([padded])
+        levels = self.body(padded)
         return Features(levels, (int(padded.shape[-2]), int(padded.shape[-1])), sizes)
 
     def score_anchors(self, features: Features) -> tuple[Tensor, Tensor, Tensor]:
@@ -200,6 +205,14 @@ class PanopticNet(nn.Module):
         first, number = self.rpn_levels
         obj_logits, bbx_logits, shapes = self.rpn_head(features.levels[first : first + number])
         return self.anchors(shapes, obj_logits.device), obj_logits, bbx_logits
+
+    def _classify(self, features: Features) -> Tensor | None:
+        """Semantic logits at the finest level's size; None without a semantic head."""
+        if self.sem_head is None:
+            return None
+        if self.sizes_vary:
+            _let_sizes_vary(features.levels)
+        return self.sem_head(features.levels)
 
     def _scored(self, features: Features) -> tuple[Tensor, Tensor, Tensor]:
         anchors, obj_logits, bbx_logits = self.score_anchors(features)
@@ -247,7 +260,8 @@ class PanopticNet(nn.Module):
         """Class map `H x W` (int64) of each image; None without a semantic head."""
         if self.sem_head is None:
             return [None] * len(features.valid_sizes)
-        logits = self.sem_head(features.levels)
+        logits = self._classify(features)
+        assert logits is not None
         return [upsample_argmax(x, features.padded_size, size) for x, size in zip(logits, features.valid_sizes)]
 
 
@@ -261,3 +275,11 @@ def _as_evaluated(module: nn.Module) -> Iterator[None]:
     finally:
         for layer, training in modes:
             layer.training = training
+
+
+def _let_sizes_vary(maps: list[Tensor]) -> None:
+    """Have a compiler that sees the maps next make code for every height and width above 1."""
+    for x in maps:
+        for dimension in (2, 3):
+            if x.shape[dimension] > 1:
+                torch._dynamo.maybe_mark_dynamic(x, dimension)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, distributed
 
+from .abn_replay import remembered
 from .abn_steps import abn_backward_input, abn_backward_reduce, abn_statistics, abn_transform, activation_code
 
 
@@ -56,7 +57,7 @@ def normalise(
     weight, bias : `C` or None
     norm : everything else
     """
-    statistics = _statistics(x, norm)
+    statistics = remembered(_statistics, x, norm)
     return transform(x, residual, weight, bias, norm, statistics), statistics
 
 

@@ -17,6 +17,7 @@ from seamseg.engine.pretrained import load_body_weights, load_pretrained
 from seamseg.engine.progress import is_quiet
 from seamseg.engine.snapshot import NETWORK_MODULES
 from seamseg.engine.train.checkpoint import Progress, load_weights, resume
+from seamseg.engine.train.compiled import compile_static_part
 from seamseg.engine.train.dump import Recorder
 from seamseg.engine.train.feed import open_loader
 from seamseg.engine.train.logs import Board, TextLog
@@ -124,6 +125,8 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
 
     optimizer = build_optimizer(net, config)
     base_lrs = [group["lr"] for group in optimizer.param_groups]
+    if config.general.compile:
+        compile_static_part(net, world, log)
     wrapped = in_parallel(module, config, world)
     stepper = Stepper(config, wrapped, optimizer, world)
     progress = Progress()
