@@ -64,6 +64,8 @@ def train_loader(
         pin_memory=pin_memory,
         collate_fn=collate,
         worker_init_fn=WorkerSeed(seed, rank),
+        # each pass draws a number, which must not come out of the training's own chance: a resumed run passes once more
+        generator=torch.Generator().manual_seed(seed),
     )
 
 

@@ -38,9 +38,13 @@ class AverageMeter:
         """Forget everything."""
         self.last = self.sum = self.count = 0.0
 
+    def numbers(self) -> dict[str, float]:
+        """Everything it has taken in."""
+        return {"last": self.last, "sum": self.sum, "count": self.count}
+
     def state_dict(self) -> dict[str, Tensor]:
         """Tensors, as a snapshot keeps them."""
-        return {name: torch.tensor(getattr(self, name), dtype=torch.float64) for name in ("last", "sum", "count")}
+        return {name: torch.tensor(value, dtype=torch.float64) for name, value in self.numbers().items()}
 
 
 class Averages:
@@ -60,6 +64,14 @@ class Averages:
         for meter in self.meters.values():
             meter.reset()
         return means
+
+    def state_dict(self) -> dict[str, dict[str, float]]:
+        """Plain numbers by name."""
+        return {name: meter.numbers() for name, meter in self.meters.items()}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, float]]) -> None:
+        """Go on from what :meth:`state_dict` gave."""
+        self.meters = {name: AverageMeter(**values) for name, values in state.items()}
 
 
 @dataclass
@@ -122,3 +134,12 @@ class LossLog:
             values = dict(zip(self._names, row))
             self.recent.update(values)
             self.epoch.update(values)
+
+    def state_dict(self) -> dict[str, dict[str, dict[str, float]]]:
+        """Both averages; call :meth:`flush` before."""
+        return {"recent": self.recent.state_dict(), "epoch": self.epoch.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
+        """Go on from what :meth:`state_dict` gave."""
+        self.recent.load_state_dict(state["recent"])
+        self.epoch.load_state_dict(state["epoch"])

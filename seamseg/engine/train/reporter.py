@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from seamseg.config import Config
 from seamseg.data.metadata import Metadata
@@ -58,6 +60,15 @@ class Reporter:
     def begin_epoch(self) -> None:
         """Start the averages anew."""
         self._losses, self._times = self._new_losses(), Averages()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Averages of the losses up to the last step, as plain numbers; errors as :meth:`step`."""
+        self._losses.flush()
+        return self._losses.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on in the middle of an epoch from what :meth:`state_dict` gave; call it after :meth:`begin_epoch`."""
+        self._losses.load_state_dict(state)
 
     def targets(self, batch: Batch, step: int) -> None:
         """Show what a batch wants the network to learn."""

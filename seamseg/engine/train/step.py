@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -65,6 +65,13 @@ class Stepper:
                 sums[name] = sums[name] + part if name in sums else part
         self.optimizer.step()
         return StepResult(sums, torch.stack(totals).sum(), [i for batch in batches for i in batch.ids])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a snapshot keeps of it besides the optimizer's state."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any], source: str) -> None:
+        """Go on from what :meth:`state_dict` gave; `source` is the file it comes from, for messages."""
 
     def _losses(self, batch: Batch) -> Losses:
         with autocast(self.config.general.precision, self.world.device):
