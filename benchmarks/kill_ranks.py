@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -77,7 +78,7 @@ class Training:
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "SEAMSEG_MALLOC": "off",
         }
-        self.output = open(folder / f"{name}.out", "w")
+        self.output = open(folder / f"{name}.out", "w")  # noqa: SIM115 (for as long as the process writes)
         self.process = subprocess.Popen(
             [str(word) for word in [*command, *train]],
             env=environment,
@@ -98,6 +99,11 @@ class Training:
             with suppress(OSError, ValueError):
                 found[rank] = int((self.notes / f"pid.{rank}").read_text())
         return found
+
+    def both_anew(self, old: set[int]) -> bool:
+        """Whether two processes run that are none of these."""
+        pids = set(self.pids().values())
+        return len(pids) == 2 and not pids & old
 
     def end(self) -> None:
         """Leave nothing behind."""
@@ -125,7 +131,7 @@ def verify_all(run: Path) -> int:
     return count
 
 
-def wait_for(training: Training, patience: float, done) -> bool:
+def wait_for(training: Training, patience: float, done: Callable[[], bool]) -> bool:
     """Wait until `done()`; False if the training ended before."""
     deadline = time.monotonic() + patience
     while not done():
@@ -145,14 +151,16 @@ def torment(training: Training, kills: int, chance: random.Random, patience: flo
     while counts["kills"] < kills:
         # torchrun starts both anew: wait until both of this start are there
         begin = time.monotonic()
-        if not wait_for(training, patience, lambda: len(p := training.pids()) == 2 and not killed & set(p.values())):
+        if not wait_for(training, patience, lambda: training.both_anew(killed)):
             break
+        started = time.monotonic() - begin
         early = chance.random() < 0.2
         if not early:
             target = training.newest() + chance.randint(1, 5)
             if not wait_for(training, patience, lambda: training.newest() >= target):  # noqa: B023
                 break
             longest = max(longest, time.monotonic() - begin)
+            print(f"both there after {started:.1f} s, on step {target} after {time.monotonic() - begin:.1f} s")
         time.sleep(chance.uniform(0, 3.0 if early else 0.3))
         rank, pids = chance.randrange(2), training.pids()
         step = training.newest()
@@ -166,7 +174,7 @@ def torment(training: Training, kills: int, chance: random.Random, patience: flo
         counts["while starting" if early else "while training"] += 1
         counts["snapshots verified"] += verify_all(training.run)
         print(f"kill {counts['kills']}: rank {rank}{' while it starts' if early else ''}, step {step}", flush=True)
-    wait_for(training, patience + 5 * patience, lambda: training.process.poll() is not None)
+    wait_for(training, 6 * patience, lambda: training.process.poll() is not None)
     if training.process.returncode:
         raise Violation(f"torchrun ended with {training.process.returncode}, see {training.output.name}")
     if counts["kills"] < kills:
