@@ -56,6 +56,7 @@ class Training:
 
     def __init__(self, folder: Path, name: str, epochs: int, restarts: int) -> None:
         self.run = folder / name
+        self.killed: set[int] = set()
         self.notes = folder / f"{name}.pids"
         self.notes.mkdir()
         train = ["train", folder / "toy.ini", folder / "data", "--log-dir", self.run, "--resume", "auto"]
@@ -100,10 +101,10 @@ class Training:
                 found[rank] = int((self.notes / f"pid.{rank}").read_text())
         return found
 
-    def both_anew(self, old: set[int]) -> bool:
-        """Whether two processes run that are none of these."""
+    def both_anew(self) -> bool:
+        """Whether two processes have begun since the last kill."""
         pids = set(self.pids().values())
-        return len(pids) == 2 and not pids & old
+        return len(pids) == 2 and not pids & self.killed
 
     def end(self) -> None:
         """Leave nothing behind."""
@@ -146,12 +147,11 @@ def wait_for(training: Training, patience: float, done: Callable[[], bool]) -> b
 def torment(training: Training, kills: int, chance: random.Random, patience: float) -> Counter[str]:
     """Kill `kills` times, and wait for the end."""
     counts: Counter[str] = Counter()
-    killed: set[int] = set()
     longest = 0.0
     while counts["kills"] < kills:
         # torchrun starts both anew: wait until both of this start are there
         begin = time.monotonic()
-        if not wait_for(training, patience, lambda: training.both_anew(killed)):
+        if not wait_for(training, patience, training.both_anew):
             break
         started = time.monotonic() - begin
         early = chance.random() < 0.2
@@ -168,7 +168,7 @@ def torment(training: Training, kills: int, chance: random.Random, patience: flo
             os.kill(pids[rank], signal.SIGKILL)
         except OSError:
             break
-        killed |= set(pids.values())
+        training.killed |= set(pids.values())
         counts["kills"] += 1
         counts[f"of rank {rank}"] += 1
         counts["while starting" if early else "while training"] += 1
