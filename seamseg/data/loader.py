@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,9 @@ class WorkerSeed:
         random.seed(state)
         np.random.seed(state % 2**32)
         torch.manual_seed(state)
+        # clusters signal whole groups of processes: the trainer says when to stop, and the batches until then are
+        # needed; a worker ends by itself when its loader or its parent does
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 class BatchLoader(DataLoader):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import shutil
@@ -65,6 +66,23 @@ def test_interrupted_anywhere(seven, straight, tmp_path, workers, seed):
     assert result(run, "model_best.pth.tar") == result(straight, "model_best.pth.tar")
     assert loss_lines(run) == loss_lines(straight)
     assert len(loss_lines(run)) == 4
+
+
+def test_a_signal_to_the_whole_group_spares_the_readers(seven, straight, tmp_path, monkeypatch):
+    step, run = Trainer._step, tmp_path / "run"
+
+    def signalled(self, epoch, batches):
+        if self.progress.global_step == 2:
+            children = multiprocessing.active_children()
+            assert len(children) == 2
+            for process in [child.pid for child in children] + [os.getpid()]:
+                os.kill(process, signal.SIGTERM)
+        return step(self, epoch, batches)
+
+    monkeypatch.setattr(Trainer, "_step", signalled)
+    assert train_until_done(again(seven, run, "dataloader.num_workers=2")) == 1
+    assert not multiprocessing.active_children()
+    assert result(run) == result(straight)
 
 
 def test_interrupted_after_every_step(seven, straight, tmp_path):
