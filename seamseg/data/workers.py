@@ -43,6 +43,9 @@ class WorkerSeed:
         random.seed(state)
         np.random.seed(state % 2**32)
         torch.manual_seed(state)
+        # clusters signal whole groups of processes: the trainer says when to stop, and the batches until then are
+        # needed; a worker ends by itself when its loader or its parent does
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         info = get_worker_info()
         if self.reading is not None and info is not None and hasattr(info.dataset, "reading"):
             info.dataset.reading = self.reading[worker : worker + 1]

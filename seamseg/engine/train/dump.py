@@ -7,13 +7,11 @@ data, so that nobody has to trust it to load it.
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +21,7 @@ from seamseg.data.metadata import Metadata
 from seamseg.engine.distributed import World
 from seamseg.engine.model_file import metadata_header
 from seamseg.engine.snapshot import load_tensors, network_state
+from seamseg.engine.train.chance import random_state
 from seamseg.errors import InputError
 from seamseg.files import replacing
 from seamseg.structures import Batch, PackedSequence
@@ -38,7 +37,7 @@ class Dump:
     ----------
     config, metadata : INI text, and the classes as in a snapshot
     state_dict : weights by part, as in a snapshot, before the step
-    rng : state of chance at its start, see :func:`chance`
+    rng : state of chance at its start, see :func:`seamseg.engine.train.chance.random_state`
     batches : what this process trained on, as the loader made it
     losses : what it found, by name; `loss` is the weighted sum
     step, rank, world_size : which step, of which process of how many
@@ -82,7 +81,7 @@ class Recorder:
 
     def begin(self, step: int, batches: Sequence[Batch]) -> None:
         """Remember a step that is about to be made; batches are not copied."""
-        self._kept[step] = (batches, chance(self.world.device))
+        self._kept[step] = (batches, random_state(self.world.device))
 
     def forget(self) -> None:
         """All steps so far were fine."""
@@ -142,31 +141,6 @@ def read_dump(path: str | Path) -> Dump:
         return dump
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise InputError(f"{path}: a dump that this version cannot read ({error})") from None
-
-
-def chance(device: torch.device) -> dict[str, Any]:
-    """The state of the random numbers of Python, NumPy, torch and, on a GPU, its own."""
-    version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
-    state: dict[str, Any] = {
-        "python": (version, torch.tensor(words), gauss),
-        "numpy": (str(name), torch.tensor(np.asarray(keys, dtype=np.int64)), position, has_gauss, cached),
-        "torch": torch.get_rng_state(),
-    }
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def restore_chance(state: dict[str, Any], device: torch.device) -> None:
-    """The inverse of :func:`chance`; a GPU's state is left out on other devices."""
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))
-    name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(state["torch"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 def _plain(value: Any) -> Any:

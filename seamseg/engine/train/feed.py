@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
@@ -71,6 +72,13 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
     )
 
 
+class Fed(NamedTuple):
+    """A batch on the device, and as it came from the loader: what looks back at past steps holds no device memory."""
+
+    batch: Batch
+    source: Batch
+
+
 class Feed:
     """The batches of an epoch on the device; one batch travels there while the one before it is trained on.
 
@@ -94,7 +102,7 @@ class Feed:
         images = -(-len(loader.dataset) // world.size)  # type: ignore[arg-type]
         return Feed(loader, world.device, BrokenSamples(config.dataloader.broken_limit, images, warn))
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Fed]:
         """One pass over the loader.
 
         Raises
@@ -105,6 +113,11 @@ class Feed:
         if self.broken is not None:
             self.broken.begin_epoch()
         return prefetched(self._counted(), self.device)
+
+    @property
+    def broken_images(self) -> int:
+        """Images of the epoch so far that could not be read"""
+        return 0 if self.broken is None else self.broken.count
 
     def deaths_explained(self) -> AbstractContextManager[None]:
         """What trains on the batches belongs in it: see :func:`seamseg.data.loader.explained_deaths`."""
@@ -117,7 +130,7 @@ class Feed:
             yield batch
 
 
-def prefetched(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+def prefetched(batches: Iterable[Batch], device: torch.device) -> Iterator[Fed]:
     """The batches on the device, in order.
 
     On CUDA each is uploaded on a stream of its own while the device works on the one before; from pinned memory this
@@ -125,13 +138,13 @@ def prefetched(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch
     """
     if device.type != "cuda":
         for batch in batches:
-            yield batch.to(device)
+            yield Fed(batch.to(device), batch)
         return
     stream = torch.cuda.Stream(device)
-    coming: tuple[Batch, torch.cuda.Event] | None = None
+    coming: tuple[Fed, torch.cuda.Event] | None = None
     for batch in batches:
         with torch.cuda.stream(stream):
-            uploaded = batch.to(device, non_blocking=True), stream.record_event()
+            uploaded = Fed(batch.to(device, non_blocking=True), batch), stream.record_event()
         if coming is not None:
             yield _arrived(*coming)
         coming = uploaded
@@ -139,12 +152,12 @@ def prefetched(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch
         yield _arrived(*coming)
 
 
-def _arrived(batch: Batch, event: torch.cuda.Event) -> Batch:
-    stream = torch.cuda.current_stream(next(batch.tensors()).device)
+def _arrived(fed: Fed, event: torch.cuda.Event) -> Fed:
+    stream = torch.cuda.current_stream(next(fed.batch.tensors()).device)
     stream.wait_event(event)
-    for tensor in batch.tensors():
+    for tensor in fed.batch.tensors():
         tensor.record_stream(stream)  # its memory belongs to the other stream, which must not reuse it too early
-    return batch
+    return fed
 
 
 def _to_stderr(rank: int) -> Callable[[str], None]:

@@ -37,9 +37,13 @@ class AverageMeter:
         """Forget everything."""
         self.last = self.sum = self.count = 0.0
 
+    def numbers(self) -> dict[str, float]:
+        """Everything it has taken in."""
+        return {"last": self.last, "sum": self.sum, "count": self.count}
+
     def state_dict(self) -> dict[str, Tensor]:
         """Tensors, as a snapshot keeps them."""
-        return {name: torch.tensor(getattr(self, name), dtype=torch.float64) for name in ("last", "sum", "count")}
+        return {name: torch.tensor(value, dtype=torch.float64) for name, value in self.numbers().items()}
 
 
 class Averages:
@@ -59,6 +63,14 @@ class Averages:
         for meter in self.meters.values():
             meter.reset()
         return means
+
+    def state_dict(self) -> dict[str, dict[str, float]]:
+        """Plain numbers by name."""
+        return {name: meter.numbers() for name, meter in self.meters.items()}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, float]]) -> None:
+        """Go on from what :meth:`state_dict` gave."""
+        self.meters = {name: AverageMeter(**values) for name, values in state.items()}
 
 
 @dataclass(frozen=True)
@@ -85,6 +97,10 @@ class _Pending:
     step: int
     ids: list[str]
     values: Tensor
+
+
+MAX_OVERFLOWS = 64
+"""Steps in a row that may overflow: each halves the scale of the loss, which begins at 2 ** 16."""
 
 
 @dataclass
@@ -114,6 +130,7 @@ class LossLog:
     epoch: Averages = field(default_factory=Averages)
     gradients: Averages = field(default_factory=Averages)
     skipped: int = 0
+    _in_a_row: int = 0
     _names: list[str] = field(default_factory=list)
     _pending: list[_Pending] = field(default_factory=list)
 
@@ -160,6 +177,28 @@ class LossLog:
             words = f"loss = {values['loss']:g} is above general.loss_limit = {self.limit:g}"
         if words:
             return Finding(p.step, p.ids, words, values, True)
-        if not math.isfinite(norm) and not self.overflows:
+        if math.isfinite(norm):
+            self._in_a_row = 0
+            return None
+        self._in_a_row += 1
+        if not self.overflows:
             return Finding(p.step, p.ids, f"the gradient's norm = {norm}", values, False)
+        if self._in_a_row >= MAX_OVERFLOWS:
+            words = f"the gradient's norm = {norm} for {MAX_OVERFLOWS} steps in a row, fp16 holds it at no scale"
+            return Finding(p.step, p.ids, words, values, False)
         return None
+
+    def state_dict(self) -> dict[str, dict[str, dict[str, float]]]:
+        """All averages; call :meth:`flush` before."""
+        parts = {"recent": self.recent, "epoch": self.epoch, "gradients": self.gradients}
+        return {
+            **{name: part.state_dict() for name, part in parts.items()},
+            "skipped": {"steps": {"count": self.skipped}},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
+        """Go on from what :meth:`state_dict` gave."""
+        self.recent.load_state_dict(state["recent"])
+        self.epoch.load_state_dict(state["epoch"])
+        self.gradients.load_state_dict(state["gradients"])
+        self.skipped = int(state["skipped"]["steps"]["count"])

@@ -17,7 +17,8 @@ from seamseg.config import config_from_string
 from seamseg.engine.distributed import World, choose_device
 from seamseg.engine.model_file import metadata_from_header
 from seamseg.engine.snapshot import Snapshot, load_into
-from seamseg.engine.train.dump import Dump, read_dump, restore_chance
+from seamseg.engine.train.chance import set_random_state
+from seamseg.engine.train.dump import Dump, read_dump
 from seamseg.engine.train.optimizer import build_optimizer
 from seamseg.engine.train.step import Stepper
 from seamseg.models.build import build_training_module
@@ -83,7 +84,7 @@ def replay(path: str | Path, device: str = "cpu") -> Replay:
     optimizer = build_optimizer(module.net, config)
     stepper = Stepper(config, module, optimizer, world)
     losses, norm, failure = {}, math.nan, None
-    restore_chance(dump.rng, world.device)
+    set_random_state(dump.rng, world.device)
     with _first_bad_output(module.net) as found:
         try:
             result = stepper(dump.batches, [0.0] * len(optimizer.param_groups))

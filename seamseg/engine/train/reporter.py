@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from seamseg.config import Config
 from seamseg.data.metadata import Metadata
@@ -49,7 +50,8 @@ class Reporter:
 
     Attributes
     ----------
-    notes : further numbers by name that each line tells as they are, such as `ema_decay`; the same names everywhere
+    notes : further numbers by name that each line tells as they are, such as `ema_decay`
+    broken : images of the epoch that this process could not read
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Reporter:
         self.board = board
         self.metrics = metrics or MetricsFile(None)
         self.notes: dict[str, float] = {"ema_decay": config.optimizer.ema} if config.optimizer.ema else {}
+        self.broken = 0
         self._recorder = recorder
         self._artist = Artist(metadata, config)
         self._pace = _Pace()
@@ -89,6 +92,18 @@ class Reporter:
     def begin_epoch(self) -> None:
         """Start the averages anew."""
         self._losses, self._times = self._new_losses(), Averages()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Averages of the losses up to the last step, as plain numbers; all processes call it together.
+
+        Errors as :meth:`step`.
+        """
+        self.look()
+        return self._losses.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on in the middle of an epoch from what :meth:`state_dict` gave; call it after :meth:`begin_epoch`."""
+        self._losses.load_state_dict(state)
 
     def targets(self, batch: Batch, step: int) -> None:
         """Show what a batch wants the network to learn."""
@@ -176,10 +191,11 @@ class Reporter:
         step, epochs, size = position.step, self.config.scheduler.epochs, self.world.size
         losses, gradients = self._losses.recent.take(), self._losses.gradients.take()
         skipped, self._losses.skipped = self._losses.skipped, 0
-        means = mean_over_processes(self.world, {**losses, **gradients, **self._times.take()})
+        own = {**losses, **gradients, **self._times.take(), "broken": float(self.broken)}
+        means = mean_over_processes(self.world, own)
         memory = max_over_processes(self.world, peak_memory(self.world.device))
         line = {name: means[name] for name in (*losses, *gradients)}
-        line |= {"skipped": float(skipped), **self._rates}
+        line |= {"skipped": float(skipped), "broken_images": round(size * means["broken"]), **self._rates}
         line |= {name: means[name] for name in ("step_seconds", "data_seconds")}
         line["data_share"] = line["data_seconds"] / max(line["step_seconds"], 1e-9)
         line["images_per_second"] = size * means["images"] / max(line["step_seconds"], 1e-9)
@@ -189,6 +205,7 @@ class Reporter:
         shown = [f"{name.removesuffix('_loss')} {line[name]:.4f}" for name in losses]
         shown += [f"grad {line[name]:.3g}" for name in gradients]
         shown += [f"{skipped} skipped"] if skipped else []
+        shown += [f"{line['broken_images']} broken images"] if line["broken_images"] else []
         shown += [f"{line['step_seconds']:.2f} s/step (data {line['data_seconds']:.2f})"]
         shown += [f"{line['images_per_second']:.1f} images/s"]
         shown += [f"{list(memory.values())[-1]:.1f} GiB"] if memory else []

@@ -111,9 +111,9 @@ def test_on_the_cpu_batches_pass_through() -> None:
             drawn.append(batch)
             yield batch
 
-    for number, batch in enumerate(prefetched(source(), torch.device("cpu"))):
+    for number, (batch, source_batch) in enumerate(prefetched(source(), torch.device("cpu"))):
         assert len(drawn) == number + 1  # nothing is read ahead
-        assert batch.images[0] is drawn[number].images[0]
+        assert batch.images[0] is drawn[number].images[0] and source_batch is drawn[number]
     assert number == 2 and not list(prefetched(iter(()), torch.device("cpu")))
 
 
@@ -122,7 +122,7 @@ def test_uploads_beside_the_work_arrive_whole() -> None:
     device = torch.device("cuda")
     weight = torch.randn(4096, 4096, device=device)
     sums = []
-    for batch in prefetched(batches(20, "cuda"), device):
+    for batch, _ in prefetched(batches(20, "cuda"), device):
         assert batch.images.device == torch.device("cuda", torch.cuda.current_device())
         for _ in range(5):
             weight = torch.tanh(weight @ weight)  # keeps the device busy, so that uploads run ahead of it

@@ -94,8 +94,10 @@ def work(rank: int, join: Callable[[], None], folder: Path) -> None:
     """Everything that two processes do, one thing after the other: starting them takes longer than all of it."""
     save = Trainer._save
 
-    def watched(trainer, is_best):
+    def watched(trainer, is_best=False):
         save(trainer, is_best)
+        if rank == 0:
+            trainer._saver.wait()
         tensors = [*trainer.net.state_dict().values()]
         digest = hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in tensors)).hexdigest()
         with open(folder / f"{trainer.run.path.name}.{rank}.sha", "a") as file:
@@ -219,6 +221,7 @@ def test_only_the_first_process_writes_the_run_folder(folder):
         "metrics.jsonl",
         "model_best.pth.tar",
         "model_last.pth.tar",
+        "snapshots",
         "training.log",
     ]
     assert "in 2 processes on the CPU" in (folder / "mixed" / "training.log").read_text()
