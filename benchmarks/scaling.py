@@ -78,7 +78,7 @@ def work(rank: int, port: int, arguments: argparse.Namespace) -> None:
     with distributed("cpu") as world:
         alone = stepper_of(alone_config, World()) if world.is_main else None
         together = stepper_of(config, world)
-        times: dict[str, list[float]] = {"alone": [], "together": []}
+        times: dict[str, list[tuple[float, float]]] = {"alone": [], "together": []}
         for number in range(arguments.rounds + 2):
             # a wait that keeps no core busy
             dist.all_reduce(torch.zeros(1))
@@ -90,20 +90,22 @@ def work(rank: int, port: int, arguments: argparse.Namespace) -> None:
                 # the first ones allocate memory, and learn the graph
                 times = {name: [] for name in times}
         if world.is_main:
-            one, two = (statistics.median(times[name]) for name in ("alone", "together"))
+            one, two = (statistics.median(t for t, _ in times[name]) for name in ("alone", "together"))
+            busy, busier = (statistics.median(t for _, t in times[name]) for name in ("alone", "together"))
             print(
                 f"torch {torch.__version__}, {arguments.config}, {arguments.side}x{2 * arguments.side}, one thread each"
             )
             print(f"alone {one:.3f} s, in two processes {two:.3f} s a step (medians of {arguments.rounds})")
+            print(f"seconds of processor: {busy:.3f} and {busier:.3f}, which others on the machine change less")
             print(f"load of the machine {os.getloadavg()[0]:.1f}, of {os.cpu_count()} cores")
             print(f"scaling efficiency {one / two:.2f}")
 
 
-def seconds(stepper: Stepper, batch: Batch) -> float:
-    """How long a step takes."""
-    start = time.perf_counter()
+def seconds(stepper: Stepper, batch: Batch) -> tuple[float, float]:
+    """How long a step takes, and how long it keeps the processor busy."""
+    start, busy = time.perf_counter(), time.process_time()
     stepper([batch], [0.0, 0.0])
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - busy
 
 
 def main() -> None:
