@@ -2,10 +2,10 @@
 
     sudo python benchmarks/two_nodes.py [--epochs 2] [--restart]
 
-Makes two network namespaces joined by a cable (veth pair), which see nothing but each other, starts `torchrun --nnodes 2`
-in both, and compares the weights with those of two processes on one node. With `--restart` a process of the second node
-is killed in the middle; torchrun starts all anew, and with `--resume auto` the weights must be the same all the same.
-Cleans up after itself. Needs root and `ip` (iproute2).
+Makes two network namespaces joined by a cable (veth pair), which see nothing but each other, starts `torchrun
+--nnodes 2` in both, and compares the weights with those of two processes on one node. With `--restart` a process of
+the second node is killed in the middle; torchrun starts all anew, and with `--resume auto` the weights must be the
+same. Cleans up after itself. Needs root and `ip` (iproute2).
 """
 
 from __future__ import annotations

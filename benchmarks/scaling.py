@@ -1,0 +1,127 @@
+"""What a second process costs: the same step alone and in two processes that exchange gradients and statistics.
+
+    python benchmarks/scaling.py [--rounds 5] [--config cityscapes_r50] [--side 256] [--set SECTION.KEY=VALUE]
+
+Each process has one thread and a batch of its own of one street, so the ideal is that both take the same time; the
+efficiency is the time alone over the time in two, both medians. Rounds alternate: in one the first process works alone
+while the other sleeps, in the next they work together. Needs two idle cores; anything else on them is measured, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import statistics
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+
+from seamseg.config import Config, load_config
+from seamseg.engine.distributed import World, distributed
+from seamseg.engine.train.optimizer import build_optimizer
+from seamseg.engine.train.parallel import in_parallel
+from seamseg.engine.train.step import Stepper
+from seamseg.models.build import build_training_module
+from seamseg.ops.extract_boxes import extract_boxes
+from seamseg.structures import Batch, PackedSequence
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+NUM_STUFF, NUM_THING = 11, 8
+
+
+def street(side: int, images: int) -> Batch:
+    """Made-up streets, `side` high and twice as wide, with all stuff classes and 20 things each."""
+    height, width = side, 2 * side
+    masks = torch.zeros(1, height, width, dtype=torch.long)
+    categories = [255]
+    for stuff in range(NUM_STUFF):
+        masks[0, height * stuff // NUM_STUFF :] = stuff + 1
+        categories.append(stuff)
+    for i in range(20):
+        y, x = height * (i % 5) // 5, width * (i // 5) // 4
+        masks[0, y : y + height // 8 + 4 * i, x : x + width // 10 + 3 * i] = len(categories)
+        categories.append(NUM_STUFF + i % NUM_THING)
+    generator = torch.Generator().manual_seed(0)
+    return Batch(
+        images=PackedSequence([torch.randn(3, height, width, generator=generator) for _ in range(images)]),
+        masks=PackedSequence([masks] * images),
+        categories=PackedSequence([torch.tensor(categories)] * images),
+        iscrowd=PackedSequence([torch.zeros(len(categories), dtype=torch.uint8)] * images),
+        boxes=PackedSequence([extract_boxes(masks, len(categories))] * images),
+        ids=[str(i) for i in range(images)],
+        original_sizes=[(height, width)] * images,
+    )
+
+
+def stepper_of(config: Config, world: World) -> Stepper:
+    """A fresh network and what trains it."""
+    torch.manual_seed(0)
+    module = build_training_module(config, NUM_STUFF, NUM_THING).train()
+    return Stepper(config, in_parallel(module, config, world), build_optimizer(module.net, config), world)
+
+
+def work(rank: int, port: int, arguments: argparse.Namespace) -> None:
+    """A process: steps alone (the first process only) and steps together, in turns."""
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
+    os.environ.update(MASTER_PORT=str(port), TORCH_CPP_LOG_LEVEL="ERROR")
+    config = load_config(CONFIGS / f"{arguments.config}.ini", overrides=arguments.set)
+    # synchronised layers look for a process group: alone means as in a training without one
+    alone_config = load_config(
+        CONFIGS / f"{arguments.config}.ini", overrides=[*arguments.set, "body.normalization_mode=bn"]
+    )
+    batch = street(arguments.side, arguments.images)
+    with distributed("cpu") as world:
+        alone = stepper_of(alone_config, World()) if world.is_main else None
+        together = stepper_of(config, world)
+        times: dict[str, list[tuple[float, float]]] = {"alone": [], "together": []}
+        for number in range(arguments.rounds + 2):
+            # a wait that keeps no core busy
+            dist.all_reduce(torch.zeros(1))
+            if alone is not None:
+                times["alone"].append(seconds(alone, batch))
+            dist.all_reduce(torch.zeros(1))
+            times["together"].append(seconds(together, batch))
+            if number < 2 and world.is_main:
+                # the first ones allocate memory, and learn the graph
+                times = {name: [] for name in times}
+        if world.is_main:
+            one, two = (statistics.median(t for t, _ in times[name]) for name in ("alone", "together"))
+            busy, busier = (statistics.median(t for _, t in times[name]) for name in ("alone", "together"))
+            print(
+                f"torch {torch.__version__}, {arguments.config}, {arguments.side}x{2 * arguments.side}, one thread each"
+            )
+            print(f"alone {one:.3f} s, in two processes {two:.3f} s a step (medians of {arguments.rounds})")
+            print(f"seconds of processor: {busy:.3f} and {busier:.3f}, which others on the machine change less")
+            print(f"load of the machine {os.getloadavg()[0]:.1f}, of {os.cpu_count()} cores")
+            print(f"scaling efficiency {one / two:.2f}")
+
+
+def seconds(stepper: Stepper, batch: Batch) -> tuple[float, float]:
+    """How long a step takes, and how long it keeps the processor busy."""
+    start, busy = time.perf_counter(), time.process_time()
+    stepper([batch], [0.0, 0.0])
+    return time.perf_counter() - start, time.process_time() - busy
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--config", default="cityscapes_r50", help="an experiment of configs/ (default: %(default)s)")
+    parser.add_argument("--side", type=int, default=256, help="height of the images (default: %(default)s)")
+    parser.add_argument("--images", type=int, default=1, help="images a process (default: %(default)s)")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    arguments = parser.parse_args()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    multiprocessing.spawn(work, (port, arguments), nprocs=2)
+
+
+if __name__ == "__main__":
+    main()
