@@ -99,7 +99,7 @@ def step_unless(optimizer: torch.optim.Optimizer, skipped: Tensor) -> None:
     """
     if all(group["fused"] for group in optimizer.param_groups):
         # how torch's GradScaler tells a fused optimizer; it compares with exactly 1
-        optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]
+        optimizer.found_inf = skipped.to(torch.float32)  # type: ignore[attr-defined]
         try:
             optimizer.step()
         finally:

@@ -14,7 +14,7 @@ from seamseg.engine.train.chance import random_state, set_random_state
 
 
 def gather_rank_states(
-    world: World, net: nn.Module, averaged: Mapping[str, Mapping[str, Tensor]], losses: dict[str, Any]
+    world: World, net: nn.Module, averaged: Mapping[str, Any], losses: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """The state of every process, by rank; a collective call.
 
@@ -45,10 +45,12 @@ def load_rank_state(state: Mapping[str, Any], net: nn.Module, device: torch.devi
     set_random_state(state["random"], device)
 
 
-def with_own_averages(averaged: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> dict[str, Any]:
+def with_own_averages(averaged: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     """Moving averages of a snapshot, with those of a process' buffers in place of the main process'."""
     own = state["ema"]
-    return {part: {k: own.get(f"{part}.{k}", v) for k, v in tensors.items()} for part, tensors in averaged.items()}
+    parts = {part: averaged[part] for part in NETWORK_MODULES if part in averaged}
+    mixed = {part: {k: own.get(f"{part}.{k}", v) for k, v in tensors.items()} for part, tensors in parts.items()}
+    return {**averaged, **mixed}
 
 
 def pooled_losses(states: list[dict[str, Any]]) -> dict[str, Any]:
@@ -67,10 +69,10 @@ def _states(net: nn.Module) -> dict[str, dict[str, Tensor]]:
     return {part: module.state_dict() for part, module in parts if module is not None}
 
 
-def _buffers(net: nn.Module, states: Mapping[str, Mapping[str, Tensor]]) -> list[tuple[str, str, Tensor]]:
+def _buffers(net: nn.Module, states: Mapping[str, Any]) -> list[tuple[str, str, Tensor]]:
     """Part, key and value of those entries that are buffers of the network."""
-    names = {part: {name for name, _ in getattr(net, part).named_buffers()} for part in states}
-    return [(part, k, v) for part, state in states.items() for k, v in state.items() if k in names[part]]
+    names = {part: {n for n, _ in getattr(net, part).named_buffers()} for part in NETWORK_MODULES if part in states}
+    return [(part, key, value) for part in names for key, value in states[part].items() if key in names[part]]
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

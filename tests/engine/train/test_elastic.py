@@ -37,11 +37,11 @@ def stretch(folder: Path, rank: int, stop: int | None) -> None:
     """Train the elastic run until a step, or to its end; note the images of its first epoch."""
     step = Trainer._step
 
-    def watched(self, epoch, batches):
+    def watched(self, epoch, group):
         if epoch == 0:
             with open(folder / f"seen.{rank}", "a") as file:
-                file.writelines(i + "\n" for batch in batches for i in batch.ids)
-        return step(self, epoch, batches)
+                file.writelines(i + "\n" for fed in group for i in fed.source.ids)
+        return step(self, epoch, group)
 
     stops: Collection[int] = () if stop is None else (stop,)
     with mock.patch.object(Trainer, "_step", watched), signals_at(stops, rank=rank):

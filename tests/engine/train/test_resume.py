@@ -77,7 +77,7 @@ def test_a_signal_to_the_whole_group_spares_the_readers(seven, straight, tmp_pat
             assert len(children) == 2
             for process in [child.pid for child in children] + [os.getpid()]:
                 os.kill(process, signal.SIGTERM)
-        return step(self, epoch, batches)
+        return step(self, epoch, group)
 
     monkeypatch.setattr(Trainer, "_step", signalled)
     assert train_until_done(again(seven, run, "dataloader.num_workers=2")) == 1
@@ -102,7 +102,7 @@ def test_a_snapshot_in_between_changes_nothing_and_goes_on(seven, straight, tmp_
     def killed(self, epoch, batches):
         if self.progress.global_step == 3:
             raise Killed
-        return step(self, epoch, batches)
+        return step(self, epoch, group)
 
     options = again(seven, run, "general.snapshot_interval=2", "general.snapshot_keep=3")
     with pytest.MonkeyPatch.context() as patch:
@@ -124,7 +124,7 @@ def test_images_before_the_position_are_not_read(seven, tmp_path, monkeypatch):
     with signals_at([3]), pytest.raises(Preempted):
         run_training(options)
     read, reader = [], PanopticDataset.read
-    monkeypatch.setattr(PanopticDataset, "read", lambda self, index: (read.append(index), reader(self, index))[1])
+    monkeypatch.setattr(PanopticDataset, "read", lambda self, *key: (read.append(key), reader(self, *key))[1])
     run_training(options)
     assert len(read) == 1
 
@@ -147,11 +147,11 @@ def test_going_on_with_another_batch_size(seven, tmp_path):
     """The images that are left are seen, and the schedule ends with the training."""
     run, seen, step = tmp_path / "run", [], Trainer._step
 
-    def watched(self, epoch, batches):
+    def watched(self, epoch, group):
         rates.append(self.schedule.factor(self.progress.global_step, epoch))
         if epoch == 0:
-            seen.extend(i for batch in batches for i in batch.ids)
-        return step(self, epoch, batches)
+            seen.extend(i for fed in group for i in fed.source.ids)
+        return step(self, epoch, group)
 
     rates: list[float] = []
     with pytest.MonkeyPatch.context() as patch:
