@@ -71,7 +71,7 @@ def test_interrupted_anywhere(seven, straight, tmp_path, workers, seed):
 def test_a_signal_to_the_whole_group_spares_the_readers(seven, straight, tmp_path, monkeypatch):
     step, run = Trainer._step, tmp_path / "run"
 
-    def signalled(self, epoch, batches):
+    def signalled(self, epoch, group):
         if self.progress.global_step == 2:
             children = multiprocessing.active_children()
             assert len(children) == 2
@@ -99,7 +99,7 @@ def test_a_snapshot_in_between_changes_nothing_and_goes_on(seven, straight, tmp_
     class Killed(BaseException):
         pass
 
-    def killed(self, epoch, batches):
+    def killed(self, epoch, group):
         if self.progress.global_step == 3:
             raise Killed
         return step(self, epoch, group)
