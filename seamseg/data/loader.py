@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from seamseg.data.batches import collate
 from seamseg.errors import SeamsegError
@@ -34,9 +36,26 @@ class WorkerSeed:
         random.seed(state)
         np.random.seed(state % 2**32)
         torch.manual_seed(state)
-        # clusters signal whole groups of processes: the trainer says when to stop, and the batches until then are
-        # needed; a worker ends by itself when its loader or its parent does
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if get_worker_info() is not None:
+            _obey_the_parent_only()
+
+
+def _obey_the_parent_only() -> None:
+    """Let SIGTERM end this worker only when the process that reads from it sends it.
+
+    Clusters signal whole groups of processes. The trainer says when to stop; it needs the batches until then.
+    """
+    if not hasattr(signal, "sigwaitinfo"):
+        return
+    parent = os.getppid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def wait() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+            pass
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 class BatchLoader(DataLoader):
