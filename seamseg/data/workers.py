@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import signal
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -43,12 +45,29 @@ class WorkerSeed:
         random.seed(state)
         np.random.seed(state % 2**32)
         torch.manual_seed(state)
-        # clusters signal whole groups of processes: the trainer says when to stop, and the batches until then are
-        # needed; a worker ends by itself when its loader or its parent does
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         info = get_worker_info()
+        if info is not None:
+            _obey_the_parent_only()
         if self.reading is not None and info is not None and hasattr(info.dataset, "reading"):
             info.dataset.reading = self.reading[worker : worker + 1]
+
+
+def _obey_the_parent_only() -> None:
+    """Let SIGTERM end this worker only when the process that reads from it sends it.
+
+    Clusters signal whole groups of processes. The trainer says when to stop; it needs the batches until then.
+    """
+    if not hasattr(signal, "sigwaitinfo"):
+        return
+    parent = os.getppid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def wait() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+            pass
+        os._exit(0)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def dead_workers(error: BaseException, workers: Sequence[BaseProcess]) -> list[int]:

@@ -151,11 +151,11 @@ def resume(path: str | Path, net: PanopticNet, optimizer: torch.optim.Optimizer,
 
 
 def load_own_state(start: Start, net: PanopticNet, stepper: Stepper, world: World) -> None:
-    """Put in place what the stepper and this process held, in the middle of an epoch the state of its chance too."""
+    """Put in place the running statistics of this process and the state of its stepper."""
     own, state = start.own_state(world), dict(start.stepper_state)
     try:
         if own is not None:
-            load_rank_state(own, net, world.device)
+            load_rank_state(own, net)
             if "ema" in state:
                 state["ema"] = with_own_averages(state["ema"], own)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

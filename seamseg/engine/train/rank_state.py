@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from seamseg.engine.distributed import World, gather_objects
 from seamseg.engine.snapshot import NETWORK_MODULES
-from seamseg.engine.train.chance import random_state, set_random_state
+from seamseg.engine.train.chance import random_state
 
 
 def gather_rank_states(
@@ -30,19 +30,19 @@ def gather_rank_states(
     means = {f"{part}.{key}": value.detach().cpu().clone() for part, key, value in _buffers(net, averaged)}
     own = {"random": random_state(world.device), "losses": losses, "buffers": buffers, "ema": means}
     states = gather_objects(world, own)
-    main = {kind: states[0][kind] for kind in ("buffers", "ema")}
-    for state in states:
-        for kind, tensors in main.items():
-            state[kind] = {k: v for k, v in state[kind].items() if state is not states[0] and not _same(v, tensors[k])}
+    main = states[0]
+    for state in states[1:]:
+        for kind in ("buffers", "ema"):
+            state[kind] = {key: value for key, value in state[kind].items() if not torch.equal(value, main[kind][key])}
+    main["buffers"], main["ema"] = {}, {}
     return states
 
 
-def load_rank_state(state: Mapping[str, Any], net: nn.Module, device: torch.device) -> None:
-    """Give this process its chance and its running statistics; the network holds the main process' already."""
+def load_rank_state(state: Mapping[str, Any], net: nn.Module) -> None:
+    """Give this process its running statistics; the network holds the main process' already."""
     tensors = {f"{part}.{key}": value for part, key, value in _buffers(net, _states(net))}
     for name, value in state["buffers"].items():
         tensors[name].copy_(value)
-    set_random_state(state["random"], device)
 
 
 def with_own_averages(averaged: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,7 +73,3 @@ def _buffers(net: nn.Module, states: Mapping[str, Any]) -> list[tuple[str, str, 
     """Part, key and value of those entries that are buffers of the network."""
     names = {part: {n for n, _ in getattr(net, part).named_buffers()} for part in NETWORK_MODULES if part in states}
     return [(part, key, value) for part in names for key, value in states[part].items() if key in names[part]]
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return torch.equal(a, b)

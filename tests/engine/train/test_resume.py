@@ -7,6 +7,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,14 +77,32 @@ def test_a_signal_to_the_whole_group_spares_the_readers(seven, straight, tmp_pat
         if self.progress.global_step == 2:
             children = multiprocessing.active_children()
             assert len(children) == 2
-            for process in [child.pid for child in children] + [os.getpid()]:
-                os.kill(process, signal.SIGTERM)
+            targets = [str(pid) for pid in (*(child.pid for child in children), os.getpid())]
+            # from outside: workers obey their parent
+            subprocess.run(["kill", "-TERM", *targets], check=True)
+            time.sleep(0.5)
+            assert all(child.is_alive() for child in children)
         return step(self, epoch, group)
 
     monkeypatch.setattr(Trainer, "_step", signalled)
     assert train_until_done(again(seven, run, "dataloader.num_workers=2")) == 1
     assert not multiprocessing.active_children()
     assert result(run) == result(straight)
+
+
+def test_readers_obey_their_parent(seven):
+    """A process that fails ends those that read for it; else it would wait for them for ever."""
+    from seamseg.data.loader import train_loader
+
+    images = PanopticDataset(seven.data, "train", lambda *rest: {})
+    loader = train_loader(images, [[0]] * 1000, num_workers=1)
+    iterator = super(type(loader), loader).__iter__()
+    (worker,) = multiprocessing.active_children()
+    time.sleep(1)
+    worker.terminate()
+    worker.join(10)
+    assert worker.exitcode == 0
+    del iterator
 
 
 def test_interrupted_after_every_step(seven, straight, tmp_path):
