@@ -76,7 +76,9 @@ def prepare_cityscapes(
     return replace(convert_splits(out, _CLASSES, named, read_instances, options), missing=missing)
 
 
-def find_frames(source: SourceTree | Path, split: str, say: Callable[[str], None] = lambda message: None) -> list[Frame]:
+def find_frames(
+    source: SourceTree | Path, split: str, say: Callable[[str], None] = lambda message: None
+) -> list[Frame]:
     """The annotated photos of a split of raw Cityscapes, by name.
 
     Parameters

@@ -14,21 +14,6 @@ from seamseg.errors import InputError
 from seamseg.files import read_bytes
 from seamseg.structures import VOID
 
-EXAMPLE = """\
-[road]
-id = 0
-kind = stuff
-color = 128 64 128
-
-[car]
-id = 1
-kind = thing
-
-[void]
-ids = 255
-"""
-"""A class list: a section a class; `color` may be left out; `[void]` names the values that mean nothing."""
-
 
 @dataclass(frozen=True)
 class ClassList:
@@ -41,7 +26,8 @@ class ClassList:
 def read_class_list(path: str | Path) -> ClassList:
     """Read a class list.
 
-    INI has a section a class, see :data:`EXAMPLE`. JSON is a list of
+    INI has a section a class, with `id`, `kind` (stuff or thing) and, if one likes, `color` (`128 64 128`); the section
+    `[void]` has `ids`, the values that mean nothing. JSON is a list of
     `{"id": 1, "name": "car", "isthing": 1, "color": [0, 0, 142]}`, as `categories` of COCO files, or an object with
     such a list as `categories` and, if need be, the void values as `void`.
 
@@ -130,11 +116,13 @@ def _entry(given: Any, where: str, kind: str) -> dict[str, Any]:
         raise InputError(f"{where}: id {number} is negative")
     if isinstance(colour, str):
         colour = _integers(colour, f"{where}: color")
-    if colour is not None and (
-        not isinstance(colour, list) or len(colour) != 3 or not all(isinstance(c, int) and 0 <= c <= 255 for c in colour)
-    ):
+    if colour is not None and not _is_colour(colour):
         raise InputError(f"{where}: color must be three numbers from 0 to 255")
     return {"id": number, "name": name, "thing": thing, "color": colour}
+
+
+def _is_colour(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(isinstance(c, int) and 0 <= c <= 255 for c in value)
 
 
 def _is_thing(value: Any) -> bool:

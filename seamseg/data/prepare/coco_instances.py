@@ -13,7 +13,7 @@ from pycocotools import mask as coco_mask
 from seamseg.data.metadata import Metadata
 from seamseg.data.prepare.archives import photo_size, read_map
 from seamseg.data.prepare.class_file import ClassList, build_class_list, coco_categories, read_class_list
-from seamseg.data.prepare.convert import Options, Prepared, convert_splits, distinct_ids, id_of
+from seamseg.data.prepare.convert import DEFAULTS, Options, Prepared, convert_splits, distinct_ids, id_of
 from seamseg.data.prepare.pairs import by_stem, partner, tree_files
 from seamseg.data.prepare.panoptic import load_json
 from seamseg.data.prepare.segments import number_segments
@@ -26,7 +26,7 @@ def prepare_instances(
     out: str | Path,
     splits: Mapping[str, tuple[str, ...]],
     class_list: str | Path | None = None,
-    options: Options = Options(),
+    options: Options = DEFAULTS,
 ) -> Prepared:
     """Convert COCO instances.
 
@@ -51,7 +51,9 @@ def prepare_instances(
         listed = read_class_list(class_list)
     else:
         name = next(iter(splits))
-        listed = build_class_list(coco_categories(contents[name].get("categories"), splits[name][1]), [], splits[name][1])
+        listed = build_class_list(
+            coco_categories(contents[name].get("categories"), splits[name][1]), [], splits[name][1]
+        )
         if any(len(given) > 2 for given in splits.values()):
             raise InputError("label pictures need a class list, which says what their values mean (--classes)")
     frames = {name: find_frames(given, contents[name], listed, options) for name, given in splits.items()}
@@ -59,9 +61,7 @@ def prepare_instances(
     return convert_splits(out, listed.classes, distinct_ids(frames), read, options)
 
 
-def find_frames(
-    given: tuple[str, ...], content: Mapping[str, Any], listed: ClassList, options: Options
-) -> list[Frame]:
+def find_frames(given: tuple[str, ...], content: Mapping[str, Any], listed: ClassList, options: Options) -> list[Frame]:
     """The images of a COCO file, by id; those without objects too."""
     source = given[1]
     photos = tree_files(given[0], "photos")
@@ -127,7 +127,9 @@ def read_instances(frame: Frame, listed: ClassList) -> Instances:
     return Instances(*_compact(np.stack(layers), cat, iscrowd))
 
 
-def _background(frame: Frame, classes: Metadata, class_of: Mapping[int, int]) -> tuple[np.ndarray, list[int], list[int]]:
+def _background(
+    frame: Frame, classes: Metadata, class_of: Mapping[int, int]
+) -> tuple[np.ndarray, list[int], list[int]]:
     assert frame.second is not None
 
     def describe(value: int) -> tuple[int, int]:

@@ -33,6 +33,9 @@ class Options:
     symlink: bool = False
 
 
+DEFAULTS = Options()
+
+
 @dataclass(frozen=True)
 class Prepared:
     """What a converter did: the metadata it wrote, images by list, and the splits of the source that are missing."""
@@ -126,7 +129,7 @@ def ordered_classes(entries: Sequence[Mapping[str, Any]]) -> tuple[Metadata, dic
 
 
 def distinct_colour(number: int) -> tuple[int, int, int]:
-    """A colour unlike those of other numbers: the bits of the number, in turn, are the high bits of red, green, blue."""
+    """A colour unlike those of other numbers: the bits of it, in turn, are the high bits of red, green, blue."""
     channels = [0, 0, 0]
     for bit in range(24):
         channels[bit % 3] |= (number >> bit & 1) << 7 - bit // 3

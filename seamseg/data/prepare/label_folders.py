@@ -10,7 +10,7 @@ import numpy as np
 
 from seamseg.data.prepare.archives import File, read_map
 from seamseg.data.prepare.class_file import ClassList, read_class_list
-from seamseg.data.prepare.convert import Options, Prepared, convert_splits, distinct_ids, id_of
+from seamseg.data.prepare.convert import DEFAULTS, Options, Prepared, convert_splits, distinct_ids, id_of
 from seamseg.data.prepare.pairs import by_stem, is_photo, partner, tree_files, without_suffix
 from seamseg.data.prepare.segments import number_segments
 from seamseg.data.prepare.writer import Frame, Instances
@@ -25,7 +25,7 @@ def prepare_folders(
     class_list: str | Path,
     divisor: int = 0,
     suffixes: tuple[str, str, str] = ("", "", ""),
-    options: Options = Options(),
+    options: Options = DEFAULTS,
 ) -> Prepared:
     """Convert folders of pictures.
 
@@ -116,5 +116,3 @@ def read_instances(frame: Frame, listed: ClassList, divisor: int) -> Instances:
         return listed.class_of[label], int(number == 0)
 
     return Instances(*number_segments(labels << _LABEL_SHIFT | numbers, describe, listed.classes))
-
-

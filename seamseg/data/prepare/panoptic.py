@@ -15,14 +15,14 @@ from seamseg.data.images import open_image, open_mask
 from seamseg.data.metadata import Metadata
 from seamseg.data.prepare.archives import File, SourceTree, read_file
 from seamseg.data.prepare.class_file import build_class_list, coco_categories
-from seamseg.data.prepare.convert import Options, Prepared, convert_splits, distinct_ids, find_splits, id_of
+from seamseg.data.prepare.convert import DEFAULTS, Options, Prepared, convert_splits, distinct_ids, find_splits, id_of
 from seamseg.data.prepare.pairs import tree_files
 from seamseg.data.prepare.segments import number_segments
 from seamseg.data.prepare.writer import Frame, Instances
 from seamseg.errors import InputError
 from seamseg.structures import VOID
 
-COCO_SPLITS = ("train", "val")
+COCO_SPLITS = ("train2017", "val2017")
 _COLOUR_TYPES = (2, 3, 6)  # of a PNG: RGB, palette, RGBA
 
 
@@ -44,7 +44,7 @@ class PanopticSource:
 
 
 def prepare_panoptic(
-    out: str | Path, splits: Mapping[str, tuple[str, str, str]], options: Options = Options()
+    out: str | Path, splits: Mapping[str, tuple[str, str, str]], options: Options = DEFAULTS
 ) -> Prepared:
     """Convert any data set in the COCO panoptic format.
 
@@ -70,7 +70,7 @@ def prepare_panoptic(
 
 
 def prepare_coco(
-    root: str | Path, out: str | Path, splits: Sequence[str] = COCO_SPLITS, options: Options = Options()
+    root: str | Path, out: str | Path, splits: Sequence[str] = COCO_SPLITS, options: Options = DEFAULTS
 ) -> Prepared:
     """Convert COCO panoptic as it is downloaded.
 
@@ -85,20 +85,20 @@ def prepare_coco(
     tree = SourceTree(root, ("", "annotations"))
 
     def find(split: str) -> PanopticSource | None:
-        path = f"annotations/panoptic_{split}2017.json"
+        path = f"annotations/panoptic_{split}.json"
         file = tree.file(path)
         if file is None:
             return None
-        masks = tree.files(f"annotations/panoptic_{split}2017") or tree.files(f"panoptic_{split}2017")
-        return PanopticSource(tree.files(f"{split}2017"), masks, load_json(file), str(tree.root / path))
+        masks = tree.files(f"annotations/panoptic_{split}") or tree.files(f"panoptic_{split}")
+        return PanopticSource(tree.files(split), masks, load_json(file), str(tree.root / path))
 
     find_splits(splits, COCO_SPLITS, lambda split: [], "COCO")
     found = {split: find(split) for split in dict.fromkeys(splits)}
     missing = [split for split, source in found.items() if source is None]
     if len(missing) == len(found):
         raise InputError(
-            f"{root}: 0 images found; expected annotations/panoptic_val2017.json, annotations/panoptic_val2017/*.png and "
-            f"val2017/*.jpg, or their zip files{tree.hint}"
+            f"{root}: 0 images found; expected annotations/panoptic_val2017.json, "
+            f"annotations/panoptic_val2017/*.png and val2017/*.jpg, or their zip files{tree.hint}"
         )
     for split in missing:
         options.say(f"{root}: no {split}, left out")
@@ -166,7 +166,7 @@ def _file(files: Mapping[str, File], name: str, source: str) -> File:
 
 
 def read_instances(frame: Frame, classes: Metadata, class_of: Mapping[int, int]) -> Instances:
-    """The segments of an image; InputError if the PNG has an id that the JSON lacks, or the JSON an unknown category."""
+    """The segments of an image; InputError if PNG and JSON do not fit each other."""
     known = {number: (category, crowd) for number, category, crowd in frame.info}
 
     def describe(value: int) -> tuple[int, int]:
@@ -176,7 +176,9 @@ def read_instances(frame: Frame, classes: Metadata, class_of: Mapping[int, int])
             raise InputError(f"{frame.annotation}: has segment {value}, which the JSON does not describe")
         category, crowd = known[value]
         if category not in class_of:
-            raise InputError(f"{frame.annotation}: segment {value} has category {category}, which the JSON does not list")
+            raise InputError(
+                f"{frame.annotation}: segment {value} has category {category}, which the JSON does not list"
+            )
         return class_of[category], crowd
 
     return Instances(*number_segments(read_ids(frame.annotation), describe, classes))

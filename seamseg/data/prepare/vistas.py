@@ -14,7 +14,7 @@ import numpy as np
 from seamseg.data.images import open_mask
 from seamseg.data.metadata import Metadata
 from seamseg.data.prepare.archives import File, SourceTree, read_file
-from seamseg.data.prepare.convert import Options, Prepared, convert_splits, find_splits, ordered_classes
+from seamseg.data.prepare.convert import DEFAULTS, Options, Prepared, convert_splits, find_splits, ordered_classes
 from seamseg.data.prepare.pairs import by_stem, is_photo
 from seamseg.data.prepare.segments import number_segments
 from seamseg.data.prepare.writer import Frame, Instances
@@ -42,7 +42,7 @@ def prepare_vistas(
     out: str | Path,
     version: str | None = None,
     splits: Sequence[str] = SPLITS,
-    options: Options = Options(),
+    options: Options = DEFAULTS,
 ) -> Prepared:
     """Convert Mapillary Vistas.
 
@@ -162,7 +162,9 @@ def read_instances(frame: Frame, labels: VistasLabels) -> Instances:
         raise InputError(f"{frame.annotation}: not 16 bits deep: a picture of labels/, not of instances/?")
     highest = int(values.max()) // _INSTANCES_PER_LABEL
     if highest >= len(labels.class_of):
-        raise InputError(f"{frame.annotation}: label {highest}, but the config has labels 0 to {len(labels.class_of) - 1}")
+        raise InputError(
+            f"{frame.annotation}: label {highest}, but the config has labels 0 to {len(labels.class_of) - 1}"
+        )
 
     def describe(value: int) -> tuple[int, int]:
         label = value // _INSTANCES_PER_LABEL
