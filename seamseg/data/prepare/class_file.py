@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def read_class_list(path: str | Path) -> ClassList:
     """
     path = Path(path)
     text = read_bytes(path, "class list").decode("utf-8-sig", errors="replace")
-    is_json = path.suffix.lower() == ".json" or text.lstrip()[:1] in ("{", "[")
+    is_json = path.suffix.lower() == ".json" or re.match(r"\s*(\{|\[\s*\{)", text) is not None
     entries, void = _from_json(text, path) if is_json else _from_ini(text, path)
     return build_class_list(entries, void, str(path))
 
