@@ -127,7 +127,7 @@ def rle(mask):
 
 @pytest.fixture
 def coco(raw):
-    """Two overlapping cars (a box of polygons, an RLE), a crowd, an image without objects; labels with road and cars."""
+    """Two overlapping cars (a box of polygons, an RLE), a crowd, one without objects; labels of road and cars."""
     photo(raw / "photos" / "b.jpg")
     big, crowd = np.zeros((8, 12), bool), np.zeros((8, 12), bool)
     big[2:6, 4:10], crowd[7, :3] = True, True

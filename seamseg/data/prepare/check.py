@@ -179,9 +179,7 @@ def _check_ids(image: ImageInfo, counts: np.ndarray, path: Path) -> list[Problem
     if beyond:
         more = f" and {len(beyond) - 1} more" if len(beyond) > 1 else ""
         problems.append(
-            error(
-                path, f"instance id {beyond[0]}{more} without class: metadata.bin lists ids 0 to {len(image.cat) - 1}"
-            )
+            error(path, f"instance id {beyond[0]}{more} without class: metadata.bin has ids 0 to {len(image.cat) - 1}")
         )
     unused = [k for k in range(1, len(image.cat)) if k >= len(counts) or not counts[k]]
     if unused:
