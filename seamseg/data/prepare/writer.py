@@ -251,7 +251,8 @@ def _convert(frame: Frame, root: Path, read: Reader, classes: Metadata, link: Li
     depth = np.uint8 if len(instances.cat) <= 256 else np.uint16
     for path, layer in zip(masks, layers):
         with replacing(root / path) as temporary:
-            Image.fromarray(layer.astype(depth, copy=False)).save(temporary, format="PNG")
+            # runs of equal ids are all there is to find: half the time of zlib's usual search, and smaller files
+            Image.fromarray(layer.astype(depth, copy=False)).save(temporary, format="PNG", compress_type=zlib.Z_RLE)
     return {
         "id": frame.id,
         "file_name": frame.file_name,
