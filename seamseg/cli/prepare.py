@@ -114,6 +114,8 @@ def run(args: argparse.Namespace) -> int:
         if args.check is None:
             raise InputError("nothing to do: name a SOURCE or --check DATA; see seamseg prepare --help")
         return run_check(args)
+    if args.check is not None and args.source != "check":
+        raise InputError(f"--check DATA and the source {args.source} do not go together; run them one after the other")
     return args.convert(args)
 
 

@@ -226,6 +226,7 @@ def test_command_with_what_is_no_data_set(data, tmp_path, capsys):
     assert main(["prepare"]) == 2
     assert "name a SOURCE or --check DATA" in capsys.readouterr().err
     assert main(["prepare", "--check", str(data), "--samples", "-1"]) == 2
+    assert main(["prepare", "--check", str(data), "toy-city", "x"]) == 2
 
 
 def test_many_problems_are_counted(data, capsys):

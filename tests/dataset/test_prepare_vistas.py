@@ -10,15 +10,12 @@ from PIL import Image
 from source_files import photo, picture, segments, tree, write_json, zip_of
 
 from seamseg.cli.main import main
-from seamseg.data.folder import DatasetFolder
 from seamseg.data.metadata import read_metadata
 from seamseg.data.prepare.convert import Options
 from seamseg.data.prepare.vistas import prepare_vistas
 from seamseg.errors import InputError
 
 FIXTURE = Path(__file__).parents[1] / "data" / "prep_fixture.zip"
-SAMPLE = Path("/work/shared/data/vistas_sample/v1.2")
-PUBLISHED = Path("/work/shared/data/published_model/metadata.bin")
 LABELS = [
     {"name": "sky", "instances": False, "evaluate": True, "color": [1, 2, 3]},
     {"name": "car", "instances": True, "evaluate": True, "color": [4, 5, 6]},
@@ -179,13 +176,3 @@ def test_command(raw, tmp_path, capsys):
     assert main(["prepare", "vistas", str(raw), str(out), "--workers", "1", "--symlink"]) == 0
     assert capsys.readouterr().out == f"{out}: 1 image in training; 2 stuff and 2 thing classes\n"
     assert (out / "img" / "a.jpg").is_symlink()
-
-
-@pytest.mark.skipif(not SAMPLE.is_dir(), reason="needs a frame of the real data set")
-def test_real_frame_is_as_published(tmp_path):
-    done = prepare_vistas(SAMPLE, tmp_path / "out", options=Options(workers=1))
-    published = read_metadata(PUBLISHED)
-    assert done.metadata.without_images() == published.without_images()
-    image = done.metadata.images[0]
-    assert image == next(i for i in published.images if i.id == image.id)
-    assert DatasetFolder(tmp_path / "out").read_mask(image.id).max() == len(image.cat) - 1

@@ -172,7 +172,9 @@ def _zip_members(archive: Path) -> list[Member]:
         with zipfile.ZipFile(archive) as file:
             entries = [info for info in file.infolist() if not info.is_dir()]
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-        raise InputError(f"{archive}: not a zip file, or a truncated one ({error}); download it again") from None
+        raise InputError(
+            f"{archive}: not a zip file, or a truncated one ({error}); download it again, or move it away"
+        ) from None
     for info in entries:
         if info.flag_bits & 1 or info.compress_type not in (_STORED, _DEFLATED):
             raise InputError(f"{archive}: {info.filename} is encrypted or packed in an unusual way; unpack the archive")
@@ -187,7 +189,9 @@ def _tar_members(archive: Path) -> list[Member]:
         with tarfile.open(archive, "r:") as file:
             entries = [info for info in file if info.isreg()]
     except (OSError, tarfile.TarError) as error:
-        raise InputError(f"{archive}: not a tar file, or a truncated one ({error}); download it again") from None
+        raise InputError(
+            f"{archive}: not a tar file, or a truncated one ({error}); download it again, or move it away"
+        ) from None
     return [Member(archive, i.name, _TAR, i.offset_data, i.size, i.size, 0) for i in entries]
 
 

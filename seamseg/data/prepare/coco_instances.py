@@ -168,4 +168,4 @@ def decode_segmentation(
         x, y, w, h = (int(v) for v in coco_mask.toBbox(rle))
         return coco_mask.decode(rle).astype(bool), (slice(y, y + h), slice(x, x + w))
     except Exception as error:  # pycocotools raises plain Exception
-        raise InputError(f"{frame.photo}: a broken `segmentation` in {frame.annotation}: {error}") from None
+        raise InputError(f"{frame.photo}: a broken `segmentation` in its annotations: {error}") from None

@@ -83,7 +83,9 @@ def convert_splits(
     writer = DatasetWriter(out, classes, options.workers, options.progress, options.copy, options.symlink)
     for name, frames in splits.items():
         if writer.is_finished(name, frames):
-            options.say(f"{name}: {len(frames)} images, prepared already")
+            options.say(
+                f"{name}: {len(frames)} images, prepared already; to redo it, delete {writer.root / 'lst' / name}.txt"
+            )
         else:
             writer.add_split(name, frames, read)
     return Prepared(writer.finish(), {name: len(frames) for name, frames in splits.items()})

@@ -158,6 +158,9 @@ class DatasetWriter:
         if len(set(ids)) != len(ids):
             twice = next(i for k, i in enumerate(ids) if i in ids[:k])
             raise InputError(f"{split}: two images of the source are called {twice!r}")
+        outside = next((i for i in ids if Path(i).is_absolute() or ".." in Path(i).parts), None)
+        if outside is not None:
+            raise InputError(f"{split}: {outside!r} is no name for an image")
         journal = _Journal(self.root / _JOURNALS / f"{split}.jsonl", self.classes)
         records = {k: r for k, r in journal.read().items() if self._is_on_disk(r)}
         todo = [f for f in frames if f.id not in records or records[f.id]["stamp"] != _stamp(f)]
