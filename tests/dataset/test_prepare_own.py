@@ -8,10 +8,12 @@ from pycocotools import mask as coco_mask
 from source_files import CLASS_LIST, photo, picture, segments, tree, write_json, zip_of
 
 from seamseg.cli.main import main
+from seamseg.data.dataset import PanopticDataset
 from seamseg.data.folder import DatasetFolder
 from seamseg.data.prepare.coco_instances import prepare_instances
 from seamseg.data.prepare.convert import Options
 from seamseg.data.prepare.label_folders import prepare_folders
+from seamseg.data.transforms import TrainTransform
 from seamseg.errors import InputError
 
 FOUND = [("car", 0, 3), ("car", 0, 5), ("car", 1, 4), ("road", 0, 60), ("sky", 0, 12)]
@@ -182,6 +184,14 @@ def test_instances_with_labels(coco):
         (12, 1),
         (24, 0),
     ]
+
+
+def test_overlapping_objects_train(coco):
+    given = {"train": (str(coco / "photos"), str(coco / "instances.json"), str(coco / "labels"))}
+    prepare_instances(coco / "out", given, coco / "classes.ini")
+    sample = PanopticDataset(coco / "out", "train", TrainTransform(16, None))[0]
+    boxes = [box for box, cat in zip(sample["bbx"].tolist(), sample["cat"].tolist()) if cat == 2]
+    assert len(boxes) == 4 and sample["msk"].shape[0] == 2
 
 
 def test_instances_alone(coco):

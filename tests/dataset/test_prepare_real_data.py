@@ -21,6 +21,8 @@ from seamseg.data.prepare.convert import Options
 from seamseg.data.prepare.panoptic import prepare_panoptic
 from seamseg.data.prepare.vistas import prepare_vistas
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(os.environ.get("SEAMSEG_REAL_DATA", "/nonexistent"))
 
 
