@@ -18,6 +18,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from seamseg.structures import Batch
 
 ORIGINAL = {
     "inference 512": {"body": 0.97, "rpn": 0.47, "roi": 3.66, "semantic": 6.26, "fusion": 0.1},
@@ -83,19 +87,14 @@ def inference(side: int) -> Callable[[], Stages]:
     return run
 
 
-def training(side: int, precision: str) -> Callable[[], Stages]:
-    """Make a network and a batch of one picture; the result takes one step without an optimiser."""
+def street(side: int) -> Batch:
+    """One picture of 11 stuff classes and 20 things, as a batch."""
     import torch
     from torch.nn import functional
 
-    from seamseg.config import load_config
-    from seamseg.models.build import build_training_module
     from seamseg.ops.extract_boxes import extract_boxes
     from seamseg.structures import Batch, PackedSequence
 
-    torch.manual_seed(0)
-    config = load_config(CONFIGS / "cityscapes_r50.ini")
-    module = build_training_module(config, 11, 8).train()
     height, width = side, 2 * side
     image = functional.interpolate(torch.randn(1, 3, 16, 32), size=(height, width), mode="bicubic")[0]
     masks = torch.zeros(1, height, width, dtype=torch.long)
@@ -107,7 +106,7 @@ def training(side: int, precision: str) -> Callable[[], Stages]:
         y, x = height * (i % 5) // 5, width * (i // 5) // 4
         masks[0, y : y + height // 8 + 4 * i, x : x + width // 10 + 3 * i] = len(categories)
         categories.append(11 + i % 8)
-    batch = Batch(
+    return Batch(
         images=PackedSequence([image]),
         masks=PackedSequence([masks]),
         categories=PackedSequence([torch.tensor(categories)]),
@@ -116,6 +115,19 @@ def training(side: int, precision: str) -> Callable[[], Stages]:
         ids=["street"],
         original_sizes=[(height, width)],
     )
+
+
+def training(side: int, precision: str) -> Callable[[], Stages]:
+    """Make a network and a batch of one picture; the result takes one step without an optimiser."""
+    import torch
+
+    from seamseg.config import load_config
+    from seamseg.models.build import build_training_module
+
+    torch.manual_seed(0)
+    config = load_config(CONFIGS / "cityscapes_r50.ini")
+    module = build_training_module(config, 11, 8).train()
+    batch = street(side)
     parameters = [p for p in module.parameters() if p.requires_grad]
     own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
 

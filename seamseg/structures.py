@@ -7,8 +7,8 @@ Conventions (docs/concepts.md): boxes are `(y0, x0, y1, x1)` in pixels with an e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, overload
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -184,6 +184,28 @@ def _unchecked(values: list) -> PackedSequence:
     return packed
 
 
+class Facts(NamedTuple):
+    """What the host knows of the targets of an image, id by id, wherever the targets themselves are.
+
+    categories, iscrowd : as in :class:`Batch`; present : whether the id has a box
+    """
+
+    categories: tuple[int, ...]
+    iscrowd: tuple[bool, ...]
+    present: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What is left to do to an image: mirror it, and its colours.
+
+    `jitter` are the factors of brightness, contrast and saturation and the turns of the hue; None for none.
+    """
+
+    flip: bool = False
+    jitter: tuple[float, float, float, float] | None = None
+
+
 @dataclass(frozen=True)
 class Batch:
     """Training images with their targets, as `seamseg.data.batches.collate` makes it.
@@ -191,6 +213,14 @@ class Batch:
     `masks[i]` is `L x H x W` int64: L layers of instance ids, 0 void. The other targets are indexed by id, entry 0 is
     void: `categories[i]` int64 (255 for void), `iscrowd[i]` uint8, `boxes[i]` float32 `n x 4` (-1 where an id is
     absent from the mask).
+
+    `facts` repeats the small targets on the host: :func:`seamseg.data.batches.collate` writes them down before the
+    batch goes to a device: nobody has to wait for the device then to learn what was known all along. Boxes may move
+    afterwards, but ids, classes and whether a box is there may not change.
+
+    With `pending`, one an image, the images are still bytes, uint8 `3 x H x W`, and neither they nor masks (of any
+    integer type) and boxes are flipped: `seamseg.engine.train.device_transforms.prepare_batch` does the rest.
+    `broken` are the training images that could not be read and are replaced by others here: `(id, what was wrong)`.
     """
 
     images: PackedSequence
@@ -200,9 +230,33 @@ class Batch:
     boxes: PackedSequence
     ids: list[str]
     original_sizes: list[tuple[int, int]]
+    facts: tuple[Facts, ...] | None = None
+    pending: list[Pending] | None = None
+    broken: list[tuple[str, str]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def with_facts(self) -> Batch:
+        """The batch with its `facts`; where they are missing they are read, in one transfer for all images."""
+        return self if self.facts is not None else replace(self, facts=self._read_facts())
+
+    def _read_facts(self) -> tuple[Facts, ...]:
+        columns = []
+        for categories, iscrowd, boxes in zip(self.categories, self.iscrowd, self.boxes, strict=True):
+            assert categories is not None and iscrowd is not None and boxes is not None
+            present = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
+            columns.append(torch.stack((categories.long(), iscrowd.long(), present.long())))
+        if not columns:
+            return ()
+        flat = torch.cat(columns, dim=1).tolist()
+        facts, start = [], 0
+        for column in columns:
+            stop = start + column.shape[1]
+            categories, iscrowd, present = (row[start:stop] for row in flat)
+            facts.append(Facts(tuple(categories), tuple(map(bool, iscrowd)), tuple(map(bool, present))))
+            start = stop
+        return tuple(facts)
 
     def _map(self, function: Callable[[PackedSequence], PackedSequence]) -> Batch:
         changed: dict[str, Any] = {
@@ -219,6 +273,13 @@ class Batch:
     def pin_memory(self) -> Batch:
         """Every tensor in page-locked memory."""
         return self._map(PackedSequence.pin_memory)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor."""
+        for f in fields(self):
+            packed = getattr(self, f.name)
+            if isinstance(packed, PackedSequence):
+                yield from (t for t in packed if t is not None)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from seamseg.backbones.residual import NormFactory
 from seamseg.backbones.resnet import ResNet
+from seamseg.ops.abn_replay import checkpointed
 
 
 class FPN(nn.Module):
@@ -69,18 +70,21 @@ class FPNBody(nn.Module):
     backbone : network whose call gives a dict of maps
     fpn : the pyramid
     inputs : names of the maps that the pyramid takes, finest first
+    checkpoint : keep only the levels of the pyramid for the backward pass, which runs it again
     """
 
-    def __init__(self, backbone: ResNet, fpn: FPN, inputs: Sequence[str]) -> None:
+    def __init__(self, backbone: ResNet, fpn: FPN, inputs: Sequence[str], checkpoint: bool = False) -> None:
         super().__init__()
         self.backbone = backbone
         self.fpn = fpn
         self.inputs = tuple(inputs)
+        self.checkpoint = checkpoint
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Images `N x 3 x H x W` -> the levels of the pyramid, finest first."""
         maps = self.backbone(images)
-        return self.fpn([maps[name] for name in self.inputs])
+        used = [maps[name] for name in self.inputs]
+        return checkpointed(self.fpn, used) if self.checkpoint else self.fpn(used)
 
 
 def _conv_norm(in_channels: int, out_channels: int, kernel: int, stride: int, norm: NormFactory) -> nn.Sequential:

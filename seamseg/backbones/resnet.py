@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from seamseg.backbones.residual import NormFactory, ResidualBlock
+from seamseg.ops.abn_replay import checkpointed
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class ResNet(nn.Module):
     dropout : channel dropout of the blocks of each stage: one probability, or one for each of `mod2`..`mod5`
     classes : outputs of a classifier on the global average, 0 for none
     caffe_mode : give the first convolution a bias, as networks converted from Caffe have
+    checkpoint : of each stage that is trained keep only the output for the backward pass, which runs the stage again
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class ResNet(nn.Module):
         dropout: float | Sequence[float] = 0.0,
         classes: int = 0,
         caffe_mode: bool = False,
+        checkpoint: bool = False,
     ) -> None:
         super().__init__()
         dilations = _four(dilation, "dilation")
@@ -93,12 +96,15 @@ class ResNet(nn.Module):
                 OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=nn.Linear(width, classes))
             )
         self.classes = classes
+        self.checkpoint = checkpoint
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         """Images `N x 3 x H x W` -> outputs of `mod1`..`mod5`, and `classifier` (`N x classes`) if there is one."""
         outputs: dict[str, Tensor] = {}
         for name in MODULES:
-            x = self.get_submodule(name)(x)
+            stage = self.get_submodule(name)
+            trained = x.requires_grad or any(p.requires_grad for p in stage.parameters())
+            x = checkpointed(stage, x) if self.checkpoint and trained else stage(x)
             outputs[name] = x
         if self.classes > 0:
             outputs["classifier"] = self.classifier(x)

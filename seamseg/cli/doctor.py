@@ -1,6 +1,10 @@
 """What this machine has, what serves each operator, and what to mend. Paste its output into a bug report.
 
-seamseg doctor
+    seamseg doctor
+    seamseg doctor --replay runs/my/dump-step-00000123.pth.tar
+
+A training that stops over a loss leaves a dump of the step in its run folder; --replay repeats that step and says which
+loss and which module go wrong first. It ends with 0 if the step goes wrong again, with 1 if not.
 """
 
 from __future__ import annotations
@@ -24,11 +28,15 @@ _OPTIONAL = ("inplace-abn",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """No options of its own."""
+    """The options of the command."""
+    parser.add_argument("--replay", metavar="DUMP", help="repeat the training step of this dump")
+    parser.add_argument("--device", default="cpu", help="for --replay: auto, cpu, cuda or cuda:N (default: cpu)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; 1 if something that is needed does not work."""
+    """Print the report; 1 if something that is needed does not work, or if a step does not go wrong again."""
+    if args.replay is not None:
+        return _replay(args.replay, args.device)
     problems: list[str] = []
     _say("seamseg", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
     for package in _PACKAGES:
@@ -56,6 +64,26 @@ def run(args: argparse.Namespace) -> int:
     for problem in problems:
         print(f"to mend: {problem}", file=sys.stderr)
     return 1 if problems else 0
+
+
+def _replay(path: str, device: str) -> int:
+    from seamseg.engine.train.replay import replay
+
+    outcome = replay(path, device)
+    dump = outcome.dump
+    process = f", process {dump.rank} of {dump.world_size}" if dump.world_size > 1 else ""
+    _say("step", f"{dump.step}{process}: {dump.reason}")
+    _say("images", ", ".join(name for batch in dump.batches for name in batch.ids))
+    for name in outcome.losses or dump.losses:
+        now = f"{outcome.losses[name]:.6g}" if outcome.losses else "none"
+        _say(name, f"{now} (was {dump.losses.get(name, float('nan')):.6g})")
+    _say("gradient norm", f"{outcome.grad_norm:.6g}")
+    if outcome.error is not None:
+        _say("stopped by", outcome.error)
+    _say("bad pixels", f"in {', '.join(outcome.bad_inputs)}" if outcome.bad_inputs else "none: all are finite")
+    _say("first bad module", outcome.first or "none: every module's output is finite")
+    _say("outcome", "goes wrong again" if outcome.reproduced else "does not go wrong this time")
+    return 0 if outcome.reproduced else 1
 
 
 def _say(what: str, words: str) -> None:

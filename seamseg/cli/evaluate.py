@@ -21,7 +21,7 @@ from seamseg.errors import InputError
 if TYPE_CHECKING:
     from seamseg.evaluation.scores import PanopticScores
 
-_MODEL_OPTIONS = ("split", "config", "meta", "device", "set")
+_MODEL_OPTIONS = ("split", "config", "meta", "device", "set", "ap")
 _FILE_OPTIONS = ("gt", "pred", "gt_folder", "pred_folder", "workers")
 
 
@@ -35,6 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--meta", metavar="BIN", help="metadata.bin of a snapshot that has none beside it")
     model.add_argument("--device", help="auto, cpu, cuda or cuda:N (default: auto)")
     model.add_argument("--set", action="append", metavar="SECTION.KEY=VALUE", help="change a configuration key")
+
+    model.add_argument("--ap", action="store_const", const=True, help="COCO's box and mask AP of the detections, too")
 
     files = parser.add_argument_group("files in the COCO panoptic format")
     files.add_argument("--gt", metavar="JSON", help="ground truth")
@@ -96,7 +98,7 @@ def _score_model(args: argparse.Namespace) -> PanopticScores:
         config=args.config,
         meta=args.meta,
         device=args.device or "auto",
-        overrides=args.set or [],
+        overrides=[*(args.set or []), *(["general.eval_coco=yes"] if args.ap else [])],
         legacy=args.legacy_metrics,
         quiet=args.quiet,
     ).scores

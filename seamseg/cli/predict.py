@@ -92,5 +92,6 @@ def run(args: argparse.Namespace) -> int:
         tally = predict_all(predictor, sources, writers, world, args.batch_size, workers)
         if world.is_main and not args.quiet:
             skipped = f", {tally.unreadable} could not be read" if tally.unreadable else ""
-            print(f"{tally.done} photos in {args.out}{skipped}", file=sys.stderr)
+            weights = ", with the moving average of the weights" if predictor.averaged else ""
+            print(f"{tally.done} photos in {args.out}{weights}{skipped}", file=sys.stderr)
     return 1 if tally.unreadable else 0

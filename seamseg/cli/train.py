@@ -2,12 +2,18 @@
 
     seamseg train toy_city_r18 DATA --log-dir runs/city
     seamseg train my.ini DATA --log-dir runs/my --pre-train body:resnet50.pth --set optimizer.lr=0.02
-    seamseg train my.ini DATA --log-dir runs/my --resume runs/my/model_last.pth.tar
-    torchrun --nproc-per-node 8 -m seamseg train my.ini DATA --log-dir runs/my
+    seamseg train my.ini DATA --log-dir runs/my --resume auto
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc-per-node 8 --max-restarts 100 \
+        -m seamseg train my.ini DATA --log-dir runs/my --resume auto
 
 DATA is a dataset folder from `seamseg prepare`. The run folder gets config.ini, metadata.bin and after each epoch
 model_last.pth.tar and model_best.pth.tar (so `seamseg predict runs/my ...` works), a text log and TensorBoard files.
-Interrupt it at any time; --resume continues from the last finished epoch, with the same numbers.
+
+Interrupt it at any time: the same command with --resume auto goes on from the newest snapshot that is not damaged,
+with the same numbers, and begins anew where there is none; so one command can be started over and over. Snapshots are
+written after each epoch, every general.snapshot_interval steps, and when SIGTERM or SIGUSR1 says that the machine is
+taken away (exit code 143 or 138). Another number of processes or batch size may go on: it gets the images of the epoch
+that are left.
 """
 
 from __future__ import annotations
@@ -23,7 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="INI file, or a packaged experiment such as vistas_r50")
     parser.add_argument("data", metavar="DATA", help="dataset folder")
     parser.add_argument("--log-dir", metavar="RUN", help="run folder (default: runs/NAME for NAME.ini)")
-    parser.add_argument("--resume", metavar="F", help="continue from this snapshot, also from one of the original")
+    parser.add_argument(
+        "--resume",
+        metavar="F",
+        help="continue from this snapshot, also from one of the original; auto: from the newest good one of the run "
+        "folder if there is one (then --pre-train is left out)",
+    )
     parser.add_argument(
         "--pre-train",
         metavar="[PART:]F",
@@ -42,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if _processes() > 1:
         # DDP warns that no parameter was unused, which is so in some steps and not in others; read when torch starts
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from seamseg.engine.train.preemption import Preempted
     from seamseg.engine.train.run import TrainingOptions, run_training
     from seamseg.evaluation.table import format_table
 
@@ -55,7 +67,11 @@ def run(args: argparse.Namespace) -> int:
         overrides=args.set,
         device=args.device,
     )
-    scores = run_training(options)
+    try:
+        scores = run_training(options)
+    except Preempted as stop:
+        # the log has told it, once for all processes
+        return stop.exit_code
     if scores is not None and _is_main_process():
         print(format_table(scores))
         sys.stdout.flush()

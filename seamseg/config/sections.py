@@ -44,7 +44,7 @@ class General:
     eval_mode: str = key(
         "the score that picks the best snapshot: PQ (panoptic) or mIoU (separate)", choices=("panoptic", "separate")
     )
-    eval_coco: bool = key("accepted; box and mask AP are not measured during training")
+    eval_coco: bool = key("measure COCO's box and mask AP of the detections, too")
     cudnn_benchmark: bool = key("let cuDNN time its algorithms for each input size")
     seed: int = key("seed of weights, sampling and augmentation", minimum=0, maximum=2**32 - 1, ours=True)
     channels_last: bool = key("run the network in channels-last memory format", ours=True)
@@ -56,7 +56,9 @@ class General:
     compile: bool = key(
         "compile body, pyramid and semantic head with torch.compile; the first steps take minutes", ours=True
     )
-    checkpoint_body: bool = key("compute the body's activations a second time instead of keeping them", ours=True)
+    checkpoint_body: bool = key(
+        "compute the activations of body and pyramid a second time instead of keeping them", ours=True
+    )
     unused_parameters: str = key(
         "how processes without proposals take part in the gradient: find (DistributedDataParallel looks for unused "
         "parameters) or fake (they run the ROI head on a fake region; the graph is static)",
@@ -233,7 +235,9 @@ class Dataloader:
     num_workers: int = key("processes that read images; 0 reads in the main one", minimum=0)
     train_set: str = key("split to train on")
     val_set: str = key("split to validate on")
-    coco_gt: str = key("COCO annotations of the validation split; accepted, for eval_coco")
+    coco_gt: str = key(
+        "COCO annotations of the validation split; accepted, not needed: eval_coco takes the truth from the data set"
+    )
     drop_last: bool = key("leave out the last, smaller batch of an epoch", ours=True)
     crop_size: tuple[int, int] | None = key(
         "height and width of a random crop of the scaled training image; empty for none", minimum=1, ours=True

@@ -42,6 +42,24 @@ def open_image(path: str | Path, data: bytes | None = None) -> Image.Image:
     return _decode(Path(path), _upright_rgb, data)
 
 
+def open_reduced(path: str | Path, at_least: tuple[int, int]) -> tuple[Image.Image, tuple[int, int]]:
+    """As :func:`open_image`, but a JPEG is decoded at the smallest of its full, half, quarter or eighth size that is
+    not below `at_least`, `(height, width)`. Its pixels are those of no resampling filter, but near enough for training.
+
+    Returns
+    -------
+    image, and `(height, width)` of the whole upright photo
+    """
+
+    def read(image: Image.Image) -> tuple[Image.Image, tuple[int, int]]:
+        turned = _may_be_turned(image, Path(path)) and _orientation(image) >= 5
+        full = (image.width, image.height) if turned else (image.height, image.width)
+        image.draft(None, at_least if turned else at_least[::-1])  # does nothing to other formats
+        return _upright_rgb(image), full
+
+    return _decode(Path(path), read)
+
+
 def open_mask(path: str | Path, data: bytes | None = None) -> np.ndarray:
     """Decode an integer image (1, 8, 16 or 32 bits, or palette indices) to `H x W` int32.
 
@@ -69,7 +87,7 @@ def image_size(path: str | Path, data: bytes | None = None) -> tuple[int, int]:
     return _decode(Path(path), size, data)
 
 
-def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None) -> T:
+def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None = None) -> T:
     try:
         if (path.stat().st_size if data is None else len(data)) == 0:
             raise UnreadableImage(f"{path}: the file is empty (0 bytes)")
@@ -107,7 +125,7 @@ def _no_pillow_limit() -> Iterator[None]:
             Image.MAX_IMAGE_PIXELS = before
 
 
-def _may_be_turned(image: Image.Image, path: Path, data: bytes | None) -> bool:
+def _may_be_turned(image: Image.Image, path: Path, data: bytes | None = None) -> bool:
     # asked for EXIF, Pillow decodes the whole of a PNG, since the block may follow the pixels
     if image.format != "PNG":
         return True

@@ -2,47 +2,60 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from seamseg.data.batches import collate
+from seamseg.data.class_uniform import ClassUniform
+from seamseg.data.dataset import PanopticDataset
+from seamseg.data.keys import KeyedBatches
+from seamseg.data.workers import WorkerSeed, dead_workers, worker_death
 from seamseg.errors import SeamsegError
-
-
-@dataclass
-class WorkerSeed:
-    """A DataLoader's `worker_init_fn`: other random numbers in every worker of every rank in every epoch.
-
-    The transforms here do not need it (:class:`PanopticDataset` hands them their own source); those of others that use
-    `random`, NumPy or torch do.
-    """
-
-    seed: int = 0
-    rank: int = 0
-    epoch: int = 0
-
-    def __call__(self, worker: int) -> None:
-        """Seed `random`, NumPy and torch in the worker process number `worker`."""
-        state = random.Random(f"{self.seed}/{self.epoch}/{self.rank}/{worker}").getrandbits(63)
-        random.seed(state)
-        np.random.seed(state % 2**32)
-        torch.manual_seed(state)
 
 
 class BatchLoader(DataLoader):
     """A DataLoader whose workers' errors arrive as they were raised, without a traceback in the message."""
 
+    _workers: tuple[BaseProcess, ...] = ()
+
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        try:
-            yield from super().__iter__()
-        except SeamsegError as error:
-            raise type(error)(_own_message(error)) from None
+        with explained_deaths(self):
+            try:
+                iterator = super().__iter__()
+                self._workers = tuple(getattr(iterator, "_workers", ()))
+                yield from iterator
+            except SeamsegError as error:
+                raise type(error)(_own_message(error)) from None
+
+    def _files(self) -> list[str | None]:
+        """What each worker reads at the moment, or read when it died."""
+        reading = getattr(self.worker_init_fn, "reading", None)
+        if reading is None or not isinstance(self.dataset, PanopticDataset):
+            return [None] * len(self._workers)
+        return [self.dataset.file_name(i) if i >= 0 else None for i in reading.tolist()]
+
+
+@contextmanager
+def explained_deaths(loader: DataLoader) -> Iterator[None]:
+    """Make a SeamsegError that names the file of the error about a worker that died.
+
+    A DataLoader raises it from a signal handler, that is at any place of the main process: wrap what trains on the
+    batches, too.
+    """
+    try:
+        yield
+    except (RuntimeError, OSError, EOFError) as error:
+        workers = loader._workers if isinstance(loader, BatchLoader) else ()
+        dead = dead_workers(error, workers)
+        if not dead:
+            raise
+        assert isinstance(loader, BatchLoader)
+        raise worker_death(dead, workers, loader._files()) from error
 
 
 def train_loader(
@@ -52,19 +65,53 @@ def train_loader(
     pin_memory: bool = False,
     seed: int = 0,
     rank: int = 0,
+    persistent_workers: bool = False,
+    prefetch: int = 2,
+    class_uniform: float = 0,
 ) -> BatchLoader:
-    """Batches of a data set in the order of a sampler.
+    """Batches of a data set in the order of a sampler; call :func:`set_epoch` before each pass.
 
-    Call :func:`set_epoch` before each pass.
+    The same items come in the same batches whatever `num_workers`, `persistent_workers` and `prefetch` say, and
+    torch's global chance is not drawn from.
+
+    Parameters
+    ----------
+    dataset : a :class:`PanopticDataset`, or another that takes :class:`seamseg.data.keys.ItemKey`
+    batch_sampler : gives lists of indices; becomes `batch_sampler.sampler` of the loader
+    num_workers : processes that read images; 0 reads in this one
+    pin_memory : put the batches into page-locked memory
+    seed, rank : of the workers' chance and of `class_uniform`
+    persistent_workers : they live on from epoch to epoch
+    prefetch : batches that each of them prepares ahead
+    class_uniform : part of the draws that :class:`ClassUniform` replaces
+
+    Raises
+    ------
+    InputError
+        if `class_uniform` is not 0 to 1
     """
+    replace = None
+    if class_uniform:
+        assert isinstance(dataset, PanopticDataset)
+        replace = ClassUniform(dataset.images, class_uniform, seed)
+    reading = torch.full((num_workers,), -1, dtype=torch.int64).share_memory_() if num_workers else None
     return BatchLoader(
         dataset,
-        batch_sampler=batch_sampler,
+        batch_sampler=KeyedBatches(batch_sampler, replace),  # type: ignore[arg-type]
         num_workers=num_workers,
         pin_memory=pin_memory,
         collate_fn=collate,
-        worker_init_fn=WorkerSeed(seed, rank),
+        worker_init_fn=WorkerSeed(seed, rank, reading=reading),
+        persistent_workers=persistent_workers and num_workers > 0,
+        prefetch_factor=prefetch if num_workers else None,
+        # otherwise each pass draws from the global source, and a resumed run goes other ways than a straight one
+        generator=torch.Generator().manual_seed(seed),
     )
+
+
+def index_sampler(loader: DataLoader) -> Any:
+    """The sampler of indices that was given to :func:`train_loader`, which decides the order and where to begin."""
+    return loader.batch_sampler.sampler if isinstance(loader.batch_sampler, KeyedBatches) else loader.batch_sampler
 
 
 def set_epoch(loader: DataLoader, epoch: int) -> None:

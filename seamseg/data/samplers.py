@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch.utils.data import Sampler
 
 from seamseg.errors import InputError
+
+
+class Segment(NamedTuple):
+    """A stretch of an epoch in which nothing about the sharing changed.
+
+    Attributes
+    ----------
+    world : number of processes
+    batch_size : images a batch and process
+    done : batches that each process has trained on
+    """
+
+    world: int
+    batch_size: int
+    done: int
 
 
 class ARBatchSampler(Sampler[list[int]]):
@@ -82,20 +99,36 @@ class ARBatchSampler(Sampler[list[int]]):
             portrait = portrait[torch.randperm(len(portrait), generator=generator)]
         return landscape.tolist(), portrait.tolist()
 
-    def _batches(self) -> list[list[int]]:
-        size = self.batch_size
+    def _batches(self, size: int | None = None, taken: Counter[int] | None = None) -> list[list[int]]:
+        """Batches of `size` (default: `batch_size`) of the images of the epoch, less those that are `taken`."""
+        size = size or self.batch_size
+        groups = [_without(group, Counter(taken)) for group in self._shuffled()]
         batches, left = [], []
-        for group in self._shuffled():
+        for group in groups:
             full = len(group) - len(group) % size
             batches += [group[i : i + size] for i in range(0, full, size)]
             left += group[full:]
         batches += [left[i : i + size] for i in range(0, len(left), size)]
+        if self.drop_last:
+            # only the last one can be short
+            batches = batches[: sum(map(len, groups)) // size]
 
         def falling_aspect(index: int) -> float:
             height, width = self.img_sizes[index]
             return -width / height
 
-        return [sorted(batch, key=falling_aspect) for batch in batches[: self.num_batches]]
+        return [sorted(batch, key=falling_aspect) for batch in batches]
+
+
+def _without(images: list[int], taken: Counter[int]) -> list[int]:
+    """The images, each left out as often as `taken` counts it; uses up what it counts."""
+    left = []
+    for image in images:
+        if taken[image]:
+            taken[image] -= 1
+        else:
+            left.append(image)
+    return left
 
 
 class DistributedARBatchSampler(ARBatchSampler):
@@ -103,6 +136,10 @@ class DistributedARBatchSampler(ARBatchSampler):
 
     Every rank gets the same number of batches; where the number of ranks does not divide theirs, the first batches of
     the order are given out a second time. With `num_replicas=1` it is the sampler of single-process training.
+
+    An epoch may be interrupted and go on with other processes or another batch size, several times:
+    :meth:`continue_from` says what was done, and the next pass gives out exactly the images that are left. Nothing is
+    read to get there.
 
     Parameters
     ----------
@@ -125,16 +162,54 @@ class DistributedARBatchSampler(ARBatchSampler):
             raise ValueError(f"rank {rank} of {num_replicas} processes")
         self.num_replicas = num_replicas
         self.rank = rank
+        self.segments: tuple[Segment, ...] = (Segment(num_replicas, batch_size, 0),)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose an epoch, to be gone through from its beginning."""
+        super().set_epoch(epoch)
+        self.segments = (Segment(self.num_replicas, self.batch_size, 0),)
+
+    def continue_from(self, segments: Sequence[Segment]) -> None:
+        """Begin the next pass over the epoch behind what was done of it; call it after :meth:`set_epoch`.
+
+        Parameters
+        ----------
+        segments : what was done, one after the other; `self.segments` then ends with the one that begins now, which
+            is the last of these where the processes and the batch size are the same as then
+        """
+        now = (self.num_replicas, self.batch_size)
+        done = tuple(segment for segment in segments[:-1] if segment.done)
+        last = segments[-1] if segments else Segment(*now, 0)
+        if (last.world, last.batch_size) != now:
+            done, last = (*done, last) if last.done else done, Segment(*now, 0)
+        self.segments = (*done, last)
 
     def __len__(self) -> int:
-        return -(-self.num_batches // self.num_replicas)
+        """Batches of this process that are left of the epoch"""
+        if len(self.segments) == 1:
+            return max(0, -(-self.num_batches // self.num_replicas) - self.segments[0].done)
+        return len(self._left())
 
     def __iter__(self) -> Iterator[list[int]]:
-        batches = self._batches()
+        yield from self._left()
+
+    def _left(self) -> list[list[int]]:
+        taken: Counter[int] = Counter()
+        for segment in self.segments[:-1]:
+            batches, share = self._dealt(segment, taken)
+            starts = range(0, segment.world * share, share or 1)
+            # a batch that is given out a second time is taken once
+            given = {k % len(batches) for start in starts for k in range(start, start + min(segment.done, share))}
+            taken.update(image for k in given for image in batches[k])
+        last = self.segments[-1]
+        batches, share = self._dealt(last, taken)
+        return [batches[k % len(batches)] for k in range(self.rank * share + last.done, (self.rank + 1) * share)]
+
+    def _dealt(self, segment: Segment, taken: Counter[int]) -> tuple[list[list[int]], int]:
+        """The batches of a segment in the order in which ranks get them, without `taken` images; and how many each."""
+        batches = self._batches(segment.batch_size, taken)
         order = torch.randperm(len(batches), generator=self._generator(self.epoch)).tolist()
-        share = len(self)
-        for k in range(self.rank * share, (self.rank + 1) * share):
-            yield batches[order[k % len(order)]]
+        return [batches[k] for k in order], -(-len(batches) // segment.world)
 
 
 class ShardSampler(Sampler[int]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,12 +20,16 @@ import torch.distributed as dist
 from torch import nn
 
 from seamseg.errors import InputError, SeamsegError
-from seamseg.ops.sync import forget_groups
+from seamseg.ops.sync import forget_groups, limit_waiting
 
 T = TypeVar("T")
 
 _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _TIMEOUT_VARIABLE = "SEAMSEG_TIMEOUT_MINUTES"
+_TIMEOUT_MINUTES = 10
+"""Longer than any process works on its own while others wait: a snapshot on a slow disk, torch.compile at the start."""
+_LOST_TOUCH = ("gloo", "NCCL", "peer", "Broken pipe", "timed out", "Timed out")
+"""Words of errors that another process has caused."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ def _environment() -> tuple[int, int, int]:
 
 
 def _timeout() -> timedelta:
-    value = os.environ.get(_TIMEOUT_VARIABLE, "30")
+    value = os.environ.get(_TIMEOUT_VARIABLE, str(_TIMEOUT_MINUTES))
     try:
         minutes = float(value)
     except ValueError:
@@ -115,7 +119,8 @@ def _timeout() -> timedelta:
 def distributed(device: str = "auto") -> Iterator[World]:
     """Join the launcher's process group for the length of a `with` block; a lone process joins none.
 
-    A process that waits for another longer than SEAMSEG_TIMEOUT_MINUTES (30) fails.
+    A process fails as soon as it needs another that has died, and when it waits for one that has stopped longer than
+    SEAMSEG_TIMEOUT_MINUTES (10). It then ends without asking the others; the launcher ends, or restarts, them.
 
     Parameters
     ----------
@@ -126,7 +131,7 @@ def distributed(device: str = "auto") -> Iterator[World]:
     InputError
         if the environment is half set or there are fewer GPUs than processes
     SeamsegError
-        if the other processes cannot be reached
+        if the other processes cannot be reached, or are lost within the block
     """
     rank, size, local_rank = _environment()
     world = World(rank, size, local_rank, choose_device(device, local_rank))
@@ -136,21 +141,34 @@ def distributed(device: str = "auto") -> Iterator[World]:
         yield world
         return
     backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
+    timeout = _timeout()
+    limit_waiting(timeout)
     try:
-        dist.init_process_group(backend, rank=rank, world_size=size, timeout=_timeout())
+        dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = str(error).splitlines()[0]
         raise SeamsegError(f"process {rank} of {size} cannot join the others at {address}: {reason}") from error
     try:
         yield world
-    except BaseException:
+    except BaseException as error:
         # waiting for the others to agree on the end could hang: they may be inside a collective of their own
         if world.device.type == "cpu":
             _leave()
+        if isinstance(error, RuntimeError) and lost_touch(error):
+            raise SeamsegError(
+                f"process {rank} of {size} lost touch with the others: one has ended, see its message, or kept this "
+                f"one waiting for {timeout.total_seconds() / 60:g} minutes ({_TIMEOUT_VARIABLE}) "
+                f"({str(error).splitlines()[0][:200]})"
+            ) from error
         raise
     else:
         _leave()
+
+
+def lost_touch(error: RuntimeError) -> bool:
+    """Whether an error of this process is, by its words, another one's doing."""
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in _LOST_TOUCH)
 
 
 def _leave() -> None:
@@ -176,6 +194,33 @@ def gather_objects(world: World, value: T) -> list[T]:
     return gathered
 
 
+def gather_to_main(world: World, value: T) -> list[T] | None:
+    """What every process holds, by rank, for the main process; None for the others. Values must be picklable."""
+    if not world.is_distributed:
+        return [value]
+    gathered: list[Any] | None = [None] * world.size if world.is_main else None
+    dist.gather_object(value, gathered, dst=0)
+    return gathered
+
+
+def broadcast_object(world: World, value: T | None) -> T:
+    """What the main process holds, which must be no None; the others pass None."""
+    holder: list[Any] = [value]
+    if world.is_distributed:
+        # on the CPU, where gloo is: the object of another device would go through NCCL
+        dist.broadcast_object_list(holder, src=0, device=torch.device("cpu"))
+    return holder[0]
+
+
+def max_over_processes(world: World, values: dict[str, float]) -> dict[str, float]:
+    """The largest of each number over the processes, which must all pass the same names."""
+    if not world.is_distributed or not values:
+        return values
+    largest = torch.tensor(list(values.values()), dtype=torch.float64)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return dict(zip(values, largest.tolist()))
+
+
 def mean_over_processes(world: World, values: dict[str, float]) -> dict[str, float]:
     """Average each number over the processes, which must all pass the same names."""
     if not world.is_distributed:
@@ -196,7 +241,12 @@ def sum_over_processes(world: World, values: torch.Tensor) -> torch.Tensor:
 
 def broadcast_buffers(world: World, module: nn.Module) -> None:
     """Give every process the main process' buffers (running statistics)."""
+    broadcast_tensors(world, module.buffers())
+
+
+def broadcast_tensors(world: World, tensors: Iterable[torch.Tensor]) -> None:
+    """Give every process the main process' values of these tensors."""
     if not world.is_distributed:
         return
-    for buffer in module.buffers():
-        dist.broadcast(buffer.detach(), src=0)
+    for tensor in tensors:
+        dist.broadcast(tensor.detach(), src=0)

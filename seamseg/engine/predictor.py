@@ -66,6 +66,7 @@ class Predictor:
     transform : from a photo to its input
     thresholds : of the fusion
     device : to compute on
+    averaged : whether its weights are a moving average of those of the training
 
     Examples
     --------
@@ -81,12 +82,14 @@ class Predictor:
         transform: TestTransform,
         thresholds: Thresholds,
         device: torch.device,
+        averaged: bool = False,
     ) -> None:
         self.net = net.to(device).eval()
         self.metadata = metadata
         self.transform = transform
         self.thresholds = thresholds
         self.device = device
+        self.averaged = averaged
 
     def predict(self, photo: str | Path | Image.Image | np.ndarray) -> PanopticResult:
         """The panoptic map of a photo, at its own size.
@@ -157,8 +160,8 @@ def load_predictor(
     transform = test_transform(opened.config, shortest_size, longest_max_size)
     thresholds = Thresholds.of(opened.config, score_threshold, overlap_threshold, min_stuff_area)
     net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
-    load_into(net, opened.snapshot, strict=True, name=opened.name)
-    return Predictor(net, opened.metadata.without_images(), transform, thresholds, chosen)
+    averaged = load_into(net, opened.snapshot, strict=True, name=opened.name).averaged
+    return Predictor(net, opened.metadata.without_images(), transform, thresholds, chosen, averaged)
 
 
 def _as_image(photo: str | Path | Image.Image | np.ndarray) -> Image.Image:

@@ -7,7 +7,10 @@ import os
 import pickle
 import re
 import warnings
+import zipfile
+import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -33,29 +36,47 @@ class Snapshot:
     Attributes
     ----------
     config : INI text of the configuration it was trained with
-    state_dict : state by part: body, rpn_head, roi_head, sem_head, optimizer, <name>_meter
+    state_dict : state by part: body, rpn_head, roi_head, sem_head, optimizer, <name>_meter; and, where there is one,
+        `ema`: the moving average of the weights, again by part
     training_meta : epoch, last_score, best_score, global_step
     metadata : the classes it was trained on, as in `metadata.bin` without the images; the original has none
+    resume : what continuing to the bit needs beyond that, see :mod:`seamseg.engine.train.checkpoint`; the original
+        has none
     """
 
     config: str
     state_dict: dict[str, Any]
     training_meta: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] | None = None
+    resume: dict[str, Any] | None = None
+
+    @property
+    def has_average(self) -> bool:
+        """Whether there is a moving average of the weights."""
+        return "ema" in self.state_dict
+
+    def weights(self, averaged: bool = True) -> Mapping[str, Any]:
+        """The network's state by part: the moving average, which is what was validated, or the weights themselves.
+
+        Without an average these are the weights in any case.
+        """
+        return {**self.state_dict, **self.state_dict["ema"]} if averaged and self.has_average else self.state_dict
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What lenient loading left out, as `part.key (why)`."""
+    """What lenient loading left out, as `part.key (why)`; `averaged` if the tensors are those of a moving average."""
 
     skipped: list[str]
     loaded: int
+    averaged: bool = False
 
     def __str__(self) -> str:
+        of = " of the moving average" if self.averaged else ""
         if not self.skipped:
-            return f"loaded {self.loaded} tensors"
+            return f"loaded {self.loaded} tensors{of}"
         shown = ", ".join(self.skipped[:5]) + (", ..." if len(self.skipped) > 5 else "")
-        return f"loaded {self.loaded} tensors, skipped {len(self.skipped)}: {shown}"
+        return f"loaded {self.loaded} tensors{of}, skipped {len(self.skipped)}: {shown}"
 
 
 def save_snapshot(path: str | Path, snapshot: Snapshot) -> None:
@@ -73,6 +94,8 @@ def save_snapshot(path: str | Path, snapshot: Snapshot) -> None:
     }
     if snapshot.metadata is not None:
         content["metadata"] = snapshot.metadata
+    if snapshot.resume is not None:
+        content["resume"] = snapshot.resume
     with replacing(Path(path)) as temporary, open(temporary, "wb") as file:
         try:
             torch.save(content, file)
@@ -80,6 +103,48 @@ def save_snapshot(path: str | Path, snapshot: Snapshot) -> None:
             raise _cause_of(error) from error
         file.flush()
         os.fsync(file.fileno())
+    fsync_folder(Path(path).parent)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Have the names in a folder reach the disk, where the file system knows how to."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def verify_snapshot(path: str | Path) -> None:
+    """Read a snapshot once, from end to end, and compare what it holds with the checksums that it was written with.
+
+    torch writes a zip file with a CRC-32 of each record. Bytes between the records (padding, dates) that no reader
+    looks at are not covered. Snapshots of torch before 1.6 have no checksums: they are loaded only.
+
+    Raises
+    ------
+    InputError
+        if it is truncated, if a bit of its content has changed, or if it is no snapshot at all
+    """
+    try:
+        with open(path, "rb") as file:
+            zipped = file.read(2) == b"PK"
+            if zipped and not _records_are_whole(file):
+                raise InputError(f"{path}: {_damage(b'PK')}")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    # the structure, by the rules of torch; the tensors stay on the disk
+    load_snapshot(path, mmap=zipped)
+
+
+def _records_are_whole(file: IO[bytes]) -> bool:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            return bool(entries) and all(map(_is_plain, entries)) and archive.testzip() is None
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError):
+        return False
 
 
 def _cause_of(error: RuntimeError) -> BaseException:
@@ -90,13 +155,20 @@ def _cause_of(error: RuntimeError) -> BaseException:
     return OSError(str(error).splitlines()[0])
 
 
-def load_snapshot(file: str | Path | IO[bytes], name: str | None = None) -> Snapshot:
+def _is_plain(entry: zipfile.ZipInfo) -> bool:
+    # torch takes an entry with the folder bit (0x10) for one without data, which Python's reader does not look at
+    stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
+    return stored and not entry.external_attr & 0x10
+
+
+def load_snapshot(file: str | Path | IO[bytes], name: str | None = None, mmap: bool = False) -> Snapshot:
     """Read a snapshot of ours or of the original. Pickled code in it is refused, not run.
 
     Parameters
     ----------
     file : path or open binary file
     name : what to call it in errors
+    mmap : leave the tensors of a path on the disk until they are looked at
 
     Raises
     ------
@@ -104,7 +176,7 @@ def load_snapshot(file: str | Path | IO[bytes], name: str | None = None) -> Snap
         if it is missing, truncated, holds more than data, or is not a snapshot
     """
     name = name or str(file)
-    content = load_tensors(file, name)
+    content = load_tensors(file, name, mmap)
     state = content.get("state_dict") if isinstance(content, Mapping) else None
     if not isinstance(state, Mapping) or not any(part in state for part in NETWORK_MODULES):
         raise InputError(
@@ -114,17 +186,23 @@ def load_snapshot(file: str | Path | IO[bytes], name: str | None = None) -> Snap
     for part in NETWORK_MODULES:
         if part in state and not isinstance(state[part], Mapping):
             raise InputError(f"{name}: its {part!r} is no state dict but a {type(state[part]).__name__}")
-    metadata, training = content.get("metadata"), content.get("training_meta")
+    average = state.get("ema", {})
+    if not isinstance(average, Mapping) or not all(isinstance(average.get(p, {}), Mapping) for p in NETWORK_MODULES):
+        raise InputError(f"{name}: its 'ema', the moving average of the weights, is damaged")
+    metadata, training, resume = (content.get(key) for key in ("metadata", "training_meta", "resume"))
     return Snapshot(
         config=str(content.get("config") or ""),
         state_dict=dict(state),
         training_meta=dict(training) if isinstance(training, Mapping) else {},
         metadata=dict(metadata) if isinstance(metadata, Mapping) else None,
+        resume=dict(resume) if isinstance(resume, Mapping) else None,
     )
 
 
-def load_tensors(file: str | Path | IO[bytes], name: str) -> Any:
+def load_tensors(file: str | Path | IO[bytes], name: str, mmap: bool = False) -> Any:
     """`torch.load` of tensors and plain data only, on the CPU, with one clear line when it fails.
+
+    With `mmap` tensors of a path stay on the disk until they are looked at.
 
     Raises
     ------
@@ -135,18 +213,22 @@ def load_tensors(file: str | Path | IO[bytes], name: str) -> Any:
             raise InputError(f"{name}: is a folder, not a snapshot file")
         try:
             with open(file, "rb") as opened:
-                return load_tensors(opened, name)
+                return _load(opened, name, file if mmap else opened)
         except FileNotFoundError:
             raise InputError(f"{name}: no such file") from None
         except OSError as error:
             raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
-    head = file.read(2)
-    file.seek(0)
+    return _load(file, name, file)
+
+
+def _load(opened: IO[bytes], name: str, source: str | Path | IO[bytes]) -> Any:
+    head = opened.read(2)
+    opened.seek(0)
     try:
         with torch.serialization.safe_globals(_plain_data()), warnings.catch_warnings():
             # of pickles that torch did not write; the error says so
             warnings.filterwarnings("ignore", message="Detected pickle protocol")
-            return torch.load(file, map_location="cpu", weights_only=True)
+            return torch.load(source, map_location="cpu", weights_only=True, mmap=not hasattr(source, "read"))
     except Exception as error:  # the parser of untrusted bytes fails in any way it likes
         offender = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if offender is None:
@@ -168,7 +250,9 @@ def _damage(head: bytes) -> str:
     return "not a snapshot: it was not written by torch.save"
 
 
-def load_into(net: nn.Module, snapshot: Snapshot, strict: bool = True, name: str = "snapshot") -> LoadReport:
+def load_into(
+    net: nn.Module, snapshot: Snapshot, strict: bool = True, name: str = "snapshot", averaged: bool = True
+) -> LoadReport:
     """Put the weights of a snapshot into a network.
 
     Parameters
@@ -178,6 +262,7 @@ def load_into(net: nn.Module, snapshot: Snapshot, strict: bool = True, name: str
     strict : a part or tensor that is missing, has another shape or is not in the network is an error; otherwise it is
         skipped and reported
     name : what to call the snapshot in errors
+    averaged : take the moving average of the weights where the snapshot has one
 
     Raises
     ------
@@ -186,16 +271,17 @@ def load_into(net: nn.Module, snapshot: Snapshot, strict: bool = True, name: str
     """
     skipped: list[str] = []
     loaded = 0
+    state = snapshot.weights(averaged)
     for part in NETWORK_MODULES:
         module = getattr(net, part, None)
         if module is None:
             continue
-        if part not in snapshot.state_dict:
+        if part not in state:
             if strict:
                 raise InputError(f"{name}: has no {part!r}: it is a snapshot of another kind of network")
             skipped.append(f"{part} (not in the file)")
             continue
-        report = load_module(module, snapshot.state_dict[part], part)
+        report = load_module(module, state[part], part)
         loaded += report.loaded
         skipped += report.skipped
     if strict and skipped:
@@ -203,7 +289,7 @@ def load_into(net: nn.Module, snapshot: Snapshot, strict: bool = True, name: str
             f"{name}: does not fit this network: {len(skipped)} tensors differ, first {skipped[0]}; "
             "is it another architecture, configuration or number of classes?"
         )
-    return LoadReport(skipped, loaded)
+    return LoadReport(skipped, loaded, averaged and snapshot.has_average)
 
 
 def load_module(module: nn.Module, state: Mapping[str, Tensor], name: str) -> LoadReport:

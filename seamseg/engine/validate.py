@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,14 +22,15 @@ from seamseg.data.metadata import Metadata
 from seamseg.data.prepare.parallel import available_cores
 from seamseg.data.samplers import ShardSampler
 from seamseg.data.transforms import TestTransform
-from seamseg.engine.distributed import World, distributed, sum_over_processes
+from seamseg.engine.distributed import World, broadcast_object, distributed, gather_to_main, sum_over_processes
 from seamseg.engine.model_file import open_model
 from seamseg.engine.photos import equal_size_batches, test_transform
 from seamseg.engine.progress import progress
 from seamseg.engine.snapshot import load_into
 from seamseg.errors import InputError
+from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision, require_pycocotools
 from seamseg.evaluation.evaluator import PanopticEvaluator, class_infos
-from seamseg.evaluation.scores import PanopticScores
+from seamseg.evaluation.scores import InstanceScores, PanopticScores
 from seamseg.fusion import fuse, to_result
 from seamseg.models.build import build_network
 from seamseg.models.panoptic import PanopticNet
@@ -78,7 +80,8 @@ class Validator:
     Parameters
     ----------
     dataset : split; made by :meth:`open`
-    config : thresholds of the fusion, batch size, workers, `general.eval_mode`
+    config : thresholds of the fusion, batch size, workers, `general.eval_mode`; with `general.eval_coco` the scores
+        have average precision, too, of the detections before they are fused, at the image's own size
     world : the processes that share the work; all of them must call :meth:`__call__`
     legacy : compare at network size and count as the original did
     quiet : no progress
@@ -99,8 +102,10 @@ class Validator:
         Raises
         ------
         InputError
-            if the folder or the split is missing or broken
+            if the folder or the split is missing or broken, or if pycocotools is, for `general.eval_coco`
         """
+        if config.general.eval_coco:
+            require_pycocotools()
         options = config.dataloader
         # the original knew no limit of the longest side
         transform = (
@@ -119,17 +124,26 @@ class Validator:
         observer : see :data:`Observer`
         desc : what the progress says
         """
-        evaluator = PanopticEvaluator(class_infos(self.dataset.metadata), self.legacy)
+        classes = class_infos(self.dataset.metadata)
+        evaluator = PanopticEvaluator(classes, self.legacy)
+        instances = InstanceEvaluator(classes) if self.config.general.eval_coco else None
         was_training = net.training
         net.eval()
         try:
             with torch.inference_mode():
                 for group in equal_size_batches(self._items(desc), self._batch_size, lambda item: item.image):
-                    self._compare(net, group, evaluator, observer)
+                    self._compare(net, group, evaluator, instances, observer)
         finally:
             net.train(was_training)
         evaluator.load_state_tensor(sum_over_processes(self.world, evaluator.state_tensor()))
-        return evaluator.scores()
+        scores = evaluator.scores()
+        return scores if instances is None else replace(scores, instances=self._average_precision(instances))
+
+    def _average_precision(self, instances: InstanceEvaluator) -> InstanceScores:
+        """The scores of the images of all processes, by the main one, which tells the others."""
+        parts = gather_to_main(self.world, instances.images)
+        images = None if parts is None else [image for part in parts for image in part]
+        return broadcast_object(self.world, None if images is None else average_precision(instances.classes, images))
 
     def best_by(self, scores: PanopticScores) -> float:
         """The number that decides which snapshot is the best: PQ, or mIoU with `general.eval_mode = separate`."""
@@ -153,7 +167,12 @@ class Validator:
         return progress(loader, len(sampler), desc) if self.world.is_main and not self.quiet else loader
 
     def _compare(
-        self, net: PanopticNet, group: list[ValidationItem], evaluator: PanopticEvaluator, observer: Observer | None
+        self,
+        net: PanopticNet,
+        group: list[ValidationItem],
+        evaluator: PanopticEvaluator,
+        instances: InstanceEvaluator | None,
+        observer: Observer | None,
     ) -> None:
         options = self.config.general
         num_stuff = self.dataset.num_stuff
@@ -168,6 +187,8 @@ class Validator:
                 mask = resize_nearest(mask, size)
             result = to_result(fused, size, num_stuff)
             evaluator.add_result(mask, item.cat, item.iscrowd, result, item.id)
+            if instances is not None:
+                instances.add(item.mask, item.cat, item.iscrowd, prediction, item.id)
             if observer is not None:
                 observer(item, prediction, result)
 
@@ -223,7 +244,9 @@ def evaluate_model(
         validator = Validator.open(data, split, opened.config, world, legacy, quiet)
         check_same_classes(opened.metadata, opened.name, validator.dataset.metadata, str(data))
         net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
-        load_into(net, opened.snapshot, strict=True, name=opened.name)
+        report = load_into(net, opened.snapshot, strict=True, name=opened.name)
+        if report.averaged and world.is_main and not quiet:
+            print(f"{opened.name}: scoring the moving average of its weights", file=sys.stderr)
         net.to(world.device)
         scores = validator(net, desc=f"evaluate {split}")
         return ModelScores(scores, opened.name, split, validator.dataset.metadata)

@@ -1,5 +1,6 @@
 """Panoptic quality with the official definition, mIoU, and the COCO panoptic format."""
 
+from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision
 from seamseg.evaluation.coco_panoptic import read_coco_panoptic, read_id_png, write_id_png
 from seamseg.evaluation.coco_writer import CocoPanopticWriter, dataset_to_coco_panoptic
 from seamseg.evaluation.confusion import ConfusionMatrix
@@ -7,19 +8,23 @@ from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.evaluation.evaluator import PanopticEvaluator, category_ids, class_infos
 from seamseg.evaluation.matching import SegmentInfo
 from seamseg.evaluation.panoptic_quality import PanopticQuality
-from seamseg.evaluation.scores import ClassInfo, ClassScores, PanopticScores
+from seamseg.evaluation.scores import APScores, ClassInfo, ClassScores, InstanceScores, PanopticScores
 from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.evaluation.table import format_table
 
 __all__ = [
+    "APScores",
     "ClassInfo",
     "ClassScores",
     "CocoPanopticWriter",
     "ConfusionMatrix",
+    "InstanceEvaluator",
+    "InstanceScores",
     "PanopticEvaluator",
     "PanopticQuality",
     "PanopticScores",
     "SegmentInfo",
+    "average_precision",
     "category_ids",
     "class_infos",
     "dataset_to_coco_panoptic",

@@ -44,6 +44,50 @@ class ClassScores:
 
 
 @dataclass(frozen=True)
+class ClassAP:
+    """Average precision of one class of things; NaN if it does not occur."""
+
+    info: ClassInfo
+    AP: float
+
+
+@dataclass(frozen=True)
+class APScores:
+    """COCO's average precision: of IoU .5 to .95, .5, .75, and of instances of up to 32², up to 96² and more pixels."""
+
+    AP: float
+    AP50: float
+    AP75: float
+    AP_small: float
+    AP_medium: float
+    AP_large: float
+    per_class: list[ClassAP]
+
+    def to_json(self) -> dict[str, Any]:
+        """The scores under their names, null for NaN; AP of each class under `per_class`."""
+        out: dict[str, Any] = {key: _or_none(getattr(self, key)) for key in AP_NUMBERS}
+        out["per_class"] = dict(zip(_unique_names(self.per_class), (_or_none(c.AP) for c in self.per_class)))
+        return out
+
+
+AP_NUMBERS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
+"""Keys of the numbers of :class:`APScores`, in the order of pycocotools."""
+
+
+@dataclass(frozen=True)
+class InstanceScores:
+    """Average precision of boxes and of masks; None without masks."""
+
+    box: APScores
+    mask: APScores | None
+
+    @property
+    def kinds(self) -> dict[str, APScores]:
+        """`box` and `mask`, as far as there are scores"""
+        return {"box": self.box} if self.mask is None else {"box": self.box, "mask": self.mask}
+
+
+@dataclass(frozen=True)
 class PanopticScores:
     """Means over classes, and the classes themselves.
 
@@ -54,6 +98,7 @@ class PanopticScores:
     mIoU : mean IoU of the pixels of the classes
     n_images : images that were compared
     per_class : one entry a class
+    instances : average precision of the detections, None if it was not measured
     """
 
     PQ: float
@@ -69,12 +114,18 @@ class PanopticScores:
     mIoU: float
     n_images: int
     per_class: list[ClassScores]
+    instances: InstanceScores | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` writes: fractions 0-1, null where there was nothing to measure; `per_class` by name."""
+        """What `--json` writes: fractions 0-1, null where there was nothing to measure; `per_class` by name.
+
+        With `instances` also `box` and `mask`, each with its AP numbers and `per_class`.
+        """
         out: dict[str, Any] = {key: _or_none(getattr(self, key)) for key in HEADLINE}
         out["n_images"] = self.n_images
         out["per_class"] = dict(zip(_unique_names(self.per_class), (c.to_json() for c in self.per_class)))
+        if self.instances is not None:
+            out.update({kind: scores.to_json() for kind, scores in self.instances.kinds.items()})
         return out
 
 
@@ -97,7 +148,7 @@ def summarise(per_class: Sequence[ClassScores], n_images: int) -> PanopticScores
     """
     things = [c for c in per_class if c.info.isthing]
     stuff = [c for c in per_class if not c.info.isthing]
-    means = {
+    means: dict[str, Any] = {
         f"{key}{suffix}": mean(getattr(c, key) for c in group)
         for suffix, group in (("", per_class), ("_things", things), ("_stuff", stuff))
         for key in ("PQ", "SQ", "RQ")
@@ -121,6 +172,7 @@ def _or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _unique_names(per_class: Sequence[ClassScores]) -> list[str]:
-    names = [c.info.name for c in per_class]
-    return [n if names.count(n) == 1 else f"{n} ({c.info.id})" for n, c in zip(names, per_class)]
+def _unique_names(per_class: Sequence[ClassScores] | Sequence[ClassAP]) -> list[str]:
+    infos = [c.info for c in per_class]
+    names = [info.name for info in infos]
+    return [n if names.count(n) == 1 else f"{n} ({info.id})" for n, info in zip(names, infos)]

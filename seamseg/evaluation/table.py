@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from seamseg.evaluation.scores import PanopticScores
+from seamseg.evaluation.scores import AP_NUMBERS, InstanceScores, PanopticScores
 
 
 def format_table(scores: PanopticScores, per_class: bool = True) -> str:
@@ -27,6 +27,8 @@ def format_table(scores: PanopticScores, per_class: bool = True) -> str:
         cells = "".join(percent(v) for v in values) + ("".join(percent(v) for v in overall) or " " * 14)
         occurring = sum(c.TP + c.FP + c.FN > 0 for c in members)
         lines.append(f"{title:<8}{cells}{f'{occurring}/{len(members)}':>9}")
+    if scores.instances is not None:
+        lines += ["", *_instance_lines(scores.instances, per_class)]
     occurring_classes = [c for c in scores.per_class if c.TP + c.FP + c.FN > 0 or not math.isnan(c.IoU)]
     if per_class:
         width = max([len("class"), *(len(c.info.name) for c in occurring_classes)])
@@ -41,6 +43,24 @@ def format_table(scores: PanopticScores, per_class: bool = True) -> str:
     images = f"{scores.n_images} image{'' if scores.n_images == 1 else 's'}"
     lines += ["", f"{images}; in percent; means are over the classes that occur"]
     return "\n".join(lines)
+
+
+_PLURALS = {"box": "boxes", "mask": "masks"}
+
+
+def _instance_lines(scores: InstanceScores, per_class: bool) -> list[str]:
+    lines = [f"{'':<8}" + "".join(f"{name.removeprefix('AP_'):>7}" for name in AP_NUMBERS)]
+    lines += [
+        f"{_PLURALS[kind]:<8}" + "".join(percent(getattr(ap, key)) for key in AP_NUMBERS)
+        for kind, ap in scores.kinds.items()
+    ]
+    if per_class:
+        width = max([len("thing"), *(len(c.info.name) for c in scores.box.per_class)])
+        lines += ["", f"{'thing':<{width}}" + "".join(f"{kind + ' AP':>9}" for kind in scores.kinds)]
+        for row in zip(*(ap.per_class for ap in scores.kinds.values())):
+            if not all(math.isnan(c.AP) for c in row):
+                lines.append(f"{row[0].info.name:<{width}}" + "".join(f"{percent(c.AP):>9}" for c in row))
+    return lines
 
 
 def percent(value: float) -> str:

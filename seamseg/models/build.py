@@ -73,6 +73,7 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> PanopticNet
             roi.neg_threshold_lo,
             roi.void_threshold,
             roi.sample_empty_images,
+            fixed=roi.fixed_samples,
         ),
         rois=ROIExtractor(
             roi_size, roi.fpn_min_level, roi.fpn_levels, roi.fpn_canonical_scale, roi.fpn_canonical_level
@@ -92,7 +93,7 @@ def build_criterion(config: Config, num_stuff: int) -> Criterion:
     return Criterion(
         num_stuff=num_stuff,
         anchor_matcher=AnchorMatcher(
-            rpn.num_samples, rpn.pos_ratio, rpn.pos_threshold, rpn.neg_threshold, rpn.void_threshold
+            rpn.num_samples, rpn.pos_ratio, rpn.pos_threshold, rpn.neg_threshold, rpn.void_threshold, roi.fixed_samples
         ),
         rpn_sigma=rpn.sigma,
         roi_sigma=roi.sigma,
@@ -110,9 +111,9 @@ def build_training_module(config: Config, num_stuff: int, num_thing: int) -> Tra
 
 
 def _build_body(config: Config, norm: NormFactory) -> FPNBody:
-    body, fpn = config.body, config.fpn
+    body, fpn, checkpoint = config.body, config.fpn, config.general.checkpoint_body
     try:
-        backbone = ResNet(RESNETS[body.body], norm, **body.body_params)
+        backbone = ResNet(RESNETS[body.body], norm, checkpoint=checkpoint, **body.body_params)
     except (TypeError, ValueError) as error:
         raise InputError(f"[body] body_params: {error}") from error
     strides = [backbone.out_strides[name] for name in fpn.inputs]
@@ -123,7 +124,8 @@ def _build_body(config: Config, norm: NormFactory) -> FPNBody:
         if body.out_channels[name] != backbone.out_channels[name]:
             raise InputError(f"[body] out_channels: {body.body} gives {backbone.out_channels}, not {body.out_channels}")
     channels = [backbone.out_channels[name] for name in fpn.inputs]
-    return FPNBody(backbone, FPN(channels, fpn.out_channels, fpn.extra_scales, norm, fpn.interpolation), fpn.inputs)
+    pyramid = FPN(channels, fpn.out_channels, fpn.extra_scales, norm, fpn.interpolation)
+    return FPNBody(backbone, pyramid, fpn.inputs, checkpoint)
 
 
 def _build_semantic(config: Config, norm: NormFactory, num_classes: int) -> SemanticHead | None:

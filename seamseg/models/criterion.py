@@ -71,9 +71,8 @@ class Criterion:
         return tuple(name for name in LOSS_NAMES if name not in absent)
 
     def __call__(self, outputs: TrainingOutputs, targets: Batch) -> Losses:
-        """The losses; those of the ROI head are 0 without a graph, of a count of 0, if it did not run."""
-        things = Things.of(targets, self.num_stuff)
-        terms = [*self._rpn(outputs, things), *self._roi(outputs, things, targets)]
+        """The losses; those of the ROI head are 0, of a count of 0, if it ran on nothing: with a graph if it ran."""
+        terms = [*self._rpn(outputs), *self._roi(outputs, targets)]
         if outputs.semantic_logits is not None:
             pairs = zip(targets.masks, targets.categories)
             classes = [semantic_target(m, c) for m, c in pairs if m is not None and c is not None]
@@ -82,52 +81,79 @@ class Criterion:
         device = outputs.obj_logits.device
         return Losses(
             {name: loss for name, (loss, _) in zip(self.names, terms)},
-            {
-                name: torch.as_tensor(count, dtype=torch.float64, device=device)
-                for name, (_, count) in zip(self.names, terms)
-            },
+            {name: _as_count(count, device) for name, (_, count) in zip(self.names, terms)},
         )
 
-    def _rpn(self, outputs: TrainingOutputs, things: list[Things]) -> list[_Term]:
-        matches = [
-            self.anchor_matcher(outputs.anchors, t.boxes, size, t.crowd_mask)
-            for t, size in zip(things, outputs.valid_sizes)
-        ]
-        objectness, boxes, count = rpn_losses(
+    def _rpn(self, outputs: TrainingOutputs) -> list[_Term]:
+        boxes = [t.boxes for t in outputs.things]
+        crowd_masks = [t.crowd_mask for t in outputs.things]
+        objectness, regression, count = rpn_losses(
             outputs.obj_logits,
             outputs.bbx_logits,
             outputs.anchors,
-            torch.stack(matches),
-            [t.boxes for t in things],
+            self.anchor_matcher.batch(outputs.anchors, boxes, outputs.valid_sizes, crowd_masks),
+            boxes,
             self.rpn_sigma,
+            self.anchor_matcher.num_samples,
         )
-        return [(objectness, count), (boxes, count)]
+        return [(objectness, count), (regression, count)]
 
-    def _roi(self, outputs: TrainingOutputs, things: list[Things], targets: Batch) -> list[_Term]:
+    def _roi(self, outputs: TrainingOutputs, targets: Batch) -> list[_Term]:
         rois = outputs.rois
         if rois is None:
             nothing = outputs.obj_logits.new_zeros((), dtype=torch.float32)
             return [(nothing, 0)] * (2 if self.mask_size is None else 3)
-        labels, codes, masks = self._roi_targets(rois, things, targets)
-        samples = labels.shape[0]
+        if rois.samples.all_none:
+            # over none of the rows, not times 0: the gradient is 0 whatever the logits are
+            logits = (rois.cls_logits, rois.bbx_logits, rois.msk_logits)
+            return [(x[:0].float().sum(), 0) for x in logits if x is not None]
+        wanted = self._roi_targets(rois, outputs.things, targets)
+        weights, _ = rois.weights.concatenated()
+        count = wanted.labels.shape[0] if weights is None else weights.sum()
         terms: list[_Term] = [
-            (class_loss(rois.cls_logits, labels), samples),
-            (box_loss(rois.bbx_logits, labels, codes, self.roi_sigma), samples),
+            (class_loss(rois.cls_logits, wanted.labels, weights), count),
+            (box_loss(rois.bbx_logits, wanted.labels, wanted.codes, self.roi_sigma, weights), count),
         ]
         if rois.msk_logits is not None:
-            terms.append(mask_loss(rois.msk_logits, labels[labels > 0], masks))
+            terms.append(mask_loss(rois.msk_logits, wanted.mask_labels, wanted.masks))
         return terms
 
     @torch.no_grad()
-    def _roi_targets(self, rois: ROIOutputs, things: list[Things], targets: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        labels, codes, masks = [], [], []
-        for samples, match, thing, ids in zip(rois.samples, rois.matches, things, targets.masks):
+    def _roi_targets(self, rois: ROIOutputs, things: list[Things], targets: Batch) -> _ROITargets:
+        labels, codes, leading_labels, masks = [], [], [], []
+        for samples, match, leading, thing, ids in zip(
+            rois.samples, rois.matches, rois.leading, things, targets.masks, strict=True
+        ):
             if samples is None or match is None or ids is None:
                 continue
             label = torch.zeros_like(match)
-            label[match >= 0] = thing.classes[match[match >= 0]] + 1
+            if thing.classes.shape[0] > 0:
+                label = torch.where(match >= 0, thing.classes[match.clamp(min=0)] + 1, label)
             labels.append(label)
             codes.append(box_targets(samples, thing.boxes, match, self.bbx_reg_weights))
+            leading_labels.append(label[:leading])
             if self.mask_size is not None:
-                masks.append(mask_targets(samples, match, thing.ids, ids, self.mask_size, self.void_is_background))
-        return torch.cat(labels), torch.cat(codes), torch.cat(masks) if masks else torch.empty(0)
+                first = (samples[:leading], match[:leading], thing.ids, ids)
+                masks.append(mask_targets(*first, self.mask_size, self.void_is_background))
+        return _ROITargets(
+            torch.cat(labels),
+            torch.cat(codes),
+            torch.cat(leading_labels),
+            torch.cat(masks) if masks else torch.empty(0),
+        )
+
+
+class _ROITargets(NamedTuple):
+    """Labels `M` and box codes `M x 4` of the samples of all images, labels `P` and masks of the leading ones."""
+
+    labels: Tensor
+    codes: Tensor
+    mask_labels: Tensor
+    masks: Tensor
+
+
+def _as_count(count: Tensor | int, device: torch.device) -> Tensor:
+    """A count on the device; a number is written there, not copied: the host would wait for the copy."""
+    if isinstance(count, Tensor):
+        return count.double()
+    return torch.full((), count, dtype=torch.float64, device=device)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seamseg.structures import VOID, Batch, PackedSequence
+from seamseg.heads.select import upload
+from seamseg.structures import VOID, Batch, Facts, PackedSequence
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,17 @@ class ROIOutputs:
     """The ROI head on the sampled proposals.
 
     samples: boxes `M_i x 4` of each image (or None), matches: int64 `M_i`, the thing of the image each stands for or
-    -1. Over all images, M samples of which P are matched: cls_logits `M x (things + 1)`, bbx_logits `M x things x 4`,
-    msk_logits `P x things x 28 x 28` of the matched ones, None without a mask branch.
+    -1, weights: float32 `M_i`, 0 for samples that count in no loss; all entries None if all count. The matched ones of
+    an image are among its first `leading` samples, 0 for an image without samples. Over all images, M samples of which
+    P are leading: cls_logits `M x (things + 1)`, bbx_logits `M x things x 4`, msk_logits `P x things x 28 x 28` of the
+    leading ones, None without a mask branch. With no samples in any image the logits are those of one fake region, and
+    say nothing.
     """
 
     samples: PackedSequence
     matches: PackedSequence
+    weights: PackedSequence
+    leading: tuple[int, ...]
     cls_logits: Tensor
     bbx_logits: Tensor
     msk_logits: Tensor | None
@@ -43,8 +49,9 @@ class ROIOutputs:
 class TrainingOutputs:
     """Everything the losses need of the network.
 
-    anchors `A x 4`, obj_logits `N x A`, bbx_logits `N x A x 4`, proposals of each image, rois None if no image had
-    proposals to learn from, semantic_logits `N x classes x h x w` or None without a semantic head.
+    anchors `A x 4`, obj_logits `N x A`, bbx_logits `N x A x 4`, things and proposals of each image (with rows of NaN
+    after the last, if samples are fixed), rois None if no image had proposals to learn from, semantic_logits
+    `N x classes x h x w` or None without a semantic head.
     """
 
     padded_size: tuple[int, int]
@@ -52,6 +59,7 @@ class TrainingOutputs:
     anchors: Tensor
     obj_logits: Tensor
     bbx_logits: Tensor
+    things: list[Things]
     proposals: PackedSequence
     rois: ROIOutputs | None
     semantic_logits: Tensor | None
@@ -72,13 +80,30 @@ class Things:
 
     @staticmethod
     def of(batch: Batch, num_stuff: int) -> list[Things]:
-        """The things of each image of a batch; `num_stuff` is the class of the first thing."""
+        """The things of each image of a batch; `num_stuff` is the class of the first thing.
+
+        On a GPU the host waits for a batch without `facts`.
+        """
+        facts = batch.with_facts().facts
+        assert facts is not None
+        chosen = [_learnable(fact, num_stuff) for fact in facts]
+        device = batch.boxes.device
+        assert device is not None
+        # ids and classes of all images in one copy
+        numbers = [[i for ids in chosen for i in ids], [f.categories[i] for f, ids in zip(facts, chosen) for i in ids]]
+        parts = upload(torch.tensor(numbers, dtype=torch.long), device).split([len(ids) for ids in chosen], dim=1)
         things = []
-        for masks, categories, iscrowd, boxes in zip(batch.masks, batch.categories, batch.iscrowd, batch.boxes):
-            assert masks is not None and categories is not None and iscrowd is not None and boxes is not None
-            is_crowd = iscrowd.bool()
-            present = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
-            ids = torch.nonzero((categories >= num_stuff) & (categories != VOID) & ~is_crowd & present).flatten()
-            crowd_mask = is_crowd[masks].any(dim=0) if bool(is_crowd.any()) else None
-            things.append(Things(boxes[ids], categories[ids] - num_stuff, ids, crowd_mask))
+        for masks, iscrowd, boxes, fact, (ids, classes) in zip(batch.masks, batch.iscrowd, batch.boxes, facts, parts):
+            assert masks is not None and iscrowd is not None and boxes is not None
+            crowd_mask = iscrowd.bool()[masks].any(dim=0) if any(fact.iscrowd) else None
+            things.append(Things(boxes[ids], classes - num_stuff, ids, crowd_mask))
         return things
+
+
+def _learnable(facts: Facts, num_stuff: int) -> list[int]:
+    """Ids of things that are no crowd and have a box."""
+    return [
+        i
+        for i, (category, is_crowd, is_there) in enumerate(zip(*facts, strict=True))
+        if category >= num_stuff and category != VOID and not is_crowd and is_there
+    ]

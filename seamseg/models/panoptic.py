@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -9,7 +12,7 @@ from seamseg.backbones.fpn import FPNBody
 from seamseg.heads.roi.detections import DetectionSelector
 from seamseg.heads.roi.features import ROIExtractor
 from seamseg.heads.roi.head import ROIHead
-from seamseg.heads.roi.targets import ProposalMatcher
+from seamseg.heads.roi.targets import ProposalMatcher, leading_rows
 from seamseg.heads.rpn.anchors import AnchorGenerator
 from seamseg.heads.rpn.head import RPNHead
 from seamseg.heads.rpn.proposals import ProposalGenerator
@@ -40,6 +43,12 @@ class PanopticNet(nn.Module):
     proposals, matcher, rois, selector : how proposals are made, sampled for training, looked up and judged
     bbx_reg_weights : factors of the box codes of the ROI head
     channels_last : run in channels-last memory format
+
+    Attributes
+    ----------
+    fake_rois : in training, run the ROI head on a fake region where there is nothing to sample, so that every step uses
+        every parameter (`[general] unused_parameters = fake`); False: leave it out
+    sizes_vary : tell torch.compile, where body and semantic head went through it, that heights and widths change
     """
 
     def __init__(
@@ -72,8 +81,10 @@ class PanopticNet(nn.Module):
         self.rois = rois
         self.selector = selector
         self.bbx_reg_weights = bbx_reg_weights
+        self.fake_rois = False
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.to(memory_format=self.memory_format)
+        self.sizes_vary = False
 
     # Training
 
@@ -92,39 +103,60 @@ class PanopticNet(nn.Module):
         Notes
         -----
         With synchronised norms under torch.distributed all ranks must call this together. A rank without anything to
-        sample skips the ROI head; the others synchronise among themselves.
+        sample skips the ROI head, or runs it on a fake region; the others synchronise among themselves. With fixed
+        samples no rank has nothing to sample.
         """
         features = self.encode(images)
         anchors, obj_logits, bbx_logits = self.score_anchors(features)
-        proposals = self.proposals(obj_logits, bbx_logits, anchors, features.valid_sizes, self.training)
+        scored = (obj_logits, bbx_logits, anchors, features.valid_sizes, self.training)
+        proposals = PackedSequence(list(self.proposals.padded(*scored)[0])) if self.fixed else self.proposals(*scored)
+        things = Things.of(targets, self.num_stuff)
         return TrainingOutputs(
             features.padded_size,
             features.valid_sizes,
             anchors,
             obj_logits,
             bbx_logits,
+            things,
             proposals,
-            self._train_rois(features, proposals, targets),
-            None if self.sem_head is None else self.sem_head(features.levels),
+            self._train_rois(features, proposals, things),
+            self._classify(features),
         )
 
-    def _train_rois(self, features: Features, proposals: PackedSequence, targets: Batch) -> ROIOutputs | None:
-        samples, matches = [], []
-        for boxes, things in zip(proposals, Things.of(targets, self.num_stuff)):
-            sampled, match = self.matcher(boxes, things.boxes, things.crowd_mask)
-            samples.append(sampled)
-            matches.append(match)
-        packed_samples, packed_matches = PackedSequence(samples), PackedSequence(matches)
-        boxes, index = packed_samples.concatenated()
-        match, _ = packed_matches.concatenated()
+    @property
+    def fixed(self) -> bool:
+        """Whether every image gives the ROI head the same number of samples, see `[roi] fixed_samples`."""
+        return self.matcher.fixed
 
-        if any(isinstance(layer, InPlaceABNSync) for layer in self.roi_head.modules()):
+    def _train_rois(self, features: Features, proposals: PackedSequence, things: list[Things]) -> ROIOutputs | None:
+        sampled = self.matcher.batch(list(proposals), [t.boxes for t in things], [t.crowd_mask for t in things])
+        samples = PackedSequence([None if s is None else s.boxes for s in sampled])
+        boxes, index = samples.concatenated()
+
+        # with fixed samples every rank runs the head in every step: nobody has to ask
+        if not self.fixed and any(isinstance(layer, InPlaceABNSync) for layer in self.roi_head.modules()):
             set_group(self.roi_head, active_group(boxes is not None))
-        if boxes is None or index is None or match is None:
-            return None
+        matches = PackedSequence([None if s is None else s.match for s in sampled])
+        weights = PackedSequence([None if s is None else s.weight for s in sampled])
+        leading = tuple(0 if s is None else s.leading for s in sampled)
+        if boxes is None or index is None:
+            if not self.fake_rois:
+                return None
+            return ROIOutputs(samples, matches, weights, leading, *self._fake_rois(features))
         x = self.rois(features.levels, boxes, index, features.padded_size)
-        logits = self.roi_head(x, torch.nonzero(match >= 0).flatten())
-        return ROIOutputs(packed_samples, packed_matches, *logits)
+        logits = self.roi_head(x, leading_rows(sampled, boxes.device))
+        return ROIOutputs(samples, matches, weights, leading, *logits)
+
+    def _fake_rois(self, features: Features) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The ROI head on one region of zeros: no collective, no trace in any statistics.
+
+        It hangs on every level that regions are looked up on: one that only they use must get its gradient too.
+        """
+        levels = features.levels[self.rois.min_level : self.rois.min_level + self.rois.num_levels]
+        nothing = torch.stack([level[:0].sum() for level in levels]).sum()
+        region = nothing.expand(1, levels[0].shape[1], *self.rois.roi_size)
+        with _as_evaluated(self.roi_head):
+            return self.roi_head(region, torch.zeros(1, dtype=torch.long, device=region.device))
 
     # Inference
 
@@ -162,7 +194,10 @@ class PanopticNet(nn.Module):
     def encode(self, images: PackedSequence) -> Features:
         """Pad the images to one size and run the body."""
         padded, sizes = images.as_padded()
-        levels = self.body(padded.contiguous(memory_format=self.memory_format))
+        padded = padded.contiguous(memory_format=self.memory_format)
+        if self.sizes_vary:
+            _let_sizes_vary([padded])
+        levels = self.body(padded)
         return Features(levels, (int(padded.shape[-2]), int(padded.shape[-1])), sizes)
 
     def score_anchors(self, features: Features) -> tuple[Tensor, Tensor, Tensor]:
@@ -170,6 +205,14 @@ class PanopticNet(nn.Module):
         first, number = self.rpn_levels
         obj_logits, bbx_logits, shapes = self.rpn_head(features.levels[first : first + number])
         return self.anchors(shapes, obj_logits.device), obj_logits, bbx_logits
+
+    def _classify(self, features: Features) -> Tensor | None:
+        """Semantic logits at the finest level's size; None without a semantic head."""
+        if self.sem_head is None:
+            return None
+        if self.sizes_vary:
+            _let_sizes_vary(features.levels)
+        return self.sem_head(features.levels)
 
     def _scored(self, features: Features) -> tuple[Tensor, Tensor, Tensor]:
         anchors, obj_logits, bbx_logits = self.score_anchors(features)
@@ -217,5 +260,26 @@ class PanopticNet(nn.Module):
         """Class map `H x W` (int64) of each image; None without a semantic head."""
         if self.sem_head is None:
             return [None] * len(features.valid_sizes)
-        logits = self.sem_head(features.levels)
+        logits = self._classify(features)
+        assert logits is not None
         return [upsample_argmax(x, features.padded_size, size) for x, size in zip(logits, features.valid_sizes)]
+
+
+@contextmanager
+def _as_evaluated(module: nn.Module) -> Iterator[None]:
+    """The layers of a module in evaluation mode for the length of a `with` block."""
+    modes = [(layer, layer.training) for layer in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for layer, training in modes:
+            layer.training = training
+
+
+def _let_sizes_vary(maps: list[Tensor]) -> None:
+    """Have a compiler that sees the maps next make code for every height and width above 1."""
+    for x in maps:
+        for dimension in (2, 3):
+            if x.shape[dimension] > 1:
+                torch._dynamo.maybe_mark_dynamic(x, dimension)

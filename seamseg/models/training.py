@@ -12,8 +12,10 @@ from seamseg.structures import Batch
 class TrainingModule(nn.Module):
     """A batch to losses.
 
-    Under DistributedDataParallel use `find_unused_parameters=True`: a rank whose images have nothing for the ROI head
-    skips it, and gives losses of 0 without a graph for it.
+    A rank whose images have nothing for the ROI head skips it, and gives losses of 0 without a graph for it: under
+    DistributedDataParallel use `find_unused_parameters=True`. With `net.fake_rois` it runs the head all the same, and
+    `static_graph=True` will do (:mod:`seamseg.engine.train.parallel`).
+    With `[roi] fixed_samples` no rank ever skips it.
 
     Parameters
     ----------

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from ._check import describe
 from .abn_channels import Norm, Statistics, dense, gradients, normalise
+from .abn_replay import replaying
 from .activation import activate_, check_activation
 
 
@@ -54,6 +55,9 @@ def abn(
         like = x if weight is None else weight
         mean, var = (like.new_ones(x.shape[1]) if s is None else s.clone() for s in (running_mean, running_var))
         running_mean, running_var, training = mean, var, count == 1
+    if training and replaying():
+        # the running averages have seen this batch
+        running_mean, running_var = (None if s is None else s.clone() for s in (running_mean, running_var))
     y = torch.batch_norm(
         x, weight, bias, running_mean, running_var, training, momentum, eps, torch.backends.cudnn.enabled
     )
@@ -145,6 +149,9 @@ def saved_for_backward(ctx: Any) -> tuple[Any, ...]:
     try:
         return ctx.saved_tensors
     except RuntimeError as error:
+        if "inplace operation" not in str(error):
+            # a part that is run again on the way may fail for reasons of its own
+            raise
         raise RuntimeError(
             "InPlaceABN: its output, or what it was computed with (residual, weight, bias), was changed in place "
             "before the backward pass, which rebuilds the input from them. "

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, distributed
 
+from .abn_replay import remembered
 from .abn_steps import abn_backward_input, abn_backward_reduce, abn_statistics, abn_transform, activation_code
 
 
@@ -56,7 +57,7 @@ def normalise(
     weight, bias : `C` or None
     norm : everything else
     """
-    statistics = _statistics(x, norm)
+    statistics = remembered(_statistics, x, norm)
     return transform(x, residual, weight, bias, norm, statistics), statistics
 
 
@@ -160,7 +161,8 @@ def batch_statistics(mean: Tensor, var: Tensor, count: int, norm: Norm) -> Stati
     share: Tensor | float
     if norm.group is not None:
         mean, var, total = _join(mean, var, count, norm.group)
-        share = torch.where(total > 1, norm.momentum, 0.0)
+        # in the precision of the count: a float32 momentum would show in averages that are float64
+        share = (total > 1).to(total.dtype) * norm.momentum
         unbiased = var * (total / (total - 1).clamp(min=1)).to(var.dtype)
     else:
         total, share = float(max(count, 1)), norm.momentum

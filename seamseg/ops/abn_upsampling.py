@@ -19,6 +19,7 @@ from torch.nn import functional
 from ._check import describe
 from .abn import saved_for_backward
 from .abn_channels import Norm, Statistics, batch_statistics, dense, gradient_sums, transform
+from .abn_replay import remembered
 from .abn_steps import abn_backward_input, activation_code
 
 _PIXELS = 8192
@@ -67,7 +68,7 @@ class _UpsampleABN(torch.autograd.Function):
             mean = means.mean(0)
             spread = ((scatter @ taps) * taps).sum(1) / max(pixels.shape[0], 1)
             var = (spread + (means - mean) ** 2).mean(0)
-            statistics = batch_statistics(mean, var, 4 * pixels.shape[0], norm)
+            statistics = remembered(batch_statistics, mean, var, 4 * pixels.shape[0], norm)
             chosen = functional.conv_transpose2d(x[rows], kernel.to(x.dtype), stride=2)
             y = transform(dense(chosen), None, weight, bias, norm, statistics)
         total = statistics.total

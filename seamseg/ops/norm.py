@@ -14,6 +14,7 @@ from torch.nn import functional
 from .abn import abn, inplace_abn
 from .abn_channels import Norm
 from .abn_projection import inplace_abn_projection
+from .abn_replay import replaying
 from .abn_upsampling import upsample_abn_rows
 from .activation import activate, activate_, check_activation
 
@@ -82,7 +83,7 @@ class ABN(nn.Module):
                 self.bias.zero_()
 
     def _averaging_factor(self) -> float:
-        if not self.training or self.num_batches_tracked is None:
+        if not self.training or self.num_batches_tracked is None or replaying():
             return 0.0
         self.num_batches_tracked.add_(1)
         return 1.0 / int(self.num_batches_tracked) if self.momentum is None else self.momentum

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, cast
 
 import torch
 from torch import distributed, nn
@@ -12,6 +14,23 @@ from .norm import InPlaceABNSync
 _groups: dict[tuple[int, ...], Any] = {}
 _world: object = None
 """The world that `_groups` belongs to: groups die with the process group they were made in."""
+_timeout: timedelta | None = None
+
+
+def limit_waiting(timeout: timedelta | None) -> None:
+    """How long ranks of groups that are made from now on wait for each other; None for torch's own limit.
+
+    A group does not take over the limit of its world.
+    """
+    global _timeout
+    _timeout = timeout
+
+
+def new_group(ranks: Iterable[int]) -> distributed.ProcessGroup:
+    """A process group of these ranks of the world: a collective call of all its ranks, these or not."""
+    group = distributed.new_group(list(ranks), timeout=_timeout)
+    # for a rank that is none of them it is a mark, which nobody uses
+    return cast("distributed.ProcessGroup", group)
 
 
 def active_group(active: bool) -> distributed.ProcessGroup | None:
@@ -42,7 +61,7 @@ def active_group(active: bool) -> distributed.ProcessGroup | None:
     if len(ranks) == len(flags):
         return world
     if ranks and ranks not in _groups:
-        _groups[ranks] = distributed.new_group(list(ranks))
+        _groups[ranks] = new_group(ranks)
     return _groups[ranks] if active else None
 
 

@@ -10,9 +10,10 @@ import torch
 
 from seamseg.data.batches import collate
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.loader import WorkerSeed, set_epoch, train_loader
+from seamseg.data.loader import set_epoch, train_loader
 from seamseg.data.samplers import DistributedARBatchSampler
 from seamseg.data.transforms import TrainTransform
+from seamseg.data.workers import WorkerSeed
 from seamseg.errors import InputError
 from seamseg.structures import Batch, PackedSequence
 

@@ -205,3 +205,14 @@ def test_masks_must_be_integers(tmp_path):
         open_mask(save(tmp_path, Image.fromarray(RGB)))
     with pytest.raises(UnreadableImage, match="negative"):
         open_mask(save(tmp_path, Image.fromarray(np.full((2, 2), -1, np.int32)), "m.tif"))
+
+
+def test_masks_of_16_and_32_bits_are_exact(tmp_path):
+    wide = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+    Image.fromarray(wide).save(tmp_path / "m16.png")
+    assert np.array_equal(open_mask(tmp_path / "m16.png"), wide)
+    # PNG ends at 16 bits; the content decides, not the ending
+    long = np.array([[0, 1, 65535], [65536, 16_777_217, 2**31 - 1]], np.int32)
+    Image.fromarray(long).save(tmp_path / "m32.png", format="TIFF")
+    read = open_mask(tmp_path / "m32.png")
+    assert np.array_equal(read, long) and read.dtype == np.int32

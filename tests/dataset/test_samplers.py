@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamseg.data.samplers import ARBatchSampler, DistributedARBatchSampler, ShardSampler
+from seamseg.data.samplers import ARBatchSampler, DistributedARBatchSampler, Segment, ShardSampler
 from seamseg.errors import InputError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "samplers.json").read_text())
@@ -77,3 +77,68 @@ def test_impossible_batches():
     with pytest.raises(InputError, match="no full batch of 99"):
         ARBatchSampler(SIZES, 99, drop_last=True)
     assert len(list(ARBatchSampler(SIZES, 99))) == 1
+
+
+def world(img_sizes, size, batch, epoch, segments, drop_last=False):
+    """The samplers of all ranks of a world that goes on with an epoch."""
+    samplers = [DistributedARBatchSampler(img_sizes, batch, size, rank, drop_last) for rank in range(size)]
+    for sampler in samplers:
+        sampler.set_epoch(epoch)
+        sampler.continue_from(segments)
+    return samplers
+
+
+stops = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(0, 6)), max_size=5)
+
+
+@given(sizes, st.integers(0, 2), stops, st.integers(1, 5), st.integers(1, 4))
+def test_worlds_that_come_and_go_cover_each_image_once(img_sizes, epoch, stops, last_world, last_batch):
+    """Each stretch sees none of the images of those before it; a batch comes twice only to make the ranks equal."""
+    seen: Counter[int] = Counter()
+    segments = ()
+    for size, batch, wanted in [*stops, (last_world, last_batch, None)]:
+        samplers = world(img_sizes, size, batch, epoch, segments)
+        given_out = [list(sampler) for sampler in samplers]
+        assert [len(sampler) for sampler in samplers] == [len(given_out[0])] * size == list(map(len, given_out))
+        segments = samplers[0].segments
+        assert all(sampler.segments == segments for sampler in samplers)
+        last = segments[-1]
+        before = segments[:-1]
+        done = len(given_out[0]) if wanted is None else min(wanted, len(given_out[0]))
+        # where the same world goes on, its batches so far count as well: the padding may repeat them
+        whole = [list(sampler) for sampler in world(img_sizes, size, batch, epoch, (*before, last._replace(done=0)))]
+        assert [batches[last.done :] for batches in whole] == given_out
+        batches = {tuple(b) for share in whole for b in share[last.done : last.done + done]}
+        earlier = {tuple(b) for share in whole for b in share[: last.done]}
+        seen.update(i for b in batches - earlier for i in b)
+        assert not seen or max(seen.values()) == 1
+        repeated = sum(len(share) for share in whole) - len({tuple(b) for share in whole for b in share})
+        assert repeated < size
+        segments = (*before, last._replace(done=last.done + done))
+    assert sorted(seen) == list(range(len(img_sizes)))
+
+
+@given(sizes, stops)
+def test_a_short_batch_is_left_out_after_a_change_too(img_sizes, stops):
+    segments, consumed = (), Counter()
+    for size, batch, wanted in stops:
+        if len(img_sizes) < batch:
+            return
+        samplers = world(img_sizes, size, batch, 0, segments, drop_last=True)
+        shares = [list(sampler)[:wanted] for sampler in samplers]
+        assert all(len(b) == batch for share in shares for b in share)
+        segments = samplers[0].segments
+        segments = (*segments[:-1], segments[-1]._replace(done=segments[-1].done + len(shares[0])))
+        consumed.update({i for share in shares for b in share for i in b})
+    assert set(consumed) <= set(range(len(img_sizes)))
+
+
+def test_a_new_epoch_forgets_the_interruption():
+    sampler = DistributedARBatchSampler(SIZES, 2, 2, 0)
+    whole = list(sampler)
+    sampler.continue_from([Segment(3, 2, 1)])
+    assert sampler.segments == (Segment(3, 2, 1), Segment(2, 2, 0)) and list(sampler) != whole
+    sampler.set_epoch(0)
+    assert list(sampler) == whole
+    sampler.continue_from([Segment(2, 2, 1)])
+    assert list(sampler) == whole[1:] and len(sampler) == len(whole) - 1

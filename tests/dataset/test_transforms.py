@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from seamseg.data.transforms import TestTransform, TrainTransform, compact_ids, resize_nearest, scaled_size
+from seamseg.data.transforms import TestTransform, TrainTransform, compact_ids, scaled_size
 from seamseg.errors import InputError
+from seamseg.ops.resize import resize_nearest
 
 DATA = Path(__file__).parents[1] / "data"
 OPS = np.load(DATA / "ops.npz")

@@ -3,6 +3,7 @@
 import os
 import tempfile
 from datetime import timedelta
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import distributed, multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
+from seamseg.models import panoptic
 from seamseg.models.build import build_training_module
 from seamseg.ops.sync import forget_groups
 
@@ -22,9 +24,9 @@ EMPTY = [(), (1,), (0, 1), (0,)]
 """Which ranks have no thing in their image, step by step."""
 
 
-def build(mode):
+def build(mode, *overrides):
     torch.manual_seed(0)
-    return build_training_module(tiny_config(mode=mode), 2, 3)
+    return build_training_module(tiny_config(mode=mode, overrides=overrides), 2, 3)
 
 
 def batch_of(rank, empty):
@@ -37,14 +39,16 @@ def batch_of(rank, empty):
     )
 
 
-def train(rank, mode):
-    module = build(mode)
-    parallel = DistributedDataParallel(module, find_unused_parameters=True)
+def train(rank, mode, fixed):
+    module = build(mode, f"roi.fixed_samples={'yes' if fixed else 'no'}")
+    # with fixed samples every rank runs every part in every step
+    parallel = DistributedDataParallel(module, find_unused_parameters=not fixed)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
     for step, empty in enumerate(EMPTY):
         both, mine = batch_of(rank, empty)
         losses = parallel(mine).means
-        assert losses["roi_cls_loss"].requires_grad == (rank not in empty)
+        assert losses["roi_cls_loss"].requires_grad == (fixed or rank not in empty)
+        assert (losses["roi_cls_loss"] > 0) == (rank not in empty)
         optimizer.zero_grad()
         sum(losses.values()).backward()
         if step == 0 and mode == "syncbn":
@@ -72,7 +76,9 @@ def worker(rank, rendezvous):
     )
     try:
         for mode in ("syncbn", "syncbn+gn"):
-            train(rank, mode)
+            train(rank, mode, fixed=False)
+        with patch.object(panoptic, "active_group", side_effect=AssertionError("nobody needs to ask")):
+            train(rank, "syncbn", fixed=True)
     finally:
         forget_groups()
         distributed.destroy_process_group()

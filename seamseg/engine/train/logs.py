@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -133,3 +134,17 @@ def duration(seconds: float) -> str:
     """Hours, minutes and seconds, as 1:02:03."""
     whole = max(0, round(seconds))
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def remaining(seconds: float, now: float | None = None) -> str:
+    """A time that is left, and when it ends if that is more than an hour away.
+
+    Parameters
+    ----------
+    seconds : that are left
+    now : seconds since 1970; None for the clock
+    """
+    if seconds <= 3600:
+        return duration(seconds)
+    end = time.localtime((time.time() if now is None else now) + seconds)
+    return f"{duration(seconds)} (until {time.strftime('%d %b %H:%M', end)})"

@@ -1,9 +1,6 @@
-"""SGD over two groups of parameters, those of normalisation layers and the others (SPEC section 2 `[optimizer]`)."""
+"""SGD or AdamW over two groups of parameters, those of normalisation layers and the others (SPEC section 2)."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +10,7 @@ from seamseg.config import Config
 from seamseg.errors import InputError
 from seamseg.ops.norm import ABN
 
-_NORM_LAYERS = (ABN, _BatchNorm, nn.GroupNorm, nn.LayerNorm)
+NORM_LAYERS = (ABN, _BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 def split_parameters(module: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -25,7 +22,7 @@ def split_parameters(module: nn.Module) -> tuple[list[nn.Parameter], list[nn.Par
     other: list[nn.Parameter] = []
     seen: set[nn.Parameter] = set()
     for layer in module.modules():
-        group = norm if isinstance(layer, _NORM_LAYERS) else other
+        group = norm if isinstance(layer, NORM_LAYERS) else other
         for parameter in layer.parameters(recurse=False):
             if parameter.requires_grad and parameter not in seen:
                 seen.add(parameter)
@@ -33,11 +30,16 @@ def split_parameters(module: nn.Module) -> tuple[list[nn.Parameter], list[nn.Par
     return norm, other
 
 
-def build_optimizer(net: nn.Module, config: Config) -> torch.optim.SGD:
-    """SGD with Nesterov momentum; group 0 are the normalisation parameters, group 1 the others.
+def build_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
+    """SGD, or AdamW with `optimizer.type`; group 0 are the normalisation parameters, group 1 the others.
 
     Normalisation parameters have learning rate 0 when `body.bn_frozen`, and weight decay only with
     `optimizer.weight_decay_norm`. Parameters that need no gradient are in neither group.
+
+    Raises
+    ------
+    InputError
+        if a beta of AdamW is 1
     """
     options = config.optimizer
     norm, other = split_parameters(net)
@@ -49,55 +51,68 @@ def build_optimizer(net: nn.Module, config: Config) -> torch.optim.SGD:
         },
         {"params": other, "lr": options.lr, "weight_decay": options.weight_decay},
     ]
-    return torch.optim.SGD(
-        groups,
-        lr=options.lr,
-        momentum=options.momentum,
-        nesterov=options.nesterov and options.momentum > 0,
-        fused=all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in (*norm, *other)),
-    )
-
-
-def load_optimizer_state(optimizer: torch.optim.SGD, state: Mapping[str, Any], source: str) -> None:
-    """Take the momentum out of a saved optimizer state, also of the original's.
-
-    Rates, decay and momentum stay those of the configuration, so that they can be changed between two runs.
-
-    Parameters
-    ----------
-    optimizer : over the same parameters, with the device and memory format to keep
-    state : what `state_dict()` of the optimizer gave
-    source : file it comes from, for messages
-
-    Raises
-    ------
-    InputError
-        if it belongs to other parameters
-    """
-    groups, saved = optimizer.param_groups, state.get("param_groups", [])
-    counts = [len(g["params"]) for g in groups]
-    if [len(g["params"]) for g in saved] != counts:
-        raise InputError(
-            f"{source}: its optimizer holds {[len(g['params']) for g in saved]} parameters a group, this training "
-            f"{counts}; were body.num_frozen or the architecture changed? start anew with --pre-train {source}"
+    fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in (*norm, *other))
+    optimizer: torch.optim.Optimizer
+    if options.type == "adamw":
+        for name, beta in (("momentum", options.momentum), ("beta2", options.beta2)):
+            if beta >= 1:
+                raise InputError(f"[optimizer] {name} = {beta}: with type = adamw it must be below 1")
+        optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=(options.momentum, options.beta2), fused=fused)
+    else:
+        optimizer = torch.optim.SGD(
+            groups,
+            lr=options.lr,
+            momentum=options.momentum,
+            nesterov=options.nesterov and options.momentum > 0,
+            fused=fused,
         )
-    for group, saved_group in zip(groups, saved):
-        for parameter, index in zip(group["params"], saved_group["params"]):
-            momentum = state["state"].get(index, {}).get("momentum_buffer")
-            if momentum is None:
-                continue
-            if momentum.shape != parameter.shape:
-                raise InputError(
-                    f"{source}: its optimizer has a {tuple(momentum.shape)} tensor where this training has "
-                    f"{tuple(parameter.shape)}; start anew with --pre-train {source}"
-                )
-            buffer = torch.empty_like(parameter, memory_format=torch.preserve_format)
-            optimizer.state[parameter]["momentum_buffer"] = _copied(buffer, momentum)
+    fill_state(optimizer)
+    return optimizer
+
+
+def fill_state(optimizer: torch.optim.Optimizer) -> None:
+    """Begin the state of all parameters with zeros, which gives the same first step as no state.
+
+    torch's fused SGD would leave it uninitialised where the first step is left out, and fails where a parameter gets
+    its first gradient later than others.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            if isinstance(optimizer, torch.optim.AdamW):
+                device = parameter.device if group["fused"] else torch.device("cpu")
+                state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+                state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
+                state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
+            elif group["momentum"] > 0:
+                state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
 
 
 @torch.no_grad()
-def _copied(target: Tensor, values: Tensor) -> Tensor:
-    return target.detach().copy_(values)
+def step_unless(optimizer: torch.optim.Optimizer, skipped: Tensor) -> None:
+    """A step that, where `skipped`, changes neither parameters nor state; the flag is not read by the host.
+
+    Parameters
+    ----------
+    optimizer : of :func:`build_optimizer`, fused or not
+    skipped : bool scalar on the device of the parameters
+    """
+    if all(group["fused"] for group in optimizer.param_groups):
+        # how torch's GradScaler tells a fused optimizer; it compares with exactly 1
+        optimizer.found_inf = skipped.float()  # type: ignore[attr-defined]
+        try:
+            optimizer.step()
+        finally:
+            del optimizer.found_inf  # type: ignore[attr-defined]
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    states = [value for p in parameters for value in optimizer.state[p].values() if isinstance(value, Tensor)]
+    tensors = [p.detach() for p in parameters] + states
+    before = [tensor.clone() for tensor in tensors]
+    optimizer.step()
+    for tensor, old in zip(tensors, before):
+        # counters of AdamW may be on the CPU, where the flag must follow
+        tensor.copy_(torch.where(skipped.to(tensor.device), old, tensor))
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, rates: list[float]) -> None:

@@ -15,9 +15,14 @@ def bf16_is_fast(device: torch.device) -> bool:
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:
-    """The context of a forward pass for `[general] precision`: fp32, bf16, or auto (bf16 where it is fast).
+    """The context of a forward pass for `[general] precision`: fp32, bf16, fp16, or auto (bf16 where it is fast).
 
     Weights, statistics and losses stay float32 in any case.
     """
-    enabled = precision == "bf16" or (precision == "auto" and bf16_is_fast(device))
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
+    enabled = precision in ("bf16", "fp16") or (precision == "auto" and bf16_is_fast(device))
+    return torch.autocast(device.type, dtype=torch.float16 if precision == "fp16" else torch.bfloat16, enabled=enabled)
+
+
+def loss_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:
+    """What keeps the small gradients of fp16 from becoming 0; None where the numbers have the range of float32."""
+    return torch.amp.GradScaler(device.type) if precision == "fp16" else None

@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from seamseg.config import Config, config_to_string, load_config
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.loader import train_loader
+from seamseg.data.loader import index_sampler
 from seamseg.data.metadata import Metadata
-from seamseg.data.prepare.parallel import available_cores
-from seamseg.data.samplers import DistributedARBatchSampler
-from seamseg.data.transforms import TrainTransform
-from seamseg.engine.distributed import World, barrier, distributed
+from seamseg.engine.distributed import World, barrier, distributed, gather_objects
 from seamseg.engine.pretrained import load_body_weights, load_pretrained
 from seamseg.engine.progress import is_quiet
 from seamseg.engine.snapshot import NETWORK_MODULES
-from seamseg.engine.train.checkpoint import Progress, load_weights, resume
+from seamseg.engine.train.chance import seed_everything
+from seamseg.engine.train.checkpoint import Start, load_own_state, load_weights, resume
+from seamseg.engine.train.compiled import compile_static_part
+from seamseg.engine.train.dump import Recorder
+from seamseg.engine.train.feed import open_loader
 from seamseg.engine.train.logs import Board, TextLog
+from seamseg.engine.train.metrics import MetricsFile
 from seamseg.engine.train.optimizer import build_optimizer
+from seamseg.engine.train.parallel import in_parallel
+from seamseg.engine.train.preemption import Preempted
 from seamseg.engine.train.reporter import Reporter
 from seamseg.engine.train.run_folder import RunFolder
 from seamseg.engine.train.schedule import LRSchedule
 from seamseg.engine.train.step import Stepper
-from seamseg.engine.train.trainer import Trainer, seed_everything, steps_of_epoch
+from seamseg.engine.train.trainer import Trainer, steps_of_epoch
 from seamseg.engine.validate import Validator
 from seamseg.errors import InputError
 from seamseg.evaluation.scores import PanopticScores
 from seamseg.models.build import build_training_module
 from seamseg.models.panoptic import PanopticNet
+
+AUTO = "auto"
+"""The `--resume` that looks for a snapshot itself."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class TrainingOptions:
     config : INI file
     data : dataset folder
     log_dir : run folder, is made
-    resume : snapshot to continue from
+    resume : snapshot to continue from; `auto` is the newest good one of the run folder, if there is one
     pretrain : `[part:]FILE` to start from, see :func:`seamseg.engine.pretrained.load_pretrained`
     evaluate : only score the weights of `resume` or `pretrain`
     overrides : `section.key=value` each
@@ -79,6 +81,8 @@ def run_training(options: TrainingOptions) -> PanopticScores | None:
         if the configuration, the data set or a file of weights is wrong
     SeamsegError
         if a loss is not finite or a file cannot be written
+    Preempted
+        if a signal asked to stop; where the training stands is saved
     """
     if options.evaluate and options.resume is None and not options.pretrain:
         raise InputError("--eval scores weights that exist: name them with --resume F or --pre-train F")
@@ -88,11 +92,15 @@ def run_training(options: TrainingOptions) -> PanopticScores | None:
         fresh = world.is_main and not run.path.exists()
         if world.is_main:
             run.make()
+            run.remove_partial()
         log = TextLog(run.path if world.is_main else None, is_quiet(), enabled=world.is_main)
         try:
             return _run(options, config, world, run, log)
         except KeyboardInterrupt:
-            log.warning("interrupted; --resume continues from the last finished epoch")
+            log.warning("interrupted; --resume auto continues from the newest snapshot")
+            raise
+        except Preempted:
+            # the trainer has told why, and what to do
             raise
         except Exception as error:
             log.failure(f"{type(error).__name__}: {error}")
@@ -105,13 +113,14 @@ def run_training(options: TrainingOptions) -> PanopticScores | None:
 
 
 def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder, log: TextLog) -> PanopticScores | None:
+    options = _find_snapshot(options, world, run, log)
     torch.backends.cudnn.benchmark = config.general.cudnn_benchmark
     validator = _validator(options, config, world)
-    loader = None if options.evaluate else _loader(options, config, world)
+    loader = None if options.evaluate else open_loader(config, options.data, options.config, world)
     metadata = _metadata(validator, loader)
     log.info(f"{metadata.num_stuff} stuff and {metadata.num_thing} thing classes; {_where(world)}")
-    if config.general.eval_coco:
-        log.warning("[general] eval_coco: box and mask AP are not measured during training")
+    if config.general.eval_coco and config.dataloader.coco_gt:
+        log.info("[dataloader] coco_gt is not read: average precision takes the ground truth of the data set")
 
     seed_everything(config.general.seed, -1, 0)
     module = build_training_module(config, metadata.num_stuff, metadata.num_thing)
@@ -129,10 +138,7 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
 
     optimizer = build_optimizer(net, config)
     base_lrs = [group["lr"] for group in optimizer.param_groups]
-    progress = Progress()
-    if options.resume is not None:
-        progress = resume(options.resume, net, optimizer, metadata)
-        log.info(f"resumed from {options.resume}, after epoch {progress.epoch + 1}, step {progress.global_step}")
+    start = None if options.resume is None else resume(options.resume, net, optimizer, metadata)
     scheduler = config.scheduler
     schedule = LRSchedule(
         scheduler.type,
@@ -144,79 +150,83 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
         scheduler.burn_in_steps,
         scheduler.burn_in_start,
     )
+    if config.general.compile:
+        compile_static_part(net, world, log)
+    wrapped = in_parallel(module, config, world)
+    stepper = Stepper(config, wrapped, optimizer, world)
+    if start is not None:
+        load_own_state(start, net, stepper, world)
+        continue_schedule(schedule, start, loader, config)
+        log.info(f"resumed from {start.source}, {_place(start)}, step {start.progress.global_step}")
     if world.is_main:
         run.describe(config, metadata, log, options.resume is not None)
+        if start is not None and start.is_best and start.source in [path for _, path in run.saved()]:
+            # the run may have ended between writing the snapshot and naming it
+            run.publish(start.source, run.best)
     barrier(world)
-    board = Board(run.path if world.is_main else None, progress.global_step + 1 if options.resume else None, log)
-    wrapped = _wrapped(module, world)
+    board = Board(run.path if world.is_main else None, start.progress.global_step + 1 if start else None, log)
+    resumed = (start.progress.global_step, start.progress.epoch) if start else None
+    metrics = MetricsFile(run.path if world.is_main else None, resumed)
+    recorder = Recorder(config, metadata, world, net, run.path)
     trainer = Trainer(
         config,
         metadata,
         net,
         wrapped,
-        Stepper(config, wrapped, optimizer, world),
+        stepper,
         schedule,
         loader,
         validator,
         world,
         run,
-        Reporter(config, metadata, world, log, board),
-        progress,
+        Reporter(config, metadata, world, log, board, metrics, recorder),
+        start,
     )
     board.text("config", config_to_string(config))
-    if progress.epoch + 1 >= scheduler.epochs:
+    if trainer.progress.epoch + 1 >= scheduler.epochs:
         log.warning(f"all {scheduler.epochs} epochs are done already; raise scheduler.epochs to train on")
     try:
         return trainer.train()
     finally:
         board.close()
+        metrics.close()
 
 
-def _wrapped(module: nn.Module, world: World) -> nn.Module:
-    if not world.is_distributed:
-        return module
-    # Gradients get a group of their own: synchronised ABN talks over the world's during the backward pass, too, and
-    # ranks whose graphs differ would interleave the two in different orders. Buffers are not averaged each step but
-    # made equal after each epoch (Trainer.train).
-    names = inspect.signature(DistributedDataParallel).parameters
-    buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
-    options: dict[str, Any] = {buffers: False, "find_unused_parameters": True, "gradient_as_bucket_view": True}
-    return DistributedDataParallel(module, process_group=dist.new_group(list(range(world.size))), **options)
+def _find_snapshot(options: TrainingOptions, world: World, run: RunFolder, log: TextLog) -> TrainingOptions:
+    """The options with `--resume auto` made a file, or nothing; all processes take what the main one finds."""
+    if options.resume != AUTO:
+        return options
+    found = gather_objects(world, run.newest_good(log.warning) if world.is_main else None)[0]
+    if found is not None:
+        # where a restarted run began does not matter any more
+        return replace(options, resume=found, pretrain=())
+    if options.evaluate and not options.pretrain:
+        raise InputError(f"--eval --resume auto: {run.path} holds no snapshot")
+    log.info(f"--resume auto: {run.path} holds no snapshot, the training begins anew")
+    return replace(options, resume=None)
 
 
-def _loader(options: TrainingOptions, config: Config, world: World) -> DataLoader:
-    loading = config.dataloader
-    if not loading.train_set:
-        raise InputError(
-            f"{options.config}: [dataloader] train_set is needed: the name of a list in {options.data}/lst"
-        )
-    if not loading.train_batch_size:
-        raise InputError(f"{options.config}: [dataloader] train_batch_size is needed: images a step and process")
-    transform = TrainTransform(
-        loading.shortest_size,
-        loading.longest_max_size,
-        loading.rgb_mean,
-        loading.rgb_std,
-        loading.random_flip,
-        loading.random_scale,
-    )
-    dataset = PanopticDataset(options.data, loading.train_set, transform, config.general.seed)
-    sampler = DistributedARBatchSampler(
-        dataset.img_sizes,
-        loading.train_batch_size,
-        world.size,
-        world.rank,
-        loading.drop_last,
-        seed=config.general.seed,
-    )
-    return train_loader(
-        dataset,
-        sampler,
-        min(loading.num_workers, available_cores()),
-        pin_memory=world.device.type == "cuda",
-        seed=config.general.seed,
-        rank=world.rank,
-    )
+def continue_schedule(schedule: LRSchedule, start: Start, loader: DataLoader, config: Config) -> None:
+    """Let the curve of a resumed training end with it: the steps that are done, and those that are left.
+
+    It is the curve of before, unless the number of processes or the batch size has changed.
+    """
+    if schedule.by_epoch:
+        return
+    accumulate, sampler = config.optimizer.accumulate, index_sampler(loader)
+    epochs, left = config.scheduler.epochs - start.progress.epoch - 1, 0
+    whole = steps_of_epoch(len(sampler), accumulate)
+    if start.position is not None and epochs > 0:
+        sampler.set_epoch(start.position.epoch)
+        sampler.continue_from(start.position.segments)
+        left, epochs = steps_of_epoch(len(sampler), accumulate), epochs - 1
+    schedule.total = max(1, start.progress.global_step + left + epochs * whole)
+
+
+def _place(start: Start) -> str:
+    if start.position is None:
+        return f"after epoch {start.progress.epoch + 1}"
+    return f"in epoch {start.position.epoch + 1}, {start.position.steps} steps of it done"
 
 
 def _validator(options: TrainingOptions, config: Config, world: World) -> Validator | None:

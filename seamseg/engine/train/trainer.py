@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-import random
+import signal
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 from seamseg.config import Config
-from seamseg.data.loader import set_epoch
+from seamseg.data.loader import index_sampler, set_epoch
 from seamseg.data.metadata import Metadata
-from seamseg.engine.distributed import World, broadcast_buffers
-from seamseg.engine.snapshot import save_snapshot
-from seamseg.engine.train.checkpoint import Progress, make_snapshot
+from seamseg.engine.distributed import World, barrier
+from seamseg.engine.train.chance import seed_everything, set_random_state
+from seamseg.engine.train.checkpoint import Progress, Start, make_snapshot, resume_state
+from seamseg.engine.train.device_transforms import prepare_batch
+from seamseg.engine.train.feed import Fed, Feed
 from seamseg.engine.train.pictures import SampleCollector
+from seamseg.engine.train.position import EpochPosition
+from seamseg.engine.train.preemption import Preempted, Preemption
+from seamseg.engine.train.rank_state import gather_rank_states, pooled_losses
 from seamseg.engine.train.reporter import Position, Reporter
 from seamseg.engine.train.run_folder import RunFolder
+from seamseg.engine.train.saver import Saver
 from seamseg.engine.train.schedule import LRSchedule
 from seamseg.engine.train.step import Stepper, StepResult
 from seamseg.engine.validate import Validator
 from seamseg.errors import SeamsegError
 from seamseg.evaluation.scores import PanopticScores
 from seamseg.models.panoptic import PanopticNet
-from seamseg.structures import Batch
 
 T = TypeVar("T")
 
@@ -51,7 +55,7 @@ class Trainer:
     world : the processes
     run : folder of the snapshots, written by the main process
     reporter : tells how it goes
-    progress : where the training stands; not at its beginning after a resume
+    start : where it begins, of a resumed training; weights, momentum and the stepper's state are in place already
     """
 
     config: Config
@@ -65,36 +69,68 @@ class Trainer:
     world: World
     run: RunFolder
     reporter: Reporter
-    progress: Progress = field(default_factory=Progress)
+    start: Start | None = None
 
     def __post_init__(self) -> None:
+        start = self.start
+        self._feed = Feed.open(self.config, self.loader, self.world, self.reporter.log.warning)
+        self.progress = Progress() if start is None else replace(start.progress)
         # the best snapshot of an earlier run in this folder says nothing of this one
         self._has_best = self.progress.epoch >= 0 and self.run.best.exists()
+        self._position: EpochPosition | None = None if start is None else start.position
+        self._saver = Saver(self.run, self.config.general.snapshot_keep, start is None) if self.world.is_main else None
+        self._preemption = Preemption(self.world)
 
     def train(self) -> PanopticScores | None:
         """Train from where the training stands to the last epoch; the scores of the last validation, if there was one.
 
-        After each epoch the snapshots are brought up to date, so that a run can be interrupted at any time.
+        Snapshots are written after each epoch, every `general.snapshot_interval` steps and when a signal asks to stop,
+        so that a run can be interrupted at any time.
 
         Raises
         ------
         SeamsegError
             if a loss is not finite or a file cannot be written
+        Preempted
+            if a signal asked to stop; where the training stands is saved
         """
+        try:
+            with self._preemption:
+                scores = self._train()
+                if self._saver is not None:
+                    self._saver.wait()
+                return scores
+        except RuntimeError as error:
+            self._explain(error)
+            raise
+        finally:
+            if self._saver is not None:
+                self._saver.close()
+
+    def _train(self) -> PanopticScores | None:
         epochs, scores = self.config.scheduler.epochs, None
         interval = max(1, self.config.general.val_interval)
         for epoch in range(self.progress.epoch + 1, epochs):
-            self._train_epoch(epoch)
+            with self._feed.deaths_explained():
+                self._train_epoch(epoch)
+            validates = self.validator is not None and ((epoch + 1) % interval == 0 or epoch + 1 == epochs)
+            if validates and self.config.general.snapshot_interval:
+                # a validation can take longer than a machine is ours
+                self._save()
             # each process averaged its own running statistics; all continue with, and judge by, those that are saved
-            broadcast_buffers(self.world, self.net)
+            self.stepper.share_statistics()
             is_best = False
-            if self.validator is not None and ((epoch + 1) % interval == 0 or epoch + 1 == epochs):
+            if validates:
+                assert self.validator is not None
                 scores = self.validate(epoch)
                 self.progress.last_score = self.validator.best_by(scores)
                 is_best = self.progress.last_score > self.progress.best_score or not self._has_best
                 self.progress.best_score = max(self.progress.best_score, self.progress.last_score)
             self.progress.epoch = epoch
+            self._position = None
             self._save(is_best)
+            if epoch + 1 < epochs and (number := self._preemption.now()):
+                self._stop(number)
         return scores
 
     def validate(self, epoch: int) -> PanopticScores:
@@ -102,35 +138,90 @@ class Trainer:
         assert self.validator is not None
         collector = SampleCollector() if self.world.is_main and self.reporter.board.active else None
         start = time.perf_counter()
-        scores = self.validator(self.net, collector, desc=f"validate, epoch {epoch + 1}")
         step = self.progress.global_step
-        self.reporter.validated(epoch, step, scores, time.perf_counter() - start)
-        if collector is not None:
-            self.reporter.samples(self.net, collector, step)
+        with self.stepper.averaged():
+            scores = self.validator(self.net, collector, desc=f"validate, epoch {epoch + 1}")
+            self.reporter.validated(epoch, step, scores, time.perf_counter() - start)
+            if collector is not None:
+                self.reporter.samples(self.net, collector, step)
         return scores
 
     def _train_epoch(self, epoch: int) -> None:
         self.module.train()
-        seed_everything(self.config.general.seed, epoch, self.world.rank)
-        set_epoch(self.loader, epoch)
-        self.reporter.begin_epoch()
-        length = steps_of_epoch(len(self.loader), self.config.optimizer.accumulate)
+        done = self._enter(epoch)
+        length = done + steps_of_epoch(len(self.loader), self.config.optimizer.accumulate)
         last = time.perf_counter()
-        for index, batches in enumerate(grouped(self.loader, self.config.optimizer.accumulate)):
+        for index, group in enumerate(grouped(self._feed, self.config.optimizer.accumulate), done):
             self.progress.global_step += 1
             step = self.progress.global_step
             loaded = time.perf_counter()
             if index == 0:
-                self.reporter.targets(batches[0], step)
-            result = self._step(epoch, batches)
+                self.reporter.targets(prepare_batch(group[0].source, self.config.dataloader), step)
+            result = self._step(epoch, group)
+            self.reporter.broken = self._feed.broken_images
             now = time.perf_counter()
             self.reporter.step(Position(epoch, index, length, step), result, loaded - last, now - last)
-            last = now
+            assert self._position is not None
+            self._position = self._position.after(len(group))
+            self._between_steps()
+            last = time.perf_counter()
 
-    def _step(self, epoch: int, batches: list[Batch]) -> StepResult:
+    def _enter(self, epoch: int) -> int:
+        """Begin an epoch, or go on in the middle of it; the steps of it that are done."""
+        general, world, sampler = self.config.general, self.world, index_sampler(self.loader)
+        set_epoch(self.loader, epoch)
+        self.reporter.begin_epoch()
+        seed_everything(general.seed, epoch, world.rank)
+        order = (len(sampler.img_sizes), general.seed)
+        position, start = self._position, self.start
+        if start is None or position is None or position.epoch != epoch:
+            self._position = EpochPosition(epoch, 0, sampler.segments, order)
+            return 0
+        if position.order != order:
+            self.reporter.log.warning(
+                f"epoch {epoch + 1} begins anew: the training images or general.seed are others than in {start.source}"
+            )
+            self._position = EpochPosition(epoch, 0, sampler.segments, order)
+            return 0
+        sampler.continue_from(position.segments)
+        self._position = replace(position, segments=sampler.segments)
+        own = start.own_state(world)
+        if own is not None:
+            self.reporter.load_state_dict(own["losses"])
+            set_random_state(own["random"], world.device)
+        else:
+            self.reporter.load_state_dict(pooled_losses(start.rank_states))
+            seed_everything(general.seed, epoch, world.rank, self.progress.global_step)
+        return position.steps
+
+    def _between_steps(self) -> None:
+        if self._saver is not None:
+            self._saver.check()
+        number = self._preemption.after_step()
+        interval = self.config.general.snapshot_interval
+        if number or (interval and self.progress.global_step % interval == 0):
+            self._save()
+        if number:
+            self._stop(number)
+
+    def _stop(self, number: int) -> None:
+        """End the training, which is saved as it stands, because of a signal."""
+        message = (
+            f"{signal.Signals(number).name}: stopped after step {self.progress.global_step}, which is saved; "
+            "the same command with --resume auto goes on"
+        )
+        if self._saver is not None:
+            self._saver.wait()
+            self.reporter.log.warning(message)
+        # a launcher ends the others when the first one has ended: not before the snapshot is there
+        barrier(self.world)
+        raise Preempted(number, message)
+
+    def _step(self, epoch: int, group: list[Fed]) -> StepResult:
         step = self.progress.global_step
         rates = self.schedule.get_lr(step, epoch)
-        self.reporter.rates(rates, step)
+        self.reporter.begin_step(step, rates, [fed.source for fed in group])
+        batches = [fed.batch for fed in group]
         ids = ", ".join(i for batch in batches for i in batch.ids)
         try:
             return self.stepper(batches, rates)
@@ -144,25 +235,33 @@ class Trainer:
         except RuntimeError as error:
             # after a loss that is not finite nearly anything can fail: name the cause, not the consequence
             self.reporter.failed()
-            if self.world.is_distributed and any(word in str(error) for word in ("gloo", "NCCL", "peer")):
-                raise SeamsegError(
-                    f"step {step}: process {self.world.rank} lost touch with the others, see their messages "
-                    f"({str(error).splitlines()[0][:200]})"
-                ) from error
+            self._explain(error)
             raise
 
-    def _save(self, is_best: bool) -> None:
-        if not self.world.is_main:
+    def _explain(self, error: RuntimeError) -> None:
+        """SeamsegError if one of torch's errors means that another process is gone."""
+        if self.world.is_distributed and any(word in str(error) for word in ("gloo", "NCCL", "peer")):
+            raise SeamsegError(
+                f"step {self.progress.global_step}: process {self.world.rank} lost touch with the others, see their "
+                f"messages ({str(error).splitlines()[0][:200]})"
+            ) from error
+
+    def _save(self, is_best: bool = False) -> None:
+        """Copy where the training stands, and write it in the background; all processes must call it."""
+        # first, as it fails if a loss was not finite
+        losses = self.reporter.state_dict()
+        averaged = self.stepper.state_dict().get("ema", {})
+        ranks = gather_rank_states(self.world, self.net, averaged, losses)
+        if self._saver is None:
             return
-        meters = self.reporter.meters
-        snapshot = make_snapshot(self.config, self.metadata, self.net, self.stepper.optimizer, meters, self.progress)
-        save_snapshot(self.run.last, snapshot)
+        more = resume_state(self._position, ranks, is_best, self.schedule.total)
+        self._has_best = self._has_best or is_best
+        snapshot = make_snapshot(
+            self.config, self.metadata, self.net, self.stepper, self.reporter.meters, self.progress, more
+        )
+        self._saver.save(snapshot, self.progress.global_step, is_best, not self._has_best)
         if is_best:
-            save_snapshot(self.run.best, snapshot)
-            self._has_best = True
             self.reporter.log.info(f"best so far: {100 * self.progress.best_score:.2f}, in {self.run.best}")
-        elif not self._has_best:
-            self.run.best.unlink(missing_ok=True)
 
 
 def steps_of_epoch(batches: int, accumulate: int) -> int:
@@ -175,14 +274,3 @@ def grouped(items: Iterable[T], size: int) -> Iterator[list[T]]:
     iterator = iter(items)
     while group := list(islice(iterator, size)):
         yield group
-
-
-def seed_everything(seed: int, epoch: int, rank: int) -> None:
-    """Seed Python's, NumPy's and torch's chance for an epoch of a process.
-
-    It depends on nothing that came before, so a resumed run continues exactly as the uninterrupted one.
-    """
-    value = random.Random(f"seamseg/{seed}/{epoch}/{rank}").getrandbits(63)
-    random.seed(value)
-    np.random.seed(value % 2**32)
-    torch.manual_seed(value)

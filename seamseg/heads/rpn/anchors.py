@@ -24,6 +24,7 @@ class AnchorGenerator:
         self.scale = scale
         self.ratios = tuple(ratios)
         self._cache: dict[tuple, Tensor] = {}
+        self._cells_of: dict[torch.device, list[Tensor]] = {}
 
     def cell_anchors(self, stride: int) -> Tensor:
         """The anchors of the first cell of a level, float64 `ratios x 4`."""
@@ -51,14 +52,19 @@ class AnchorGenerator:
                 self._cache.clear()
             # kept for later calls, which may be of another mode
             with torch.inference_mode(False):
-                levels = [self._level(stride, shape) for stride, shape in zip(self.strides, shapes)]
-                self._cache[key] = torch.cat(levels).to(device)
+                cells = self._cells(torch.device(device))
+                self._cache[key] = torch.cat([self._level(*level) for level in zip(self.strides, shapes, cells)])
         return self._cache[key]
 
-    def _level(self, stride: int, shape: tuple[int, int]) -> Tensor:
-        y = torch.arange(shape[0], dtype=torch.float32) * stride
-        x = torch.arange(shape[1], dtype=torch.float32) * stride
+    def _cells(self, device: torch.device) -> list[Tensor]:
+        """The anchors of the first cell of each level, in float32: rounded before they are shifted, as the published
+        networks saw them. Kept, as a new size of images would otherwise wait for their copy to the device."""
+        if device not in self._cells_of:
+            self._cells_of[device] = [self.cell_anchors(stride).float().to(device) for stride in self.strides]
+        return self._cells_of[device]
+
+    def _level(self, stride: int, shape: tuple[int, int], cell: Tensor) -> Tensor:
+        y = torch.arange(shape[0], dtype=torch.float32, device=cell.device) * stride
+        x = torch.arange(shape[1], dtype=torch.float32, device=cell.device) * stride
         shift = torch.stack(torch.meshgrid(y, x, indexing="ij"), dim=-1).repeat(1, 1, 2)
-        # rounded before the shift, as the published networks saw them
-        anchors = shift[:, :, None, :] + self.cell_anchors(stride).float()
-        return anchors.reshape(-1, 4)
+        return (shift[:, :, None, :] + cell).reshape(-1, 4)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from seamseg.heads.select import draw, nth_true, upload
 from seamseg.ops.boxes import crowd_overlap, match_boxes
 
 IGNORED = -2
@@ -25,6 +27,8 @@ class AnchorMatcher:
     pos_ratio : at most this part of them positive
     pos_threshold, neg_threshold : IoU from which an anchor is positive, below which it is negative
     void_threshold : anchors with at least this part of their area on crowd are left out; 0 lets all take part
+    fixed : draw on the device, from its generator, so that nobody waits for a count. The default draws on the host,
+        from torch's global generator, as the original does
     """
 
     num_samples: int = 256
@@ -32,12 +36,12 @@ class AnchorMatcher:
     pos_threshold: float = 0.7
     neg_threshold: float = 0.3
     void_threshold: float = 0.7
+    fixed: bool = False
 
-    @torch.no_grad()
     def __call__(
         self, anchors: Tensor, boxes: Tensor | None, valid_size: tuple[int, int], crowd_mask: Tensor | None = None
     ) -> Tensor:
-        """Match and sample the anchors of one image. Draws come from torch's global generator.
+        """Match and sample the anchors of one image.
 
         Parameters
         ----------
@@ -50,35 +54,70 @@ class AnchorMatcher:
         -------
         int64 `A`: index of the ground-truth box, :data:`BACKGROUND` or :data:`IGNORED`
         """
+        return self.batch(anchors, [boxes], [valid_size], [crowd_mask])[0]
+
+    @torch.no_grad()
+    def batch(
+        self,
+        anchors: Tensor,
+        boxes: Sequence[Tensor | None],
+        valid_sizes: Sequence[tuple[int, int]],
+        crowd_masks: Sequence[Tensor | None],
+    ) -> Tensor:
+        """As a call, for all images of a batch, `N x A`; on a GPU the host waits once, not at all if `fixed`."""
+        matches = torch.stack(
+            [self._match(anchors, *image) for image in zip(boxes, valid_sizes, crowd_masks, strict=True)]
+        )
+        return self._sample_fixed(matches) if self.fixed else self._sample(matches)
+
+    def _match(
+        self, anchors: Tensor, boxes: Tensor | None, valid_size: tuple[int, int], crowd_mask: Tensor | None
+    ) -> Tensor:
         height, width = valid_size
         usable = (anchors[:, :2] >= 0).all(dim=1) & (anchors[:, 2] <= height) & (anchors[:, 3] <= width)
-        index = torch.nonzero(usable).flatten()
+        # an anchor that is not in use becomes an empty box, which overlaps nothing
+        anchors = torch.where(usable[:, None], anchors, 0.0)
         if crowd_mask is not None and self.void_threshold > 0:
-            index = index[crowd_overlap(anchors[index], crowd_mask) < self.void_threshold]
-        match = anchors.new_full((anchors.shape[0],), IGNORED, dtype=torch.long)
-        match[index] = self._sample(self._match(anchors[index], boxes))
-        return match
-
-    def _match(self, anchors: Tensor, boxes: Tensor | None) -> Tensor:
+            usable = usable & (crowd_overlap(anchors, crowd_mask) < self.void_threshold)
+            anchors = torch.where(usable[:, None], anchors, 0.0)
+        match = torch.where(usable, BACKGROUND, IGNORED)
         if boxes is None or boxes.shape[0] == 0 or anchors.shape[0] == 0:
-            return anchors.new_full((anchors.shape[0],), BACKGROUND, dtype=torch.long)
+            return match
         highest, nearest, best_iou, best_anchor = match_boxes(anchors, boxes)
-        match = torch.full_like(nearest, IGNORED)
-        match[highest < self.neg_threshold] = BACKGROUND
+        match = torch.where(highest < self.neg_threshold, match, IGNORED)
         match = torch.where(highest >= self.pos_threshold, nearest, match)
 
         # a box claims its best anchor even from a box that overlaps it more; of two claims the later box's stands
         claims = torch.where(best_iou > 0, torch.arange(boxes.shape[0], device=boxes.device), IGNORED)
         claimed = torch.full_like(match, IGNORED).scatter_reduce(0, best_anchor, claims, "amax")
-        return torch.where(claimed >= 0, claimed, match)
+        return torch.where(usable, torch.where(claimed >= 0, claimed, match), IGNORED)
 
-    def _sample(self, match: Tensor) -> Tensor:
-        positive = torch.nonzero(match >= 0).flatten()
-        negative = torch.nonzero(match == BACKGROUND).flatten()
-        num_positive = min(int(self.num_samples * self.pos_ratio), positive.shape[0])
-        num_negative = min(self.num_samples - num_positive, negative.shape[0])
-        for candidates, count in ((positive, num_positive), (negative, num_negative)):
-            if count < candidates.shape[0]:
-                order = torch.randperm(candidates.shape[0]).to(candidates.device)
-                match[candidates[order[count:]]] = IGNORED
-        return match
+    def _sample(self, matches: Tensor) -> Tensor:
+        positive, negative = matches >= 0, matches == BACKGROUND
+        counts = torch.stack((positive.sum(1), negative.sum(1)), dim=1).tolist()
+        # one draw for each kind of each image that has too many
+        draws: list[tuple[int, Tensor, Tensor]] = []
+        for i, (num_positive, num_negative) in enumerate(counts):
+            wanted = min(int(self.num_samples * self.pos_ratio), num_positive)
+            for mask, count, limit in (
+                (positive[i], num_positive, wanted),
+                (negative[i], num_negative, self.num_samples - wanted),
+            ):
+                if limit < count:
+                    draws.append((i, mask, torch.randperm(count)[:limit]))
+        if not draws:
+            return matches
+        ranks = upload(torch.cat([order for _, _, order in draws]), matches.device)
+        rows = list(matches)
+        for (i, mask, _), part in zip(draws, ranks.split([order.shape[0] for _, _, order in draws])):
+            kept = torch.zeros_like(mask).index_fill(0, nth_true(mask, part), True)
+            rows[i] = torch.where(mask & ~kept, IGNORED, rows[i])
+        return torch.stack(rows)
+
+    def _sample_fixed(self, matches: Tensor) -> Tensor:
+        positive = draw(matches >= 0, int(self.num_samples * self.pos_ratio))
+        # what the positives leave of the samples differs from image to image: rank the negatives instead of counting
+        keys = torch.where(matches == BACKGROUND, torch.rand(matches.shape, device=matches.device), -1.0)
+        best = torch.where(positive, 2.0, keys).topk(min(self.num_samples, matches.shape[1]), sorted=False)
+        kept = torch.zeros_like(positive).scatter(1, best.indices, best.values >= 0)
+        return torch.where(kept, matches, IGNORED)

@@ -5,7 +5,6 @@ import torch
 from golden_files import array
 
 from seamseg.engine.train.meters import AverageMeter, Averages, LossLog
-from seamseg.errors import SeamsegError
 
 
 def test_average_meter_golden():
@@ -31,24 +30,59 @@ def losses(*values):
     return {name: torch.tensor(v, requires_grad=True) for name, v in zip(("obj_loss", "sem_loss"), values)}
 
 
+def add(log, step, ids, values, total, norm=1.0, skipped=False):
+    log.add(step, ids, losses(*values), torch.tensor(total), torch.tensor(norm), torch.tensor(skipped))
+
+
 def test_losses_are_read_once_an_interval():
     log = LossLog(interval=2)
-    log.add(1, ["a"], losses(1.0, 2.0), torch.tensor(3.0))
-    assert log.recent.meters == {}
-    log.add(2, ["b"], losses(3.0, 2.0), torch.tensor(5.0))
+    add(log, 1, ["a"], (1.0, 2.0), 3.0)
+    assert not log.full and log.recent.meters == {}
+    add(log, 2, ["b"], (3.0, 2.0), 5.0, norm=4.0)
+    assert log.full and log.flush() is None and not log.full
     assert log.recent.take() == {"obj_loss": 2.0, "sem_loss": 2.0, "loss": 4.0}
-    log.add(3, ["c"], losses(1.0, 1.0), torch.tensor(2.0))
-    log.flush()
+    assert log.gradients.take() == {"grad_norm": 2.5}
+    add(log, 3, ["c"], (1.0, 1.0), 2.0)
+    assert log.flush() is None and log.flush() is None
     assert log.recent.take() == {"obj_loss": 1.0, "sem_loss": 1.0, "loss": 2.0}
     assert log.epoch.meters["loss"].mean == pytest.approx(10 / 3)
+    assert "grad_norm" not in log.epoch.meters
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_the_first_bad_step_is_named_with_its_images(value):
+def test_the_first_bad_step_is_found_with_its_images(value):
     log = LossLog(interval=10)
-    log.add(7, ["fine"], losses(1.0, 2.0), torch.tensor(3.0))
-    log.add(8, ["left", "right"], losses(1.0, value), torch.tensor(value))
-    log.add(9, ["later"], losses(value, value), torch.tensor(value))
-    with pytest.raises(SeamsegError, match=rf"stopped at step 8: sem_loss = {value}, .*images left, right\)") as caught:
-        log.flush()
-    assert "\n" not in str(caught.value) and "obj_loss" not in str(caught.value)
+    add(log, 7, ["fine"], (1.0, 2.0), 3.0)
+    add(log, 8, ["left", "right"], (1.0, value), value, norm=value)
+    add(log, 9, ["later"], (value, value), value, norm=value)
+    found = log.flush()
+    assert (found.step, found.ids, found.of_loss) == (8, ["left", "right"], True)
+    assert found.words == f"sem_loss = {value}, loss = {value}"
+    assert found.losses["obj_loss"] == 1.0
+    assert log.recent.take()["loss"] == 3.0
+
+
+def test_a_loss_over_the_limit_is_found():
+    log = LossLog(limit=100)
+    add(log, 1, ["a"], (1.0, 99.0), 100.0)
+    assert log.flush() is None
+    add(log, 2, ["b"], (1.0, 100.0), 101.0)
+    assert log.flush().words == "loss = 101 is above general.loss_limit = 100"
+    free = LossLog(limit=0)
+    add(free, 1, ["b"], (1.0, 1e30), 1e30)
+    assert free.flush() is None
+
+
+def test_a_gradient_that_is_not_finite():
+    log = LossLog()
+    add(log, 1, ["a"], (1.0, 2.0), 3.0, norm=float("inf"), skipped=True)
+    found = log.flush()
+    assert not found.of_loss and found.words == "the gradient's norm = inf"
+
+
+def test_steps_skipped_by_float16_are_counted():
+    log = LossLog(interval=3, overflows=True)
+    for step, norm in enumerate((float("inf"), 2.0, float("nan"))):
+        add(log, step, ["a"], (1.0, 2.0), 3.0, norm=norm, skipped=norm != 2.0)
+    assert log.flush() is None and log.skipped == 2
+    assert log.gradients.take() == {"grad_norm": 2.0} and log.gradients.take() == {}

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from seamseg.config import default_config
-from seamseg.engine.train.optimizer import build_optimizer, load_optimizer_state, set_learning_rates, split_parameters
+from seamseg.engine.train.optimizer import build_optimizer, set_learning_rates, split_parameters
+from seamseg.engine.train.optimizer_state import load_optimizer_state
 from seamseg.errors import InputError
 from seamseg.models.build import build_network
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, InPlaceABN
@@ -81,6 +82,50 @@ def test_momentum_is_carried_over_and_rates_are_not():
     assert [g["lr"] for g in fresh.param_groups] == [0.0, 0.01]
     for a, b in zip(net.parameters(), again.parameters()):
         torch.testing.assert_close(optimizer.state[a]["momentum_buffer"], fresh.state[b]["momentum_buffer"])
+
+
+def test_adamw_has_the_groups_of_sgd():
+    adamw = build_optimizer(small_net(), options(type="adamw", momentum=0.8, beta2=0.95, bn_frozen=True))
+    sgd = build_optimizer(small_net(), options(bn_frozen=True))
+    assert isinstance(adamw, torch.optim.AdamW)
+    for one, two in zip(adamw.param_groups, sgd.param_groups, strict=True):
+        assert [p.shape for p in one["params"]] == [p.shape for p in two["params"]]
+        assert (one["lr"], one["weight_decay"]) == (two["lr"], two["weight_decay"])
+        assert one["betas"] == (0.8, 0.95) and one["fused"] and two["fused"]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_a_state_that_was_carried_over_continues_with_the_same_bits(kind):
+    net, optimizer = trained(options(type=kind))
+    again, _ = trained(options(type=kind))
+    fresh = build_optimizer(again, options(type=kind))
+    load_optimizer_state(fresh, optimizer.state_dict(), "file")
+    for module, its in ((net, optimizer), (again, fresh)):
+        its.zero_grad()
+        module[0](torch.ones(5, 3)).sum().backward()
+        its.step()
+    for a, b in zip(net.parameters(), again.parameters()):
+        assert torch.equal(a, b) and optimizer.state[a].keys() == fresh.state[b].keys()
+        assert all(torch.equal(optimizer.state[a][key], fresh.state[b][key]) for key in optimizer.state[a])
+    if kind == "adamw":
+        assert [int(fresh.state[p]["step"]) for p in again.parameters()] == [3, 3, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_state_of_the_other_optimizer_is_refused(kind):
+    other = {"sgd": "adamw", "adamw": "sgd"}[kind]
+    _, optimizer = trained(options(type=other))
+    fresh = build_optimizer(trained(options())[0], options(type=kind))
+    with pytest.raises(InputError, match=rf"old\.tar: its optimizer is {other}, this training's {kind}; set"):
+        load_optimizer_state(fresh, optimizer.state_dict(), "old.tar")
+
+
+def test_damaged_state_is_refused():
+    _, optimizer = trained(options())
+    good = optimizer.state_dict()
+    for bad in (3, {}, {**good, "state": 3}, {**good, "state": {0: 3}}, {**good, "param_groups": [3, 3]}):
+        with pytest.raises(InputError, match=r"old\.tar: its optimizer state is damaged"):
+            load_optimizer_state(optimizer, bad, "old.tar")
 
 
 def test_state_of_other_parameters_is_refused():

@@ -133,7 +133,7 @@ def test_interrupt_and_resume(micro, micro_config, micro_run, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_step", interrupted)
         assert seamseg_main("train", micro_config, micro, "--log-dir", run, *CPU) == 130
-    assert "--resume continues" in capsys.readouterr().err
+    assert "--resume auto continues" in capsys.readouterr().err
     last = run / "model_last.pth.tar"
     assert load_snapshot(last).training_meta["epoch"] == 0
     if original:
@@ -264,7 +264,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_last_snapshot(micro, micro_config
     train(micro_config, micro, tmp_path, "scheduler.epochs=1")
     before = (tmp_path / "model_last.pth.tar").read_bytes()
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(SeamsegError, match=r"model_last\.pth\.tar: cannot be written: No space left on device"):
+    with pytest.raises(SeamsegError, match=r"step-\d+\.pth\.tar: cannot be written: No space left on device"):
         train(micro_config, micro, tmp_path)
     assert (tmp_path / "model_last.pth.tar").read_bytes() == before
     assert not [n for n in os.listdir(tmp_path) if n.endswith(".partial")]

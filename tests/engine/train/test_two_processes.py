@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -13,22 +15,89 @@ import torch
 from engine.conftest import make_dataset, narrow_body, write_config
 from engine.processes import launch
 from seamseg.cli.main import main
+from seamseg.config import load_config
+from seamseg.data.dataset import PanopticDataset
+from seamseg.engine.distributed import World, distributed
 from seamseg.engine.snapshot import load_snapshot
+from seamseg.engine.train.dump import dump_path, read_dump
+from seamseg.engine.train.metrics import read_metrics
 from seamseg.engine.train.run import TrainingOptions, run_training
 from seamseg.engine.train.trainer import Trainer
-from seamseg.engine.validate import evaluate_model
+from seamseg.engine.validate import Validator, evaluate_model
+from seamseg.errors import SeamsegError
+from seamseg.structures import Prediction
 
 pytestmark = pytest.mark.distributed
 
 RUNS = ("mixed", "resumed", "empty", "negatives", "plain", "evaluated")
+
+AP = ("general.eval_coco=yes", "roi.score_threshold=0.01", "dataloader.val_batch_size=1")
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """One training image is not finite."""
+    item = PanopticDataset.__getitem__
+
+    def spoilt(self, index):
+        found = item(self, index)
+        return {**found, "img": found["img"] * float("nan")} if found["id"] == "train4" else found
+
+    with mock.patch.object(PanopticDataset, "__getitem__", spoilt):
+        yield
+
+
+class Eye(torch.nn.Module):
+    """A network that finds the red of the cars, in one box, and a second one that is often wrong."""
+
+    def predict(self, images):
+        return [self._seen(image) for image in images]
+
+    @staticmethod
+    def _seen(image):
+        red = image[0] > image[1] + 1
+        size = tuple(red.shape)
+        rows, columns = (torch.nonzero(red.any(dim)).flatten() for dim in (1, 0))
+        boxes = torch.tensor([[20.0, 10.0, 40.0, 36.0]])
+        if len(rows):
+            box = [float(v) for v in (rows[0], columns[0], rows[-1] + 1, columns[-1] + 1)]
+            boxes = torch.cat([torch.tensor([box]), boxes])
+        # equal scores, too: the order of the images decides
+        scores = torch.tensor([0.8, 0.5][-len(boxes) :])
+        logits = torch.full((len(boxes), 28, 28), 9.0)
+        classes = torch.zeros(len(boxes), dtype=torch.long)
+        return Prediction(boxes, classes, scores, logits, (~red).long(), size)
+
+
+def seen(folder: Path, world: World) -> dict:
+    """The scores of :class:`Eye`."""
+    config = load_config(folder / "sync.ini", overrides=AP)
+    return Validator.open(folder / "data", "val", config, world, quiet=True)(Eye()).to_json()
+
+
+def score(rank: int, join: Callable[[], None], folder: Path) -> None:
+    """Three processes validate."""
+    join()
+    with distributed("cpu") as world:
+        (folder / f"seen3.{rank}.json").write_text(json.dumps(seen(folder, world)))
+    join()
+    with narrow_body():
+        overrides = ("dataloader.train_batch_size=1", *AP)
+        options = {"evaluate": True, "resume": folder / "mixed" / "model_last.pth.tar"}
+        run = TrainingOptions(
+            folder / "sync.ini", folder / "data", folder / "three", overrides=overrides, device="cpu", **options
+        )
+        (folder / f"three.{rank}.json").write_text(json.dumps(run_training(run).to_json()))
 
 
 def work(rank: int, join: Callable[[], None], folder: Path) -> None:
     """Everything that two processes do, one thing after the other: starting them takes longer than all of it."""
     save = Trainer._save
 
-    def watched(trainer, is_best):
+    def watched(trainer, is_best=False):
         save(trainer, is_best)
+        if rank == 0:
+            trainer._saver.wait()
         tensors = [*trainer.net.state_dict().values()]
         digest = hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in tensors)).hexdigest()
         with open(folder / f"{trainer.run.path.name}.{rank}.sha", "a") as file:
@@ -46,12 +115,18 @@ def work(rank: int, join: Callable[[], None], folder: Path) -> None:
         (folder / f"{name}.{rank}.json").write_text(json.dumps(scores.to_json()))
 
     with narrow_body(), mock.patch.object(Trainer, "_save", watched):
-        train("mixed")
+        train("mixed", *AP)
         train("resumed", resume=folder / "half.tar")
         train("empty", data="empty")
         train("negatives", "roi.sample_empty_images=yes")
         train("plain", config="bn.ini")
-        train("evaluated", evaluate=True, resume=folder / "mixed" / "model_last.pth.tar")
+        train("evaluated", *AP, evaluate=True, resume=folder / "mixed" / "model_last.pth.tar")
+        with pytest.raises(SeamsegError) as stopped, poisoned():
+            train("poisoned", config="bn.ini")
+        (folder / f"poisoned.{rank}.txt").write_text(str(stopped.value))
+        join()
+        with distributed("cpu") as world:
+            (folder / f"seen2.{rank}.json").write_text(json.dumps(seen(folder, world)))
         join()
         words = [
             "predict",
@@ -79,7 +154,7 @@ def folder(tmp_path_factory):
     for name in ("val0", "val1", "val2"):
         shutil.copy(folder / "data" / "img" / f"{name}.png", folder / "photos")
     (folder / "photos" / "val1.png").write_bytes(b"broken")
-    launch(work, 2, folder)
+    launch(work, 2, folder, seconds=450)
     return folder
 
 
@@ -104,10 +179,37 @@ def test_a_resumed_run_ends_with_the_same_bits(folder):
     assert one.training_meta["global_step"] == 2 * 3
 
 
-def test_scores_equal_those_of_one_process(folder):
+def test_scores_are_the_same_in_one_two_and_three_processes(folder):
+    """To the last digit, average precision included: each image counts once, at its own size."""
+    launch(score, 3, folder, seconds=300)
     with narrow_body():
-        alone = evaluate_model(folder / "mixed" / "model_last.pth.tar", folder / "data", device="cpu", quiet=True)
-    assert alone.scores.to_json() == json.loads((folder / "evaluated.0.json").read_text())
+        model = folder / "mixed" / "model_last.pth.tar"
+        alone = evaluate_model(model, folder / "data", device="cpu", quiet=True, overrides=AP).scores.to_json()
+    assert alone == json.loads((folder / "evaluated.0.json").read_text())
+    assert [alone] * 3 == [json.loads((folder / f"three.{rank}.json").read_text()) for rank in range(3)]
+    alone = seen(folder, World())
+    assert 0.1 < alone["mask"]["AP"] < 0.9 and 0.1 < alone["box"]["AP75"] < 0.9
+    for processes in (2, 3):
+        shared = [json.loads((folder / f"seen{processes}.{rank}.json").read_text()) for rank in range(processes)]
+        assert shared == [alone] * processes
+
+
+def test_training_validates_as_evaluate_does(folder):
+    last = [m for m in read_metrics(folder / "mixed") if m["kind"] == "validation"][-1]
+    evaluated = json.loads((folder / "evaluated.0.json").read_text())
+    assert {key: last[key] for key in evaluated} == evaluated
+
+
+def test_a_bad_loss_of_one_process_stops_both_with_its_name(folder):
+    first, second = ((folder / f"poisoned.{rank}.txt").read_text() for rank in range(2))
+    found = re.match(r"training stopped at step (\d+): .*sem_loss = nan.* \(process (\d), images train4\); ", first)
+    dumps = [p.name for p in (folder / "poisoned").glob("dump-*")]
+    assert dumps == [dump_path(Path(), int(found[1]), int(found[2])).name]
+    own, other = (first, second) if found[2] == "0" else (second, first)
+    assert own.startswith(other) and "doctor --replay" in own and "doctor" not in other
+    assert first in (folder / "poisoned" / "training.log").read_text()
+    dump = read_dump(folder / "poisoned" / dumps[0])
+    assert [b.ids for b in dump.batches] == [["train4"]] and dump.world_size == 2
 
 
 def test_only_the_first_process_writes_the_run_folder(folder):
@@ -116,8 +218,10 @@ def test_only_the_first_process_writes_the_run_folder(folder):
         "config.ini",
         "events.out",
         "metadata.bin",
+        "metrics.jsonl",
         "model_best.pth.tar",
         "model_last.pth.tar",
+        "snapshots",
         "training.log",
     ]
     assert "in 2 processes on the CPU" in (folder / "mixed" / "training.log").read_text()

@@ -1,0 +1,130 @@
+"""What `checkpoint_body` saves and costs: a training step of cityscapes_r50, forward and backward, in fp32.
+
+    python benchmarks/checkpointing.py [--size 512x1024] [--rounds 3] [--device cuda]
+
+`stages` and `blocks` checkpoint the body alone, by stage or by residual block; `body + pyramid` is what the key does,
+by stage. Kept are the tensors that the forward pass leaves for the backward pass, each storage once, without the
+parameters; the peak is the allocator's (benchmarks/memory.py). The sides take turns, times are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+
+import torch
+import train_step
+from memory import peak_bytes
+from torch import Tensor, nn
+
+from seamseg.config import load_config
+from seamseg.models.build import build_training_module
+from seamseg.models.training import TrainingModule
+from seamseg.ops.abn_replay import checkpointed
+from seamseg.structures import Batch
+
+CONFIG = train_step.CONFIG.with_name("cityscapes_r50.ini")
+
+
+class Again(nn.Module):
+    """A module of which only the output is kept, where anything is trained."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the module."""
+        return checkpointed(self.part, x) if x.requires_grad else self.part(x)
+
+
+def blocks(module: TrainingModule) -> None:
+    """Checkpoint the body by residual block."""
+    for stage in (module.net.body.backbone.get_submodule(f"mod{i}") for i in range(2, 6)):
+        for name, block in list(stage.named_children()):
+            setattr(stage, name, Again(block))
+
+
+def stages(module: TrainingModule) -> None:
+    """Checkpoint the body by stage."""
+    module.net.body.backbone.checkpoint = True
+
+
+def body_and_pyramid(module: TrainingModule) -> None:
+    """As `checkpoint_body`."""
+    stages(module)
+    module.net.body.checkpoint = True
+
+
+SIDES: dict[str, Callable[[TrainingModule], None]] = {
+    "everything kept": lambda module: None,
+    "blocks": blocks,
+    "stages": stages,
+    "body + pyramid": body_and_pyramid,
+}
+
+
+def forward(module: TrainingModule, batch: Batch) -> Tensor:
+    """The sum of the losses."""
+    torch.manual_seed(0)
+    return torch.stack(list(module(batch).means.values())).sum()
+
+
+def step(module: TrainingModule, batch: Batch) -> None:
+    """Forward and backward."""
+    forward(module, batch).backward()
+    module.zero_grad(set_to_none=True)
+
+
+def kept_bytes(module: TrainingModule, batch: Batch) -> int:
+    """Bytes of the tensors that a forward pass leaves for the backward pass."""
+    own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        forward(module, batch)
+    return sum(t.untyped_storage().nbytes() for place, t in kept.items() if place not in own)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="512x1024", help="HEIGHTxWIDTH of the image (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="steps of each side (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    height, width = (int(n) for n in arguments.size.split("x"))
+    batch = train_step.street(height, width).to(device)
+    config = load_config(CONFIG, overrides=["general.precision=fp32"])
+    modules = {}
+    for name, change in SIDES.items():
+        torch.manual_seed(0)
+        modules[name] = build_training_module(config, train_step.NUM_STUFF, train_step.NUM_THING).to(device).train()
+        change(modules[name])
+    kept = {name: kept_bytes(module, batch) / 2**20 for name, module in modules.items()}
+    peaks = {name: peak_bytes(lambda m=m: step(m, batch), arguments.device) / 2**20 for name, m in modules.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in SIDES}
+    for _ in range(arguments.rounds):
+        for name, module in modules.items():
+            side = train_step.Side(name, lambda m=module: step(m, batch))
+            train_step.measure(side, device)
+            seconds[name] += side.seconds
+    print(f"torch {torch.__version__}, {device}, {height}x{width}\n")
+    print(f"{'':<18}{'kept MiB':>10}{'ratio':>8}{'peak MiB':>10}{'ratio':>8}{'s':>9}{'ratio':>8}")
+    first = next(iter(SIDES))
+    for name in SIDES:
+        median, base = statistics.median(seconds[name]), statistics.median(seconds[first])
+        print(
+            f"{name:<18}{kept[name]:>10.1f}{kept[name] / kept[first]:>8.2f}{peaks[name]:>10.1f}"
+            f"{peaks[name] / peaks[first]:>8.2f}{median:>9.2f}{median / base:>8.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""A training step with fixed samples against one with exact samples.
+
+    python benchmarks/fixed_samples.py [--rounds 7] [--threads 1] [--device cuda] [--side 512]
+
+The network, the picture and the 20 things are those of `benchmarks/network.py`; the two ways take turns. `ratio` is how
+many times faster fixed samples are. On a CPU nobody waits for anything: there it says what the fixed shapes cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from network import street
+from timing import Case, options, report
+
+from seamseg.config import load_config
+from seamseg.models.build import build_training_module
+
+CONFIG = "cityscapes_r50.ini"
+
+
+def step(fixed: bool, side: int, device: str) -> Callable[[], None]:
+    """Make a network and a batch; the result takes one step without an optimiser."""
+    from network import CONFIGS
+
+    torch.manual_seed(0)
+    config = load_config(CONFIGS / CONFIG, overrides=[f"roi.fixed_samples={'yes' if fixed else 'no'}"])
+    module = build_training_module(config, 11, 8).train().to(device)
+    batch = street(side).with_facts().to(device)
+    parameters = [p for p in module.parameters() if p.requires_grad]
+
+    def run() -> None:
+        total = torch.stack(list(module(batch).means.values())).sum()
+        torch.autograd.grad(total, parameters, allow_unused=True)
+
+    return run
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = options(__doc__)
+    parser.add_argument("--side", type=int, default=512, help="height of the picture (default: %(default)s)")
+    arguments = parser.parse_args()
+
+    def case() -> Case:
+        sides = (step(fixed, arguments.side, arguments.device) for fixed in (True, False))
+        return Case(f"training step, {arguments.side} x {2 * arguments.side}", "exact samples", *sides)
+
+    report([("training step", case)], arguments)
+
+
+if __name__ == "__main__":
+    main()

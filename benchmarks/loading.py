@@ -1,0 +1,203 @@
+"""Training images from files to tensors, by option, against the plain way in a worker: Pillow, then floats.
+
+    python benchmarks/loading.py --threads 1
+    python benchmarks/loading.py item --data CITYSCAPES --split train
+
+`item` cases make items in this process, on one core: decode photo and mask, scale, flip, normalise, targets. `loader`
+cases draw batches of two from one worker process, so that the way between the processes counts too. Without `--data`
+photos of 2048 x 1024 pixels and masks of 60 ids are made in a temporary folder; photos of twice that size (`large`) are
+halved on their way. The peer does what the original does: the whole photo and its mask through Pillow, `numpy.unique`
+to drop vanished ids, normalisation in float32; its boxes come from our operator. Figures are for all images together,
+`images/s` below the table for one image.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from timing import Case, options, report
+from torch.utils.data import DataLoader, Dataset
+
+from seamseg.data.dataset import PanopticDataset
+from seamseg.data.loader import set_epoch, train_loader
+from seamseg.data.metadata import ImageInfo, Metadata, write_metadata
+from seamseg.data.transforms import TrainTransform, scaled_size
+from seamseg.ops.extract_boxes import extract_boxes
+from seamseg.structures import VOID
+
+IMAGES = 6
+SCALE = (0.8, 1.0)
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "device_transforms": {"on_device": True},
+    "crop 512 x 1024": {"crop_size": (512, 1024)},
+    "fast_decode": {"fast_decode": True},
+    "color_jitter": {"color_jitter": (0.3, 0.3, 0.3, 0.1)},
+    "crop, device, fast_decode": {"crop_size": (512, 1024), "on_device": True, "fast_decode": True},
+}
+
+
+def photo(size: tuple[int, int], rng: np.random.Generator) -> Image.Image:
+    """Structure of all scales and a little grain: its JPEG is about as long as a street scene's."""
+    height, width = size
+    total = np.zeros((height, width, 3), np.float32)
+    for cells in (4, 16, 64, 256):
+        coarse = rng.integers(0, 256, (cells // 2, cells, 3), dtype=np.uint8)
+        total += np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), np.float32) / 4
+    return Image.fromarray(np.clip(total + rng.normal(0, 3, total.shape), 0, 255).astype(np.uint8))
+
+
+def make_folder(root: Path, size: tuple[int, int]) -> Path:
+    """A dataset folder of photo-like JPEGs."""
+    rng = np.random.default_rng(0)
+    for part in ("img", "msk", "lst"):
+        (root / part).mkdir(parents=True)
+    infos = []
+    for number in range(IMAGES):
+        photo(size, rng).save(root / "img" / f"{number}.jpg", quality=92)
+        ids = np.arange(32)[:, None] // 4 + np.zeros((32, 64), np.int64)
+        for instance in range(8, 60):
+            y, x = rng.integers(0, 30), rng.integers(0, 62)
+            ids[y : y + 2, x : x + 2] = instance
+        mask = np.kron(ids, np.ones((size[0] // 32, size[1] // 64), np.uint8)).astype(np.uint8)
+        Image.fromarray(mask).save(root / "msk" / f"{number}.png")
+        infos.append(ImageInfo(str(number), [VOID, *(i % 19 for i in range(59))], size, [0] * 60))
+    (root / "lst" / "train.txt").write_text("\n".join(info.id for info in infos))
+    names, palette = [f"class {i}" for i in range(19)], [(i, i, i) for i in range(19)]
+    write_metadata(root / "metadata.bin", Metadata(11, 8, names, palette, list(range(19)), infos))
+    return root
+
+
+class PlainDataset(Dataset):
+    """The peer: one item the plain way."""
+
+    def __init__(self, data: PanopticDataset, transform: TrainTransform) -> None:
+        self.data = data
+        self.transform = transform
+        self.mean, self.std = (torch.tensor(v)[:, None, None] for v in (MEAN, STD))
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        info, folder = self.data.images[index], self.data.folder
+        rng = Random(f"0/0/{index}")
+        flip = rng.random() < 0.5
+        shortest = int(self.transform.shortest_size * rng.uniform(*SCALE))
+        image = Image.open(folder.image_path(info.id)).convert("RGB")
+        layers = [Image.open(path) for path in folder.mask_paths(info.id)]
+        if flip:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            layers = [layer.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for layer in layers]
+        size = scaled_size(image.size, shortest, self.transform.longest_max_size)
+        image = image.resize(size, Image.Resampling.BILINEAR)
+        mask = np.stack([np.array(layer.resize(size, Image.Resampling.NEAREST), np.int64) for layer in layers])
+        present = np.union1d([0], np.unique(mask))
+        new = np.zeros(len(info.cat), np.int64)
+        new[present] = np.arange(len(present))
+        ids = torch.from_numpy(new[mask])
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float() / 255
+        return {
+            "img": (pixels - self.mean) / self.std,
+            "msk": ids,
+            "cat": torch.from_numpy(np.array(info.cat)[present]),
+            "iscrowd": torch.from_numpy(np.array(info.iscrowd, np.uint8)[present]),
+            "bbx": extract_boxes(ids, len(present)),
+        }
+
+
+def dataset(root: Path, split: str, shortest: int, option: dict[str, Any]) -> PanopticDataset:
+    """Ours with an option."""
+    given = dict(option)
+    fast = given.pop("fast_decode", False)
+    transform = TrainTransform(shortest, 2048, MEAN, STD, True, SCALE, **given)
+    return PanopticDataset(root, split, transform, fast_decode=fast)
+
+
+def item_case(name: str, root: Path, split: str, shortest: int, option: dict[str, Any]) -> Case:
+    """Items in this process; a result to compare only where both sides make the same."""
+    ours = dataset(root, split, shortest, option)
+    plain = PlainDataset(ours, ours.transform)  # type: ignore[arg-type]
+    count = range(min(IMAGES, len(ours)))
+
+    def run(data: Dataset) -> object:
+        items = [data[i] for i in count]
+        return items[0]["img"] if set(option) <= {"fast_decode"} else None
+
+    return Case(name, "Pillow, then float32", lambda: run(ours), lambda: run(plain))
+
+
+class InOrder:
+    """Pairs of neighbours, as a sampler."""
+
+    def __init__(self, length: int) -> None:
+        self.pairs = [[i, i + 1] for i in range(0, min(IMAGES, length) - 1, 2)] * 2
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.pairs)
+
+
+def loader_case(name: str, root: Path, split: str, shortest: int, option: dict[str, Any]) -> Case:
+    """Batches from one worker that lives on, for both sides."""
+    ours = dataset(root, split, shortest, option)
+    plain = PlainDataset(ours, ours.transform)  # type: ignore[arg-type]
+    pairs: Any = InOrder(len(ours))
+    mine = train_loader(ours, pairs, 1, persistent_workers=True)
+    peer: DataLoader = DataLoader(plain, batch_sampler=pairs, num_workers=1, persistent_workers=True, collate_fn=list)
+    set_epoch(mine, 0)
+
+    def drain(loader: DataLoader) -> None:
+        for _ in loader:
+            pass
+
+    return Case(name, "Pillow, float32, from a worker", lambda: drain(mine), lambda: drain(peer))
+
+
+def cases(root: Path, split: str, large: Path | None) -> Iterator[tuple[str, Callable[[], Case]]]:
+    """By name."""
+    for name, option in OPTIONS.items():
+        yield f"item, {name}", lambda n=f"item, {name}", o=option: item_case(n, root, split, 1024, o)  # type: ignore[misc]
+    for name in ("default", "fast_decode"):
+        if large is not None:
+            yield (
+                f"item, large, {name}",
+                lambda n=f"item, large, {name}", o=OPTIONS[name]: item_case(n, large, split, 1024, o),  # type: ignore[misc]
+            )
+    for name in ("default", "device_transforms", "crop, device, fast_decode"):
+        yield f"loader, {name}", lambda n=f"loader, {name}", o=OPTIONS[name]: loader_case(n, root, split, 1024, o)  # type: ignore[misc]
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = options(__doc__)
+    parser.add_argument("--data", type=Path, help="dataset folder (default: one made for the occasion)")
+    parser.add_argument("--split", default="train", help="of --data (default: %(default)s)")
+    arguments: argparse.Namespace = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.data is None:
+            root, large = (make_folder(Path(folder) / str(h), (h, 2 * h)) for h in (1024, 2048))
+            count = IMAGES
+        else:
+            root, large = arguments.data, None
+            count = min(IMAGES, len(PanopticDataset(root, arguments.split, TrainTransform(1024, 2048))))
+        rows = report(cases(root, arguments.split, large), arguments)
+    print()
+    for row in rows:
+        images = count if row.case.startswith("item") else 2 * (count // 2 * 2)
+        print(f"{row.case:<50}{images / row.ours_ms * 1e3:>8.1f} images/s, peer {images / row.peer_ms * 1e3:.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""A training step of vistas_r50 on one image, plain and with everything that makes it fast.
+
+    python benchmarks/train_step.py --device cuda --json results/train_step_gpu.json
+    python benchmarks/train_step.py --device cpu --size 256x512 --rounds 1
+
+plain: fp32, contiguous, eager. fast: bf16, channels last, compiled, a fixed number of samples. checkpointed: fast, and
+body and pyramid computed a second time instead of kept. The sides take turns; medians are printed. A step is forward,
+backward and an update by SGD with momentum. The peak is that of the allocator in one more step, above the weights and
+momenta that stand before it (benchmarks/memory.py). FLOPs are those of matrix products and convolutions of the plain
+step, counted by torch, so that work done twice does not make a side look faster; the ceiling is a large product of
+bf16 (on the CPU: float32) matrices in the same run. Weights are random, the picture is noise with rectangles on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from memory import peak_bytes
+from torch.utils.flop_counter import FlopCounterMode
+
+from seamseg.config import load_config
+from seamseg.engine.distributed import World
+from seamseg.engine.train.compiled import compile_static_part
+from seamseg.engine.train.logs import TextLog
+from seamseg.engine.train.optimizer import build_optimizer
+from seamseg.engine.train.step import Stepper
+from seamseg.models.build import build_training_module
+from seamseg.ops.extract_boxes import extract_boxes
+from seamseg.structures import Batch, PackedSequence
+
+CONFIG = Path(__file__).parents[1] / "configs" / "vistas_r50.ini"
+NUM_STUFF, NUM_THING = 28, 37
+SIDES = {
+    "plain": ("precision=fp32", "channels_last=no"),
+    "fast": ("precision=bf16", "channels_last=yes", "compile=yes", "roi.fixed_samples=yes"),
+    "checkpointed": (
+        *("precision=bf16", "channels_last=yes", "compile=yes", "roi.fixed_samples=yes"),
+        "checkpoint_body=yes",
+    ),
+}
+
+
+@dataclass
+class Side:
+    """One way to train, and what was measured of it."""
+
+    name: str
+    step: Callable[[], None]
+    seconds: list[float] = field(default_factory=list)
+    peak: int = 0
+
+
+def street(height: int, width: int) -> Batch:
+    """A picture of all stuff classes and 60 things."""
+    generator = torch.Generator().manual_seed(0)
+    masks = torch.zeros(1, height, width, dtype=torch.long)
+    categories = [255]
+    for stuff in range(NUM_STUFF):
+        masks[0, height * stuff // NUM_STUFF :] = len(categories)
+        categories.append(stuff)
+    for i in range(60):
+        y, x = height * (i % 6) // 6, width * (i // 6) // 10
+        masks[0, y : y + height // (8 + i % 5), x : x + width // (12 + i % 7)] = len(categories)
+        categories.append(NUM_STUFF + i % NUM_THING)
+    return Batch(
+        images=PackedSequence([torch.randn(3, height, width, generator=generator)]),
+        masks=PackedSequence([masks]),
+        categories=PackedSequence([torch.tensor(categories)]),
+        iscrowd=PackedSequence([torch.zeros(len(categories), dtype=torch.uint8)]),
+        boxes=PackedSequence([extract_boxes(masks, len(categories))]),
+        ids=["street"],
+        original_sizes=[(height, width)],
+    )
+
+
+def make(name: str, batch: Batch, world: World) -> Side:
+    """A side with a network of its own."""
+    overrides = [o if "." in o else f"general.{o}" for o in SIDES[name]]
+    config = load_config(CONFIG, overrides=overrides)
+    torch.manual_seed(0)
+    module = build_training_module(config, NUM_STUFF, NUM_THING).to(world.device).train()
+    if config.general.compile:
+        compile_static_part(module.net, world, TextLog(None))
+    optimizer = build_optimizer(module.net, config)
+    stepper = Stepper(config, module, optimizer, world)
+    rates = [1e-4 for _ in optimizer.param_groups]
+
+    def step() -> None:
+        stepper([batch], rates)
+        # the sides share the memory: none keeps more than weights and momenta while another runs
+        optimizer.zero_grad(set_to_none=True)
+
+    return Side(name, step)
+
+
+def ceiling(device: torch.device) -> float:
+    """FLOP/s of a large matrix product."""
+    size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    times = []
+    for _ in range(10):
+        wait(device)
+        start = time.perf_counter()
+        a @ b
+        wait(device)
+        times.append(time.perf_counter() - start)
+    return 2 * size**3 / statistics.median(times[3:])
+
+
+def wait(device: torch.device) -> None:
+    """For the GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure(side: Side, device: torch.device) -> None:
+    """One step."""
+    wait(device)
+    start = time.perf_counter()
+    side.step()
+    wait(device)
+    side.seconds.append(time.perf_counter() - start)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
+    parser.add_argument("--size", default="1920x2304", help="HEIGHTxWIDTH of the image (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=10, help="steps of each side (default: %(default)s)")
+    parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES), help="default: all")
+    parser.add_argument("--json", help="also write the numbers to this file")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    height, width = (int(n) for n in arguments.size.split("x"))
+    batch, world = street(height, width), World(device=device)
+
+    counter = FlopCounterMode(display=False)
+    with counter:
+        make("plain", batch, world).step()
+    flops, top = counter.get_total_flops(), ceiling(device)
+    rows = []
+    sides = [make(name, batch, world) for name in arguments.sides]
+    for side in sides:
+        # compiling, and the choice of algorithms
+        for _ in range(2 if device.type == "cuda" else 1):
+            side.step()
+    for _ in range(arguments.rounds):
+        for side in sides:
+            measure(side, device)
+    for side in sides:
+        side.peak = peak_bytes(side.step, arguments.device)
+    print(f"torch {torch.__version__}, {device}, {height}x{width}, {flops / 1e12:.2f} TFLOP a step, ", end="")
+    print(f"ceiling {top / 1e12:.2f} TFLOP/s\n")
+    print(f"{'side':<14}{'s':>9}{'images/s':>10}{'ratio':>8}{'peak MiB':>10}{'ratio':>8}{'TFLOP/s':>9}{'of top':>8}")
+    for side in sides:
+        seconds = statistics.median(side.seconds)
+        row = {
+            "side": side.name,
+            "seconds": seconds,
+            "images_per_second": 1 / seconds,
+            "speed_ratio": statistics.median(sides[0].seconds) / seconds,
+            "peak_mib": side.peak / 2**20,
+            "peak_ratio": side.peak / sides[0].peak,
+            "tflops": flops / seconds / 1e12,
+            "of_ceiling": flops / seconds / top,
+        }
+        rows.append(row)
+        print(
+            f"{side.name:<14}{seconds:>9.3f}{1 / seconds:>10.3f}{row['speed_ratio']:>8.2f}{row['peak_mib']:>10.0f}"
+            f"{row['peak_ratio']:>8.2f}{row['tflops']:>9.3f}{row['of_ceiling']:>8.2f}"
+        )
+    if arguments.json:
+        said = {"torch": torch.__version__, "device": str(device), "size": [height, width], "flops": flops}
+        if device.type == "cuda":
+            said["card"] = torch.cuda.get_device_name(device)
+        with open(arguments.json, "w") as file:
+            json.dump({**said, "ceiling": top, "rounds": arguments.rounds, "rows": rows}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

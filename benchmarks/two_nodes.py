@@ -1,0 +1,192 @@
+"""Two nodes on one machine: a training over a network of its own, against the same one within a node.
+
+    sudo python benchmarks/two_nodes.py [--epochs 2] [--restart]
+
+Makes two network namespaces joined by a cable (veth pair), which see nothing but each other, starts `torchrun --nnodes 2`
+in both, and compares the weights with those of two processes on one node. With `--restart` a process of the second node
+is killed in the middle; torchrun starts all anew, and with `--resume auto` the weights must be the same all the same.
+Cleans up after itself. Needs root and `ip` (iproute2).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from seamseg.engine.snapshot import NETWORK_MODULES, load_snapshot
+
+TOY_CITY = Path(__file__).parents[1] / "configs" / "toy_city_r18.ini"
+ADDRESSES = ("10.231.77.1", "10.231.77.2")
+PORT = 29500
+SETTINGS = ("scheduler.burn_in_steps=2", "dataloader.train_batch_size=2", "general.precision=fp32")
+SETTINGS += ("body.normalization_mode=syncbn", "general.val_interval=1", "general.log_interval=1")
+
+
+def run(*words: object) -> None:
+    """Run a command that must succeed."""
+    subprocess.run([str(w) for w in words], check=True, capture_output=True, text=True)
+
+
+@contextmanager
+def two_namespaces() -> Iterator[tuple[str, str]]:
+    """Two network namespaces named after this process, with the devices sveth0 and sveth1, joined by a cable."""
+    names = (f"snode{os.getpid()}a", f"snode{os.getpid()}b")
+    devices = ("sveth0", "sveth1")
+    try:
+        for name in names:
+            run("ip", "netns", "add", name)
+        run("ip", "link", "add", devices[0], "netns", names[0], "type", "veth", "peer", devices[1], "netns", names[1])
+        for name, device, address in zip(names, devices, ADDRESSES):
+            run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", device)
+            run("ip", "-n", name, "link", "set", device, "up")
+            run("ip", "-n", name, "link", "set", "lo", "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def training(folder: Path, name: str, epochs: int, resume: bool) -> list[str]:
+    """The words behind torchrun's own."""
+    words = ["-m", "seamseg", "train", TOY_CITY, folder / "city", "--log-dir", folder / name, "--device", "cpu"]
+    for setting in (*SETTINGS, f"scheduler.epochs={epochs}"):
+        words += ["--set", setting]
+    return [str(w) for w in (*words, *(("--resume", "auto") if resume else ()))]
+
+
+def torchrun(*options: object) -> list[str]:
+    """The launcher of this Python."""
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", *[str(o) for o in options]]
+
+
+def on_one_node(folder: Path, epochs: int, patience: float = 1800) -> None:
+    """Two processes, here."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = training(folder, "one_node", epochs, False)
+    finish([subprocess.Popen([*command, *words], env=environment())], patience)
+
+
+def finish(launchers: list[subprocess.Popen], patience: float) -> None:
+    """Wait for all of them to end well; whatever happens, none is left behind."""
+    deadline = time.monotonic() + patience
+    try:
+        codes = [launcher.wait(max(1.0, deadline - time.monotonic())) for launcher in launchers]
+    finally:
+        end(launchers)
+    if any(codes):
+        raise SystemExit(f"two_nodes.py: the launchers ended with {codes}")
+
+
+def end(launchers: list[subprocess.Popen]) -> None:
+    """Ask those that still run to end, which ends their processes too."""
+    for launcher in launchers:
+        launcher.terminate()
+    for launcher in launchers:
+        try:
+            launcher.wait(60)
+        except subprocess.TimeoutExpired:
+            launcher.kill()
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Ours, with one thread a process."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "SEAMSEG_TIMEOUT_MINUTES": "2", **more}
+
+
+def on_two_nodes(folder: Path, epochs: int, restart: bool, patience: float = 1800) -> None:
+    """One process in each namespace; all must end within `patience` seconds."""
+    name = "restarted" if restart else "two_nodes"
+    with two_namespaces() as names:
+        nodes = []
+        for number, namespace in enumerate(names):
+            options = ["--nnodes", 2, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{ADDRESSES[0]}:{PORT}"]
+            options += ["--rdzv-id", "seamseg", "--rdzv-conf", f"is_host={1 - number}"]
+            options += ["--local-addr", ADDRESSES[number], "--max-restarts", 2 if restart else 0]
+            command = ["ip", "netns", "exec", namespace, *torchrun(*options), *training(folder, name, epochs, restart)]
+            # the store of the first start would be gone with the process that held it
+            env = environment(GLOO_SOCKET_IFNAME=f"sveth{number}", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+            nodes.append(subprocess.Popen(command, env=env))
+        if restart:
+            try:
+                kill_when_saved(nodes[1], folder / name / "model_last.pth.tar", patience)
+            except BaseException:
+                end(nodes)
+                raise
+        finish(nodes, patience)
+
+
+def kill_when_saved(node: subprocess.Popen, snapshot: Path, patience: float) -> None:
+    """Kill the training process below a launcher, once there is something to continue from."""
+    deadline = time.monotonic() + patience
+    while not snapshot.exists():
+        if time.monotonic() > deadline or node.poll() is not None:
+            raise SystemExit("two_nodes.py: no snapshot appeared")
+        time.sleep(0.1)
+    # `ip netns exec` has become the launcher
+    children = Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text().split()
+    training = next(int(c) for c in children if b"seamseg" in Path(f"/proc/{c}/cmdline").read_bytes())
+    print(f"killing process {training} of the second node", flush=True)
+    os.kill(training, signal.SIGKILL)
+
+
+def difference(folder: Path, names: tuple[str, str]) -> float:
+    """The largest difference of any tensor of the last snapshots of two runs."""
+    states = []
+    for name in names:
+        saved = load_snapshot(folder / name / "model_last.pth.tar").state_dict
+        states.append({f"{part}.{key}": t for part in NETWORK_MODULES for key, t in saved[part].items()})
+    one, two = states
+    if one.keys() != two.keys():
+        raise SystemExit("two_nodes.py: the snapshots hold different parts")
+    return max(float((one[key].double() - two[key].double()).abs().max()) for key in one)
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--images", type=int, default=8)
+    parser.add_argument("--restart", action="store_true", help="also kill a process, and let it be restarted")
+    arguments = parser.parse_args()
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        raise SystemExit("two_nodes.py: network namespaces need root and the command `ip` (package iproute2)")
+    # a plain kill must clean up, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    folder = Path(tempfile.mkdtemp(prefix="two_nodes."))
+    try:
+        make_city(folder, arguments.images)
+        on_one_node(folder, arguments.epochs)
+        on_two_nodes(folder, arguments.epochs, restart=False)
+        verdict("two nodes against one", difference(folder, ("one_node", "two_nodes")))
+        if arguments.restart:
+            on_two_nodes(folder, arguments.epochs, restart=True)
+            verdict("killed and restarted against one run", difference(folder, ("one_node", "restarted")))
+    finally:
+        shutil.rmtree(folder)
+
+
+def make_city(folder: Path, images: int) -> None:
+    """A small toy city in `folder/city`."""
+    seamseg = (sys.executable, "-m", "seamseg", "prepare")
+    run(*seamseg, "toy-city", folder / "raw", "--train", images, "--val", 2, "--size", "128x256", "--workers", 1)
+    run(*seamseg, "cityscapes", folder / "raw", folder / "city")
+
+
+def verdict(what: str, largest: float) -> None:
+    """Say it, and fail if the weights differ."""
+    print(f"{what}: {'the same weights to the bit' if largest == 0 else f'weights differ by up to {largest:.1e}'}")
+    if largest != 0:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""`[general] compile`: body, pyramid and semantic head through torch.compile, the rest of the network as it is.
+
+These three do the same whatever is on the image. Proposals and regions are of other numbers each time: compiled, they
+would be compiled again and again.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch._dynamo.config
+from torch import Tensor, nn
+
+from seamseg.engine.distributed import World
+from seamseg.engine.train.logs import TextLog
+from seamseg.models.panoptic import PanopticNet
+
+
+def compile_static_part(net: PanopticNet, world: World, log: TextLog, backend: str = "inductor") -> bool:
+    """Compile body, pyramid and semantic head of a network in place; its state-dict keys stay.
+
+    The compiler runs with the first step, and again with the first validation. Height and width of the images may
+    change from step to step. Without a working compiler (C++ for the CPU, Triton for a GPU) the network stays as it
+    is, and the log says so.
+
+    Parameters
+    ----------
+    net : on its device
+    world : the processes; in each, the compiler must work or none compiles
+    log : for that line
+    backend : of torch.compile
+
+    Returns
+    -------
+    whether it is compiled
+    """
+    reason = _why_not(world.device, backend)
+    if not _everywhere(reason is None, world):
+        log.warning(
+            "[general] compile: the network runs uncompiled, torch.compile does not work here"
+            f"{': ' + reason if reason else ' in every process'}"
+        )
+        return False
+    # DistributedDataParallel would have the graph cut at the borders of its buckets, which cannot be done with the
+    # graphs of in-place ABN. The gradients of the body come last in any case.
+    torch._dynamo.config.optimize_ddp = False
+    parts: list[nn.Module | None] = [net.body, net.sem_head]
+    for part in parts:
+        if part is not None:
+            part.compile(backend=backend)
+    net.sizes_vary = True
+    return True
+
+
+def _why_not(device: torch.device, backend: str) -> str | None:
+    """The first line of what the compiler says to a function of one line; None if it works."""
+    try:
+        x = torch.ones(8, device=device)
+        torch.compile(_one_line, backend=backend)(x)
+    except Exception as error:  # whatever is missing has its own type
+        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        return lines[0].strip()[:300]
+    return None
+
+
+def _one_line(x: Tensor) -> Tensor:
+    return (x + 1).sin()
+
+
+def _everywhere(works: bool, world: World) -> bool:
+    if not world.is_distributed:
+        return works
+    flag = torch.tensor(int(works), device=world.device)
+    torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MIN)
+    return bool(flag)

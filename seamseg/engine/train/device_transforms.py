@@ -1,0 +1,48 @@
+"""The part of the training transforms that runs on the device (`[dataloader] device_transforms`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from seamseg.config.sections import Dataloader
+from seamseg.data.pixels import Normalise, finish_image, flip_boxes
+from seamseg.structures import Batch, PackedSequence, Pending
+
+
+def prepare_batch(batch: Batch, options: Dataloader) -> Batch:
+    """Do what the workers left to do: colours, flip, normalisation of the images; flip of masks and boxes.
+
+    A batch without :attr:`Batch.pending` is returned as it is, so that a second call does nothing. On the CPU the
+    result equals that of the workers to the last bit; on a GPU colour jitter may differ by rounding.
+
+    Parameters
+    ----------
+    batch : on the device
+    options : normalisation
+    """
+    if batch.pending is None:
+        return batch
+    device = batch.images.device
+    assert device is not None
+    normalise = Normalise(options.rgb_mean, options.rgb_std).to(device)
+    images, masks, boxes = [], [], []
+    with torch.no_grad():
+        for image, mask, box, pending in zip(batch.images, batch.masks, batch.boxes, batch.pending, strict=True):
+            assert image is not None and mask is not None and box is not None
+            images.append(finish_image(image, pending, normalise))
+            masks.append(_mask(mask, pending))
+            boxes.append(flip_boxes(box, mask.shape[-1]) if pending.flip else box)
+    return replace(
+        batch,
+        images=PackedSequence(images),
+        masks=PackedSequence(masks),
+        boxes=PackedSequence(boxes),
+        pending=None,
+    )
+
+
+def _mask(mask: Tensor, pending: Pending) -> Tensor:
+    return mask.flip(-1).long() if pending.flip else mask.long()

@@ -1,0 +1,77 @@
+"""What each process of a training holds of its own: chance, running statistics, averages of its losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seamseg.engine.distributed import World, gather_objects
+from seamseg.engine.snapshot import NETWORK_MODULES
+from seamseg.engine.train.chance import random_state, set_random_state
+
+
+def gather_rank_states(
+    world: World, net: nn.Module, averaged: Mapping[str, Mapping[str, Tensor]], losses: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """The state of every process, by rank; a collective call.
+
+    Buffers that equal those of the main process, which the snapshot has anyway, are left out.
+
+    Parameters
+    ----------
+    net : with the parts of :data:`NETWORK_MODULES`; its buffers are averaged over the processes once an epoch only
+    averaged : moving averages of the network by part, empty without; those of buffers differ as the buffers do
+    losses : averages of the losses of this process
+    """
+    buffers = {f"{part}.{key}": value.detach().cpu().clone() for part, key, value in _buffers(net, _states(net))}
+    means = {f"{part}.{key}": value.detach().cpu().clone() for part, key, value in _buffers(net, averaged)}
+    own = {"random": random_state(world.device), "losses": losses, "buffers": buffers, "ema": means}
+    states = gather_objects(world, own)
+    main = {kind: states[0][kind] for kind in ("buffers", "ema")}
+    for state in states:
+        for kind, tensors in main.items():
+            state[kind] = {k: v for k, v in state[kind].items() if state is not states[0] and not _same(v, tensors[k])}
+    return states
+
+
+def load_rank_state(state: Mapping[str, Any], net: nn.Module, device: torch.device) -> None:
+    """Give this process its chance and its running statistics; the network holds the main process' already."""
+    tensors = {f"{part}.{key}": value for part, key, value in _buffers(net, _states(net))}
+    for name, value in state["buffers"].items():
+        tensors[name].copy_(value)
+    set_random_state(state["random"], device)
+
+
+def with_own_averages(averaged: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> dict[str, Any]:
+    """Moving averages of a snapshot, with those of a process' buffers in place of the main process'."""
+    own = state["ema"]
+    return {part: {k: own.get(f"{part}.{k}", v) for k, v in tensors.items()} for part, tensors in averaged.items()}
+
+
+def pooled_losses(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """Averages of losses for processes that are not those that took them: the mean over these."""
+    return _mean([state["losses"] for state in states])
+
+
+def _mean(values: list[Any]) -> Any:
+    if isinstance(values[0], Mapping):
+        return {key: _mean([value[key] for value in values if key in value]) for key in values[0]}
+    return sum(values) / len(values)
+
+
+def _states(net: nn.Module) -> dict[str, dict[str, Tensor]]:
+    parts = ((part, getattr(net, part, None)) for part in NETWORK_MODULES)
+    return {part: module.state_dict() for part, module in parts if module is not None}
+
+
+def _buffers(net: nn.Module, states: Mapping[str, Mapping[str, Tensor]]) -> list[tuple[str, str, Tensor]]:
+    """Part, key and value of those entries that are buffers of the network."""
+    names = {part: {name for name, _ in getattr(net, part).named_buffers()} for part in states}
+    return [(part, k, v) for part, state in states.items() for k, v in state.items() if k in names[part]]
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a, b)

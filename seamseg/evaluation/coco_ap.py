@@ -1,0 +1,224 @@
+"""Average precision of boxes and masks as COCO defines it, by pycocotools, from id maps and detections.
+
+Every thing of the ground truth counts, whatever its size; crowds and pixels of no class are neither found nor missed
+(crowds forgive what lies on them). At most 100 detections of a class in an image count, the best.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from seamseg.errors import InputError
+from seamseg.evaluation.scores import AP_NUMBERS, APScores, ClassAP, ClassInfo, InstanceScores
+from seamseg.ops.extract_boxes import extract_boxes
+from seamseg.ops.paste import paste_mask
+from seamseg.structures import Prediction
+
+
+@dataclass(frozen=True)
+class Instance:
+    """An instance of an image: `category` counts things from 0, `box` is COCO's (x, y, width, height), in pixels.
+
+    `counts` is the mask as COCO's compressed run lengths, None without one; `score` None for ground truth.
+    """
+
+    category: int
+    box: tuple[float, float, float, float]
+    counts: bytes | None
+    score: float | None = None
+    iscrowd: bool = False
+
+
+@dataclass(frozen=True)
+class ImageInstances:
+    """What is, and what was found, in an image of `size` (height, width)."""
+
+    name: str
+    size: tuple[int, int]
+    truth: list[Instance]
+    found: list[Instance]
+
+
+@dataclass
+class InstanceEvaluator:
+    """Collects ground truth and detections image by image, masks as run lengths.
+
+    Parameters
+    ----------
+    classes : of the data set, stuff first
+
+    Attributes
+    ----------
+    images : so far; gather those of all processes and give them to :func:`average_precision`
+
+    """
+
+    classes: Sequence[ClassInfo]
+    images: list[ImageInstances] = field(default_factory=list)
+
+    def add(
+        self, mask: Tensor, cat: Sequence[int], iscrowd: Sequence[int], prediction: Prediction, name: str = ""
+    ) -> None:
+        """Take in an image; detections are brought to the size of its ground truth.
+
+        Parameters
+        ----------
+        mask : `L x H x W` instance ids
+        cat, iscrowd : class (255 void) and crowd flag of each id; entry 0 is void
+        prediction : at network size
+        name : unique; images are compared in the order of their names, so that ties of scores have one order
+        """
+        size = int(mask.shape[-2]), int(mask.shape[-1])
+        num_stuff = sum(not c.isthing for c in self.classes)
+        truth = instances_of_map(mask, cat, iscrowd, num_stuff, len(self.classes))
+        self.images.append(ImageInstances(name, size, truth, instances_of_prediction(prediction, size)))
+
+    def scores(self) -> InstanceScores:
+        """The scores of the images so far."""
+        return average_precision(self.classes, self.images)
+
+
+def instances_of_map(
+    mask: Tensor, cat: Sequence[int], iscrowd: Sequence[int], num_stuff: int, num_classes: int
+) -> list[Instance]:
+    """The things of a map of ids, in the order of their ids; arguments as :meth:`InstanceEvaluator.add`."""
+    layers = mask if mask.dim() == 3 else mask[None]
+    height, width = int(layers.shape[-2]), int(layers.shape[-1])
+    instances = []
+    for i, box in enumerate(extract_boxes(layers, len(cat)).long().tolist()):
+        if i == 0 or box[0] < 0 or not num_stuff <= int(cat[i]) < num_classes:
+            continue
+        y0, x0, y1, x1 = box
+        crop = (layers[:, y0:y1, x0:x1] == i).any(dim=0).numpy()
+        counts = encode_crop(crop, (y0, x0), (height, width))
+        instances.append(Instance(int(cat[i]) - num_stuff, (x0, y0, x1 - x0, y1 - y0), counts, None, bool(iscrowd[i])))
+    return instances
+
+
+def instances_of_prediction(prediction: Prediction, size: tuple[int, int]) -> list[Instance]:
+    """The detections at another size than the network's, (height, width); masks are pasted one by one."""
+    factors = torch.tensor([size[0] / prediction.size[0], size[1] / prediction.size[1]], dtype=torch.float64)
+    boxes = (prediction.boxes.detach().double().cpu() * factors.repeat(2)).float()
+    logits = None if prediction.mask_logits is None else prediction.mask_logits.detach().cpu()
+    instances = []
+    for k, (box, category, score) in enumerate(
+        zip(boxes, prediction.classes.tolist(), prediction.scores.detach().float().tolist())
+    ):
+        y0, x0, y1, x1 = box.double().tolist()
+        counts = None
+        if logits is not None:
+            crop, region = paste_mask(logits[k], box, size)
+            counts = encode_crop(crop.numpy(), region[:2], size)
+        instances.append(Instance(int(category), (x0, y0, x1 - x0, y1 - y0), counts, score))
+    return instances
+
+
+def encode_crop(crop: np.ndarray, corner: tuple[int, int], size: tuple[int, int]) -> bytes:
+    """COCO's compressed run lengths of a mask that is `crop` (bool) at `corner` (y, x), and nothing elsewhere.
+
+    Only the columns of the crop are looked at, since COCO's runs go down the columns.
+    """
+    (y, x), (height, width) = corner, size
+    rows, columns = crop.shape
+    strip = np.zeros((columns, height), bool)
+    strip[:, y : y + rows] = crop.T
+    flat = strip.ravel()
+    edges = np.flatnonzero(np.diff(flat, prepend=False, append=False)) + height * x
+    ends = edges if edges.size and edges[-1] == height * width else np.append(edges, height * width)
+    counts = np.diff(ends, prepend=0).tolist()
+    encoded = _pycocotools("mask").frPyObjects({"counts": counts, "size": [height, width]}, height, width)
+    return encoded["counts"]
+
+
+def average_precision(classes: Sequence[ClassInfo], images: Iterable[ImageInstances]) -> InstanceScores:
+    """The scores of images; their order does not matter.
+
+    Parameters
+    ----------
+    classes : of the data set, stuff first
+    images : each once, also those without an instance
+    """
+    things = [c for c in classes if c.isthing]
+    ordered = sorted(images, key=lambda image: image.name)
+    with_masks = all(i.counts is not None for image in ordered for i in image.found)
+    box = _evaluate("bbox", things, ordered)
+    return InstanceScores(box, _evaluate("segm", things, ordered) if with_masks else None)
+
+
+def _evaluate(kind: str, things: Sequence[ClassInfo], images: Sequence[ImageInstances]) -> APScores:
+    module = _pycocotools("cocoeval")
+    # it prints as it goes
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth, found = (_database(kind, things, images, part) for part in ("truth", "found"))
+        evaluation = module.COCOeval(truth, found, kind)
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    # thresholds x recalls x classes x sizes x limits; the first size is "all", the last limit 100
+    precision = evaluation.eval["precision"][:, :, :, 0, -1]
+    per_class = []
+    for k, info in enumerate(things):
+        known = precision[:, :, k][precision[:, :, k] > -1]
+        per_class.append(ClassAP(info, float(known.mean()) if known.size else float("nan")))
+    numbers = [float(value) if value > -1 else float("nan") for value in evaluation.stats]
+    named: dict[str, Any] = dict(zip(AP_NUMBERS, numbers))
+    return APScores(**named, per_class=per_class)
+
+
+def _database(kind: str, things: Sequence[ClassInfo], images: Sequence[ImageInstances], part: str) -> Any:
+    """One side of the comparison as pycocotools' object; built here since its reader refuses an empty list."""
+    masks = _pycocotools("mask")
+    annotations: list[dict[str, Any]] = []
+    for number, image in enumerate(images, start=1):
+        for instance in getattr(image, part):
+            entry = {
+                # an id of 0 would mean "not matched" to pycocotools
+                "id": len(annotations) + 1,
+                "image_id": number,
+                "category_id": instance.category + 1,
+                "iscrowd": int(instance.iscrowd),
+                "bbox": list(instance.box),
+            }
+            if instance.score is not None:
+                entry["score"] = instance.score
+            # the truth has one area, that of its mask; a detection has that of what is judged
+            if instance.counts is not None and (part == "truth" or kind == "segm"):
+                entry["segmentation"] = {"size": list(image.size), "counts": instance.counts}
+                entry["area"] = int(masks.area(entry["segmentation"]))
+            else:
+                entry["area"] = instance.box[2] * instance.box[3]
+            annotations.append(entry)
+    database = _pycocotools("coco").COCO()
+    database.dataset = {
+        "images": [
+            {"id": n, "height": image.size[0], "width": image.size[1]} for n, image in enumerate(images, start=1)
+        ],
+        "annotations": annotations,
+        "categories": [{"id": k, "name": c.name} for k, c in enumerate(things, start=1)],
+    }
+    database.createIndex()
+    return database
+
+
+def require_pycocotools() -> None:
+    """InputError if pycocotools is missing; call it before work that would be lost."""
+    _pycocotools("cocoeval")
+
+
+def _pycocotools(name: str) -> Any:
+    try:
+        return importlib.import_module(f"pycocotools.{name}")
+    except ImportError as error:
+        raise InputError(
+            f"average precision needs pycocotools, which cannot be imported ({error}): pip install pycocotools, or "
+            "set general.eval_coco=no"
+        ) from None

@@ -1,0 +1,111 @@
+"""Counts where a step asks the device for a value: on a GPU the host would wait there.
+
+Runs on the CPU, where nothing waits, but the same operations are called. What torch does not show to a mode, a copy to
+another device, cannot happen there: `test_no_wait_cuda.py` is for that.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_VALUES = {
+    "_local_scalar_dense",  # item(), bool(), int(), float()
+    "is_nonzero",
+    "equal",
+    "allclose",
+    "bincount",
+}
+_SHAPES = {
+    "nonzero",
+    "nonzero_numpy",
+    "argwhere",
+    "masked_select",
+    "unique_dim",
+    "unique_dim_consecutive",
+    "unique_consecutive",
+    "_unique",
+    "_unique2",
+    "nms",  # ours: the number of boxes that stay
+}
+_INDEXED = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"}
+_TO_HOST = {Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.__array__}
+"""The dispatcher does not see these on the CPU."""
+_FROM_HOST = {torch.tensor, torch.as_tensor}
+_MASKS = (torch.bool, torch.uint8)
+
+
+class HostReads:
+    """Context in which reads are counted, in the forward and in the backward pass of the thread.
+
+    `places` : how often each place of the package, named `operation: file:line < caller`, read.
+    """
+
+    def __init__(self) -> None:
+        self.places: Counter[str] = Counter()
+        self._modes = (_Operations(self), _Functions(self))
+
+    @property
+    def count(self) -> int:
+        """Reads so far."""
+        return self.places.total()
+
+    def found(self, what: str) -> None:
+        """Note a read by the code that runs now."""
+        stack = [f for f in traceback.extract_stack() if "/seamseg/" in f.filename or "/torch/optim/" in f.filename]
+        where = " < ".join(f"{f.filename.rpartition('/seamseg/')[2]}:{f.lineno}" for f in reversed(stack[-3:]))
+        self.places[f"{what}: {where or 'outside of the package'}"] += 1
+
+    def __enter__(self) -> HostReads:
+        for mode in self._modes:
+            mode.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for mode in reversed(self._modes):
+            mode.__exit__(kind, value, trace)
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.count} reads", *(f"{n:4} {place}" for place, n in self.places.most_common())])
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self, reads: HostReads) -> None:
+        super().__init__()
+        self.reads = reads
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        if name in _VALUES or name in _SHAPES or (name in _INDEXED and _has_mask(args[1])):
+            self.reads.found(name)
+        if name == "repeat_interleave" and kwargs.get("output_size") is None:
+            self.reads.found(name)
+        return func(*args, **kwargs)
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, reads: HostReads) -> None:
+        super().__init__()
+        self.reads = reads
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        # numbers of the host that go to a device in a copy that the host waits for
+        goes_up = func in _FROM_HOST and kwargs.get("device") is not None and not isinstance(args[0], Tensor)
+        if func in _TO_HOST or func == Tensor.new_tensor or goes_up:
+            self.reads.found(func.__name__)
+        return func(*args, **kwargs)
+
+
+def _has_mask(indices: Any) -> bool:
+    return any(isinstance(index, Tensor) and index.dtype in _MASKS for index in indices)

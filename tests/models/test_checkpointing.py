@@ -1,0 +1,212 @@
+"""`checkpoint_body`: less is kept, and nothing else changes, not a bit of it."""
+
+import copy
+import gc
+import os
+import tempfile
+import weakref
+from datetime import timedelta
+
+import pytest
+import torch
+from torch import distributed, multiprocessing, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from seamseg.models.build import build_training_module
+from seamseg.ops.abn_replay import checkpointed
+from seamseg.ops.norm import ABN, InPlaceABN
+from seamseg.ops.sync import forget_groups
+
+from .conftest import tiny_config, toy_batch
+
+YES = "general.checkpoint_body=yes"
+DROPOUT = 'body.body_params={"dropout": 0.3}'
+
+
+def train(module, batch, dtype=None, steps=2):
+    """Losses, gradients and statistics of some steps, and the bytes that the first one keeps."""
+    torch.manual_seed(1)
+    own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
+    kept, losses = {}, []
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    for _ in range(steps):
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t)
+        with hooks, torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+            means = module(batch).means
+        total = sum(means.values())
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+        losses.append(total.detach())
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    state = [*losses, *gradients, *module.state_dict().values()]
+    return state, sum(size for place, size in kept.items() if place not in own)
+
+
+def pair(mode, *overrides, num_frozen=0):
+    """The same network without and with checkpoints."""
+    modules = []
+    for more in ((), (YES,)):
+        torch.manual_seed(0)
+        config = tiny_config(mode=mode, num_frozen=num_frozen, overrides=(*overrides, *more))
+        modules.append(build_training_module(config, 2, 3))
+    return modules
+
+
+@pytest.mark.parametrize(
+    "mode, overrides, num_frozen, dtype",
+    [
+        ("bn", (), 2, None),
+        ("bn", (DROPOUT,), 0, None),
+        ("bn", (), 2, torch.bfloat16),
+        ("gn", (DROPOUT,), 0, torch.bfloat16),
+        ("off", (), 1, None),
+    ],
+)
+def test_same_bits_and_less_memory(mode, overrides, num_frozen, dtype):
+    plain, module = pair(mode, *overrides, num_frozen=num_frozen)
+    assert list(plain.state_dict()) == list(module.state_dict())
+    batch = toy_batch((64, 96), (80, 64))
+    (wanted, much), (state, less) = (train(m, batch, dtype) for m in (plain, module))
+    assert len(state) == len(wanted) and all(torch.equal(a, b) for a, b in zip(state, wanted))
+    assert less < 0.8 * much
+    if mode == "bn":
+        assert module.net.body.backbone.mod2.block1.convs.bn1.num_batches_tracked == 2
+
+
+def test_nothing_is_kept_of_evaluation_and_frozen_statistics_stay():
+    plain, module = (m.eval() for m in pair("bn"))
+    batch = toy_batch((64, 96))
+    before = copy.deepcopy(dict(module.named_buffers()))
+    (wanted, _), (state, _) = (train(m, batch, steps=1) for m in (plain, module))
+    assert all(torch.equal(a, b) for a, b in zip(state, wanted))
+    assert all(torch.equal(b, before[n]) for n, b in module.named_buffers())
+    with torch.no_grad():
+        predicted = module.net.predict(batch.images)
+    assert torch.equal(predicted[0].boxes, plain.net.predict(batch.images)[0].boxes)
+
+
+@pytest.mark.parametrize("layer", [ABN, InPlaceABN])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_statistics_move_once_however_often_the_graph_is_run_backwards(layer, momentum):
+    torch.manual_seed(0)
+    part = nn.Sequential(nn.Conv2d(3, 4, 3), layer(4, momentum=momentum), nn.Conv2d(4, 4, 3), layer(4))
+    twin = copy.deepcopy(part)
+    x = torch.randn(2, 3, 9, 9)
+    for _ in range(2):
+        loss, wanted = checkpointed(part, x).square().mean(), twin(x).square().mean()
+        for _ in range(2):
+            loss.backward(retain_graph=True)
+            wanted.backward(retain_graph=True)
+    assert part[1].num_batches_tracked == 2
+    for (name, a), b in zip(part.state_dict().items(), twin.state_dict().values()):
+        assert torch.equal(a, b), name
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(part.parameters(), twin.parameters()))
+
+
+def test_a_part_that_does_more_the_second_time_is_said():
+    class Fickle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.runs = InPlaceABN(3), 0
+
+        def forward(self, x):
+            self.runs += 1
+            for _ in range(self.runs):
+                x = self.norm(x.sin())
+            return x.exp().sin().exp()
+
+    y = checkpointed(Fickle(), torch.randn(2, 3, 4, requires_grad=True))
+    with pytest.raises(RuntimeError, match="ran 1 norm layers in the forward pass and more"):
+        y.sum().backward()
+
+
+def test_a_failure_of_the_second_run_keeps_its_name():
+    class Once(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.runs = InPlaceABN(3), 0
+
+        def forward(self, x):
+            self.runs += 1
+            if self.runs > 1:
+                raise RuntimeError("no memory is left")
+            return self.norm(x)
+
+    y = checkpointed(Once(), torch.randn(2, 3, 4, requires_grad=True))
+    with pytest.raises(RuntimeError, match=r"^no memory is left"):
+        y.sum().backward()
+
+
+def test_the_graph_goes_when_nobody_holds_it():
+    part = nn.Sequential(nn.Linear(3, 3), InPlaceABN(3))
+    x = torch.randn(5, 3)
+    alive = weakref.ref(x)
+    gc.disable()
+    try:
+        y = checkpointed(part, x)
+        del x
+        assert alive() is not None
+        del y
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+EMPTY = [(), (1,), (0,)]
+"""Which ranks have no thing in their image, step by step."""
+
+
+def in_parallel(module, rank, **options):
+    parallel = DistributedDataParallel(module, **options)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    said = []
+    for empty in EMPTY if options.get("find_unused_parameters") else [(), ()]:
+        both = toy_batch((64, 80), (96, 64), empty=empty)
+        names = ("images", "masks", "categories", "iscrowd", "boxes")
+        parts = (getattr(both, name)[rank : rank + 1] for name in names)
+        mine = type(both)(*parts, ids=both.ids[rank : rank + 1], original_sizes=both.original_sizes[rank : rank + 1])
+        losses = parallel(mine).means
+        optimizer.zero_grad()
+        sum(losses.values()).backward()
+        optimizer.step()
+        said += [loss.detach() for loss in losses.values()]
+    return [*said, *module.state_dict().values()]
+
+
+def worker(rank, rendezvous):
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2, timeout=timedelta(seconds=120)
+    )
+    try:
+        counts, gather = [], distributed.all_gather_into_tensor
+
+        def counted(*arguments, **options):
+            counts[-1] += 1
+            return gather(*arguments, **options)
+
+        distributed.all_gather_into_tensor = counted
+        for options in ({"find_unused_parameters": True}, {"static_graph": True}):
+            states = []
+            for module in pair("syncbn", DROPOUT, num_frozen=1):
+                counts.append(0)
+                torch.manual_seed(rank)
+                states.append(in_parallel(module, rank, **options))
+            assert all(torch.equal(a, b) for a, b in zip(*states)), options
+            assert counts[-1] == counts[-2] > 0, "the second run speaks to nobody"
+    finally:
+        forget_groups()
+        distributed.destroy_process_group()
+    os._exit(0)
+
+
+@pytest.mark.distributed
+def test_two_processes_agree_with_and_without_checkpoints():
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(worker, (os.path.join(folder, "rendezvous"),), nprocs=2)

@@ -1,0 +1,119 @@
+"""Training on samples of fixed numbers: the losses and gradients of exact samples, where both take all candidates."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from seamseg.models.build import build_training_module
+
+from .conftest import tiny_config, toy_batch
+
+ALL = ("roi.num_samples=300", "roi.pos_ratio=0.5", "rpn.num_samples=100000")
+"""Room for every candidate: the two ways then differ in the rows that fill up only."""
+
+
+def training_module(*overrides, mode="gn"):
+    torch.manual_seed(0)
+    return build_training_module(tiny_config(mode=mode, overrides=overrides), 2, 3)
+
+
+def trained(batch, *overrides, mode="gn", evaluation=False):
+    """Losses, counts and gradients."""
+    module = training_module(*overrides, mode=mode).train(not evaluation)
+    torch.manual_seed(1)
+    losses = module(batch)
+    sum(losses.means.values()).backward()
+    gradients = {name: p.grad for name, p in module.named_parameters()}
+    return {name: loss.detach() for name, loss in losses.means.items()}, losses.counts, gradients
+
+
+@pytest.mark.parametrize("asked", ["yes", "no"])
+@pytest.mark.parametrize("min_size", [0, 12])
+def test_equal_where_all_candidates_are_taken(asked, min_size):
+    batch = toy_batch((64, 96), (80, 64), (48, 48), empty=(2,), crowd=(0,))
+    common = (*ALL, f"rpn.min_size={min_size}", f"roi.sample_empty_images={asked}")
+    exact = trained(batch, *common)
+    fixed = trained(batch, *common, "roi.fixed_samples=yes")
+    assert all(loss > 0 for loss in exact[0].values())
+    assert_close(fixed[0], exact[0], rtol=1e-5, atol=1e-6)
+    assert_close(fixed[1], exact[1], rtol=0, atol=0)
+    assert_close(fixed[2], exact[2], rtol=1e-3, atol=1e-5)
+
+
+def test_equal_with_frozen_statistics():
+    """The in-place norm, whose statistics the rows that fill up would enter in training mode."""
+    batch = toy_batch((64, 96), (80, 64))
+    exact = trained(batch, *ALL, mode="bn", evaluation=True)
+    fixed = trained(batch, *ALL, "roi.fixed_samples=yes", mode="bn", evaluation=True)
+    assert_close(fixed[0], exact[0], rtol=1e-5, atol=1e-6)
+
+
+def test_equal_statistics_where_nothing_fills_up():
+    """With as many rows as candidates the norms see the same batch, in another order."""
+    batch = toy_batch((64, 96))
+    module = training_module(*ALL, mode="bn")
+    count = module.net(batch.images, batch).rois.samples[0].shape[0]
+    common = (*ALL, f"roi.num_samples={count}", "roi.pos_ratio=1")
+    exact = trained(batch, *common, mode="bn")
+    fixed = trained(batch, *common, "roi.fixed_samples=yes", mode="bn")
+    assert exact[1]["roi_cls_loss"] == fixed[1]["roi_cls_loss"] == count
+    assert_close(fixed[0], exact[0], rtol=1e-5, atol=1e-6)
+    for name, wanted in exact[2].items():
+        assert (fixed[2][name] - wanted).norm() <= 2e-3 * wanted.norm() + 1e-5, name
+
+
+def test_equal_on_average():
+    batch = toy_batch((64, 96), (80, 64))
+    averages = []
+    for overrides in ((), ("roi.fixed_samples=yes",)):
+        module = training_module("roi.num_samples=16", "rpn.num_samples=32", *overrides).requires_grad_(False)
+        torch.manual_seed(2)
+        losses = [torch.stack(list(module(batch).means.values()))[:5] for _ in range(80)]
+        averages.append((torch.stack(losses).mean(0), torch.stack(losses).std(0) / 80**0.5))
+    (exact, exact_error), (fixed, fixed_error) = averages
+    assert (exact_error > 0).sum() >= 4, "draws differ"
+    assert ((exact - fixed).abs() <= 4 * (exact_error**2 + fixed_error**2).sqrt() + 1e-6).all()
+
+
+def test_every_image_gives_the_same_number_of_rows():
+    module = training_module("roi.fixed_samples=yes", mode="bn")
+    for batch in (toy_batch((64, 96), (48, 48), empty=(1,)), toy_batch((64, 64), (64, 64), empty=(0, 1))):
+        rois = module.net(batch.images, batch).rois
+        assert [s.shape for s in rois.samples] == [(24, 4)] * 2
+        assert rois.cls_logits.shape == (48, 4) and rois.msk_logits.shape[0] == 12 == sum(rois.leading)
+
+
+def test_images_without_things_cost_the_roi_head_nothing():
+    losses, counts, gradients = trained(toy_batch((64, 64), (64, 64), empty=(0, 1)), "roi.fixed_samples=yes", mode="bn")
+    for name in ("roi_cls_loss", "roi_bbx_loss", "roi_msk_loss"):
+        assert losses[name] == counts[name] == 0
+    for name, gradient in gradients.items():
+        assert torch.isfinite(gradient).all(), name
+        if name.startswith("net.roi_head"):
+            assert (gradient == 0).all(), name
+
+
+def test_same_seed_same_bits():
+    batch = toy_batch((64, 96), (80, 64), crowd=(0,))
+    first, second = (trained(batch, "roi.fixed_samples=yes", mode="bn") for _ in range(2))
+    assert all(torch.equal(first[2][name], second[2][name]) for name in first[2])
+
+
+def test_facts_are_those_of_the_targets():
+    batch = toy_batch((32, 32), (48, 48), empty=(1,), crowd=(0,))
+    batch.boxes[0][3] = -1
+    first, second = batch.with_facts().facts
+    assert first.categories == (255, 0, 1, 2, 4)
+    assert first.iscrowd == (False, False, False, False, True)
+    assert first.present == (False, True, True, False, True)
+    assert second.categories == (255, 0, 1)
+    known = batch.with_facts()
+    assert known.with_facts() is known and known.to("cpu").facts == known.facts
+
+
+def test_facts_serve_instead_of_the_targets():
+    """They alone decide, so the targets need not be read."""
+    batch = toy_batch((64, 64)).with_facts()
+    batch.categories[0].fill_(0)
+    (things,) = training_module().net(batch.images, batch).things
+    assert things.ids.tolist() == [3, 4] and things.classes.tolist() == [0, 2]

@@ -1,0 +1,110 @@
+"""How often a training step asks the device for a value: a GPU is waited for as often."""
+
+import pytest
+import torch
+
+from seamseg.engine.distributed import World
+from seamseg.engine.train.optimizer import build_optimizer
+from seamseg.engine.train.step import Stepper
+from seamseg.models.build import build_training_module
+
+from .conftest import tiny_config, toy_batch
+from .host_reads import HostReads
+
+EXACT = 3
+"""Reads of a step whose samples are drawn as the original does: the numbers of proposals, of candidates for the ROI
+head, and of anchors to draw from, each once for all images."""
+FIXED = ("roi.fixed_samples=yes",)
+
+
+def reads_of_a_step(batch, *overrides, kind="panoptic", mode="bn"):
+    """Reads of the second step: forward pass, losses, backward pass and update."""
+    torch.manual_seed(0)
+    config = tiny_config(kind, mode, overrides=overrides)
+    module = build_training_module(config, 2, 3)
+    optimizer = build_optimizer(module.net, config)
+    stepper = Stepper(config, module, optimizer, World())
+    rates = [0.01] * len(optimizer.param_groups)
+    stepper([batch], rates)
+    with HostReads() as reads:
+        result = stepper([batch], rates)
+    assert torch.isfinite(result.total)
+    return reads
+
+
+def test_reads_are_seen():
+    x, weight = torch.arange(6.0), torch.ones(6, requires_grad=True)
+
+    class Reading(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.sum()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return torch.full((6,), grad.item())
+
+    for reading in (
+        lambda: x[0].item(),
+        lambda: bool(x[0] > 0),
+        lambda: float(x.sum()),
+        lambda: x.tolist(),
+        lambda: x.cpu(),
+        lambda: x.numpy(),
+        lambda: x.new_tensor([1.0, 2.0]),
+        lambda: torch.tensor([1.0], device=x.device),
+        lambda: torch.nonzero(x),
+        lambda: x[x > 2],
+        lambda: x.clone().__setitem__(x > 2, x[:3]),
+        lambda: x.masked_select(x > 2),
+        lambda: x.unique(),
+        lambda: torch.equal(x, x),
+        lambda: x.repeat_interleave(x.long()),
+        lambda: Reading.apply(weight).backward(),
+    ):
+        with HostReads() as reads:
+            reading()
+        assert reads.count >= 1, reading
+    with HostReads() as reads:
+        torch.where(x > 2, x[torch.tensor([0, 1, 2, 3, 4, 5])], 0.0).sort()
+    assert reads.count == 0, reads
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        toy_batch((64, 96)),
+        toy_batch((64, 96), (80, 64), (48, 48), empty=(2,), crowd=(0,)),
+        toy_batch((64, 64), (64, 64), empty=(0, 1)),
+    ],
+    ids=["one", "three", "empty"],
+)
+def test_exact_samples_are_read_a_few_times_whatever_the_number_of_images(batch):
+    reads = reads_of_a_step(batch.with_facts(), "rpn.min_size=4")
+    assert 0 < reads.count <= EXACT, reads
+    # a batch that does not know its own targets costs one more
+    reads = reads_of_a_step(batch)
+    assert reads.count <= EXACT + 1, reads
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        toy_batch((64, 96), (80, 64), (48, 48), empty=(2,), crowd=(0,)),
+        toy_batch((64, 64), (64, 64), empty=(0, 1)),
+    ],
+    ids=["things", "empty"],
+)
+@pytest.mark.parametrize(
+    "overrides, kind, mode",
+    [
+        ((), "panoptic", "bn"),
+        (("rpn.min_size=4", "general.precision=bf16"), "panoptic", "syncbn"),
+        (("rpn.min_size=1000",), "panoptic", "gn"),
+        (("roi.sample_empty_images=yes", "roi.num_samples=500"), "instance_seg", "bn"),
+        ((), "detection", "bn"),
+    ],
+)
+def test_fixed_samples_are_never_read(batch, overrides, kind, mode):
+    reads = reads_of_a_step(batch.with_facts(), *FIXED, *overrides, kind=kind, mode=mode)
+    assert reads.count == 0, reads

@@ -1,0 +1,81 @@
+"""A steady training step on a CUDA device, during which torch makes every wait of the host an error."""
+
+import warnings
+
+import pytest
+import torch
+
+from seamseg.engine.distributed import World
+from seamseg.engine.train.optimizer import build_optimizer
+from seamseg.engine.train.step import Stepper
+from seamseg.models.build import build_training_module
+
+from .conftest import tiny_config, toy_batch
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+WARM_UP = 3
+
+
+@pytest.fixture(autouse=True)
+def no_debugging_afterwards():
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def steady(*overrides, precision="fp32", mode="bn"):
+    """A step that has run before; it takes the numbers of the batch to use."""
+    torch.manual_seed(0)
+    config = tiny_config(mode=mode, overrides=(*overrides, f"general.precision={precision}", "rpn.min_size=4"))
+    module = build_training_module(config, 2, 3).cuda()
+    optimizer = build_optimizer(module.net, config)
+    stepper = Stepper(config, module, optimizer, World(device=torch.device("cuda")))
+    rates = [0.01] * len(optimizer.param_groups)
+    # page-locked, as the loader hands them over
+    batches = [
+        batch.with_facts().pin_memory()
+        for batch in (
+            toy_batch((64, 96), (80, 64), (48, 48), empty=(2,), crowd=(0,)),
+            toy_batch((64, 64), (64, 64), empty=(0, 1)),
+        )
+    ]
+
+    def step(number):
+        return stepper([batches[number]], rates)
+
+    for _ in range(WARM_UP):
+        for number in range(len(batches)):
+            step(number)
+    torch.cuda.synchronize()
+    return step
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("mode", ["bn", "gn"])
+def test_fixed_samples_never_wait(precision, mode):
+    step = steady("roi.fixed_samples=yes", precision=precision, mode=mode)
+    torch.cuda.set_sync_debug_mode("error")
+    results = [step(number) for number in (0, 1, 0)]
+    torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.isfinite(result.total) for result in results)
+
+
+def test_exact_samples_wait_three_times():
+    step = steady()
+    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        step(0)
+    torch.cuda.set_sync_debug_mode("default")
+    waits = [str(w.message) for w in said if "synchronizing" in str(w.message)]
+    assert 0 < len(waits) <= 3, waits
+
+
+def test_an_image_size_that_is_new_does_not_wait():
+    """Its anchors are made on the device."""
+    anchors = build_training_module(tiny_config(), 2, 3).net.anchors
+    anchors([(8, 8), (4, 4), (2, 2), (1, 1)], "cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    found = anchors([(9, 8), (5, 4), (3, 2), (2, 1)], "cuda")
+    torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(found.cpu(), anchors([(9, 8), (5, 4), (3, 2), (2, 1)]), rtol=0, atol=0)
