@@ -86,6 +86,15 @@ def from_prepare_cityscapes(argv: Sequence[str]) -> list[str]:
     return ["prepare", "cityscapes", args.root, args.out]
 
 
+def from_prepare_vistas(argv: Sequence[str]) -> list[str]:
+    """`ROOT OUT`"""
+    parser = _parser("prepare_vistas.py", "Mapillary Vistas as a dataset folder, as `seamseg prepare` does.")
+    parser.add_argument("root", metavar="ROOT", help="folder with config.json, training/ and validation/")
+    parser.add_argument("out", metavar="OUT", help="dataset folder to write")
+    args = parser.parse_args(argv)
+    return ["prepare", "vistas", args.root, args.out]
+
+
 def from_convert_resnet(argv: Sequence[str]) -> list[str]:
     """`NET OUT`"""
     parser = _parser("convert_pytorch_resnet.py", "Pre-trained weights of torchvision, as `seamseg convert-backbone`.")

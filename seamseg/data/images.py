@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,19 +27,19 @@ class UnreadableImage(InputError):
     """A file that is missing, broken, too large or no image."""
 
 
-def open_image(path: str | Path) -> Image.Image:
+def open_image(path: str | Path, data: bytes | None = None) -> Image.Image:
     """Decode a photo to 8-bit RGB, upright.
 
     An EXIF orientation is applied, as every viewer does. 16-bit and floating-point grey become 8-bit by scaling, CMYK
     and palettes are converted; of a picture with transparency the stored colours are taken. Of several frames the
-    first is taken.
+    first is taken. `data` is the content of a file that is not on disk under that name, as one in an archive.
 
     Raises
     ------
     UnreadableImage
         if the file is missing, empty, truncated, no image or above :data:`MAX_PIXELS`
     """
-    return _decode(Path(path), _upright_rgb)
+    return _decode(Path(path), _upright_rgb, data)
 
 
 def open_reduced(path: str | Path, at_least: tuple[int, int]) -> tuple[Image.Image, tuple[int, int]]:
@@ -59,7 +60,7 @@ def open_reduced(path: str | Path, at_least: tuple[int, int]) -> tuple[Image.Ima
     return _decode(Path(path), read)
 
 
-def open_mask(path: str | Path) -> np.ndarray:
+def open_mask(path: str | Path, data: bytes | None = None) -> np.ndarray:
     """Decode an integer image (1, 8, 16 or 32 bits, or palette indices) to `H x W` int32.
 
     Raises
@@ -67,10 +68,10 @@ def open_mask(path: str | Path) -> np.ndarray:
     UnreadableImage
         as :func:`open_image`; also if the picture has colour channels or negative values
     """
-    return _decode(Path(path), lambda image: _integers(image, Path(path)))
+    return _decode(Path(path), lambda image: _integers(image, Path(path)), data)
 
 
-def image_size(path: str | Path) -> tuple[int, int]:
+def image_size(path: str | Path, data: bytes | None = None) -> tuple[int, int]:
     """`(height, width)` of the upright photo, without decoding it where that can be avoided.
 
     Raises
@@ -80,18 +81,18 @@ def image_size(path: str | Path) -> tuple[int, int]:
     """
 
     def size(image: Image.Image) -> tuple[int, int]:
-        turned = _may_be_turned(image, Path(path)) and _orientation(image) >= 5
+        turned = _may_be_turned(image, Path(path), data) and _orientation(image) >= 5
         return (image.width, image.height) if turned else (image.height, image.width)
 
-    return _decode(Path(path), size)
+    return _decode(Path(path), size, data)
 
 
-def _decode(path: Path, read: Callable[[Image.Image], T]) -> T:
+def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None = None) -> T:
     try:
-        if path.stat().st_size == 0:
+        if (path.stat().st_size if data is None else len(data)) == 0:
             raise UnreadableImage(f"{path}: the file is empty (0 bytes)")
         with _no_pillow_limit():
-            image = Image.open(path)
+            image = Image.open(path if data is None else BytesIO(data))
         with image:
             if image.width * image.height > MAX_PIXELS:
                 raise UnreadableImage(
@@ -124,11 +125,11 @@ def _no_pillow_limit() -> Iterator[None]:
             Image.MAX_IMAGE_PIXELS = before
 
 
-def _may_be_turned(image: Image.Image, path: Path) -> bool:
+def _may_be_turned(image: Image.Image, path: Path, data: bytes | None = None) -> bool:
     # asked for EXIF, Pillow decodes the whole of a PNG, since the block may follow the pixels
     if image.format != "PNG":
         return True
-    content = path.read_bytes()
+    content = path.read_bytes() if data is None else data
     return any(word in content for word in (b"eXIf", b"Raw profile type", b"XML:com.adobe.xmp"))
 
 

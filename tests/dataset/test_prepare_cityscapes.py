@@ -102,7 +102,7 @@ def test_a_split_more_later(fixture, tmp_path):
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "msk").iterdir()}
     said = []
     done = prepare_cityscapes(root, tmp_path, ["train", "val"], say=said.append)
-    assert said == ["train: 4 images, prepared already"]
+    assert said == [f"train: 4 images, prepared already; to redo it, delete {tmp_path}/lst/train.txt"]
     assert len(done.metadata.images) == 5
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
 
@@ -198,7 +198,10 @@ def test_command_toy_city(tmp_path, capsys):
     assert capsys.readouterr().out == f"{out}: 2 images in train, 1 image in val; 11 stuff and 8 thing classes\n"
 
 
-@pytest.mark.parametrize("source", ["", "cityscapes", "toy-city"])
+SOURCES = ["", *["cityscapes", "vistas", "coco", "panoptic", "folders", "instances", "merge", "check", "toy-city"]]
+
+
+@pytest.mark.parametrize("source", SOURCES)
 def test_help_teaches(source, capsys):
     assert main(["prepare", *source.split(), "--help"]) == 0
-    assert "seamseg prepare cityscapes" in capsys.readouterr().out
+    assert f"seamseg prepare {source or 'cityscapes'} " in capsys.readouterr().out

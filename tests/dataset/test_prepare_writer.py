@@ -228,6 +228,14 @@ def test_same_name_twice(tmp_path):
         DatasetWriter(tmp_path / "out", classes()).add_split("train", [*frames, frames[1]], read)
 
 
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x"])
+def test_names_that_lead_out_of_the_folder(tmp_path, name):
+    (frame,) = make_frames(tmp_path / "src", 1)
+    with pytest.raises(InputError, match="is no name for an image"):
+        run(tmp_path / "out", [Frame(name, frame.photo, frame.annotation, "x")])
+    assert not (tmp_path / "x.png").exists()
+
+
 def test_failed_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")

@@ -101,6 +101,7 @@ def test_inference_needs_the_metadata(capsys: pytest.CaptureFixture[str]) -> Non
         legacy.from_train_panoptic(["--pre_train", "body:b.pth", "--eval", "--resume", "m.tar", "C.ini", "data"]),
         legacy.from_test_panoptic(["--meta", "m.bin", "--raw", "C.ini", "model.pth.tar", "in", "out"]),
         legacy.from_prepare_cityscapes(["root", "out"]),
+        legacy.from_prepare_vistas(["root", "out"]),
         legacy.from_convert_resnet(["resnet18", "out.pth"]),
     ],
     ids=lambda argv: argv[0],
@@ -112,7 +113,12 @@ def test_translations_are_valid_commands(argv: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["train_panoptic.py", "test_panoptic.py", "data_preparation/prepare_cityscapes.py"],
+    [
+        "train_panoptic.py",
+        "test_panoptic.py",
+        "data_preparation/prepare_cityscapes.py",
+        "data_preparation/prepare_vistas.py",
+    ],
 )
 def test_scripts_explain_themselves(name: str) -> None:
     done = run_script(name, "--help")

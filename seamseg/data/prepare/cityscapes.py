@@ -1,18 +1,17 @@
-"""Raw Cityscapes (`leftImg8bit/`, `gtFine/`, `gtCoarse/`) → dataset folder."""
+"""Raw Cityscapes (`leftImg8bit/`, `gtFine/`, `gtCoarse/`, or the downloaded zip files) → dataset folder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from seamseg.data.folder import IMAGE_ENDINGS
-from seamseg.data.images import open_mask
-from seamseg.data.metadata import Metadata
+from seamseg.data.prepare.archives import SourceTree, read_map
 from seamseg.data.prepare.cityscapes_labels import EVALUATED, LABELS, cityscapes_classes
-from seamseg.data.prepare.writer import DatasetWriter, Frame, Instances, Progress, no_progress
+from seamseg.data.prepare.convert import Options, Prepared, convert_splits, find_splits
+from seamseg.data.prepare.segments import number_segments
+from seamseg.data.prepare.writer import Frame, Instances, Progress, no_progress
 from seamseg.errors import InputError
 from seamseg.structures import VOID
 
@@ -21,18 +20,9 @@ SPLITS = {"train": ("gtFine", "train"), "val": ("gtFine", "val"), "train_extra":
 
 _INSTANCES_FROM = 1000
 _LICENSE_PLATE = 0xFFFF  # label -1 in 16 bits
+_CLASSES = cityscapes_classes()
 _CLASS_OF_LABEL = {label.id: index for index, label in enumerate(EVALUATED)}
 _KNOWN_LABELS = {label.id for label in LABELS}
-_THINGS = {index for index, label in enumerate(EVALUATED) if label.has_instances}
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What a converter did: the metadata it wrote, images by list, and the splits of the source that are missing."""
-
-    metadata: Metadata
-    splits: dict[str, int]
-    missing: list[str] = field(default_factory=list)
 
 
 def prepare_cityscapes(
@@ -43,6 +33,7 @@ def prepare_cityscapes(
     progress: Progress = no_progress,
     say: Callable[[str], None] = lambda message: None,
     copy: bool = False,
+    symlink: bool = False,
 ) -> Prepared:
     """Convert Cityscapes.
 
@@ -53,13 +44,13 @@ def prepare_cityscapes(
 
     Parameters
     ----------
-    root : folder with `leftImg8bit/` and `gtFine/` or `gtCoarse/`
+    root : folder with `leftImg8bit/` and `gtFine/` or `gtCoarse/`, or with the zip files that hold them
     out : the dataset folder
     splits : which of `train`, `val`, `train_extra`; those that `root` lacks are left out
     workers : processes, None for one a processor
     progress : shows how far it is, see :class:`Progress`
     say : receives lines on what is missing or done already
-    copy : copy photos instead of hard-linking them
+    copy, symlink : copy photos, or make symbolic links, instead of hard-linking them
 
     Returns
     -------
@@ -70,40 +61,29 @@ def prepare_cityscapes(
     InputError
         if nothing is found, a photo is missing or a file is broken
     """
-    root = Path(root)
-    unknown = [split for split in splits if split not in SPLITS]
-    if unknown or not splits:
-        name = unknown[0] if unknown else ""
-        raise InputError(f"no Cityscapes split is called {name!r}; choose among {', '.join(SPLITS)}")
-    found = {split: find_frames(root, split, say) for split in dict.fromkeys(splits)}
+    tree = SourceTree(root)
+    found = find_splits(splits, SPLITS, lambda split: find_frames(tree, split, say), "Cityscapes")
     missing = [split for split, frames in found.items() if not frames]
     if len(missing) == len(found):
         raise InputError(
             f"{root}: 0 images found; expected leftImg8bit/SPLIT/CITY/*_leftImg8bit.png and, for example, "
-            f"gtFine/SPLIT/CITY/*_gtFine_instanceIds.png with SPLIT among {', '.join(found)}"
+            f"gtFine/SPLIT/CITY/*_gtFine_instanceIds.png with SPLIT among {', '.join(found)}{tree.hint}"
         )
     for split in missing:
         say(f"{root}: no {split}, left out")
-    writer = DatasetWriter(out, cityscapes_classes(), workers, progress, copy)
-    done = {}
-    for split, frames in found.items():
-        name = SPLITS[split][1]
-        if not frames:
-            continue
-        if writer.is_finished(name, frames):
-            say(f"{name}: {len(frames)} images, prepared already")
-        else:
-            writer.add_split(name, frames, read_instances)
-        done[name] = len(frames)
-    return Prepared(writer.finish(), done, missing)
+    named = {SPLITS[split][1]: frames for split, frames in found.items() if frames}
+    options = Options(workers, progress, say, copy, symlink)
+    return replace(convert_splits(out, _CLASSES, named, read_instances, options), missing=missing)
 
 
-def find_frames(root: Path, split: str, say: Callable[[str], None] = lambda message: None) -> list[Frame]:
+def find_frames(
+    source: SourceTree | Path, split: str, say: Callable[[str], None] = lambda message: None
+) -> list[Frame]:
     """The annotated photos of a split of raw Cityscapes, by name.
 
     Parameters
     ----------
-    root : of the raw tree
+    source : the raw tree
     split : a key of :data:`SPLITS`
     say : told of photos that have no annotation
 
@@ -112,26 +92,30 @@ def find_frames(root: Path, split: str, say: Callable[[str], None] = lambda mess
     InputError
         if an annotation has no photo
     """
+    tree = source if isinstance(source, SourceTree) else SourceTree(source)
     kind = SPLITS[split][0]
     ending = f"_{kind}_instanceIds.png"
-    photos = root / "leftImg8bit" / split
-    annotations = sorted((root / kind / split).glob(f"*/*{ending}"), key=lambda path: path.name)
+    folder = f"leftImg8bit/{split}"
+    photos = {city: tree.files(f"{folder}/{city}") for city in tree.folders(folder)}
     frames, lost = [], []
-    for annotation in annotations:
-        name, city = annotation.name.removesuffix(ending), annotation.parent.name
-        candidates = (photos / city / f"{name}_leftImg8bit{e}" for e in IMAGE_ENDINGS)
-        photo = next((path for path in candidates if path.is_file()), None)
-        if photo is None:
-            lost.append(photos / city / f"{name}_leftImg8bit.png")
-        else:
-            frames.append(Frame(name, photo, annotation, f"{city}/{photo.name}"))
+    for city in tree.folders(f"{kind}/{split}"):
+        for file_name, annotation in tree.files(f"{kind}/{split}/{city}").items():
+            if not file_name.endswith(ending):
+                continue
+            name = file_name.removesuffix(ending)
+            candidates = (photos.get(city, {}).get(f"{name}_leftImg8bit{e}") for e in IMAGE_ENDINGS)
+            photo = next((file for file in candidates if file is not None), None)
+            if photo is None:
+                lost.append(tree.root / folder / city / f"{name}_leftImg8bit.png")
+            else:
+                frames.append(Frame(name, photo, annotation, f"{city}/{photo.name}"))
     if lost:
-        lacking = f"{len(lost)} of {len(annotations)} annotations of {split} lack theirs"
-        raise InputError(f"{lost[0]}: no such photo; {lacking}")
-    bare = sum(path.suffix in IMAGE_ENDINGS for path in photos.glob("*/*")) - len(frames)
+        lacking = f"{len(lost)} of {len(lost) + len(frames)} annotations of {split} lack theirs"
+        raise InputError(f"{lost[0]}: no such photo; {lacking}{tree.hint}")
+    bare = sum(file.suffix in IMAGE_ENDINGS for files in photos.values() for file in files.values()) - len(frames)
     if bare > 0:
-        say(f"{photos}: {bare} photos without {ending} in {kind}/, left out")
-    return frames
+        say(f"{tree.root / folder}: {bare} photos without {ending} in {kind}/, left out")
+    return sorted(frames, key=lambda frame: frame.id)
 
 
 def read_instances(frame: Frame) -> Instances:
@@ -142,21 +126,13 @@ def read_instances(frame: Frame) -> Instances:
     InputError
         if the file is broken or holds a value that is no Cityscapes label
     """
-    values = open_mask(frame.annotation)
-    if values.max() > 0xFFFF:
-        raise InputError(f"{frame.annotation}: {values.max()} is no Cityscapes instance id")
-    present = np.zeros(0x10000, dtype=bool)
-    present[values] = True
-    new_id = np.zeros(0x10000, dtype=np.uint16)
-    cat, iscrowd = [VOID], [0]
-    for value in np.flatnonzero(present).tolist():
+    values = read_map(frame.annotation)
+
+    def describe(value: int) -> tuple[int, int]:
         alone = value < _INSTANCES_FROM
         label = value if alone else value // _INSTANCES_FROM
-        if label not in _KNOWN_LABELS and value != _LICENSE_PLATE:
+        if value > _LICENSE_PLATE or (label not in _KNOWN_LABELS and value != _LICENSE_PLATE):
             raise InputError(f"{frame.annotation}: {value} is no Cityscapes instance id (label {label} does not exist)")
-        category = _CLASS_OF_LABEL.get(label)
-        if category is not None:
-            new_id[value] = len(cat)
-            cat.append(category)
-            iscrowd.append(int(alone and category in _THINGS))
-    return Instances(new_id[values], cat, iscrowd)
+        return _CLASS_OF_LABEL.get(label, VOID), int(alone)
+
+    return Instances(*number_segments(values, describe, _CLASSES))

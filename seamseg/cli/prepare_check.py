@@ -1,0 +1,99 @@
+"""`seamseg prepare --check DATA`: prints what is in a data set and what is wrong with it."""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from seamseg.engine.progress import progress
+from seamseg.errors import InputError, SeamsegError
+from seamseg.files import write_json
+
+if TYPE_CHECKING:
+    from seamseg.data.prepare.check import Report
+    from seamseg.data.prepare.problems import Problem
+
+_SHOWN = 50
+
+
+def add_check_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of a check; those not given are not set, since they may stand before or after `check`."""
+    group = parser.add_argument_group("of a check")
+    group.add_argument("--json", metavar="FILE", default=argparse.SUPPRESS, help="write all that was found to FILE")
+    group.add_argument(
+        "--sheet", metavar="FILE", default=argparse.SUPPRESS, help="picture of samples (default: DATA/check.jpg)"
+    )
+    group.add_argument(
+        "--samples", type=int, metavar="N", default=argparse.SUPPRESS, help="images in it; 0: no sheet (default: 24)"
+    )
+    group.add_argument(
+        "--workers", type=int, metavar="N", default=argparse.SUPPRESS, help="processes (default: one a processor)"
+    )
+
+
+def run_check(args: argparse.Namespace) -> int:
+    """Check, print, and return 1 if there are errors."""
+    from seamseg.data.prepare.check import check_dataset
+
+    workers, samples = getattr(args, "workers", None), getattr(args, "samples", 24)
+    if samples < 0:
+        raise InputError(f"--samples must be 0 or more, got {samples}")
+    root = Path(args.check)
+    try:
+        report = check_dataset(root, workers, progress)
+    except InputError as failure:
+        # a folder that is no data set is a wrong argument, a data set that cannot be read is what we look for
+        raise SeamsegError(str(failure)) if (root / "metadata.bin").is_file() else failure from None
+    if hasattr(args, "json"):
+        write_json(args.json, report.as_json(), indent=1)
+    _print_report(report)
+    if samples:
+        _write_sheet(report, Path(getattr(args, "sheet", root / "check.jpg")), samples, workers)
+    return 1 if report.errors else 0
+
+
+def _write_sheet(report: Report, path: Path, samples: int, workers: int | None) -> None:
+    from seamseg.data.prepare.contact_sheet import write_contact_sheet
+
+    try:
+        shown = write_contact_sheet(path, report, samples, workers)
+    except SeamsegError as failure:  # a data set may well be read-only
+        print(f"no sheet: {failure} (--sheet FILE writes it elsewhere)")
+        return
+    print(f"{path}: {shown} {'image' if shown == 1 else 'images'} to look at")
+
+
+def _print_report(report: Report) -> None:
+    splits = ", ".join(f"{count} in {name}" for name, count in report.splits.items()) or "in no list"
+    print(f"{report.root}: {len(report.images)} images ({splits})")
+    sizes = [f"{w} x {h} ({n})" for (h, w), n in report.sizes]
+    more = f" and {len(sizes) - 5} other sizes" if len(sizes) > 5 else ""
+    print(f"width x height: {', '.join(sizes[:5])}{more}; {report.void:.1%} of the pixels are void")
+    print()
+    _print_classes(report)
+    _print_problems("error", report.errors)
+    _print_problems("warning", report.warnings)
+    print(f"{len(report.errors)} errors, {len(report.warnings)} warnings")
+
+
+def _print_classes(report: Report) -> None:
+    width = max([len(row["name"]) for row in report.classes] + [5])
+    print(f"{'class':{width}}  kind   images  segments  crowds  pixels")
+    for row in report.classes:
+        counts = f"{row['images']:7}  {row['segments']:8}  {row['crowds']:6}  {row['share']:6.2%}"
+        print(f"{row['name']:{width}}  {row['kind']}  {counts}")
+    print()
+
+
+def _print_problems(kind: str, problems: Sequence[Problem]) -> None:
+    for problem in problems[:_SHOWN]:
+        print(f"{kind}: {problem}")
+    if len(problems) > _SHOWN:
+        left: defaultdict[str, int] = defaultdict(int)
+        for problem in problems[_SHOWN:]:
+            left[Path(problem.file).parent.name] += 1
+        where = ", ".join(f"{count} in {folder}/" for folder, count in left.items())
+        print(f"{kind}: {len(problems) - _SHOWN} more ({where}); --json FILE lists them all")

@@ -1,0 +1,263 @@
+"""What is wrong with a dataset folder, and what is in it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seamseg.data.folder import DatasetFolder
+from seamseg.data.images import open_image, open_mask
+from seamseg.data.metadata import ImageInfo
+from seamseg.data.prepare.check_lists import check_coco_files, check_lists, check_strays
+from seamseg.data.prepare.parallel import parallel_map
+from seamseg.data.prepare.problems import Problem, error, warning
+from seamseg.data.prepare.writer import Progress, no_progress
+from seamseg.errors import InputError
+from seamseg.structures import VOID
+
+
+@dataclass(frozen=True)
+class ImageCheck:
+    """What one image holds.
+
+    Attributes
+    ----------
+    id : of the image
+    problems : what is wrong with its files
+    pixels : by class, 255 for void
+    segments, crowds : number of them by class
+    digest : of the photo's file, empty if it cannot be read
+    """
+
+    id: str
+    problems: list[Problem]
+    pixels: dict[int, int] = field(default_factory=dict)
+    segments: dict[int, int] = field(default_factory=dict)
+    crowds: dict[int, int] = field(default_factory=dict)
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is in a data set, and what is wrong with it.
+
+    Attributes
+    ----------
+    root : the folder
+    problems : errors before warnings
+    splits : images by list
+    images : what each image holds, in the order of the metadata
+    classes : a row a class: `name`, `kind`, `images`, `segments`, `crowds`, `pixels`, `share` (of the pixels that are
+        not void)
+    sizes : images by `(height, width)`, most frequent first
+    void : share of void pixels
+    """
+
+    root: Path
+    problems: list[Problem]
+    splits: dict[str, int]
+    images: list[ImageCheck]
+    classes: list[dict[str, Any]]
+    sizes: list[tuple[tuple[int, int], int]]
+    void: float
+
+    @property
+    def errors(self) -> list[Problem]:
+        """The problems that training would meet."""
+        return [p for p in self.problems if p.is_error]
+
+    @property
+    def warnings(self) -> list[Problem]:
+        """The problems that may be meant."""
+        return [p for p in self.problems if not p.is_error]
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, for programs."""
+        return {
+            "root": str(self.root),
+            "ok": not self.errors,
+            "errors": [{"file": p.file, "problem": p.text} for p in self.errors],
+            "warnings": [{"file": p.file, "problem": p.text} for p in self.warnings],
+            "splits": self.splits,
+            "images": len(self.images),
+            "classes": self.classes,
+            "sizes": [{"height": h, "width": w, "images": n} for (h, w), n in self.sizes],
+            "void": self.void,
+        }
+
+
+def check_dataset(root: str | Path, workers: int | None = None, progress: Progress = no_progress) -> Report:
+    """Read every file of a data set and compare them.
+
+    Errors are what would stop training or spoil scores: files that are missing, broken or do not fit each other, ids
+    without class, lists that name what is not there. Warnings are what is often a mistake: classes that never occur,
+    images without anything, files that nothing names, photos that are in two splits.
+
+    Parameters
+    ----------
+    root : the dataset folder
+    workers : processes, None for one a processor
+    progress : shows how far it is
+
+    Raises
+    ------
+    InputError
+        if `root` is no dataset folder, or its `metadata.bin` cannot be read
+    """
+    folder = DatasetFolder(root)
+    images = folder.metadata.images
+    problems: list[Problem] = []
+    if not images:
+        problems.append(error(folder.root / "metadata.bin", "lists no images"))
+    ids = Counter(image.id for image in images)
+    problems += [error(folder.root / "metadata.bin", f"lists image {i!r} {n} times") for i, n in ids.items() if n > 1]
+    results = parallel_map(partial(check_image, root=folder.root), images, workers)
+    checks: list[ImageCheck] = list(progress(results, total=len(images), desc="check"))
+    problems += [problem for check in checks for problem in check.problems]
+    listed, found = check_lists(folder)
+    problems += found
+    problems += check_coco_files(folder, listed)
+    problems += check_strays(folder, listed)
+    problems += _doubles(folder, checks, listed)
+    problems += _classes_of_splits(folder, checks, listed)
+    rows, void = _class_rows(folder, checks)
+    sizes = Counter(image.size for image in images).most_common()
+    ordered = sorted(problems, key=lambda p: not p.is_error)
+    return Report(folder.root, ordered, {k: len(v) for k, v in listed.items()}, checks, rows, sizes, void)
+
+
+def check_image(image: ImageInfo, root: Path) -> ImageCheck:
+    """Read photo and mask of an image, in a worker process."""
+    problems: list[Problem] = []
+    digest = ""
+    folder = _BareFolder(root)
+    try:
+        photo = folder.image_path(image.id)
+        width, height = open_image(photo).size
+        digest = hashlib.blake2b(photo.read_bytes(), digest_size=16).hexdigest()
+        if (height, width) != image.size:
+            problems.append(
+                error(photo, f"{width} x {height} pixels (width x height), metadata.bin says {_size(image.size)}")
+            )
+    except InputError as failure:
+        problems.append(_from_exception(failure))
+    try:
+        paths = folder.mask_paths(image.id)
+        layers = [open_mask(path) for path in paths]
+    except InputError as failure:
+        return ImageCheck(image.id, [*problems, _from_exception(failure)], digest=digest)
+    for path, layer in zip(paths, layers):
+        if layer.shape != image.size:
+            shown = f"{layer.shape[1]} x {layer.shape[0]} pixels (width x height)"
+            problems.append(error(path, f"the mask is {shown}, metadata.bin says {_size(image.size)}"))
+    counts = np.bincount(np.concatenate([layer.ravel() for layer in layers]))
+    problems += _check_ids(image, counts, paths[0])
+    counts = counts[: len(image.cat)]
+    pixels: Counter[int] = Counter()
+    segments: Counter[int] = Counter()
+    crowds: Counter[int] = Counter()
+    for number in np.flatnonzero(counts).tolist():
+        category = image.cat[number]
+        pixels[category] += int(counts[number])
+        if category != VOID:
+            segments[category] += 1
+            crowds[category] += image.iscrowd[number]
+    return ImageCheck(image.id, problems, dict(pixels), dict(segments), dict(+crowds), digest)
+
+
+def _check_ids(image: ImageInfo, counts: np.ndarray, path: Path) -> list[Problem]:
+    present = np.flatnonzero(counts)
+    beyond = present[present >= len(image.cat)].tolist()
+    problems = []
+    if beyond:
+        more = f" and {len(beyond) - 1} more" if len(beyond) > 1 else ""
+        problems.append(
+            error(path, f"instance id {beyond[0]}{more} without class: metadata.bin has ids 0 to {len(image.cat) - 1}")
+        )
+    unused = [k for k in range(1, len(image.cat)) if k >= len(counts) or not counts[k]]
+    if unused:
+        problems.append(warning(path, f"{len(unused)} of {len(image.cat) - 1} ids of metadata.bin have no pixel"))
+    if not any(image.cat[k] != VOID for k in present.tolist() if k < len(image.cat)):
+        problems.append(warning(path, "nothing but void"))
+    return problems
+
+
+class _BareFolder(DatasetFolder):
+    """Finds files without reading the metadata again."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+
+def _from_exception(failure: InputError) -> Problem:
+    path, _, text = str(failure).partition(": ")
+    return error(path, text)
+
+
+def _doubles(folder: DatasetFolder, checks: Sequence[ImageCheck], listed: dict[str, list[str]]) -> list[Problem]:
+    """Photos of the same content in two different lists: what is learnt from is then scored on."""
+    splits = {i: name for name, ids in listed.items() for i in ids}
+    first: dict[str, ImageCheck] = {}
+    problems = []
+    for check in checks:
+        if not check.digest or check.id not in splits:
+            continue
+        other = first.setdefault(check.digest, check)
+        if other is not check and splits[other.id] != splits[check.id]:
+            text = f"the photo of {check.id!r} ({splits[check.id]}) is that of {other.id!r} ({splits[other.id]})"
+            problems.append(warning(folder.root / "img", text))
+    return problems
+
+
+def _classes_of_splits(
+    folder: DatasetFolder, checks: Sequence[ImageCheck], listed: dict[str, list[str]]
+) -> list[Problem]:
+    m = folder.metadata
+    used = {check.id: set(check.segments) for check in checks}
+    by_split = {name: set().union(*(used.get(i, set()) for i in ids)) for name, ids in listed.items()}
+    everywhere: set[int] = set().union(*used.values()) if used else set()
+    path = folder.root / "metadata.bin"
+    problems = [
+        warning(path, f"class {name!r} never occurs") for k, name in enumerate(m.categories) if k not in everywhere
+    ]
+    training = [name for name in by_split if "train" in name]
+    if training:
+        learnt: set[int] = set().union(*(by_split[name] for name in training))
+        for name in sorted(set(by_split) - set(training)):
+            problems += [
+                warning(path, f"class {m.categories[k]!r} occurs in {name}, but not in {' or '.join(training)}")
+                for k in sorted(by_split[name] - learnt)
+            ]
+    twice = [name for name, n in Counter(m.categories).items() if n > 1]
+    return problems + [error(path, f"two classes are called {name!r}") for name in twice]
+
+
+def _class_rows(folder: DatasetFolder, checks: Sequence[ImageCheck]) -> tuple[list[dict[str, Any]], float]:
+    m = folder.metadata
+    pixels = sum((Counter(c.pixels) for c in checks), Counter())
+    known = sum(n for category, n in pixels.items() if category != VOID)
+    rows = [
+        {
+            "name": name,
+            "kind": "thing" if m.is_thing(k) else "stuff",
+            "images": sum(k in c.segments for c in checks),
+            "segments": sum(c.segments.get(k, 0) for c in checks),
+            "crowds": sum(c.crowds.get(k, 0) for c in checks),
+            "pixels": pixels[k],
+            "share": pixels[k] / known if known else 0.0,
+        }
+        for k, name in enumerate(m.categories)
+    ]
+    total = known + pixels[VOID]
+    return rows, pixels[VOID] / total if total else 0.0
+
+
+def _size(size: tuple[int, int]) -> str:
+    return f"{size[1]} x {size[0]}"

@@ -1,0 +1,77 @@
+"""Small files of raw data sets, and what a dataset folder says of its images."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from seamseg.data.folder import DatasetFolder
+
+CLASS_LIST = """
+[road]
+id = 0
+kind = stuff
+color = 1 2 3
+[car]
+id = 7
+kind = thing
+[sky]
+id = 3
+kind = stuff
+[void]
+ids = 255, 9
+"""
+
+
+def picture(path: Path, values: Any, dtype: type = np.uint8) -> Path:
+    """Write an array as a picture."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.asarray(values, dtype=dtype)).save(path)
+    return path
+
+
+def photo(path: Path, size: tuple[int, int] = (8, 12), shade: int = 0) -> Path:
+    """Write a plain photo of `(height, width)`."""
+    return picture(path, np.full((*size, 3), shade))
+
+
+def panoptic_png(path: Path, ids: Any) -> Path:
+    """Write ids as `R + 256 G + 65536 B`."""
+    ids = np.asarray(ids)
+    return picture(path, np.stack([ids & 255, ids >> 8 & 255, ids >> 16 & 255], axis=-1))
+
+
+def write_json(path: Path, content: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+    return path
+
+
+def zip_of(folder: Path, archive: Path, method: int = zipfile.ZIP_DEFLATED) -> Path:
+    """Pack a folder's content."""
+    with zipfile.ZipFile(archive, "w", method) as file:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                file.write(path, path.relative_to(folder).as_posix())
+    return archive
+
+
+def segments(root: Path, image_id: str) -> list[tuple[str, int, int]]:
+    """`(class, crowd flag, pixels)` of each instance of an image of a dataset folder, sorted."""
+    folder = DatasetFolder(root)
+    info, mask = folder.info(image_id), folder.read_mask(image_id)
+    counts = np.bincount(mask.ravel(), minlength=len(info.cat))
+    return sorted(
+        (folder.metadata.categories[c], crowd, int(n))
+        for c, crowd, n in zip(info.cat[1:], info.iscrowd[1:], counts[1:].tolist())
+    )
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    """The content of every file."""
+    return {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
