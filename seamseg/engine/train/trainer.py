@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from seamseg.config import Config
 from seamseg.data.loader import index_sampler, set_epoch
 from seamseg.data.metadata import Metadata
-from seamseg.engine.distributed import World, barrier
+from seamseg.engine.distributed import World, barrier, lost_touch
 from seamseg.engine.train.chance import seed_everything, set_random_state
 from seamseg.engine.train.checkpoint import Progress, Start, make_snapshot, resume_state
 from seamseg.engine.train.device_transforms import prepare_batch
@@ -101,8 +101,12 @@ class Trainer:
                     self._saver.wait()
                 return scores
         except RuntimeError as error:
-            self._explain(error)
-            raise
+            if not (self.world.is_distributed and lost_touch(error)):
+                raise
+            raise SeamsegError(
+                f"step {self.progress.global_step}: process {self.world.rank} lost touch with the others, see their "
+                f"messages ({str(error).splitlines()[0][:200]})"
+            ) from error
         finally:
             if self._saver is not None:
                 self._saver.close()
@@ -232,19 +236,10 @@ class Trainer:
                 f"step {step}: the GPU's memory is full (images {ids}); lower "
                 "dataloader.train_batch_size, dataloader.shortest_size or dataloader.longest_max_size"
             ) from error
-        except RuntimeError as error:
+        except RuntimeError:
             # after a loss that is not finite nearly anything can fail: name the cause, not the consequence
             self.reporter.failed()
-            self._explain(error)
             raise
-
-    def _explain(self, error: RuntimeError) -> None:
-        """SeamsegError if one of torch's errors means that another process is gone."""
-        if self.world.is_distributed and any(word in str(error) for word in ("gloo", "NCCL", "peer")):
-            raise SeamsegError(
-                f"step {self.progress.global_step}: process {self.world.rank} lost touch with the others, see their "
-                f"messages ({str(error).splitlines()[0][:200]})"
-            ) from error
 
     def _save(self, is_best: bool = False) -> None:
         """Copy where the training stands, and write it in the background; all processes must call it."""
