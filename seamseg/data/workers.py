@@ -43,12 +43,19 @@ class WorkerSeed:
         random.seed(state)
         np.random.seed(state % 2**32)
         torch.manual_seed(state)
-        # clusters signal whole groups of processes: the trainer says when to stop, and the batches until then are
-        # needed; a worker ends by itself when its loader or its parent does
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        outlive_signals(worker)
         info = get_worker_info()
         if self.reading is not None and info is not None and hasattr(info.dataset, "reading"):
             info.dataset.reading = self.reading[worker : worker + 1]
+
+
+def outlive_signals(worker: int) -> None:
+    """A DataLoader's `worker_init_fn`: SIGTERM does not end the worker.
+
+    Clusters signal whole groups of processes: the trainer says when to stop, and the images until then are needed. A
+    worker ends by itself when its loader or its parent does.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def dead_workers(error: BaseException, workers: Sequence[BaseProcess]) -> list[int]:

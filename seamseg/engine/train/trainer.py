@@ -19,10 +19,9 @@ from seamseg.data.metadata import Metadata
 from seamseg.engine.distributed import World, barrier, lost_touch
 from seamseg.engine.train.chance import seed_everything, set_random_state
 from seamseg.engine.train.checkpoint import Progress, Start, make_snapshot, resume_state
-from seamseg.engine.train.device_transforms import prepare_batch
 from seamseg.engine.train.feed import Fed, Feed
 from seamseg.engine.train.pictures import SampleCollector
-from seamseg.engine.train.position import EpochPosition
+from seamseg.engine.train.position import EpochPosition, order_of
 from seamseg.engine.train.preemption import Preempted, Preemption
 from seamseg.engine.train.rank_state import gather_rank_states, pooled_losses
 from seamseg.engine.train.reporter import Position, Reporter
@@ -160,7 +159,7 @@ class Trainer:
             step = self.progress.global_step
             loaded = time.perf_counter()
             if index == 0:
-                self.reporter.targets(prepare_batch(group[0].source, self.config.dataloader), step)
+                self.reporter.targets(group[0].source, step)
             result = self._step(epoch, group)
             self.reporter.broken = self._feed.broken_images
             now = time.perf_counter()
@@ -176,7 +175,7 @@ class Trainer:
         set_epoch(self.loader, epoch)
         self.reporter.begin_epoch()
         seed_everything(general.seed, epoch, world.rank)
-        order = (len(sampler.img_sizes), general.seed)
+        order = order_of(sampler, general.seed)
         position, start = self._position, self.start
         if start is None or position is None or position.epoch != epoch:
             self._position = EpochPosition(epoch, 0, sampler.segments, order)
