@@ -34,7 +34,7 @@ class Progress:
     Attributes
     ----------
     epoch : number of the last finished epoch, from 0; -1 before the first
-    global_step : batches so far
+    global_step : steps so far
     last_score, best_score : of the last and the best validation, fractions; 0 before the first
     """
 
@@ -149,7 +149,7 @@ def resume(path: str | Path, net: PanopticNet, optimizer: torch.optim.Optimizer,
 
 
 def load_own_state(start: Start, net: PanopticNet, stepper: Stepper, world: World) -> None:
-    """Put in place what the stepper and this process held, in the middle of an epoch the state of its chance too."""
+    """Put in place what the stepper and this process held; an epoch that begins anew seeds its chance again."""
     own, state = start.own_state(world), dict(start.stepper_state)
     try:
         if own is not None:

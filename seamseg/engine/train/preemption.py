@@ -29,8 +29,8 @@ class Preempted(SeamsegError):
 class Preemption:
     """Notes signals while it is entered.
 
-    The number of the signal, or 0, is summed up (the largest wins) over the processes in the background: what they say
-    after one step is looked at after the next, when it has long arrived. So nobody waits, and all learn of a signal
+    The processes exchange the numbers of their signals, 0 for none, in the background, and the largest wins: what they
+    say after one step is looked at after the next, when it has long arrived. So nobody waits, and all learn of a signal
     after the same step. A collective object: every process must make it, and ask it as often as the others.
 
     Parameters
