@@ -33,7 +33,7 @@ EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 ok, 1 the work failed, 2 bad usage or input."""
+    """Run the command line and return its exit code: 0 ok, 1 the work failed, 2 bad usage or input, 128 + a signal."""
     if argv is None:
         malloc.keep_buffers()
         argv = sys.argv[1:]

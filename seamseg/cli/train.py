@@ -7,7 +7,8 @@
         -m seamseg train my.ini DATA --log-dir runs/my --resume auto
 
 DATA is a dataset folder from `seamseg prepare`. The run folder gets config.ini, metadata.bin and after each epoch
-model_last.pth.tar and model_best.pth.tar (so `seamseg predict runs/my ...` works), a text log and TensorBoard files.
+model_last.pth.tar and model_best.pth.tar (so `seamseg predict runs/my ...` works), and training.log, metrics.jsonl and
+TensorBoard files; snapshots/ holds the newest snapshots.
 
 Interrupt it at any time: the same command with --resume auto goes on from the newest snapshot that is not damaged,
 with the same numbers, and begins anew where there is none; so one command can be started over and over. Snapshots are

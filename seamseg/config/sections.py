@@ -188,8 +188,8 @@ class Optimizer:
     clip_norm: float = key("a gradient of a larger norm is scaled down to it; 0 for no limit", minimum=0, ours=True)
     accumulate: int = key("batches whose gradients make one step", minimum=1, ours=True)
     loss_average: str = key(
-        "a loss is the mean over its anchors, samples or pixels in each batch of each process, of which the step takes "
-        "the mean (process, as the original), or the mean over those of the whole step (step)",
+        "a loss is the mean over its anchors, samples, mask pixels or images in each batch of each process, of which "
+        "the step takes the mean (process, as the original), or the mean over those of the whole step (step)",
         choices=("process", "step"),
         ours=True,
     )
@@ -208,7 +208,7 @@ class Scheduler:
 
     epochs: int = key("epochs to train", minimum=1)
     type: str = key("schedule", choices=("linear", "step", "poly", "multistep"))
-    update_mode: str = key("count epochs or batches", choices=("batch", "epoch"))
+    update_mode: str = key("count steps (batch) or epochs", choices=("batch", "epoch"))
     params: dict[str, Any] = key(
         "linear {from, to}; step {step_size, gamma}; poly {gamma}; multistep {milestones, gamma}"
     )

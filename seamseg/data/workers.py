@@ -47,15 +47,15 @@ class WorkerSeed:
         torch.manual_seed(state)
         info = get_worker_info()
         if info is not None:
-            _obey_the_parent_only()
+            obey_the_parent_only(worker)
         if self.reading is not None and info is not None and hasattr(info.dataset, "reading"):
             info.dataset.reading = self.reading[worker : worker + 1]
 
 
-def _obey_the_parent_only() -> None:
-    """Let SIGTERM end this worker only when the process that reads from it sends it.
+def obey_the_parent_only(worker: int = 0) -> None:
+    """A DataLoader's `worker_init_fn`: SIGTERM ends the worker only when the process that reads from it sends it.
 
-    Clusters signal whole groups of processes. The trainer says when to stop; it needs the batches until then.
+    Clusters signal whole groups of processes. The trainer says when to stop; it needs the images until then.
     """
     if not hasattr(signal, "sigwaitinfo"):
         return

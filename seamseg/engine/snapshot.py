@@ -96,14 +96,25 @@ def save_snapshot(path: str | Path, snapshot: Snapshot) -> None:
         content["metadata"] = snapshot.metadata
     if snapshot.resume is not None:
         content["resume"] = snapshot.resume
-    with replacing(Path(path)) as temporary, open(temporary, "wb") as file:
+    write_tensors(Path(path), content)
+
+
+def write_tensors(path: Path, content: Any) -> None:
+    """`torch.save` to a file that appears whole or not at all, even if the machine stops meanwhile.
+
+    Raises
+    ------
+    SeamsegError
+        if it cannot be written
+    """
+    with replacing(path) as temporary, open(temporary, "wb") as file:
         try:
             torch.save(content, file)
         except RuntimeError as error:
             raise _cause_of(error) from error
         file.flush()
         os.fsync(file.fileno())
-    fsync_folder(Path(path).parent)
+    fsync_folder(path.parent)
 
 
 def fsync_folder(folder: Path) -> None:
@@ -272,10 +283,7 @@ def load_into(
     skipped: list[str] = []
     loaded = 0
     state = snapshot.weights(averaged)
-    for part in NETWORK_MODULES:
-        module = getattr(net, part, None)
-        if module is None:
-            continue
+    for part, module in network_parts(net).items():
         if part not in state:
             if strict:
                 raise InputError(f"{name}: has no {part!r}: it is a snapshot of another kind of network")
@@ -325,16 +333,20 @@ def _shape(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "a scalar"
 
 
+def network_parts(net: nn.Module) -> dict[str, nn.Module]:
+    """The parts of :data:`NETWORK_MODULES` that a network has, by name."""
+    parts = {part: getattr(net, part, None) for part in NETWORK_MODULES}
+    return {part: module for part, module in parts.items() if module is not None}
+
+
 def network_state(net: nn.Module) -> dict[str, dict[str, Tensor]]:
     """The state of a network by part, in the layout of a snapshot, on the CPU.
 
     Where a tensor is on the CPU already it is the network's own, not a copy: write it before the next step.
     """
-    parts = {part: getattr(net, part, None) for part in NETWORK_MODULES}
     return {
         part: {key: value.detach().cpu().contiguous() for key, value in module.state_dict().items()}
-        for part, module in parts.items()
-        if module is not None
+        for part, module in network_parts(net).items()
     }
 
 

@@ -22,7 +22,7 @@ from seamseg.data.metadata import Metadata
 from seamseg.data.prepare.parallel import available_cores
 from seamseg.data.samplers import ShardSampler
 from seamseg.data.transforms import TestTransform
-from seamseg.data.workers import WorkerSeed
+from seamseg.data.workers import obey_the_parent_only
 from seamseg.engine.distributed import World, broadcast_object, distributed, gather_to_main, sum_over_processes
 from seamseg.engine.model_file import open_model
 from seamseg.engine.photos import equal_size_batches, test_transform
@@ -164,7 +164,7 @@ class Validator:
             sampler=sampler,
             collate_fn=_item,
             num_workers=min(self.config.dataloader.num_workers, available_cores(), len(sampler)),
-            worker_init_fn=WorkerSeed(self.config.general.seed, self.world.rank),
+            worker_init_fn=obey_the_parent_only,
         )
         return progress(loader, len(sampler), desc) if self.world.is_main and not self.quiet else loader
 

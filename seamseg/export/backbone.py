@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from seamseg.backbones.resnet import RESNETS, ResNet
-from seamseg.engine.snapshot import load_tensors
+from seamseg.engine.snapshot import load_tensors, write_tensors
 from seamseg.errors import InputError, SeamsegError
-from seamseg.files import replacing
 from seamseg.ops.norm import ABN
 
 ARCHITECTURES = tuple(RESNETS)
@@ -53,11 +52,7 @@ def convert_backbone(net: str, out: str | Path, weights: str | Path | None = Non
         state, missing = rename(net, _download(net), f"torchvision's {net}")
     else:
         state, missing = rename(net, _unwrapped(load_tensors(weights, str(weights)), str(weights)), str(weights))
-    try:
-        with replacing(Path(out)) as temporary:
-            torch.save(state, temporary)
-    except RuntimeError as error:
-        raise SeamsegError(f"{out}: cannot be written: {str(error).splitlines()[0]}") from None
+    write_tensors(Path(out), state)
     norms = [key for key, value in state.items() if key.endswith(".weight") and value.dim() == 1]
     return BackboneReport(len(state), missing, sum(int((state[key] < 0).sum()) for key in norms))
 

@@ -26,9 +26,12 @@ def limit_waiting(timeout: timedelta | None) -> None:
     _timeout = timeout
 
 
-def new_group(ranks: Iterable[int]) -> distributed.ProcessGroup:
-    """A process group of these ranks of the world: a collective call of all its ranks, these or not."""
-    group = distributed.new_group(list(ranks), timeout=_timeout)
+def new_group(ranks: Iterable[int], backend: str | None = None) -> distributed.ProcessGroup:
+    """A process group of these ranks of the world: a collective call of all its ranks, these or not.
+
+    `backend` is that of the world if None.
+    """
+    group = distributed.new_group(list(ranks), timeout=_timeout, backend=backend)
     # for a rank that is none of them it is a mark, which nobody uses
     return cast("distributed.ProcessGroup", group)
 

@@ -2,8 +2,8 @@
 
 process : each batch of each process has its own means, and the step takes the mean of those, as the original does. Of
           two processes with 1 and 99 regions, the one region weighs as much as the 99.
-step : one mean over all anchors, samples and pixels of the step, whichever batch and process they are in. A step of
-       several processes, or of several batches, is then the step of one process with one large batch.
+step : one mean over all anchors, samples, mask pixels or images of the step, whichever batch and process they are in.
+       A step of several processes, or of several batches, is then the step of one process with one large batch.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from seamseg.config import Config, config_to_string
 from seamseg.data.metadata import Metadata
 from seamseg.engine.distributed import World
 from seamseg.engine.model_file import check_classes, metadata_header
-from seamseg.engine.snapshot import NETWORK_MODULES, Snapshot, load_into, load_snapshot
+from seamseg.engine.snapshot import Snapshot, load_into, load_snapshot, network_parts
 from seamseg.engine.train.meters import AverageMeter
 from seamseg.engine.train.optimizer_state import load_optimizer_state
 from seamseg.engine.train.position import EpochPosition
@@ -34,7 +34,7 @@ class Progress:
     Attributes
     ----------
     epoch : number of the last finished epoch, from 0; -1 before the first
-    global_step : batches so far
+    global_step : steps so far
     last_score, best_score : of the last and the best validation, fractions; 0 before the first
     """
 
@@ -86,11 +86,9 @@ def make_snapshot(
     meters : averages of the epoch
     resume : see :func:`resume_state`
     """
-    parts = ((part, getattr(net, part, None)) for part in NETWORK_MODULES)
     state: dict[str, Any] = {
         part: {key: _host_copy(value.detach(), torch.contiguous_format) for key, value in module.state_dict().items()}
-        for part, module in parts
-        if module is not None
+        for part, module in network_parts(net).items()
     }
     state["optimizer"] = _copied(stepper.optimizer.state_dict())
     state.update(_copied(stepper.state_dict()))

@@ -10,7 +10,7 @@ import torch
 import torch._dynamo.config
 from torch import Tensor, nn
 
-from seamseg.engine.distributed import World
+from seamseg.engine.distributed import World, gather_objects
 from seamseg.engine.train.logs import TextLog
 from seamseg.models.panoptic import PanopticNet
 
@@ -33,11 +33,11 @@ def compile_static_part(net: PanopticNet, world: World, log: TextLog, backend: s
     -------
     whether it is compiled
     """
-    reason = _why_not(world.device, backend)
-    if not _everywhere(reason is None, world):
+    reasons = [reason for reason in gather_objects(world, _why_not(world.device, backend)) if reason is not None]
+    if reasons:
         log.warning(
-            "[general] compile: the network runs uncompiled, torch.compile does not work here"
-            f"{': ' + reason if reason else ' in every process'}"
+            "[general] compile: the network runs uncompiled, torch.compile does not work "
+            f"{'here' if len(reasons) == world.size else 'in every process'}: {reasons[0]}"
         )
         return False
     # DistributedDataParallel would have the graph cut at the borders of its buckets, which cannot be done with the
@@ -64,11 +64,3 @@ def _why_not(device: torch.device, backend: str) -> str | None:
 
 def _one_line(x: Tensor) -> Tensor:
     return (x + 1).sin()
-
-
-def _everywhere(works: bool, world: World) -> bool:
-    if not world.is_distributed:
-        return works
-    flag = torch.tensor(int(works), device=world.device)
-    torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MIN)
-    return bool(flag)

@@ -6,13 +6,11 @@ data, so that nobody has to trust it to load it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from seamseg import structures
@@ -20,10 +18,9 @@ from seamseg.config import Config, config_to_string
 from seamseg.data.metadata import Metadata
 from seamseg.engine.distributed import World
 from seamseg.engine.model_file import metadata_header
-from seamseg.engine.snapshot import load_tensors, network_state
+from seamseg.engine.snapshot import load_tensors, network_state, write_tensors
 from seamseg.engine.train.chance import random_state
 from seamseg.errors import InputError
-from seamseg.files import replacing
 from seamseg.structures import Batch, PackedSequence
 
 _KEYS = ("config", "metadata", "state_dict", "rng", "batches", "losses", "step", "rank")
@@ -112,14 +109,7 @@ class Recorder:
             "reason": reason,
         }
         path = dump_path(self.folder, step, self.world.rank)
-        with replacing(path) as temporary, open(temporary, "wb") as file:
-            try:
-                torch.save(content, file)
-            except RuntimeError as error:
-                # torch's zip writer reports a full disk as an error about its own position
-                raise OSError(str(error.__context__ or error).splitlines()[0]) from error
-            file.flush()
-            os.fsync(file.fileno())
+        write_tensors(path, content)
         return path
 
 

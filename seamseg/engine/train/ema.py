@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seamseg.engine.snapshot import NETWORK_MODULES
+from seamseg.engine.snapshot import network_parts
 from seamseg.engine.train.running_statistics import running_statistics
 from seamseg.errors import InputError
 
@@ -115,12 +115,10 @@ class WeightAverage:
 
     def _by_part(self) -> dict[str, dict[str, Tensor]]:
         average = {id(live): mean for live, mean in zip(self._live, self._averages)}
-        parts = {part: getattr(self.net, part, None) for part in NETWORK_MODULES}
         return {
             # keep_vars: the network's own tensors, to be told by identity
             part: {key: average.get(id(t), t.detach()) for key, t in module.state_dict(keep_vars=True).items()}
-            for part, module in parts.items()
-            if module is not None
+            for part, module in network_parts(self.net).items()
         }
 
 

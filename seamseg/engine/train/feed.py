@@ -31,6 +31,7 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
     config : `[dataloader]`, seed
     data : dataset folder
     source : name of the configuration, for errors
+    world : the processes, of which each gets its share
 
     Raises
     ------
@@ -41,7 +42,7 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
     if not loading.train_set:
         raise InputError(f"{source}: [dataloader] train_set is needed: the name of a list in {data}/lst")
     if not loading.train_batch_size:
-        raise InputError(f"{source}: [dataloader] train_batch_size is needed: images a step and process")
+        raise InputError(f"{source}: [dataloader] train_batch_size is needed: images a batch and process")
     transform = TrainTransform(
         loading.shortest_size,
         loading.longest_max_size,

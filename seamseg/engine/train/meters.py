@@ -139,6 +139,10 @@ class LossLog:
         """Whether it is time to :meth:`flush`"""
         return len(self._pending) >= self.interval
 
+    def begin_epoch(self) -> None:
+        """Start all averages anew; a row of overflows may reach over several epochs. Call :meth:`flush` before."""
+        self.recent, self.epoch, self.gradients, self.skipped = Averages(), Averages(), Averages(), 0
+
     def add(
         self,
         step: int,

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from seamseg.data.samplers import Segment
+from seamseg.data.samplers import ARBatchSampler, Segment
+
+
+def order_of(sampler: ARBatchSampler, seed: int) -> tuple[int, int]:
+    """What the order of the images depends on besides the epoch: their number, the seed of the run.
+
+    A position counts only in an epoch of the same order.
+    """
+    return len(sampler.img_sizes), seed
 
 
 @dataclass(frozen=True)
@@ -18,7 +26,7 @@ class EpochPosition:
     epoch : number of the epoch, from 0
     steps : steps of it that are done
     segments : the batches that made them, and how they were shared
-    order : what the order of the images depends on besides the epoch: their number, the seed
+    order : see :func:`order_of`
     """
 
     epoch: int

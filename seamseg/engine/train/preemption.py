@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from seamseg.engine.distributed import World
 from seamseg.errors import SeamsegError
+from seamseg.ops.sync import new_group
 
 SIGNALS = ("SIGTERM", "SIGUSR1")
 """What clusters send before they take the machine away; names, as some systems lack some."""
@@ -28,8 +29,8 @@ class Preempted(SeamsegError):
 class Preemption:
     """Notes signals while it is entered.
 
-    The number of the signal, or 0, is summed up (the largest wins) over the processes in the background: what they say
-    after one step is looked at after the next, when it has long arrived. So nobody waits, and all learn of a signal
+    The processes exchange the numbers of their signals, 0 for none, in the background, and the largest wins: what they
+    say after one step is looked at after the next, when it has long arrived. So nobody waits, and all learn of a signal
     after the same step. A collective object: every process must make it, and ask it as often as the others.
 
     Parameters
@@ -42,8 +43,7 @@ class Preemption:
         self._received = 0
         self._before: dict[int, Any] = {}
         # a group of its own: collectives of a group must come in the same order everywhere
-        ranks = list(range(world.size))
-        self._group: Any = dist.new_group(ranks, backend="gloo") if world.is_distributed else None
+        self._group = new_group(range(world.size), "gloo") if world.is_distributed else None
         self._said = torch.zeros(1, dtype=torch.int32)
         self._work: dist.Work | None = None
 

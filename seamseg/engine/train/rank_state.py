@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.engine.distributed import World, gather_objects
-from seamseg.engine.snapshot import NETWORK_MODULES
+from seamseg.engine.snapshot import NETWORK_MODULES, network_parts
 from seamseg.engine.train.chance import random_state
 
 
@@ -65,11 +65,11 @@ def _mean(values: list[Any]) -> Any:
 
 
 def _states(net: nn.Module) -> dict[str, dict[str, Tensor]]:
-    parts = ((part, getattr(net, part, None)) for part in NETWORK_MODULES)
-    return {part: module.state_dict() for part, module in parts if module is not None}
+    return {part: module.state_dict() for part, module in network_parts(net).items()}
 
 
 def _buffers(net: nn.Module, states: Mapping[str, Any]) -> list[tuple[str, str, Tensor]]:
     """Part, key and value of those entries that are buffers of the network."""
-    names = {part: {n for n, _ in getattr(net, part).named_buffers()} for part in NETWORK_MODULES if part in states}
+    parts = network_parts(net)
+    names = {part: {n for n, _ in module.named_buffers()} for part, module in parts.items() if part in states}
     return [(part, key, value) for part in names for key, value in states[part].items() if key in names[part]]

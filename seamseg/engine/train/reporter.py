@@ -14,6 +14,7 @@ from seamseg.engine.distributed import (
     max_over_processes,
     mean_over_processes,
 )
+from seamseg.engine.train.device_transforms import prepare_batch
 from seamseg.engine.train.dump import Recorder
 from seamseg.engine.train.logs import Board, TextLog, remaining
 from seamseg.engine.train.meters import AverageMeter, Averages, Finding, LossLog
@@ -76,13 +77,11 @@ class Reporter:
         self._pace = _Pace()
         self._validations = AverageMeter()
         self._interval = max(1, config.general.log_interval)
-        self._losses = self._new_losses()
+        # on the CPU a look costs nothing
+        looks = 1 if world.device.type == "cpu" else self._interval
+        self._losses = LossLog(looks, config.general.loss_limit, config.general.precision == "fp16")
         self._times = Averages()
         self._rates: dict[str, float] = {}
-
-    def _new_losses(self) -> LossLog:
-        interval = 1 if self.world.device.type == "cpu" else self._interval
-        return LossLog(interval, self.config.general.loss_limit, self.config.general.precision == "fp16")
 
     @property
     def meters(self) -> dict[str, AverageMeter]:
@@ -91,7 +90,8 @@ class Reporter:
 
     def begin_epoch(self) -> None:
         """Start the averages anew."""
-        self._losses, self._times = self._new_losses(), Averages()
+        self._losses.begin_epoch()
+        self._times = Averages()
 
     def state_dict(self) -> dict[str, Any]:
         """Averages of the losses up to the last step, as plain numbers; all processes call it together.
@@ -106,9 +106,10 @@ class Reporter:
         self._losses.load_state_dict(state)
 
     def targets(self, batch: Batch, step: int) -> None:
-        """Show what a batch wants the network to learn."""
+        """Show what a batch, as the loader made it, wants the network to learn."""
         if self.world.is_main and self.board.active:
-            self.board.picture("train/targets", self._artist.targets(batch), step)
+            prepared = prepare_batch(batch, self.config.dataloader)
+            self.board.picture("train/targets", self._artist.targets(prepared), step)
 
     def begin_step(self, step: int, rates: list[float], batches: Sequence[Batch]) -> None:
         """Note a step before it is made: its learning rates, and what is needed to repeat it."""

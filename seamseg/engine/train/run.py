@@ -26,6 +26,7 @@ from seamseg.engine.train.logs import Board, TextLog
 from seamseg.engine.train.metrics import MetricsFile
 from seamseg.engine.train.optimizer import build_optimizer
 from seamseg.engine.train.parallel import in_parallel
+from seamseg.engine.train.position import order_of
 from seamseg.engine.train.preemption import Preempted
 from seamseg.engine.train.reporter import Reporter
 from seamseg.engine.train.run_folder import RunFolder
@@ -80,7 +81,7 @@ def run_training(options: TrainingOptions) -> PanopticScores | None:
     InputError
         if the configuration, the data set or a file of weights is wrong
     SeamsegError
-        if a loss is not finite or a file cannot be written
+        if a loss or gradient is not finite, or a file cannot be written
     Preempted
         if a signal asked to stop; where the training stands is saved
     """
@@ -209,14 +210,15 @@ def _find_snapshot(options: TrainingOptions, world: World, run: RunFolder, log: 
 def continue_schedule(schedule: LRSchedule, start: Start, loader: DataLoader, config: Config) -> None:
     """Let the curve of a resumed training end with it: the steps that are done, and those that are left.
 
-    It is the curve of before, unless the number of processes or the batch size has changed.
+    It is the curve of before, unless the number of processes, the batch size or the training images have changed.
     """
     if schedule.by_epoch:
         return
     accumulate, sampler = config.optimizer.accumulate, index_sampler(loader)
     epochs, left = config.scheduler.epochs - start.progress.epoch - 1, 0
     whole = steps_of_epoch(len(sampler), accumulate)
-    if start.position is not None and epochs > 0:
+    # in another order the epoch begins anew
+    if start.position is not None and epochs > 0 and start.position.order == order_of(sampler, config.general.seed):
         sampler.set_epoch(start.position.epoch)
         sampler.continue_from(start.position.segments)
         left, epochs = steps_of_epoch(len(sampler), accumulate), epochs - 1

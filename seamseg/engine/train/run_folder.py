@@ -27,9 +27,10 @@ _STEP_NAME = re.compile(r"step-(\d+)\.pth\.tar")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`model_last.pth.tar`, `model_best.pth.tar`, `config.ini`, `metadata.bin`, the text log and TensorBoard files.
+    """`model_last.pth.tar`, `model_best.pth.tar`, `config.ini`, `metadata.bin`, logs and dumps.
 
-    The newest snapshots are in `snapshots/step-N.pth.tar`; the first two are other names of two of them.
+    The newest snapshots are in `snapshots/step-N.pth.tar`; the first two are other names of two of them. Logs are
+    `training.log`, `metrics.jsonl` and TensorBoard files; a step that went wrong leaves `dump-step-N.pth.tar`.
     """
 
     path: Path

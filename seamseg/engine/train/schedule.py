@@ -93,8 +93,8 @@ class LRSchedule:
 
         Parameters
         ----------
-        step : number of the batch since the start of the training, 1 for the first
-        epoch : epochs finished before this batch, 0 for the first; matters only with `update_mode="epoch"`
+        step : number of the step since the start of the training, 1 for the first
+        epoch : epochs finished before this step, 0 for the first; matters only with `update_mode="epoch"`
         """
         if step <= self.burn_in_steps:
             return self.burn_in_start + step * (1.0 - self.burn_in_start) / self.burn_in_steps

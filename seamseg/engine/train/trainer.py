@@ -16,13 +16,12 @@ from torch.utils.data import DataLoader
 from seamseg.config import Config
 from seamseg.data.loader import index_sampler, set_epoch
 from seamseg.data.metadata import Metadata
-from seamseg.engine.distributed import World, barrier
+from seamseg.engine.distributed import World, barrier, lost_touch
 from seamseg.engine.train.chance import seed_everything, set_random_state
 from seamseg.engine.train.checkpoint import Progress, Start, make_snapshot, resume_state
-from seamseg.engine.train.device_transforms import prepare_batch
 from seamseg.engine.train.feed import Fed, Feed
 from seamseg.engine.train.pictures import SampleCollector
-from seamseg.engine.train.position import EpochPosition
+from seamseg.engine.train.position import EpochPosition, order_of
 from seamseg.engine.train.preemption import Preempted, Preemption
 from seamseg.engine.train.rank_state import gather_rank_states, pooled_losses
 from seamseg.engine.train.reporter import Position, Reporter
@@ -101,8 +100,12 @@ class Trainer:
                     self._saver.wait()
                 return scores
         except RuntimeError as error:
-            self._explain(error)
-            raise
+            if not (self.world.is_distributed and lost_touch(error)):
+                raise
+            raise SeamsegError(
+                f"step {self.progress.global_step}: process {self.world.rank} lost touch with the others, see their "
+                f"messages ({str(error).splitlines()[0][:200]})"
+            ) from error
         finally:
             if self._saver is not None:
                 self._saver.close()
@@ -156,7 +159,7 @@ class Trainer:
             step = self.progress.global_step
             loaded = time.perf_counter()
             if index == 0:
-                self.reporter.targets(prepare_batch(group[0].source, self.config.dataloader), step)
+                self.reporter.targets(group[0].source, step)
             result = self._step(epoch, group)
             self.reporter.broken = self._feed.broken_images
             now = time.perf_counter()
@@ -172,7 +175,7 @@ class Trainer:
         set_epoch(self.loader, epoch)
         self.reporter.begin_epoch()
         seed_everything(general.seed, epoch, world.rank)
-        order = (len(sampler.img_sizes), general.seed)
+        order = order_of(sampler, general.seed)
         position, start = self._position, self.start
         if start is None or position is None or position.epoch != epoch:
             self._position = EpochPosition(epoch, 0, sampler.segments, order)
@@ -232,19 +235,10 @@ class Trainer:
                 f"step {step}: the GPU's memory is full (images {ids}); lower "
                 "dataloader.train_batch_size, dataloader.shortest_size or dataloader.longest_max_size"
             ) from error
-        except RuntimeError as error:
+        except RuntimeError:
             # after a loss that is not finite nearly anything can fail: name the cause, not the consequence
             self.reporter.failed()
-            self._explain(error)
             raise
-
-    def _explain(self, error: RuntimeError) -> None:
-        """SeamsegError if one of torch's errors means that another process is gone."""
-        if self.world.is_distributed and any(word in str(error) for word in ("gloo", "NCCL", "peer")):
-            raise SeamsegError(
-                f"step {self.progress.global_step}: process {self.world.rank} lost touch with the others, see their "
-                f"messages ({str(error).splitlines()[0][:200]})"
-            ) from error
 
     def _save(self, is_best: bool = False) -> None:
         """Copy where the training stands, and write it in the background; all processes must call it."""

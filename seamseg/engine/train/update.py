@@ -25,9 +25,9 @@ class Update:
 
     None of them changes from the first step on whose loss or gradient is not finite in any process, or whose loss is
     over `general.loss_limit`: the host looks at losses only now and then, stops the training then, and must find the
-    weights of before. With fp16 a gradient that is not finite is an
-    overflow, of which every training has some: that step alone is left out, and the loss is scaled less from then on.
-    All this is decided on the device; the host reads nothing.
+    weights of before. With fp16 a gradient that is not finite is an overflow, of which every training has some: that
+    step alone is left out, and the loss is scaled less from then on. All this is decided on the device; the host reads
+    nothing.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Update:
 
         Parameters
         ----------
-        loss : the whole loss of the step in this process, a detached scalar
+        loss : the weighted loss of the whole step, a detached scalar; processes may have different ones
 
         Returns
         -------

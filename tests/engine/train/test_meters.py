@@ -4,7 +4,7 @@ import pytest
 import torch
 from golden_files import array
 
-from seamseg.engine.train.meters import AverageMeter, Averages, LossLog
+from seamseg.engine.train.meters import MAX_OVERFLOWS, AverageMeter, Averages, LossLog
 
 
 def test_average_meter_golden():
@@ -86,3 +86,14 @@ def test_steps_skipped_by_float16_are_counted():
         add(log, step, ["a"], (1.0, 2.0), 3.0, norm=norm, skipped=norm != 2.0)
     assert log.flush() is None and log.skipped == 2
     assert log.gradients.take() == {"grad_norm": 2.0} and log.gradients.take() == {}
+
+
+def test_a_row_of_overflows_may_reach_over_epochs():
+    log = LossLog(overflows=True)
+    for epoch in range(MAX_OVERFLOWS):
+        log.begin_epoch()
+        assert log.skipped == 0 and log.recent.take() == {}
+        add(log, epoch, ["a"], (1.0, 2.0), 3.0, norm=float("inf"), skipped=True)
+        found = log.flush()
+        assert (found is None) == (epoch + 1 < MAX_OVERFLOWS)
+    assert "in a row" in found.words

@@ -17,11 +17,19 @@ import torch
 
 from engine.conftest import make_dataset, write_config
 from engine.train.interruptions import loss_lines, result, signals_at, train_until_done
+from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
+from seamseg.data.samplers import Segment
+from seamseg.engine.distributed import World
 from seamseg.engine.snapshot import load_snapshot
+from seamseg.engine.train.checkpoint import Progress, Start
+from seamseg.engine.train.feed import open_loader
+from seamseg.engine.train.position import EpochPosition
 from seamseg.engine.train.preemption import Preempted
-from seamseg.engine.train.run import TrainingOptions, run_training
+from seamseg.engine.train.run import TrainingOptions, continue_schedule, run_training
+from seamseg.engine.train.schedule import LRSchedule
 from seamseg.engine.train.trainer import Trainer
+from seamseg.engine.validate import Validator
 from seamseg.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -103,6 +111,35 @@ def test_readers_obey_their_parent(seven):
     worker.join(10)
     assert worker.exitcode == 0
     del iterator
+
+
+def test_a_signal_to_the_whole_group_in_a_validation(seven, straight, tmp_path, monkeypatch):
+    compare, run, told = Validator._compare, tmp_path / "run", []
+
+    def signalled(self, *arguments):
+        if not told:
+            told.extend(child.pid for child in multiprocessing.active_children())
+            # from elsewhere: what their own parent sends they take for an orderly end
+            subprocess.run(["kill", "-TERM", *map(str, [*told, os.getpid()])], check=True)
+        return compare(self, *arguments)
+
+    monkeypatch.setattr(Validator, "_compare", signalled)
+    more = ("dataloader.num_workers=2", "dataloader.val_batch_size=1", "dataloader.persistent_workers=no")
+    options = again(seven, run, "general.val_interval=1", *more)
+    assert train_until_done(options) == 1
+    assert told and not multiprocessing.active_children()
+    calm = replace(options, log_dir=tmp_path / "calm")
+    run_training(calm)
+    assert result(run) == result(tmp_path / "calm")
+
+
+def test_the_schedule_of_an_epoch_that_begins_anew(seven):
+    config = load_config(seven.config, "panoptic", (*seven.overrides, "optimizer.accumulate=1", "scheduler.epochs=2"))
+    for seed, total in ((config.general.seed, 2 * 7), (config.general.seed + 1, 3 + 2 * 7)):
+        start = Start(Path("s"), Progress(-1, 3), EpochPosition(0, 3, (Segment(1, 1, 3),), (7, seed)))
+        schedule = LRSchedule("linear", {"from": 1, "to": 0}, [1.0], 2, 7)
+        continue_schedule(schedule, start, open_loader(config, seven.data, seven.config, World()), config)
+        assert schedule.total == total and schedule.factor(total, 1) == 0
 
 
 def test_interrupted_after_every_step(seven, straight, tmp_path):

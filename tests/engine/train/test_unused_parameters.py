@@ -62,14 +62,14 @@ def test_find_and_fake_give_the_same_weights(size, accumulate):
 
 
 def things_at_first(world, way):
-    """Two batches: the ROI head has something to do in the first only."""
+    """Two batches: the ROI head has something to do in the first only, of all processes or of one."""
     with_things, without = batch_of(images_of(1, 1)[0]), batch_of(images_of(3, 1)[0])
     assert with_things.categories[0].numel() > 3 and without.categories[0].numel() == 3
-    batches = [with_things, without]
-    _, wanted = trained(World(), "gn", way, [batches])
-    _, got = trained(world, "gn", way, [batches])
-    assert float(wanted["net.roi_head.fc.fc1.weight"].abs().max()) > 0
-    assert error(got, wanted) < 1e-9
+    for first, same in ((with_things, [with_things, without]), (without, [with_things, without, without, without])):
+        _, wanted = trained(World(), "gn", way, [same])
+        _, got = trained(world, "gn", way, [[with_things if world.is_main else first, without]])
+        assert float(wanted["net.roi_head.fc.fc1.weight"].abs().max()) > 0
+        assert error(got, wanted) < 1e-9
 
 
 @pytest.mark.distributed
