@@ -214,8 +214,8 @@ class Batch:
     void: `categories[i]` int64 (255 for void), `iscrowd[i]` uint8, `boxes[i]` float32 `n x 4` (-1 where an id is
     absent from the mask).
 
-    `facts` repeats the small targets on the host: :func:`seamseg.data.batches.collate` writes them down before the
-    batch goes to a device: nobody has to wait for the device then to learn what was known all along. Boxes may move
+    `facts` repeats the small targets on the host. :func:`seamseg.data.batches.collate` writes them down before the
+    batch goes to a device, so that nobody waits for the device to learn what was known all along. Boxes may move
     afterwards, but ids, classes and whether a box is there may not change.
 
     With `pending`, one an image, the images are still bytes, uint8 `3 x H x W`, and neither they nor masks (of any

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from test_batches import assert_same
 
+import seamseg
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import explained_deaths, index_sampler, set_epoch, train_loader
 from seamseg.data.samplers import DistributedARBatchSampler
@@ -132,6 +136,27 @@ def test_a_worker_that_dies_while_others_work_is_explained(make_folder):
             end = time.monotonic() + 30
             while time.monotonic() < end:
                 time.sleep(0.01)
+
+
+HOLDING = """
+import sys
+from seamseg.data.dataset import PanopticDataset
+from seamseg.data.loader import train_loader
+from seamseg.data.samplers import ARBatchSampler
+from seamseg.data.transforms import TrainTransform
+
+data = PanopticDataset(sys.argv[1], "train", TrainTransform(16, 64))
+held = [iter(train_loader(data, ARBatchSampler(data.img_sizes, 1), 1, persistent_workers=p)) for p in (True, False)]
+print([len(next(batches)) for batches in held])
+"""
+
+
+def test_a_program_ends_while_it_holds_workers(make_folder):
+    """They do not listen to the signal with which Python ends them."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1])}
+    command = [sys.executable, "-c", HOLDING, str(make_folder(SIZES))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[1, 1]\n", "")
 
 
 def test_other_errors_pass(make_folder):

@@ -49,6 +49,13 @@ hidden_channels = 8
 """
 
 
+def part_of(batch: Batch, number: int) -> Batch:
+    """One image of a batch as a batch."""
+    one = slice(number, number + 1)
+    packed = (batch.images[one], batch.masks[one], batch.categories[one], batch.iscrowd[one], batch.boxes[one])
+    return Batch(*packed, ids=batch.ids[one], original_sizes=batch.original_sizes[one])
+
+
 def tiny_config(
     kind: str = "panoptic", mode: str = "bn", num_frozen: int = 0, overrides: tuple[str, ...] = ()
 ) -> Config:

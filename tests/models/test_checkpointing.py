@@ -2,22 +2,21 @@
 
 import copy
 import gc
-import os
-import tempfile
 import weakref
-from datetime import timedelta
+from unittest.mock import patch
 
 import pytest
 import torch
-from torch import distributed, multiprocessing, nn
+from engine.processes import launch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from seamseg.engine.distributed import distributed
 from seamseg.models.build import build_training_module
 from seamseg.ops.abn_replay import checkpointed
 from seamseg.ops.norm import ABN, InPlaceABN
-from seamseg.ops.sync import forget_groups
 
-from .conftest import tiny_config, toy_batch
+from .conftest import part_of, tiny_config, toy_batch
 
 YES = "general.checkpoint_body=yes"
 DROPOUT = 'body.body_params={"dropout": 0.3}'
@@ -168,10 +167,7 @@ def in_parallel(module, rank, **options):
     said = []
     for empty in EMPTY if options.get("find_unused_parameters") else [(), ()]:
         both = toy_batch((64, 80), (96, 64), empty=empty)
-        names = ("images", "masks", "categories", "iscrowd", "boxes")
-        parts = (getattr(both, name)[rank : rank + 1] for name in names)
-        mine = type(both)(*parts, ids=both.ids[rank : rank + 1], original_sizes=both.original_sizes[rank : rank + 1])
-        losses = parallel(mine).means
+        losses = parallel(part_of(both, rank)).means
         optimizer.zero_grad()
         sum(losses.values()).backward()
         optimizer.step()
@@ -179,19 +175,15 @@ def in_parallel(module, rank, **options):
     return [*said, *module.state_dict().values()]
 
 
-def worker(rank, rendezvous):
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2, timeout=timedelta(seconds=120)
-    )
-    try:
-        counts, gather = [], distributed.all_gather_into_tensor
+def work(rank, join):
+    join()
+    counts, gather = [], torch.distributed.all_gather_into_tensor
 
-        def counted(*arguments, **options):
-            counts[-1] += 1
-            return gather(*arguments, **options)
+    def counted(*arguments, **options):
+        counts[-1] += 1
+        return gather(*arguments, **options)
 
-        distributed.all_gather_into_tensor = counted
+    with distributed("cpu"), patch.object(torch.distributed, "all_gather_into_tensor", counted):
         for options in ({"find_unused_parameters": True}, {"static_graph": True}):
             states = []
             for module in pair("syncbn", DROPOUT, num_frozen=1):
@@ -200,13 +192,8 @@ def worker(rank, rendezvous):
                 states.append(in_parallel(module, rank, **options))
             assert all(torch.equal(a, b) for a, b in zip(*states)), options
             assert counts[-1] == counts[-2] > 0, "the second run speaks to nobody"
-    finally:
-        forget_groups()
-        distributed.destroy_process_group()
-    os._exit(0)
 
 
 @pytest.mark.distributed
 def test_two_processes_agree_with_and_without_checkpoints():
-    with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(worker, (os.path.join(folder, "rendezvous"),), nprocs=2)
+    launch(work, 2)

@@ -1,14 +1,17 @@
 """A steady training step on a CUDA device, during which torch makes every wait of the host an error."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 
 from seamseg.engine.distributed import World
+from seamseg.engine.train.device_transforms import prepare_batch
 from seamseg.engine.train.optimizer import build_optimizer
 from seamseg.engine.train.step import Stepper
 from seamseg.models.build import build_training_module
+from seamseg.structures import Pending
 
 from .conftest import tiny_config, toy_batch
 
@@ -69,6 +72,19 @@ def test_exact_samples_wait_three_times():
     torch.cuda.set_sync_debug_mode("default")
     waits = [str(w.message) for w in said if "synchronizing" in str(w.message)]
     assert 0 < len(waits) <= 3, waits
+
+
+def test_transforms_on_the_device_do_not_wait():
+    options = tiny_config().dataloader
+    batch = toy_batch((64, 96), (80, 64)).with_facts()
+    pending = [Pending(True, (1.1, 0.9, 1.2, 0.1)), Pending()]
+    images = batch.images.map(lambda x: (40 * x + 128).clamp(0, 255).byte())
+    sent = replace(batch, images=images, pending=pending).to("cuda")
+    prepare_batch(sent, options)
+    torch.cuda.set_sync_debug_mode("error")
+    done = prepare_batch(sent, options)
+    torch.cuda.set_sync_debug_mode("default")
+    assert done.pending is None and all(image.isfinite().all() for image in done.images)
 
 
 def test_an_image_size_that_is_new_does_not_wait():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ def prepare_batch(batch: Batch, options: Dataloader) -> Batch:
         return batch
     device = batch.images.device
     assert device is not None
-    normalise = Normalise(options.rgb_mean, options.rgb_std).to(device)
+    normalise = _normalise(options.rgb_mean, options.rgb_std, device)
     images, masks, boxes = [], [], []
     with torch.no_grad():
         for image, mask, box, pending in zip(batch.images, batch.masks, batch.boxes, batch.pending, strict=True):
@@ -42,6 +43,14 @@ def prepare_batch(batch: Batch, options: Dataloader) -> Batch:
         boxes=PackedSequence(boxes),
         pending=None,
     )
+
+
+@lru_cache(maxsize=8)
+def _normalise(
+    rgb_mean: tuple[float, ...] | None, rgb_std: tuple[float, ...] | None, device: torch.device
+) -> Normalise:
+    # kept: the host would wait for the way of its numbers to the device in each step
+    return Normalise(rgb_mean, rgb_std).to(device)
 
 
 def _mask(mask: Tensor, pending: Pending) -> Tensor:

@@ -125,12 +125,16 @@ def error(got: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
     )
 
 
-def in_processes(function: Callable[..., None], world: int, *args: object, seconds: float = 300) -> None:
-    """Call `function(world, *args)` in several processes that train together."""
-    launch(_joined, world, function, *args, seconds=seconds)
+def in_processes(size: int, *calls: tuple, seconds: float = 300) -> None:
+    """Do `function(world, *args)` for each of `(function, *args)` in `size` processes that train together.
+
+    One start of processes for many: it takes longer than most of what they do.
+    """
+    launch(_joined, size, calls, seconds=seconds)
 
 
-def _joined(rank: int, join: Callable[[], None], function: Callable[..., None], *args: object) -> None:
+def _joined(rank: int, join: Callable[[], None], calls: Sequence[tuple]) -> None:
     join()
     with in_float64(), distributed("cpu") as world:
-        function(world, *args)
+        for function, *args in calls:
+            function(world, *args)

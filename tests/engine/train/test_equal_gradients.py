@@ -9,6 +9,7 @@ from .equality import Network, batch_of, error, images_of, in_float64, in_proces
 
 TOLERANCE = 1e-9
 BY_STEP = "optimizer.loss_average=step"
+WAYS = ("find", "fake")
 
 
 def whole(step, parts):
@@ -51,19 +52,6 @@ def compare(world, steps, ways):
         assert {0, world.size} < set(active), "the steps were to be of all kinds"
 
 
-@pytest.mark.distributed
-@pytest.mark.parametrize("size", [2, 3])
-def test_processes_together_give_the_gradients_of_one(size):
-    in_processes(compare, size, 20, ("find", "fake"))
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_two_hundred_steps_of_processes_together(size):
-    in_processes(compare, size, 200, ("find", "fake"), seconds=3600)
-
-
 def compare_accumulated(world, steps, ways):
     """As :func:`compare`, each process with several batches; with group norm, which knows no batch."""
     alone = Network("gn", World(), BY_STEP, "body.gn_groups=4")
@@ -88,5 +76,15 @@ def test_batches_of_a_step_give_the_gradients_of_one():
 
 
 @pytest.mark.distributed
-def test_batches_of_processes_give_the_gradients_of_one():
-    in_processes(compare_accumulated, 2, 8, ("find", "fake"))
+@pytest.mark.parametrize("size", [2, 3])
+def test_processes_together_give_the_gradients_of_one(size):
+    """With one batch each, and in two with several."""
+    several = [(compare_accumulated, 8, WAYS)] if size == 2 else []
+    in_processes(size, (compare, 20, WAYS), *several)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_two_hundred_steps_of_processes_together(size):
+    in_processes(size, (compare, 200, WAYS), seconds=3600)

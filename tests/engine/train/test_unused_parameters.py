@@ -55,12 +55,6 @@ def same_weights(world, accumulate):
         assert all(torch.equal(weights, other) for other in gather_objects(world, weights))
 
 
-@pytest.mark.distributed
-@pytest.mark.parametrize(("size", "accumulate"), [(2, 1), (2, 2), (3, 1)])
-def test_find_and_fake_give_the_same_weights(size, accumulate):
-    in_processes(same_weights, size, accumulate)
-
-
 def things_at_first(world, way):
     """Two batches: the ROI head has something to do in the first only, of all processes or of one."""
     with_things, without = batch_of(images_of(1, 1)[0]), batch_of(images_of(3, 1)[0])
@@ -73,9 +67,14 @@ def things_at_first(world, way):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("way", ["find", "fake"])
-def test_a_gradient_of_an_earlier_batch_is_kept(way):
-    in_processes(things_at_first, 2, way)
+def test_two_processes():
+    """Find and fake give the same weights, and a gradient of an earlier batch is kept."""
+    in_processes(2, (same_weights, 1), (same_weights, 2), (things_at_first, "find"), (things_at_first, "fake"))
+
+
+@pytest.mark.distributed
+def test_find_and_fake_give_the_same_weights_in_three_processes():
+    in_processes(3, (same_weights, 1))
 
 
 @pytest.mark.parametrize("norm", NORMS)
