@@ -153,7 +153,7 @@ class Roi:
     sample_empty_images: bool = key("images without things give negatives too; the original skips them", ours=True)
     fixed_samples: bool = key(
         "always num_samples rows an image, so that a GPU never waits for a count; where proposals are too few, rows "
-        "that count in no loss fill up",
+        "that count in no loss, but in the norms' statistics, fill up",
         ours=True,
     )
 

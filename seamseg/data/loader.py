@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -19,9 +17,6 @@ from seamseg.data.keys import KeyedBatches
 from seamseg.data.workers import WorkerSeed, dead_workers, worker_death
 from seamseg.errors import SeamsegError
 
-_passes: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Iterators of all loaders that have workers."""
-
 
 class BatchLoader(DataLoader):
     """A DataLoader whose workers' errors arrive as they were raised, without a traceback in the message."""
@@ -33,8 +28,6 @@ class BatchLoader(DataLoader):
             try:
                 iterator = super().__iter__()
                 self._workers = tuple(getattr(iterator, "_workers", ()))
-                if self._workers:
-                    _passes.add(iterator)
                 yield from iterator
             except SeamsegError as error:
                 raise type(error)(_own_message(error)) from None
@@ -45,13 +38,6 @@ class BatchLoader(DataLoader):
         if reading is None or not isinstance(self.dataset, PanopticDataset):
             return [None] * len(self._workers)
         return [self.dataset.file_name(i) if i >= 0 else None for i in reading.tolist()]
-
-
-@atexit.register
-def _end_workers() -> None:
-    # they are deaf to the SIGTERM of Python's exit (WorkerSeed), which would then wait for them for ever
-    for iterator in list(_passes):
-        iterator._shutdown_workers()
 
 
 @contextmanager
