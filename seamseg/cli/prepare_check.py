@@ -76,7 +76,7 @@ def _print_report(report: Report) -> None:
     _print_classes(report)
     _print_problems("error", report.errors)
     _print_problems("warning", report.warnings)
-    print(f"{len(report.errors)} errors, {len(report.warnings)} warnings")
+    print(f"errors: {len(report.errors)}, warnings: {len(report.warnings)}")
 
 
 def _print_classes(report: Report) -> None:

@@ -2,9 +2,8 @@
 
     seamseg train toy_city_r18 DATA --log-dir runs/city
     seamseg train my.ini DATA --log-dir runs/my --pre-train body:resnet50.pth --set optimizer.lr=0.02
-    seamseg train my.ini DATA --log-dir runs/my --resume auto
-    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc-per-node 8 --max-restarts 100 \
-        -m seamseg train my.ini DATA --log-dir runs/my --resume auto
+    seamseg train my.ini DATA --log-dir runs/my --resume auto --set general.snapshot_interval=500
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc-per-node 8 --max-restarts 100 -m seamseg train ...
 
 DATA is a dataset folder from `seamseg prepare`. The run folder gets config.ini, metadata.bin and after each epoch
 model_last.pth.tar and model_best.pth.tar (so `seamseg predict runs/my ...` works), and training.log, metrics.jsonl and

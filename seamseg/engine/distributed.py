@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -159,7 +160,7 @@ def distributed(device: str = "auto") -> Iterator[World]:
             raise SeamsegError(
                 f"process {rank} of {size} lost touch with the others: one has ended, see its message, or kept this "
                 f"one waiting for {timeout.total_seconds() / 60:g} minutes ({_TIMEOUT_VARIABLE}) "
-                f"({str(error).splitlines()[0][:200]})"
+                f"({_reason(error)})"
             ) from error
         raise
     else:
@@ -169,6 +170,12 @@ def distributed(device: str = "auto") -> Iterator[World]:
 def lost_touch(error: RuntimeError) -> bool:
     """Whether an error of this process is, by its words, another one's doing."""
     return isinstance(error, dist.DistError) or any(word in str(error) for word in _LOST_TOUCH)
+
+
+def _reason(error: RuntimeError) -> str:
+    """What torch says, without the place in its own sources and the advice behind it."""
+    words = re.sub(r"^(\[[^]]*\]:?\s*)+", "", str(error).strip().splitlines()[0]) or str(error)
+    return words.split(". ")[0].strip()[:200]
 
 
 def _leave() -> None:

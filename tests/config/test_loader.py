@@ -15,6 +15,7 @@ from seamseg.config import (
     find_experiment,
     load_config,
 )
+from seamseg.config.compare import differences
 from seamseg.errors import InputError
 
 
@@ -245,3 +246,10 @@ def test_a_file_comes_before_the_experiment_of_its_name(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "vistas_r50").write_text("[optimizer]\nlr = 7")
     assert load_config("vistas_r50").optimizer.lr == 7
+
+
+def test_differences_are_named() -> None:
+    old = default_config()
+    new = config_from_string(config_to_string(old), "panoptic", "x", ["scheduler.epochs=3", "dataloader.train_set=a"])
+    assert differences(old, old) == []
+    assert differences(old, new) == ["scheduler.epochs: 90 -> 3", "dataloader.train_set: empty -> a"]

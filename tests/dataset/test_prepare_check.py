@@ -201,7 +201,7 @@ def test_stray_files(data):
 def test_command(data, tmp_path, capsys):
     assert main(["prepare", "--check", str(data), "--json", str(tmp_path / "r.json")]) == 0
     shown = capsys.readouterr()
-    assert "4 images (3 in train, 1 in val)" in shown.out and "0 errors, 0 warnings" in shown.out
+    assert "4 images (3 in train, 1 in val)" in shown.out and "errors: 0, warnings: 0" in shown.out
     assert f"{data / 'check.jpg'}: 4 images to look at" in shown.out and "check: 4/4" in shown.err
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["ok"] and report["images"] == 4 and report["errors"] == []
@@ -233,7 +233,7 @@ def test_many_problems_are_counted(data, capsys):
     damage_metadata(data, lambda images: images + [type(images[0])(f"x{k}", [255], (1, 1), [0]) for k in range(40)])
     assert main(["prepare", "--check", str(data), "--samples", "0"]) == 1
     shown = capsys.readouterr().out
-    assert "error: 30 more (" in shown and "--json FILE lists them all" in shown and "80 errors" in shown
+    assert "error: 30 more (" in shown and "--json FILE lists them all" in shown and "errors: 80" in shown
 
 
 def test_sheet_shows_every_class_and_no_broken_image(data, tmp_path):

@@ -56,6 +56,7 @@ class Start:
     is_best : the snapshot is that of the best epoch so far
     rank_states : of the processes that wrote it, by rank; empty in snapshots of the original and of early releases
     stepper_state : for :meth:`Stepper.load_state_dict`, of the main process
+    config : INI text it was trained with
     """
 
     source: Path
@@ -64,6 +65,7 @@ class Start:
     is_best: bool = False
     rank_states: list[dict[str, Any]] = field(default_factory=list)
     stepper_state: dict[str, Any] = field(default_factory=dict)
+    config: str = ""
 
     def own_state(self, world: World) -> dict[str, Any] | None:
         """What this process held itself; None if other processes, or others in number, wrote the snapshot."""
@@ -135,6 +137,7 @@ def resume(path: str | Path, net: PanopticNet, optimizer: torch.optim.Optimizer,
             is_best=bool(more.get("is_best")),
             rank_states=list(more.get("ranks", [])),
             stepper_state={k: snapshot.state_dict[k] for k in STEPPER_PARTS if k in snapshot.state_dict},
+            config=snapshot.config,
         )
         if start.position is not None and not start.rank_states:
             raise ValueError("no process wrote it")

@@ -14,13 +14,21 @@ def bf16_is_fast(device: torch.device) -> bool:
     return device.type == "cpu" and any(getattr(torch.cpu, name, bool)() for name in checks)
 
 
+def number_type(precision: str, device: torch.device) -> torch.dtype:
+    """What `[general] precision` makes the network compute with on a device."""
+    if precision == "auto":
+        precision = "bf16" if bf16_is_fast(device) else "fp32"
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+
+
 def autocast(precision: str, device: torch.device) -> torch.autocast:
     """The context of a forward pass for `[general] precision`: fp32, bf16, fp16, or auto (bf16 where it is fast).
 
     Weights, statistics and losses stay float32 in any case.
     """
-    enabled = precision in ("bf16", "fp16") or (precision == "auto" and bf16_is_fast(device))
-    return torch.autocast(device.type, dtype=torch.float16 if precision == "fp16" else torch.bfloat16, enabled=enabled)
+    number = number_type(precision, device)
+    mixed = number is not torch.float32
+    return torch.autocast(device.type, dtype=number if mixed else torch.bfloat16, enabled=mixed)
 
 
 def loss_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:

@@ -206,11 +206,12 @@ class Reporter:
         shown = [f"{name.removesuffix('_loss')} {line[name]:.4f}" for name in losses]
         shown += [f"grad {line[name]:.3g}" for name in gradients]
         shown += [f"{skipped} skipped"] if skipped else []
-        shown += [f"{line['broken_images']} broken images"] if line["broken_images"] else []
+        shown += [f"broken images: {line['broken_images']}"] if line["broken_images"] else []
         shown += [f"{line['step_seconds']:.2f} s/step (data {line['data_seconds']:.2f})"]
         shown += [f"{line['images_per_second']:.1f} images/s"]
         shown += [f"{list(memory.values())[-1]:.1f} GiB"] if memory else []
-        shown += [f"{remaining(self._seconds_left(position))} left"]
+        untimed = " and validation" if self._validations.count == 0 and self.config.dataloader.val_set else ""
+        shown += [f"{remaining(self._seconds_left(position))}{untimed} left"]
         place = f"epoch {position.epoch + 1}/{epochs} [{position.index + 1}/{position.length}]"
         self.log.info("  ".join([place, *shown]))
         rates = self._rates

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader
 
-from seamseg.config import Config, config_to_string, load_config
+from seamseg.config import Config, config_from_string, config_to_string, load_config
+from seamseg.config.compare import differences
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import index_sampler
 from seamseg.data.metadata import Metadata
@@ -27,6 +28,7 @@ from seamseg.engine.train.metrics import MetricsFile
 from seamseg.engine.train.optimizer import build_optimizer
 from seamseg.engine.train.parallel import in_parallel
 from seamseg.engine.train.position import order_of
+from seamseg.engine.train.precision import number_type
 from seamseg.engine.train.preemption import Preempted
 from seamseg.engine.train.reporter import Reporter
 from seamseg.engine.train.run_folder import RunFolder
@@ -98,7 +100,9 @@ def run_training(options: TrainingOptions) -> PanopticScores | None:
         try:
             return _run(options, config, world, run, log)
         except KeyboardInterrupt:
-            log.warning("interrupted; --resume auto continues from the newest snapshot")
+            saved = bool(run.saved()) or run.last.exists()
+            what = "--resume auto continues from the newest snapshot" if saved else "nothing is saved yet"
+            log.warning(f"interrupted; {what}")
             raise
         except Preempted:
             # the trainer has told why, and what to do
@@ -120,6 +124,8 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
     loader = None if options.evaluate else open_loader(config, options.data, options.config, world)
     metadata = _metadata(validator, loader)
     log.info(f"{metadata.num_stuff} stuff and {metadata.num_thing} thing classes; {_where(world)}")
+    if loader is not None:
+        log.info(_plan(config, loader, world))
     if config.general.eval_coco and config.dataloader.coco_gt:
         log.info("[dataloader] coco_gt is not read: average precision takes the ground truth of the data set")
 
@@ -159,6 +165,7 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
         load_own_state(start, net, stepper, world)
         continue_schedule(schedule, start, loader, config)
         log.info(f"resumed from {start.source}, {_place(start)}, step {start.progress.global_step}")
+        _tell_changes(start, config, log)
     if world.is_main:
         run.describe(config, metadata, log, options.resume is not None)
         if start is not None and start.is_best and start.source in [path for _, path in run.saved()]:
@@ -263,6 +270,26 @@ def _load_start(options: TrainingOptions, config: Config, net: PanopticNet, log:
         missing = [part for part in NETWORK_MODULES if part not in filled and getattr(net, part) is not None]
         if missing:
             raise InputError(f"--eval: --pre-train gives no weights for {', '.join(missing)}")
+
+
+def _plan(config: Config, loader: DataLoader, world: World) -> str:
+    images, accumulate = len(loader.dataset), config.optimizer.accumulate  # type: ignore[arg-type]
+    parts = [f"batch {config.dataloader.train_batch_size}"]
+    parts += [f"{accumulate} batches"] if accumulate > 1 else []
+    parts += [f"{world.size} processes"] if world.is_distributed else []
+    threads = f", {torch.get_num_threads()} threads a process" if world.device.type == "cpu" else ""
+    precision = str(number_type(config.general.precision, world.device)).removeprefix("torch.")
+    return f"{images} training images, {' x '.join(parts)} a step, {precision}{threads}"
+
+
+def _tell_changes(start: Start, config: Config, log: TextLog) -> None:
+    """Name the keys that a resumed training has otherwise than before: a forgotten --set is easily made."""
+    try:
+        changed = differences(config_from_string(start.config, config.kind), config)
+    except InputError:
+        return  # a configuration of another time; the training's own has been read
+    if changed:
+        log.warning(f"other values than before: {', '.join(changed)}")
 
 
 def _where(world: World) -> str:
