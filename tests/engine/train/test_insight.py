@@ -204,7 +204,7 @@ def test_the_time_that_is_left_has_validations_in_it(micro, micro_config, micro_
     # 5 steps of this epoch and 40 of the others
     assert lines[-1] == (
         "epoch 6/10 [5/10]  obj 1.0000  loss 1.0000  grad 3  2.00 s/step (data 0.50)  1.0 images/s  "
-        f"{peak_memory(torch.device('cpu'))['rss_peak_gib']:.1f} GiB  0:01:30 left"
+        f"{peak_memory(torch.device('cpu'))['rss_peak_gib']:.1f} GiB  0:01:30 and validation left"
     )
     scores = evaluate_model(micro_run, micro, device="cpu", quiet=True).scores
     reporter.validated(3, 40, scores, 40.0)
