@@ -79,20 +79,20 @@ def from_test_panoptic(argv: Sequence[str]) -> list[str]:
 
 def from_prepare_cityscapes(argv: Sequence[str]) -> list[str]:
     """`ROOT OUT`"""
-    parser = _parser("prepare_cityscapes.py", "Cityscapes as a dataset folder, as `seamseg prepare` does.")
-    parser.add_argument("root", metavar="ROOT", help="folder with leftImg8bit/ and gtFine/")
-    parser.add_argument("out", metavar="OUT", help="dataset folder to write")
-    args = parser.parse_args(argv)
-    return ["prepare", "cityscapes", args.root, args.out]
+    return _from_prepare("cityscapes", "Cityscapes", "leftImg8bit/ and gtFine/", argv)
 
 
 def from_prepare_vistas(argv: Sequence[str]) -> list[str]:
     """`ROOT OUT`"""
-    parser = _parser("prepare_vistas.py", "Mapillary Vistas as a dataset folder, as `seamseg prepare` does.")
-    parser.add_argument("root", metavar="ROOT", help="folder with config.json, training/ and validation/")
+    return _from_prepare("vistas", "Mapillary Vistas", "config.json, training/ and validation/", argv)
+
+
+def _from_prepare(command: str, name: str, holds: str, argv: Sequence[str]) -> list[str]:
+    parser = _parser(f"prepare_{command}.py", f"{name} as a dataset folder, as `seamseg prepare` does.")
+    parser.add_argument("root", metavar="ROOT", help=f"folder with {holds}")
     parser.add_argument("out", metavar="OUT", help="dataset folder to write")
     args = parser.parse_args(argv)
-    return ["prepare", "vistas", args.root, args.out]
+    return ["prepare", command, args.root, args.out]
 
 
 def from_convert_resnet(argv: Sequence[str]) -> list[str]:

@@ -160,7 +160,7 @@ def distributed(device: str = "auto") -> Iterator[World]:
             raise SeamsegError(
                 f"process {rank} of {size} lost touch with the others: one has ended, see its message, or kept this "
                 f"one waiting for {timeout.total_seconds() / 60:g} minutes ({_TIMEOUT_VARIABLE}) "
-                f"({_reason(error)})"
+                f"({reason_of(error)})"
             ) from error
         raise
     else:
@@ -172,8 +172,8 @@ def lost_touch(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or any(word in str(error) for word in _LOST_TOUCH)
 
 
-def _reason(error: RuntimeError) -> str:
-    """What torch says, without the place in its own sources and the advice behind it."""
+def reason_of(error: RuntimeError) -> str:
+    """What torch says of a lost process, without the place in its own sources and the advice behind it."""
     words = re.sub(r"^(\[[^]]*\]:?\s*)+", "", str(error).strip().splitlines()[0]) or str(error)
     return words.split(". ")[0].strip()[:200]
 

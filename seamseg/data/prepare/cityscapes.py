@@ -9,7 +9,7 @@ from pathlib import Path
 from seamseg.data.folder import IMAGE_ENDINGS
 from seamseg.data.prepare.archives import SourceTree, read_map
 from seamseg.data.prepare.cityscapes_labels import EVALUATED, LABELS, cityscapes_classes
-from seamseg.data.prepare.convert import Options, Prepared, convert_splits, find_splits
+from seamseg.data.prepare.convert import Options, Prepared, convert_splits, find_splits, present_splits
 from seamseg.data.prepare.segments import number_segments
 from seamseg.data.prepare.writer import Frame, Instances, Progress, no_progress
 from seamseg.errors import InputError
@@ -63,15 +63,12 @@ def prepare_cityscapes(
     """
     tree = SourceTree(root)
     found = find_splits(splits, SPLITS, lambda split: find_frames(tree, split, say), "Cityscapes")
-    missing = [split for split, frames in found.items() if not frames]
-    if len(missing) == len(found):
-        raise InputError(
-            f"{root}: 0 images found; expected leftImg8bit/SPLIT/CITY/*_leftImg8bit.png and, for example, "
-            f"gtFine/SPLIT/CITY/*_gtFine_instanceIds.png with SPLIT among {', '.join(found)}{tree.hint}"
-        )
-    for split in missing:
-        say(f"{root}: no {split}, left out")
-    named = {SPLITS[split][1]: frames for split, frames in found.items() if frames}
+    expected = (
+        "leftImg8bit/SPLIT/CITY/*_leftImg8bit.png and, for example, "
+        f"gtFine/SPLIT/CITY/*_gtFine_instanceIds.png with SPLIT among {', '.join(found)}{tree.hint}"
+    )
+    present, missing = present_splits(found, root, expected, say)
+    named = {SPLITS[split][1]: frames for split, frames in present.items()}
     options = Options(workers, progress, say, copy, symlink)
     return replace(convert_splits(out, _CLASSES, named, read_instances, options), missing=missing)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from seamseg.data.metadata import Metadata
 from seamseg.data.prepare.archives import File
 from seamseg.data.prepare.writer import DatasetWriter, Frame, Progress, Reader, no_progress
 from seamseg.errors import InputError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,14 +48,33 @@ class Prepared:
 
 
 def find_splits(
-    wanted: Sequence[str], known: Iterable[str], find: Callable[[str], list[Frame]], what: str
-) -> dict[str, list[Frame]]:
-    """The frames of each wanted split; InputError for a split that the data set `what` does not have."""
+    wanted: Sequence[str], known: Iterable[str], find: Callable[[str], T | None], what: str
+) -> dict[str, T | None]:
+    """What `find` finds of each wanted split; InputError for a split that the data set `what` does not have."""
     unknown = [split for split in wanted if split not in set(known)]
     if unknown or not wanted:
         name = unknown[0] if unknown else ""
         raise InputError(f"no {what} split is called {name!r}; choose among {', '.join(known)}")
     return {split: find(split) for split in dict.fromkeys(wanted)}
+
+
+def present_splits(
+    found: Mapping[str, T | None], root: str | Path, expected: str, say: Callable[[str], None]
+) -> tuple[dict[str, T], list[str]]:
+    """The splits of which something was found, and the names of the others, which are said.
+
+    Raises
+    ------
+    InputError
+        if nothing was found at all; `expected` says what `root` should hold
+    """
+    present = {split: content for split, content in found.items() if content}
+    missing = [split for split in found if split not in present]
+    if not present:
+        raise InputError(f"{root}: 0 images found; expected {expected}")
+    for split in missing:
+        say(f"{root}: no {split}, left out")
+    return present, missing
 
 
 def convert_splits(

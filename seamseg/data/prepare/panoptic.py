@@ -15,7 +15,16 @@ from seamseg.data.images import open_image, open_mask
 from seamseg.data.metadata import Metadata
 from seamseg.data.prepare.archives import File, SourceTree, read_file
 from seamseg.data.prepare.class_file import build_class_list, coco_categories
-from seamseg.data.prepare.convert import DEFAULTS, Options, Prepared, convert_splits, distinct_ids, find_splits, id_of
+from seamseg.data.prepare.convert import (
+    DEFAULTS,
+    Options,
+    Prepared,
+    convert_splits,
+    distinct_ids,
+    find_splits,
+    id_of,
+    present_splits,
+)
 from seamseg.data.prepare.pairs import tree_files
 from seamseg.data.prepare.segments import number_segments
 from seamseg.data.prepare.writer import Frame, Instances
@@ -92,17 +101,12 @@ def prepare_coco(
         masks = tree.files(f"annotations/panoptic_{split}") or tree.files(f"panoptic_{split}")
         return PanopticSource(tree.files(split), masks, load_json(file), str(tree.root / path))
 
-    find_splits(splits, COCO_SPLITS, lambda split: [], "COCO")
-    found = {split: find(split) for split in dict.fromkeys(splits)}
-    missing = [split for split, source in found.items() if source is None]
-    if len(missing) == len(found):
-        raise InputError(
-            f"{root}: 0 images found; expected annotations/panoptic_val2017.json, "
-            f"annotations/panoptic_val2017/*.png and val2017/*.jpg, or their zip files{tree.hint}"
-        )
-    for split in missing:
-        options.say(f"{root}: no {split}, left out")
-    sources = {split: source for split, source in found.items() if source is not None}
+    expected = (
+        "annotations/panoptic_val2017.json, annotations/panoptic_val2017/*.png and val2017/*.jpg, "
+        f"or their zip files{tree.hint}"
+    )
+    found = find_splits(splits, COCO_SPLITS, find, "COCO")
+    sources, missing = present_splits(found, root, expected, options.say)
     for source in sources.values():
         if not source.masks:
             raise InputError(f"{source.name.removesuffix('.json')}: no folder of PNG, no zip file of it{tree.hint}")

@@ -14,7 +14,15 @@ import numpy as np
 from seamseg.data.images import open_mask
 from seamseg.data.metadata import Metadata
 from seamseg.data.prepare.archives import File, SourceTree, read_file
-from seamseg.data.prepare.convert import DEFAULTS, Options, Prepared, convert_splits, find_splits, ordered_classes
+from seamseg.data.prepare.convert import (
+    DEFAULTS,
+    Options,
+    Prepared,
+    convert_splits,
+    find_splits,
+    ordered_classes,
+    present_splits,
+)
 from seamseg.data.prepare.pairs import by_stem, is_photo
 from seamseg.data.prepare.segments import number_segments
 from seamseg.data.prepare.writer import Frame, Instances
@@ -66,15 +74,10 @@ def prepare_vistas(
     version, config = _find_config(tree, version, options)
     labels = read_labels(config)
     found = find_splits(splits, SPLITS, lambda split: find_frames(tree, split, version, options), "Vistas")
-    missing = [split for split, frames in found.items() if not frames]
-    if len(missing) == len(found):
-        raise InputError(
-            f"{root}: 0 images found; expected {splits[0]}/images/*.jpg and {splits[0]}/instances/*.png or "
-            f"{splits[0]}/v{version}/instances/*.png{tree.hint}"
-        )
-    for split in missing:
-        options.say(f"{root}: no {split}, left out")
-    named = {split: frames for split, frames in found.items() if frames}
+    expected = (
+        f"{splits[0]}/images/*.jpg and {splits[0]}/instances/*.png or {splits[0]}/v{version}/instances/*.png{tree.hint}"
+    )
+    named, missing = present_splits(found, root, expected, options.say)
     read = partial(read_instances, labels=labels)
     return replace(convert_splits(out, labels.classes, named, read, options), missing=missing)
 

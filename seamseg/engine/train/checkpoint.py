@@ -89,11 +89,10 @@ def make_snapshot(
     resume : see :func:`resume_state`
     """
     state: dict[str, Any] = {
-        part: {key: _host_copy(value.detach(), torch.contiguous_format) for key, value in module.state_dict().items()}
-        for part, module in network_parts(net).items()
+        part: _copied(module.state_dict(), torch.contiguous_format) for part, module in network_parts(net).items()
     }
     state["optimizer"] = _copied(stepper.optimizer.state_dict())
-    state.update(_copied(stepper.state_dict()))
+    state.update(_copied(stepper.state_dict(), torch.contiguous_format))
     state.update({f"{name}_meter": meter.state_dict() for name, meter in meters.items()})
     return Snapshot(config_to_string(config), state, asdict(progress), metadata_header(metadata), resume)
 
@@ -180,14 +179,14 @@ def _score(value: Any) -> float:
     return 0.0 if value is None else float(value)
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Any, memory_format: torch.memory_format = torch.preserve_format) -> Any:
     """A tree of dicts and lists with copies of its tensors on the host."""
     if isinstance(value, Tensor):
-        return _host_copy(value.detach(), torch.preserve_format)
+        return _host_copy(value.detach(), memory_format)
     if isinstance(value, Mapping):
-        return {key: _copied(item) for key, item in value.items()}
+        return {key: _copied(item, memory_format) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_copied(item) for item in value)
+        return type(value)(_copied(item, memory_format) for item in value)
     return value
 
 

@@ -67,16 +67,11 @@ class WeightAverage:
             torch._foreach_copy_(live, own)
 
     def state_dict(self) -> dict[str, Any]:
-        """The average by part in the layout of the network's state, on the CPU, and the number of updates.
+        """The average by part under the keys of the network's state, and the number of updates.
 
-        Where a tensor is on the CPU already it is no copy: write it before the next step.
+        The tensors are the average's own, on its device: copy them before the next step.
         """
-        state: dict[str, Any] = {
-            part: {key: value.cpu().contiguous() for key, value in tensors.items()}
-            for part, tensors in self._by_part().items()
-        }
-        state[_COUNT] = self._updates.cpu()
-        return state
+        return {**self._by_part(), _COUNT: self._updates}
 
     @torch.no_grad()
     def load_state_dict(self, state: Any, source: str) -> None:

@@ -159,8 +159,7 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
     )
     if config.general.compile:
         compile_static_part(net, world, log)
-    wrapped = in_parallel(module, config, world)
-    stepper = Stepper(config, wrapped, optimizer, world)
+    stepper = Stepper(config, in_parallel(module, config, world), optimizer, world)
     if start is not None:
         load_own_state(start, net, stepper, world)
         continue_schedule(schedule, start, loader, config)
@@ -180,7 +179,6 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
         config,
         metadata,
         net,
-        wrapped,
         stepper,
         schedule,
         loader,

@@ -10,13 +10,12 @@ from itertools import islice
 from typing import TypeVar
 
 import torch
-from torch import nn
 from torch.utils.data import DataLoader
 
 from seamseg.config import Config
 from seamseg.data.loader import index_sampler, set_epoch
 from seamseg.data.metadata import Metadata
-from seamseg.engine.distributed import World, barrier, lost_touch
+from seamseg.engine.distributed import World, barrier, lost_touch, reason_of
 from seamseg.engine.train.chance import seed_everything, set_random_state
 from seamseg.engine.train.checkpoint import Progress, Start, make_snapshot, resume_state
 from seamseg.engine.train.feed import Fed, Feed
@@ -46,8 +45,7 @@ class Trainer:
     config : of the run
     metadata : classes
     net : the network, on the device of this process
-    module : network and criterion, batch to losses; wrapped for several processes
-    stepper : trains it on the batches of a step
+    stepper : trains it, and the criterion around it, on the batches of a step
     schedule : learning rates
     loader : training batches, the same number in each process
     validator : scores the network; None to train without
@@ -60,7 +58,6 @@ class Trainer:
     config: Config
     metadata: Metadata
     net: PanopticNet
-    module: nn.Module
     stepper: Stepper
     schedule: LRSchedule
     loader: DataLoader
@@ -104,7 +101,7 @@ class Trainer:
                 raise
             raise SeamsegError(
                 f"step {self.progress.global_step}: process {self.world.rank} lost touch with the others, see their "
-                f"messages ({str(error).splitlines()[0][:200]})"
+                f"messages ({reason_of(error)})"
             ) from error
         finally:
             if self._saver is not None:
@@ -112,13 +109,13 @@ class Trainer:
 
     def _train(self) -> PanopticScores | None:
         epochs, scores = self.config.scheduler.epochs, None
-        interval = max(1, self.config.general.val_interval)
+        interval, between = max(1, self.config.general.val_interval), self.config.general.snapshot_interval
         for epoch in range(self.progress.epoch + 1, epochs):
             with self._feed.deaths_explained():
                 self._train_epoch(epoch)
             validates = self.validator is not None and ((epoch + 1) % interval == 0 or epoch + 1 == epochs)
-            if validates and self.config.general.snapshot_interval:
-                # a validation can take longer than a machine is ours
+            if validates and between and self.progress.global_step % between:
+                # a validation can take longer than a machine is ours; the last step may be saved already
                 self._save()
             # each process averaged its own running statistics; all continue with, and judge by, those that are saved
             self.stepper.share_statistics()
@@ -150,7 +147,7 @@ class Trainer:
         return scores
 
     def _train_epoch(self, epoch: int) -> None:
-        self.module.train()
+        self.stepper.module.train()
         done = self._enter(epoch)
         length = done + steps_of_epoch(len(self.loader), self.config.optimizer.accumulate)
         last = time.perf_counter()
