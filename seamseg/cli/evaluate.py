@@ -12,9 +12,9 @@ in the folder of the JSON's name without .json unless another one is named.
 from __future__ import annotations
 
 import argparse
-import os
 from typing import TYPE_CHECKING
 
+from seamseg.cli.launcher import is_main_process
 from seamseg.data.prepare.parallel import available_cores
 from seamseg.errors import InputError
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from seamseg.files import write_json
 
     scores = _score_files(args) if args.gt is not None or args.pred is not None else _score_model(args)
-    if os.environ.get("RANK", "0") != "0":
+    if not is_main_process():
         return 0
     if args.json is not None:
         write_json(args.json, scores.to_json(), indent=2)
