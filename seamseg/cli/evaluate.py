@@ -17,10 +17,10 @@ it.
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from seamseg.cli.launcher import is_main_process
 from seamseg.data.prepare.parallel import available_cores
 from seamseg.errors import InputError
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None and Path(args.out).exists() and not Path(args.out).is_dir():
         raise InputError(f"{args.out}: --out must be a folder, this is a file")
     scores = _score_files(args) if args.gt is not None or args.pred is not None else _score_model(args)
-    if os.environ.get("RANK", "0") != "0":
+    if not is_main_process():
         return 0
     if args.json is not None:
         write_json(args.json, scores.to_json(), indent=2)
