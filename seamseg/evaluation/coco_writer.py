@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from seamseg.errors import InputError
 from seamseg.evaluation.coco_panoptic import MAX_ID, default_folder, write_id_png
 from seamseg.evaluation.evaluator import ClassTable, class_infos
-from seamseg.evaluation.segments import gt_segments_from_instances
+from seamseg.evaluation.segments import gt_segments_from_instances, segment_boxes
 from seamseg.evaluation.threads import threaded_map
 from seamseg.files import write_json
-from seamseg.ops.extract_boxes import extract_boxes
 from seamseg.structures import PanopticResult, Segment
 
 
@@ -184,11 +182,7 @@ def dataset_to_coco_panoptic(
         ids, infos = gt_segments_from_instances(
             dataset.read_mask(image.id), image.cat, image.iscrowd, num_stuff, image.id
         )
-        boxes = extract_boxes(torch.from_numpy(ids), 1 + max((s.id for s in infos), default=0)).tolist()
-        segments = [
-            Segment(s.id, s.category, s.category >= num_stuff, None, s.area or 0, tuple(boxes[s.id]), s.iscrowd)
-            for s in infos
-        ]
+        segments = segment_boxes(ids, infos, num_stuff)
         writer.add_map(image.id, ids, segments, dataset.image_path(image.id).name)
 
     images = dataset.split(split)
