@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from seamseg.errors import InputError
 from seamseg.evaluation.matching import SegmentInfo
-from seamseg.ops.extract_boxes import extract_boxes
-from seamseg.structures import VOID, Segment
+from seamseg.structures import VOID
 
 
 def flatten_layers(mask: np.ndarray | Tensor) -> np.ndarray:
@@ -70,15 +68,6 @@ def gt_segments_from_instances(
     lookup, kinds = _merge(cat, iscrowd, num_stuff)
     ids = lookup[flat]
     return ids, _segments_of(kinds, np.bincount(ids.ravel(), minlength=len(kinds)))
-
-
-def segment_boxes(ids: np.ndarray, segments: Sequence[SegmentInfo], num_stuff: int) -> list[Segment]:
-    """The segments of a true map `H x W` int32 with their boxes, as results of the network have them."""
-    boxes = extract_boxes(torch.from_numpy(ids), 1 + max((s.id for s in segments), default=0)).tolist()
-    return [
-        Segment(s.id, s.category, s.category >= num_stuff, None, s.area or 0, tuple(boxes[s.id]), s.iscrowd)
-        for s in segments
-    ]
 
 
 def gt_segments_from_pairs(

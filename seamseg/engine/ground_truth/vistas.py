@@ -20,8 +20,7 @@ from seamseg.engine.layouts.vistas import (
     with_panoptic_ids,
 )
 from seamseg.errors import InputError
-from seamseg.evaluation.coco_writer import CocoPanopticWriter
-from seamseg.evaluation.segments import segment_boxes
+from seamseg.evaluation.coco_writer import CocoPanopticWriter, with_boxes
 from seamseg.files import write_json
 
 _SPLITS = {"train": "training", "val": "validation"}
@@ -75,7 +74,7 @@ class VistasGroundTruth:
             put_photo(photo, target, link)
             write_grey_png(root / "labels" / f"{name}.png", pixels)
             write_grey_png(root / "instances" / f"{name}.png", instances)
-            panoptic.add_map(name, truth.ids, segment_boxes(truth.ids, truth.segments, metadata.num_stuff), target.name)
+            panoptic.add_map(name, truth.ids, with_boxes(truth.ids, truth.segments, metadata.num_stuff), target.name)
 
         images = self.folder.split(split)
         check_names(images, photo_stem)
