@@ -186,7 +186,7 @@ def dataset_to_coco_panoptic(
         )
         boxes = extract_boxes(torch.from_numpy(ids), 1 + max((s.id for s in infos), default=0)).tolist()
         segments = [
-            Segment(s.id, s.category, s.category >= num_stuff, None, s.area or 0, tuple(boxes[s.id]), s.iscrowd)
+            Segment(s.id, s.category, s.category >= num_stuff, None, int(s.area or 0), tuple(boxes[s.id]), s.iscrowd)
             for s in infos
         ]
         writer.add_map(image.id, ids, segments, dataset.image_path(image.id).name)
