@@ -140,7 +140,7 @@ SOURCES = [
         "cityscapes",
         _cityscapes,
         lambda root, written: None,
-        lambda root, out, o: prepare_cityscapes(root, out, ["train"], o.workers, say=o.say),
+        lambda root, out, o: prepare_cityscapes(root, out, ["train"], o.workers, say=o.say, copy=o.copy),
         ("",),
         "gtFine/train/x/a_gtFine_instanceIds.png",
         full(40),

@@ -55,7 +55,8 @@ def test_truncated_picture_in_a_zip(source, data):
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "raw")
         write_source(source, root)
-        source.convert(root, Path(folder, "good"))
+        # hard links would be truncated with their source
+        source.convert(root, Path(folder, "good"), replace(ONE, copy=True))
         path = data.draw(st.sampled_from(sorted(root.rglob("*.png"))))
         content = path.read_bytes()
         path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
