@@ -38,10 +38,11 @@ def write_all(data: Path, out: Path, config: Path, world: World, formats=FORMATS
     classes = with_ap.dataset.metadata
     writers = make_writers(formats, out, classes)
 
-    def observe(item, prediction, result):
-        source = Source(Path(f"{item.id}_leftImg8bit.png"), f"bonn/{item.id}_leftImg8bit", f"bonn/{item.id}.png")
+    def observe(judged):
+        name = judged.item.id
+        source = Source(Path(f"{name}_leftImg8bit.png"), f"bonn/{name}_leftImg8bit", f"bonn/{name}.png")
         for writer in writers:
-            writer.write(source, None, prediction, result)
+            writer.write(source, None, judged.prediction, judged.result)
             assert all(path.is_file() for path in writer.paths(source))
 
     scores = with_ap(Guesser(), observe)
