@@ -33,9 +33,9 @@ ROOT holds config.json (or config_v1.2.json, config_v2.0.json), training/ and va
   seamseg prepare vistas /data/vistas data/vistas
   seamseg prepare vistas /data/vistas data/vistas2 --version 2.0
 
-Labels with "instances" are things, labels that are not evaluated become void. The instance images hold
-label * 256 + instance. (The original divided by 255: in its folders some instances of high numbers belong to the next
-label.)
+Labels with "instances" are things, labels that are not evaluated become void, but for groups of persons and of poles
+(version 2.0), which become crowds. The instance images hold label * 256 + instance. (The original divided by 255: in
+its folders some instances of high numbers belong to the next label.)
 """
 
 COCO = """COCO panoptic (133 classes) to a dataset folder.
