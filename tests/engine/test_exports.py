@@ -207,7 +207,7 @@ def test_cityscapes_own_scripts_read_the_instances(official, tmp_path, monkeypat
     from seamseg.evaluation.cityscapes.evaluate import evaluate_cityscapes
 
     ours = evaluate_cityscapes(gt / "cityscapes" / "gtFine" / "val", pred / "cityscapes")
-    assert ours.instance.AP == pytest.approx(result["averages"]["allAp"], abs=1e-12)
+    assert pytest.approx(result["averages"]["allAp"], abs=1e-12) == ours.instance.AP
 
 
 def test_our_own_cityscapes_protocol_reads_it_all(exported):
@@ -215,7 +215,7 @@ def test_our_own_cityscapes_protocol_reads_it_all(exported):
 
     _, pred, gt, scores = exported
     ours = evaluate_cityscapes(gt / "cityscapes" / "gtFine" / "val", pred / "cityscapes")
-    assert ours.panoptic.PQ == pytest.approx(scores.PQ, abs=1e-12)
+    assert pytest.approx(scores.PQ, abs=1e-12) == ours.panoptic.PQ
     assert ours.pixel.IoU == pytest.approx(scores.mIoU, abs=1e-12)
     assert 0 < ours.instance.AP < 1 and not ours.not_found
 
