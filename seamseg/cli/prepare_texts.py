@@ -109,8 +109,8 @@ coco         OUT/coco/panoptic_SPLIT.json and PNG, for `seamseg evaluate --gt` a
 cityscapes   OUT/cityscapes/gtFine/SPLIT/CITY/*_gtFine_{instanceIds,labelIds}.png and leftImg8bit/, for the official
              scripts; only classes of Cityscapes; at most 1000 instances of a class in an image
 vistas       OUT/vistas/{training,validation}/{images,instances,labels,panoptic}/ and config.json, labels being the
-             original ids of the classes, 0 to 254; at most 256 instances of a class in an image; no crowds, save of
-             classes whose name ends in "group"
+             original ids of the classes, 0 to 254; at most 256 instances of a class in an image; crowds get a label
+             of their own, CLASS-group
 
 `seamseg prepare panoptic`, `cityscapes` and `vistas` read them again. Photos are hard-linked where the disk allows it,
 else copied. What a format cannot hold is an error. Overlapping instances become one flat map, the first layer on top.

@@ -38,10 +38,11 @@ def write_all(data: Path, out: Path, config: Path, world: World, formats=FORMATS
     classes = with_ap.dataset.metadata
     writers = make_writers(formats, out, classes)
 
-    def observe(item, prediction, result):
-        source = Source(Path(f"{item.id}_leftImg8bit.png"), f"bonn/{item.id}_leftImg8bit", f"bonn/{item.id}.png")
+    def observe(judged):
+        name = judged.item.id
+        source = Source(Path(f"{name}_leftImg8bit.png"), f"bonn/{name}_leftImg8bit", f"bonn/{name}.png")
         for writer in writers:
-            writer.write(source, None, prediction, result)
+            writer.write(source, None, judged.prediction, judged.result)
             assert all(path.is_file() for path in writer.paths(source))
 
     scores = with_ap(Guesser(), observe)
@@ -203,7 +204,20 @@ def test_cityscapes_own_scripts_read_the_instances(official, tmp_path, monkeypat
     found = [instance_level.getPrediction(str(path), arguments) for path in truth]
     assert [Path(f).name for f in found] == [f"bonn_{k:06d}_000019.txt" for k in range(3)]
     result = instance_level.evaluateImgLists(found, [str(p) for p in truth], arguments)
-    assert 0 <= result["averages"]["classes"]["car"]["ap"] < 1
+    from seamseg.evaluation.cityscapes.evaluate import evaluate_cityscapes
+
+    ours = evaluate_cityscapes(gt / "cityscapes" / "gtFine" / "val", pred / "cityscapes")
+    assert pytest.approx(result["averages"]["allAp"], abs=1e-12) == ours.instance.AP
+
+
+def test_our_own_cityscapes_protocol_reads_it_all(exported):
+    from seamseg.evaluation.cityscapes.evaluate import evaluate_cityscapes
+
+    _, pred, gt, scores = exported
+    ours = evaluate_cityscapes(gt / "cityscapes" / "gtFine" / "val", pred / "cityscapes")
+    assert pytest.approx(scores.PQ, abs=1e-12) == ours.panoptic.PQ
+    assert ours.pixel.IoU == pytest.approx(scores.mIoU, abs=1e-12)
+    assert 0 < ours.instance.AP < 1 and not ours.not_found
 
 
 def _two(rank: int, join, data: str, out: str, config: str) -> None:

@@ -63,7 +63,9 @@ def meaning(root: Path) -> dict[str, set[tuple]]:
     return found
 
 
-@pytest.mark.parametrize(("format_", "crowds"), [("coco", True), ("cityscapes", True), ("vistas", False)])
+@pytest.mark.parametrize(
+    ("format_", "crowds"), [("coco", True), ("cityscapes", True), ("vistas", True), ("vistas", False)]
+)
 def test_there_and_back(tmp_path, format_, crowds):
     data = make_city(tmp_path / "data", crowds)
     assert export_dataset(data, tmp_path / "out", ["val"], [format_], ONE) == {"val": 3}
@@ -79,7 +81,7 @@ def test_there_and_back(tmp_path, format_, crowds):
         assert photo.read_bytes() == (data / "img" / f"{image.id}.png").read_bytes()
 
 
-def test_vistas_crowds_are_those_of_group_classes(tmp_path):
+def test_classes_that_are_groups_are_crowds_of_vistas(tmp_path):
     classes = replace(CLASSES, categories=["road", "sky", "human--group", "car"], original_ids=[3, 9, 5, 0])
     data = make_city(tmp_path / "data", classes=classes)
     metadata = read_metadata(data / "metadata.bin")
@@ -150,14 +152,18 @@ def test_the_number_of_instances_is_limited(tmp_path, format_, limit):
 
 def test_what_cannot_be_held(tmp_path):
     data = make_city(tmp_path / "data")
-    with pytest.raises(InputError, match=r"image bonn_000000_000019: a crowd of 'car'"):
-        export_dataset(data, tmp_path / "out", formats=["vistas"], options=ONE)
     group = replace(CLASSES, categories=["road", "sky", "person", "car-group"])
     single = make_city(tmp_path / "single", crowds=False, classes=group)
     with pytest.raises(InputError, match="a single instance of 'car-group'"):
         export_dataset(single, tmp_path / "out", formats=["vistas"], options=ONE)
     with pytest.raises(InputError, match="'car-group' is no class of Cityscapes"):
         export_dataset(single, tmp_path / "out", formats=["cityscapes"])
+    pair = replace(CLASSES, categories=["road", "sky", "car", "car-group"])
+    with pytest.raises(InputError, match="'car' has crowds, but 'car-group' is a class of its own"):
+        export_dataset(make_city(tmp_path / "pair", classes=pair), tmp_path / "out", formats=["vistas"])
+    full = replace(CLASSES, original_ids=[0, 1, 2, 253])
+    with pytest.raises(InputError, match="more labels than 255"):
+        export_dataset(make_city(tmp_path / "full", classes=full), tmp_path / "out", formats=["vistas"])
     (data / "img" / "bonn_000000_000019.png").unlink()
     with pytest.raises(InputError, match="no photo of image"):
         export_dataset(data, tmp_path / "lost", formats=["cityscapes"])

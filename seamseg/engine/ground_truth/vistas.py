@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from seamseg.data.folder import DatasetFolder
@@ -13,6 +14,7 @@ from seamseg.engine.layouts.pictures import instance_picture, label_picture, wri
 from seamseg.engine.layouts.vistas import (
     INSTANCES_PER_LABEL,
     config,
+    group_labels,
     is_group,
     photo_stem,
     vistas_labels,
@@ -21,6 +23,7 @@ from seamseg.engine.layouts.vistas import (
 )
 from seamseg.errors import InputError
 from seamseg.evaluation.coco_writer import CocoPanopticWriter, with_boxes
+from seamseg.evaluation.matching import SegmentInfo
 from seamseg.files import write_json
 
 _SPLITS = {"train": "training", "val": "validation"}
@@ -30,7 +33,8 @@ class VistasGroundTruth:
     """`OUT/vistas/`: `config.json` and, by split, `images/`, `instances/`, `labels/`, `panoptic/panoptic_2018.json`.
 
     Instances are label * 256 + number from 0 (16 bit); labels are the original ids of the classes, void the label after
-    the last. The splits `train` and `val` are called `training` and `validation`.
+    the last. Crowds have a label of their own, `<class>-group`, which is not evaluated. The splits `train` and `val`
+    are called `training` and `validation`.
 
     Raises
     ------
@@ -42,6 +46,7 @@ class VistasGroundTruth:
         self.folder = folder
         self.out = out / "vistas"
         self._labels = vistas_labels(folder.metadata, str(folder.root))
+        self._groups = group_labels(folder.metadata, self._labels, str(folder.root))
 
     def targets(self, split: str) -> list[Path]:
         """The folder of a split"""
@@ -49,18 +54,18 @@ class VistasGroundTruth:
 
     def write(self, split: str, options: Options) -> None:
         """Write a split."""
-        (root,), link, labels = self.targets(split), link_of(options), self._labels
-        metadata, void = self.folder.metadata, void_label(labels)
+        (root,), link, metadata = self.targets(split), link_of(options), self.folder.metadata
+        labels, void = [*self._labels, *self._groups.values()], void_label(self._labels)
         panoptic = CocoPanopticWriter(
-            root / "panoptic" / "panoptic_2018.json", with_panoptic_ids(metadata, labels), root / "panoptic"
+            root / "panoptic" / "panoptic_2018.json", with_panoptic_ids(metadata, self._labels), root / "panoptic"
         )
 
         def export(image: ImageInfo) -> None:
             name, truth = photo_stem(image.id), read_map(self.folder, image)
-            self._check_crowds(truth, image.id)
+            segments = self._with_groups(truth, image.id)
             instances = instance_picture(
                 truth.ids,
-                truth.segments,
+                segments,
                 labels,
                 metadata.num_stuff,
                 INSTANCES_PER_LABEL,
@@ -68,7 +73,7 @@ class VistasGroundTruth:
                 void * INSTANCES_PER_LABEL,
                 image.id,
             )
-            pixels = label_picture(truth.ids, truth.segments, labels, void)
+            pixels = label_picture(truth.ids, segments, labels, void)
             photo = self.folder.image_path(image.id)
             target = root / "images" / f"{name}{photo.suffix.lower()}"
             put_photo(photo, target, link)
@@ -80,17 +85,20 @@ class VistasGroundTruth:
         check_names(images, photo_stem)
         for_each(export, images, options, f"{split}, vistas")
         panoptic.write_json()
-        write_json(self.out / "config.json", config(metadata, labels), indent=1)
+        write_json(self.out / "config.json", config(metadata, self._labels, self._groups), indent=1)
 
-    def _check_crowds(self, truth: TrueMap, image: str) -> None:
-        """InputError if a crowd would become an instance, or an instance a crowd."""
+    def _with_groups(self, truth: TrueMap, image: str) -> list[SegmentInfo]:
+        """The segments, crowds with their group, whose index follows the classes; InputError for a group of one."""
         metadata = self.folder.metadata
+        of_group = {c: metadata.num_classes + k for k, c in enumerate(self._groups)}
         for segment in truth.segments:
             name = metadata.categories[segment.category]
-            if not metadata.is_thing(segment.category) or segment.iscrowd == is_group(name):
-                continue
-            what = "a crowd" if segment.iscrowd else "a single instance"
-            raise InputError(
-                f"image {image}: {what} of {name!r}; instances of Vistas are crowds if the name of their class ends in "
-                "'group', and only then: use the format coco or cityscapes"
-            )
+            if metadata.is_thing(segment.category) and is_group(name) and not segment.iscrowd:
+                raise InputError(
+                    f"image {image}: a single instance of {name!r}, but all regions of a class whose name ends in "
+                    "'group' are crowds in Vistas: use the format coco or cityscapes"
+                )
+        return [
+            replace(s, category=of_group[s.category]) if s.iscrowd and s.category in of_group else s
+            for s in truth.segments
+        ]

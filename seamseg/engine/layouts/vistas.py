@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,19 +53,50 @@ def photo_stem(name: str) -> str:
 
 
 def is_group(name: str) -> bool:
-    """Whether regions of a class are groups: the only crowds that the instance pictures can tell."""
+    """Whether all regions of a class are groups, and hence crowds."""
     return name.endswith("group")
 
 
-def config(metadata: Metadata, labels: Sequence[int]) -> dict[str, Any]:
-    """The content of `config.json`; labels that no class has are void and not evaluated."""
+def group_labels(metadata: Metadata, labels: Sequence[int], source: str) -> dict[int, int]:
+    """The labels, after that of void, of the classes that have crowds and are no groups themselves, by class.
+
+    They are called `<class>-group` and not evaluated, as the groups of Vistas 2.0.
+
+    Raises
+    ------
+    InputError
+        if labels run out, or a class is called like the group of another; `source` names the data set
+    """
+    crowds = {c for image in metadata.images for c, crowd in zip(image.cat, image.iscrowd) if crowd}
+    classes = [c for c in sorted(crowds) if metadata.is_thing(c) and not is_group(metadata.categories[c])]
+    first = void_label(labels) + 1
+    if classes and first + len(classes) - 1 > _LARGEST_LABEL:
+        raise InputError(f"{source}: more labels than {_LARGEST_LABEL} with those of crowds; use the format coco")
+    for c in classes:
+        if _group_name(metadata, c) in metadata.categories:
+            raise InputError(
+                f"{source}: {metadata.categories[c]!r} has crowds, but {_group_name(metadata, c)!r} is a class of its "
+                "own; use the format coco"
+            )
+    return {c: first + k for k, c in enumerate(classes)}
+
+
+def _group_name(metadata: Metadata, category: int) -> str:
+    return f"{metadata.categories[category]}-group"
+
+
+def config(metadata: Metadata, labels: Sequence[int], groups: Mapping[int, int]) -> dict[str, Any]:
+    """The content of `config.json`; groups, and labels that no class has, are not evaluated."""
     class_of = {label: index for index, label in enumerate(labels)}
     void = void_label(labels)
     entries = []
-    for label in range(void + 1):
+    group_of = {label: index for index, label in groups.items()}
+    for label in range(void + 1 + len(groups)):
         index = class_of.get(label)
         if index is None:
             name = "void--unlabeled" if label == void else f"void--unused-{label}"
+            if label in group_of:
+                name = _group_name(metadata, group_of[label])
             entry = {"name": name, "readable": name, "instances": False, "evaluate": False, "color": [0, 0, 0]}
         else:
             name = metadata.categories[index]
