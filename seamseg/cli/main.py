@@ -23,6 +23,7 @@ COMMANDS = {
     "train": "train a network from an INI file",
     "predict": "panoptic pictures from a folder of photos",
     "evaluate": "PQ, SQ, RQ and mIoU of a model or of files of predictions",
+    "report": "a page to look at an evaluation with, or at two side by side",
     "convert-backbone": "an ImageNet ResNet of torchvision as pre-trained weights",
     "doctor": "what this machine has, what serves each operator, what to mend",
 }
