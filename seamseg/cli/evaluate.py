@@ -2,17 +2,23 @@
 
     seamseg evaluate runs/city DATA --split val --json metrics.json
     seamseg evaluate --gt panoptic_val.json --pred out/panoptic.json --json metrics.json
+    seamseg evaluate runs/city DATA --out runs/city/evaluation && seamseg report runs/city
     torchrun --nproc-per-node 4 -m seamseg evaluate runs/city DATA
 
 PQ, SQ, RQ with the official COCO definition, PQ† of the Seamless paper and mIoU; for all classes, things, stuff, and
 each class. The table is in percent, --json writes fractions 0-1. Files are in the COCO panoptic format; their PNGs lie
 in the folder of the JSON's name without .json unless another one is named.
+
+--out keeps everything in a folder: predictions and ground truth as COCO panoptic files, which the official tools can
+score again, the confusion matrix, and the scores of each image and the outcome of each segment. `seamseg report` draws
+it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seamseg.data.prepare.parallel import available_cores
@@ -22,7 +28,7 @@ if TYPE_CHECKING:
     from seamseg.evaluation.scores import PanopticScores
 
 _MODEL_OPTIONS = ("split", "config", "meta", "device", "set", "ap")
-_FILE_OPTIONS = ("gt", "pred", "gt_folder", "pred_folder", "workers")
+_FILE_OPTIONS = ("gt", "pred", "gt_folder", "pred_folder", "photos", "workers")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,9 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     files.add_argument("--pred", metavar="JSON", help="predictions")
     files.add_argument("--gt-folder", metavar="DIR", help="PNGs of the ground truth (default: --gt without .json)")
     files.add_argument("--pred-folder", metavar="DIR", help="PNGs of the predictions (default: --pred without .json)")
+    files.add_argument("--photos", metavar="DIR", help="the photos, for the report of --out")
     files.add_argument("--workers", type=int, metavar="N", help="threads (default: one a processor, at most 8)")
 
     parser.add_argument("--json", metavar="OUT", help="write the scores here")
+    parser.add_argument("--out", metavar="DIR", help="keep maps, scores and outcomes here, for `seamseg report`")
     parser.add_argument(
         "--legacy-metrics",
         action="store_true",
@@ -58,6 +66,10 @@ def run(args: argparse.Namespace) -> int:
     from seamseg.evaluation.table import format_table
     from seamseg.files import write_json
 
+    if args.out is not None and args.legacy_metrics:
+        raise InputError("--out and --legacy-metrics exclude each other: the files hold maps of the official kind")
+    if args.out is not None and Path(args.out).exists() and not Path(args.out).is_dir():
+        raise InputError(f"{args.out}: --out must be a folder, this is a file")
     scores = _score_files(args) if args.gt is not None or args.pred is not None else _score_model(args)
     if os.environ.get("RANK", "0") != "0":
         return 0
@@ -80,7 +92,15 @@ def _score_files(args: argparse.Namespace) -> PanopticScores:
     from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 
     return evaluate_panoptic_json(
-        args.gt, args.pred, args.gt_folder, args.pred_folder, workers, args.legacy_metrics, progress
+        args.gt,
+        args.pred,
+        args.gt_folder,
+        args.pred_folder,
+        workers,
+        args.legacy_metrics,
+        progress,
+        args.out,
+        args.photos,
     )
 
 
@@ -89,7 +109,7 @@ def _score_model(args: argparse.Namespace) -> PanopticScores:
         raise InputError("say what to score: MODEL DATA, or --gt GT.json --pred PRED.json")
     if extra := _given(args, _FILE_OPTIONS):
         raise InputError(f"{extra} is for scoring files with --gt and --pred, not for MODEL DATA")
-    from seamseg.engine.validate import evaluate_model
+    from seamseg.engine.evaluate import evaluate_model
 
     return evaluate_model(
         args.model,
@@ -101,6 +121,7 @@ def _score_model(args: argparse.Namespace) -> PanopticScores:
         overrides=[*(args.set or []), *(["general.eval_coco=yes"] if args.ap else [])],
         legacy=args.legacy_metrics,
         quiet=args.quiet,
+        out=args.out,
     ).scores
 
 
