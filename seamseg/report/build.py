@@ -15,7 +15,7 @@ from seamseg.report.choose import change, choose
 from seamseg.report.page import block, frame
 from seamseg.report.picture import picture
 from seamseg.report.statistics import ImageEntry, gather
-from seamseg.report.summary import Side, summary
+from seamseg.report.summary import Side, labels, summary
 
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
 
@@ -78,7 +78,7 @@ def write_report(
     chosen = [joined[k] for k in choose(values, options.images)]
     photos = options.photos or evaluation.photos
     without = 0
-    before, after = frame(evaluation.title if against is None else f"{evaluation.title} against {against.title}")
+    before, after = frame(" vs. ".join(labels(runs)))
 
     def draw(images: list[tuple[Evaluation, ImageRecord]]) -> tuple[dict[str, Any], bool]:
         return picture(images, photos, options.size)

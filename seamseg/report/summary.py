@@ -40,7 +40,7 @@ def summary(sides: Sequence[Side], chosen: Sequence[tuple[ImageEntry, ...]], los
     """
     first = sides[0].evaluation
     return {
-        "titles": [side.evaluation.title for side in sides],
+        "titles": labels([side.evaluation for side in sides]),
         "headline": _headline([side.evaluation.scores for side in sides]),
         "n_images": [int(side.evaluation.scores.get("n_images") or 0) for side in sides],
         "lost": lost,
@@ -60,6 +60,15 @@ def summary(sides: Sequence[Side], chosen: Sequence[tuple[ImageEntry, ...]], los
             for entries in chosen
         ],
     }
+
+
+def labels(evaluations: Sequence[Evaluation]) -> list[str]:
+    """What the page calls the runs: their titles, or their folders if the titles do not tell them apart."""
+    titles = [e.title for e in evaluations]
+    if len(set(titles)) == len(titles):
+        return titles
+    folders = [e.folder.resolve() for e in evaluations]
+    return [f.parent.name if f.name == "evaluation" and f.parent.name else f.name for f in folders]
 
 
 def _headline(scores: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

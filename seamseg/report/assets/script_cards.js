@@ -66,14 +66,12 @@ function startCards() {
       else card.drop();
     }
   }, { rootMargin: NEAR });
+  // all pictures get the same room, of the shape that most have: the page never jumps, the grid has no holes
+  const shapes = report.images.map(({ size: [width, height] }) => width / height).sort((a, b) => a - b);
+  byId("cards").style.setProperty("--shape", shapes[shapes.length >> 1] || 2);
   report.images.forEach((_, number) => {
     const card = new Card(number);
     cards.push(card);
-    const [width, height] = report.images[number].size;
-    card.panels.forEach(({ canvas }) => {
-      // the place is kept before the first pixel is there
-      canvas.style.aspectRatio = `${width} / ${height}`;
-    });
     watcher.observe(card.element);
   });
   byId("cards").addEventListener("keydown", moveAmongCards);

@@ -3,13 +3,14 @@
 const CHART = { width: 420, height: 220, left: 40, right: 10, top: 8, bottom: 34 };
 
 /**
- * One chart. `series`: [{name, style, values}] stacked; `lines`: [{name, style, values}] of fractions, on the whole
- * height; `ticks`: [[bin edge, text]]; `label(k)`: the bin in words.
+ * One chart. `series`: [{name, style, values}] stacked; `lines`: [{name, style, values}] of fractions of the whole
+ * height, with `counts` if they stand for counts; `ticks`: [[bin edge, text]]; `label(k)`: the bin in words; `highest`:
+ * the least count that the height must hold.
  */
-function chart({ title, note, axis, series, lines = [], ticks, label }) {
+function chart({ title, note, axis, series, lines = [], ticks, label, highest = 1 }) {
   const bins = series[0].values.length;
   const totals = Array.from({ length: bins }, (_, k) => series.reduce((sum, s) => sum + s.values[k], 0));
-  const highest = Math.max(1, ...totals);
+  highest = Math.max(highest, ...totals);
   const wide = (CHART.width - CHART.left - CHART.right) / Math.max(1, bins);
   const high = CHART.height - CHART.top - CHART.bottom;
   const ground = CHART.top + high;
@@ -21,7 +22,7 @@ function chart({ title, note, axis, series, lines = [], ticks, label }) {
   }
   for (let k = 0; k < bins; k++) {
     let y = ground;
-    const words = [label(k), ...series.map((s) => `${s.name}: ${count(s.values[k])}`), ...lines.map((l) => `${l.name}: ${percent(l.values[k])} %`)];
+    const words = [label(k), ...series.map((s) => `${s.name}: ${count(s.values[k])}`), ...lines.map((l) => `${l.name}: ${l.counts ? count(l.counts[k]) : `${percent(l.values[k])} %`}`)];
     for (const s of series) {
       const size = (s.values[k] / highest) * high;
       if (!size) continue;
@@ -54,11 +55,13 @@ function showCharts() {
   const [first, other] = report.histograms;
   const share = (h) => h.area_matched.map((n, k) => (n + h.area_missed[k] ? n / (n + h.area_missed[k]) : null));
   const scored = first.score_matched.some(Boolean) || first.score_false.some(Boolean);
+  const highest = Math.max(1, ...first.pq, ...(paired ? other.pq : []));
   const charts = [
     chart({
       title: "Images by PQ", axis: "PQ of the image, percent", ticks: fractionTicks, label: fractionLabel,
       series: [{ name: paired ? report.titles[0] : "images", style: "fill-accent", values: first.pq }],
-      lines: paired ? [{ name: report.titles[1], style: "line-other", values: other.pq.map((n) => n / Math.max(1, ...first.pq)) }] : [],
+      lines: paired ? [{ name: report.titles[1], style: "line-other", values: other.pq.map((n) => n / highest), counts: other.pq }] : [],
+      highest,
     }),
     chart({
       title: "Segments by size", axis: "pixels of the segment", label: (k) => `${count(2 ** (first.area_from + k))} to ${count(2 ** (first.area_from + k + 1))} pixels`,

@@ -80,6 +80,15 @@ function selectCell(at) {
   byId("confusion-cell").textContent = cellWords(at).map((e) => e.textContent.trim().replace(/^(truth|predicted)/, "$1: ")).join(" · ");
 }
 
+/** Scroll the matrix and the window so that the chosen cell can be seen. */
+function revealCell({ x, y }) {
+  const scroll = byId("confusion-scroll");
+  const left = matrix.left + x * matrix.cell;
+  scroll.scrollLeft = Math.min(Math.max(scroll.scrollLeft, left + 3 * matrix.cell - scroll.clientWidth), left - matrix.left);
+  const top = byId("confusion-canvas").getBoundingClientRect().top + matrix.top + y * matrix.cell;
+  if (top < 70 || top > innerHeight - 40) scrollBy({ top: top - innerHeight / 2, behavior: "instant" });
+}
+
 function startConfusion() {
   const canvas = byId("confusion-canvas");
   const redraw = () => { matrix.at = null; drawConfusion(); };
@@ -102,6 +111,7 @@ function startConfusion() {
     const { x, y } = matrix.at || { x: -step[0], y: -step[1] };
     const clamp = (value, most) => Math.max(0, Math.min(most, value));
     selectCell({ x: clamp(x + step[0], matrix.shown.length), y: clamp(y + step[1], matrix.shown.length - 1) });
+    revealCell(matrix.at);
   });
   drawConfusion();
   showLargest();

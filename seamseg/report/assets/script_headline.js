@@ -2,7 +2,7 @@
 
 function showHeadline() {
   byId("title").append(report.titles[0]);
-  if (paired) byId("title").append(make("span.other", {}, ` against ${report.titles[1]}`));
+  if (paired) byId("title").append(make("span.other", {}, ` vs. ${report.titles[1]}`));
   const things = report.classes.filter((c) => c.thing).length;
   const images = paired && report.n_images[0] !== report.n_images[1] ? report.n_images.map(count).join(" and ") : count(report.n_images[0]);
   const lost = report.lost ? ` · ${plural(report.lost, "image")} only in one of the runs` : "";

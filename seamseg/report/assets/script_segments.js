@@ -11,7 +11,7 @@ const GROUPS = [
 
 /** Fill `box` with the segments of a run; `light(lit)` is called with the one in focus or under the pointer. */
 function listSegments(box, side, title, light) {
-  const parts = title === null ? [] : [make("h3", {}, title)];
+  const parts = title === null ? [] : [make("h3.run", {}, title)];
   for (const { title: heading, map, outcome } of GROUPS) {
     const found = side[map].map((segment, index) => ({ segment, index })).filter(({ segment }) => segment && segment.outcome === outcome);
     if (!found.length) continue;

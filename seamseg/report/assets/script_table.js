@@ -14,7 +14,7 @@ function classColumns() {
     if (paired) columns.push({ title: `Δ ${key}`, number: true, value: (c) => difference(values(c)), cell: (c) => changeCell(difference(values(c))) });
   }
   for (const [key, help] of [["TP", "segments found"], ["FP", "false predictions"], ["FN", "segments missed"]]) {
-    columns.push({ title: key, help, number: true, value: (c) => c[key][0], cell: (c) => make("td.count", {}, count(c[key][0])) });
+    columns.push({ title: key, help, number: true, count: true, value: (c) => c[key][0], cell: (c) => make("td.count", {}, count(c[key][0])) });
   }
   return columns;
 }
@@ -36,7 +36,7 @@ function showTable() {
   const columns = classColumns();
   const heads = columns.map((column) => {
     const button = make("button", { type: "button", title: column.help || "sort" }, column.title);
-    const head = make("th", { scope: "col", "aria-sort": "none" }, button);
+    const head = make(column.count ? "th.count" : "th", { scope: "col", "aria-sort": "none" }, button);
     button.addEventListener("click", () => sortTable(columns, heads, heads.indexOf(head)));
     return head;
   });
