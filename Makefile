@@ -29,12 +29,12 @@ $(READY): pyproject.toml setup.py constraints.txt $(wildcard csrc/*.h csrc/*/*)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv || true
 	@if test -x $(BIN)/uv && \
 	  $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt $(BUILD_NEEDS) && \
-	  $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --no-build-isolation -e '.[test,lint]'; \
+	  $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --no-build-isolation -e '.[test,parity,lint]'; \
 	then :; else \
 	  echo "uv could not install, trying pip" >&2; \
 	  $(BIN)/python -m pip install --quiet --upgrade 'pip>=24' && \
 	  $(BIN)/python -m pip install -c constraints.txt $(BUILD_NEEDS) && \
-	  $(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[test,lint]'; fi
+	  $(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[test,parity,lint]'; fi
 	@touch $@
 
 kernels: setup  ## compile what changed in csrc

@@ -74,7 +74,7 @@ def evaluate_model(
         writer = None if out is None else EvaluationWriter(out, validator.dataset.folder)
         scores = validator(net, writer, f"evaluate {split}")
         if writer is not None:
-            writer.finish(world, f"{opened.name} on {split} of {Path(data).name}", scores)
+            writer.finish(world, f"{Path(model).name} on {split} of {Path(data).name}", scores)
         return ModelScores(scores, opened.name, split, validator.dataset.metadata)
 
 

@@ -6,6 +6,7 @@ A pixel of colour (R, G, B) belongs to segment R + 256 G + 65536 B; 0 is void.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,8 +113,9 @@ def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Pat
         try:
             identity, category = int(entry["id"]), int(entry["category_id"])
             stated = entry.get("area")
-            area = None if stated is None else int(stated)
-            crowd = bool(entry.get("iscrowd", 0))
+            area = None if stated is None else _area(stated)
+            # the official tools: 1 or true, nothing else
+            crowd = entry.get("iscrowd", 0) == 1
             score = None if entry.get("score") is None else float(entry["score"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(
@@ -129,6 +131,14 @@ def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Pat
         seen.add(identity)
         segments.append(SegmentInfo(identity, class_of[category], crowd, area, score))
     return segments
+
+
+def _area(stated: Any) -> int | float:
+    """A stated area, which the official tools take as it is, fractions of a pixel too."""
+    area = float(stated)
+    if not math.isfinite(area):
+        raise ValueError(f"an area of {stated}")
+    return int(area) if area.is_integer() else area
 
 
 def read_id_png(path: str | Path) -> np.ndarray:
