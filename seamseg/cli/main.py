@@ -18,7 +18,7 @@ from seamseg.errors import SeamsegError
 from seamseg.version import __version__
 
 COMMANDS = {
-    "demo": "generate a toy city, train on it, predict, evaluate, and make a gallery",
+    "demo": "generate a toy city, train on it, predict, evaluate, and make a report",
     "prepare": "convert a data set to the folder format",
     "train": "train a network from an INI file",
     "predict": "panoptic pictures from a folder of photos",

@@ -21,7 +21,9 @@ from seamseg.errors import InputError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("run", metavar="RUN", type=Path, help="evaluation, or run folder that holds one")
-    parser.add_argument("--against", metavar="RUN2", type=Path, help="another one, on the same data set, to compare with")
+    parser.add_argument(
+        "--against", metavar="RUN2", type=Path, help="another one, on the same data set, to compare with"
+    )
     parser.add_argument("--out", metavar="FILE", type=Path, help="the page (default: RUN/report.html)")
     parser.add_argument(
         "--images", type=int, default=500, metavar="N",

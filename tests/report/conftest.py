@@ -8,7 +8,10 @@ import pytest
 
 from .scenes import write_evaluation
 
-NASTY = {26: '</script><script>document.title="taken"</script>', 24: 'a "person" & <b>män</b> \u2028 \U0001f697 {{data}}'}
+NASTY = {
+    26: '</script><script>document.title="taken"</script>',
+    24: 'a "person" & <b>män</b> \u2028 \U0001f697 {{data}}',
+}
 """Names of classes that must stay text."""
 
 

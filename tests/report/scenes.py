@@ -46,9 +46,7 @@ def write_evaluation(
         name = f"scene {k:03d}"
         (root / "photos").mkdir(parents=True, exist_ok=True)
         Image.fromarray(photo).save(root / "photos" / f"{name}.jpg", quality=90)
-        truth["images"].append(
-            {"id": name, "file_name": f"{name}.jpg", "height": ids.shape[0], "width": ids.shape[1]}
-        )
+        truth["images"].append({"id": name, "file_name": f"{name}.jpg", "height": ids.shape[0], "width": ids.shape[1]})
         truth["annotations"].append(_write(root / "truth", name, *_truth(ids)))
         found["annotations"].append(_write(run / "maps", name, *_prediction(ids, np.random.default_rng([seed, k]))))
     (root / "truth.json").write_text(json.dumps(truth))

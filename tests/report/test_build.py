@@ -52,7 +52,9 @@ def test_headline_classes_and_confusion_are_those_of_the_evaluation(page: Path) 
     found = blocks(page)["summary"][0]
     scores = evaluation.scores
     values = {row["name"]: row["values"] for row in found["headline"]}
-    assert values["PQ"] == [scores["PQ"]] and values["PQ†"] == [scores["PQ_dagger"]] and values["mIoU"] == [scores["mIoU"]]
+    assert (
+        values["PQ"] == [scores["PQ"]] and values["PQ†"] == [scores["PQ_dagger"]] and values["mIoU"] == [scores["mIoU"]]
+    )
     assert found["confusion"] == evaluation.confusion.tolist()
     for row, info, colour, expected in zip(
         found["classes"], evaluation.classes, evaluation.colours, scores["per_class"].values()
@@ -168,7 +170,9 @@ def test_against_leaves_out_what_only_one_has(runs: tuple[Path, Path], copy: Pat
 
 
 @pytest.mark.parametrize("spoil", ["none", "missing", "broken", "outside"])
-def test_without_photos_the_pictures_are_there_all_the_same(copy: Path, spoil: str, tmp_path: Path, capsys: Any) -> None:
+def test_without_photos_the_pictures_are_there_all_the_same(
+    copy: Path, spoil: str, tmp_path: Path, capsys: Any
+) -> None:
     photos = tmp_path / "photos"
     photos.mkdir()
     lines = [json.loads(line) for line in (copy / IMAGES).read_text().splitlines()]
