@@ -203,7 +203,8 @@ def test_the_pointer_tells_the_segment_exactly(report: Path, open_page: Open, vi
             continue
         y, x = places[len(places) // 2]
         page.mouse.move(left + (x + 0.5) * scale, top + (y + 0.5) * scale)
-        predicted, truth, _ = page.locator("#tooltip > div").all_inner_texts()
+        predicted, truth, pixel = page.locator("#tooltip > div").all_inner_texts()
+        assert pixel == f"pixel{_verdict(side, maps['truth'][y, x], index)}"
         for text, key in ((predicted, "prediction"), (truth, "truth")):
             at = maps[key][y, x]
             if at == 0:
@@ -221,6 +222,24 @@ def test_the_pointer_tells_the_segment_exactly(report: Path, open_page: Open, vi
     assert page.locator("#tooltip").is_hidden()
 
 
+def _verdict(side: dict[str, Any], truth: int, prediction: int) -> str:
+    """The colour of a pixel in the error map, as the documentation has it."""
+    of_truth = side["truth_segments"][truth - 1] if truth else None
+    of_prediction = side["prediction_segments"][prediction - 1] if prediction else None
+    false = of_prediction is not None and of_prediction[3] == "false"
+    if of_truth is None or of_truth[3] == "crowd":
+        return "false positive" if false else "not counted"
+    if of_prediction is None:
+        return "missed"
+    if of_prediction[3] == "matched" and of_prediction[4] == truth:
+        return "right"
+    if of_truth[3] == "missed" and of_prediction[3] == "matched":
+        return "missed"
+    if of_truth[3] == "matched" and false:
+        return "false positive"
+    return "wrong segment" if of_truth[1] == of_prediction[1] else "wrong class"
+
+
 def _hundredths(value: float) -> Decimal:
     """With two digits, a half rounded up, as browsers do."""
     return Decimal(value).quantize(Decimal("0.01"), ROUND_HALF_UP)
@@ -230,7 +249,7 @@ def _spaced(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_the_error_map_has_the_colours_of_the_legend(report: Path, open_page: Open) -> None:
+def test_the_error_map_comes_with_its_legend(report: Path, open_page: Open) -> None:
     page = open_page(report)
     assert page.locator("#legend").is_hidden()
     _to_pictures(page)
