@@ -5,7 +5,9 @@
     python benchmarks/cityscapes.py instance --frames 5 --workers 2
 
 Made-up frames of 2048 x 1024 with 30 instances, and results for them. The official side is what its tools call in one
-process; of the panoptic tool that leaves out making the ground truth (createPanopticImgs), which ours does not need.
+process, as the wheel has them: the pixel-level tool without its optional Cython extension. The instance-level tool
+finds the true instances anew each time, which it would otherwise keep in a file, and does not write its matches. The
+panoptic tool has its ground truth made beforehand (createPanopticImgs), which ours does not need.
 `difference` is that of the scores. Run it from the root of the repository: the oracles are those of the tests.
 """
 
