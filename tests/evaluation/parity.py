@@ -27,7 +27,7 @@ def our_scores(files, scratch):
         for path, content in zip(paths, contents):
             path.write_text(json.dumps(content))
         out.append(_entry(evaluate_panoptic_json(*paths, files.gt_folder, files.pred_folder)))
-    return [*out, _entry(evaluate_panoptic_json(files.gt_json, files.pred_json))]
+    return [*out, _entry(evaluate_panoptic_json(*vars(files).values()))]
 
 
 def _entry(scores):

@@ -86,10 +86,10 @@ def panoptic_ground_truth(gt: Path, work: Path) -> tuple[Path, Path]:
     return work / f"cityscapes_panoptic_{gt.name}.json", work / f"cityscapes_panoptic_{gt.name}"
 
 
-def panoptic(gt: Path, pred_json: Path, work: Path) -> dict[str, Any]:
-    """Scores of a COCO panoptic JSON, with ground truth made for it."""
+def panoptic(gt: Path, pred_json: Path, work: Path, made: tuple[Path, Path] | None = None) -> dict[str, Any]:
+    """Scores of a COCO panoptic JSON; the ground truth is made for it if it is not `made` already."""
     tool = _tool("evalPanopticSemanticLabeling")
-    gt_json, gt_folder = panoptic_ground_truth(gt, work)
+    gt_json, gt_folder = panoptic_ground_truth(gt, work) if made is None else made
     truth, predicted = (json.loads(path.read_text()) for path in (gt_json, pred_json))
     categories = {c["id"]: c for c in truth["categories"]}
     by_id = {a["image_id"]: a for a in predicted["annotations"]}

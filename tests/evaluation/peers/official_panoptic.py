@@ -14,6 +14,8 @@ import contextlib
 import importlib
 import io
 import json
+import os
+import subprocess
 import sys
 
 GROUPS = (("All", None), ("Things", True), ("Stuff", False))
@@ -49,6 +51,24 @@ def summary(stat, categories):
     cells = {str(c): stat[c] for c in categories}
     out["counts"] = {c: [int(s.tp), int(s.fp), int(s.fn), float(s.iou)] for c, s in cells.items() if s.tp + s.fp + s.fn}
     return out
+
+
+def cityscapes_scores(files):
+    """By the Cityscapes scripts, in this process."""
+    return official_scores("cityscapesscripts.evaluation.evalPanopticSemanticLabeling", *vars(files).values())
+
+
+def python_of_panopticapi():
+    """The Python that has panopticapi, None if nobody named one."""
+    return os.environ.get("SEAMSEG_PANOPTICAPI_PYTHON")
+
+
+def panopticapi_scores(files):
+    """By panopticapi, in a process of its own."""
+    command = [python_of_panopticapi(), __file__, "panopticapi.evaluation", *map(str, vars(files).values())]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":
