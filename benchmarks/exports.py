@@ -8,7 +8,9 @@ The peer of a grey picture is Pillow's default compression; the bytes of both ar
 from __future__ import annotations
 
 import tempfile
+import zlib
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ import torch
 from PIL import Image
 
 from seamseg.data.prepare.cityscapes_labels import cityscapes_classes
+from seamseg.engine.layouts.mask_png import mask_png
 from seamseg.engine.layouts.pictures import write_grey_png
 from seamseg.engine.sources import Source
 from seamseg.engine.writers import make_writers
@@ -53,8 +56,7 @@ def main() -> None:
     labels = np.zeros(256, np.uint8)
     for segment in result.segments:
         labels[segment.id] = segment.category
-    mask = next(paste_detections(prediction, SIZE)).full_mask(SIZE)
-    pictures = {"mask, 8 bit": mask, "labels, 8 bit": labels[result.id_map], "ids, 16 bit": result.id_map.astype("u2")}
+    pictures = {"labels, 8 bit": labels[result.id_map], "ids, 16 bit": result.id_map.astype("u2")}
 
     def picture(name: str, values: np.ndarray) -> timing.Case:
         path = folder / f"{name}.png"
@@ -63,6 +65,24 @@ def main() -> None:
             "Pillow's default compression",
             lambda: write_grey_png(path, values),
             lambda: Image.fromarray(values).save(f"{path}.peer", "PNG"),
+        )
+
+    def masks() -> timing.Case:
+        found = list(paste_detections(prediction, SIZE))
+
+        def peer() -> None:
+            for one in found:
+                assert one.crop is not None
+                full = np.zeros(SIZE, np.uint8)
+                (y, x), (rows, columns) = one.corner, one.crop.shape
+                full[y : y + rows, x : x + columns][one.crop] = 255
+                Image.fromarray(full).save(BytesIO(), "PNG", compress_type=zlib.Z_RLE)
+
+        return timing.Case(
+            "masks of 100 detections",
+            "Pillow, whole pictures, run lengths",
+            lambda: [mask_png(one.crop, one.corner, SIZE) for one in found if one.crop is not None] and None,
+            peer,
         )
 
     def whole(name: str) -> timing.Case:
@@ -75,6 +95,7 @@ def main() -> None:
         )
 
     cases: list[tuple[str, Callable[[], timing.Case]]] = [
+        ("masks", masks),
         *((name, lambda name=name: picture(name, pictures[name])) for name in pictures),
         *((name, lambda name=name: whole(name)) for name in ("cityscapes", "vistas")),
     ]

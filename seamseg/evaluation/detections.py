@@ -31,14 +31,6 @@ class PastedDetection:
     crop: np.ndarray | None
     corner: tuple[int, int] = (0, 0)
 
-    def full_mask(self, size: tuple[int, int]) -> np.ndarray:
-        """The mask on the whole photo of `size` (height, width): uint8, 255 on the object and 0 elsewhere."""
-        full = np.zeros(size, np.uint8)
-        if self.crop is not None:
-            (y, x), (rows, columns) = self.corner, self.crop.shape
-            full[y : y + rows, x : x + columns][self.crop] = 255
-        return full
-
 
 def paste_detections(prediction: Prediction, size: tuple[int, int]) -> Iterator[PastedDetection]:
     """All detections before the fusion, which may overlap, in their order; masks are pasted one by one.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from seamseg.engine.layouts.pictures import write_grey_png
+from seamseg.engine.layouts.mask_png import mask_png
 from seamseg.evaluation.detections import paste_detections
 from seamseg.files import write_atomically
 from seamseg.structures import Prediction
@@ -39,7 +39,7 @@ def write_detections(
         if found.crop is None or not found.crop.any():
             continue
         mask = f"{MASKS}/{_one_word(name)}_{k}.png"
-        write_grey_png(folder / mask, found.full_mask(size))
+        write_atomically(folder / mask, mask_png(found.crop, found.corner, size))
         # nine digits bring back each float32
         lines.append(f"{mask} {labels[found.category]} {found.score:.9g}\n")
     path = folder / f"{name}.txt"
