@@ -40,7 +40,7 @@ $(READY): pyproject.toml setup.py constraints.txt $(wildcard csrc/*.h csrc/*/*)
 kernels: setup  ## compile what changed in csrc
 	$(BIN)/python setup.py --quiet build_ext --inplace
 
-demo: setup  ## toy city: generate, prepare, train, predict, evaluate, gallery (under 10 minutes on 2 cores)
+demo: setup  ## toy city: generate, prepare, train, predict, evaluate, report (under 10 minutes on 2 cores)
 	$(BIN)/seamseg demo --out $(RUN)
 
 # one process a core, one thread each: torch's threads fight over few cores when several processes run

@@ -43,6 +43,7 @@ class CocoPanoptic:
     annotations : in the order of the file
     categories : None if the file has none, as predictions may
     photo_names : file name of the photo by image id, for the images that the file describes
+    colours : of the categories, by their ids, where the file has them
     """
 
     path: Path
@@ -50,6 +51,7 @@ class CocoPanoptic:
     annotations: list[Annotation]
     categories: list[ClassInfo] | None
     photo_names: Mapping[int | str, str]
+    colours: Mapping[int, tuple[int, int, int]]
 
     def read_ids(self, annotation: Annotation) -> np.ndarray:
         """The id map of an image, `H x W` uint32."""
@@ -89,7 +91,7 @@ def read_coco_panoptic(json_path: str | Path, folder: str | Path | None = None) 
         raise InputError(
             f"{where}: no such folder, where the PNGs of {path.name} should be; name another one if need be"
         )
-    return CocoPanoptic(path, where, annotations, _categories(content, path), photo_names)
+    return CocoPanoptic(path, where, annotations, _categories(content, path), photo_names, _colours(content))
 
 
 def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Path) -> list[SegmentInfo]:
@@ -114,6 +116,7 @@ def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Pat
             area = None if stated is None else _area(stated)
             # the official tools: 1 or true, nothing else
             crowd = entry.get("iscrowd", 0) == 1
+            score = None if entry.get("score") is None else float(entry["score"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(
                 f"{source}: image {annotation.image_id}: a segment is incomplete ({type(error).__name__}: {error})"
@@ -126,7 +129,7 @@ def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Pat
         if identity in seen:
             raise InputError(f"{source}: image {annotation.image_id}: segment {identity} is listed twice")
         seen.add(identity)
-        segments.append(SegmentInfo(identity, class_of[category], crowd, area))
+        segments.append(SegmentInfo(identity, class_of[category], crowd, area, score))
     return segments
 
 
@@ -211,3 +214,12 @@ def _categories(content: dict[str, Any], path: Path) -> list[ClassInfo] | None:
     if len(set(ids)) != len(ids):
         raise InputError(f"{path}: two categories have the same id")
     return classes
+
+
+def _colours(content: dict[str, Any]) -> dict[int, tuple[int, int, int]]:
+    found = {}
+    for category in content.get("categories") or []:
+        colour = category.get("color")
+        if isinstance(colour, list) and len(colour) == 3 and all(isinstance(v, int) and 0 <= v < 256 for v in colour):
+            found[int(category["id"])] = (colour[0], colour[1], colour[2])
+    return found
