@@ -63,7 +63,7 @@ def _group(values):
 
 
 def largest_difference(ours, theirs):
-    """Of any number of any image; infinite if a count differs, or one knows a score where the other does not."""
+    """Of any score of any image; infinite if a count differs, or one knows a score where the other does not."""
     if len(ours) != len(theirs):
         return math.inf
     worst = 0.0
@@ -73,7 +73,9 @@ def largest_difference(ours, theirs):
         for category, cells in mine["counts"].items():
             if cells[:3] != other["counts"][category][:3]:
                 return math.inf
-            worst = _worse(worst, cells[3], other["counts"][category][3])
+            # the mean IoU: their sums over thousands of floats drift in the 13th digit
+            pairs = max(1, cells[0])
+            worst = _worse(worst, cells[3] / pairs, other["counts"][category][3] / pairs)
         for name, _ in SUFFIXES:
             if (mine[name] is None) != (other[name] is None):
                 return math.inf
