@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against", metavar="RUN2", type=Path, help="another one, on the same data set, to compare with"
     )
-    parser.add_argument("--out", metavar="FILE", type=Path, help="the page (default: RUN/report.html)")
+    parser.add_argument(
+        "--out", metavar="FILE", type=Path, help="the page (default: RUN/report.html, or RUN/report-against-RUN2.html)"
+    )
     parser.add_argument(
         "--images", type=int, default=500, metavar="N",
         help="pictures at most: of more, the worst and the best (default: %(default)s)",
@@ -50,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
     evaluation = find_evaluation(args.run)
     against = None if args.against is None else find_evaluation(args.against)
-    path = args.run / "report.html" if args.out is None else args.out
+    path = _default_page(args.run, args.against) if args.out is None else args.out
     written = write_report(path, evaluation, against, ReportOptions(args.images, args.photos, args.size), progress)
     if written.without_photo and not args.quiet:
         print(
@@ -60,3 +62,12 @@ def run(args: argparse.Namespace) -> int:
         )
     print(f"look at {path} ({path.stat().st_size / 1e6:.1f} MB, {written.pictures} pictures)")
     return 0
+
+
+def _default_page(run: Path, against: Path | None) -> Path:
+    if against is None:
+        return run / "report.html"
+    other = against.resolve()
+    # the evaluations of run folders all have the same name
+    name = other.parent.name if other.name == "evaluation" else other.name
+    return run / f"report-against-{name}.html"

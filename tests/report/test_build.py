@@ -161,6 +161,12 @@ def test_against_joins_images_by_id(runs: tuple[Path, Path], tmp_path: Path) -> 
         assert [s[0] for s in second["prediction_segments"]] == [s.id for s in other[entry["name"]].prediction]
 
 
+def test_against_leaves_the_plain_report_alone(runs: tuple[Path, Path], copy: Path) -> None:
+    assert main(["report", str(copy), "--against", str(runs[1]), "--images", "1", "--size", "64", "--quiet"]) == 0
+    assert not (copy / "report.html").exists()
+    assert (copy / f"report-against-{runs[1].name}.html").is_file()
+
+
 def test_against_leaves_out_what_only_one_has(runs: tuple[Path, Path], copy: Path, tmp_path: Path) -> None:
     lines = (copy / IMAGES).read_text().splitlines(keepends=True)
     (copy / IMAGES).write_text("".join(reversed(lines[3:])))
