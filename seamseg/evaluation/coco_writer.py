@@ -11,7 +11,7 @@ import torch
 
 from seamseg.errors import InputError
 from seamseg.evaluation.coco_panoptic import MAX_ID, default_folder, write_id_png
-from seamseg.evaluation.evaluator import ClassTable, class_infos
+from seamseg.evaluation.evaluator import ClassInfo, ClassTable, class_infos
 from seamseg.evaluation.matching import SegmentInfo
 from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.evaluation.threads import threaded_map
@@ -76,17 +76,9 @@ class CocoPanopticWriter:
         self, image_id: int | str, id_map: np.ndarray, segments: Sequence[Segment], photo_name: str | None = None
     ) -> dict[str, Any]:
         """As :meth:`add` for any id map; crowds are kept, ids without a segment become void."""
-        new_ids = self._colour_ids(segments)
-        highest = max(int(id_map.max(initial=0)), *(s.id for s in segments), 0)
-        lookup = np.zeros(highest + 1, np.uint32)
-        lookup[[s.id for s in segments]] = new_ids
-        write_id_png(self.folder / f"{image_id}.png", lookup[id_map])
+        annotation, ids = encode_panoptic(image_id, id_map, segments, self.classes, self.palette)
+        write_id_png(self.folder / f"{image_id}.png", ids)
         height, width = id_map.shape
-        annotation = {
-            "image_id": image_id,
-            "file_name": f"{image_id}.png",
-            "segments_info": [self._entry(s, new) for s, new in zip(segments, new_ids)],
-        }
         self.images.append({"id": image_id, "file_name": photo_name or f"{image_id}", "height": height, "width": width})
         self.annotations.append(annotation)
         return annotation
@@ -120,27 +112,62 @@ class CocoPanopticWriter:
         write_json(self.json_path, content)
         return self.json_path
 
-    def _entry(self, segment: Segment, new_id: int) -> dict[str, Any]:
-        y0, x0, y1, x1 = (round(v) for v in segment.box)
-        entry = {
-            "id": new_id,
-            "category_id": self.classes[segment.category].id,
-            "iscrowd": int(segment.iscrowd),
-            "area": segment.area,
-            "bbox": [x0, y0, x1 - x0, y1 - y0],
-        }
-        if segment.score is not None:
-            entry["score"] = round(segment.score, 6)
-        return entry
 
-    def _colour_ids(self, segments: Sequence[Segment]) -> list[int]:
-        used = {0}
-        out = []
-        for s in segments:
-            identity = next(i for i in _ids_near(self.palette[s.category]) if i not in used)
-            used.add(identity)
-            out.append(identity)
-        return out
+def encode_panoptic(
+    image_id: int | str,
+    id_map: np.ndarray,
+    segments: Sequence[Segment],
+    classes: Sequence[ClassInfo],
+    palette: Sequence[tuple[int, ...]],
+) -> tuple[dict[str, Any], np.ndarray]:
+    """One image in the COCO panoptic format.
+
+    Parameters
+    ----------
+    image_id : of the image; its PNG is `<image_id>.png`
+    id_map : `H x W` ids, those without a segment become void
+    segments : in any order, which is kept
+    classes, palette : of the data set; ids are chosen near the colours of their classes
+
+    Returns
+    -------
+    annotation : entry of the JSON
+    ids : `H x W` uint32, for the PNG
+    """
+    new_ids = _colour_ids(segments, palette)
+    highest = max(int(id_map.max(initial=0)), *(s.id for s in segments), 0)
+    lookup = np.zeros(highest + 1, np.uint32)
+    lookup[[s.id for s in segments]] = new_ids
+    annotation = {
+        "image_id": image_id,
+        "file_name": f"{image_id}.png",
+        "segments_info": [_entry(s, new, classes[s.category].id) for s, new in zip(segments, new_ids)],
+    }
+    return annotation, lookup[id_map]
+
+
+def _entry(segment: Segment, new_id: int, category_id: int) -> dict[str, Any]:
+    y0, x0, y1, x1 = (round(v) for v in segment.box)
+    entry = {
+        "id": new_id,
+        "category_id": category_id,
+        "iscrowd": int(segment.iscrowd),
+        "area": segment.area,
+        "bbox": [x0, y0, x1 - x0, y1 - y0],
+    }
+    if segment.score is not None:
+        entry["score"] = round(segment.score, 6)
+    return entry
+
+
+def _colour_ids(segments: Sequence[Segment], palette: Sequence[tuple[int, ...]]) -> list[int]:
+    used = {0}
+    out = []
+    for s in segments:
+        identity = next(i for i in _ids_near(tuple(palette[s.category])) if i not in used)
+        used.add(identity)
+        out.append(identity)
+    return out
 
 
 class DatasetLike(Protocol):

@@ -50,14 +50,20 @@ def read_id_runs(path: str | Path) -> IdRuns:
 
 def write_id_png(path: str | Path, ids: np.ndarray) -> None:
     """Write segment ids, `H x W` in `0 .. 2^24-1`, as a panoptic PNG, whole or not at all; missing folders are made."""
+    picture = id_picture(ids)
+    with replacing(Path(path)) as temporary:
+        # level 3 is half as slow as Pillow's default; maps of large flat regions stay small
+        picture.save(temporary, format="PNG", compress_level=3)
+
+
+def id_picture(ids: np.ndarray) -> Image.Image:
+    """The RGB picture of segment ids, `H x W` in `0 .. 2^24-1`."""
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) > MAX_ID):
-        raise ValueError(f"write_id_png: ids must be 0 to {MAX_ID}, got {int(ids.min())} to {int(ids.max())}")
+        raise ValueError(f"panoptic PNG: ids must be 0 to {MAX_ID}, got {int(ids.min())} to {int(ids.max())}")
     rgb = np.empty((*ids.shape, 3), np.uint8)
     for channel in range(3):
         rgb[..., channel] = (ids >> (8 * channel)) & 255
-    with replacing(Path(path)) as temporary:
-        # level 3 is half as slow as Pillow's default; maps of large flat regions stay small
-        Image.fromarray(rgb).save(temporary, format="PNG", compress_level=3)
+    return Image.fromarray(rgb)
 
 
 def _read(path: str | Path) -> IdRuns | np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -161,7 +161,9 @@ class PanopticNet(nn.Module):
     # Inference
 
     @torch.no_grad()
-    def predict(self, images: PackedSequence) -> list[Prediction]:
+    def predict(
+        self, images: PackedSequence, segment: Callable[[Features], list[Tensor | None]] | None = None
+    ) -> list[Prediction]:
         """What the network sees on each image.
 
         Padding influences the result a little: batch only images of one size together if that matters.
@@ -169,6 +171,7 @@ class PanopticNet(nn.Module):
         Parameters
         ----------
         images : `3 x H x W` each
+        segment : makes the class maps, instead of :meth:`segment`
 
         Returns
         -------
@@ -185,7 +188,7 @@ class PanopticNet(nn.Module):
         proposals = self.proposals(*self._scored(features), features.valid_sizes, training=False)
         detections = self.detect(features, proposals)
         masks = self.mask(features, [boxes for boxes, _, _ in detections], [classes for _, classes, _ in detections])
-        semantic = self.segment(features)
+        semantic = (segment or self.segment)(features)
         return [
             Prediction(boxes, classes, scores, mask, classmap, size)
             for (boxes, classes, scores), mask, classmap, size in zip(detections, masks, semantic, features.valid_sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,6 +33,29 @@ def upsample_argmax(logits: Tensor, padded_size: tuple[int, int], valid_size: tu
     """
     _check("upsample_argmax", logits, padded_size, valid_size)
     return _upsample_argmax(logits.detach(), *padded_size, *valid_size)
+
+
+def upsample_mean_argmax(logits: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
+    """The class of each pixel that is most probable on the mean over several views of an image.
+
+    Each view's logits are upsampled bilinearly (`align_corners` off) and made probabilities by softmax, some rows at a
+    time: memory does not grow with classes times pixels. Of one view it is :func:`upsample_argmax`, but for classes
+    that are equal within rounding. Has no gradient.
+
+    Parameters
+    ----------
+    logits : `C x h x w` each, floating, which cover the whole image; heights and widths may differ
+    size : `(height, width)` of the image
+
+    Returns
+    -------
+    `H x W` int64
+    """
+    if not logits or len({(x.shape[0], x.device) for x in logits}) > 1:
+        raise ValueError("upsample_mean_argmax: one or more views with the same classes on one device are needed")
+    for view in logits:
+        _check("upsample_mean_argmax", view, size, size)
+    return plain.upsample_mean_argmax([view.detach() for view in logits], *size)
 
 
 def upsample_ohem_loss(

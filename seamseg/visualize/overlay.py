@@ -21,6 +21,8 @@ def draw_overlay(
     palette: Palette,
     categories: Sequence[str] | None = None,
     labels: bool = False,
+    opacity: float = 0.5,
+    outlined: bool = True,
 ) -> np.ndarray:
     """The photo under the colours of its panoptic map, instances outlined in white (SPEC section 1 "Commands").
 
@@ -31,6 +33,8 @@ def draw_overlay(
     palette : a row `r, g, b` a class, stuff first
     categories : class names, needed for `labels`
     labels : write class (and score) on each segment that is large enough
+    opacity : of the colours, 0 (photo alone) to 1 (colours alone)
+    outlined : draw the outlines
 
     Returns
     -------
@@ -43,8 +47,8 @@ def draw_overlay(
         # a crowd of things was not told apart: it shows as void, as it always did
         if not (segment.iscrowd and segment.isthing):
             classes[segment.id] = segment.category
-            instances[segment.id] = segment.isthing
-    picture = draw_classic(photo, result.id_map, classes, instances, palette)
+            instances[segment.id] = segment.isthing and outlined
+    picture = draw_classic(photo, result.id_map, classes, instances, palette, opacity)
     if labels:
         if categories is None:
             raise ValueError("draw_overlay: labels=True needs the categories")
@@ -53,7 +57,12 @@ def draw_overlay(
 
 
 def draw_classic(
-    photo: np.ndarray, id_map: np.ndarray, classes: np.ndarray, instances: np.ndarray, palette: Palette
+    photo: np.ndarray,
+    id_map: np.ndarray,
+    classes: np.ndarray,
+    instances: np.ndarray,
+    palette: Palette,
+    opacity: float = 0.5,
 ) -> np.ndarray:
     """The composite that `test_panoptic.py` has always written, before JPEG.
 
@@ -64,11 +73,14 @@ def draw_classic(
     classes : class of each id, 255 for none; entry 0 is void
     instances : whether each id gets an outline
     palette : a row `r, g, b` a class
+    opacity : of the palette; at one half the picture is the classic one to the last bit
 
     Returns
     -------
     uint8 `H x W x 3`: half photo, half palette (black for void), outlines white
     """
+    if not 0 <= opacity <= 1:
+        raise ValueError(f"draw_overlay: opacity must be 0 to 1, got {opacity}")
     classes = np.array(classes)
     classes[0] = VOID
     known = (id_map >= 0) & (id_map < len(classes))
@@ -78,7 +90,12 @@ def draw_classic(
     if id_map.shape != photo.shape[:2]:
         rows, columns = (nearest_index(old, new) for old, new in zip(id_map.shape, photo.shape[:2]))
         lines, colors = lines[rows[:, None], columns], colors[rows[:, None], columns]
-    picture = ((photo.astype(np.uint16) + colors) // 2).astype(np.uint8)
+    if opacity == 0.5:
+        picture = ((photo.astype(np.uint16) + colors) // 2).astype(np.uint8)
+    else:
+        share = np.uint16(round(opacity * 256))  # the largest sum, 255 * 256 + 128, just fits
+        mixed = photo.astype(np.uint16) * np.uint16(256 - share) + colors.astype(np.uint16) * share
+        picture = ((mixed + np.uint16(128)) >> np.uint16(8)).astype(np.uint8)
     picture[lines] = 255
     return picture
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -43,6 +44,19 @@ def upsample_argmax(logits: Tensor, padded_height: int, padded_width: int, heigh
             top, bottom = (_wide(table.index_select(0, y[row] * source_width + side)) for y in (y0, y1))
             sides.append(top.mul_(1 - down).add_(bottom.mul_(down)))
         flat[part] = sides[0].mul_(1 - across).add_(sides[1].mul_(across)).argmax(1)
+    return result
+
+
+def upsample_mean_argmax(logits: Sequence[Tensor], height: int, width: int) -> Tensor:
+    """See :func:`seamseg.ops.upsample.upsample_mean_argmax`; arguments are taken as checked."""
+    result = torch.empty((height, width), dtype=torch.int64, device=logits[0].device)
+    for start, stop in _chunks(logits[0], result):
+        total: Tensor | None = None
+        for view in logits:
+            share = _Rows(view, (height, width), width, start, stop).upsample().softmax(0)
+            total = share if total is None else total.add_(share)
+        assert total is not None
+        result[start:stop] = total.argmax(0)
     return result
 
 

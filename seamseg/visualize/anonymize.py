@@ -1,0 +1,197 @@
+"""Photos in which people, vehicles or anything else can no longer be recognised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+CELLS = 8
+"""Averages along the longer side of a region: of a person who stands, less than one for each way across the face."""
+LEAST_CELL = 8
+"""Side of the smallest averages in pixels of the photo, so that of small things a spot is left."""
+MARGIN = 0.05
+"""What is hidden around a region, as part of its size; one cell of a mask of 28 x 28 is 0.036."""
+
+Style = Literal["blur", "pixels"]
+
+
+@dataclass(frozen=True)
+class Region:
+    """Pixels to hide: `mask` is bool `h x w`, `corner` the `(y, x)` of its first pixel in the photo."""
+
+    mask: np.ndarray
+    corner: tuple[int, int] = (0, 0)
+
+
+def anonymize(
+    photo: np.ndarray, regions: Iterable[Region], style: Style = "blur", cells: int = CELLS, margin: float = MARGIN
+) -> np.ndarray:
+    """Hide regions of a photo.
+
+    Each region with a margin around it becomes a coarse grid of averages, at most `cells` along its longer side, each
+    of them mixed with its neighbours. Nothing else of its pixels is left, so there is no filter to turn round, whatever
+    the size of the region. Beyond the margin the picture fades back into the photo.
+
+    Parameters
+    ----------
+    photo : uint8 `H x W x 3`; is not changed
+    regions : of any shape; they may overlap and reach beyond the photo. Each is coarse by its own size: hand in one
+        region a person, and crowds by :func:`clusters`
+    style : "blur" (the averages flow into one another) or "pixels" (squares)
+    cells : averages along the longer side, at least 1
+    margin : part of the region's size, at least 0; two pixels are always added
+
+    Returns
+    -------
+    uint8 `H x W x 3`
+
+    Raises
+    ------
+    ValueError
+        if an argument is out of range
+    """
+    if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3:
+        raise ValueError(f"anonymize: the photo must be H x W x 3 uint8, it is {photo.shape} {photo.dtype}")
+    if cells < 1 or not margin >= 0 or style not in ("blur", "pixels"):
+        raise ValueError(f'anonymize: cells {cells}, margin {margin}, style {style}; see "Parameters"')
+    out = photo.copy()
+    for region in regions:
+        box = _box(region, (photo.shape[0], photo.shape[1]))
+        if box is not None:
+            _hide(photo, out, region, box, style, cells, margin)
+    return out
+
+
+def clusters(mask: np.ndarray, cells: int = 64) -> Iterator[Region]:
+    """Parts of a mask that lie apart, such as pixels of a class that belong to no detection.
+
+    Parts closer than a cell count as one.
+
+    Parameters
+    ----------
+    mask : bool `H x W`
+    cells : along the longer side of the mask
+    """
+    if not mask.any():
+        return
+    height, width = mask.shape
+    side = max(1, math.ceil(max(height, width) / cells))
+    rows, columns = np.arange(height) // side, np.arange(width) // side
+    coarse = np.zeros((int(rows[-1]) + 1, int(columns[-1]) + 1), bool)
+    y, x = np.nonzero(mask)
+    coarse[rows[y], columns[x]] = True
+    labels = _connected(coarse)
+    own = labels[rows[y], columns[x]]
+    order = np.argsort(own, kind="stable")
+    for part in np.split(order, np.flatnonzero(np.diff(own[order])) + 1):
+        top, left = int(y[part].min()), int(x[part].min())
+        crop = np.zeros((int(y[part].max()) + 1 - top, int(x[part].max()) + 1 - left), bool)
+        crop[y[part] - top, x[part] - left] = True
+        yield Region(crop, (top, left))
+
+
+def _connected(cells: np.ndarray) -> np.ndarray:
+    """A number for each group of neighbouring cells (also over corners), 0 elsewhere: the largest index spreads."""
+    labels = np.where(cells, np.arange(1, cells.size + 1).reshape(cells.shape), 0)
+    while True:
+        around = np.pad(labels, 1)
+        wider = np.maximum(np.maximum(around[:-2], around[1:-1]), around[2:])
+        wider = np.maximum(np.maximum(wider[:, :-2], wider[:, 1:-1]), wider[:, 2:])
+        spread = np.where(cells, wider, 0)
+        if np.array_equal(spread, labels):
+            return labels
+        labels = spread
+
+
+def _box(region: Region, size: tuple[int, int]) -> tuple[int, int, int, int] | None:
+    """`(y0, x0, y1, x1)` of the pixels of a region that lie in the photo; None without any."""
+    rows, columns = np.flatnonzero(region.mask.any(1)), np.flatnonzero(region.mask.any(0))
+    if not len(rows):
+        return None
+    (y, x), (height, width) = region.corner, size
+    y0, y1 = max(0, y + int(rows[0])), min(height, y + int(rows[-1]) + 1)
+    x0, x1 = max(0, x + int(columns[0])), min(width, x + int(columns[-1]) + 1)
+    return None if y0 >= y1 or x0 >= x1 else (y0, x0, y1, x1)
+
+
+def _hide(
+    photo: np.ndarray,
+    out: np.ndarray,
+    region: Region,
+    box: tuple[int, int, int, int],
+    style: Style,
+    cells: int,
+    margin: float,
+) -> None:
+    (y0, x0, y1, x1), (height, width) = box, photo.shape[:2]
+    longest = max(y1 - y0, x1 - x0)
+    cell = max(LEAST_CELL, math.ceil(longest / cells))
+    reach = 2 + math.ceil(margin * longest)
+    fade = reach
+    wide = reach + fade
+    top, left, bottom, right = max(0, y0 - wide), max(0, x0 - wide), min(height, y1 + wide), min(width, x1 + wide)
+
+    mask = torch.zeros((bottom - top, right - left))
+    inside = region.mask[y0 - region.corner[0] : y1 - region.corner[0], x0 - region.corner[1] : x1 - region.corner[1]]
+    mask[y0 - top : y1 - top, x0 - left : x1 - left] = torch.from_numpy(np.ascontiguousarray(inside, np.float32))
+    # a mean of radius `fade` over what was widened by reach + fade is exactly 1 within reach: nothing shines through
+    solid = _widen(mask, reach)
+    alpha = _mean(_widen(mask, wide), fade)
+    alpha[solid > 0] = 1.0
+
+    pixels = torch.from_numpy(np.ascontiguousarray(photo[top:bottom, left:right])).permute(2, 0, 1).float()
+    hidden = _coarse(pixels, solid, cell, style)
+    behind = torch.from_numpy(np.ascontiguousarray(out[top:bottom, left:right])).permute(2, 0, 1).float()
+    mixed = torch.where(solid > 0, hidden, behind + alpha * (hidden - behind))
+    out[top:bottom, left:right] = mixed.add_(0.5).clamp_(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
+
+
+def _coarse(pixels: torch.Tensor, mask: torch.Tensor, cell: int, style: Style) -> torch.Tensor:
+    """The averages over cells of what lies in the mask, drawn at the size of the pixels, `3 x h x w`."""
+    height, width = mask.shape
+    rows, columns = -(-height // cell), -(-width // cell)
+    padding = (0, columns * cell - width, 0, rows * cell - height)
+    weighted = functional.pad(torch.cat((pixels * mask, mask[None])), padding)
+    sums = weighted.view(4, rows, cell, columns, cell).sum((2, 4))
+    # an average over few pixels at the rim would show them: each takes in its neighbours by their number of pixels
+    kernel = torch.tensor([1.0, 2.0, 1.0])
+    kernel = (kernel[:, None] * kernel).expand(4, 1, 3, 3)
+    mixed = functional.conv2d(sums[None], kernel, padding=1, groups=4)[0]
+    # cells that see nothing of the mask lie in the fading rim: they take the colour nearest by
+    while not bool((mixed[3] > 0).all()):
+        wider = functional.conv2d(mixed[None], kernel, padding=1, groups=4)[0]
+        mixed = torch.where(mixed[3] > 0, mixed, wider)
+    colours = mixed[:3] / mixed[3]
+    size = [rows * cell, columns * cell]
+    if style == "pixels":
+        full = functional.interpolate(colours[None], size, mode="nearest")[0]
+    else:
+        full = functional.interpolate(colours[None], size, mode="bilinear", align_corners=False)[0]
+    return full[:, :height, :width]
+
+
+def _widen(mask: torch.Tensor, radius: int) -> torch.Tensor:
+    """1 where a 1 is not farther than `radius` along both axes."""
+    return (_window_sums(mask, radius) > 0.5).float()
+
+
+def _mean(mask: torch.Tensor, radius: int) -> torch.Tensor:
+    """Mean over squares, the border repeated outwards."""
+    full = functional.pad(mask[None, None], (radius,) * 4, mode="replicate")[0, 0]
+    side = 2 * radius + 1
+    return (_window_sums(full, radius)[radius:-radius, radius:-radius] / side**2).float()
+
+
+def _window_sums(values: torch.Tensor, radius: int) -> torch.Tensor:
+    """Sums over squares of `2 * radius + 1`, by running sums (float64, exact for whole numbers)."""
+    height, width = values.shape
+    sums = functional.pad(values.double(), (radius + 1, radius) * 2).cumsum(0).cumsum(1)
+    side = 2 * radius + 1
+    bottom, top = sums[side:], sums[:-side]
+    return (bottom[:, side:] - bottom[:, :-side] - top[:, side:] + top[:, :-side])[:height, :width]
