@@ -19,6 +19,9 @@ Formats, with commas between:
   vistas      vistas/{labels/,instances/,panoptic.json,panoptic/}: the layout of Mapillary Vistas and the instance files
               that its evaluation reads; labels are the original ids of the classes
 
+With --anonymize, OUT/<name>.jpg is the photo without recognisable people, vehicles or whatever is named, at its size
+and without any metadata (place, date, camera, thumbnail); other formats are written where --format asks for them.
+
 cityscapes and vistas have no sub-folders: photos of one name in two folders are an error.
 """
 
@@ -35,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", metavar="IN", help="photo, folder or glob")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder for the outputs; is made")
     parser.add_argument(
-        "--format", default="overlay", metavar="LIST", help="overlay,coco,raw,cityscapes,vistas (default: overlay)"
+        "--format",
+        metavar="LIST",
+        help="overlay,coco,raw,cityscapes,vistas (default: overlay; with --anonymize none)",
     )
     parser.add_argument("--config", metavar="F", help="INI file, if the model does not hold one")
     parser.add_argument("--meta", metavar="F", help="metadata.bin, if the model does not hold one")
@@ -59,6 +64,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="longest side at most; panoramas are shrunk to it "
         "(default: 4 times the shortest size, or the configured longest_max_size if that is more)",
     )
+    size.add_argument("--preview", action="store_true", help="half the size: a quarter of the time, small things lost")
+    looks = parser.add_argument_group("what is looked for, and how often")
+    looks.add_argument(
+        "--tta",
+        metavar="LIST",
+        help="several looks at each photo, such as flip,0.75,1.0,1.25: mirrored, and at these times its network size; "
+        "time grows by the sum of the squares, twice that with flip",
+    )
+    looks.add_argument("--classes", metavar="LIST", help="only these classes, such as person,car; others are void")
+    private = parser.add_argument_group("photos to show around")
+    private.add_argument("--anonymize", metavar="LIST", help="classes to hide, such as person,rider,car")
+    private.add_argument("--anonymize-style", choices=("blur", "pixels"), default="blur", help="default: blur")
+    private.add_argument(
+        "--anonymize-score",
+        type=float,
+        default=0.2,
+        metavar="P",
+        help="least score of detections that are hidden (default: 0.2, to be on the safe side)",
+    )
     work = parser.add_argument_group("work")
     work.add_argument("--batch-size", type=int, default=1, metavar="N", help="photos of one size together (default: 1)")
     work.add_argument("--workers", type=int, metavar="N", help="processes that decode (default: up to 4); 0 for none")
@@ -74,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
     from seamseg.engine.predictor import load_predictor
     from seamseg.engine.sources import find_sources
     from seamseg.engine.writers import make_writers
+    from seamseg.engine.writers.anonymize import AnonymizeWriter
     from seamseg.errors import InputError
 
     for name in ("limit", "workers", "batch_size"):
@@ -82,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
             raise InputError(f"--{name.replace('_', '-')} {value}: too small")
     if args.out.exists() and not args.out.is_dir():
         raise InputError(f"{args.out}: the output must be a folder, this is a file")
+    formats = _formats(args)
     sources = find_sources(args.inputs, args.out)[: args.limit]
     with distributed(args.device) as world:
         predictor = load_predictor(
@@ -94,9 +120,15 @@ def run(args: argparse.Namespace) -> int:
             min_stuff_area=args.min_area,
             shortest_size=args.shortest_size,
             longest_max_size=args.longest_max_size,
+            tta=args.tta,
+            classes=args.classes,
+            preview=args.preview,
             overrides=args.set,
         )
-        writers = make_writers([f.strip() for f in args.format.split(",") if f.strip()], args.out, predictor.metadata)
+        writers = make_writers(formats, args.out, predictor.metadata) if formats else []
+        if args.anonymize is not None:
+            style, score = args.anonymize_style, args.anonymize_score
+            writers.append(AnonymizeWriter(args.out, predictor.metadata, args.anonymize, style, score))
         workers = min(4, available_cores()) if args.workers is None else args.workers
         if args.workers is None and len(sources) < 2 * world.size:
             workers = 0
@@ -106,3 +138,21 @@ def run(args: argparse.Namespace) -> int:
             weights = ", with the moving average of the weights" if predictor.averaged else ""
             print(f"{tally.done} photos in {args.out}{weights}{skipped}", file=sys.stderr)
     return 1 if tally.unreadable else 0
+
+
+def _formats(args: argparse.Namespace) -> list[str]:
+    """What --format says; InputError if other options do not go with it."""
+    from seamseg.errors import InputError
+
+    if args.format is None:
+        return ["overlay"] if args.anonymize is None else []
+    formats = [f.strip() for f in args.format.split(",") if f.strip()]
+    if args.anonymize is not None and "overlay" in formats:
+        raise InputError(
+            "--format overlay shows what --anonymize hides, under the same name: predict on the anonymised photos "
+            "afterwards, into another folder"
+        )
+    whole = [f for f in formats if f in ("raw", "cityscapes", "vistas")]
+    if args.classes is not None and whole:
+        raise InputError(f"--format {whole[0]} holds all classes: leave --classes out, or write overlay,coco")
+    return formats or [args.format]

@@ -95,6 +95,13 @@ class TestTransform:
         self.longest_max_size = longest_max_size
         self._normalise = Normalise(rgb_mean, rgb_std)
 
+    def halve(self) -> None:
+        """Make pictures half as large from now on."""
+        if self.shortest_size is not None:
+            self.shortest_size = max(1, self.shortest_size // 2)
+        if self.longest_max_size is not None:
+            self.longest_max_size = max(1, self.longest_max_size // 2)
+
     def __call__(self, image: Image.Image) -> Tensor:
         """`3 x H x W` float32 from an RGB picture."""
         if self.shortest_size is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from seamseg.data.images import open_image
@@ -81,7 +82,8 @@ class Panoptic(PanopticResult):
     ) -> Panoptic:
         """A result with the classes it speaks of, and with its photo if one is at hand."""
         named = [_named(s, metadata) for s in result.segments]
-        return Panoptic(result.id_map, named, metadata.without_images(), prediction, photo)
+        compact = None if prediction is None else _compact(prediction)
+        return Panoptic(result.id_map, named, metadata.without_images(), compact, photo)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, PanopticResult):
@@ -361,3 +363,15 @@ def only_classes(result: PanopticResult, classes: Sequence[int]) -> PanopticResu
 def _named(segment: Segment, metadata: Metadata) -> NamedSegment:
     values = {f.name: getattr(segment, f.name) for f in fields(Segment)}
     return NamedSegment(**values, name=metadata.categories[segment.category])
+
+
+def _compact(p: Prediction) -> Prediction:
+    """In as few bytes as possible; parts of a batch would hold on to the whole of it."""
+    return Prediction(
+        p.boxes.clone(),
+        p.classes.clone(),
+        p.scores.clone(),
+        None if p.mask_logits is None else p.mask_logits.clone(),
+        None if p.semantic is None else p.semantic.to(torch.uint8, copy=True),
+        p.size,
+    )

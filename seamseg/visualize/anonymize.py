@@ -14,7 +14,8 @@ from torch.nn import functional
 CELLS = 8
 """Averages along the longer side of a region: of a person who stands, less than one for each way across the face."""
 LEAST_CELL = 8
-"""Side of the smallest averages in pixels of the photo, so that of small things a spot is left."""
+"""Side of the smallest averages in pixels, or :data:`LEAST_PART` of the photo's longer side if that is more."""
+LEAST_PART = 1 / 128
 MARGIN = 0.05
 """What is hidden around a region, as part of its size; one cell of a mask of 28 x 28 is 0.036."""
 
@@ -23,10 +24,18 @@ Style = Literal["blur", "pixels"]
 
 @dataclass(frozen=True)
 class Region:
-    """Pixels to hide: `mask` is bool `h x w`, `corner` the `(y, x)` of its first pixel in the photo."""
+    """Pixels to hide.
+
+    Attributes
+    ----------
+    mask : bool `h x w`
+    corner : `(y, x)` of its first pixel in the photo
+    part : may be but a part of an object, as a face alone: it is made coarser
+    """
 
     mask: np.ndarray
     corner: tuple[int, int] = (0, 0)
+    part: bool = False
 
 
 def anonymize(
@@ -36,13 +45,14 @@ def anonymize(
 
     Each region with a margin around it becomes a coarse grid of averages, at most `cells` along its longer side, each
     of them mixed with its neighbours. Nothing else of its pixels is left, so there is no filter to turn round, whatever
-    the size of the region. Beyond the margin the picture fades back into the photo.
+    the size of the region. Where regions overlap the coarser one counts. Beyond the margin the picture fades back into
+    the photo.
 
     Parameters
     ----------
     photo : uint8 `H x W x 3`; is not changed
     regions : of any shape; they may overlap and reach beyond the photo. Each is coarse by its own size: hand in one
-        region a person, and crowds by :func:`clusters`
+        region a person, and what is no whole object by :func:`clusters`
     style : "blur" (the averages flow into one another) or "pixels" (squares)
     cells : averages along the longer side, at least 1
     margin : part of the region's size, at least 0; two pixels are always added
@@ -61,10 +71,12 @@ def anonymize(
     if cells < 1 or not margin >= 0 or style not in ("blur", "pixels"):
         raise ValueError(f'anonymize: cells {cells}, margin {margin}, style {style}; see "Parameters"')
     out = photo.copy()
-    for region in regions:
-        box = _box(region, (photo.shape[0], photo.shape[1]))
-        if box is not None:
-            _hide(photo, out, region, box, style, cells, margin)
+    boxed = [(region, _box(region, (photo.shape[0], photo.shape[1]))) for region in regions]
+    least = max(LEAST_CELL, math.ceil(LEAST_PART * max(photo.shape)))
+    work = [(max(least, _cell(region, box, cells)), region, box) for region, box in boxed if box is not None]
+    # the coarsest last: a finer one drawn over it would bring details back
+    for cell, region, box in sorted(work, key=lambda item: item[0]):
+        _hide(photo, out, region, box, style, cell, margin)
     return out
 
 
@@ -93,7 +105,7 @@ def clusters(mask: np.ndarray, cells: int = 64) -> Iterator[Region]:
         top, left = int(y[part].min()), int(x[part].min())
         crop = np.zeros((int(y[part].max()) + 1 - top, int(x[part].max()) + 1 - left), bool)
         crop[y[part] - top, x[part] - left] = True
-        yield Region(crop, (top, left))
+        yield Region(crop, (top, left), part=True)
 
 
 def _connected(cells: np.ndarray) -> np.ndarray:
@@ -120,21 +132,27 @@ def _box(region: Region, size: tuple[int, int]) -> tuple[int, int, int, int] | N
     return None if y0 >= y1 or x0 >= x1 else (y0, x0, y1, x1)
 
 
+def _cell(region: Region, box: tuple[int, int, int, int], cells: int) -> int:
+    """Side of the averages of a region in pixels."""
+    longest, shortest = max(box[2] - box[0], box[3] - box[1]), min(box[2] - box[0], box[3] - box[1])
+    # a row of people is long, but each of them is as high as the row
+    return math.ceil(min(longest / min(cells, 3), shortest) if region.part else longest / cells)
+
+
 def _hide(
     photo: np.ndarray,
     out: np.ndarray,
     region: Region,
     box: tuple[int, int, int, int],
     style: Style,
-    cells: int,
+    cell: int,
     margin: float,
 ) -> None:
     (y0, x0, y1, x1), (height, width) = box, photo.shape[:2]
     longest = max(y1 - y0, x1 - x0)
-    cell = max(LEAST_CELL, math.ceil(longest / cells))
     reach = 2 + math.ceil(margin * longest)
-    fade = reach
-    wide = reach + fade
+    fade = max(1, reach // 2)
+    wide = reach + 2 * fade
     top, left, bottom, right = max(0, y0 - wide), max(0, x0 - wide), min(height, y1 + wide), min(width, x1 + wide)
 
     mask = torch.zeros((bottom - top, right - left))
@@ -142,7 +160,7 @@ def _hide(
     mask[y0 - top : y1 - top, x0 - left : x1 - left] = torch.from_numpy(np.ascontiguousarray(inside, np.float32))
     # a mean of radius `fade` over what was widened by reach + fade is exactly 1 within reach: nothing shines through
     solid = _widen(mask, reach)
-    alpha = _mean(_widen(mask, wide), fade)
+    alpha = _mean(_widen(mask, reach + fade), fade)
     alpha[solid > 0] = 1.0
 
     pixels = torch.from_numpy(np.ascontiguousarray(photo[top:bottom, left:right])).permute(2, 0, 1).float()
