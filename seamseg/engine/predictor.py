@@ -22,6 +22,7 @@ from seamseg.engine.snapshot import load_into
 from seamseg.errors import InputError
 from seamseg.fusion import fuse, to_result
 from seamseg.models.build import build_network
+from seamseg.models.folding import choose_precision, for_inference
 from seamseg.models.panoptic import PanopticNet
 from seamseg.structures import PackedSequence, PanopticResult, Prediction
 
@@ -136,6 +137,7 @@ def load_predictor(
     shortest_size: int | None = None,
     longest_max_size: int | None = None,
     overrides: Sequence[str] = (),
+    precision: str = "fp32",
 ) -> Predictor:
     """Open a trained model for inference; available as `seamseg.load`.
 
@@ -148,6 +150,7 @@ def load_predictor(
     shortest_size, longest_max_size : of the network's input in pixels; None as configured, the longest side at most 4
         times the shortest, or the configured maximum if that is more
     overrides : configuration keys as `section.key=value`
+    precision : fp32, bf16, fp16 (GPU only) or auto (bf16 where the device has it); below fp32 results differ a little
 
     Raises
     ------
@@ -155,12 +158,14 @@ def load_predictor(
         if the model is missing, broken, or not what its configuration and metadata say
     """
     chosen = device if isinstance(device, torch.device) else choose_device(device)
+    choose_precision(precision, chosen)
     opened = open_model(model, config, meta, list(overrides))
     # all arguments are checked before the network is built, which takes seconds
     transform = test_transform(opened.config, shortest_size, longest_max_size)
     thresholds = Thresholds.of(opened.config, score_threshold, overlap_threshold, min_stuff_area)
     net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
     averaged = load_into(net, opened.snapshot, strict=True, name=opened.name).averaged
+    net = for_inference(net, chosen, precision)
     return Predictor(net, opened.metadata.without_images(), transform, thresholds, chosen, averaged)
 
 

@@ -7,6 +7,7 @@ At inference a norm is `act((x - mean) / sqrt(var + eps) * gamma + bias)` with c
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -164,7 +165,7 @@ def _fold_pairs(sequence: nn.Sequential) -> None:
 
 def _neighbours(sequence: nn.Sequential) -> Iterator[tuple[tuple[str, nn.Module], tuple[str, nn.Module]]]:
     layers = list(sequence.named_children())
-    yield from zip(layers, layers[1:])
+    yield from itertools.pairwise(layers)
 
 
 def _fold_block(block: ResidualBlock) -> FoldedBlock | None:
@@ -199,7 +200,8 @@ def _fold_deeplab(module: MiniDeepLab) -> FoldedDeepLab | None:
     width = module.conv1_3x3.out_channels
     branches = []
     for i, conv in enumerate((module.conv1_3x3, module.conv1_dil, module.conv1_glb)):
-        weight, bias = _scaled(conv.weight, conv.bias, *(t[i * width : (i + 1) * width] for t in first))
+        channels = slice(i * width, (i + 1) * width)
+        weight, bias = _scaled(conv.weight, conv.bias, first[0][channels], first[1][channels])
         # the activation of the third comes after its average
         branches.append(FusedConv2d(weight, bias, conv, "identity" if i == 2 else activation, parameter))
     local, wide, context = branches

@@ -71,7 +71,9 @@ class FusedConv2d(nn.Module):
             return activate_(y, self.activation, self.activation_param)
         if self.activation == "leaky_relu":
             return op._convolution_pointwise(x, *settings, "leaky_relu", [self.activation_param], "")
-        return activate_(op._convolution_pointwise(x, *settings, "none", [], ""), self.activation, self.activation_param)
+        return activate_(
+            op._convolution_pointwise(x, *settings, "none", [], ""), self.activation, self.activation_param
+        )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self._packed = None
