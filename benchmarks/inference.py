@@ -137,9 +137,7 @@ def compare(side: int, arguments: argparse.Namespace, folder: Path) -> dict[str,
     if "original" in arguments.what and side in ORIGINAL:
         for precision in arguments.precision:
             wall, busy = table[precision]["wall"], table[precision]["cpu"] / arguments.threads
-            print(
-                f"  original {ORIGINAL[side]:.1f} s: {precision} is {ORIGINAL[side] / wall:.1f} times as fast by the wall,"
-            )
+            print(f"  original {ORIGINAL[side]:.1f} s: {precision} is {ORIGINAL[side] / wall:.1f} times as fast,")
             print(
                 f"    {ORIGINAL[side] / busy:.1f} times if {arguments.threads} free cores share its CPU seconds evenly"
             )
