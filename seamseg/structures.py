@@ -162,12 +162,6 @@ class PackedSequence:
         index = torch.cat([t.new_full((t.shape[0],), i, dtype=torch.long) for i, t in present])
         return values, index
 
-    @staticmethod
-    def from_concatenated(values: Tensor, index: Tensor, length: int) -> PackedSequence:
-        """The inverse of :meth:`concatenated`: rows of image i become entry i, None where there are none."""
-        parts = [values[index == i] for i in range(length)]
-        return PackedSequence([p if p.shape[0] else None for p in parts])
-
 
 _pytree.register_pytree_node(
     PackedSequence,

@@ -9,8 +9,17 @@ MODEL is a published zip, a run folder of `seamseg train`, or a snapshot. IN is 
 sub-folders, which are kept in OUT) or a quoted glob. Photos of any size and kind are seen upright, at their own size in
 the output. Unreadable ones are named, counted and skipped; the exit code is then 1.
 
-Formats: overlay (<name>.jpg, the photo blended with the colours of its segments), coco (panoptic/<name>.png and
-panoptic.json, as the COCO panoptic tools read them), raw (<name>.pth.tar, what the network says before the fusion).
+Formats, with commas between:
+
+  overlay     <name>.jpg, the photo blended with the colours of its segments
+  coco        panoptic/<name>.png and panoptic.json, as the COCO panoptic tools read them
+  raw         <name>.pth.tar, what the network says before the fusion
+  cityscapes  cityscapes/{panoptic.json,panoptic/,pixel/,instance/}: a submission to the three benchmarks; for models
+              with classes of Cityscapes
+  vistas      vistas/{labels/,instances/,panoptic.json,panoptic/}: the layout of Mapillary Vistas and the instance files
+              that its evaluation reads; labels are the original ids of the classes
+
+cityscapes and vistas have no sub-folders: photos of one name in two folders are an error.
 """
 
 from __future__ import annotations
@@ -25,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="zip, run folder or snapshot")
     parser.add_argument("inputs", metavar="IN", help="photo, folder or glob")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder for the outputs; is made")
-    parser.add_argument("--format", default="overlay", metavar="LIST", help="overlay,coco,raw (default: overlay)")
+    parser.add_argument(
+        "--format", default="overlay", metavar="LIST", help="overlay,coco,raw,cityscapes,vistas (default: overlay)"
+    )
     parser.add_argument("--config", metavar="F", help="INI file, if the model does not hold one")
     parser.add_argument("--meta", metavar="F", help="metadata.bin, if the model does not hold one")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,22 +17,17 @@ from torch import Tensor
 from seamseg.config import Config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import BatchLoader
-from seamseg.data.metadata import Metadata
 from seamseg.data.prepare.parallel import available_cores
 from seamseg.data.samplers import ShardSampler
 from seamseg.data.transforms import TestTransform
 from seamseg.data.workers import obey_the_parent_only
-from seamseg.engine.distributed import World, broadcast_object, distributed, gather_to_main, sum_over_processes
-from seamseg.engine.model_file import open_model
+from seamseg.engine.distributed import World, broadcast_object, gather_to_main, sum_over_processes
 from seamseg.engine.photos import equal_size_batches, test_transform
 from seamseg.engine.progress import progress
-from seamseg.engine.snapshot import load_into
-from seamseg.errors import InputError
 from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision, require_pycocotools
-from seamseg.evaluation.evaluator import PanopticEvaluator, class_infos
+from seamseg.evaluation.evaluator import Comparison, PanopticEvaluator, class_infos
 from seamseg.evaluation.scores import InstanceScores, PanopticScores
 from seamseg.fusion import fuse, to_result
-from seamseg.models.build import build_network
 from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.resize import resize_nearest
 from seamseg.structures import PackedSequence, PanopticResult, Prediction
@@ -67,8 +61,27 @@ class _ValidationTransform:
         return {"img": self.image(image), "msk": torch.from_numpy(mask), "cat": cat, "iscrowd": iscrowd}
 
 
-Observer = Callable[[ValidationItem, Prediction, PanopticResult], None]
-"""Is shown each image of this process with what the network says of it."""
+@dataclass(frozen=True)
+class Judged:
+    """An image with what the network says of it, and how that compares.
+
+    Attributes
+    ----------
+    item : the image and its ground truth
+    prediction, result : of the network; the result at the image's own size
+    comparison : of the segments
+    alone : the counts of this image only
+    """
+
+    item: ValidationItem
+    prediction: Prediction
+    result: PanopticResult
+    comparison: Comparison
+    alone: PanopticEvaluator
+
+
+Observer = Callable[[Judged], None]
+"""Is shown each image of this process."""
 
 
 @dataclass(frozen=True)
@@ -188,77 +201,14 @@ class Validator:
                 size = prediction.size
                 mask = resize_nearest(mask, size)
             result = to_result(fused, size, num_stuff)
-            evaluator.add_result(mask, item.cat, item.iscrowd, result, item.id)
+            alone = PanopticEvaluator(evaluator.classes, self.legacy)
+            comparison = alone.add_result(mask, item.cat, item.iscrowd, result, item.id)
+            evaluator.merge(alone)
             if instances is not None:
                 instances.add(item.mask, item.cat, item.iscrowd, prediction, item.id)
             if observer is not None:
-                observer(item, prediction, result)
+                observer(Judged(item, prediction, result, comparison, alone))
 
 
 def _item(data: Any) -> ValidationItem:
     return ValidationItem(data["id"], data["img"], data["msk"], data["cat"], data["iscrowd"])
-
-
-@dataclass(frozen=True)
-class ModelScores:
-    """What :func:`evaluate_model` finds: the scores, and the model, split and classes they belong to."""
-
-    scores: PanopticScores
-    model: str
-    split: str
-    metadata: Metadata
-
-
-def evaluate_model(
-    model: str | Path,
-    data: str | Path,
-    split: str | None = None,
-    config: str | Path | None = None,
-    meta: str | Path | None = None,
-    device: str = "auto",
-    overrides: Sequence[str] = (),
-    quiet: bool = False,
-    legacy: bool = False,
-) -> ModelScores:
-    """Score a trained model on a split of a dataset folder; joins the processes of torchrun if there are any.
-
-    Parameters
-    ----------
-    model : as for :func:`seamseg.engine.model_file.open_model`
-    data : dataset folder
-    split : name of the list; `dataloader.val_set` of the configuration if None
-    config, meta : instead of the model's own
-    device : auto, cpu, cuda or cuda:N
-    overrides : `section.key=value` each
-    quiet : no progress
-    legacy : as :class:`Validator`
-
-    Raises
-    ------
-    InputError
-        if something is missing, broken, or the model knows other classes than the data set
-    """
-    with distributed(device) as world:
-        opened = open_model(model, config, meta, list(overrides))
-        split = split or opened.config.dataloader.val_set
-        if not split:
-            raise InputError(f"{model}: its configuration names no [dataloader] val_set; name a split with --split")
-        validator = Validator.open(data, split, opened.config, world, legacy, quiet)
-        check_same_classes(opened.metadata, opened.name, validator.dataset.metadata, str(data))
-        net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
-        report = load_into(net, opened.snapshot, strict=True, name=opened.name)
-        if report.averaged and world.is_main and not quiet:
-            print(f"{opened.name}: scoring the moving average of its weights", file=sys.stderr)
-        net.to(world.device)
-        scores = validator(net, desc=f"evaluate {split}")
-        return ModelScores(scores, opened.name, split, validator.dataset.metadata)
-
-
-def check_same_classes(of_model: Metadata, model: str, of_data: Metadata, data: str) -> None:
-    """InputError if a model and a data set have other numbers of stuff and thing classes."""
-    have, want = (of_model.num_stuff, of_model.num_thing), (of_data.num_stuff, of_data.num_thing)
-    if have != want:
-        raise InputError(
-            f"{data}: the data set has {want[0]} stuff and {want[1]} thing classes, but {model} was trained on "
-            f"{have[0]} and {have[1]}; use the data set it was made for"
-        )

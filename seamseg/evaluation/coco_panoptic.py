@@ -6,6 +6,7 @@ A pixel of colour (R, G, B) belongs to segment R + 256 G + 65536 B; 0 is void.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,7 @@ class CocoPanoptic:
     annotations : in the order of the file
     categories : None if the file has none, as predictions may
     photo_names : file name of the photo by image id, for the images that the file describes
+    colours : of the categories, by their ids, where the file has them
     """
 
     path: Path
@@ -57,6 +59,7 @@ class CocoPanoptic:
     annotations: list[Annotation]
     categories: list[ClassInfo] | None
     photo_names: Mapping[int | str, str]
+    colours: Mapping[int, tuple[int, int, int]]
 
     def read_ids(self, annotation: Annotation) -> np.ndarray:
         """The id map of an image, `H x W` uint32."""
@@ -100,7 +103,7 @@ def read_coco_panoptic(json_path: str | Path, folder: str | Path | None = None) 
         raise InputError(
             f"{where}: no such folder, where the PNGs of {path.name} should be; name another one if need be"
         )
-    return CocoPanoptic(path, where, annotations, _categories(content, path), photo_names)
+    return CocoPanoptic(path, where, annotations, _categories(content, path), photo_names, _colours(content))
 
 
 def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Path) -> list[SegmentInfo]:
@@ -122,8 +125,10 @@ def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Pat
         try:
             identity, category = int(entry["id"]), int(entry["category_id"])
             stated = entry.get("area")
-            area = None if stated is None else int(stated)
-            crowd = bool(entry.get("iscrowd", 0))
+            area = None if stated is None else _area(stated)
+            # the official tools: 1 or true, nothing else
+            crowd = entry.get("iscrowd", 0) == 1
+            score = None if entry.get("score") is None else float(entry["score"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(
                 f"{source}: image {annotation.image_id}: a segment is incomplete ({type(error).__name__}: {error})"
@@ -136,8 +141,16 @@ def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Pat
         if identity in seen:
             raise InputError(f"{source}: image {annotation.image_id}: segment {identity} is listed twice")
         seen.add(identity)
-        segments.append(SegmentInfo(identity, class_of[category], crowd, area))
+        segments.append(SegmentInfo(identity, class_of[category], crowd, area, score))
     return segments
+
+
+def _area(stated: Any) -> int | float:
+    """A stated area, which the official tools take as it is, fractions of a pixel too."""
+    area = float(stated)
+    if not math.isfinite(area):
+        raise ValueError(f"an area of {stated}")
+    return int(area) if area.is_integer() else area
 
 
 def _read_json(path: Path) -> Any:
@@ -178,3 +191,12 @@ def _categories(content: dict[str, Any], path: Path) -> list[ClassInfo] | None:
     if len(set(ids)) != len(ids):
         raise InputError(f"{path}: two categories have the same id")
     return classes
+
+
+def _colours(content: dict[str, Any]) -> dict[int, tuple[int, int, int]]:
+    found = {}
+    for category in content.get("categories") or []:
+        colour = category.get("color")
+        if isinstance(colour, list) and len(colour) == 3 and all(isinstance(v, int) and 0 <= v < 256 for v in colour):
+            found[int(category["id"])] = (colour[0], colour[1], colour[2])
+    return found

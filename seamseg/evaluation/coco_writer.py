@@ -12,6 +12,7 @@ import torch
 from seamseg.errors import InputError
 from seamseg.evaluation.coco_panoptic import MAX_ID, default_folder, write_id_png
 from seamseg.evaluation.evaluator import ClassTable, class_infos
+from seamseg.evaluation.matching import SegmentInfo
 from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.evaluation.threads import threaded_map
 from seamseg.files import write_json
@@ -55,7 +56,7 @@ class CocoPanopticWriter:
         self.images: list[dict[str, Any]] = []
         self.annotations: list[dict[str, Any]] = []
 
-    def add(self, image_id: int | str, result: PanopticResult, photo_name: str | None = None) -> Path:
+    def add(self, image_id: int | str, result: PanopticResult, photo_name: str | None = None) -> dict[str, Any]:
         """Write the PNG of an image and remember its segments; may be called from several threads.
 
         Parameters
@@ -66,21 +67,20 @@ class CocoPanopticWriter:
 
         Returns
         -------
-        path : of the PNG
+        annotation : its entry in the JSON; `segments_info` in the order of the segments, without crowds
         """
         segments = [s for s in result.segments if not s.iscrowd]
         return self.add_map(image_id, result.id_map, segments, photo_name)
 
     def add_map(
         self, image_id: int | str, id_map: np.ndarray, segments: Sequence[Segment], photo_name: str | None = None
-    ) -> Path:
+    ) -> dict[str, Any]:
         """As :meth:`add` for any id map; crowds are kept, ids without a segment become void."""
         new_ids = self._colour_ids(segments)
         highest = max(int(id_map.max(initial=0)), *(s.id for s in segments), 0)
         lookup = np.zeros(highest + 1, np.uint32)
         lookup[[s.id for s in segments]] = new_ids
-        path = self.folder / f"{image_id}.png"
-        write_id_png(path, lookup[id_map])
+        write_id_png(self.folder / f"{image_id}.png", lookup[id_map])
         height, width = id_map.shape
         annotation = {
             "image_id": image_id,
@@ -89,7 +89,7 @@ class CocoPanopticWriter:
         }
         self.images.append({"id": image_id, "file_name": photo_name or f"{image_id}", "height": height, "width": width})
         self.annotations.append(annotation)
-        return path
+        return annotation
 
     def extend(self, images: Iterable[dict[str, Any]], annotations: Iterable[dict[str, Any]]) -> None:
         """Take over what other writers have written."""
@@ -184,18 +184,22 @@ def dataset_to_coco_panoptic(
         ids, infos = gt_segments_from_instances(
             dataset.read_mask(image.id), image.cat, image.iscrowd, num_stuff, image.id
         )
-        boxes = extract_boxes(torch.from_numpy(ids), 1 + max((s.id for s in infos), default=0)).tolist()
-        segments = [
-            Segment(s.id, s.category, s.category >= num_stuff, None, s.area or 0, tuple(boxes[s.id]), s.iscrowd)
-            for s in infos
-        ]
-        writer.add_map(image.id, ids, segments, dataset.image_path(image.id).name)
+        writer.add_map(image.id, ids, with_boxes(ids, infos, num_stuff), dataset.image_path(image.id).name)
 
     images = dataset.split(split)
     done: Iterable[Any] = threaded_map(export, images, workers)
     for _ in done if progress is None else progress(done, len(images), f"exporting {split}"):
         pass
     return writer.write_json()
+
+
+def with_boxes(ids: np.ndarray, segments: Sequence[SegmentInfo], num_stuff: int) -> list[Segment]:
+    """Segments of a ground truth, whose areas are known, with the boxes that their pixels have in the id map."""
+    boxes = extract_boxes(torch.from_numpy(ids), 1 + max((s.id for s in segments), default=0)).tolist()
+    return [
+        Segment(s.id, s.category, s.category >= num_stuff, None, int(s.area or 0), tuple(boxes[s.id]), s.iscrowd)
+        for s in segments
+    ]
 
 
 def _ids_near(colour: tuple[int, ...]) -> Iterable[int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from seamseg.errors import InputError
 from seamseg.evaluation.coco_panoptic import Annotation, CocoPanoptic, read_coco_panoptic, segments_of
 from seamseg.evaluation.evaluator import PanopticEvaluator
+from seamseg.evaluation.record import Evaluation, ImageRecord, MapFiles, image_record, write_images, write_summary
 from seamseg.evaluation.scores import PanopticScores
 from seamseg.evaluation.threads import threaded_map
 from seamseg.ops.id_runs import joint_histogram_of_runs
@@ -21,6 +23,7 @@ from seamseg.ops.id_runs import joint_histogram_of_runs
 class _Compared:
     gt: Annotation
     pred: Annotation
+    size: tuple[int, ...]
     pairs: np.ndarray
     counts: np.ndarray
 
@@ -33,6 +36,8 @@ def evaluate_panoptic_json(
     workers: int = 1,
     legacy: bool = False,
     progress: Callable[[Iterable[Any], int, str], Iterable[Any]] | None = None,
+    out: str | Path | None = None,
+    photos: str | Path | None = None,
 ) -> PanopticScores:
     """Compare two COCO panoptic files image by image, in constant memory beside the two JSONs.
 
@@ -47,6 +52,8 @@ def evaluate_panoptic_json(
     workers : threads that decode and compare
     legacy : count as the original program did
     progress : wraps the images, `progress(iterable, total, description)`
+    out : evaluation folder to write, see :mod:`seamseg.evaluation.record`; the maps stay where they are
+    photos : folder of the photos, which the evaluation folder only mentions
 
     Raises
     ------
@@ -72,15 +79,43 @@ def evaluate_panoptic_json(
                 f"{pred.folder / other.file_name}: the prediction is {sizes[0]} pixels (width x height), its ground "
                 f"truth {sizes[1]}; predict at the image's own size"
             )
-        return _Compared(annotation, other, *joint_histogram_of_runs(gt_ids, pred_ids))
+        return _Compared(annotation, other, (gt_ids.height, gt_ids.width), *joint_histogram_of_runs(gt_ids, pred_ids))
 
     evaluator = PanopticEvaluator(gt.categories, legacy)
     done: Iterable[_Compared] = threaded_map(compare, gt.annotations, workers)
-    for one in done if progress is None else progress(done, len(gt.annotations), "comparing"):
-        gt_segments = segments_of(one.gt, class_of, gt.path)
-        pred_segments = segments_of(one.pred, class_of, pred.path)
-        evaluator.add_pairs(one.pairs, one.counts, gt_segments, pred_segments, str(one.gt.image_id))
-    return evaluator.scores()
+    if progress is not None:
+        done = progress(done, len(gt.annotations), "comparing")
+
+    def records() -> Iterator[ImageRecord]:
+        for one in done:
+            gt_segments = segments_of(one.gt, class_of, gt.path)
+            pred_segments = segments_of(one.pred, class_of, pred.path)
+            alone = PanopticEvaluator(evaluator.classes, legacy)
+            found = alone.add_pairs(one.pairs, one.counts, gt_segments, pred_segments, str(one.gt.image_id))
+            evaluator.merge(alone)
+            if out is not None:
+                photo, names = gt.photo_names.get(one.gt.image_id), (one.gt.file_name, one.pred.file_name)
+                yield image_record(found, alone.scores(), one.size, one.gt.image_id, photo, *names)
+
+    if out is None:
+        deque(records(), maxlen=0)
+        return evaluator.scores()
+    write_images(Path(out), records())
+    scores = evaluator.scores()
+    maps = MapFiles(gt.path, gt.folder), MapFiles(pred.path, pred.folder)
+    write_summary(
+        Evaluation(
+            Path(out),
+            f"{pred.path.name} against {gt.path.name}",
+            scores.to_json(),
+            evaluator.classes,
+            [gt.colours.get(c.id) for c in evaluator.classes],
+            evaluator.confusion.counts,
+            *maps,
+            None if photos is None else Path(photos),
+        )
+    )
+    return scores
 
 
 def _partners(gt: CocoPanoptic, pred: CocoPanoptic) -> Mapping[int | str, Annotation]:

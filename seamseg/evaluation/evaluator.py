@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.legacy import LegacyPanopticQuality
-from seamseg.evaluation.matching import SegmentLike, without
+from seamseg.evaluation.matching import Matches, SegmentLike, without
 from seamseg.evaluation.panoptic_quality import PanopticQuality, check_sizes
 from seamseg.evaluation.scores import ClassInfo, PanopticScores
 from seamseg.evaluation.segments import flatten_layers, gt_segments_from_pairs, instances_as_they_are
@@ -49,6 +49,14 @@ def class_infos(metadata: ClassTable) -> list[ClassInfo]:
     ]
 
 
+class Comparison(NamedTuple):
+    """Which segments of an image match, and the segments that were compared."""
+
+    matches: Matches
+    gt: Sequence[SegmentLike]
+    pred: Sequence[SegmentLike]
+
+
 class PanopticEvaluator:
     """PQ, PQ†, SQ, RQ and mIoU over a stream of images.
 
@@ -80,10 +88,10 @@ class PanopticEvaluator:
         pred_ids: np.ndarray | Tensor,
         pred_segments: Sequence[SegmentLike],
         name: str = "",
-    ) -> None:
+    ) -> Comparison:
         """Compare two maps of an image, as :meth:`PanopticQuality.add`."""
         check_sizes(gt_ids.shape, pred_ids.shape, name)
-        self.add_pairs(*joint_histogram(gt_ids, pred_ids), gt_segments, pred_segments, name)
+        return self.add_pairs(*joint_histogram(gt_ids, pred_ids), gt_segments, pred_segments, name)
 
     def add_pairs(
         self,
@@ -92,10 +100,11 @@ class PanopticEvaluator:
         gt_segments: Sequence[SegmentLike],
         pred_segments: Sequence[SegmentLike],
         name: str = "",
-    ) -> None:
+    ) -> Comparison:
         """As :meth:`add`, from the joint histogram of the two maps."""
-        self.quality.add_pairs(pairs, counts, gt_segments, pred_segments, name)
+        matches = self.quality.add_pairs(pairs, counts, gt_segments, pred_segments, name)
         self._confuse(pairs, counts, gt_segments, pred_segments)
+        return Comparison(matches, gt_segments, pred_segments)
 
     def add_result(
         self,
@@ -104,7 +113,7 @@ class PanopticEvaluator:
         iscrowd: Sequence[int] | Tensor,
         result: PanopticResult,
         name: str = "",
-    ) -> None:
+    ) -> Comparison:
         """Compare a result of the network with the ground truth of a dataset folder, both at the image's own size.
 
         Predicted crowds (things of the semantic map that no detection explains) claim no instance: they are void for
@@ -116,6 +125,12 @@ class PanopticEvaluator:
         cat, iscrowd : class (255 void) and crowd flag of each id; entry 0 is void
         result : of the same size
         name : of the image, for errors
+
+        Returns
+        -------
+        Comparison
+            of the segments that PQ sees: those of the ground truth as :func:`gt_segments_from_instances` numbers them,
+            predictions without crowds
 
         Raises
         ------
@@ -134,8 +149,9 @@ class PanopticEvaluator:
         crowds = [s.id for s in result.segments if s.iscrowd]
         claimed = [s for s in result.segments if not s.iscrowd]
         visible = without(pairs, column=1, ids=crowds)
-        self.quality.add_pairs(visible, counts, gt_segments, claimed, name)
+        matches = self.quality.add_pairs(visible, counts, gt_segments, claimed, name)
         self._confuse(pairs, counts, gt_segments, result.segments)
+        return Comparison(matches, gt_segments, claimed)
 
     def _confuse(
         self,

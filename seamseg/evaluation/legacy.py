@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from seamseg.evaluation.matching import SegmentInfo, SegmentLike, without
+from seamseg.evaluation.matching import Matches, SegmentInfo, SegmentLike, without
 from seamseg.evaluation.panoptic_quality import PanopticQuality
 from seamseg.evaluation.scores import ClassInfo, ClassScores, PanopticScores, summarise
 
@@ -31,14 +31,14 @@ class LegacyPanopticQuality(PanopticQuality):
         gt_segments: Sequence[SegmentLike],
         pred_segments: Sequence[SegmentLike],
         name: str = "",
-    ) -> None:
+    ) -> Matches:
         """Count one image from the joint histogram of its two maps."""
         pairs = without(pairs, 0, [s.id for s in gt_segments if s.iscrowd])
         pairs = without(pairs, 1, [s.id for s in pred_segments if s.iscrowd])
         visible = set(pairs[:, 1].tolist())
         gt = [SegmentInfo(s.id, s.category) for s in gt_segments if not s.iscrowd]  # areas are counted, not stated
         pred = [s for s in pred_segments if not s.iscrowd and s.id in visible]
-        super().add_pairs(pairs, counts, gt, pred, name)
+        return super().add_pairs(pairs, counts, gt, pred, name)
 
     def result(self, classes: Sequence[ClassInfo], iou: Sequence[float] | None = None) -> PanopticScores:
         """The scores so far; absent classes count as 0."""

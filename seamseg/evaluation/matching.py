@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,7 +26,7 @@ VOID_ID = 0
 
 
 class SegmentLike(Protocol):
-    """What matching needs to know of a segment; `area` None means: count it."""
+    """What is known of a segment; `area` None means: count it. `score` is for reports only."""
 
     @property
     def id(self) -> int: ...
@@ -35,34 +35,52 @@ class SegmentLike(Protocol):
     @property
     def iscrowd(self) -> bool: ...
     @property
-    def area(self) -> int | None: ...
+    def area(self) -> float | None: ...
+    @property
+    def score(self) -> float | None: ...
 
 
 @dataclass(frozen=True)
 class SegmentInfo:
-    """A segment as the annotations tell it: `category` is the dense class index, `area` in pixels if it is known."""
+    """A segment as the annotations tell it.
+
+    `category` is the dense class index; `area` in pixels if it is known, maybe with a fraction, as stated.
+    """
 
     id: int
     category: int
     iscrowd: bool = False
-    area: int | None = None
+    area: float | None = None
+    score: float | None = None
+
+
+class Touch(NamedTuple):
+    """A ground-truth segment and a predicted one of the same class that share a pixel; `gt`, `pred` are their ids."""
+
+    category: int
+    iou: float
+    gt: int
+    pred: int
 
 
 @dataclass
 class Matches:
-    """The outcome for one image; classes are dense indices.
+    """The outcome for one image.
 
     Attributes
     ----------
-    matched : (class, IoU) of each true positive
-    touching : (class, IoU) of each pair of one class that shares a pixel, whatever its IoU, crowds left out (for PQ†)
-    false_positives, false_negatives : class of each
+    matched : the true positives
+    touching : all pairs of one class that share a pixel, whatever their IoU, crowds left out (for PQ†)
+    false_positives, false_negatives : the segments
+    gt_areas, pred_areas : pixels by id, stated or counted, of all segments
     """
 
-    matched: list[tuple[int, float]] = field(default_factory=list)
-    touching: list[tuple[int, float]] = field(default_factory=list)
-    false_positives: list[int] = field(default_factory=list)
-    false_negatives: list[int] = field(default_factory=list)
+    matched: list[Touch] = field(default_factory=list)
+    touching: list[Touch] = field(default_factory=list)
+    false_positives: list[SegmentLike] = field(default_factory=list)
+    false_negatives: list[SegmentLike] = field(default_factory=list)
+    gt_areas: dict[int, float] = field(default_factory=dict)
+    pred_areas: dict[int, int] = field(default_factory=dict)
 
 
 def match_segments(
@@ -105,7 +123,7 @@ def match_segments(
         raise InputError(f"{where}the ground truth has a segment with id 0, which means void")
     gt_area = {i: gt_pixels[i] if s.area is None else s.area for i, s in gt_of.items()}
 
-    out = Matches()
+    out = Matches(gt_areas=gt_area, pred_areas={i: pred_pixels[i] for i in pred_of})
     gt_matched, pred_matched = set(), set()
     for (g, p), shared in overlap.items():
         gt, pred = gt_of.get(g), pred_of.get(p)
@@ -117,9 +135,10 @@ def match_segments(
                 f"{where}ground-truth segment {g} states an area of {gt_area[g]}, its map shows more pixels"
             )
         iou = shared / union
-        out.touching.append((gt.category, iou))
+        touch = Touch(gt.category, iou, g, p)
+        out.touching.append(touch)
         if iou > 0.5:
-            out.matched.append((gt.category, iou))
+            out.matched.append(touch)
             gt_matched.add(g)
             pred_matched.add(p)
 
@@ -130,7 +149,7 @@ def match_segments(
         if gt.iscrowd:
             crowd_of_class[gt.category] = g
         else:
-            out.false_negatives.append(gt.category)
+            out.false_negatives.append(gt)
 
     for p, pred in pred_of.items():
         if p in pred_matched:
@@ -139,7 +158,7 @@ def match_segments(
         if pred.category in crowd_of_class:
             forgiven += overlap.get((crowd_of_class[pred.category], p), 0)
         if forgiven / pred_pixels[p] <= 0.5:
-            out.false_positives.append(pred.category)
+            out.false_positives.append(pred)
     return out
 
 

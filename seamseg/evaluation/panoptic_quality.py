@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seamseg.errors import InputError
-from seamseg.evaluation.matching import SegmentLike, match_segments
+from seamseg.evaluation.matching import Matches, SegmentLike, Touch, match_segments
 from seamseg.evaluation.scores import ClassInfo, ClassScores, PanopticScores, summarise
 from seamseg.ops.histogram import joint_histogram
 
@@ -41,8 +41,8 @@ class PanopticQuality:
         pred_ids: np.ndarray | Tensor,
         pred_segments: Sequence[SegmentLike],
         name: str = "",
-    ) -> None:
-        """Compare two maps of an image.
+    ) -> Matches:
+        """Compare two maps of an image; tells which segments match.
 
         Parameters
         ----------
@@ -56,7 +56,7 @@ class PanopticQuality:
             if the maps differ in size, or as :func:`seamseg.evaluation.matching.match_segments`
         """
         check_sizes(gt_ids.shape, pred_ids.shape, name)
-        self.add_pairs(*joint_histogram(gt_ids, pred_ids), gt_segments, pred_segments, name)
+        return self.add_pairs(*joint_histogram(gt_ids, pred_ids), gt_segments, pred_segments, name)
 
     def add_pairs(
         self,
@@ -65,20 +65,21 @@ class PanopticQuality:
         gt_segments: Sequence[SegmentLike],
         pred_segments: Sequence[SegmentLike],
         name: str = "",
-    ) -> None:
+    ) -> Matches:
         """As :meth:`add`, from the joint histogram of the two maps."""
         check_classes(self.num_classes, gt_segments, pred_segments, name)
         matches = match_segments(pairs, counts, gt_segments, pred_segments, name)
         state = self._state
-        for row, classes in (
-            (_TP, [c for c, _ in matches.matched]),
+        for row, found in (
+            (_TP, matches.matched),
             (_FP, matches.false_positives),
             (_FN, matches.false_negatives),
         ):
-            np.add.at(state[row], np.array(classes, np.int64), 1)
+            np.add.at(state[row], np.array([one.category for one in found], np.int64), 1)
         _add_exactly(state[_IOU : _IOU + 2], matches.matched)
         _add_exactly(state[_TOUCH : _TOUCH + 2], matches.touching)
         self.n_images += 1
+        return matches
 
     def merge(self, other: PanopticQuality) -> None:
         """Add what another object has counted."""
@@ -146,11 +147,11 @@ def check_classes(
                 )
 
 
-def _add_exactly(halves: np.ndarray, values: Sequence[tuple[int, float]]) -> None:
-    for c, value in values:
-        units = round(math.ldexp(value, _UNIT_BITS))
-        halves[0, c] += units >> _LOW_BITS
-        halves[1, c] += units & ((1 << _LOW_BITS) - 1)
+def _add_exactly(halves: np.ndarray, touches: Sequence[Touch]) -> None:
+    for touch in touches:
+        units = round(math.ldexp(touch.iou, _UNIT_BITS))
+        halves[0, touch.category] += units >> _LOW_BITS
+        halves[1, touch.category] += units & ((1 << _LOW_BITS) - 1)
 
 
 def _total(high: int, low: int) -> float:

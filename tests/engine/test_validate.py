@@ -12,7 +12,8 @@ from engine.conftest import make_dataset
 from seamseg.config import load_config
 from seamseg.data.metadata import read_metadata, write_metadata
 from seamseg.engine.distributed import World
-from seamseg.engine.validate import Validator, evaluate_model
+from seamseg.engine.evaluate import evaluate_model
+from seamseg.engine.validate import Validator
 from seamseg.errors import InputError
 from seamseg.structures import Prediction
 
@@ -63,7 +64,7 @@ def test_scores_are_those_at_the_size_of_the_image(flat, micro_config):
     validator = Validator.open(flat, "val", config, World(), quiet=True)
     seen = []
     net = Oracle(flat).train()
-    scores = validator(net, lambda item, prediction, result: seen.append((item.id, prediction.size, result.size)))
+    scores = validator(net, lambda one: seen.append((one.item.id, one.prediction.size, one.result.size)))
     assert seen == [(f"val{i}", (64, 96), (160, 240)) for i in range(3)]
     assert scores.PQ_stuff == pytest.approx(1.0, abs=0.02) and scores.n_images == 3
     assert net.modes == [False, False] and net.training
@@ -76,7 +77,7 @@ def test_scores_are_those_at_the_size_of_the_image(flat, micro_config):
 def test_legacy_scores_are_those_at_network_size(flat, micro_config):
     validator = Validator.open(flat, "val", load_config(micro_config), World(), legacy=True, quiet=True)
     seen = []
-    scores = validator(Oracle(flat), lambda item, prediction, result: seen.append(result.size))
+    scores = validator(Oracle(flat), lambda one: seen.append(one.result.size))
     assert seen == [(64, 96)] * 3
     assert scores.PQ_stuff == pytest.approx(1.0, abs=0.05)
     assert pytest.approx(2 / 3 * scores.PQ_stuff) == scores.PQ  # cars never occur and count as 0
@@ -90,7 +91,7 @@ def test_shards_add_up_to_the_whole(flat, micro_config):
         ids = []
         validator = Validator.open(flat, "val", config, World(rank, 1), quiet=True)
         object.__setattr__(validator, "world", _Lonely(rank, 2))
-        validator(Oracle(flat), lambda item, prediction, result, ids=ids: ids.append(item.id))
+        validator(Oracle(flat), lambda one, ids=ids: ids.append(one.item.id))
         counts.append(ids)
     assert counts == [["val0", "val2"], ["val1"]]
 

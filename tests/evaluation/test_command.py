@@ -53,6 +53,9 @@ def test_legacy_metrics(files, capsys):
         (["--gt", "GT", "--pred", "PRED", "--split", "val"], "--split"),
         (["model.zip", "data", "--workers", "2"], "--workers"),
         (["--gt", "GT", "--pred", "PRED", "--workers", "0"], "at least 1"),
+        (["model.zip", "data", "--photos", "p"], "--photos"),
+        (["--gt", "GT", "--pred", "PRED", "--out", "GT"], "must be a folder"),
+        (["--gt", "GT", "--pred", "PRED", "--out", "o", "--legacy-metrics"], "exclude each other"),
         (["--gt", "missing.json", "--pred", "PRED"], "missing.json: no such file"),
     ],
 )
@@ -65,7 +68,7 @@ def test_bad_usage_is_one_line_and_exit_code_2(files, capsys, arguments, words):
 
 
 def test_model_on_a_data_set(files, tmp_path, capsys, monkeypatch):
-    from seamseg.engine import validate
+    from seamseg.engine import evaluate
     from seamseg.evaluation import evaluate_panoptic_json
 
     asked = {}
@@ -74,13 +77,13 @@ def test_model_on_a_data_set(files, tmp_path, capsys, monkeypatch):
         asked.update(options, args=args)
         return SimpleNamespace(scores=evaluate_panoptic_json(*files))
 
-    monkeypatch.setattr(validate, "evaluate_model", evaluate_model)
+    monkeypatch.setattr(evaluate, "evaluate_model", evaluate_model)
     words = ["evaluate", "run", "data", "--split", "val", "--set", "a.b=1", "--set", "c.d=2", "--legacy-metrics"]
     assert main(words) == 0
     assert "33.33" in capsys.readouterr().out
     assert asked == {
         "args": ("run", "data"), "split": "val", "config": None, "meta": None, "device": "auto",
-        "overrides": ["a.b=1", "c.d=2"], "legacy": True, "quiet": False,
+        "overrides": ["a.b=1", "c.d=2"], "legacy": True, "quiet": False, "out": None,
     }  # fmt: skip
     # of several processes only the first one speaks
     monkeypatch.setenv("RANK", "1")

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from seamseg.config import Config
 from seamseg.data.metadata import Metadata
-from seamseg.engine.validate import ValidationItem
+from seamseg.engine.validate import Judged
 from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.resize import resize_nearest
-from seamseg.structures import Batch, PackedSequence, PanopticResult, Prediction, Segment
+from seamseg.structures import Batch, PackedSequence, PanopticResult, Segment
 from seamseg.visualize.overlay import draw_boxes, draw_overlay
 
 _LONGEST = 640
@@ -67,7 +67,9 @@ class Artist:
     def _truth(self, mask: np.ndarray, cat: list[int], iscrowd: list[int], name: str) -> PanopticResult:
         ids, infos = gt_segments_from_instances(mask, cat, iscrowd, self.metadata.num_stuff, name)
         segments = [
-            Segment(s.id, s.category, self.metadata.is_thing(s.category), None, s.area or 0, (0, 0, 0, 0), s.iscrowd)
+            Segment(
+                s.id, s.category, self.metadata.is_thing(s.category), None, int(s.area or 0), (0, 0, 0, 0), s.iscrowd
+            )
             for s in infos
         ]
         return PanopticResult(ids.astype(np.int32), segments)
@@ -100,11 +102,11 @@ class SampleCollector:
     wanted: int = 4
     samples: list[Sample] = field(default_factory=list)
 
-    def __call__(self, item: ValidationItem, prediction: Prediction, result: PanopticResult) -> None:
+    def __call__(self, judged: Judged) -> None:
         """Keep an image, as :data:`seamseg.engine.validate.Observer`."""
         if len(self.samples) >= self.wanted:
             return
-        size = prediction.size
+        item, result, size = judged.item, judged.result, judged.prediction.size
         small = PanopticResult(resize_nearest(result.id_map, size), result.segments)
         mask = resize_nearest(item.mask.numpy(), size)
         self.samples.append(Sample(item.id, item.image, mask, list(item.cat), list(item.iscrowd), small))

@@ -11,6 +11,7 @@ from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.metadata import read_metadata
 from seamseg.engine.distributed import World
+from seamseg.engine.evaluate import evaluate_model
 from seamseg.engine.snapshot import load_snapshot
 from seamseg.engine.train.dump import read_dump
 from seamseg.engine.train.logs import Board, TextLog
@@ -20,7 +21,6 @@ from seamseg.engine.train.reporter import Position, Reporter
 from seamseg.engine.train.run import TrainingOptions, run_training
 from seamseg.engine.train.step import StepResult
 from seamseg.engine.train.usage import peak_memory
-from seamseg.engine.validate import evaluate_model
 from seamseg.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow")

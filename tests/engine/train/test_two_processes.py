@@ -18,12 +18,13 @@ from seamseg.cli.main import main
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.engine.distributed import World, distributed
+from seamseg.engine.evaluate import evaluate_model
 from seamseg.engine.snapshot import load_snapshot
 from seamseg.engine.train.dump import dump_path, read_dump
 from seamseg.engine.train.metrics import read_metrics
 from seamseg.engine.train.run import TrainingOptions, run_training
 from seamseg.engine.train.trainer import Trainer
-from seamseg.engine.validate import Validator, evaluate_model
+from seamseg.engine.validate import Validator
 from seamseg.errors import SeamsegError
 from seamseg.structures import Prediction
 

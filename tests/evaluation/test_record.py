@@ -1,0 +1,157 @@
+"""The evaluation folder: what became of each segment, written, read back, and refused when it is broken."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from seamseg.errors import InputError
+from seamseg.evaluation import ClassInfo, PanopticEvaluator, evaluate_panoptic_json, write_id_png
+from seamseg.evaluation.record import (
+    IMAGES,
+    SUMMARY,
+    ImageRecord,
+    SegmentRecord,
+    read_evaluation,
+    segment_records,
+)
+
+from .cases import infos, random_pair
+
+CATEGORIES = [
+    {"id": 7, "name": "road", "isthing": 0, "color": [128, 64, 128]},
+    {"id": 26, "name": "car", "isthing": 1},
+]
+
+
+def make(folder, name, maps, categories, scores=()):
+    """A COCO panoptic JSON of `(image id, ids, segments)`, segments as `(id, category_id, iscrowd)`."""
+    annotations = []
+    for image_id, ids, segments in maps:
+        ids = np.array(ids)
+        write_id_png(folder / name / f"{image_id}.png", ids)
+        entries = [
+            {"id": i, "category_id": c, "iscrowd": crowd, "area": int((ids == i).sum())} for i, c, crowd in segments
+        ]
+        for entry, score in zip(entries, scores):
+            entry["score"] = score
+        annotations.append({"image_id": image_id, "file_name": f"{image_id}.png", "segments_info": entries})
+    images = [{"id": image_id, "file_name": f"{image_id}.jpg"} for image_id, _, _ in maps]
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({"images": images, "annotations": annotations, "categories": categories}))
+    return path
+
+
+@pytest.fixture
+def files(tmp_path):
+    gt = [
+        ("a", [[1, 1, 1, 2], [1, 1, 1, 2], [3, 3, 0, 0]], [(1, 7, 0), (2, 26, 0), (3, 26, 1)]),
+        ("b", [[5, 5, 5, 5]], [(5, 7, 0)]),
+    ]
+    pred = [
+        ("a", [[9, 9, 9, 8], [9, 9, 8, 8], [8, 6, 6, 4]], [(9, 7, 0), (8, 26, 0), (6, 26, 0), (4, 7, 0)]),
+        ("b", [[0, 0, 0, 0]], []),
+    ]
+    return make(tmp_path, "gt", gt, CATEGORIES), make(tmp_path, "pred", pred, CATEGORIES, [None, 0.75, 0.5, None])
+
+
+def test_every_outcome(files, tmp_path):
+    out = tmp_path / "evaluation"
+    scores = evaluate_panoptic_json(*files, workers=2, out=out, photos=tmp_path / "photos")
+    found = read_evaluation(out)
+    assert found.title == "pred.json against gt.json"
+    assert found.scores == scores.to_json() == evaluate_panoptic_json(*files).to_json()
+    assert found.classes == [ClassInfo("road", 7, False), ClassInfo("car", 26, True)]
+    assert found.colours == [(128, 64, 128), None]
+    assert (found.ground_truth.json, found.ground_truth.folder) == (files[0], tmp_path / "gt")
+    assert (found.prediction.json, found.prediction.folder) == (files[1], tmp_path / "pred")
+    assert found.photos == tmp_path / "photos"
+    # void of the ground truth does not count; the road of image b is predicted void
+    assert found.confusion.tolist() == [[5, 1, 4], [0, 4, 0]]
+    first, second = found.images()
+    assert (first.image_id, first.photo, first.width, first.height) == ("a", "a.jpg", 4, 3)
+    assert (first.ground_truth_png, first.prediction_png) == ("a.png", "a.png")
+    assert first.ground_truth == [
+        SegmentRecord(1, 0, 6, "matched", 9, 5 / 6),
+        SegmentRecord(2, 1, 2, "missed", 8, 0.5),
+        SegmentRecord(3, 1, 2, "crowd", None, None, iscrowd=True),
+    ]
+    assert first.prediction == [
+        SegmentRecord(9, 0, 5, "matched", 1, 5 / 6),
+        SegmentRecord(8, 1, 4, "false", 2, 0.5, score=0.75),
+        SegmentRecord(6, 1, 2, "forgiven", None, None, score=0.5),
+        SegmentRecord(4, 0, 1, "forgiven", None, None),
+    ]
+    assert pytest.approx((5 / 6 + 0) / 2) == first.PQ and first.mIoU == pytest.approx((5 / 6 + 4 / 5) / 2)
+    assert (second.PQ, second.SQ, second.RQ, second.mIoU) == (0, 0, 0, 0)
+    assert [s.outcome for s in second.ground_truth] == ["missed"] and second.prediction == []
+
+
+def test_paths_inside_the_folder_move_with_it(files, tmp_path):
+    evaluate_panoptic_json(*files, out=tmp_path)
+    assert json.loads((tmp_path / SUMMARY).read_text())["ground_truth"] == {"json": "gt.json", "folder": "gt"}
+    moved = tmp_path.with_name(tmp_path.name + " moved")
+    tmp_path.rename(moved)
+    found = read_evaluation(moved)
+    assert found.ground_truth.json.is_file() and found.photos is None
+    moved.rename(tmp_path)
+
+
+def test_outcomes_add_up_to_the_scores_on_random_pairs():
+    for seed in range(200):
+        num_classes, gt_ids, gt, pred_ids, pred = random_pair(seed)
+        evaluator = PanopticEvaluator([ClassInfo(f"c{i}", i, i % 2 == 1) for i in range(num_classes)])
+        comparison = evaluator.add(gt_ids, infos(gt), pred_ids, infos(pred))
+        gt_records, pred_records = segment_records(comparison)
+        for c, scores in enumerate(evaluator.scores().per_class):
+            of_gt = [s for s in gt_records if s.category == c]
+            of_pred = [s for s in pred_records if s.category == c]
+            matched = [s for s in of_gt if s.outcome == "matched"]
+            assert len(matched) == scores.TP == sum(s.outcome == "matched" for s in of_pred)
+            assert sum(s.outcome == "missed" for s in of_gt) == scores.FN
+            assert sum(s.outcome == "false" for s in of_pred) == scores.FP
+            assert all(s.outcome == "crowd" for s in of_gt if s.iscrowd)
+            if matched:
+                assert sum(s.iou for s in matched) / len(matched) == pytest.approx(scores.SQ, abs=1e-12)
+        partner = {s.id: s for s in pred_records}
+        for s in gt_records:
+            if s.partner is not None:
+                assert partner[s.partner].category == s.category and s.iou > 0
+
+
+def test_a_line_comes_back_as_it_was():
+    segment = SegmentRecord(3, 1, 20, "matched", 4, 0.6, False, 0.9)
+    record = ImageRecord("x/y", None, 4, 3, "x/y.png", "y.png", 0.5, None, 1.0, 0.0, [segment], [segment])
+    assert ImageRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        (SUMMARY, None, "evaluation.json: no such file"),
+        (SUMMARY, "{", "not the summary of an evaluation"),
+        (SUMMARY, '{"format": "other"}', "its format is 'other'"),
+        (SUMMARY, '{"format": "seamseg evaluation 1"}', "not the summary of an evaluation"),
+        (IMAGES, None, "images.jsonl: no such file"),
+        (IMAGES, "{}\n", "line 1: not the record of an image"),
+        (IMAGES, "[]\n", "line 1: not the record of an image"),
+        (IMAGES, "\udcff", "cannot be read"),
+    ],
+)
+def test_broken_folders_are_named(files, tmp_path, name, content, words):
+    out = tmp_path / "evaluation"
+    evaluate_panoptic_json(*files, out=out)
+    (out / name).unlink()
+    if content is not None:
+        (out / name).write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(InputError, match=words):
+        list(read_evaluation(out).images())
+
+
+def test_a_failed_evaluation_leaves_nothing(files, tmp_path):
+    (tmp_path / "pred" / "b.png").unlink()
+    with pytest.raises(InputError, match="no such panoptic PNG"):
+        evaluate_panoptic_json(*files, out=tmp_path / "evaluation")
+    assert list((tmp_path / "evaluation").iterdir()) == []
