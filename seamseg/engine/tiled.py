@@ -64,6 +64,7 @@ def _seen_coarsely(see: See, pixels: Tensor, side: int) -> Detections:
     height, width = pixels.shape[-2:]
     shrink = min(side / math.sqrt(height * width), 1.0)
     size = max(int(height * shrink), 1), max(int(width * shrink), 1)
+    size = min(size[0], side**2), min(size[1], side**2)  # of a picture one pixel high or wide
     small = functional.interpolate(pixels[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
     return Detections.of(see(small), scale=(height / size[0], width / size[1]))
 
