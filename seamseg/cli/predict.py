@@ -40,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="F", help="INI file, if the model does not hold one")
     parser.add_argument("--meta", metavar="F", help="metadata.bin, if the model does not hold one")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument(
+        "--precision",
+        default="fp32",
+        metavar="P",
+        help="fp32, bf16, fp16 (GPU only), or auto: bf16 where the device has it (default: fp32)",
+    )
     fusion = parser.add_argument_group("from detections and classes to one map (defaults: the model's configuration)")
     fusion.add_argument("--score-threshold", type=float, metavar="P", help="least score of a detection")
     fusion.add_argument(
@@ -105,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
             tiles=int(args.tiles) if args.tiles.isdecimal() else args.tiles,
             tile_overlap=args.tile_overlap,
             overrides=args.set,
+            precision=args.precision,
         )
         writers = make_writers([f.strip() for f in args.format.split(",") if f.strip()], args.out, predictor.metadata)
         workers = min(4, available_cores()) if args.workers is None else args.workers

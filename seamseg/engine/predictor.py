@@ -25,6 +25,7 @@ from seamseg.engine.tiles import LEAST_SIDE, Tiling
 from seamseg.errors import InputError, SeamsegError
 from seamseg.fusion import fuse, to_result
 from seamseg.models.build import build_network
+from seamseg.models.folding import choose_precision, for_inference
 from seamseg.models.panoptic import PanopticNet
 from seamseg.structures import PackedSequence, PanopticResult, Prediction
 
@@ -224,6 +225,7 @@ def load_predictor(
     tiles: str | int = "auto",
     tile_overlap: int | None = None,
     overrides: Sequence[str] = (),
+    precision: str = "fp32",
 ) -> Predictor:
     """Open a trained model for inference; available as `seamseg.load`.
 
@@ -238,6 +240,7 @@ def load_predictor(
     tiles, tile_overlap : of huge images: "auto", "off" or a side, and the least overlap, in pixels of the network's
         input; see :class:`seamseg.engine.tiles.Tiling`
     overrides : configuration keys as `section.key=value`
+    precision : fp32, bf16, fp16 (GPU only) or auto (bf16 where the device has it); below fp32 results differ a little
 
     Raises
     ------
@@ -246,12 +249,14 @@ def load_predictor(
     """
     tiling = Tiling(tiles, tile_overlap)
     chosen = device if isinstance(device, torch.device) else choose_device(device)
+    choose_precision(precision, chosen)
     opened = open_model(model, config, meta, list(overrides))
     # all arguments are checked before the network is built, which takes seconds
     transform = test_transform(opened.config, shortest_size, longest_max_size)
     thresholds = Thresholds.of(opened.config, score_threshold, overlap_threshold, min_stuff_area)
     net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
     averaged = load_into(net, opened.snapshot, strict=True, name=opened.name).averaged
+    net = for_inference(net, chosen, precision)
     return Predictor(net, opened.metadata.without_images(), transform, thresholds, chosen, averaged, tiling)
 
 
