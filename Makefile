@@ -29,18 +29,18 @@ $(READY): pyproject.toml setup.py constraints.txt $(wildcard csrc/*.h csrc/*/*)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv || true
 	@if test -x $(BIN)/uv && \
 	  $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt $(BUILD_NEEDS) && \
-	  $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --no-build-isolation -e '.[test,lint]'; \
+	  $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --no-build-isolation -e '.[test,parity,lint]'; \
 	then :; else \
 	  echo "uv could not install, trying pip" >&2; \
 	  $(BIN)/python -m pip install --quiet --upgrade 'pip>=24' && \
 	  $(BIN)/python -m pip install -c constraints.txt $(BUILD_NEEDS) && \
-	  $(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[test,lint]'; fi
+	  $(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[test,parity,lint]'; fi
 	@touch $@
 
 kernels: setup  ## compile what changed in csrc
 	$(BIN)/python setup.py --quiet build_ext --inplace
 
-demo: setup  ## toy city: generate, prepare, train, predict, evaluate, gallery (under 10 minutes on 2 cores)
+demo: setup  ## toy city: generate, prepare, train, predict, evaluate, report (under 10 minutes on 2 cores)
 	$(BIN)/seamseg demo --out $(RUN)
 
 # one process a core, one thread each: torch's threads fight over few cores when several processes run

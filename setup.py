@@ -148,7 +148,10 @@ setup(
     # pyproject.toml cannot say that `configs/` is installed as `seamseg/configs/`, where `find_experiment` looks
     packages=[*find_packages(include=["seamseg", "seamseg.*"]), "seamseg.configs"],
     package_dir={"seamseg.configs": "configs"},
-    package_data={"seamseg": ["py.typed", "config/defaults/*.ini", "kernels.json"], "seamseg.configs": ["*.ini"]},
+    package_data={
+        "seamseg": ["py.typed", "config/defaults/*.ini", "kernels.json", "report/assets/*"],
+        "seamseg.configs": ["*.ini"],
+    },
     include_package_data=False,
     ext_modules=[
         Extension("seamseg._C", sources("cpu", ".cpp"), py_limited_api=STABLE),

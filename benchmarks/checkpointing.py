@@ -16,6 +16,7 @@ from collections.abc import Callable
 import torch
 import train_step
 from memory import peak_bytes
+from street import VISTAS, noise, street
 from torch import Tensor, nn
 
 from seamseg.config import load_config
@@ -100,12 +101,12 @@ def main() -> None:
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     height, width = (int(n) for n in arguments.size.split("x"))
-    batch = train_step.street(height, width).to(device)
+    batch = street(noise(height, width), VISTAS).to(device)
     config = load_config(CONFIG, overrides=["general.precision=fp32"])
     modules = {}
     for name, change in SIDES.items():
         torch.manual_seed(0)
-        modules[name] = build_training_module(config, train_step.NUM_STUFF, train_step.NUM_THING).to(device).train()
+        modules[name] = build_training_module(config, VISTAS.num_stuff, VISTAS.num_thing).to(device).train()
         change(modules[name])
     kept = {name: kept_bytes(module, batch) / 2**20 for name, module in modules.items()}
     peaks = {name: peak_bytes(lambda m=m: step(m, batch), arguments.device) / 2**20 for name, m in modules.items()}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from network import street
+from street import CITYSCAPES, smooth, street
 from timing import Case, options, report
 
 from seamseg.config import load_config
@@ -26,8 +26,8 @@ def step(fixed: bool, side: int, device: str) -> Callable[[], None]:
 
     torch.manual_seed(0)
     config = load_config(CONFIGS / CONFIG, overrides=[f"roi.fixed_samples={'yes' if fixed else 'no'}"])
-    module = build_training_module(config, 11, 8).train().to(device)
-    batch = street(side).with_facts().to(device)
+    module = build_training_module(config, CITYSCAPES.num_stuff, CITYSCAPES.num_thing).train().to(device)
+    batch = street([smooth(side, 2 * side, (16, 32))], CITYSCAPES).with_facts().to(device)
     parameters = [p for p in module.parameters() if p.requires_grad]
 
     def run() -> None:

@@ -18,10 +18,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from seamseg.structures import Batch
 
 ORIGINAL = {
     "inference 512": {"body": 0.97, "rpn": 0.47, "roi": 3.66, "semantic": 6.26, "fusion": 0.1},
@@ -51,7 +47,7 @@ class Watch:
 def inference(side: int) -> Callable[[], Stages]:
     """Make a network and a picture; the result runs it once and gives the seconds of its stages."""
     import torch
-    from torch.nn import functional
+    from street import smooth
 
     from seamseg.config import load_config
     from seamseg.fusion import fuse, to_result
@@ -61,7 +57,7 @@ def inference(side: int) -> Callable[[], Stages]:
     torch.manual_seed(0)
     config = load_config(CONFIGS / "vistas_r50.ini")
     network = build_network(config, 28, 37).eval()
-    image = functional.interpolate(torch.randn(1, 3, 16, 24), size=(side, side * 767 // 512), mode="bicubic")[0]
+    image = smooth(side, side * 767 // 512, (16, 24))
 
     @torch.no_grad()
     def run() -> Stages:
@@ -87,47 +83,18 @@ def inference(side: int) -> Callable[[], Stages]:
     return run
 
 
-def street(side: int) -> Batch:
-    """One picture of 11 stuff classes and 20 things, as a batch."""
-    import torch
-    from torch.nn import functional
-
-    from seamseg.ops.extract_boxes import extract_boxes
-    from seamseg.structures import Batch, PackedSequence
-
-    height, width = side, 2 * side
-    image = functional.interpolate(torch.randn(1, 3, 16, 32), size=(height, width), mode="bicubic")[0]
-    masks = torch.zeros(1, height, width, dtype=torch.long)
-    categories = [255]
-    for stuff in range(11):
-        masks[0, height * stuff // 11 :] = stuff + 1
-        categories.append(stuff)
-    for i in range(20):
-        y, x = height * (i % 5) // 5, width * (i // 5) // 4
-        masks[0, y : y + height // 8 + 4 * i, x : x + width // 10 + 3 * i] = len(categories)
-        categories.append(11 + i % 8)
-    return Batch(
-        images=PackedSequence([image]),
-        masks=PackedSequence([masks]),
-        categories=PackedSequence([torch.tensor(categories)]),
-        iscrowd=PackedSequence([torch.zeros(len(categories), dtype=torch.uint8)]),
-        boxes=PackedSequence([extract_boxes(masks, len(categories))]),
-        ids=["street"],
-        original_sizes=[(height, width)],
-    )
-
-
 def training(side: int, precision: str) -> Callable[[], Stages]:
     """Make a network and a batch of one picture; the result takes one step without an optimiser."""
     import torch
+    from street import CITYSCAPES, smooth, street
 
     from seamseg.config import load_config
     from seamseg.models.build import build_training_module
 
     torch.manual_seed(0)
     config = load_config(CONFIGS / "cityscapes_r50.ini")
-    module = build_training_module(config, 11, 8).train()
-    batch = street(side)
+    module = build_training_module(config, CITYSCAPES.num_stuff, CITYSCAPES.num_thing).train()
+    batch = street([smooth(side, 2 * side, (16, 32))], CITYSCAPES)
     parameters = [p for p in module.parameters() if p.requires_grad]
     own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
 

@@ -8,7 +8,7 @@ The frames are made up: bands of stuff with ellipses of things over them, in the
 original's documentation describes: a binary mask of each instance, its area and box from pycocotools, its outline as
 polygons (scikit-image's `find_contours` where that is installed, else edges followed in Python), run lengths for
 crowds, then the id map as PNG and a JSON. Ours runs in one process too, but for the case with `workers`. Both read and
-write the same files.
+write the same files. `difference` compares what the two say of each thing: image, class, crowd flag, area and box.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def outlines(mask: np.ndarray) -> list[list[float]]:
 def one_by_one(
     frames: list[tuple[Path, Path]], out: Path, classes: Metadata, describe: Callable[[int], tuple[int, int]]
 ) -> np.ndarray:
-    """The way of the original; returns the areas of all things."""
+    """The way of the original; returns what it says of all things."""
     shutil.rmtree(out, ignore_errors=True)
     for name in ("img", "msk", "coco"):
         (out / name).mkdir(parents=True)
@@ -158,14 +158,21 @@ def one_by_one(
             )
         Image.fromarray(ids.astype(np.uint16)).save(out / "msk" / f"{photo.stem}.png")
     (out / "coco" / "train.json").write_text(json.dumps(annotations))
-    return np.sort([int(a["area"]) for a in annotations])
+    return said_of_things(annotations)
+
+
+def said_of_things(annotations: list[dict[str, Any]]) -> np.ndarray:
+    """Image, class, crowd flag, area and box of each annotation, in an order of their own."""
+    images = {name: k for k, name in enumerate(sorted({a["image_id"] for a in annotations}))}
+    rows = [[images[a["image_id"]], a["category_id"], a["iscrowd"], a["area"], *a["bbox"]] for a in annotations]
+    return np.array(sorted(rows), dtype=np.int64)
 
 
 def converted(out: Path, split: str, convert: Callable[[Path], object]) -> np.ndarray:
-    """Ours, from an empty folder; returns the areas of all things."""
+    """Ours, from an empty folder; returns what it says of all things."""
     shutil.rmtree(out, ignore_errors=True)
     convert(out)
-    return np.sort([a["area"] for a in json.loads((out / "coco" / f"{split}.json").read_bytes())["annotations"]])
+    return said_of_things(json.loads((out / "coco" / f"{split}.json").read_bytes())["annotations"])
 
 
 def cityscapes_case(folder: Path, workers: int) -> Case:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from street import CITYSCAPES, noise, street
 from torch import multiprocessing
 
 from seamseg.config import Config, load_config
@@ -26,41 +27,15 @@ from seamseg.engine.train.optimizer import build_optimizer
 from seamseg.engine.train.parallel import in_parallel
 from seamseg.engine.train.step import Stepper
 from seamseg.models.build import build_training_module
-from seamseg.ops.extract_boxes import extract_boxes
-from seamseg.structures import Batch, PackedSequence
+from seamseg.structures import Batch
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-NUM_STUFF, NUM_THING = 11, 8
-
-
-def street(side: int, images: int) -> Batch:
-    """Made-up streets, `side` high and twice as wide, with all stuff classes and 20 things each."""
-    height, width = side, 2 * side
-    masks = torch.zeros(1, height, width, dtype=torch.long)
-    categories = [255]
-    for stuff in range(NUM_STUFF):
-        masks[0, height * stuff // NUM_STUFF :] = stuff + 1
-        categories.append(stuff)
-    for i in range(20):
-        y, x = height * (i % 5) // 5, width * (i // 5) // 4
-        masks[0, y : y + height // 8 + 4 * i, x : x + width // 10 + 3 * i] = len(categories)
-        categories.append(NUM_STUFF + i % NUM_THING)
-    generator = torch.Generator().manual_seed(0)
-    return Batch(
-        images=PackedSequence([torch.randn(3, height, width, generator=generator) for _ in range(images)]),
-        masks=PackedSequence([masks] * images),
-        categories=PackedSequence([torch.tensor(categories)] * images),
-        iscrowd=PackedSequence([torch.zeros(len(categories), dtype=torch.uint8)] * images),
-        boxes=PackedSequence([extract_boxes(masks, len(categories))] * images),
-        ids=[str(i) for i in range(images)],
-        original_sizes=[(height, width)] * images,
-    )
 
 
 def stepper_of(config: Config, world: World) -> Stepper:
     """A fresh network and what trains it."""
     torch.manual_seed(0)
-    module = build_training_module(config, NUM_STUFF, NUM_THING).train()
+    module = build_training_module(config, CITYSCAPES.num_stuff, CITYSCAPES.num_thing).train()
     return Stepper(config, in_parallel(module, config, world), build_optimizer(module.net, config), world)
 
 
@@ -74,7 +49,7 @@ def work(rank: int, port: int, arguments: argparse.Namespace) -> None:
     alone_config = load_config(
         CONFIGS / f"{arguments.config}.ini", overrides=[*arguments.set, "body.normalization_mode=bn"]
     )
-    batch = street(arguments.side, arguments.images)
+    batch = street(noise(arguments.side, 2 * arguments.side, arguments.images), CITYSCAPES)
     with distributed("cpu") as world:
         alone = stepper_of(alone_config, World()) if world.is_main else None
         together = stepper_of(config, world)

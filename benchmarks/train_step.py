@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 from memory import peak_bytes
+from street import VISTAS, noise, street
 from torch.utils.flop_counter import FlopCounterMode
 
 from seamseg.config import load_config
@@ -32,11 +33,9 @@ from seamseg.engine.train.logs import TextLog
 from seamseg.engine.train.optimizer import build_optimizer
 from seamseg.engine.train.step import Stepper
 from seamseg.models.build import build_training_module
-from seamseg.ops.extract_boxes import extract_boxes
-from seamseg.structures import Batch, PackedSequence
+from seamseg.structures import Batch
 
 CONFIG = Path(__file__).parents[1] / "configs" / "vistas_r50.ini"
-NUM_STUFF, NUM_THING = 28, 37
 SIDES = {
     "plain": ("precision=fp32", "channels_last=no"),
     "fast": ("precision=bf16", "channels_last=yes", "compile=yes", "roi.fixed_samples=yes"),
@@ -57,35 +56,12 @@ class Side:
     peak: int = 0
 
 
-def street(height: int, width: int) -> Batch:
-    """A picture of all stuff classes and 60 things."""
-    generator = torch.Generator().manual_seed(0)
-    masks = torch.zeros(1, height, width, dtype=torch.long)
-    categories = [255]
-    for stuff in range(NUM_STUFF):
-        masks[0, height * stuff // NUM_STUFF :] = len(categories)
-        categories.append(stuff)
-    for i in range(60):
-        y, x = height * (i % 6) // 6, width * (i // 6) // 10
-        masks[0, y : y + height // (8 + i % 5), x : x + width // (12 + i % 7)] = len(categories)
-        categories.append(NUM_STUFF + i % NUM_THING)
-    return Batch(
-        images=PackedSequence([torch.randn(3, height, width, generator=generator)]),
-        masks=PackedSequence([masks]),
-        categories=PackedSequence([torch.tensor(categories)]),
-        iscrowd=PackedSequence([torch.zeros(len(categories), dtype=torch.uint8)]),
-        boxes=PackedSequence([extract_boxes(masks, len(categories))]),
-        ids=["street"],
-        original_sizes=[(height, width)],
-    )
-
-
 def make(name: str, batch: Batch, world: World) -> Side:
     """A side with a network of its own."""
     overrides = [o if "." in o else f"general.{o}" for o in SIDES[name]]
     config = load_config(CONFIG, overrides=overrides)
     torch.manual_seed(0)
-    module = build_training_module(config, NUM_STUFF, NUM_THING).to(world.device).train()
+    module = build_training_module(config, VISTAS.num_stuff, VISTAS.num_thing).to(world.device).train()
     if config.general.compile:
         compile_static_part(module.net, world, TextLog(None))
     optimizer = build_optimizer(module.net, config)
@@ -140,7 +116,7 @@ def main() -> None:
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     height, width = (int(n) for n in arguments.size.split("x"))
-    batch, world = street(height, width), World(device=device)
+    batch, world = street(noise(height, width), VISTAS), World(device=device)
 
     counter = FlopCounterMode(display=False)
     with counter:

@@ -162,12 +162,6 @@ class PackedSequence:
         index = torch.cat([t.new_full((t.shape[0],), i, dtype=torch.long) for i, t in present])
         return values, index
 
-    @staticmethod
-    def from_concatenated(values: Tensor, index: Tensor, length: int) -> PackedSequence:
-        """The inverse of :meth:`concatenated`: rows of image i become entry i, None where there are none."""
-        parts = [values[index == i] for i in range(length)]
-        return PackedSequence([p if p.shape[0] else None for p in parts])
-
 
 _pytree.register_pytree_node(
     PackedSequence,
@@ -287,7 +281,8 @@ class Prediction:
     """What the network says of one image, in pixels of the network's input (the valid, unpadded part).
 
     boxes `K x 4`, classes `K` (int64, 0 = first thing), scores `K`, mask_logits `K x 28 x 28`, ordered as SPEC section
-    4 "Detections" says; `semantic` `H x W` int64 class map. Parts that a network lacks are None.
+    4 "Detections" says; `semantic` `H x W` class map, int64 (of tiles: uint8 or int16). Parts that a network
+    lacks are None.
     """
 
     boxes: Tensor

@@ -15,14 +15,16 @@ import seamseg
 PACKAGE = Path(seamseg.__file__).parent
 SCRIPTS = PACKAGE.parent / "scripts"
 
-GROUND = {"errors", "files", "version"}
+# the labels of Cityscapes are facts that converters, writers and the evaluation share
+GROUND = {"errors", "files", "version", "cityscapes_labels"}
 PARTS = {"structures", "ops", *GROUND}
-BELOW_ENGINE = {"config", "backbones", "heads", "fusion", "models", "data", "evaluation", "visualize", *PARTS}
+BELOW_ENGINE = {"config", "backbones", "heads", "fusion", "models", "data", "evaluation", "visualize", "report", *PARTS}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "version": set(),
     "files": {"errors"},
+    "cityscapes_labels": set(),
     "structures": set(),
     "ops": {"errors"},
     "inplace_abn": {"ops"},
@@ -34,9 +36,10 @@ ALLOWED: dict[str, set[str]] = {
     "data": PARTS,
     "evaluation": PARTS,
     "visualize": PARTS,
+    "report": {"evaluation", "visualize", *PARTS},
     "engine": BELOW_ENGINE,
     "export": {"engine", *BELOW_ENGINE},
-    "cli": {"engine", "export", "evaluation", "data.prepare", "config", "ops", *GROUND},
+    "cli": {"engine", "export", "evaluation", "report", "data.prepare", "config", "ops", *GROUND},
     "__main__": {"cli"},
 }
 """What each module or package of `seamseg` may import of the others, besides itself."""

@@ -64,7 +64,9 @@ def test_a_wheel_holds_code_defaults_experiments_and_types(wheel: Path) -> None:
     configs = {f"seamseg/configs/{path.name}" for path in (ROOT / "configs").glob("*.ini")}
     assert len(defaults) == 4
     assert len(configs) >= 4
-    assert held == code | defaults | configs | {"seamseg/py.typed", "seamseg/kernels.json"}
+    page = {str(path.relative_to(ROOT)) for path in (ROOT / "seamseg/report/assets").iterdir()}
+    assert {Path(name).suffix for name in page} == {".html", ".css", ".js"}
+    assert held == code | defaults | configs | page | {"seamseg/py.typed", "seamseg/kernels.json"}
 
 
 def test_an_unpacked_wheel_finds_its_experiments(wheel: Path, tmp_path: Path) -> None:

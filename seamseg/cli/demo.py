@@ -4,7 +4,7 @@
     seamseg demo --out runs/longer --set scheduler.epochs=30
 
 Draws street scenes as a raw Cityscapes tree, converts them, trains a ResNet-18 panoptic network on the CPU (or a GPU if
-there is one), predicts 40 held-out scenes, evaluates PQ, and writes gallery.html to look at. Interrupted, the same
+there is one), predicts 40 held-out scenes, evaluates PQ, and writes report.html to look at. Interrupted, the same
 command goes on. The run folder is a model like any other: `seamseg predict runs/demo PHOTOS OUT`.
 """
 
@@ -41,5 +41,5 @@ def run(args: argparse.Namespace) -> int:
     print()
     print(format_table(scores))
     print()
-    print(f"look at {args.out / 'gallery.html'}; the numbers are in {args.out / 'metrics.json'}")
+    print(f"look at {args.out / 'report.html'}; the numbers are in {args.out / 'metrics.json'}")
     return 0

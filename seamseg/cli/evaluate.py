@@ -2,12 +2,14 @@
 
     seamseg evaluate runs/city DATA --split val --json metrics.json
     seamseg evaluate --gt panoptic_val.json --pred out/panoptic.json --json metrics.json
+    seamseg evaluate --protocol cityscapes --gt gtFine/val --pred out/cityscapes --json metrics.json
     seamseg evaluate runs/city DATA --out runs/city/evaluation && seamseg report runs/city
     torchrun --nproc-per-node 4 -m seamseg evaluate runs/city DATA
 
 PQ, SQ, RQ with the official COCO definition, PQ† of the Seamless paper and mIoU; for all classes, things, stuff, and
 each class. The table is in percent, --json writes fractions 0-1. Files are in the COCO panoptic format; their PNGs lie
-in the folder of the JSON's name without .json unless another one is named.
+in the folder of the JSON's name without .json unless another one is named. With --protocol cityscapes a results folder
+is scored as the benchmark's own tools do: what it has of panoptic.json, pixel/*.png and instance/*.txt.
 
 --out keeps everything in a folder: predictions and ground truth as COCO panoptic files, which the official tools can
 score again, the confusion matrix, and the scores of each image and the outcome of each segment. `seamseg report` draws
@@ -17,10 +19,10 @@ it.
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from seamseg.cli.launcher import is_main_process
 from seamseg.data.prepare.parallel import available_cores
 from seamseg.errors import InputError
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from seamseg.evaluation.scores import PanopticScores
 
 _MODEL_OPTIONS = ("split", "config", "meta", "device", "set", "ap")
-_FILE_OPTIONS = ("gt", "pred", "gt_folder", "pred_folder", "photos", "workers")
+_FILE_OPTIONS = ("gt", "pred", "gt_folder", "pred_folder", "photos", "protocol", "workers")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,11 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--ap", action="store_const", const=True, help="COCO's box and mask AP of the detections, too")
 
     files = parser.add_argument_group("files in the COCO panoptic format")
-    files.add_argument("--gt", metavar="JSON", help="ground truth")
-    files.add_argument("--pred", metavar="JSON", help="predictions")
+    files.add_argument("--gt", metavar="JSON", help="ground truth (cityscapes: folder of a split, as gtFine/val)")
+    files.add_argument("--pred", metavar="JSON", help="predictions (cityscapes: folder of results)")
     files.add_argument("--gt-folder", metavar="DIR", help="PNGs of the ground truth (default: --gt without .json)")
     files.add_argument("--pred-folder", metavar="DIR", help="PNGs of the predictions (default: --pred without .json)")
     files.add_argument("--photos", metavar="DIR", help="the photos, for the report of --out")
+    files.add_argument(
+        "--protocol", choices=("coco", "cityscapes"), help="whose files and scores these are (default: coco)"
+    )
     files.add_argument("--workers", type=int, metavar="N", help="threads (default: one a processor, at most 8)")
 
     parser.add_argument("--json", metavar="OUT", help="write the scores here")
@@ -63,6 +68,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print the table, write the JSON."""
+    if args.protocol == "cityscapes":
+        from seamseg.cli.evaluate_cityscapes import run_cityscapes
+
+        return run_cityscapes(args)
     from seamseg.evaluation.table import format_table
     from seamseg.files import write_json
 
@@ -71,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None and Path(args.out).exists() and not Path(args.out).is_dir():
         raise InputError(f"{args.out}: --out must be a folder, this is a file")
     scores = _score_files(args) if args.gt is not None or args.pred is not None else _score_model(args)
-    if os.environ.get("RANK", "0") != "0":
+    if not is_main_process():
         return 0
     if args.json is not None:
         write_json(args.json, scores.to_json(), indent=2)
@@ -85,9 +94,6 @@ def _score_files(args: argparse.Namespace) -> PanopticScores:
         raise InputError(f"{extra} and --gt / --pred exclude each other: score either a model or files")
     if args.gt is None or args.pred is None:
         raise InputError("--gt and --pred go together: name the ground truth and the predictions")
-    workers = min(available_cores(), 8) if args.workers is None else args.workers
-    if workers < 1:
-        raise InputError(f"--workers must be at least 1, got {workers}")
     from seamseg.engine.progress import progress
     from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 
@@ -96,12 +102,20 @@ def _score_files(args: argparse.Namespace) -> PanopticScores:
         args.pred,
         args.gt_folder,
         args.pred_folder,
-        workers,
+        worker_count(args),
         args.legacy_metrics,
         progress,
         args.out,
         args.photos,
     )
+
+
+def worker_count(args: argparse.Namespace) -> int:
+    """How many threads read and compare files."""
+    workers: int = min(available_cores(), 8) if args.workers is None else args.workers
+    if workers < 1:
+        raise InputError(f"--workers must be at least 1, got {workers}")
+    return workers
 
 
 def _score_model(args: argparse.Namespace) -> PanopticScores:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from seamseg.cli import malloc
+from seamseg.cli.launcher import is_main_process
 from seamseg.cli.main import main
 
 
@@ -19,7 +20,7 @@ def run_script(translate: Callable[[Sequence[str]], list[str]]) -> int:
     """Run a script of the original by its translation; returns the exit code."""
     malloc.keep_buffers()
     argv = translate(sys.argv[1:])
-    if os.environ.get("RANK", "0") == "0":
+    if is_main_process():
         print(f"this is now: seamseg {shlex.join(argv)}", file=sys.stderr)
     return main(argv)
 

@@ -18,11 +18,12 @@ from seamseg.errors import SeamsegError
 from seamseg.version import __version__
 
 COMMANDS = {
-    "demo": "generate a toy city, train on it, predict, evaluate, and make a gallery",
+    "demo": "generate a toy city, train on it, predict, evaluate, and make a report",
     "prepare": "convert a data set to the folder format",
     "train": "train a network from an INI file",
     "predict": "panoptic pictures from a folder of photos",
     "evaluate": "PQ, SQ, RQ and mIoU of a model or of files of predictions",
+    "report": "a page to look at an evaluation with, or at two side by side",
     "convert-backbone": "an ImageNet ResNet of torchvision as pre-trained weights",
     "doctor": "what this machine has, what serves each operator, what to mend",
 }

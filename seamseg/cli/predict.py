@@ -9,8 +9,17 @@ MODEL is a published zip, a run folder of `seamseg train`, or a snapshot. IN is 
 sub-folders, which are kept in OUT) or a quoted glob. Photos of any size and kind are seen upright, at their own size in
 the output. Unreadable ones are named, counted and skipped; the exit code is then 1.
 
-Formats: overlay (<name>.jpg, the photo blended with the colours of its segments), coco (panoptic/<name>.png and
-panoptic.json, as the COCO panoptic tools read them), raw (<name>.pth.tar, what the network says before the fusion).
+Formats, with commas between:
+
+  overlay     <name>.jpg, the photo blended with the colours of its segments
+  coco        panoptic/<name>.png and panoptic.json, as the COCO panoptic tools read them
+  raw         <name>.pth.tar, what the network says before the fusion
+  cityscapes  cityscapes/{panoptic.json,panoptic/,pixel/,instance/}: a submission to the three benchmarks; for models
+              with classes of Cityscapes
+  vistas      vistas/{labels/,instances/,panoptic.json,panoptic/}: the layout of Mapillary Vistas and the instance files
+              that its evaluation reads; labels are the original ids of the classes
+
+cityscapes and vistas have no sub-folders: photos of one name in two folders are an error.
 """
 
 from __future__ import annotations
@@ -25,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="zip, run folder or snapshot")
     parser.add_argument("inputs", metavar="IN", help="photo, folder or glob")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder for the outputs; is made")
-    parser.add_argument("--format", default="overlay", metavar="LIST", help="overlay,coco,raw (default: overlay)")
+    parser.add_argument(
+        "--format", default="overlay", metavar="LIST", help="overlay,coco,raw,cityscapes,vistas (default: overlay)"
+    )
     parser.add_argument("--config", metavar="F", help="INI file, if the model does not hold one")
     parser.add_argument("--meta", metavar="F", help="metadata.bin, if the model does not hold one")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
@@ -54,6 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="longest side at most; panoramas are shrunk to it "
         "(default: 4 times the shortest size, or the configured longest_max_size if that is more)",
     )
+    size.add_argument(
+        "--tiles",
+        default="auto",
+        metavar="auto|off|N",
+        help="see huge photos in overlapping tiles, which bounds the memory: auto beyond 16 Mi pixels of input, in "
+        "tiles of side 2048; N in tiles of side N wherever there are more pixels; off never (default: auto)",
+    )
+    size.add_argument("--tile-overlap", type=int, metavar="N", help="of the tiles, in pixels (default: a quarter)")
     work = parser.add_argument_group("work")
     work.add_argument("--batch-size", type=int, default=1, metavar="N", help="photos of one size together (default: 1)")
     work.add_argument("--workers", type=int, metavar="N", help="processes that decode (default: up to 4); 0 for none")
@@ -89,6 +108,8 @@ def run(args: argparse.Namespace) -> int:
             min_stuff_area=args.min_area,
             shortest_size=args.shortest_size,
             longest_max_size=args.longest_max_size,
+            tiles=int(args.tiles) if args.tiles.isdecimal() else args.tiles,
+            tile_overlap=args.tile_overlap,
             overrides=args.set,
             precision=args.precision,
         )

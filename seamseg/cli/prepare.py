@@ -7,6 +7,7 @@ seamseg prepare panoptic OUT --split ...      your own data: COCO panoptic JSON 
 seamseg prepare folders OUT --split ...       your own data: photos, label pictures, instance pictures
 seamseg prepare instances OUT --split ...     your own data: COCO instances, and label pictures for the stuff
 seamseg prepare merge DATA DATA OUT           dataset folders to one
+seamseg prepare export DATA OUT               dataset folder to COCO panoptic, raw Cityscapes or Vistas
 seamseg prepare --check DATA                  what is wrong with a dataset folder
 seamseg prepare toy-city RAW                  a made-up city of street scenes, laid out as raw Cityscapes
 
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from seamseg.cli import prepare_texts as texts
 from seamseg.cli.prepare_check import add_check_arguments, run_check
+from seamseg.cli.prepare_export import add_export, run_export
 from seamseg.engine.progress import counter, is_quiet, progress
 from seamseg.errors import InputError
 
@@ -85,6 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     merge.add_argument("parts", metavar="DATA", nargs="+", help="dataset folders, two or more")
     _add_out(merge)
     merge.add_argument("--classes", metavar="FILE", help="JSON: what becomes of which class (default: by name)")
+
+    add_export(_converter(sources, "export", texts.EXPORT, run_export))
 
     check = _source(sources, "check", texts.CHECK, run_check)
     check.add_argument("check", metavar="DATA", help="dataset folder")

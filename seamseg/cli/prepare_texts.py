@@ -33,9 +33,9 @@ ROOT holds config.json (or config_v1.2.json, config_v2.0.json), training/ and va
   seamseg prepare vistas /data/vistas data/vistas
   seamseg prepare vistas /data/vistas data/vistas2 --version 2.0
 
-Labels with "instances" are things, labels that are not evaluated become void. The instance images hold
-label * 256 + instance. (The original divided by 255: in its folders some instances of high numbers belong to the next
-label.)
+Labels with "instances" are things, labels that are not evaluated become void, but for groups of persons and of poles
+(version 2.0), which become crowds. The instance images hold label * 256 + instance. (The original divided by 255: in
+its folders some instances of high numbers belong to the next label.)
 """
 
 COCO = """COCO panoptic (133 classes) to a dataset folder.
@@ -98,6 +98,23 @@ Classes of one name become one. mapping.json renames them, null makes them void,
 
 `stuff` and `things` settle what a class is that is stuff here and a thing there. Lists of one name are joined. Where
 two folders have an image of the same id, the ids of the later one get its name in front.
+"""
+
+EXPORT = """The ground truth of a dataset folder as COCO panoptic, raw Cityscapes or Mapillary Vistas.
+
+  seamseg prepare export data/mine out --split val
+  seamseg prepare export data/city out --split val --format coco,cityscapes,vistas --workers 4
+
+coco         OUT/coco/panoptic_SPLIT.json and PNG, for `seamseg evaluate --gt` and the COCO tools
+cityscapes   OUT/cityscapes/gtFine/SPLIT/CITY/*_gtFine_{instanceIds,labelIds}.png and leftImg8bit/, for the official
+             scripts; only classes of Cityscapes; at most 1000 instances of a class in an image
+vistas       OUT/vistas/{training,validation}/{images,instances,labels,panoptic}/ and config.json, labels being the
+             original ids of the classes, 0 to 254; at most 256 instances of a class in an image; crowds get a label
+             of their own, CLASS-group
+
+`seamseg prepare panoptic`, `cityscapes` and `vistas` read them again. Photos are hard-linked where the disk allows it,
+else copied. What a format cannot hold is an error. Overlapping instances become one flat map, the first layer on top.
+All crowds of a class in an image become one. A split that OUT has already is only written over with --force.
 """
 
 CHECK = """What is wrong with a dataset folder, and what is in it.

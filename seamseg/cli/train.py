@@ -23,6 +23,8 @@ import os
 import sys
 from pathlib import Path
 
+from seamseg.cli.launcher import is_main_process, process_count
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
@@ -50,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, and print the scores of the last validation."""
-    if _processes() > 1:
+    if process_count() > 1:
         # DDP warns that no parameter was unused, which is so in some steps and not in others; read when torch starts
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from seamseg.engine.train.preemption import Preempted
@@ -72,16 +74,7 @@ def run(args: argparse.Namespace) -> int:
     except Preempted as stop:
         # the log has told it, once for all processes
         return stop.exit_code
-    if scores is not None and _is_main_process():
+    if scores is not None and is_main_process():
         print(format_table(scores))
         sys.stdout.flush()
     return 0
-
-
-def _processes() -> int:
-    size = os.environ.get("WORLD_SIZE", "1")
-    return int(size) if size.isdigit() else 1
-
-
-def _is_main_process() -> bool:
-    return os.environ.get("RANK", "0") == "0"

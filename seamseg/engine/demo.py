@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import numpy as np
 
 from seamseg.config import find_experiment
 from seamseg.data.folder import DatasetFolder
-from seamseg.data.metadata import Metadata
 from seamseg.data.prepare.cityscapes import prepare_cityscapes
 from seamseg.data.prepare.toy_city import generate_toy_city
 from seamseg.engine.distributed import World
@@ -24,15 +21,12 @@ from seamseg.engine.train.run import TrainingOptions, run_training
 from seamseg.engine.train.run_folder import RunFolder
 from seamseg.engine.writers import make_writers
 from seamseg.errors import InputError
-from seamseg.evaluation.coco_panoptic import Annotation, CocoPanoptic, read_coco_panoptic, segments_of
 from seamseg.evaluation.coco_writer import dataset_to_coco_panoptic
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
-from seamseg.evaluation.evaluator import category_ids
+from seamseg.evaluation.record import read_evaluation, write_summary
 from seamseg.evaluation.scores import PanopticScores
 from seamseg.files import write_json
-from seamseg.structures import VOID
-from seamseg.visualize.gallery import Card, write_gallery
-from seamseg.visualize.overlay import draw_classic
+from seamseg.report import write_report
 
 EXPERIMENT = "toy_city_r18"
 """The packaged configuration that the demo trains."""
@@ -63,7 +57,7 @@ def run_demo(options: DemoOptions, say: Callable[[str], None] = print) -> Panopt
     """Run all stages; those that are finished already are not done again.
 
     The run folder gets `toy_city/raw` (as Cityscapes is distributed), `toy_city/data` (dataset folder), the snapshots,
-    `predictions/`, `metrics.json` and `gallery.html`.
+    `predictions/`, `evaluation/`, `metrics.json` and `report.html`.
 
     Parameters
     ----------
@@ -114,13 +108,16 @@ def run_demo(options: DemoOptions, say: Callable[[str], None] = print) -> Panopt
 
     stage("evaluating them against the ground truth, both as COCO panoptic files")
     truth = dataset_to_coco_panoptic(folder, "val", out / "toy_city" / "val_panoptic.json")
-    scores = evaluate_panoptic_json(truth, predictions / "panoptic.json", workers=2, progress=progress)
+    evaluation = out / "evaluation"
+    scores = evaluate_panoptic_json(
+        truth, predictions / "panoptic.json", workers=2, progress=progress, out=evaluation, photos=data / "img"
+    )
+    write_summary(replace(read_evaluation(evaluation), title="Toy city: held-out scenes"))
     write_json(out / "metrics.json", scores.to_json(), indent=2)
 
-    page = out / "gallery.html"
+    page = out / "report.html"
     stage(f"drawing {page}")
-    gt, pred = read_coco_panoptic(truth), read_coco_panoptic(predictions / "panoptic.json")
-    _write_page(page, folder, gt, pred, scores)
+    write_report(page, read_evaluation(evaluation), progress=progress)
     stage.finish()
     return scores
 
@@ -161,38 +158,3 @@ def _claim(options: DemoOptions) -> None:
             raise InputError(f"{options.out}: holds a demo of other settings; name another --out or delete it")
         return
     write_json(path, settings)
-
-
-def _write_page(page: Path, data: DatasetFolder, gt: CocoPanoptic, pred: CocoPanoptic, scores: PanopticScores) -> None:
-    entries = {str(annotation.image_id): annotation for annotation in pred.annotations}
-    cards = []
-    for annotation in gt.annotations:
-        name = str(annotation.image_id)
-        photo = np.asarray(data.read_image(data.image_path(name)))
-        images = {
-            "photo": photo,
-            "prediction": _painted(photo, pred, entries[name], data.metadata),
-            "ground truth": _painted(photo, gt, annotation, data.metadata),
-        }
-        cards.append(Card(name, images))
-    rows = [
-        {"class": c.info.name, "kind": "thing" if c.info.isthing else "stuff"}
-        | {"PQ": c.PQ, "SQ": c.SQ, "RQ": c.RQ, "IoU": c.IoU, "TP": c.TP, "FP": c.FP, "FN": c.FN}
-        for c in scores.per_class
-        if c.TP + c.FP + c.FN
-    ]
-    figures = {"PQ": scores.PQ, "PQ things": scores.PQ_things, "PQ stuff": scores.PQ_stuff, "mIoU": scores.mIoU}
-    headline = {name: f"{100 * value:.1f}" for name, value in figures.items()} | {"scenes": str(scores.n_images)}
-    write_gallery(page, "Toy city: held-out scenes", headline, rows, cards)
-
-
-def _painted(photo: np.ndarray, source: CocoPanoptic, entry: Annotation, metadata: Metadata) -> np.ndarray:
-    class_of = {identity: index for index, identity in enumerate(category_ids(metadata))}
-    # ids of a PNG are colours, up to 2^24: number them through, 0 stays void
-    ids, numbered = np.unique(np.append(source.read_ids(entry), 0), return_inverse=True)
-    classes = np.full(len(ids), VOID)
-    for segment in segments_of(entry, class_of, source.path):
-        if not (segment.iscrowd and metadata.is_thing(segment.category)):
-            classes[np.searchsorted(ids, segment.id)] = segment.category
-    things = (classes >= metadata.num_stuff) & (classes != VOID)
-    return draw_classic(photo, numbered[:-1].reshape(photo.shape[:2]), classes, things, metadata.palette)

@@ -33,6 +33,10 @@ _LOST_TOUCH = ("gloo", "NCCL", "peer", "Broken pipe", "timed out", "Timed out")
 """Words of errors that another process has caused."""
 
 
+class TogetherError(SeamsegError):
+    """An error that all processes raise at the same point, after they have agreed on it, and outside of collectives."""
+
+
 @dataclass(frozen=True)
 class World:
     """Who this process is: `rank` of `size`, `local_rank` on its machine, and the device it computes on."""
@@ -153,8 +157,9 @@ def distributed(device: str = "auto") -> Iterator[World]:
     try:
         yield world
     except BaseException as error:
-        # waiting for the others to agree on the end could hang: they may be inside a collective of their own
-        if world.device.type == "cpu":
+        # NCCL's communicators can hang when one process takes them down and another is inside a collective; gloo's
+        # cannot, and after an error of all processes nobody is inside of one, as at the end
+        if world.device.type == "cpu" or isinstance(error, TogetherError):
             _leave()
         if isinstance(error, RuntimeError) and lost_touch(error):
             raise SeamsegError(

@@ -12,7 +12,7 @@ from seamseg.engine.distributed import World, gather_objects
 from seamseg.engine.photos import Photo, PhotoDataset, Unreadable, equal_size_batches, photo_loader
 from seamseg.engine.predictor import Predictor
 from seamseg.engine.progress import progress
-from seamseg.engine.sources import Source, refuse_overwriting
+from seamseg.engine.sources import Source, refuse_overwriting, refuse_sharing
 from seamseg.engine.writers import Background, Writer
 from seamseg.errors import InputError, SeamsegError
 from seamseg.structures import Prediction
@@ -51,15 +51,19 @@ def predict_all(
     Raises
     ------
     InputError
-        if an output would overwrite a photo
+        if an output would overwrite a photo, or be that of two photos
     SeamsegError
         if an output cannot be written
     """
     if batch_size < 1:
         raise InputError(f"--batch-size must be at least 1, not {batch_size}")
-    refuse_overwriting(sources, [writer.path(source) for source in sources for writer in writers])
+    for writer in writers:
+        outputs = [writer.paths(source) for source in sources]
+        refuse_overwriting(sources, [path for paths in outputs for path in paths])
+        refuse_sharing(sources, outputs)
     mine = world.shard(list(sources))
-    photos = _Readable(PhotoDataset([s.path for s in mine], predictor.transform, any(w.needs_photo for w in writers)))
+    keep_rgb = any(writer.needs_photo for writer in writers)
+    photos = _Readable(PhotoDataset([s.path for s in mine], predictor.transform, keep_rgb, predictor.tiling))
     background = Background()
     try:
         for group in equal_size_batches(photos.read(workers, world.is_main), batch_size, lambda photo: photo.image):

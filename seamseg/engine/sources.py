@@ -128,3 +128,17 @@ def refuse_overwriting(sources: Sequence[Source], outputs: Sequence[Path]) -> No
     for output in outputs:
         if output.resolve() in photos:
             raise InputError(f"{output}: this output would overwrite an input photo; choose another output folder")
+
+
+def refuse_sharing(sources: Sequence[Source], outputs: Sequence[Sequence[Path]]) -> None:
+    """InputError if two photos would be written to one file; `outputs` has the files of each photo."""
+    owners: dict[str, Source] = {}
+    for source, paths in zip(sources, outputs):
+        for path in paths:
+            # some file systems do not tell cases apart
+            owner = owners.setdefault(str(path).casefold(), source)
+            if owner is not source:
+                raise InputError(
+                    f"{owner.path} and {source.path} would both be written to {path}: this format has no sub-folders; "
+                    "give them different names or predict each folder into an output folder of its own"
+                )

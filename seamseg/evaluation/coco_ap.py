@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from seamseg.errors import InputError
+from seamseg.evaluation.detections import paste_detections
 from seamseg.evaluation.scores import AP_NUMBERS, APScores, ClassAP, ClassInfo, InstanceScores
 from seamseg.ops.extract_boxes import extract_boxes
-from seamseg.ops.paste import paste_mask
 from seamseg.structures import Prediction
 
 
@@ -106,19 +105,11 @@ def instances_of_map(
 
 def instances_of_prediction(prediction: Prediction, size: tuple[int, int]) -> list[Instance]:
     """The detections at another size than the network's, (height, width); masks are pasted one by one."""
-    factors = torch.tensor([size[0] / prediction.size[0], size[1] / prediction.size[1]], dtype=torch.float64)
-    boxes = (prediction.boxes.detach().double().cpu() * factors.repeat(2)).float()
-    logits = None if prediction.mask_logits is None else prediction.mask_logits.detach().cpu()
     instances = []
-    for k, (box, category, score) in enumerate(
-        zip(boxes, prediction.classes.tolist(), prediction.scores.detach().float().tolist())
-    ):
-        y0, x0, y1, x1 = box.double().tolist()
-        counts = None
-        if logits is not None:
-            crop, region = paste_mask(logits[k], box, size)
-            counts = encode_crop(crop.numpy(), region[:2], size)
-        instances.append(Instance(int(category), (x0, y0, x1 - x0, y1 - y0), counts, score))
+    for found in paste_detections(prediction, size):
+        y0, x0, y1, x1 = found.box
+        counts = None if found.crop is None else encode_crop(found.crop, found.corner, size)
+        instances.append(Instance(found.category, (x0, y0, x1 - x0, y1 - y0), counts, found.score))
     return instances
 
 

@@ -6,21 +6,30 @@ A pixel of colour (R, G, B) belongs to segment R + 256 G + 65536 B; 0 is void.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from seamseg.errors import InputError
+from seamseg.evaluation.id_png import MAX_ID, read_id_png, read_id_runs, write_id_png
 from seamseg.evaluation.matching import SegmentInfo
 from seamseg.evaluation.scores import ClassInfo
-from seamseg.files import replacing
+from seamseg.ops.id_runs import IdRuns
 
-MAX_ID = (1 << 24) - 1
-"""Largest id that three channels can hold."""
+__all__ = [
+    "MAX_ID",
+    "Annotation",
+    "CocoPanoptic",
+    "default_folder",
+    "read_coco_panoptic",
+    "read_id_png",
+    "segments_of",
+    "write_id_png",
+]
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,10 @@ class CocoPanoptic:
     def read_ids(self, annotation: Annotation) -> np.ndarray:
         """The id map of an image, `H x W` uint32."""
         return read_id_png(self.folder / annotation.file_name)
+
+    def read_runs(self, annotation: Annotation) -> IdRuns:
+        """The id map of an image as runs."""
+        return read_id_runs(self.folder / annotation.file_name)
 
 
 def default_folder(json_path: Path) -> Path:
@@ -112,8 +125,9 @@ def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Pat
         try:
             identity, category = int(entry["id"]), int(entry["category_id"])
             stated = entry.get("area")
-            area = None if stated is None else int(stated)
-            crowd = bool(entry.get("iscrowd", 0))
+            area = None if stated is None else _area(stated)
+            # the official tools: 1 or true, nothing else
+            crowd = entry.get("iscrowd", 0) == 1
             score = None if entry.get("score") is None else float(entry["score"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(
@@ -131,39 +145,12 @@ def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Pat
     return segments
 
 
-def read_id_png(path: str | Path) -> np.ndarray:
-    """The segment ids of a panoptic PNG, `H x W` uint32.
-
-    Raises
-    ------
-    InputError
-        if the file is missing, broken or has more than 8 bits a channel
-    """
-    try:
-        with Image.open(path) as image:
-            if image.mode not in ("RGB", "RGBA", "P", "L", "1"):
-                raise InputError(
-                    f"{path}: a panoptic PNG has three channels of 8 bits, this one is of mode {image.mode}"
-                )
-            rgb = image if image.mode == "RGB" else image.convert("RGB")
-            words = np.frombuffer(rgb.tobytes("raw", "RGBX"), "<u4")
-            return (words & MAX_ID).reshape(image.height, image.width)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such panoptic PNG") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError(f"{path}: not a readable PNG: {error}") from error
-
-
-def write_id_png(path: str | Path, ids: np.ndarray) -> None:
-    """Write segment ids, `H x W` in `0 .. 2^24-1`, as a panoptic PNG, whole or not at all; missing folders are made."""
-    if ids.size and (int(ids.min()) < 0 or int(ids.max()) > MAX_ID):
-        raise ValueError(f"write_id_png: ids must be 0 to {MAX_ID}, got {int(ids.min())} to {int(ids.max())}")
-    rgb = np.empty((*ids.shape, 3), np.uint8)
-    for channel in range(3):
-        rgb[..., channel] = (ids >> (8 * channel)) & 255
-    with replacing(Path(path)) as temporary:
-        # level 3 is half as slow as Pillow's default; maps of large flat regions stay small
-        Image.fromarray(rgb).save(temporary, format="PNG", compress_level=3)
+def _area(stated: Any) -> int | float:
+    """A stated area, which the official tools take as it is, fractions of a pixel too."""
+    area = float(stated)
+    if not math.isfinite(area):
+        raise ValueError(f"an area of {stated}")
+    return int(area) if area.is_integer() else area
 
 
 def _read_json(path: Path) -> Any:

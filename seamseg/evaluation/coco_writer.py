@@ -197,7 +197,7 @@ def with_boxes(ids: np.ndarray, segments: Sequence[SegmentInfo], num_stuff: int)
     """Segments of a ground truth, whose areas are known, with the boxes that their pixels have in the id map."""
     boxes = extract_boxes(torch.from_numpy(ids), 1 + max((s.id for s in segments), default=0)).tolist()
     return [
-        Segment(s.id, s.category, s.category >= num_stuff, None, s.area or 0, tuple(boxes[s.id]), s.iscrowd)
+        Segment(s.id, s.category, s.category >= num_stuff, None, int(s.area or 0), tuple(boxes[s.id]), s.iscrowd)
         for s in segments
     ]
 

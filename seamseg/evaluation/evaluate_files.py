@@ -16,7 +16,7 @@ from seamseg.evaluation.evaluator import PanopticEvaluator
 from seamseg.evaluation.record import Evaluation, ImageRecord, MapFiles, image_record, write_images, write_summary
 from seamseg.evaluation.scores import PanopticScores
 from seamseg.evaluation.threads import threaded_map
-from seamseg.ops.histogram import joint_histogram
+from seamseg.ops.id_runs import joint_histogram_of_runs
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,14 @@ def evaluate_panoptic_json(
 
     def compare(annotation: Annotation) -> _Compared:
         other = partner[annotation.image_id]
-        gt_ids, pred_ids = gt.read_ids(annotation), pred.read_ids(other)
-        if gt_ids.shape != pred_ids.shape:
-            sizes = ["{1} x {0}".format(*ids.shape) for ids in (pred_ids, gt_ids)]
+        gt_ids, pred_ids = gt.read_runs(annotation), pred.read_runs(other)
+        sizes = [f"{ids.width} x {ids.height}" for ids in (pred_ids, gt_ids)]
+        if sizes[0] != sizes[1]:
             raise InputError(
                 f"{pred.folder / other.file_name}: the prediction is {sizes[0]} pixels (width x height), its ground "
                 f"truth {sizes[1]}; predict at the image's own size"
             )
-        return _Compared(annotation, other, gt_ids.shape, *joint_histogram(gt_ids, pred_ids))
+        return _Compared(annotation, other, (gt_ids.height, gt_ids.width), *joint_histogram_of_runs(gt_ids, pred_ids))
 
     evaluator = PanopticEvaluator(gt.categories, legacy)
     done: Iterable[_Compared] = threaded_map(compare, gt.annotations, workers)

@@ -35,19 +35,22 @@ class SegmentLike(Protocol):
     @property
     def iscrowd(self) -> bool: ...
     @property
-    def area(self) -> int | None: ...
+    def area(self) -> float | None: ...
     @property
     def score(self) -> float | None: ...
 
 
 @dataclass(frozen=True)
 class SegmentInfo:
-    """A segment as the annotations tell it: `category` is the dense class index, `area` in pixels if it is known."""
+    """A segment as the annotations tell it.
+
+    `category` is the dense class index; `area` in pixels if it is known, maybe with a fraction, as stated.
+    """
 
     id: int
     category: int
     iscrowd: bool = False
-    area: int | None = None
+    area: float | None = None
     score: float | None = None
 
 
@@ -76,7 +79,7 @@ class Matches:
     touching: list[Touch] = field(default_factory=list)
     false_positives: list[SegmentLike] = field(default_factory=list)
     false_negatives: list[SegmentLike] = field(default_factory=list)
-    gt_areas: dict[int, int] = field(default_factory=dict)
+    gt_areas: dict[int, float] = field(default_factory=dict)
     pred_areas: dict[int, int] = field(default_factory=dict)
 
 

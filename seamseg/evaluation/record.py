@@ -133,7 +133,9 @@ def segment_records(comparison: Comparison) -> tuple[list[SegmentRecord], list[S
     gt = []
     for s in comparison.gt:
         outcome = "crowd" if s.iscrowd else "matched" if s.id in found else "missed"
-        gt.append(_segment(s.id, s.category, matches.gt_areas[s.id], outcome, best_gt.get(s.id), "pred", s.iscrowd))
+        gt.append(
+            _segment(s.id, s.category, round(matches.gt_areas[s.id]), outcome, best_gt.get(s.id), "pred", s.iscrowd)
+        )
     pred = []
     for s in comparison.pred:
         outcome = "matched" if s.id in used else "false" if s.id in wrong else "forgiven"

@@ -12,7 +12,7 @@ from seamseg.cli.main import main
 from seamseg.data.folder import DatasetFolder
 from seamseg.data.metadata import Metadata, read_metadata, write_metadata
 from seamseg.data.prepare.check import check_dataset
-from seamseg.data.prepare.contact_sheet import choose_images, write_contact_sheet
+from seamseg.data.prepare.contact_sheet import _edges, choose_images, write_contact_sheet
 from seamseg.data.prepare.writer import DatasetWriter, Frame, Instances
 from seamseg.errors import InputError
 
@@ -244,6 +244,14 @@ def test_sheet_shows_every_class_and_no_broken_image(data, tmp_path):
     assert Image.open(tmp_path / "s.png").format == "PNG"
     legend = {tuple(c) for c in sheet.reshape(-1, 3).tolist()}
     assert set(DatasetFolder(data).metadata.palette) <= legend
+
+
+def test_edges_close_around_a_thing_and_are_single_between_two():
+    ids = np.zeros((6, 9), int)
+    ids[1:5, 1:4], ids[1:5, 4:8] = 1, 2
+    edge = _edges(ids, ids > 0)
+    rows = ["." * 9, ".#######.", ".#..#..#.", ".#..#..#.", ".#######.", "." * 9]
+    assert ["".join(".#"[v] for v in row) for row in edge.astype(int)] == rows
 
 
 def test_choice_of_images():

@@ -10,6 +10,7 @@ from PIL import Image
 from source_files import photo, picture, segments, tree, write_json, zip_of
 
 from seamseg.cli.main import main
+from seamseg.data.folder import DatasetFolder
 from seamseg.data.metadata import read_metadata
 from seamseg.data.prepare.convert import Options
 from seamseg.data.prepare.vistas import prepare_vistas
@@ -102,6 +103,36 @@ def test_version_2_and_the_choice(raw, tmp_path):
     assert "labels of versions 1.2 and 2.0; taking 1.2" in said[0]
     prepare_vistas(raw, tmp_path / "two", "2.0")
     assert segments(tmp_path / "two", "a") == [("bus", 0, 96)]
+
+
+def test_groups_of_version_2(tmp_path):
+    """Names and flags are those of the official config: its groups are not evaluated."""
+    flags = {
+        "human--person--individual": (True, True),
+        "human--person--person-group": (False, False),
+        "object--support--pole": (True, True),
+        "object--support--pole-group": (False, False),
+        "object--support--utility-pole": (True, True),
+        "object--vehicle--car": (True, True),
+        "object--vehicle--bus": (True, True),
+        "object--vehicle--vehicle-group": (False, False),
+        "nature--sky": (False, True),
+        "nature--sky-group": (False, False),
+        "void--unlabeled": (False, False),
+    }
+    labels = [{"name": n, "instances": t, "evaluate": e, "color": [1, 2, 3]} for n, (t, e) in flags.items()]
+    write_json(tmp_path / "config_v2.0.json", {"labels": labels})
+    photo(tmp_path / "training" / "images" / "a.jpg", (len(flags), 4))
+    rows = np.arange(len(flags))[:, None] * 256 + np.array([0, 0, 1, 1])
+    picture(tmp_path / "training" / "v2.0" / "instances" / "a.png", rows, np.uint16)
+    done = prepare_vistas(tmp_path, tmp_path / "out")
+    assert done.metadata.num_stuff == 1 and done.metadata.num_thing == 5
+    found = segments(tmp_path / "out", "a")
+    assert {name for name, crowd, _ in found if crowd} == {"human--person--individual", "object--support--pole"}
+    assert sum(crowd for _, crowd, _ in found) == 4 and sum(n for _, _, n in found) == 4 * 8
+    mask = DatasetFolder(tmp_path / "out").read_mask("a")[0]
+    void = [k for k, name in enumerate(flags) if name.endswith(("vehicle-group", "sky-group", "unlabeled"))]
+    assert np.flatnonzero((mask == 0).all(axis=1)).tolist() == void
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])

@@ -24,8 +24,9 @@ def test_leaves_a_model_numbers_and_a_page(demo):
     assert {"PQ", "SQ", "RQ", "PQ_things", "PQ_stuff", "PQ_dagger", "mIoU", "per_class"} <= metrics.keys()
     assert metrics["n_images"] == 2 and 0 <= metrics["PQ"] <= 1
     assert open_model(demo).metadata.num_thing == 8
-    page = (demo / "gallery.html").read_text()
-    assert page.count("data:image/jpeg") == 6 and "ground truth" in page
+    page = (demo / "report.html").read_text()
+    assert "<title>Toy city: held-out scenes</title>" in page
+    assert page.count('class="picture"') == 2 and '"without_photo":0' in page
     assert len(list((demo / "predictions").rglob("*.jpg"))) == 2
     assert (demo / "predictions" / "panoptic.json").is_file()
 
@@ -41,10 +42,10 @@ def test_the_files_score_as_the_model_does(demo, tmp_path):
 
 def test_goes_on_where_it_stopped(demo, capsys):
     before = (demo / "model_last.pth.tar").stat().st_mtime_ns
-    (demo / "gallery.html").unlink()
+    (demo / "report.html").unlink()
     assert main(["demo", "--out", str(demo), "--device", "cpu", "--quiet", *SETTINGS]) == 0
     assert (demo / "model_last.pth.tar").stat().st_mtime_ns == before
-    assert (demo / "gallery.html").is_file()
+    assert (demo / "report.html").is_file()
 
 
 def test_refuses_a_folder_of_other_settings(demo, capsys):

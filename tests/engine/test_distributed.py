@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from seamseg.engine import distributed as module
 from seamseg.engine.distributed import (
+    TogetherError,
     World,
     barrier,
     choose_device,
@@ -12,7 +14,7 @@ from seamseg.engine.distributed import (
     mean_over_processes,
     sum_over_processes,
 )
-from seamseg.errors import InputError
+from seamseg.errors import InputError, SeamsegError
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SEAMSEG_TIMEOUT_MINUTES")
 
@@ -71,6 +73,34 @@ def test_devices():
     assert choose_device("auto").type in ("cpu", "cuda")
     with pytest.raises(InputError, match="not a device"):
         choose_device("gpu0")
+
+
+@pytest.mark.parametrize(
+    ("device", "error", "leaves"),
+    [
+        ("cuda", None, True),
+        ("cuda", TogetherError("a signal"), True),
+        ("cuda", SeamsegError("a loss of this process"), False),
+        ("cuda", KeyboardInterrupt(), False),
+        ("cpu", SeamsegError("a loss of this process"), True),
+    ],
+)
+def test_who_takes_the_group_down(monkeypatch, device, error, leaves):
+    """With NCCL only those who know that the others do it, too: nothing here asks for a GPU."""
+    left = []
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(module, "choose_device", lambda name, local_rank: torch.device(device))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(module.dist, "init_process_group", lambda *args, **kwargs: None)
+    monkeypatch.setattr(module.dist, "destroy_process_group", lambda: left.append(True))
+    try:
+        with distributed(device):
+            if error is not None:
+                raise error
+    except BaseException as raised:
+        assert raised is error
+    assert bool(left) == leaves
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -154,7 +154,7 @@ def test_limit(micro_run, micro, tmp_path, seamseg_main):
         (("{run}", "{out}", "{out}/x"), "0 images found"),
         (("{run}", "{photos}", "{photos}/tall.png"), "the output must be a folder"),
         (("{run}", "{photos}/street.jpg", "{photos}"), "would overwrite an input photo"),
-        (("{run}", "{photos}", "{out}", "--format", "svg"), "choose among overlay, coco, raw"),
+        (("{run}", "{photos}", "{out}", "--format", "svg"), "choose among overlay, coco, raw, cityscapes, vistas"),
         (("{run}", "{photos}", "{out}", "--batch-size", "0"), "--batch-size 0: too small"),
         (("{out}", "{photos}", "{out}"), "not a run folder"),
         (("{run}", "{photos}", "{out}", "--shortest-size", "0"), "network size"),
@@ -210,8 +210,8 @@ def test_memory_does_not_grow_with_the_number_of_photos(micro_run, tmp_path, mon
     class Slow:
         needs_photo = False
 
-        def path(self, source):
-            return tmp_path / source.name
+        def paths(self, source):
+            return [tmp_path / source.name]
 
         def write(self, *_):
             nonlocal ahead

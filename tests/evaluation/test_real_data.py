@@ -6,6 +6,7 @@ Scalabel's evaluation tests, whose results its authors state).
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -22,6 +23,11 @@ from seamseg.evaluation import (
     read_id_png,
     write_id_png,
 )
+
+from .panoptic_files import Pair
+from .parity import largest_difference, our_scores
+from .peers import official_panoptic
+from .peers.hotcoco_panoptic import hotcoco_scores
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +55,36 @@ def test_coco_sample_against_itself_and_with_one_segment_lost(tmp_path):
     person = next(c for c in less.per_class if c.info.name == "person")
     assert (person.TP, person.FP, person.FN) == (24, 0, 2)
     assert pytest.approx([1, (7 + 24 / 25) / 8], abs=1e-12) == [less.SQ, less.PQ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_coco_sample_with_a_disturbed_prediction_scores_the_same_everywhere(tmp_path, seed):
+    """Maps are shifted, segments lost, renumbered or of another class; crowds come in by other seeds."""
+    root, rng = folder("coco_panoptic_sample"), np.random.default_rng(seed)
+    content = json.loads((root / "panoptic_examples.json").read_text())
+    truth, guess = copy.deepcopy(content), content
+    for true, annotation in zip(truth["annotations"], guess["annotations"]):
+        ids = read_id_png(root / "panoptic_examples" / annotation["file_name"]).astype(np.int64)
+        ids = np.roll(ids, tuple(rng.integers(-4, 5, 2)), (0, 1))
+        out, kept = np.zeros_like(ids), []
+        for number, one in enumerate(annotation["segments_info"], start=1):
+            true["segments_info"][number - 1]["iscrowd"] = int(one["iscrowd"] or rng.random() < 0.1)
+            if rng.random() < 0.1 or not (ids == one["id"]).any():
+                continue
+            other = annotation["segments_info"][0]["category_id"]
+            kept.append({**one, "id": number, "category_id": other if rng.random() < 0.1 else one["category_id"]})
+            out[ids == one["id"]] = number
+        annotation["segments_info"] = kept
+        write_id_png(tmp_path / "pred" / annotation["file_name"], out)
+    files = Pair(tmp_path / "gt.json", tmp_path / "pred.json", root / "panoptic_examples", tmp_path / "pred")
+    files.gt_json.write_text(json.dumps(truth))
+    files.pred_json.write_text(json.dumps(guess))
+    ours = our_scores(files, tmp_path)
+    assert 0.3 < ours[-1]["All"][0] < 1
+    assert largest_difference(ours, hotcoco_scores(files)) <= 1e-12
+    assert largest_difference(ours, official_panoptic.cityscapes_scores(files)) <= 1e-12
+    if official_panoptic.python_of_panopticapi():
+        assert largest_difference(ours, official_panoptic.panopticapi_scores(files)) <= 1e-12
 
 
 def _scalabel_maps(path, classes):

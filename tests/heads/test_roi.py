@@ -40,26 +40,25 @@ def test_the_same_proposals_are_drawn_as_by_the_original(case, arguments):
         (ops("roi/prop0"), gt0, crowd_boxes),
     ]
     np.random.seed(11)
-    for i, image in enumerate(images):
-        samples, match = matcher(*image)
+    for i, sample in enumerate(matcher.batch(*zip(*images))):
         if i == 1:
-            assert samples is None and match is None
+            assert sample is None
             continue
-        assert_close(samples, ops(f"roi/{case}/{i}/prop"), rtol=0, atol=0)
-        assert_close(match, ops(f"roi/{case}/{i}/match"), rtol=0, atol=0)
+        assert_close(sample.boxes, ops(f"roi/{case}/{i}/prop"), rtol=0, atol=0)
+        assert_close(sample.match, ops(f"roi/{case}/{i}/match"), rtol=0, atol=0)
 
 
 def test_images_without_ground_truth_give_negatives_when_asked():
-    proposals = ops("roi/prop1")
-    assert ProposalMatcher()(proposals, torch.zeros(0, 4), None) == (None, None)
-    samples, match = ProposalMatcher(16, sample_empty_images=True)(proposals, torch.zeros(0, 4), None)
-    assert samples.shape == (16, 4) and (match == BACKGROUND).all()
-    assert ProposalMatcher(sample_empty_images=True)(None, None, None) == (None, None)
+    image = [ops("roi/prop1")], [torch.zeros(0, 4)], [None]
+    assert ProposalMatcher().batch(*image) == [None]
+    (sample,) = ProposalMatcher(16, sample_empty_images=True).batch(*image)
+    assert sample.boxes.shape == (16, 4) and (sample.match == BACKGROUND).all()
+    assert ProposalMatcher(sample_empty_images=True).batch([None], [None], [None]) == [None]
 
 
 def test_nothing_left_outside_the_crowd_gives_nothing():
     boxes = torch.tensor([[0.0, 0, 10, 10]])
-    assert ProposalMatcher()(boxes, boxes, torch.ones(20, 20, dtype=torch.bool)) == (None, None)
+    assert ProposalMatcher().batch([boxes], [boxes], [torch.ones(20, 20, dtype=torch.bool)]) == [None]
 
 
 # Targets and losses

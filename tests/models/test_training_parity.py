@@ -73,7 +73,8 @@ def test_anchors_that_count(step):
     batch = golden_batch(step.config)
     torch.manual_seed(0)
     (things,) = Things.of(batch, NUM_STUFF)
-    match = step.anchor_matcher(step.outputs.anchors, things.boxes, step.outputs.valid_sizes[0], things.crowd_mask)
+    outputs = step.outputs
+    (match,) = step.anchor_matcher.batch(outputs.anchors, [things.boxes], outputs.valid_sizes, [things.crowd_mask])
     if step.variant == "sampled":
         chosen = torch.nonzero(match >= -1).flatten()
         np.testing.assert_array_equal(chosen.numpy(), step.stored("rpn_sel_idx"))

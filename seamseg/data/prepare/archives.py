@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import posixpath
 import struct
 import tarfile
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
@@ -33,6 +34,7 @@ class Member:
     offset : of its header (zip) or of its content (tar), in bytes
     packed, size : length in the archive, and unpacked
     crc : check sum of the content, 0 in a tar file
+    rival : another archive's file of the same path but other content, empty if there is none
     """
 
     archive: Path
@@ -42,6 +44,7 @@ class Member:
     packed: int
     size: int
     crc: int
+    rival: str = ""
 
     @property
     def name(self) -> str:
@@ -61,8 +64,25 @@ class Member:
     def __str__(self) -> str:
         return f"{self.archive}/{self.path}"
 
+    def check_rival(self) -> None:
+        """InputError if another archive has another file of this path: nobody can tell which one is meant."""
+        if self.rival:
+            raise InputError(f"{self}: {self.rival} has the same name and other content; move one archive away")
+
+    def same_content(self, other: Member) -> bool:
+        """Whether two files are equal; InputError if an archive is damaged."""
+        if self.size != other.size:
+            return False
+        if _TAR not in (self.method, other.method):
+            return self.crc == other.crc
+        return self._content() == other._content()
+
     def read_bytes(self) -> bytes:
-        """The content; InputError if the archive is damaged."""
+        """The content; InputError if the archive is damaged, or another one has another file of this path."""
+        self.check_rival()
+        return self._content()
+
+    def _content(self) -> bytes:
         try:
             with self.archive.open("rb") as file:
                 file.seek(self.offset)
@@ -91,7 +111,8 @@ class SourceTree:
     ----------
     root : a folder, or one archive
     mounts : folders below `root` whose .zip and .tar files are read as if they had been unpacked there; a file on disk
-        goes before one in an archive
+        goes before one in an archive. Two archives may both have a file if it is the same; of different ones none can
+        be read
 
     Raises
     ------
@@ -162,7 +183,12 @@ class SourceTree:
             return
         for member in members:
             folder, _, name = _clean(f"{mount}/{member.path}").rpartition("/")
-            self._packed.setdefault(folder, {})[name] = member
+            of_folder = self._packed.setdefault(folder, {})
+            before = of_folder.get(name)
+            # within one archive the later one stands, as it does when the archive is unpacked
+            if before is not None and (before.rival or (before.archive != archive and not before.same_content(member))):
+                member = replace(member, rival=before.rival or str(before))
+            of_folder[name] = member
             if name.lower().endswith((".zip", ".tar")):
                 self._refused.append(str(member))
 
@@ -187,12 +213,28 @@ def _zip_members(archive: Path) -> list[Member]:
 def _tar_members(archive: Path) -> list[Member]:
     try:
         with tarfile.open(archive, "r:") as file:
-            entries = [info for info in file if info.isreg()]
+            found = {_clean(info.name): info for info in file}
+            named = {path: _target(found, path) for path in found}
+            entries = [(path, info) for path, info in named.items() if info is not None and info.isreg()]
     except (OSError, tarfile.TarError) as error:
         raise InputError(
             f"{archive}: not a tar file, or a truncated one ({error}); download it again, or move it away"
         ) from None
-    return [Member(archive, i.name, _TAR, i.offset_data, i.size, i.size, 0) for i in entries]
+    sparse = next((path for path, info in entries if info.issparse()), None)
+    if sparse is not None:
+        raise InputError(f"{archive}: {sparse} is packed in an unusual way (sparse); unpack the archive")
+    return [Member(archive, path, _TAR, i.offset_data, i.size, i.size, 0) for path, i in entries]
+
+
+def _target(found: dict[str, tarfile.TarInfo], path: str) -> tarfile.TarInfo | None:
+    """The entry of a path, or what it is a hard or symbolic link to; None if that is not in the archive."""
+    for _ in range(len(found)):
+        info = found.get(path)
+        if info is None or not (info.islnk() or info.issym()):
+            return info
+        name = info.linkname if info.islnk() else posixpath.join(posixpath.dirname(path), info.linkname)
+        path = _clean(posixpath.normpath(name))
+    return None
 
 
 def _clean(path: str) -> str:

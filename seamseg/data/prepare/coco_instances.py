@@ -14,7 +14,7 @@ from seamseg.data.metadata import Metadata
 from seamseg.data.prepare.archives import photo_size, read_map
 from seamseg.data.prepare.class_file import ClassList, build_class_list, coco_categories, read_class_list
 from seamseg.data.prepare.convert import DEFAULTS, Options, Prepared, convert_splits, distinct_ids, id_of
-from seamseg.data.prepare.pairs import by_stem, partner, tree_files
+from seamseg.data.prepare.pairs import Partners, by_stem, tree_files
 from seamseg.data.prepare.panoptic import load_json
 from seamseg.data.prepare.segments import number_segments
 from seamseg.data.prepare.writer import Frame, Instances
@@ -64,8 +64,10 @@ def prepare_instances(
 def find_frames(given: tuple[str, ...], content: Mapping[str, Any], listed: ClassList, options: Options) -> list[Frame]:
     """The images of a COCO file, by id; those without objects too."""
     source = given[1]
-    photos = tree_files(given[0], "photos")
-    labels = by_stem(tree_files(given[2], "labels"), lambda n: n.lower().endswith(".png")) if len(given) > 2 else None
+    photos = Partners(tree_files(given[0], "photos"))
+    labels = None
+    if len(given) > 2:
+        labels = Partners(by_stem(tree_files(given[2], "labels"), lambda n: n.lower().endswith(".png")))
     try:
         objects: dict[Any, list[tuple[int, int, Any]]] = {image["id"]: [] for image in content["images"]}
         for a in content["annotations"]:
@@ -81,10 +83,10 @@ def find_frames(given: tuple[str, ...], content: Mapping[str, Any], listed: Clas
         ) from None
     frames, bare = [], 0
     for name, found in sorted(images, key=lambda image: image[0]):
-        photo = photos.get(name) or photos.get(name.rpartition("/")[2])
+        photo = photos.find(name)
         if photo is None:
             raise InputError(f"{source}: names {name!r}, but there is no such photo among {len(photos)} in {given[0]}")
-        label = partner(labels, name.rpartition(".")[0]) if labels is not None else None
+        label = labels.find(name.rpartition(".")[0]) if labels is not None else None
         if labels is not None and label is None:
             bare += 1
             continue

@@ -17,18 +17,19 @@ from seamseg.errors import InputError
 from seamseg.files import replacing
 from seamseg.structures import VOID
 
-_TILE = (200, 360)  # height, width of a photo in the sheet
-_LINE = 14
-_COLUMNS = 4
-_LEGEND_COLUMN = 240
-_BACKGROUND, _TEXT = (24, 24, 24), (230, 230, 230)
+_WIDTH, _COLUMNS, _WIDEST = 1472, 4, 960
+_SHAPE = 5 / 9  # height over width of the place for a photo
+_GAP, _LINE = 8, 14
+_NAME = 60
+_BACKGROUND, _TEXT, _DIM = (24, 24, 24), (230, 230, 230), (130, 130, 130)
+_LEAST_AREA = 40  # pixels of a thing in the sheet from which its edge leaves something of its colour
 
 
 def write_contact_sheet(path: Path, report: Report, count: int = 24, workers: int | None = None) -> int:
     """Write a JPEG or PNG with `count` images of a data set, photo and mask blended.
 
     Images are chosen so that each class is seen, if `count` allows it, and then evenly; broken ones are left out.
-    Things have white edges, crowds are hatched.
+    Things have white edges, crowds are hatched, void is dark. Names of classes that no image of the sheet has are dim.
 
     Returns
     -------
@@ -37,13 +38,17 @@ def write_contact_sheet(path: Path, report: Report, count: int = 24, workers: in
     folder = DatasetFolder(report.root)
     chosen = choose_images(report.images, count)
     splits = {i: name for name in folder.splits for i in _listed(folder, name)}
-    read = partial(_tile_or_none, root=report.root, classes=folder.metadata.without_images())
+    columns = min(_COLUMNS, max(1, len(chosen)))
+    width = min(_WIDTH // columns - _GAP, _WIDEST)
+    place = (round(width * _SHAPE), width)
+    read = partial(_tile_or_none, root=report.root, classes=folder.metadata.without_images(), place=place)
     tiles = [
         (tile, f"{splits.get(i, '-')}: {i}")
         for i, tile in zip(chosen, parallel_map(read, [folder.info(i) for i in chosen], workers))
         if tile is not None
     ]
-    sheet = _compose(tiles, folder.metadata)
+    shown = {category for check in report.images if check.id in chosen for category in check.segments}
+    sheet = _compose(tiles, columns, width, folder.metadata, shown)
     with replacing(path) as temporary:
         sheet.save(temporary, format="PNG" if path.suffix.lower() == ".png" else "JPEG", quality=88)
     return len(tiles)
@@ -68,9 +73,14 @@ def choose_images(images: Sequence[ImageCheck], count: int) -> list[str]:
     return sorted(chosen)
 
 
-def draw_tile(photo: Image.Image, layers: np.ndarray, info: ImageInfo, classes: Metadata) -> Image.Image:
-    """A small photo, half covered by the colours of its classes, with edges of things and hatched crowds."""
-    scale = min(_TILE[0] / info.size[0], _TILE[1] / info.size[1])
+def draw_tile(
+    photo: Image.Image, layers: np.ndarray, info: ImageInfo, classes: Metadata, place: tuple[int, int]
+) -> Image.Image:
+    """A small photo, half covered by the colours of its classes, with edges of things and hatched crowds.
+
+    `place` is the height and width that it may take.
+    """
+    scale = min(place[0] / info.size[0], place[1] / info.size[1])
     height, width = (max(1, round(side * scale)) for side in info.size)
     rows = (np.arange(height) * info.size[0] // height)[:, None]
     columns = np.arange(width) * info.size[1] // width
@@ -85,17 +95,26 @@ def draw_tile(photo: Image.Image, layers: np.ndarray, info: ImageInfo, classes: 
     blended = np.where((category == VOID)[..., None], base * 0.3, base * 0.5 + palette[category] * 0.5)
     diagonal = (np.arange(height)[:, None] + np.arange(width)) % 6 < 2
     blended[(np.asarray(info.iscrowd)[ids] > 0) & diagonal] = 0
-    edge = np.zeros(ids.shape, dtype=bool)
-    edge[1:] |= ids[1:] != ids[:-1]
-    edge[:, 1:] |= ids[:, 1:] != ids[:, :-1]
-    blended[edge & (category >= classes.num_stuff) & (category != VOID)] = 255
+    outlined = (category >= classes.num_stuff) & (category != VOID) & (np.bincount(ids.ravel())[ids] >= _LEAST_AREA)
+    blended[_edges(ids, outlined)] = 255
     return Image.fromarray(blended.astype(np.uint8))
 
 
-def _tile_or_none(info: ImageInfo, root: Path, classes: Metadata) -> Image.Image | None:
+def _edges(ids: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """The pixels of `inside` that touch another id to the left, right, top or bottom: one of a pair where both are."""
+    edge = np.zeros(ids.shape, dtype=bool)
+    for one, other in (((slice(1, None),), (slice(-1),)), ((slice(None), slice(1, None)), (slice(None), slice(-1)))):
+        differ = ids[one] != ids[other]
+        edge[one] |= differ & inside[one]
+        edge[other] |= differ & inside[other] & ~inside[one]
+    return edge
+
+
+def _tile_or_none(info: ImageInfo, root: Path, classes: Metadata, place: tuple[int, int]) -> Image.Image | None:
     folder = _OneImage(root, info)
     try:
-        return draw_tile(folder.read_image(folder.image_path(info.id)), folder.read_mask(info.id), info, classes)
+        photo, layers = folder.read_image(folder.image_path(info.id)), folder.read_mask(info.id)
+        return draw_tile(photo, layers, info, classes, place)
     except InputError:
         return None
 
@@ -118,24 +137,34 @@ def _listed(folder: DatasetFolder, split: str) -> list[str]:
         return []
 
 
-def _compose(tiles: Sequence[tuple[Image.Image, str]], classes: Metadata) -> Image.Image:
+def _compose(
+    tiles: Sequence[tuple[Image.Image, str]], columns: int, width: int, classes: Metadata, shown: set[int]
+) -> Image.Image:
     """Tiles in rows with their names below, then the legend."""
-    cell = (_TILE[0] + _LINE + 6, _TILE[1] + 8)
-    rows = -(-len(tiles) // _COLUMNS)
-    width = _COLUMNS * cell[1]
-    across = width // _LEGEND_COLUMN
-    legend_top = rows * cell[0] + 8
-    sheet = Image.new("RGB", (width, legend_top + (-(-classes.num_classes // across) + 1) * _LINE), _BACKGROUND)
+    rows = [tiles[k : k + columns] for k in range(0, len(tiles), columns)]
+    heights = [max(tile.height for tile, _ in row) + _LINE + _GAP for row in rows]
+    names = [
+        _printable(name, _NAME) + ("" if classes.is_thing(k) else " (stuff)")
+        for k, name in enumerate(classes.categories)
+    ]
+    measure = ImageDraw.Draw(Image.new("RGB", (1, 1)))
+    column = 40 + round(max((measure.textlength(name) for name in names), default=0))
+    across = max(1, _WIDTH // column)
+    legend_top = sum(heights) + _GAP
+    size = (max(_WIDTH, column), legend_top + (-(-len(names) // across) + 1) * _LINE)
+    sheet = Image.new("RGB", size, _BACKGROUND)
     draw = ImageDraw.Draw(sheet)
-    for number, (tile, name) in enumerate(tiles):
-        left, top = number % _COLUMNS * cell[1] + 4, number // _COLUMNS * cell[0] + 4
-        sheet.paste(tile, (left, top))
-        draw.text((left, top + _TILE[0] + 1), _printable(name, 58), fill=_TEXT)
-    for k, name in enumerate(classes.categories):
-        left, top = k % across * _LEGEND_COLUMN + 4, legend_top + k // across * _LINE
+    top = _GAP // 2
+    for row, height in zip(rows, heights):
+        for number, (tile, name) in enumerate(row):
+            left = number * (width + _GAP) + _GAP // 2
+            sheet.paste(tile, (left, top))
+            draw.text((left, top + tile.height + 1), _printable(name, (width - 12) // 6), fill=_TEXT)
+        top += height
+    for k, name in enumerate(names):
+        left, top = k % across * column + _GAP // 2, legend_top + k // across * _LINE
         draw.rectangle((left, top + 2, left + 16, top + _LINE - 3), fill=classes.palette[k], outline=_TEXT)
-        kind = "" if classes.is_thing(k) else " (stuff)"
-        draw.text((left + 22, top), _printable(name, 26) + kind, fill=_TEXT)
+        draw.text((left + 22, top), name, fill=_TEXT if k in shown else _DIM)
     return sheet
 
 

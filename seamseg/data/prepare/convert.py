@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from seamseg.data.metadata import Metadata
-from seamseg.data.prepare.archives import File
+from seamseg.data.prepare.archives import File, Member
 from seamseg.data.prepare.writer import DatasetWriter, Frame, Progress, Reader, no_progress
 from seamseg.errors import InputError
 
@@ -98,6 +98,9 @@ def convert_splits(
     owner: dict[str, tuple[str, File]] = {}
     for name, frames in splits.items():
         for frame in frames:
+            for file in (frame.photo, frame.annotation, frame.second):
+                if isinstance(file, Member):
+                    file.check_rival()
             split, photo = owner.setdefault(frame.id, (name, frame.photo))
             if str(photo) != str(frame.photo):
                 raise InputError(f"{frame.photo}: {photo} has the same name ({split}, {name}): rename one of them")

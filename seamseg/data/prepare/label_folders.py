@@ -11,7 +11,7 @@ import numpy as np
 from seamseg.data.prepare.archives import File, read_map
 from seamseg.data.prepare.class_file import ClassList, read_class_list
 from seamseg.data.prepare.convert import DEFAULTS, Options, Prepared, convert_splits, distinct_ids, id_of
-from seamseg.data.prepare.pairs import by_stem, is_photo, partner, tree_files, without_suffix
+from seamseg.data.prepare.pairs import Partners, by_stem, is_photo, tree_files, without_suffix
 from seamseg.data.prepare.segments import number_segments
 from seamseg.data.prepare.writer import Frame, Instances
 from seamseg.errors import InputError
@@ -66,12 +66,13 @@ def find_frames(split: str, folders: tuple[str, ...], suffixes: tuple[str, str, 
     labels, instances = ({}, {}) if len(folders) < 2 else (_pngs(folders[1], "labels", suffixes[1]), {})
     if len(folders) > 2:
         instances = _pngs(folders[2], "instances", suffixes[2])
+    labels_by_name, instances_by_name = Partners(labels), Partners(instances)
     frames = []
     for stem, photo in photos.items():
-        label = partner(labels, stem)
+        label = labels_by_name.find(stem)
         if label is None:
             continue
-        number = partner(instances, stem) if instances else None
+        number = instances_by_name.find(stem)
         if instances and number is None:
             raise InputError(f"{photo}: has labels, but no picture of instances in {folders[2]}{_named(suffixes[2])}")
         frames.append(Frame(id_of(stem), photo, label, photo.name, number))

@@ -20,7 +20,7 @@ def is_photo(name: str) -> bool:
 
 
 def tree_files(folder: str | Path, what: str) -> dict[str, File]:
-    """All files of a folder and its sub-folders, or of an archive, by path below it.
+    """All files of a folder and its sub-folders and of the archives in it, or of an archive, by path below it.
 
     Raises
     ------
@@ -30,7 +30,7 @@ def tree_files(folder: str | Path, what: str) -> dict[str, File]:
     path = Path(folder)
     if not path.exists():
         raise InputError(f"{path}: no such folder or archive ({what})")
-    tree = SourceTree(path, mounts=())
+    tree = SourceTree(path)
     found: dict[str, File] = {}
     waiting = [""]
     while waiting:
@@ -59,10 +59,24 @@ def without_suffix(files: Mapping[str, File], suffix: str) -> dict[str, File]:
     return {stem.removesuffix(suffix): file for stem, file in files.items() if stem.endswith(suffix)}
 
 
-def partner(files: Mapping[str, File], stem: str) -> File | None:
-    """The file of that stem; if the folders are laid out otherwise, the only one whose last part is that of `stem`."""
-    if stem in files:
-        return files[stem]
-    name = PurePosixPath(stem).name
-    same = [file for other, file in files.items() if PurePosixPath(other).name == name]
-    return same[0] if len(same) == 1 else None
+class Partners:
+    """Files by path, which are found if their folders are laid out otherwise, too.
+
+    Parameters
+    ----------
+    files : by path, with or without endings
+    """
+
+    def __init__(self, files: Mapping[str, File]) -> None:
+        self._files = files
+        self._by_last_part: dict[str, File | None] = {}
+        for path, file in files.items():
+            last = PurePosixPath(path).name
+            self._by_last_part[last] = None if last in self._by_last_part else file
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def find(self, path: str) -> File | None:
+        """The file of that path, else the only one whose last part is that of `path`; None if there is no such file."""
+        return self._files.get(path) or self._by_last_part.get(PurePosixPath(path).name)

@@ -25,7 +25,7 @@ from seamseg.data.prepare.convert import (
     id_of,
     present_splits,
 )
-from seamseg.data.prepare.pairs import tree_files
+from seamseg.data.prepare.pairs import Partners, tree_files
 from seamseg.data.prepare.segments import number_segments
 from seamseg.data.prepare.writer import Frame, Instances
 from seamseg.errors import InputError
@@ -141,14 +141,15 @@ def find_frames(source: PanopticSource, options: Options) -> list[Frame]:
     """The annotated images of a split, by id."""
     try:
         images = {image["id"]: str(image["file_name"]) for image in source.content["images"]}
+        photos, masks = Partners(source.photos), Partners(source.masks)
         frames = []
         for annotation in source.content["annotations"]:
             name = images[annotation["image_id"]]
             segments = [
                 (int(s["id"]), int(s["category_id"]), int(s.get("iscrowd", 0))) for s in annotation["segments_info"]
             ]
-            mask = _file(source.masks, str(annotation["file_name"]), source.name)
-            photo = _file(source.photos, name, source.name)
+            mask = _file(masks, str(annotation["file_name"]), source.name)
+            photo = _file(photos, name, source.name)
             frames.append(Frame(id_of(name), photo, mask, name, info=segments))
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
@@ -162,8 +163,8 @@ def find_frames(source: PanopticSource, options: Options) -> list[Frame]:
     return sorted(frames, key=lambda frame: frame.id)
 
 
-def _file(files: Mapping[str, File], name: str, source: str) -> File:
-    file = files.get(name) or files.get(name.rpartition("/")[2])
+def _file(files: Partners, name: str, source: str) -> File:
+    file = files.find(name)
     if file is None:
         raise InputError(f"{source}: names {name!r}, but there is no such file among {len(files)} in its folder")
     return file

@@ -34,11 +34,12 @@ CONFIGS = {"1.2": ("config_v1.2.json", "config.json"), "2.0": ("config_v2.0.json
 """Names of the file with the labels, by version of the data set."""
 
 _INSTANCES_PER_LABEL = 256
+_GROUP = "group"
 
 
 @dataclass(frozen=True)
 class VistasLabels:
-    """The labels of `config.json`: our classes, and by label its class (255 if not evaluated) and if it is a group."""
+    """The labels of `config.json`: our classes, and by label its class (255 for void) and if it is a group."""
 
     classes: Metadata
     class_of: list[int]
@@ -55,7 +56,7 @@ def prepare_vistas(
     """Convert Mapillary Vistas.
 
     The instance images hold `label * 256 + instance`. Labels with `"instances": true` are things; those with
-    `"evaluate": false` become void. Regions of an evaluated label whose name ends in "group" are crowds of that class.
+    `"evaluate": false` become void, but groups, see :func:`read_labels`, which become crowds.
 
     Parameters
     ----------
@@ -99,6 +100,11 @@ def _find_config(tree: SourceTree, version: str | None, options: Options) -> tup
 def read_labels(config: File) -> VistasLabels:
     """The labels of a `config.json`.
 
+    A label whose name ends in "group" is a crowd: of its own class if it is evaluated. If it is not, as in version 2.0,
+    of the one thing class that it can be a group of: `object--support--pole-group` of `object--support--pole`,
+    `human--person--person-group` of the only other label below `human--person`. One that could be of several, as
+    `object--vehicle--vehicle-group`, is void: predictions of any of them on it are forgiven.
+
     Raises
     ------
     InputError
@@ -113,11 +119,24 @@ def read_labels(config: File) -> VistasLabels:
     if not 0 < len(evaluated) <= VOID or len(entries) > _INSTANCES_PER_LABEL:
         raise InputError(f"{config}: {len(entries)} labels, {len(evaluated)} of them evaluated; expected 1 to {VOID}")
     classes, class_of = ordered_classes(evaluated)
+    things = {e["name"]: class_of[e["id"]] for e in evaluated if e["thing"]}
     return VistasLabels(
         classes,
-        [class_of.get(e["id"], VOID) for e in entries],
-        [e["name"].endswith("group") for e in entries],
+        [class_of[e["id"]] if e["evaluate"] else _class_of_group(e["name"], things) for e in entries],
+        [e["name"].endswith(_GROUP) for e in entries],
     )
+
+
+def _class_of_group(name: str, things: dict[str, int]) -> int:
+    """What a label that is not evaluated is a crowd of; 255 if it is no group, or of no one class."""
+    if not name.endswith(f"-{_GROUP}"):
+        return VOID
+    single = name.removesuffix(f"-{_GROUP}")
+    if single in things:
+        return things[single]
+    parent, _, last = single.rpartition("--")
+    below = [thing for thing in things if thing.rpartition("--")[0] == parent and not thing.endswith(_GROUP)]
+    return things[below[0]] if parent and parent.rpartition("--")[2] == last and len(below) == 1 else VOID
 
 
 def _entry(number: int, label: dict[str, Any]) -> dict[str, Any]:

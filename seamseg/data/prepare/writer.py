@@ -249,7 +249,7 @@ def _convert(frame: Frame, root: Path, read: Reader, classes: Metadata, link: Li
         )
     ending = frame.photo.suffix.lower()
     photo = Path("img", frame.id + (ending if ending in IMAGE_ENDINGS else ".png"))
-    _put_photo(frame.photo, root / photo, link)
+    put_photo(frame.photo, root / photo, link)
     masks = [Path("msk", f"{frame.id}.png" + (f".{k}" if k else "")) for k in range(len(layers))]
     depth = np.uint8 if len(instances.cat) <= 256 else np.uint16
     for path, layer in zip(masks, layers):
@@ -268,7 +268,8 @@ def _convert(frame: Frame, root: Path, read: Reader, classes: Metadata, link: Li
     }
 
 
-def _put_photo(source: File, target: Path, link: Link) -> None:
+def put_photo(source: File, target: Path, link: Link) -> None:
+    """Link or copy a photo, whole or not at all; one that is not PNG or JPEG is stored as PNG."""
     with replacing(target) as temporary:
         if source.suffix.lower() not in IMAGE_ENDINGS:
             read_photo(source).save(temporary, format="PNG")

@@ -54,7 +54,10 @@ class Dump:
 
 
 def dump_path(folder: Path, step: int, rank: int) -> Path:
-    """Where the dump of a step lies; processes beyond the first have their rank in the name."""
+    """Where the dump of a step lies; processes beyond the first have their rank in the name.
+
+    A training that comes by the same step again replaces it; others leave it alone.
+    """
     return folder / f"dump-step-{step:08d}{f'-rank{rank}' if rank else ''}.pth.tar"
 
 

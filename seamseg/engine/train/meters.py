@@ -197,7 +197,7 @@ class LossLog:
         parts = {"recent": self.recent, "epoch": self.epoch, "gradients": self.gradients}
         return {
             **{name: part.state_dict() for name, part in parts.items()},
-            "skipped": {"steps": {"count": self.skipped}},
+            "skipped": {"steps": {"count": self.skipped, "in_a_row": self._in_a_row}},
         }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
@@ -205,4 +205,6 @@ class LossLog:
         self.recent.load_state_dict(state["recent"])
         self.epoch.load_state_dict(state["epoch"])
         self.gradients.load_state_dict(state["gradients"])
-        self.skipped = int(state["skipped"]["steps"]["count"])
+        steps = state["skipped"]["steps"]
+        # of a release that did not count them: the row begins anew
+        self.skipped, self._in_a_row = int(steps["count"]), int(steps.get("in_a_row", 0))

@@ -67,7 +67,9 @@ class Artist:
     def _truth(self, mask: np.ndarray, cat: list[int], iscrowd: list[int], name: str) -> PanopticResult:
         ids, infos = gt_segments_from_instances(mask, cat, iscrowd, self.metadata.num_stuff, name)
         segments = [
-            Segment(s.id, s.category, self.metadata.is_thing(s.category), None, s.area or 0, (0, 0, 0, 0), s.iscrowd)
+            Segment(
+                s.id, s.category, self.metadata.is_thing(s.category), None, int(s.area or 0), (0, 0, 0, 0), s.iscrowd
+            )
             for s in infos
         ]
         return PanopticResult(ids.astype(np.int32), segments)

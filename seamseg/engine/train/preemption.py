@@ -10,15 +10,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from seamseg.engine.distributed import World
-from seamseg.errors import SeamsegError
+from seamseg.engine.distributed import TogetherError, World
 from seamseg.ops.sync import new_group
 
 SIGNALS = ("SIGTERM", "SIGUSR1")
 """What clusters send before they take the machine away; names, as some systems lack some."""
 
 
-class Preempted(SeamsegError):
+class Preempted(TogetherError):
     """The training stopped because a signal asked it to, and can go on; the exit code is the shell's for the signal."""
 
     def __init__(self, number: int, message: str) -> None:
@@ -71,16 +70,17 @@ class Preemption:
         """The signal that processes had received after the step before this one; 0 if none."""
         if self._group is None:
             return self._received
-        agreed = self._finish()
+        agreed = self.settle()
         self._said = torch.tensor([self._received], dtype=torch.int32)
         self._work = dist.all_reduce(self._said, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         return agreed
 
     def now(self) -> int:
         """The signal that processes have received by now; waits for all of them."""
-        return self.after_step() if self._group is None else max(self.after_step(), self._finish())
+        return self.after_step() if self._group is None else max(self.after_step(), self.settle())
 
-    def _finish(self) -> int:
+    def settle(self) -> int:
+        """Wait for what is still on its way; the signal that it tells of, 0 if there is none."""
         if self._work is None:
             return 0
         self._work.wait()

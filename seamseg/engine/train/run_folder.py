@@ -21,6 +21,7 @@ from seamseg.files import PARTIAL, replacing, write_atomically
 LAST_NAME = "model_last.pth.tar"
 BEST_NAME = "model_best.pth.tar"
 SNAPSHOTS = "snapshots"
+DUMPS = "dump-step-*.pth.tar"
 
 _STEP_NAME = re.compile(r"step-(\d+)\.pth\.tar")
 
@@ -30,7 +31,8 @@ class RunFolder:
     """`model_last.pth.tar`, `model_best.pth.tar`, `config.ini`, `metadata.bin`, logs and dumps.
 
     The newest snapshots are in `snapshots/step-N.pth.tar`; the first two are other names of two of them. Logs are
-    `training.log`, `metrics.jsonl` and TensorBoard files; a step that went wrong leaves `dump-step-N.pth.tar`.
+    `training.log`, `metrics.jsonl` and TensorBoard files; a step that went wrong leaves `dump-step-N.pth.tar`. It stays
+    until somebody deletes it: it holds all that is needed to look into it, whatever became of the run.
     """
 
     path: Path
@@ -86,6 +88,9 @@ class RunFolder:
                 f"{self.path} holds snapshots of an earlier run; this run replaces them with its first one "
                 "(--resume continues a run)"
             )
+        dumps = len(list(self.path.glob(DUMPS)))
+        if dumps:
+            log.info(f"{self.path} holds {dumps} {DUMPS} of earlier trainings; they stay until you delete them")
         write_atomically(self.path / CONFIG_NAME, config_to_string(config).encode())
         write_metadata(self.path / METADATA_NAME, metadata.without_images())
 

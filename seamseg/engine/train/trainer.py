@@ -76,6 +76,10 @@ class Trainer:
         self._position: EpochPosition | None = None if start is None else start.position
         self._saver = Saver(self.run, self.config.general.snapshot_keep, start is None) if self.world.is_main else None
         self._preemption = Preemption(self.world)
+        if start is not None and start.rank_states:
+            # of this, what begins anew with each epoch is forgotten when one begins
+            own = start.own_state(self.world)
+            self.reporter.load_state_dict(pooled_losses(start.rank_states) if own is None else own["losses"])
 
     def train(self) -> PanopticScores | None:
         """Train from where the training stands to the last epoch; the scores of the last validation, if there was one.
@@ -213,6 +217,8 @@ class Trainer:
         if self._saver is not None:
             self._saver.wait()
             self.reporter.log.warning(message)
+        # nobody shall leave while another one's word is on its way to it
+        self._preemption.settle()
         # a launcher ends the others when the first one has ended: not before the snapshot is there
         barrier(self.world)
         raise Preempted(number, message)

@@ -78,25 +78,6 @@ class ProposalMatcher:
     permutation: Callable[[int], Tensor] = torch_permutation
     fixed: bool = False
 
-    def __call__(
-        self, proposals: Tensor | None, boxes: Tensor | None, crowd_mask: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Match and sample the proposals of one image; the ground-truth boxes count as proposals too.
-
-        Parameters
-        ----------
-        proposals : `K x 4` or None; rows of NaN are no proposals
-        boxes : ground-truth boxes `G x 4` or None
-        crowd_mask : bool `H x W`, pixels of crowd; None for an image without crowd
-
-        Returns
-        -------
-        samples : `M x 4`, positives first; None if there are none
-        match : int64 `M`, index of the ground-truth box or :data:`BACKGROUND`; None if there are none
-        """
-        (sample,) = self.batch([proposals], [boxes], [crowd_mask])
-        return (None, None) if sample is None else (sample.boxes, sample.match)
-
     @torch.no_grad()
     def batch(
         self,
@@ -104,9 +85,20 @@ class ProposalMatcher:
         boxes: Sequence[Tensor | None],
         crowd_masks: Sequence[Tensor | None],
     ) -> list[Sample | None]:
-        """As a call, for all images of a batch; on a GPU the host waits once, not at all if `fixed`.
+        """Match and sample the proposals of each image; the ground-truth boxes count as proposals too.
 
-        Images without samples give None; if `fixed`, only those without boxes and without proposals.
+        On a GPU the host waits once, not at all if `fixed`.
+
+        Parameters
+        ----------
+        proposals : `K x 4` or None; rows of NaN are no proposals
+        boxes : ground-truth boxes `G x 4` or None
+        crowd_masks : bool `H x W`, pixels of crowd; None for an image without crowd
+
+        Returns
+        -------
+        samples of each image, positives first; None for an image without any, if `fixed` only for one without boxes
+        and without proposals
         """
         images = [self._candidates(*image) for image in zip(proposals, boxes, crowd_masks, strict=True)]
         if self.fixed:

@@ -91,11 +91,6 @@ class ProposalGenerator:
             candidates_of_images.append(self._candidates(boxes, scores, training))
         return self._suppress(candidates_of_images, training)
 
-    def select(self, boxes: Tensor, scores: Tensor, training: bool) -> Tensor:
-        """The proposals `K x 4` among clipped boxes `A x 4` with scores `A`, by falling score; K may be 0."""
-        chosen, count = self._suppress([self._candidates(boxes, scores, training)], training)
-        return chosen[0, : int(count)]
-
     def _candidates(self, boxes: Tensor, scores: Tensor, training: bool) -> tuple[Tensor, Tensor, Tensor]:
         """What NMS gets to see of an image: boxes and scores, by falling score, and which of them are large enough."""
         large = torch.ones_like(scores, dtype=torch.bool)

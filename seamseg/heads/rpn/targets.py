@@ -38,24 +38,6 @@ class AnchorMatcher:
     void_threshold: float = 0.7
     fixed: bool = False
 
-    def __call__(
-        self, anchors: Tensor, boxes: Tensor | None, valid_size: tuple[int, int], crowd_mask: Tensor | None = None
-    ) -> Tensor:
-        """Match and sample the anchors of one image.
-
-        Parameters
-        ----------
-        anchors : `A x 4`
-        boxes : ground-truth boxes `G x 4`, None for an image without any
-        valid_size : `(height, width)` of the image without its padding
-        crowd_mask : bool `H x W`, pixels of crowd; None for an image without crowd
-
-        Returns
-        -------
-        int64 `A`: index of the ground-truth box, :data:`BACKGROUND` or :data:`IGNORED`
-        """
-        return self.batch(anchors, [boxes], [valid_size], [crowd_mask])[0]
-
     @torch.no_grad()
     def batch(
         self,
@@ -64,7 +46,19 @@ class AnchorMatcher:
         valid_sizes: Sequence[tuple[int, int]],
         crowd_masks: Sequence[Tensor | None],
     ) -> Tensor:
-        """As a call, for all images of a batch, `N x A`; on a GPU the host waits once, not at all if `fixed`."""
+        """Match and sample the anchors of each image; on a GPU the host waits once, not at all if `fixed`.
+
+        Parameters
+        ----------
+        anchors : `A x 4`
+        boxes : ground-truth boxes `G x 4`, None for an image without any
+        valid_sizes : `(height, width)` of each image without its padding
+        crowd_masks : bool `H x W`, pixels of crowd; None for an image without crowd
+
+        Returns
+        -------
+        int64 `N x A`: index of the ground-truth box, :data:`BACKGROUND` or :data:`IGNORED`
+        """
         matches = torch.stack(
             [self._match(anchors, *image) for image in zip(boxes, valid_sizes, crowd_masks, strict=True)]
         )

@@ -97,3 +97,25 @@ def test_a_row_of_overflows_may_reach_over_epochs():
         found = log.flush()
         assert (found is None) == (epoch + 1 < MAX_OVERFLOWS)
     assert "in a row" in found.words
+
+
+@pytest.mark.parametrize("between_epochs", [True, False])
+def test_a_row_of_overflows_goes_on_in_a_resumed_training(between_epochs):
+    before, after = LossLog(overflows=True), LossLog(overflows=True)
+    for step in range(MAX_OVERFLOWS - 1):
+        add(before, step, ["a"], (1.0, 2.0), 3.0, norm=float("inf"), skipped=True)
+        assert before.flush() is None
+    after.load_state_dict(before.state_dict())
+    if between_epochs:
+        after.begin_epoch()
+    add(after, MAX_OVERFLOWS, ["a"], (1.0, 2.0), 3.0, norm=float("inf"), skipped=True)
+    found = after.flush()
+    assert found is not None and "in a row" in found.words
+
+
+def test_states_of_releases_without_the_row_are_read():
+    log = LossLog(overflows=True)
+    state = log.state_dict()
+    del state["skipped"]["steps"]["in_a_row"]
+    log.load_state_dict(state)
+    assert log.state_dict()["skipped"]["steps"] == {"count": 0, "in_a_row": 0}

@@ -1,0 +1,43 @@
+"""Pictures to look at: the photo with the colours of its segments."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from seamseg.data.metadata import Metadata
+from seamseg.engine.distributed import World
+from seamseg.engine.sources import Source
+from seamseg.files import write_atomically
+from seamseg.structures import PanopticResult, Prediction
+from seamseg.visualize.overlay import draw_overlay
+
+JPEG_QUALITY = 92
+
+
+class OverlayWriter:
+    """The photo blended half and half with the colours of its segments, and their contours: `<name>.jpg`."""
+
+    needs_photo = True
+
+    def __init__(self, out: Path, metadata: Metadata) -> None:
+        self.out = out
+        self.metadata = metadata
+
+    def paths(self, source: Source) -> list[Path]:
+        """`OUT/<name>.jpg`"""
+        return [self.out / f"{source.name}.jpg"]
+
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult) -> None:
+        """Draw and write it."""
+        assert rgb is not None
+        picture = draw_overlay(rgb, result, self.metadata.palette, self.metadata.categories)
+        buffer = BytesIO()
+        Image.fromarray(picture).save(buffer, "JPEG", quality=JPEG_QUALITY)
+        write_atomically(self.paths(source)[0], buffer.getvalue())
+
+    def finish(self, world: World) -> None:
+        """Nothing is left to do."""

@@ -1,0 +1,32 @@
+"""The protocol of the Cityscapes benchmark: pixel level, instance level and panoptic, equal to the official tools."""
+
+from seamseg.evaluation.cityscapes.evaluate import evaluate_cityscapes
+from seamseg.evaluation.cityscapes.frames import Frame, find_frames
+from seamseg.evaluation.cityscapes.instance_level import InstanceLevel, overlaps_of_frame
+from seamseg.evaluation.cityscapes.panoptic import CLASSES, segments_from_pairs
+from seamseg.evaluation.cityscapes.pixel_level import PixelLevel
+from seamseg.evaluation.cityscapes.scores import (
+    CityscapesScores,
+    InstanceClassScores,
+    InstanceLevelScores,
+    LabelScores,
+    PixelScores,
+)
+from seamseg.evaluation.cityscapes.table import format_cityscapes
+
+__all__ = [
+    "CLASSES",
+    "CityscapesScores",
+    "Frame",
+    "InstanceClassScores",
+    "InstanceLevel",
+    "InstanceLevelScores",
+    "LabelScores",
+    "PixelLevel",
+    "PixelScores",
+    "evaluate_cityscapes",
+    "find_frames",
+    "format_cityscapes",
+    "overlaps_of_frame",
+    "segments_from_pairs",
+]

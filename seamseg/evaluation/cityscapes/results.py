@@ -1,0 +1,102 @@
+"""What a folder of Cityscapes results holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from seamseg.errors import InputError
+from seamseg.evaluation.cityscapes.frames import Frame, Stems, check_complete, predictions_by_frame
+from seamseg.evaluation.cityscapes.panoptic import CLASS_OF
+from seamseg.evaluation.coco_panoptic import Annotation, CocoPanoptic, read_coco_panoptic
+
+LAYOUT = "panoptic.json (or *_panoptic.json) with its PNGs, pixel/*.png, instance/*.txt with their masks"
+"""The parts that are looked for, in words."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """Predictions of all frames, by the frame's stem; None for a part that is not there.
+
+    Attributes
+    ----------
+    root : the folder
+    pixel : maps of label ids
+    instance : text files
+    panoptic : the JSON
+    annotations : those of the JSON
+    not_found : what is not there, in words
+    """
+
+    root: Path
+    pixel: Mapping[str, Path] | None
+    instance: Mapping[str, Path] | None
+    panoptic: CocoPanoptic | None
+    annotations: Mapping[str, Annotation]
+    not_found: list[str]
+
+
+def find_results(folder: str | Path, frames: Sequence[Frame]) -> Results:
+    """Look through a folder of results, or one that has them in `cityscapes/`, as `seamseg predict` writes it.
+
+    Parameters
+    ----------
+    folder : with some of `panoptic.json` or `*_panoptic.json` or `cityscapes_panoptic_*.json`, the PNGs in the folder
+        of the same name without `.json`; `pixel/` with maps of label ids; `instance/` with text files
+    frames : of the ground truth
+
+    Raises
+    ------
+    InputError
+        if there is nothing, or a part lacks a frame or is broken
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise InputError(f"{root}: no such folder; a folder of results holds {LAYOUT}")
+    if not _parts(root) and _parts(root / "cityscapes"):
+        root = root / "cityscapes"
+    if not _parts(root):
+        raise InputError(f"{root}: holds no results; looked for {LAYOUT}")
+    jsons = _panoptic_jsons(root)
+    if len(jsons) > 1:
+        raise InputError(f"{root}: {jsons[0].name} and {jsons[1].name} are both panoptic results; keep one")
+    panoptic = read_coco_panoptic(jsons[0]) if jsons else None
+    annotations = {} if panoptic is None else _annotations_by_frame(panoptic, frames)
+    pixel = predictions_by_frame(root / "pixel", ".png", frames) if (root / "pixel").is_dir() else None
+    instance = predictions_by_frame(root / "instance", ".txt", frames) if (root / "instance").is_dir() else None
+    present = {"panoptic.json": panoptic, "pixel/": pixel, "instance/": instance}
+    return Results(root, pixel, instance, panoptic, annotations, [n for n, part in present.items() if part is None])
+
+
+def _parts(root: Path) -> bool:
+    return bool(_panoptic_jsons(root)) or (root / "pixel").is_dir() or (root / "instance").is_dir()
+
+
+def _panoptic_jsons(root: Path) -> list[Path]:
+    names = ("panoptic.json", "*_panoptic.json", "cityscapes_panoptic_*.json")
+    return sorted({path for name in names for path in root.glob(name)})
+
+
+def _annotations_by_frame(panoptic: CocoPanoptic, frames: Sequence[Frame]) -> Mapping[str, Annotation]:
+    """By the exact `image_id`; else by one whose last part begins with the frame, as the path of a photo does."""
+    stems = Stems(frame.stem for frame in frames)
+    found: dict[str, Annotation] = {}
+    exact = {str(a.image_id): a for a in panoptic.annotations}
+    for annotation in panoptic.annotations:
+        stem = stems.of(str(annotation.image_id).rpartition("/")[2])
+        if stem is None or stem in exact:
+            continue
+        if stem in found:
+            raise InputError(
+                f"{panoptic.path}: two predictions for {stem}: image_id {annotation.image_id} is the second"
+            )
+        found[stem] = annotation
+    found.update((frame.stem, exact[frame.stem]) for frame in frames if frame.stem in exact)
+    check_complete((frame.stem for frame in frames), found, f"{panoptic.path}: no annotation with image_id {{}}")
+    unknown = {c.id for c in panoptic.categories or []} - set(CLASS_OF)
+    if unknown:
+        raise InputError(
+            f"{panoptic.path}: category {min(unknown)} is no evaluated Cityscapes label; use the label ids, 7 to 33"
+        )
+    return found

@@ -1,0 +1,6 @@
+"""The page of an evaluation: one HTML file with scores, charts and pictures that asks the network for nothing."""
+
+from seamseg.report.build import ReportOptions, write_report
+from seamseg.report.find import find_evaluation
+
+__all__ = ["ReportOptions", "find_evaluation", "write_report"]

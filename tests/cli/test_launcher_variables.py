@@ -1,0 +1,28 @@
+"""Which process prints, by the launcher's variables; the engine must think the same."""
+
+import pytest
+
+from seamseg.cli.launcher import is_main_process, process_count
+from seamseg.engine.distributed import _environment
+
+ADDRESS = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "count", "is_main"),
+    [
+        ({}, 1, True),
+        (ADDRESS, 1, True),
+        ({"RANK": "0", "WORLD_SIZE": "1", **ADDRESS}, 1, True),
+        ({"RANK": "3", "WORLD_SIZE": "1", **ADDRESS}, 1, True),
+        ({"RANK": "0", "WORLD_SIZE": "2", **ADDRESS}, 2, True),
+        ({"RANK": "1", "WORLD_SIZE": "2", **ADDRESS}, 2, False),
+    ],
+)
+def test_as_the_engine(monkeypatch, variables, count, is_main):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", *ADDRESS):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    rank, size, _ = _environment()
+    assert (size, rank == 0) == (count, is_main) == (process_count(), is_main_process())

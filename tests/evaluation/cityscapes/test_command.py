@@ -1,0 +1,205 @@
+"""`seamseg evaluate --protocol cityscapes`: tables, JSON, what is not there, and one line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from seamseg.cli.main import main
+from seamseg.evaluation.cityscapes import evaluate_cityscapes
+from tests.evaluation.cityscapes.scenes import make_tree, save
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return make_tree(tmp_path, 0, frames=2)
+
+
+def evaluate(tree, *more, pred=None):
+    pred = tree.results if pred is None else pred
+    return main(["evaluate", "--protocol", "cityscapes", "--gt", str(tree.gt), "--pred", str(pred), "--quiet", *more])
+
+
+def test_tables_and_json(tree, tmp_path, capsys):
+    assert evaluate(tree, "--json", str(tmp_path / "out.json")) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    for word in ("pixel level", "instance level", "panoptic", "19 classes", "7 categories", "AP50", "2 frames"):
+        assert word in shown.out
+    assert "not found" not in shown.out
+    content = json.loads((tmp_path / "out.json").read_text())
+    scores = evaluate_cityscapes(tree.gt, tree.results)
+    assert content == scores.to_json()
+    assert content["pixel"]["IoU"] == scores.pixel.IoU
+    assert content["instance"]["AP100m"] is None
+    assert f"{100 * scores.pixel.IoU:.2f}" in shown.out
+    assert f"{100 * scores.instance.AP:.2f}" in shown.out
+    assert f"{100 * scores.panoptic.PQ:.2f}" in shown.out
+
+
+def test_only_what_is_there_is_scored(tree, tmp_path, capsys):
+    (tree.results / "panoptic.json").unlink()
+    shutil.rmtree(tree.results / "instance")
+    assert evaluate(tree, "--json", str(tmp_path / "out.json")) == 0
+    assert "not scored, since not found: panoptic.json, instance/" in capsys.readouterr().out
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert content["instance"] is content["panoptic"] is None
+    assert content["pixel"]["n_images"] == 2
+
+
+@pytest.mark.parametrize("name", ["run_panoptic", "cityscapes_panoptic_val"])
+def test_other_names_of_the_panoptic_json(tree, name):
+    before = evaluate_cityscapes(tree.gt, tree.results).to_json()
+    (tree.results / "panoptic.json").rename(tree.results / f"{name}.json")
+    (tree.results / "panoptic").rename(tree.results / name)
+    assert evaluate_cityscapes(tree.gt, tree.results).to_json() == before
+
+
+def test_the_folder_above(tree, tmp_path):
+    outer = tmp_path / "out"
+    shutil.copytree(tree.results, outer / "cityscapes")
+    assert evaluate_cityscapes(tree.gt, outer).to_json() == evaluate_cityscapes(tree.gt, tree.results).to_json()
+
+
+def test_image_ids_that_are_paths_of_photos(tree):
+    before = evaluate_cityscapes(tree.gt, tree.results).to_json()
+    path = tree.results / "panoptic.json"
+    content = json.loads(path.read_text())
+    for annotation in content["annotations"]:
+        annotation["image_id"] = f"aachen/{annotation['image_id']}_leftImg8bit"
+    path.write_text(json.dumps(content))
+    assert evaluate_cityscapes(tree.gt, tree.results).to_json() == before
+
+
+def test_threads_change_nothing_and_other_frames_are_passed_over(tree):
+    save(tree.results / "pixel" / "ulm_000000_000019.png", np.zeros((2, 2), np.uint8))
+    one, two = (evaluate_cityscapes(tree.gt, tree.results, workers=n) for n in (1, 3))
+    assert one.to_json() == two.to_json()
+
+
+def test_palette_images_are_read_by_index(tree):
+    before = evaluate_cityscapes(tree.gt, tree.results).to_json()
+    for path in (tree.results / "pixel").glob("*.png"):
+        image = Image.open(path)
+        image.putpalette([200, 0, 7] * 256)
+        image.save(path)
+    assert evaluate_cityscapes(tree.gt, tree.results).to_json() == before
+
+
+def _first(tree, pattern):
+    return sorted(tree.results.glob(pattern))[0]
+
+
+def _write(text):
+    return lambda tree: _first(tree, "instance/*.txt").write_text(text)
+
+
+def _pixels(values):
+    return lambda tree: save(_first(tree, "pixel/*.png"), values)
+
+
+def _json(change):
+    def apply(tree):
+        path = tree.results / "panoptic.json"
+        content = json.loads(path.read_text())
+        change(content)
+        path.write_text(json.dumps(content))
+
+    return apply
+
+
+def _segment(key, value):
+    return _json(lambda content: content["annotations"][0]["segments_info"][0].update({key: value}))
+
+
+FAILURES = {
+    "no prediction": (lambda tree: _first(tree, "pixel/*.png").unlink(), "no prediction aachen_000000_000000*.png"),
+    "two predictions": (
+        lambda tree: save(tree.results / "pixel/x/aachen_000000_000000.png", np.zeros((96, 128), np.uint8)),
+        "a second prediction for aachen_000000_000000",
+    ),
+    "no text": (lambda tree: _first(tree, "instance/*.txt").unlink(), "no prediction aachen_000000_000000*.txt"),
+    "no annotation": (_json(lambda c: c["annotations"].pop()), "no annotation with image_id bad-honnef"),
+    "size": (_pixels(np.zeros((3, 4), np.uint8)), "is 4 x 3 pixels (width x height), its ground truth 128 x 96"),
+    "channels": (_pixels(np.zeros((96, 128, 3), np.uint8)), "one channel, this image is of mode RGB"),
+    "label": (_pixels(np.full((96, 128), 255, np.uint8)), "255 is no Cityscapes label id; a prediction has"),
+    "broken image": (lambda tree: _first(tree, "pixel/*.png").write_bytes(b"\x89PNG"), "not a readable image"),
+    "two words": (_write("masks/a.png 26\n"), "line 1: has 2 words"),
+    "empty line": (_write("\n"), "line 1: has 1 words"),
+    "no number": (_write("masks/a.png car 0.5\n"), "line 1: 'car' is no label id"),
+    "no score": (_write("masks/a.png 26 nan\n"), "'nan' is no confidence"),
+    "no such label": (_write("masks/a.png 34 0.5\n"), "34 is no Cityscapes label id"),
+    "outside": (_write("../../a.png 26 0.5\n"), "must be a relative path that stays inside"),
+    "absolute": (_write("/a.png 26 0.5\n"), "must be a relative path"),
+    "no mask": (_write("masks/a.png 26 0.5\n"), "masks/a.png: no such mask"),
+    "mask size": (
+        lambda tree: (_write("a.png 26 0.5")(tree), save(tree.results / "instance/a.png", np.ones((2, 2), np.uint8))),
+        "a.png: the prediction is 2 x 2",
+    ),
+    "broken mask": (
+        lambda tree: (_write("a.png 26 0.5")(tree), (tree.results / "instance/a.png").write_bytes(b"GIF")),
+        "not a readable mask",
+    ),
+    "not text": (lambda tree: _first(tree, "instance/*.txt").write_bytes(b"\xff\xfe"), "cannot be read as text"),
+    "category": (_segment("category_id", 0), "category_id 0, which"),
+    "segment": (_segment("id", 16000000), "not among its segments"),
+    "panoptic size": (
+        lambda tree: save(_first(tree, "panoptic/*.png"), np.zeros((2, 2, 3), np.uint8)),
+        "is 2 x 2 pixels",
+    ),
+    "two jsons": (
+        lambda tree: shutil.copy(tree.results / "panoptic.json", tree.results / "a_panoptic.json"),
+        "a_panoptic.json and panoptic.json are both",
+    ),
+    "nothing": (lambda tree: shutil.rmtree(tree.results) or tree.results.mkdir(), "holds no results; looked for"),
+    "no folder": (lambda tree: shutil.rmtree(tree.results), "no such folder"),
+    "no labelIds": (lambda tree: [p.unlink() for p in tree.gt.glob("*/*_labelIds.png")], "(ground truth labelIds)"),
+    "no ground truth": (lambda tree: [p.unlink() for p in tree.gt.glob("*/*")], "no annotation CITY/"),
+    "unknown instance": (
+        lambda tree: save(next(tree.gt.glob("*/*0_gtFine_instanceIds.png")), np.full((96, 128), 40001, np.uint16)),
+        "40001 is no Cityscapes instance id",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_what_is_wrong_is_one_line(tree, capsys, name):
+    spoil, words = FAILURES[name]
+    spoil(tree)
+    assert evaluate(tree) == 2
+    error = capsys.readouterr().err.strip()
+    assert words in error
+    assert "\n" not in error
+
+
+def test_the_split_must_be_named(tree, capsys):
+    words = ["evaluate", "--protocol", "cityscapes", "--gt", str(tree.gt.parent), "--pred", str(tree.results)]
+    assert main(words) == 2
+    assert f"is it {tree.gt}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--gt", "x"], "needs --gt"),
+        (["--gt", "x", "--pred", "y", "model"], "MODEL does not go with"),
+        (["--gt", "x", "--pred", "y", "--gt-folder", "z"], "--gt-folder does not go with"),
+        (["--gt", "x", "--pred", "y", "--legacy-metrics"], "--legacy-metrics does not go with"),
+        (["--gt", "x", "--pred", "y", "--workers", "0"], "at least 1"),
+        (["--gt", "x", "--pred", "y"], "x: no such folder"),
+    ],
+)
+def test_bad_usage(capsys, arguments, words):
+    assert main(["evaluate", "--protocol", "cityscapes", *arguments]) == 2
+    error = capsys.readouterr().err.strip()
+    assert words in error
+    assert "\n" not in error
+
+
+def test_help_names_the_protocol(capsys):
+    assert main(["evaluate", "--help"]) == 0
+    assert "--protocol cityscapes --gt gtFine/val" in capsys.readouterr().out

@@ -1,0 +1,121 @@
+"""Equal to the official tools on made-up frames (skipped where cityscapesscripts is not installed)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from seamseg.evaluation import evaluate_panoptic_json
+from seamseg.evaluation.cityscapes import evaluate_cityscapes
+from tests.evaluation.cityscapes import official
+from tests.evaluation.cityscapes.scenes import THINGS, make_tree
+
+CASES = {
+    "four frames": (0, 4, False),
+    "other": (1, 5, False),
+    "one frame": (2, 1, False),
+    "nothing found": (3, 2, True),
+}
+AP_NAMES = {"AP": "allAp", "AP50": "allAp50%", "AP100m": "allAp100m", "AP50m": "allAp50m", "AP50_50m": "allAp50%50m"}
+NAMES = {key: name.removeprefix("all").lower() for key, name in AP_NAMES.items()}
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda name: name.replace(" ", "-"))
+def scored(request, tmp_path_factory):
+    seed, frames, empty = CASES[request.param]
+    root = tmp_path_factory.mktemp("tree")
+    tree = make_tree(root, seed, frames, empty=empty)
+    return tree, evaluate_cityscapes(tree.gt, tree.results, workers=2), root / "work"
+
+
+def close(ours, theirs):
+    return ours == pytest.approx(theirs, abs=1e-12, rel=1e-12, nan_ok=True)
+
+
+def test_pixel_level(scored):
+    tree, scores, work = scored
+    theirs = official.pixel_level(tree.gt, tree.results / "pixel", work)
+    ours = scores.pixel
+    assert len(ours.classes) == 19
+    assert len(ours.categories) == 7
+    for kind, entries in (("class", ours.classes), ("category", ours.categories)):
+        for entry in entries:
+            assert close(entry.IoU, theirs[f"{kind}Scores"][entry.name]), entry.name
+            assert close(entry.iIoU, theirs[f"{kind}InstScores"][entry.name]), entry.name
+    for key, name in (
+        ("IoU", "Classes"), ("iIoU", "InstClasses"), ("category_IoU", "Categories"), ("category_iIoU", "InstCategories")
+    ):  # fmt: skip
+        assert close(getattr(ours, key), theirs[f"averageScore{name}"])
+
+
+def test_instance_level(scored):
+    tree, scores, work = scored
+    theirs = official.instance_level(tree.gt, tree.results / "instance", work)["averages"]
+    assert len(scores.instance.classes) == 8
+    for key in ("AP", "AP50"):
+        assert close(getattr(scores.instance, key), theirs[AP_NAMES[key]])
+        for entry in scores.instance.classes:
+            assert close(getattr(entry, key), theirs["classes"][entry.name][NAMES[key]]), entry.name
+    assert math.isnan(scores.instance.AP50m)
+
+
+def test_panoptic(scored):
+    tree, scores, work = scored
+    theirs = official.panoptic(tree.gt, tree.results / "panoptic.json", work)
+    ours = scores.panoptic
+    for suffix, name in (("", "All"), ("_things", "Things"), ("_stuff", "Stuff")):
+        for key in ("PQ", "SQ", "RQ"):
+            assert close(getattr(ours, key + suffix), theirs[name][key.lower()])
+    for c in ours.per_class:
+        expected = theirs["per_class"][c.info.id]
+        if c.TP + c.FP + c.FN:
+            assert close([c.PQ, c.SQ, c.RQ], [expected["pq"], expected["sq"], expected["rq"]]), c.info.name
+        else:
+            # they write 0, but leave the class out of the mean as we do
+            assert expected == {"pq": 0.0, "sq": 0.0, "rq": 0.0}
+            assert math.isnan(c.PQ)
+
+
+def test_raw_ground_truth_equals_the_official_conversion(scored):
+    tree, scores, work = scored
+    gt_json, gt_folder = official.panoptic_ground_truth(tree.gt, work)
+    from_files = evaluate_panoptic_json(gt_json, tree.results / "panoptic.json", gt_folder)
+    assert from_files.to_json() == scores.panoptic.to_json()
+
+
+def test_distances(tmp_path):
+    """With made-up distances, and instances on both sides of 1000 pixels."""
+    tree = make_tree(tmp_path, 7, frames=6, scale=3)
+    rng = np.random.default_rng(0)
+    ids = [label * 1000 + n for label in range(24, 34) for n in range(6)]
+    known = {
+        stem: {i: (float(rng.choice([20, 50, 70, 100, 140])), float(rng.choice([0.2, 0.5, 0.9]))) for i in ids}
+        for stem in tree.stems
+    }
+    theirs = official.instance_level(tree.gt, tree.results / "instance", tmp_path / "work", known)["averages"]
+    ours = evaluate_cityscapes(tree.gt, tree.results, distances=known.__getitem__).instance
+    for key, name in AP_NAMES.items():
+        assert close(getattr(ours, key), theirs[name])
+        for entry in ours.classes:
+            assert close(getattr(entry, key), theirs["classes"][entry.name][NAMES[key]]), (key, entry.name)
+    assert len({round(getattr(ours, key), 9) for key in AP_NAMES}) > 2, "the distances make no difference here"
+
+
+def test_scenes_hold_what_is_awkward(tmp_path):
+    """The comparison above is worth something only if scores lie between 0 and 1 and all kinds of values occur."""
+    tree = make_tree(tmp_path, 0)
+    content = evaluate_cityscapes(tree.gt, tree.results).to_json()
+    for part, key in (("pixel", "IoU"), ("pixel", "iIoU"), ("instance", "AP"), ("panoptic", "PQ")):
+        assert 0.05 < content[part][key] < 0.95, (part, key)
+    counted = [np.unique(np.asarray(Image.open(p)), return_counts=True) for p in tree.gt.glob("*/*_instanceIds.png")]
+    sizes = {(frame, v): n for frame, c in enumerate(counted) for v, n in zip(*(a.tolist() for a in c))}
+    values = {v for _, v in sizes}
+    assert values & set(THINGS), "no group"
+    assert any(29000 <= v < 31000 for v in values), "no caravan"
+    assert 1 in values, "no ego vehicle"
+    assert {n < 100 for (_, v), n in sizes.items() if v // 1000 in THINGS} == {True, False}, "all small or all large"
+    scores = [line.split()[2] for p in tree.results.glob("instance/*.txt") for line in p.read_text().splitlines()]
+    assert len(set(scores)) < len(scores), "no tied scores"

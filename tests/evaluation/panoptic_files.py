@@ -1,0 +1,81 @@
+"""Random pairs as COCO panoptic files, written without the package so that every tool reads the same thing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+CATEGORY_STEP = 11
+"""`category_id` of class c is `11 c + 7`: not dense, so that nobody can mistake one for the other."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two JSONs and the folders of their PNGs."""
+
+    gt_json: Path
+    pred_json: Path
+    gt_folder: Path
+    pred_folder: Path
+
+    def read(self):
+        """Contents of the two JSONs."""
+        return json.loads(self.gt_json.read_text()), json.loads(self.pred_json.read_text())
+
+    def read_single(self):
+        """The same for each image by itself."""
+        gt, pred = self.read()
+        other = {a["image_id"]: a for a in pred["annotations"]}
+        for image, annotation in zip(gt["images"], gt["annotations"], strict=True):
+            shared = {"images": [image], "categories": gt["categories"]}
+            yield {**shared, "annotations": [annotation]}, {**shared, "annotations": [other[image["id"]]]}
+
+
+def write_pairs(folder, pairs, isthing):
+    """Write `(num_classes, gt ids, gt segments, predicted ids, predicted segments)` of each image; areas are stated."""
+    categories = [
+        {"id": category_id(c), "name": f"c{c}", "supercategory": "any", "isthing": int(t), "color": [c, c, c]}
+        for c, t in enumerate(isthing)
+    ]
+    sides = {"gt": [], "pred": []}
+    images = []
+    for side in sides:
+        (folder / side).mkdir(parents=True)
+    for image_id, (_, gt_ids, gt, pred_ids, pred) in enumerate(pairs, start=1):
+        name = f"{image_id:06d}.png"
+        images.append({"id": image_id, "file_name": name, "height": gt_ids.shape[0], "width": gt_ids.shape[1]})
+        for side, ids, segments in (("gt", gt_ids, gt), ("pred", pred_ids, pred)):
+            rgb = np.stack([ids % 256, ids // 256 % 256, ids // 65536], -1).astype(np.uint8)
+            Image.fromarray(rgb).save(folder / side / name)
+            infos = [entry(s, ids) for s in segments]
+            sides[side].append({"image_id": image_id, "file_name": name, "segments_info": infos})
+    for side, entries in sides.items():
+        content = {"images": images, "annotations": entries, "categories": categories}
+        (folder / f"{side}.json").write_text(json.dumps(content))
+    return Pair(folder / "gt.json", folder / "pred.json", folder / "gt", folder / "pred")
+
+
+def category_id(dense):
+    """Of a dense class."""
+    return CATEGORY_STEP * dense + 7
+
+
+def entry(segment, ids):
+    """A segment as the JSON has it."""
+    mask = ids == segment["id"]
+    area = int(mask.sum()) if segment["area"] is None else segment["area"]
+    rows, columns = np.nonzero(mask)
+    box = [0, 0, 0, 0]
+    if rows.size:
+        box = [int(columns.min()), int(rows.min()), int(np.ptp(columns)) + 1, int(np.ptp(rows)) + 1]
+    return {
+        "id": segment["id"],
+        "category_id": category_id(segment["category"]),
+        "iscrowd": int(segment["iscrowd"]),
+        "area": area,
+        "bbox": box,
+    }

@@ -1,0 +1,112 @@
+"""Pixel counts and mIoU equal to those of plain numpy, the Cityscapes scripts and hotcoco, on random label maps."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cityscapesscripts.evaluation import evalPixelLevelSemanticLabeling as cityscapes
+from cityscapesscripts.helpers.labels import labels as all_labels
+from hotcoco.semantic import SemanticEval
+from PIL import Image
+
+from seamseg.evaluation import ConfusionMatrix
+
+VOID = 255
+LABELS = [label for label in all_labels if label.id >= 0]
+EVALUATED = [label for label in LABELS if not label.ignoreInEval]
+# Cityscapes' id -> dense class; all ids that are not evaluated are void
+DENSE = np.full(256, VOID)
+DENSE[[label.id for label in EVALUATED]] = range(len(EVALUATED))
+
+
+def label_maps(seed, count=4):
+    """Maps of Cityscapes ids: patches, some classes absent, some void; the prediction is a disturbed copy."""
+    rng = np.random.default_rng(seed)
+    present = rng.choice([label.id for label in LABELS], int(rng.integers(1, 20)), replace=False)
+    guessed = present if rng.random() < 0.7 else [label.id for label in LABELS]
+    for _ in range(count):
+        height, width = rng.integers(1, 50, 2)
+        cells = rng.choice(present, (height // 6 + 1, width // 6 + 1)).astype(np.uint8)
+        gt = np.kron(cells, np.ones((6, 6), np.uint8))[:height, :width]
+        noise = rng.choice(guessed, gt.shape)
+        yield gt, np.where(rng.random(gt.shape) < 0.3, noise, gt).astype(np.uint8)
+
+
+def counted(maps):
+    confusion = ConfusionMatrix(len(EVALUATED))
+    for gt, pred in maps:
+        confusion.add(DENSE[gt], DENSE[pred])
+    return confusion
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_counts_are_those_of_plain_numpy(seed):
+    maps, size = list(label_maps(seed)), len(EVALUATED)
+    plain = np.zeros((size, size + 1), np.int64)
+    for gt, pred in maps:
+        for t, p in zip(DENSE[gt].ravel(), DENSE[pred].ravel()):
+            if t != VOID:
+                plain[t, size if p == VOID else p] += 1
+    assert (counted(maps).counts == plain).all()
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    for key, value in (("quiet", True), ("JSONOutput", False), ("evalInstLevelScore", False)):
+        monkeypatch.setattr(cityscapes.args, key, value)
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_iou_equals_the_cityscapes_scripts(tmp_path, quiet, block):
+    absent = void = 0
+    for seed in range(20 * block, 20 * block + 20):
+        maps, paths = list(label_maps(seed)), []
+        for i, both in enumerate(maps):
+            paths.append([str(tmp_path / f"{seed}_{i}_{side}.png") for side in ("gt", "pred")])
+            for path, ids in zip(paths[-1], both):
+                Image.fromarray(ids).save(path)
+        theirs = cityscapes.evaluateImgLists([p for _, p in paths], [g for g, _ in paths], cityscapes.args)
+        confusion = counted(maps)
+        ious = [theirs["classScores"][label.name] for label in EVALUATED]
+        assert confusion.iou().tolist() == pytest.approx(ious, abs=1e-12, nan_ok=True)
+        assert confusion.miou() == pytest.approx(theirs["averageScoreClasses"], abs=1e-12, nan_ok=True)
+        absent += any(math.isnan(v) for v in ious)
+        void += any((DENSE[ids] == VOID).any() for both in maps for ids in both)
+    assert absent >= 5 and void >= 10
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_iou_equals_hotcoco_where_every_pixel_is_predicted(seed):
+    maps = [(gt, np.where(DENSE[pred] == VOID, EVALUATED[0].id, pred)) for gt, pred in label_maps(seed)]
+    theirs = SemanticEval(len(EVALUATED))
+    for gt, pred in maps:
+        theirs.update(DENSE[gt].astype(np.uint8), DENSE[pred].astype(np.uint8))
+    confusion = counted(maps)
+    assert (theirs.confusion() == confusion.counts[:, :-1]).all()
+    if confusion.counts.any():
+        assert confusion.miou() == pytest.approx(theirs.results()["mIoU"], abs=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_a_disturbed_cityscapes_frame(tmp_path, quiet, seed):
+    """A real frame against a shifted copy of itself."""
+    frames = sorted(
+        Path(os.environ.get("SEAMSEG_REAL_DATA", "/nonexistent")).glob("cityscapes_sample/**/*_labelIds.png")
+    )
+    if not frames:
+        pytest.skip("SEAMSEG_REAL_DATA names no folder with cityscapes_sample")
+    maps, paths = [], []
+    for i, frame in enumerate(frames[:3]):
+        with Image.open(frame) as image:
+            ids = np.array(image)
+        maps.append((ids, np.roll(ids, tuple(np.random.default_rng(seed + i).integers(-20, 21, 2)), (0, 1))))
+        paths.append(str(tmp_path / f"{i}.png"))
+        Image.fromarray(maps[-1][1]).save(paths[-1])
+    theirs = cityscapes.evaluateImgLists(paths, [str(f) for f in frames[:3]], cityscapes.args)
+    assert counted(maps).miou() == pytest.approx(theirs["averageScoreClasses"], abs=1e-12)
+    assert 0.3 < theirs["averageScoreClasses"] < 1

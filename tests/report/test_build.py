@@ -1,0 +1,267 @@
+"""The data in the page is that of the evaluation, and what cannot be shown is said in a line."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from seamseg.cli.main import main
+from seamseg.errors import InputError
+from seamseg.evaluation.coco_panoptic import read_id_png
+from seamseg.evaluation.record import IMAGES, SUMMARY, read_evaluation
+from seamseg.ops.resize import resize_nearest
+from seamseg.report import ReportOptions, find_evaluation, write_report
+from seamseg.report.choose import choose
+from seamseg.report.picture import below, pack
+
+from .pages import blocks, unpack
+
+
+@pytest.fixture(scope="module")
+def page(runs: tuple[Path, Path]) -> Path:
+    assert main(["report", str(runs[0]), "--size", "128", "--quiet"]) == 0
+    return runs[0] / "report.html"
+
+
+@pytest.fixture
+def copy(runs: tuple[Path, Path], tmp_path: Path) -> Path:
+    """A copy of the first run's evaluation, to spoil; the maps stay where they are."""
+    shutil.copytree(runs[0] / "evaluation", tmp_path / "evaluation")
+    summary = tmp_path / "evaluation" / SUMMARY
+    content = json.loads(summary.read_text())
+    for side in ("ground_truth", "prediction"):
+        for key in ("json", "folder"):
+            content[side][key] = str((runs[0] / "evaluation" / content[side][key]).resolve())
+    content["photos"] = str((runs[0] / "evaluation" / content["photos"]).resolve())
+    summary.write_text(json.dumps(content))
+    return tmp_path / "evaluation"
+
+
+def test_headline_classes_and_confusion_are_those_of_the_evaluation(page: Path) -> None:
+    evaluation = find_evaluation(page.parent)
+    found = blocks(page)["summary"][0]
+    scores = evaluation.scores
+    values = {row["name"]: row["values"] for row in found["headline"]}
+    assert (
+        values["PQ"] == [scores["PQ"]] and values["PQ†"] == [scores["PQ_dagger"]] and values["mIoU"] == [scores["mIoU"]]
+    )
+    assert found["confusion"] == evaluation.confusion.tolist()
+    for row, info, colour, expected in zip(
+        found["classes"], evaluation.classes, evaluation.colours, scores["per_class"].values()
+    ):
+        assert (row["name"], row["thing"], tuple(row["color"])) == (info.name, info.isthing, colour)
+        assert all(row[key] == [expected[key]] for key in ("PQ", "SQ", "RQ", "IoU", "TP", "FP", "FN"))
+
+
+def test_histograms_count_every_segment_once(page: Path) -> None:
+    found = blocks(page)["summary"][0]["histograms"][0]
+    images = list(find_evaluation(page.parent).images())
+    truth = [s for i in images for s in i.ground_truth if s.outcome != "crowd"]
+    counted = [s for i in images for s in i.prediction if s.outcome != "forgiven"]
+    assert sum(found["pq"]) == len(images)
+    assert sum(found["area_matched"]) == sum(s.outcome == "matched" for s in truth)
+    assert sum(found["area_missed"]) == sum(s.outcome == "missed" for s in truth) > 0
+    assert sum(found["score_matched"]) + sum(found["score_false"]) + found["unscored"] == len(counted)
+    k = next(k for k, n in enumerate(found["area_matched"]) if n) + found["area_from"]
+    assert any(2**k <= s.area < 2 ** (k + 1) for s in truth if s.outcome == "matched")
+
+
+def test_pictures_hold_maps_and_segments_exactly(page: Path) -> None:
+    evaluation = find_evaluation(page.parent)
+    pictures = blocks(page)["picture"]
+    assert len(pictures) == 10
+    for picture, image in zip(pictures, evaluation.images()):
+        height, width = picture["height"], picture["width"]
+        assert max(height, width) == 128
+        photo = Image.open(io.BytesIO(base64.b64decode(picture["photo"])))
+        assert photo.size == (width, height) and photo.format == "JPEG"
+        (side,) = picture["sides"]
+        for files, png, segments, name in (
+            (evaluation.ground_truth, image.ground_truth_png, image.ground_truth, "truth"),
+            (evaluation.prediction, image.prediction_png, image.prediction, "prediction"),
+        ):
+            indices = unpack(side[name], height, width, len(segments))
+            ids = np.array([0, *(s.id for s in segments)])[indices]
+            assert np.array_equal(ids, resize_nearest(read_id_png(files.folder / png), (height, width)))
+            listed = side[f"{name}_segments"]
+            assert [s[:4] for s in listed] == [[s.id, s.category, s.area, s.outcome] for s in segments]
+            assert [s[5] for s in listed] == [None if s.iou is None else round(s.iou, 4) for s in segments]
+            others = image.prediction if name == "truth" else image.ground_truth
+            partners = [others[s[4] - 1].id if s[4] else None for s in listed]
+            assert partners == [s.partner for s in segments]
+
+
+def test_a_map_of_many_segments_has_two_bytes() -> None:
+    indices = np.random.default_rng(0).integers(0, 70_000 % 65_536, (9, 7))
+    assert np.array_equal(unpack(pack(indices, 4464), 9, 7, 4464), indices)
+
+
+def test_names_cannot_leave_their_block(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text.count("</script>") == len(re.findall(r"<script[ >]", text)) == 1 + 2 + 10
+    assert 'title="taken"' not in text.replace('title=\\"taken\\"', "")
+    assert any("</script>" in c["name"] for c in blocks(page)["summary"][0]["classes"])
+
+
+def test_the_page_names_nothing_outside_and_allows_only_its_own_script(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    markup = re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.S)
+    assert not re.search(r"""\b(?:src|href)=(?:"(?!data:|#)|[^"])""", markup)
+    assert set(re.findall(r"https?://[^\"' ]+", markup)) == {"http://www.w3.org/2000/svg"}
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', markup)
+    assert policy is not None and policy[1].startswith("default-src &#x27;none&#x27;; ") and "unsafe" not in policy[1]
+
+
+def test_fewer_pictures_are_the_worst_and_the_best(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "few.html"
+    assert main(["report", str(runs[0]), "--out", str(out), "--images", "4", "--size", "64", "--quiet"]) == 0
+    found = blocks(out)
+    shown = sorted(i["pq"][0] for i in found["summary"][0]["images"])
+    all_of_them = sorted(i.PQ or 0 for i in find_evaluation(runs[0]).images())
+    assert shown == all_of_them[:2] + all_of_them[-2:]
+    assert len(found["picture"]) == 4 and found["summary"][0]["total"] == 10
+    assert [p.name for p in out.parent.iterdir()] == ["few.html"]
+
+
+@pytest.mark.parametrize(
+    ("values", "most", "expected"),
+    [
+        ([3.0, 1.0, 2.0], 3, [0, 1, 2]),
+        ([3.0, 1.0, 2.0, 9.0], 3, [1, 2, 3]),
+        ([None, 5.0, None, 4.0], 3, [0, 1, 3]),
+        ([1.0, 2.0], 0, []),
+        ([], 5, []),
+    ],
+)
+def test_choose(values: list[float | None], most: int, expected: list[int]) -> None:
+    assert choose(values, most) == expected
+
+
+def test_against_joins_images_by_id(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "a.html"
+    assert main(["report", str(runs[0]), "--against", str(runs[1]), "--out", str(out), "--size", "64", "--quiet"]) == 0
+    found = blocks(out)
+    summary = found["summary"][0]
+    assert summary["titles"] == ["run0", "run1"]  # the titles of the evaluations are equal
+    other = {i.image_id: i for i in find_evaluation(runs[1]).images()}
+    assert [i["pq"][1] for i in summary["images"]] == [other[i["name"]].PQ for i in summary["images"]]
+    for entry, picture in zip(summary["images"], found["picture"]):
+        first, second = picture["sides"]
+        assert first["truth"] is not None and second["truth"] is None
+        assert [s[0] for s in second["prediction_segments"]] == [s.id for s in other[entry["name"]].prediction]
+
+
+def test_against_leaves_the_plain_report_alone(runs: tuple[Path, Path], copy: Path) -> None:
+    assert main(["report", str(copy), "--against", str(runs[1]), "--images", "1", "--size", "64", "--quiet"]) == 0
+    assert not (copy / "report.html").exists()
+    assert (copy / f"report-against-{runs[1].name}.html").is_file()
+
+
+def test_against_leaves_out_what_only_one_has(runs: tuple[Path, Path], copy: Path, tmp_path: Path) -> None:
+    lines = (copy / IMAGES).read_text().splitlines(keepends=True)
+    (copy / IMAGES).write_text("".join(reversed(lines[3:])))
+    write_report(tmp_path / "a.html", find_evaluation(runs[1]), find_evaluation(copy), ReportOptions(size=64))
+    summary = blocks(tmp_path / "a.html")["summary"][0]
+    assert (summary["lost"], summary["total"], len(summary["images"])) == (3, 7, 7)
+
+
+@pytest.mark.parametrize("spoil", ["none", "missing", "broken", "outside"])
+def test_without_photos_the_pictures_are_there_all_the_same(
+    copy: Path, spoil: str, tmp_path: Path, capsys: Any
+) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    lines = [json.loads(line) for line in (copy / IMAGES).read_text().splitlines()]
+    for line in lines:
+        line["photo"] = {"none": None, "outside": "../photos/x.jpg"}.get(spoil, "x.jpg")
+    if spoil != "missing":
+        (photos / "x.jpg").write_bytes(b"no picture")
+    if spoil == "outside":
+        Image.new("RGB", (8, 8)).save(photos / "x.jpg")
+    (copy / IMAGES).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["report", str(copy), "--photos", str(photos), "--size", "64"]) == 0
+    assert "10 of 10 images without a photo" in capsys.readouterr().err
+    found = blocks(copy / "report.html")
+    assert found["ending"] == [{"without_photo": 10}] and all(p["photo"] is None for p in found["picture"])
+
+
+def test_names_stay_below_their_folder() -> None:
+    folder = Path("/a")
+    assert below(folder, "b/c.png") == Path("/a/b/c.png")
+    assert [below(folder, name) for name in ("../c", "/etc/c", "b/../../c", "..\\c", "C:\\c")] == [None] * 5
+
+
+def _edit(change: Callable[[dict], object]) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        lines = (folder / IMAGES).read_text().splitlines()
+        entry = json.loads(lines[0])
+        change(entry)
+        (folder / IMAGES).write_text("\n".join([json.dumps(entry), *lines[1:]]))
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda f: (f / IMAGES).unlink(), "images.jsonl: no such file"),
+        (lambda f: (f / IMAGES).write_text(""), "lists no image"),
+        (lambda f: (f / IMAGES).write_text((f / IMAGES).read_text() * 2), "line 11: image scene 000 comes twice"),
+        (lambda f: (f / SUMMARY).write_text("{"), "not the summary of an evaluation"),
+        (_edit(lambda e: e["prediction"][0].update(category=99)), "is of class 99, there are 11 classes"),
+        (_edit(lambda e: e.update(width="wide")), "its size is wide"),
+        (_edit(lambda e: e.update(image_id=[1])), "its id is [1]"),
+        (_edit(lambda e: e.update(PQ="high")), "line 1: not the record of an image"),
+        (_edit(lambda e: e.update(prediction_png="none.png")), "none.png: no such panoptic PNG"),
+        (_edit(lambda e: e.update(prediction_png="../secret.png")), "which is not below the folder"),
+        (_edit(lambda e: e.update(width=e["width"] + 1)), "when it was evaluated; evaluate again"),
+    ],
+)
+def test_broken_evaluations(copy: Path, spoil: Callable[[Path], object], words: str, capsys: Any) -> None:
+    spoil(copy)
+    assert main(["report", str(copy), "--quiet"]) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+    assert not [p for p in copy.iterdir() if p.name not in (IMAGES, SUMMARY)], "nothing half-written is left"
+
+
+def test_other_classes_cannot_be_compared(runs: tuple[Path, Path], copy: Path, capsys: Any) -> None:
+    content = json.loads((copy / SUMMARY).read_text())
+    content["classes"][0]["name"] = "river"
+    (copy / SUMMARY).write_text(json.dumps(content))
+    assert main(["report", str(runs[0]), "--against", str(copy)]) == 2
+    assert "for example 'river'; compare runs on one data set" in capsys.readouterr().err
+
+
+def test_no_common_image(runs: tuple[Path, Path], copy: Path, tmp_path: Path) -> None:
+    (copy / IMAGES).write_text((copy / IMAGES).read_text().replace('"scene ', '"other '))
+    with pytest.raises(InputError, match="no image in common"):
+        write_report(tmp_path / "a.html", read_evaluation(copy), find_evaluation(runs[0]))
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["{tmp}"], "make one with `seamseg evaluate {tmp} DATA --out {tmp}/evaluation`"),
+        (["{tmp}/none"], "no such folder"),
+        (["{run}", "--images", "-1"], "--images -1: must be 0 or more"),
+        (["{run}", "--size", "9"], "--size 9: must be 32 to 4096"),
+        (["{run}", "--photos", "{tmp}/none"], "no such folder"),
+        (["{run}", "--out", "{tmp}"], "is a folder; name a file"),
+    ],
+)
+def test_wrong_usage(runs: tuple[Path, Path], tmp_path: Path, argv: list[str], words: str, capsys: Any) -> None:
+    names = {"tmp": tmp_path, "run": runs[0]}
+    assert main(["report", *(a.format(**names) for a in argv)]) == 2
+    said = capsys.readouterr().err
+    assert words.format(**names) in said and said.count("\n") == 1

@@ -1,0 +1,388 @@
+"""The page in a real browser, without a window: what it draws, tells, sorts and filters, by pointer and by key."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamseg.cli.main import main
+from seamseg.report import find_evaluation
+
+from .pages import blocks, unpack
+from .scenes import write_evaluation
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed")
+
+MINUS = "\u2212"
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=BROWSER)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Open]:
+    """Opens a page; at the end it must have said nothing on the console and asked for nothing but itself."""
+    contexts, said, asked = [], [], []
+
+    def go(path: Path, **options: Any) -> Any:
+        context = browser.new_context(**{"viewport": {"width": 1300, "height": 900}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(path.as_uri())
+        page.wait_for_selector("html[data-ready]")
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()
+    assert said == []
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert len([url for url in asked if url.startswith("file:")]) == len(contexts)
+
+
+@pytest.fixture(scope="module")
+def report(runs: tuple[Path, Path]) -> Path:
+    out = runs[0] / "browser.html"
+    assert main(["report", str(runs[0]), "--out", str(out), "--quiet"]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def against(runs: tuple[Path, Path]) -> Path:
+    out = runs[0] / "against.html"
+    assert main(["report", str(runs[0]), "--against", str(runs[1]), "--out", str(out), "--quiet"]) == 0
+    return out
+
+
+def _until(page: Any, expression: str, seconds: float = 20) -> None:
+    """Wait until an expression is true; the page's policy forbids the waiting that playwright offers."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, f"never came true: {expression}"
+        page.wait_for_timeout(30)
+
+
+def _to_pictures(page: Any) -> None:
+    """Scroll to the pictures and wait until the first is painted."""
+    page.evaluate("document.getElementById('pictures').scrollIntoView({behavior: 'instant'})")
+    page.wait_for_selector(".card.drawn")
+
+
+def _column(page: Any, number: int) -> list[str]:
+    return page.locator(f"#class-table tbody tr:not([hidden]) > :nth-child({number})").all_inner_texts()
+
+
+def _names(page: Any) -> list[str]:
+    return page.locator(".card h3").all_inner_texts()
+
+
+def _pixel(page: Any, selector: str, x: float, y: float) -> list[int]:
+    """Red, green, blue of a canvas at fractions of its size."""
+    # read from a copy: Chromium complains of repeated reading from the canvas itself
+    script = """(canvas, [x, y]) => {
+        const copy = document.createElement("canvas");
+        [copy.width, copy.height] = [canvas.width, canvas.height];
+        const context = copy.getContext("2d", {willReadFrequently: true});
+        context.drawImage(canvas, 0, 0);
+        const [left, top] = [Math.floor(x * copy.width), Math.floor(y * copy.height)];
+        return [...context.getImageData(left, top, 1, 1).data].slice(0, 3);
+    }"""
+    return page.locator(selector).first.evaluate(script, [x, y])
+
+
+def test_headline_and_table(report: Path, open_page: Open) -> None:
+    page = open_page(report)
+    scores = find_evaluation(report.parent).scores
+    assert page.locator(".figure dd").first.inner_text() == f"{100 * scores['PQ']:.1f}"
+    assert _column(page, 3) == [f"{100 * c['PQ']:.1f}" for c in scores["per_class"].values()]
+    assert page.title() == page.locator("h1").inner_text() == "maps.json against truth.json"
+    assert '</script><script>document.title="taken"</script>' in _column(page, 1)
+
+
+def test_sorting_by_pointer_and_key(report: Path, open_page: Open) -> None:
+    page = open_page(report)
+    head = page.locator("th", has=page.get_by_role("button", name="PQ", exact=True))
+    head.locator("button").click()
+    assert head.get_attribute("aria-sort") == "descending"
+    numbers = [float(n) for n in _column(page, 3)]
+    assert numbers == sorted(numbers, reverse=True) and len(set(numbers)) > 3
+    page.keyboard.press("Enter")
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert [float(n) for n in _column(page, 3)] == sorted(numbers)
+    page.get_by_role("button", name="Class", exact=True).click()
+    assert head.get_attribute("aria-sort") == "none"
+    assert [n.lower() for n in _column(page, 1)] == sorted(n.lower() for n in _column(page, 1))
+
+
+def test_filtering_classes(report: Path, open_page: Open) -> None:
+    page = open_page(report)
+    page.fill("#class-filter", "CLE")
+    assert _column(page, 1) == ["bicycle"]
+    page.fill("#class-filter", "")
+    page.select_option("#class-kind", "thing")
+    assert set(_column(page, 2)) == {"thing"} and page.locator("#class-count").inner_text() == "5 of 11 classes"
+
+
+def test_a_class_shows_its_pictures(report: Path, open_page: Open) -> None:
+    page = open_page(report)
+    evaluation = find_evaluation(report.parent)
+    index = [c.name for c in evaluation.classes].index("truck")
+    missed = {
+        i.image_id for i in evaluation.images() for s in i.ground_truth if s.category == index and s.outcome == "missed"
+    }
+    having = {
+        i.image_id
+        for i in evaluation.images()
+        for s in (*i.ground_truth, *i.prediction)
+        if s.category == index and s.outcome in ("matched", "missed", "false")
+    }
+    assert 0 < len(having) < 10
+    button = page.get_by_role("button", name="truck", exact=True)
+    button.click()
+    assert set(_names(page)) == having and button.get_attribute("aria-pressed") == "true"
+    assert page.locator("#picture-count").inner_text() == f"{len(having)} of 10 pictures"
+    page.select_option("#by-outcome", "2")
+    assert set(_names(page)) == missed
+    page.fill("#by-name", "nothing is called so")
+    assert page.locator("#no-cards").is_visible()
+    page.click("#reset")
+    assert len(_names(page)) == 10 and button.get_attribute("aria-pressed") == "false"
+
+
+def test_sorting_pictures(report: Path, open_page: Open) -> None:
+    page = open_page(report)
+    images = list(find_evaluation(report.parent).images())
+    worst = [i.image_id for i in sorted(images, key=lambda i: i.PQ or 0)]
+    assert _names(page) == worst
+    page.select_option("#sort", "best")
+    assert _names(page) == worst[::-1]
+    page.select_option("#sort", "name")
+    assert _names(page) == sorted(worst)
+    page.select_option("#sort", "misses")
+    lost = {i["name"]: i["missed"][0] + i["false"][0] for i in blocks(report)["summary"][0]["images"]}
+    counts = [lost[name] for name in _names(page)]
+    assert counts == sorted(counts, reverse=True)
+
+
+@pytest.mark.parametrize("view", ["Prediction", "Ground truth", "Errors"])
+def test_the_pointer_tells_the_segment_exactly(report: Path, open_page: Open, view: str) -> None:
+    page = open_page(report)
+    page.locator("#views").get_by_role("button", name=view).click()
+    summary = blocks(report)["summary"][0]
+    name = _names(page)[0]
+    number = next(k for k, i in enumerate(summary["images"]) if i["name"] == name)
+    picture = blocks(report)["picture"][number]
+    height, width, (side,) = picture["height"], picture["width"], picture["sides"]
+    maps = {key: unpack(side[key], height, width, len(side[f"{key}_segments"])) for key in ("truth", "prediction")}
+    _to_pictures(page)
+    box = page.locator(".card canvas").first.bounding_box()
+    scale = min(box["width"] / width, box["height"] / height)
+    left, top = (box["x"] + (box["width"] - width * scale) / 2, box["y"] + (box["height"] - height * scale) / 2)
+    seen = set()
+    for index in range(len(side["prediction_segments"]) + 1):
+        places = [(y, x) for y, x in zip(*(maps["prediction"] == index).nonzero())]
+        if not places:
+            continue
+        y, x = places[len(places) // 2]
+        page.mouse.move(left + (x + 0.5) * scale, top + (y + 0.5) * scale)
+        predicted, truth, pixel = page.locator("#tooltip > div").all_inner_texts()
+        assert pixel == f"pixel{_verdict(side, maps['truth'][y, x], index)}"
+        for text, key in ((predicted, "prediction"), (truth, "truth")):
+            at = maps[key][y, x]
+            if at == 0:
+                assert text.endswith("nothing" if key == "prediction" else "void")
+                continue
+            identity, category, area, outcome, _, iou, score = side[f"{key}_segments"][at - 1]
+            known = [summary["classes"][category]["name"].replace("\u2028", "\n"), f"id {identity}"]
+            known += [f"score {_hundredths(score)}"] if score is not None else []
+            known += [f"IoU {_hundredths(iou)}"] if iou is not None else []
+            known += [f"{area:,} px".replace(",", "\u202f"), outcome]
+            assert _spaced(text).endswith(_spaced(" · ".join(known)))
+            seen.add(outcome)
+    assert {"matched", "false"} <= seen
+    page.mouse.move(2, 2)
+    assert page.locator("#tooltip").is_hidden()
+
+
+def _verdict(side: dict[str, Any], truth: int, prediction: int) -> str:
+    """The colour of a pixel in the error map, as the documentation has it."""
+    of_truth = side["truth_segments"][truth - 1] if truth else None
+    of_prediction = side["prediction_segments"][prediction - 1] if prediction else None
+    false = of_prediction is not None and of_prediction[3] == "false"
+    if of_truth is None or of_truth[3] == "crowd":
+        return "false positive" if false else "not counted"
+    if of_prediction is None:
+        return "missed"
+    if of_prediction[3] == "matched" and of_prediction[4] == truth:
+        return "right"
+    if of_truth[3] == "missed" and of_prediction[3] == "matched":
+        return "missed"
+    if of_truth[3] == "matched" and false:
+        return "false positive"
+    return "wrong segment" if of_truth[1] == of_prediction[1] else "wrong class"
+
+
+def _hundredths(value: float) -> Decimal:
+    """With two digits, a half rounded up, as browsers do."""
+    return Decimal(value).quantize(Decimal("0.01"), ROUND_HALF_UP)
+
+
+def _spaced(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_the_error_map_comes_with_its_legend(report: Path, open_page: Open) -> None:
+    page = open_page(report)
+    assert page.locator("#legend").is_hidden()
+    _to_pictures(page)
+    before = _pixel(page, ".card canvas", 0.3, 0.3)
+    page.locator("#views").get_by_role("button", name="Errors").click()
+    assert page.locator("#legend li").all_inner_texts() == [
+        "right", "wrong class", "wrong segment", "missed", "false positive", "not counted",
+    ]  # fmt: skip
+    assert page.locator("#views [aria-pressed=true]").inner_text() == "Errors"
+    assert _pixel(page, ".card canvas", 0.3, 0.3) != before
+    page.locator("#views").get_by_role("button", name="Photo").click()
+    assert page.locator("#legend").is_hidden()
+
+
+def test_the_keyboard_reaches_everything(report: Path, open_page: Open) -> None:
+    page = open_page(report)
+    _to_pictures(page)
+    page.locator("#reset").focus()
+    page.keyboard.press("Tab")  # all pictures are one tab stop
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#viewer[data-shown]")
+    first = page.locator("#viewer-title").inner_text()
+    assert first == _names(page)[1]
+    before = _pixel(page, "#viewer canvas", 0.01, 0.99)
+    page.keyboard.press("3")
+    assert page.locator("#viewer-views [aria-pressed=true]").inner_text() == "Errors"
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.classList.contains('segment')"):
+            break
+    else:
+        pytest.fail("Tab does not reach the segments")
+    assert _pixel(page, "#viewer canvas", 0.01, 0.99) != before, "the segment in focus is lit"
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#viewer-title").inner_text() == _names(page)[2] != first
+    assert page.locator("#viewer-place").inner_text().startswith("3 of 10")
+    page.keyboard.press("Escape")
+    assert not page.evaluate("document.getElementById('viewer').open")
+    assert page.evaluate("document.activeElement.closest('.card').querySelector('h3').textContent") == _names(page)[2]
+
+
+def test_every_listed_segment_is_there(report: Path, open_page: Open) -> None:
+    page = open_page(report)
+    _to_pictures(page)
+    page.locator(".card .open").first.click()
+    page.wait_for_selector("#viewer[data-shown]")
+    picture = blocks(report)["picture"][int(page.locator("#viewer").get_attribute("data-shown"))]
+    (side,) = picture["sides"]
+    shown = len(side["prediction_segments"]) + sum(s[3] != "matched" for s in side["truth_segments"])
+    assert page.locator(".segment").count() == shown > 3
+
+
+def test_the_confusion_matrix_tells_its_cells(report: Path, open_page: Open) -> None:
+    page = open_page(report)
+    evaluation = find_evaluation(report.parent)
+    page.locator("#confusion-canvas").focus()
+    for key in ("ArrowRight", "ArrowDown", "ArrowRight", "ArrowRight", "ArrowLeft", "ArrowLeft"):
+        page.keyboard.press(key)
+    pixels = int(evaluation.confusion[1, 0])
+    part = 100 * pixels / evaluation.confusion[1].sum()
+    said = page.locator("#confusion-cell").inner_text()
+    assert said.startswith("truth: sidewalk · predicted: road · ")
+    assert said.endswith(f"{pixels:,} pixels, {part:.2f} % of the row".replace(",", "\u202f", 1))
+    assert page.locator("#confusion-top li").count() == 12
+
+
+def test_dark_by_the_system_and_by_the_button(report: Path, open_page: Open) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light, dark = open_page(report, color_scheme="light"), open_page(report, color_scheme="dark")
+    assert light.evaluate(ground) != dark.evaluate(ground)
+    was = _pixel(light, "#confusion-canvas", 0.99, 0.99), _pixel(light, "#confusion-canvas", 0.6, 0.6)
+    light.click("#theme")
+    light.click("#theme")
+    assert light.locator("#theme").inner_text() == "Theme: dark"
+    assert light.evaluate(ground) == dark.evaluate(ground)
+    assert (_pixel(light, "#confusion-canvas", 0.99, 0.99), _pixel(light, "#confusion-canvas", 0.6, 0.6)) != was
+
+
+def test_a_narrow_phone_does_not_scroll_sideways(report: Path, open_page: Open) -> None:
+    page = open_page(report, viewport={"width": 360, "height": 740})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.locator(".card .open").first.click()
+    page.wait_for_selector("#viewer[data-shown]")
+    assert page.locator("#viewer canvas").bounding_box()["width"] <= 360
+
+
+def test_print_leaves_the_controls_out(report: Path, open_page: Open) -> None:
+    page = open_page(report)
+    page.emulate_media(media="print")
+    assert page.locator("#controls").is_hidden() and page.locator("#class-table").is_visible()
+
+
+def test_against_shows_both_and_what_changed(against: Path, runs: tuple[Path, Path], open_page: Open) -> None:
+    page = open_page(against)
+    scores = [find_evaluation(run).scores for run in runs]
+    change = 100 * (scores[0]["PQ"] - scores[1]["PQ"])
+    assert page.locator(".figure .delta").first.inner_text() == f"{change:+.1f}".replace("-", MINUS)
+    assert page.locator("h1").inner_text() == "run0 vs. run1"
+    changes = [abs(i["pq"][0] - i["pq"][1]) for i in blocks(against)["summary"][0]["images"]]
+    names = [i["name"] for i in blocks(against)["summary"][0]["images"]]
+    by_change = dict(zip(names, changes))
+    shown = [by_change[name] for name in _names(page)]
+    assert shown == sorted(changes, reverse=True)
+    page.get_by_role("button", name="Δ PQ", exact=True).click()
+    numbers = [float(n.replace(MINUS, "-").replace("±", "")) for n in _column(page, 4)]
+    assert numbers == sorted(numbers, reverse=True) and numbers[-1] < 0 < numbers[0]
+    _to_pictures(page)
+    assert page.locator(".card").first.locator("canvas").count() == 2
+    page.locator(".card .open").first.click()
+    page.wait_for_selector("#viewer[data-shown]")
+    assert page.locator("#viewer-side h3.run").all_inner_texts() == ["run0", "run1"]
+
+
+def test_five_hundred_images_keep_few_pixels(tmp_path: Path, open_page: Open) -> None:
+    write_evaluation(tmp_path, 8, (64, 128))
+    folder = tmp_path / "run0" / "evaluation"
+    lines = (folder / "images.jsonl").read_text().splitlines()
+    with open(folder / "images.jsonl", "w") as file:
+        for k in range(500):
+            file.write(json.dumps({**json.loads(lines[k % 8]), "image_id": f"image {k}"}) + "\n")
+    assert main(["report", str(tmp_path / "run0"), "--quiet"]) == 0
+    page = open_page(tmp_path / "run0" / "report.html")
+    assert page.locator(".card").count() == 500
+    page.select_option("#sort", "name")
+    _to_pictures(page)
+    for part in (0.25, 0.5, 0.75, 1):
+        page.evaluate("part => scrollTo({top: part * document.body.scrollHeight, behavior: 'instant'})", part)
+        _until(
+            page,
+            "[...document.querySelectorAll('.card')].some(card => card.classList.contains('drawn') && "
+            "card.getBoundingClientRect().top > -200 && card.getBoundingClientRect().top < innerHeight)",
+        )
+        _until(page, "document.querySelectorAll('.card.drawn').length < 60")
+    assert page.locator(".card").last.locator("canvas").evaluate("canvas => canvas.width") == 128
+    assert page.locator(".card").first.locator("canvas").evaluate("canvas => canvas.width") == 0
