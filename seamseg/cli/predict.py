@@ -45,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="F", help="INI file, if the model does not hold one")
     parser.add_argument("--meta", metavar="F", help="metadata.bin, if the model does not hold one")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument(
+        "--precision",
+        default="fp32",
+        metavar="P",
+        help="fp32, bf16, fp16 (GPU only), or auto: bf16 where the device has it (default: fp32)",
+    )
     fusion = parser.add_argument_group("from detections and classes to one map (defaults: the model's configuration)")
     fusion.add_argument("--score-threshold", type=float, metavar="P", help="least score of a detection")
     fusion.add_argument(
@@ -64,6 +70,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="longest side at most; panoramas are shrunk to it "
         "(default: 4 times the shortest size, or the configured longest_max_size if that is more)",
     )
+    size.add_argument(
+        "--tiles",
+        default="auto",
+        metavar="auto|off|N",
+        help="see huge photos in overlapping tiles, which bounds the memory: auto beyond 16 Mi pixels of input, in "
+        "tiles of side 2048; N in tiles of side N wherever there are more pixels; off never (default: auto)",
+    )
+    size.add_argument("--tile-overlap", type=int, metavar="N", help="of the tiles, in pixels (default: a quarter)")
     size.add_argument("--preview", action="store_true", help="half the size: a quarter of the time, small things lost")
     looks = parser.add_argument_group("what is looked for, and how often")
     looks.add_argument(
@@ -120,10 +134,13 @@ def run(args: argparse.Namespace) -> int:
             min_stuff_area=args.min_area,
             shortest_size=args.shortest_size,
             longest_max_size=args.longest_max_size,
+            tiles=int(args.tiles) if args.tiles.isdecimal() else args.tiles,
+            tile_overlap=args.tile_overlap,
             tta=args.tta,
             classes=args.classes,
             preview=args.preview,
             overrides=args.set,
+            precision=args.precision,
         )
         writers = make_writers(formats, args.out, predictor.metadata) if formats else []
         if args.anonymize is not None:

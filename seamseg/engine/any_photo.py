@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from seamseg.data.images import open_image
+from seamseg.data.images import as_rgb, open_image
 from seamseg.errors import InputError
 
 AnyPhoto: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
@@ -34,7 +34,7 @@ def as_image(photo: AnyPhoto) -> Image.Image:
         if an array or tensor has another shape or type, or values that are no colours
     """
     if isinstance(photo, Image.Image):
-        return photo if photo.mode == "RGB" else photo.convert("RGB")
+        return as_rgb(photo)
     if isinstance(photo, np.ndarray):
         return Image.fromarray(_checked_array(photo))
     if isinstance(photo, Tensor):
@@ -49,16 +49,22 @@ def keepsake(photo: AnyPhoto, image: Image.Image) -> Path | Image.Image:
     return Path(photo) if isinstance(photo, (str, Path)) else image.copy()
 
 
-def runs_of_one_size(
-    items: Iterable[tuple[AnyPhoto, Image.Image, Tensor]], batch_size: int
-) -> Iterator[list[tuple[AnyPhoto, Image.Image, Tensor]]]:
-    """Neighbours whose network inputs, the third entries, have one size, at most `batch_size` together; in order."""
-    group: list[tuple[AnyPhoto, Image.Image, Tensor]] = []
-    for item in items:
-        if group and (len(group) == batch_size or group[0][2].shape != item[2].shape):
+class Opened(NamedTuple):
+    """A photo on its way: what the result will remember of it, its `(height, width)`, and its network input."""
+
+    kept: Path | Image.Image | None
+    size: tuple[int, int]
+    pixels: Tensor
+
+
+def runs_of_one_size(photos: Iterable[Opened], batch_size: int) -> Iterator[list[Opened]]:
+    """Neighbours whose network inputs have one size, at most `batch_size` together; in order."""
+    group: list[Opened] = []
+    for photo in photos:
+        if group and group[0].pixels.shape != photo.pixels.shape:
             yield group
             group = []
-        group.append(item)
+        group.append(photo)
         if len(group) == batch_size:
             yield group
             group = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,17 +14,20 @@ from torch import Tensor
 from seamseg.config import Config
 from seamseg.data.metadata import Metadata
 from seamseg.data.transforms import TestTransform
-from seamseg.engine.any_photo import AnyPhoto, as_image, is_one, keepsake, runs_of_one_size
+from seamseg.engine.any_photo import AnyPhoto, Opened, as_image, is_one, keepsake, runs_of_one_size
 from seamseg.engine.augmentation import Augmentation, predict_augmented
 from seamseg.engine.class_names import choose_classes
 from seamseg.engine.distributed import choose_device
 from seamseg.engine.model_file import open_model
-from seamseg.engine.photos import test_transform
+from seamseg.engine.photos import is_for_tiles, network_input, test_transform
 from seamseg.engine.result import Panoptic, only_classes
 from seamseg.engine.snapshot import load_into
-from seamseg.errors import InputError
+from seamseg.engine.tiled import first_side, free_memory, predict_in_tiles_that_fit
+from seamseg.engine.tiles import LEAST_SIDE, Tiling
+from seamseg.errors import InputError, SeamsegError
 from seamseg.fusion import fuse, to_result
 from seamseg.models.build import build_network
+from seamseg.models.folding import choose_precision, for_inference
 from seamseg.models.panoptic import PanopticNet
 from seamseg.structures import PackedSequence, PanopticResult, Prediction
 
@@ -69,8 +73,14 @@ class Predictor:
     thresholds : of the fusion
     device : to compute on
     averaged : whether its weights are a moving average of those of the training
+    tiling : how huge photos are seen
     augmentation : several looks at each image
     classes : indices of those that results hold; None for all
+
+    Notes
+    -----
+    Where the memory of the GPU does not suffice for an image, it is seen in tiles, ever smaller ones until they fit,
+    unless the tiling is "off". The first time this is said on stderr.
 
     Examples
     --------
@@ -87,6 +97,7 @@ class Predictor:
         thresholds: Thresholds,
         device: torch.device,
         averaged: bool = False,
+        tiling: Tiling = Tiling(),  # noqa: B008  # frozen
         augmentation: Augmentation | None = None,
         classes: Sequence[int] | None = None,
     ) -> None:
@@ -96,28 +107,53 @@ class Predictor:
         self.thresholds = thresholds
         self.device = device
         self.averaged = averaged
+        self.tiling = tiling
         self.augmentation = augmentation
         self.classes = classes
+        self._said = False
 
     @overload
     def predict(  # type: ignore[overload-overlap]  # a path is a text, and a text many texts
-        self, photo: AnyPhoto, keep_photo: bool = True, batch_size: int | None = None
+        self,
+        photo: AnyPhoto,
+        tiles: str | int | None = None,
+        tile_overlap: int | None = None,
+        *,
+        keep_photo: bool = True,
+        batch_size: int | None = None,
     ) -> Panoptic: ...
 
     @overload
     def predict(
-        self, photo: Iterable[AnyPhoto], keep_photo: bool = True, batch_size: int | None = None
+        self,
+        photo: Iterable[AnyPhoto],
+        tiles: str | int | None = None,
+        tile_overlap: int | None = None,
+        *,
+        keep_photo: bool = True,
+        batch_size: int | None = None,
     ) -> list[Panoptic]: ...
 
     def predict(
-        self, photo: AnyPhoto | Iterable[AnyPhoto], keep_photo: bool = True, batch_size: int | None = None
+        self,
+        photo: AnyPhoto | Iterable[AnyPhoto],
+        tiles: str | int | None = None,
+        tile_overlap: int | None = None,
+        *,
+        keep_photo: bool = True,
+        batch_size: int | None = None,
     ) -> Panoptic | list[Panoptic]:
-        """The panoptic map of a photo, at its own size; of several photos a list of them.
+        """The panoptic map of a photo, always at its own size; of several photos a list of them.
 
         Parameters
         ----------
         photo : file of any kind that Pillow reads, PIL image, `H x W x 3` uint8 RGB array, or `3 x H x W` tensor, uint8
-            or float from 0 to 1; or a list of these, of any sizes
+            or float from 0 to 1; or a list of these, of any sizes. A file with an EXIF orientation is seen upright, and
+            the map is too; all else is taken as it is
+        tiles : "auto", "off" or the side of the tiles in pixels of the network's input, see
+            :class:`seamseg.engine.tiles.Tiling`; None as the predictor was made
+        tile_overlap : least overlap of the tiles in pixels of the network's input; None as the predictor was made, or
+            for other `tiles` a quarter of their side
         keep_photo : the result remembers the photo, to draw on: the path of a file, else a copy of the pixels
         batch_size : of several photos, see :meth:`predict_iter`
 
@@ -126,7 +162,9 @@ class Predictor:
         UnreadableImage
             if the file is missing, broken or no image
         InputError
-            if the array or tensor is no RGB image
+            if the array or tensor is no RGB image, or tiles or overlap are wrong
+        SeamsegError
+            if the memory of the GPU does not suffice
 
         Examples
         --------
@@ -134,24 +172,31 @@ class Predictor:
         >>> first, second = model.predict(["a.jpg", Image.open("b.png")])  # doctest: +SKIP
         """
         if is_one(photo):
-            return next(self.predict_iter([photo], keep_photo, 1))  # type: ignore[list-item]
-        return list(self.predict_iter(photo, keep_photo, batch_size))  # type: ignore[arg-type]
+            return next(self.predict_iter([photo], tiles, tile_overlap, keep_photo=keep_photo))  # type: ignore[list-item]
+        results = self.predict_iter(photo, tiles, tile_overlap, keep_photo=keep_photo, batch_size=batch_size)  # type: ignore[arg-type]
+        return list(results)
 
     def predict_iter(
-        self, photos: Iterable[AnyPhoto], keep_photo: bool = True, batch_size: int | None = None
+        self,
+        photos: Iterable[AnyPhoto],
+        tiles: str | int | None = None,
+        tile_overlap: int | None = None,
+        *,
+        keep_photo: bool = True,
+        batch_size: int | None = None,
     ) -> Iterator[Panoptic]:
         """The results of any number of photos, one after the other, in order; memory does not grow with their number.
 
         Parameters
         ----------
         photos : as :meth:`predict` takes them; read as results are asked for
-        keep_photo : as :meth:`predict`
+        tiles, tile_overlap, keep_photo : as :meth:`predict`
         batch_size : neighbours of one size that the network sees together; None for 4 on a GPU, 1 elsewhere. Take 1 for
             a camera, where the next picture is far away
 
         Raises
         ------
-        InputError
+        InputError, SeamsegError
             as :meth:`predict`, when it is the photo's turn
 
         Examples
@@ -163,17 +208,49 @@ class Predictor:
             batch_size = 4 if self.device.type == "cuda" else 1
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, not {batch_size}")
-        opened = ((photo, image, self.transform(image)) for photo in photos for image in (as_image(photo),))
-        for group in runs_of_one_size(opened, batch_size):
-            for (photo, image, _), prediction in zip(group, self.raw([pixels for _, _, pixels in group])):
-                result = self.fuse(prediction, (image.height, image.width))
-                yield Panoptic.of(result, self.metadata, keepsake(photo, image) if keep_photo else None, prediction)
+        tiling = self.tiling if tiles is None else Tiling(tiles)
+        if tile_overlap is not None:
+            tiling = replace(tiling, overlap=tile_overlap)
 
-    def raw(self, images: Sequence[Tensor]) -> list[Prediction]:
-        """What the network says of transformed images `3 x H x W`, on the CPU, in pixels of its input.
+        def opened(photo: AnyPhoto) -> Opened:
+            # the picture is not held: a huge one takes more memory than the rest
+            image = as_image(photo)
+            kept = keepsake(photo, image) if keep_photo else None
+            return Opened(kept, (image.height, image.width), network_input(image, self.transform, tiling))
+
+        for group in runs_of_one_size(map(opened, photos), batch_size):
+            for photo, prediction in zip(group, self.raw([p.pixels for p in group], tiling)):
+                yield Panoptic.of(self.fuse(prediction, photo.size), self.metadata, photo.kept, prediction)
+
+    def raw(self, images: Sequence[Tensor], tiling: Tiling | None = None) -> list[Prediction]:
+        """What the network says of transformed images, on the CPU, in pixels of its input.
 
         Images of different sizes are padded to one, which influences their results a little.
+
+        Parameters
+        ----------
+        images : `3 x H x W`, as :func:`seamseg.engine.photos.network_input` makes them
+        tiling : None as the predictor was made
+
+        Raises
+        ------
+        SeamsegError
+            if the memory of the GPU does not suffice
         """
+        tiling = self.tiling if tiling is None else tiling
+        if not any(map(is_for_tiles, images)):
+            try:
+                return self._see(images)
+            except torch.OutOfMemoryError as error:
+                if not tiling.allowed and len(images) == 1:
+                    raise self._too_large(images[0], "whole; let it use tiles (--tiles auto)") from error
+            # outside of the handler: the error holds on to what the network had made
+            free_memory()
+        if len(images) > 1:
+            return [self.raw([image], tiling)[0] for image in images]
+        return [self._see_in_tiles(image, tiling) for image in images]
+
+    def _see(self, images: Sequence[Tensor]) -> list[Prediction]:
         with torch.inference_mode():
             there = [i.to(self.device, non_blocking=True) for i in images]
             if self.augmentation is None:
@@ -181,6 +258,38 @@ class Predictor:
             else:
                 predictions = predict_augmented(self.net, there, self.augmentation)
         return [_on_cpu(p) for p in predictions]
+
+    def _see_in_tiles(self, image: Tensor, tiling: Tiling) -> Prediction:
+        """What the network says of an image that is for tiles, or does not fit into the memory as a whole."""
+        size = int(image.shape[-2]), int(image.shape[-1])
+        wanted = tiling.side_for(size) if is_for_tiles(image) else None
+        side = first_side(size) if wanted is None else wanted
+
+        def see(part: Tensor) -> Prediction:
+            return self._see([self.transform.normalise(part) if is_for_tiles(part) else part])[0]
+
+        if side is None:
+            raise self._too_large(image, "whole")
+        classes, threshold = len(self.metadata.categories), self.net.selector.nms_threshold
+        try:
+            prediction, used = predict_in_tiles_that_fit(see, image, side, tiling, classes, threshold)
+        except torch.OutOfMemoryError as error:
+            raise self._too_large(image, f"even in tiles of {LEAST_SIDE} pixels") from error
+        if used != wanted and not self._said:
+            print(
+                f"{self.device}: not enough memory to see {size[1]} x {size[0]} pixels at once, seen in tiles of "
+                f"{used}; the same is done with others, unsaid",
+                file=sys.stderr,
+                flush=True,
+            )
+            self._said = True
+        return prediction
+
+    def _too_large(self, image: Tensor, how: str) -> SeamsegError:
+        return SeamsegError(
+            f"{self.device}: not enough memory to see {image.shape[-1]} x {image.shape[-2]} pixels {how}, or choose a "
+            "smaller --shortest-size or --device cpu"
+        )
 
     def fuse(self, prediction: Prediction, native_size: tuple[int, int]) -> PanopticResult:
         """One panoptic map of what the network says, at the `(height, width)` of the photo."""
@@ -201,10 +310,13 @@ def load_predictor(
     min_stuff_area: int | None = None,
     shortest_size: int | None = None,
     longest_max_size: int | None = None,
+    tiles: str | int = "auto",
+    tile_overlap: int | None = None,
     tta: str | Augmentation | None = None,
     classes: str | Sequence[str] | None = None,
     preview: bool = False,
     overrides: Sequence[str] = (),
+    precision: str = "fp32",
 ) -> Predictor:
     """Open a trained model for inference; available as `seamseg.load`.
 
@@ -216,18 +328,23 @@ def load_predictor(
     score_threshold, overlap_threshold, min_stuff_area : of the fusion, see `[general]`; None as configured
     shortest_size, longest_max_size : of the network's input in pixels; None as configured, the longest side at most 4
         times the shortest, or the configured maximum if that is more
+    tiles, tile_overlap : of huge images: "auto", "off" or a side, and the least overlap, in pixels of the network's
+        input; see :class:`seamseg.engine.tiles.Tiling`
     tta : several looks at each image, as `"flip,0.75,1.0,1.25"`: see :class:`seamseg.engine.augmentation.Augmentation`
     classes : names of those that results hold, all others are void; None for all
     preview : at half the size: a quarter of the time, small things are lost
     overrides : configuration keys as `section.key=value`
+    precision : fp32, bf16, fp16 (GPU only) or auto (bf16 where the device has it); below fp32 results differ a little
 
     Raises
     ------
     InputError
         if the model is missing, broken, or not what its configuration and metadata say
     """
+    tiling = Tiling(tiles, tile_overlap)
     augmentation = Augmentation.parse(tta)
     chosen = device if isinstance(device, torch.device) else choose_device(device)
+    choose_precision(precision, chosen)
     opened = open_model(model, config, meta, list(overrides))
     # all arguments are checked before the network is built, which takes seconds
     transform = test_transform(opened.config, shortest_size, longest_max_size)
@@ -238,7 +355,10 @@ def load_predictor(
     kept = None if classes is None else choose_classes(classes, opened.metadata, "--classes")
     net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
     averaged = load_into(net, opened.snapshot, strict=True, name=opened.name).averaged
-    return Predictor(net, opened.metadata.without_images(), transform, thresholds, chosen, averaged, augmentation, kept)
+    net = for_inference(net, chosen, precision)
+    return Predictor(
+        net, opened.metadata.without_images(), transform, thresholds, chosen, averaged, tiling, augmentation, kept
+    )
 
 
 def _on_cpu(p: Prediction) -> Prediction:

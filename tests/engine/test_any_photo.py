@@ -1,5 +1,7 @@
 """Whatever people call a photo, alone and many together."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from PIL import Image
 
 import seamseg
 from engine.conftest import narrow_body
-from seamseg.engine.any_photo import as_image, runs_of_one_size
+from seamseg.engine.any_photo import Opened, as_image, runs_of_one_size
 from seamseg.engine.result import Panoptic
 from seamseg.errors import InputError
 
@@ -74,9 +76,8 @@ def test_no_photos(photo, message):
 )
 def test_runs_keep_the_order(sizes, batch_size, expected):
     inputs = {"a": torch.zeros(3, 4, 4), "b": torch.zeros(3, 4, 5)}
-    image = Image.new("RGB", (1, 1))
-    runs = runs_of_one_size(((name, image, inputs[name]) for name in sizes), batch_size)
-    assert ["".join(item[0] for item in run) for run in runs] == expected
+    runs = runs_of_one_size((Opened(Path(name), (1, 1), inputs[name]) for name in sizes), batch_size)
+    assert ["".join(str(photo.kept) for photo in run) for run in runs] == expected
 
 
 @pytest.fixture(scope="module")

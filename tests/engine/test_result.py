@@ -164,7 +164,7 @@ def test_saved_json_is_read_by_the_evaluation(result, tmp_path):
     path = result.save(tmp_path / "street.json")
     assert set(np.unique(read_id_png(tmp_path / "street" / "street.png"))) > {0}
     scores = evaluate_panoptic_json(path, path)
-    assert scores.total.pq == 1
+    assert scores.PQ == 1
 
 
 def test_npz_comes_back(result, tmp_path):
