@@ -15,7 +15,7 @@ from seamseg.evaluation.evaluator import ClassTable, class_infos
 from seamseg.evaluation.matching import SegmentInfo
 from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.evaluation.threads import threaded_map
-from seamseg.files import write_json
+from seamseg.files import below, write_json
 from seamseg.ops.extract_boxes import extract_boxes
 from seamseg.structures import PanopticResult, Segment
 
@@ -68,6 +68,11 @@ class CocoPanopticWriter:
         Returns
         -------
         annotation : its entry in the JSON; `segments_info` in the order of the segments, without crowds
+
+        Raises
+        ------
+        InputError
+            if the name leads out of the folder
         """
         segments = [s for s in result.segments if not s.iscrowd]
         return self.add_map(image_id, result.id_map, segments, photo_name)
@@ -77,10 +82,13 @@ class CocoPanopticWriter:
     ) -> dict[str, Any]:
         """As :meth:`add` for any id map; crowds are kept, ids without a segment become void."""
         new_ids = self._colour_ids(segments)
+        path = below(self.folder, f"{image_id}.png")
+        if path is None:
+            raise InputError(f"{image_id!r} is no name for an image: its file would not lie below {self.folder}")
         highest = max(int(id_map.max(initial=0)), *(s.id for s in segments), 0)
         lookup = np.zeros(highest + 1, np.uint32)
         lookup[[s.id for s in segments]] = new_ids
-        write_id_png(self.folder / f"{image_id}.png", lookup[id_map])
+        write_id_png(path, lookup[id_map])
         height, width = id_map.shape
         annotation = {
             "image_id": image_id,

@@ -154,6 +154,16 @@ def test_same_name_twice_is_an_error(tmp_path):
         writer.write_json()
 
 
+@pytest.mark.parametrize("name", ["../a", "b/../../a", "{tmp}/a"])
+def test_names_stay_in_the_folder(tmp_path, name):
+    writer = CocoPanopticWriter(tmp_path / "out" / "x.json", Meta())
+    with pytest.raises(InputError, match="is no name for an image"):
+        writer.add(name.format(tmp=tmp_path), random_result(0))
+    assert not list(tmp_path.rglob("*.png"))
+    writer.add("b/at 12:30", random_result(0))
+    assert [p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.png")] == ["out/x/b/at 12:30.png"]
+
+
 def test_ground_truth_against_itself(pair):
     scores = evaluate_panoptic_json(pair[0], pair[0])
     assert (scores.PQ, scores.SQ, scores.RQ, scores.PQ_dagger, scores.mIoU) == (1, 1, 1, 1, 1)
