@@ -123,7 +123,8 @@ def _partners(gt: CocoPanoptic, pred: CocoPanoptic) -> Mapping[int | str, Annota
     partner: dict[int | str, Annotation] = {}
     for annotation in gt.annotations:
         name = gt.photo_names.get(annotation.image_id, annotation.file_name)
-        found = by_id.get(annotation.image_id) or by_id.get(str(PurePosixPath(name).with_suffix("")))
+        photo = PurePosixPath(name)
+        found = by_id.get(annotation.image_id) or by_id.get(str(photo.with_suffix("")) if photo.name else name)
         if found is None:
             missing = sum(a.image_id not in by_id for a in gt.annotations)
             raise InputError(
