@@ -17,6 +17,7 @@ from seamseg.data.folder import DatasetFolder
 from seamseg.data.metadata import Metadata
 from seamseg.engine.distributed import World, distributed
 from seamseg.engine.ground_truth import export_dataset
+from seamseg.engine.layouts.cityscapes import city_of
 from seamseg.engine.sources import Source, refuse_sharing
 from seamseg.engine.validate import Validator
 from seamseg.engine.writers import make_writers
@@ -241,10 +242,19 @@ def changed(**fields) -> Metadata:
 
 
 @pytest.mark.parametrize(
+    ("frame", "city"),
+    [("bonn_000000_000019", "bonn"), ("DSC0001", "unknown"), ("_DSC_0001", "unknown"), (".._0_1", "unknown")],
+)
+def test_every_frame_has_a_folder_that_readers_look_into(frame, city):
+    assert city_of(frame) == city
+
+
+@pytest.mark.parametrize(
     ("format_", "classes", "message"),
     [
         ("cityscapes", changed(categories=["road", "sky", "person", "boat"]), "'boat' is no class of Cityscapes"),
         ("cityscapes", changed(categories=["road", "car", "person", "rider"]), "'car' is stuff here but a thing in"),
+        ("cityscapes", changed(categories=["road", "sky", "car", "Car"]), "two classes are 'Car'"),
         ("vistas", changed(original_ids=[0, 1, 2, 255]), "original id 255"),
         ("vistas", changed(original_ids=[0, 1, 2, 2]), "two classes have the original id 2"),
     ],
