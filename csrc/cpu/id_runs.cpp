@@ -82,6 +82,8 @@ std::tuple<Tensor, Tensor> decode_id_runs(const Tensor& stream, int64_t height, 
   constexpr int64_t kMost = (int64_t{1} << 31) - 1;
   STD_TORCH_CHECK(height > 0 && width > 0 && height <= kMost / width, "decode_id_runs: 1 to 2^31-1 pixels");
   const Tensor bytes = torch::stable::contiguous(stream);
+  // no byte of a stream can stand for more than 1032: nothing is set aside for a size that is a lie
+  STD_TORCH_CHECK(height * (kPixel * width + 1) <= 1032 * bytes.numel(), "the compressed data are too short for the size");
   Runs runs(width);
   const auto take_row = [&](const uint8_t* row) { runs.add_row(row); };
   Inflater inflater(data<uint8_t>(bytes), bytes.numel(), height, kPixel * width + 1, take_row);

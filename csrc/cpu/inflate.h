@@ -197,8 +197,6 @@ class Inflater {
     STD_TORCH_CHECK(size >= 6 && (in[0] & 15) == 8 && (in[0] >> 4) <= 7 && (in[0] << 8 | in[1]) % 31 == 0,
                     "not a zlib stream");
     STD_TORCH_CHECK((in[1] & 32) == 0, "a zlib stream with a dictionary");
-    // no byte of the stream can stand for more than 1032: nothing is set aside for a size that is a lie
-    STD_TORCH_CHECK(left_ <= 1032 * size, "the compressed data are too short for the size");
     window_.resize(kHistory + std::max<int64_t>(kRoom, 2 * row) + kSlack);
     at_ = window_.data();
     unread_ = at_;

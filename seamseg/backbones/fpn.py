@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -46,7 +47,7 @@ class FPN(nn.Module):
         """Maps of the backbone, finest first -> the levels `N x out_channels x h x w`, finest first."""
         levels = [lateral(x) for lateral, x in zip(self.lateral, maps)]
         for i in range(len(levels) - 2, -1, -1):
-            levels[i] = levels[i] + self._enlarge(levels[i + 1], levels[i])
+            levels[i] = self._add_enlarged(levels[i], levels[i + 1])
         levels = [output(x) for output, x in zip(self.output, levels)]
         if self.extra_scales > 0:
             x = maps[-1]
@@ -54,6 +55,16 @@ class FPN(nn.Module):
                 x = extra(x)
                 levels.append(x)
         return levels
+
+    def _add_enlarged(self, fine: Tensor, coarse: Tensor) -> Tensor:
+        height, width = coarse.shape[-2:]
+        doubled = fine.shape[-2:] == (2 * height, 2 * width)
+        if torch.is_grad_enabled() or self.interpolation != "nearest" or not doubled:
+            return fine + self._enlarge(coarse, fine)
+        # each coarse value is added to its four pixels, the enlarged map never exists
+        cells = fine.unflatten(3, (width, 2)).unflatten(2, (height, 2))
+        cells.add_(coarse[:, :, :, None, :, None])
+        return fine
 
     def _enlarge(self, x: Tensor, like: Tensor) -> Tensor:
         size = like.shape[-2:]

@@ -1,5 +1,8 @@
 """glibc's allocator, told to keep large buffers, which saves CPU time (docs/performance.md).
 
+Those above 256 MiB are not kept: holes of that size would double the peak for huge photos, and filling them takes so
+long that getting them anew does not count.
+
 The settings are read when a process starts, so the command starts itself once more with them.
 """
 
@@ -10,7 +13,7 @@ import platform
 import sys
 
 SETTINGS = {
-    "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
+    "MALLOC_MMAP_THRESHOLD_": str(256 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(8 << 30),
     "MALLOC_TOP_PAD_": str(256 << 20),
 }

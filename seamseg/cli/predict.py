@@ -40,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="F", help="INI file, if the model does not hold one")
     parser.add_argument("--meta", metavar="F", help="metadata.bin, if the model does not hold one")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument(
+        "--precision",
+        default="fp32",
+        metavar="P",
+        help="fp32, bf16, fp16 (GPU only), or auto: bf16 where the device has it (default: fp32)",
+    )
     fusion = parser.add_argument_group("from detections and classes to one map (defaults: the model's configuration)")
     fusion.add_argument("--score-threshold", type=float, metavar="P", help="least score of a detection")
     fusion.add_argument(
@@ -59,6 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="longest side at most; panoramas are shrunk to it "
         "(default: 4 times the shortest size, or the configured longest_max_size if that is more)",
     )
+    size.add_argument(
+        "--tiles",
+        default="auto",
+        metavar="auto|off|N",
+        help="see huge photos in overlapping tiles, which bounds the memory: auto beyond 16 Mi pixels of input, in "
+        "tiles of side 2048; N in tiles of side N wherever there are more pixels; off never (default: auto)",
+    )
+    size.add_argument("--tile-overlap", type=int, metavar="N", help="of the tiles, in pixels (default: a quarter)")
     work = parser.add_argument_group("work")
     work.add_argument("--batch-size", type=int, default=1, metavar="N", help="photos of one size together (default: 1)")
     work.add_argument("--workers", type=int, metavar="N", help="processes that decode (default: up to 4); 0 for none")
@@ -94,7 +108,10 @@ def run(args: argparse.Namespace) -> int:
             min_stuff_area=args.min_area,
             shortest_size=args.shortest_size,
             longest_max_size=args.longest_max_size,
+            tiles=int(args.tiles) if args.tiles.isdecimal() else args.tiles,
+            tile_overlap=args.tile_overlap,
             overrides=args.set,
+            precision=args.precision,
         )
         writers = make_writers([f.strip() for f in args.format.split(",") if f.strip()], args.out, predictor.metadata)
         workers = min(4, available_cores()) if args.workers is None else args.workers

@@ -42,6 +42,13 @@ def open_image(path: str | Path, data: bytes | None = None) -> Image.Image:
     return _decode(Path(path), _upright_rgb, data)
 
 
+def as_rgb(image: Image.Image) -> Image.Image:
+    """An open picture of any kind as 8-bit RGB, converted as :func:`open_image` does, but not turned."""
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.copy()  # what follows changes its info
+    return _rgb(image, _is_deep(image))
+
+
 def open_reduced(path: str | Path, at_least: tuple[int, int]) -> tuple[Image.Image, tuple[int, int]]:
     """As :func:`open_image`, but a JPEG is decoded at the smallest of its full, half, quarter or eighth size that is
     not below `at_least`, `(height, width)`. Its pixels are those of no resampling filter, but near enough for training.
@@ -143,11 +150,17 @@ def _orientation(image: Image.Image) -> int:
 
 def _upright_rgb(image: Image.Image) -> Image.Image:
     turned = _orientation(image) != 1
-    # Pillow 10 opens 16-bit PNG as 32-bit integers
-    deep = image.mode in _GREY_16 or (image.mode == "I" and image.format == "PNG")
+    deep = _is_deep(image)
     image.load()
-    if turned:
-        image = ImageOps.exif_transpose(image)
+    return _rgb(ImageOps.exif_transpose(image) if turned else image, deep)
+
+
+def _is_deep(image: Image.Image) -> bool:
+    # Pillow 10 opens 16-bit PNG as 32-bit integers
+    return image.mode in _GREY_16 or (image.mode == "I" and image.format == "PNG")
+
+
+def _rgb(image: Image.Image, deep: bool) -> Image.Image:
     if image.mode in _GREY_16 or image.mode in ("I", "F"):
         image = Image.fromarray(_to_8_bit(np.asarray(image), deep))
     elif image.mode in ("La", "RGBa"):
@@ -162,8 +175,13 @@ def _to_8_bit(values: np.ndarray, deep: bool) -> np.ndarray:
         values = np.nan_to_num(values.astype(np.float32), nan=0.0, posinf=255.0, neginf=0.0)
         scale = 255.0 if values.size and values.max() <= 1 else 1.0
         return np.clip(np.rint(values * scale), 0, 255).astype(np.uint8)
-    wide = np.clip(values.astype(np.int64), 0, 65535)
-    return ((wide * 255 + 32767) // 65535 if deep or wide.max(initial=0) > 255 else wide).astype(np.uint8)
+    deep = deep or values.max(initial=0) > 255
+    table = np.arange(65536)
+    table = ((table * 255 + 32767) // 65535 if deep else table).astype(np.uint8)
+    narrow = np.empty(values.shape, np.uint8)
+    for rows, result in zip(values, narrow):  # as indices they take eight bytes a pixel
+        result[...] = table[np.clip(rows, 0, 65535)]
+    return narrow
 
 
 def _integers(image: Image.Image, path: Path) -> np.ndarray:

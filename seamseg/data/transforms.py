@@ -97,11 +97,20 @@ class TestTransform:
 
     def __call__(self, image: Image.Image) -> Tensor:
         """`3 x H x W` float32 from an RGB picture."""
-        if self.shortest_size is not None:
-            size = scaled_size(image.size, self.shortest_size, self.longest_max_size)
-            if size != image.size:
-                image = image.resize(size, Image.Resampling.BILINEAR)
-        return self._normalise(bytes_of(image))
+        return self.normalise(bytes_of(self.scale(image)))
+
+    def size_of(self, size: tuple[int, int]) -> tuple[int, int]:
+        """The size at which the network sees a picture of a size, both `(height, width)` or `(width, height)`."""
+        return size if self.shortest_size is None else scaled_size(size, self.shortest_size, self.longest_max_size)
+
+    def scale(self, image: Image.Image) -> Image.Image:
+        """The picture at the size of the network's input."""
+        size = self.size_of(image.size)
+        return image if size == image.size else image.resize(size, Image.Resampling.BILINEAR)
+
+    def normalise(self, pixels: Tensor) -> Tensor:
+        """`3 x H x W` float32 from uint8, of the scaled picture or a part of it."""
+        return self._normalise(pixels)
 
 
 @dataclass(frozen=True)

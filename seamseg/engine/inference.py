@@ -62,7 +62,8 @@ def predict_all(
         refuse_overwriting(sources, [path for paths in outputs for path in paths])
         refuse_sharing(sources, outputs)
     mine = world.shard(list(sources))
-    photos = _Readable(PhotoDataset([s.path for s in mine], predictor.transform, any(w.needs_photo for w in writers)))
+    keep_rgb = any(writer.needs_photo for writer in writers)
+    photos = _Readable(PhotoDataset([s.path for s in mine], predictor.transform, keep_rgb, predictor.tiling))
     background = Background()
     try:
         for group in equal_size_batches(photos.read(workers, world.is_main), batch_size, lambda photo: photo.image):

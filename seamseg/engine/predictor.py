@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +13,19 @@ from PIL import Image
 from torch import Tensor
 
 from seamseg.config import Config
-from seamseg.data.images import open_image
+from seamseg.data.images import as_rgb, open_image
 from seamseg.data.metadata import Metadata
 from seamseg.data.transforms import TestTransform
 from seamseg.engine.distributed import choose_device
 from seamseg.engine.model_file import open_model
-from seamseg.engine.photos import test_transform
+from seamseg.engine.photos import is_for_tiles, network_input, test_transform
 from seamseg.engine.snapshot import load_into
-from seamseg.errors import InputError
+from seamseg.engine.tiled import first_side, free_memory, predict_in_tiles_that_fit
+from seamseg.engine.tiles import LEAST_SIDE, Tiling
+from seamseg.errors import InputError, SeamsegError
 from seamseg.fusion import fuse, to_result
 from seamseg.models.build import build_network
+from seamseg.models.folding import choose_precision, for_inference
 from seamseg.models.panoptic import PanopticNet
 from seamseg.structures import PackedSequence, PanopticResult, Prediction
 
@@ -67,6 +71,12 @@ class Predictor:
     thresholds : of the fusion
     device : to compute on
     averaged : whether its weights are a moving average of those of the training
+    tiling : how huge photos are seen
+
+    Notes
+    -----
+    Where the memory of the GPU does not suffice for an image, it is seen in tiles, ever smaller ones until they fit,
+    unless the tiling is "off". The first time this is said on stderr.
 
     Examples
     --------
@@ -83,6 +93,7 @@ class Predictor:
         thresholds: Thresholds,
         device: torch.device,
         averaged: bool = False,
+        tiling: Tiling = Tiling(),  # noqa: B008  # frozen
     ) -> None:
         self.net = net.to(device).eval()
         self.metadata = metadata
@@ -90,32 +101,108 @@ class Predictor:
         self.thresholds = thresholds
         self.device = device
         self.averaged = averaged
+        self.tiling = tiling
+        self._said = False
 
-    def predict(self, photo: str | Path | Image.Image | np.ndarray) -> PanopticResult:
-        """The panoptic map of a photo, at its own size.
+    def predict(
+        self,
+        photo: str | Path | Image.Image | np.ndarray,
+        tiles: str | int | None = None,
+        tile_overlap: int | None = None,
+    ) -> PanopticResult:
+        """The panoptic map of a photo, always at its own size.
 
         Parameters
         ----------
-        photo : file of any kind that Pillow reads, PIL image, or `H x W x 3` uint8 RGB array
+        photo : file of any kind that Pillow reads, PIL image, or `H x W x 3` uint8 RGB array. A file with an EXIF
+            orientation is seen upright, and the map is too; images and arrays are taken as they are
+        tiles : "auto", "off" or the side of the tiles in pixels of the network's input, see
+            :class:`seamseg.engine.tiles.Tiling`; None as the predictor was made
+        tile_overlap : least overlap of the tiles in pixels of the network's input; None as the predictor was made, or
+            for other `tiles` a quarter of their side
 
         Raises
         ------
         UnreadableImage
             if the file is missing, broken or no image
         InputError
-            if the array is no RGB image
+            if the array is no RGB image, or tiles or overlap are wrong
+        SeamsegError
+            if the memory of the GPU does not suffice
         """
+        tiling = self.tiling if tiles is None else Tiling(tiles)
+        if tile_overlap is not None:
+            tiling = replace(tiling, overlap=tile_overlap)
         image = _as_image(photo)
-        return self.fuse(self.raw([self.transform(image)])[0], (image.height, image.width))
+        size = (image.height, image.width)
+        pixels = network_input(image, self.transform, tiling)
+        del image  # a huge photo takes more memory than the rest
+        return self.fuse(self.raw([pixels], tiling)[0], size)
 
-    def raw(self, images: Sequence[Tensor]) -> list[Prediction]:
-        """What the network says of transformed images `3 x H x W`, on the CPU, in pixels of its input.
+    def raw(self, images: Sequence[Tensor], tiling: Tiling | None = None) -> list[Prediction]:
+        """What the network says of transformed images, on the CPU, in pixels of its input.
 
         Images of different sizes are padded to one, which influences their results a little.
+
+        Parameters
+        ----------
+        images : `3 x H x W`, as :func:`seamseg.engine.photos.network_input` makes them
+        tiling : None as the predictor was made
+
+        Raises
+        ------
+        SeamsegError
+            if the memory of the GPU does not suffice
         """
+        tiling = self.tiling if tiling is None else tiling
+        if not any(map(is_for_tiles, images)):
+            try:
+                return self._see(images)
+            except torch.OutOfMemoryError as error:
+                if not tiling.allowed and len(images) == 1:
+                    raise self._too_large(images[0], "whole; let it use tiles (--tiles auto)") from error
+            # outside of the handler: the error holds on to what the network had made
+            free_memory()
+        if len(images) > 1:
+            return [self.raw([image], tiling)[0] for image in images]
+        return [self._see_in_tiles(image, tiling) for image in images]
+
+    def _see(self, images: Sequence[Tensor]) -> list[Prediction]:
         with torch.inference_mode():
             predictions = self.net.predict(PackedSequence([i.to(self.device, non_blocking=True) for i in images]))
         return [_on_cpu(p) for p in predictions]
+
+    def _see_in_tiles(self, image: Tensor, tiling: Tiling) -> Prediction:
+        """What the network says of an image that is for tiles, or does not fit into the memory as a whole."""
+        size = int(image.shape[-2]), int(image.shape[-1])
+        wanted = tiling.side_for(size) if is_for_tiles(image) else None
+        side = first_side(size) if wanted is None else wanted
+
+        def see(part: Tensor) -> Prediction:
+            return self._see([self.transform.normalise(part) if is_for_tiles(part) else part])[0]
+
+        if side is None:
+            raise self._too_large(image, "whole")
+        classes, threshold = len(self.metadata.categories), self.net.selector.nms_threshold
+        try:
+            prediction, used = predict_in_tiles_that_fit(see, image, side, tiling, classes, threshold)
+        except torch.OutOfMemoryError as error:
+            raise self._too_large(image, f"even in tiles of {LEAST_SIDE} pixels") from error
+        if used != wanted and not self._said:
+            print(
+                f"{self.device}: not enough memory to see {size[1]} x {size[0]} pixels at once, seen in tiles of "
+                f"{used}; the same is done with others, unsaid",
+                file=sys.stderr,
+                flush=True,
+            )
+            self._said = True
+        return prediction
+
+    def _too_large(self, image: Tensor, how: str) -> SeamsegError:
+        return SeamsegError(
+            f"{self.device}: not enough memory to see {image.shape[-1]} x {image.shape[-2]} pixels {how}, or choose a "
+            "smaller --shortest-size or --device cpu"
+        )
 
     def fuse(self, prediction: Prediction, native_size: tuple[int, int]) -> PanopticResult:
         """One panoptic map of what the network says, at the `(height, width)` of the photo."""
@@ -135,7 +222,10 @@ def load_predictor(
     min_stuff_area: int | None = None,
     shortest_size: int | None = None,
     longest_max_size: int | None = None,
+    tiles: str | int = "auto",
+    tile_overlap: int | None = None,
     overrides: Sequence[str] = (),
+    precision: str = "fp32",
 ) -> Predictor:
     """Open a trained model for inference; available as `seamseg.load`.
 
@@ -147,26 +237,32 @@ def load_predictor(
     score_threshold, overlap_threshold, min_stuff_area : of the fusion, see `[general]`; None as configured
     shortest_size, longest_max_size : of the network's input in pixels; None as configured, the longest side at most 4
         times the shortest, or the configured maximum if that is more
+    tiles, tile_overlap : of huge images: "auto", "off" or a side, and the least overlap, in pixels of the network's
+        input; see :class:`seamseg.engine.tiles.Tiling`
     overrides : configuration keys as `section.key=value`
+    precision : fp32, bf16, fp16 (GPU only) or auto (bf16 where the device has it); below fp32 results differ a little
 
     Raises
     ------
     InputError
         if the model is missing, broken, or not what its configuration and metadata say
     """
+    tiling = Tiling(tiles, tile_overlap)
     chosen = device if isinstance(device, torch.device) else choose_device(device)
+    choose_precision(precision, chosen)
     opened = open_model(model, config, meta, list(overrides))
     # all arguments are checked before the network is built, which takes seconds
     transform = test_transform(opened.config, shortest_size, longest_max_size)
     thresholds = Thresholds.of(opened.config, score_threshold, overlap_threshold, min_stuff_area)
     net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
     averaged = load_into(net, opened.snapshot, strict=True, name=opened.name).averaged
-    return Predictor(net, opened.metadata.without_images(), transform, thresholds, chosen, averaged)
+    net = for_inference(net, chosen, precision)
+    return Predictor(net, opened.metadata.without_images(), transform, thresholds, chosen, averaged, tiling)
 
 
 def _as_image(photo: str | Path | Image.Image | np.ndarray) -> Image.Image:
     if isinstance(photo, Image.Image):
-        return photo if photo.mode == "RGB" else photo.convert("RGB")
+        return as_rgb(photo)
     if isinstance(photo, np.ndarray):
         if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3 or 0 in photo.shape:
             raise InputError(

@@ -48,6 +48,7 @@ class PanopticNet(nn.Module):
     ----------
     fake_rois : in training, run the ROI head on a fake region where there is nothing to sample, so that every step uses
         every parameter (`[general] unused_parameters = fake`); False: leave it out
+    dtype : of the network's input; None for that of the images
     sizes_vary : tell torch.compile, where body and semantic head went through it, that heights and widths change
     """
 
@@ -85,6 +86,7 @@ class PanopticNet(nn.Module):
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.to(memory_format=self.memory_format)
         self.sizes_vary = False
+        self.dtype: torch.dtype | None = None
 
     # Training
 
@@ -194,7 +196,7 @@ class PanopticNet(nn.Module):
     def encode(self, images: PackedSequence) -> Features:
         """Pad the images to one size and run the body."""
         padded, sizes = images.as_padded()
-        padded = padded.contiguous(memory_format=self.memory_format)
+        padded = padded.to(dtype=self.dtype, memory_format=self.memory_format)
         if self.sizes_vary:
             _let_sizes_vary([padded])
         levels = self.body(padded)
@@ -252,8 +254,7 @@ class PanopticNet(nn.Module):
         for start in range(0, max(all_boxes.shape[0], 1), _ROI_CHUNK):
             chunk = slice(start, start + _ROI_CHUNK)
             x = self.rois(features.levels, all_boxes[chunk], index[chunk], features.padded_size)
-            logits = self.roi_head.masks(x)
-            parts.append(logits[torch.arange(logits.shape[0], device=logits.device), all_classes[chunk]].float())
+            parts.append(self.roi_head.masks_of(x, all_classes[chunk]).float())
         return list(torch.cat(parts).split([b.shape[0] for b in boxes]))
 
     def segment(self, features: Features) -> list[Tensor | None]:

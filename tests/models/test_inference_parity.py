@@ -1,4 +1,4 @@
-"""The whole network on pictures, stage by stage, against what the original gave for the same weights.
+"""The whole network on pictures, as trained and folded, stage by stage, against the original with the same weights.
 
 Tolerances are about ten times what the original differs from itself between two convolution libraries.
 """
@@ -9,6 +9,7 @@ from golden_files import has, tensor
 from torch.nn import functional
 
 from seamseg.fusion import fuse
+from seamseg.models.folding import fold_abn
 from seamseg.structures import PackedSequence
 
 from .conftest import NUM_STUFF, golden_image
@@ -38,9 +39,14 @@ class Case:
         return len(self.images)
 
 
+@pytest.fixture(scope="module", params=["trained", "folded"])
+def net(request, golden_net):
+    return golden_net if request.param == "trained" else fold_abn(golden_net)
+
+
 @pytest.fixture(scope="module", params=CASES)
-def case(request, golden_net, cityscapes):
-    return Case(request.param, golden_net, cityscapes)
+def case(request, net, cityscapes):
+    return Case(request.param, net, cityscapes)
 
 
 def error(found, wanted):
@@ -111,17 +117,27 @@ def test_region_logits_of_fixed_boxes_on_all_levels(case):
     assert error(masks.flatten(1)[:, case.stored("fixed_msk_idx")], case.stored("fixed_msk_logits")) < 1.7e-3
 
 
+def same_detections(found, boxes, classes, scores):
+    """Which of ours each stored detection is; only those of nearly the same score may have changed places."""
+    distance = (found.boxes[None] - boxes[:, None]).abs().amax(dim=-1)
+    order = torch.where(found.classes[None] == classes[:, None], distance, torch.inf).argmin(dim=1)
+    assert order.sort().values.tolist() == list(range(len(boxes)))
+    assert (scores[order] - scores).abs().max() < 2e-4
+    return order
+
+
 def test_detections(case):
     for i, found in enumerate(case.predictions):
         boxes, classes = case.stored(f"bbx_pred_{i}"), case.stored(f"cls_pred_{i}")
         assert found.classes.tolist() == classes.tolist(), "the same detections in the same order"
-        moved = (found.boxes - boxes).abs().amax(dim=1)
+        order = same_detections(found, boxes, classes, case.stored(f"obj_pred_{i}"))
+        moved = (found.boxes[order] - boxes).abs().amax(dim=1)
         assert (moved < 0.01).float().mean() >= 0.98 and moved.max() < 0.05
-        differs = (found.scores - case.stored(f"obj_pred_{i}")).abs()
-        assert (differs < 1e-4).float().mean() >= 0.95 and differs.max() < 1e-3
+        differs = (found.scores[order] - case.stored(f"obj_pred_{i}")).abs()
+        assert (differs < 1e-4).float().mean() >= 0.9 and differs.max() < 1e-3
         at = case.stored("msk_idx" if case.has("msk_idx") else f"msk_idx_{i}")
         wanted = case.stored(f"msk_val_{i}")
-        logits = (found.mask_logits.flatten(1)[:, at] - wanted).abs()
+        logits = (found.mask_logits.flatten(1)[order][:, at] - wanted).abs()
         assert logits.mean() < 1e-3 and logits.max() < 1e-2 * float(wanted.abs().max())
         assert list(found.mask_logits.shape) == case.stored(f"msk_shape_{i}").tolist()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -37,6 +38,7 @@ class ROIHead(nn.Module):
         super().__init__()
         self.num_things = num_things
         self.with_masks = with_masks
+        self.roi_size = roi_size
         cells = (roi_size[0] // 2) * (roi_size[1] // 2)
         self.fc = nn.Sequential(
             OrderedDict(
@@ -62,7 +64,9 @@ class ROIHead(nn.Module):
 
     def boxes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features `K x C x roi_size` -> class logits `K x (things + 1)` (0 = background), codes `K x things x 4`."""
-        x = self.fc(functional.avg_pool2d(x, 2).flatten(1))
+        x = functional.avg_pool2d(x, 2)
+        # folded for inference, the branch takes regions as they lie in memory
+        x = self.fc(x.flatten(1) if isinstance(self.fc, nn.Sequential) else x)
         return self.roi_cls(x), self.roi_bbx(x).reshape(x.shape[0], self.num_things, 4)
 
     def masks(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -80,6 +84,18 @@ class ROIHead(nn.Module):
             return self.roi_msk(norm.upsample_rows(x, rows, enlarge))
         x = norm(enlarge(x))
         return self.roi_msk(x if rows is None else x[rows])
+
+    def masks_of(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Mask logits `K x 28 x 28` of features `K x C x 14 x 14`, each for the thing class of its region (`K`)."""
+        for layer in self.conv:
+            x = layer(x)
+        # the other classes' logits need not be made
+        weight, bias = self.roi_msk.weight.flatten(1)[classes], self.roi_msk.bias
+        pixels = x.permute(0, 2, 3, 1).flatten(1, 2)
+        logits = torch.bmm(pixels, weight[:, :, None]).squeeze(2)
+        if bias is not None:
+            logits = logits + bias[classes, None]
+        return logits.view(x.shape[0], *x.shape[2:])
 
     def forward(self, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """All branches: class logits, box codes and (of `rows` only, if given) mask logits or None."""

@@ -1,0 +1,113 @@
+"""Peak memory and seconds of huge photos, seen whole and in tiles, each in a fresh process.
+
+    python benchmarks/huge_photo.py 8000x4000 12000x8400 40000x200 --tiles off 1024
+    python benchmarks/huge_photo.py 12000x8400 --shortest-size 8400 --network small --tiles 2048
+
+vistas_r50 with random weights, on the CPU, given what a trained network would give: the best 100 detections of an image
+are kept whatever their score. `--network small` is toy_city_r18, to see the memory of the maps of the largest photos
+without waiting for hours. The peak is VmHWM, all of the process: torch, the weights and the decoded photo are in it,
+and `before` is the peak until then. The allocator is set as the command line sets it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+NETWORKS = {"vistas_r50": "vistas_r50", "small": "toy_city_r18"}
+STUFF, THINGS = 28, 37
+
+
+def peak_gib() -> float:
+    """The most memory that this process has had, in GiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**20
+
+
+def predict(size: tuple[int, int], tiles: str, overlap: int | None, shortest: int | None, network: str) -> dict:
+    """One photo of `(width, height)` in this process: its peak, seconds, and how many tiles the network saw."""
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    from seamseg.config import load_config
+    from seamseg.data.metadata import Metadata
+    from seamseg.engine.photos import test_transform
+    from seamseg.engine.predictor import Predictor, Thresholds
+    from seamseg.engine.tiles import Tiling
+    from seamseg.models.build import build_network
+
+    torch.manual_seed(0)
+    config = load_config(CONFIGS / f"{NETWORKS[network]}.ini")
+    net = build_network(config, STUFF, THINGS)
+    net.selector = replace(net.selector, score_threshold=0.0, max_predictions=100)
+    count = STUFF + THINGS
+    metadata = Metadata(STUFF, THINGS, list(map(str, range(count))), [(0, 0, 0)] * count, list(range(count)), [])
+    tiling = Tiling(int(tiles) if tiles.isdecimal() else tiles, overlap)
+    transform = test_transform(config, shortest, None if shortest is None else max(*size, shortest))
+    predictor = Predictor(net, metadata, transform, Thresholds(0.0, 0.5, 0), torch.device("cpu"), tiling=tiling)
+    seen = []
+    see = predictor._see
+    predictor._see = lambda images: seen.append(images[0].shape) or see(images)  # type: ignore[method-assign]
+    blotches = np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
+    photo = Image.fromarray(blotches).resize(size, Image.Resampling.BICUBIC)
+    before = peak_gib()
+    start = time.perf_counter()
+    result = predictor.predict(photo)
+    seconds = time.perf_counter() - start
+    assert result.size == size[::-1]
+    width, height = transform.size_of(size)
+    return {
+        "before": before,
+        "peak": peak_gib(),
+        "seconds": seconds,
+        "views": len(seen),
+        "network": f"{width}x{height}",
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sizes", nargs="*", default=["8000x4000"], help="WIDTHxHEIGHT of photos (default: 8000x4000)")
+    parser.add_argument("--tiles", nargs="+", default=["off", "1024"], help="auto, off or sides (default: off 1024)")
+    parser.add_argument("--tile-overlap", type=int, help="of the tiles (default: a quarter)")
+    parser.add_argument("--shortest-size", type=int, help="of the network's input, longest side unlimited")
+    parser.add_argument("--network", choices=NETWORKS, default="vistas_r50")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        width, height = map(int, arguments.sizes[0].split("x"))
+        options = (arguments.tile_overlap, arguments.shortest_size, arguments.network)
+        print(json.dumps(predict((width, height), arguments.tiles[0], *options)))
+        return
+
+    from seamseg.cli.malloc import SETTINGS
+
+    print(f"{'photo':<14}{'input':<14}{'tiles':<8}{'views':>6}{'before GiB':>12}{'peak GiB':>10}{'seconds':>9}")
+    for size in arguments.sizes:
+        for tiles in arguments.tiles:
+            command = [sys.executable, __file__, size, "--tiles", tiles, "--network", arguments.network, "--child"]
+            for option in ("tile_overlap", "shortest_size"):
+                if (value := getattr(arguments, option)) is not None:
+                    command += [f"--{option.replace('_', '-')}", str(value)]
+            done = subprocess.run(
+                command, env={**os.environ, **SETTINGS}, check=True, stdout=subprocess.PIPE, text=True
+            )
+            row = json.loads(done.stdout)
+            print(
+                f"{size:<14}{row['network']:<14}{tiles:<8}{row['views']:>6}{row['before']:>12.2f}{row['peak']:>10.2f}"
+                f"{row['seconds']:>9.1f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""The parts of the network as they run at inference, once the norms are part of the convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from seamseg.ops.activation import activate_
+from seamseg.ops.fused import FusedConv2d, FusedLinear
+from seamseg.ops.pooling import box_filter_pool
+
+
+class FoldedBlock(nn.Module):
+    """A residual block: the shortcut is added by its last convolution.
+
+    Parameters
+    ----------
+    convs : in order; the last has the activation that follows the sum
+    projection : of the shortcut, without an activation; None if the shortcut is the input
+    """
+
+    def __init__(self, convs: Sequence[FusedConv2d], projection: FusedConv2d | None) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(convs)
+        self.projection = projection
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As :class:`seamseg.backbones.residual.ResidualBlock`."""
+        shortcut = x if self.projection is None else self.projection(x)
+        for conv in list(self.convs)[:-1]:
+            x = conv(x)
+        return self.convs[-1](x, shortcut)
+
+
+class FoldedDeepLab(nn.Module):
+    """A level's context, without the concatenation: its 1x1 convolution is a sum over the three branches.
+
+    Parameters
+    ----------
+    local, wide : 3x3 convolutions with activation
+    context : 1x1 convolution before the average, without activation
+    activation, activation_param : what follows the average, and the sum
+    joins : the 1x1 convolution cut into its three parts, the last with the activation
+    pooling_size : window of the average
+    """
+
+    def __init__(
+        self,
+        local: FusedConv2d,
+        wide: FusedConv2d,
+        context: FusedConv2d,
+        joins: Sequence[FusedConv2d],
+        pooling_size: tuple[int, int],
+        activation: str,
+        activation_param: float,
+    ) -> None:
+        super().__init__()
+        self.local, self.wide, self.context = local, wide, context
+        self.joins = nn.ModuleList(joins)
+        self.pooling_size = pooling_size
+        self.activation = activation
+        self.activation_param = activation_param
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As :class:`seamseg.heads.semantic.head.MiniDeepLab`."""
+        # an affine map commutes with the average and its padding
+        context = box_filter_pool(self.context(x), self.pooling_size)
+        total = self.joins[0](activate_(context, self.activation, self.activation_param))
+        total = self.joins[1](self.local(x), total)
+        return self.joins[2](self.wide(x), total)
+
+
+class FoldedSemanticHead(nn.Module):
+    """Class logits for every cell of the finest level in use.
+
+    Parameters
+    ----------
+    output : a module a level
+    classifiers : the classifier cut into a 1x1 convolution a level, the first with the bias
+    min_level : the first level in use
+    """
+
+    def __init__(self, output: Sequence[nn.Module], classifiers: Sequence[FusedConv2d], min_level: int) -> None:
+        super().__init__()
+        self.output = nn.ModuleList(output)
+        self.classifiers = nn.ModuleList(classifiers)
+        self.min_level = min_level
+
+    def forward(self, levels: Sequence[Tensor]) -> Tensor:
+        """As :class:`seamseg.heads.semantic.head.SemanticHead`."""
+        used = levels[self.min_level : self.min_level + len(self.output)]
+        parts = [classify(module(x)) for classify, module, x in zip(self.classifiers, self.output, used)]
+        logits = parts[0]
+        for part in parts[1:]:
+            logits.add_(functional.interpolate(part, size=logits.shape[-2:], mode="bilinear", align_corners=False))
+        return logits
+
+
+class FoldedRPNHead(nn.Module):
+    """Objectness and box codes from one 1x1 convolution.
+
+    Parameters
+    ----------
+    hidden : 3x3 convolution with activation
+    scores : 1x1 convolution to objectness, then box codes
+    num_anchors : anchors of a cell
+    """
+
+    def __init__(self, hidden: FusedConv2d, scores: FusedConv2d, num_anchors: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.scores = scores
+        self.num_anchors = num_anchors
+
+    def forward(self, levels: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
+        """As :class:`seamseg.heads.rpn.head.RPNHead`."""
+        obj_logits, bbx_logits, shapes = [], [], []
+        for x in levels:
+            scores = self.scores(self.hidden(x)).permute(0, 2, 3, 1)
+            n, h, w, _ = scores.shape
+            obj_logits.append(scores[..., : self.num_anchors].reshape(n, -1))
+            bbx_logits.append(scores[..., self.num_anchors :].reshape(n, -1, 4))
+            shapes.append((h, w))
+        return torch.cat(obj_logits, dim=1), torch.cat(bbx_logits, dim=1), shapes
+
+
+class FoldedBoxBranch(nn.Module):
+    """The two hidden layers of the box branch, on regions whose channels lie beside each other.
+
+    Parameters
+    ----------
+    first, second : with activation; the first takes what a region holds as `h x w x C` rather than `C x h x w`
+    """
+
+    def __init__(self, first: FusedLinear, second: FusedLinear) -> None:
+        super().__init__()
+        self.first = first
+        self.second = second
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pooled features `K x C x h x w` -> `K x fc_channels`."""
+        return self.second(self.first(x.permute(0, 2, 3, 1).flatten(1)))
+
+
+class FoldedUpsampling(nn.Module):
+    """A transposed convolution with its activation.
+
+    Parameters
+    ----------
+    weight, bias : `I x O x kh x kw`, `O`
+    stride : of the convolution
+    activation, activation_param : see :data:`seamseg.ops.activation.ACTIVATIONS`
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor, stride: Sequence[int], activation: str, activation_param: float
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
+        self.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
+        self.stride = list(stride)
+        self.activation = activation
+        self.activation_param = activation_param
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`N x I x h x w` -> `N x O x H x W`."""
+        y = functional.conv_transpose2d(x, self.weight, self.bias, stride=self.stride)
+        return activate_(y, self.activation, self.activation_param)

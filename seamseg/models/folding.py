@@ -1,0 +1,237 @@
+"""A trained network made ready for inference: norms folded into the convolutions before them, same numbers.
+
+At inference a norm is `act((x - mean) / sqrt(var + eps) * gamma + bias)` with constants (in-place ABN:
+`gamma = |weight| + eps`; SPEC section 3), which is a convolution's own scale and bias. Folding happens in float64.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from seamseg.backbones.residual import ResidualBlock
+from seamseg.errors import InputError
+from seamseg.heads.roi.head import ROIHead
+from seamseg.heads.rpn.head import RPNHead
+from seamseg.heads.semantic.head import MiniDeepLab, SemanticHead
+from seamseg.models.folded import (
+    FoldedBlock,
+    FoldedBoxBranch,
+    FoldedDeepLab,
+    FoldedRPNHead,
+    FoldedSemanticHead,
+    FoldedUpsampling,
+)
+from seamseg.models.panoptic import PanopticNet
+from seamseg.ops.fused import FusedConv2d, FusedLinear, bf16_is_fast
+from seamseg.ops.norm import ABN, InPlaceABN
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""What a network can compute in at inference, besides `auto`."""
+
+
+def fold_abn(net: PanopticNet) -> PanopticNet:
+    """A copy of a network that gives the same outputs sooner, for inference only; the network itself is left alone.
+
+    Layers with norms of other kinds (group norm, none, or without running statistics) stay as they are.
+    """
+    folded = copy.deepcopy(net).eval().requires_grad_(False)
+    folded.memory_format = torch.channels_last
+    for parent in list(folded.modules()):
+        for name, child in list(parent.named_children()):
+            made = _replacement(child)
+            if made is not None:
+                setattr(parent, name, made)
+    _fold_roi_head(folded.roi_head)
+    for sequence in folded.modules():
+        if isinstance(sequence, nn.Sequential):
+            _fold_pairs(sequence)
+    return folded.to(memory_format=torch.channels_last).eval()
+
+
+def for_inference(net: PanopticNet, device: torch.device, precision: str = "fp32") -> PanopticNet:
+    """The folded network on a device, computing in a precision; what it gives is float32 or integers as ever.
+
+    Parameters
+    ----------
+    net : trained network, left alone
+    device : where it is to run
+    precision : see :func:`choose_precision`
+
+    Raises
+    ------
+    InputError
+        as :func:`choose_precision`
+    """
+    dtype = choose_precision(precision, device)
+    folded = fold_abn(net).to(device=device, dtype=dtype)
+    folded.dtype = dtype
+    return folded
+
+
+def choose_precision(precision: str, device: torch.device) -> torch.dtype:
+    """What to compute in: fp32, bf16, fp16 (GPU only), or auto: bf16 where the device has it in hardware.
+
+    Raises
+    ------
+    InputError
+        if there is no such precision, or not on this device
+    """
+    if precision == "auto":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else bf16_is_fast()
+        return torch.bfloat16 if fast else torch.float32
+    if precision not in PRECISIONS:
+        raise InputError(f"--precision {precision}: choose one of auto, {', '.join(PRECISIONS)}")
+    if precision == "fp16" and device.type != "cuda":
+        raise InputError(f"--precision fp16 needs a GPU, the device is {device}: choose bf16 or fp32")
+    return PRECISIONS[precision]
+
+
+def _replacement(module: nn.Module) -> nn.Module | None:
+    """What takes the place of a module; None if it stays."""
+    if isinstance(module, ResidualBlock):
+        return _fold_block(module)
+    if isinstance(module, SemanticHead):
+        return _fold_semantic(module)
+    if isinstance(module, RPNHead):
+        return _fold_rpn(module)
+    return None
+
+
+def _affine(norm: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """Scale and offset `C` (float64) that the norm is at inference; None if it is not that simple."""
+    if not isinstance(norm, ABN) or norm.running_mean is None or norm.running_var is None:
+        return None
+    mean, invstd = norm.running_mean.double(), torch.rsqrt(norm.running_var.double() + norm.eps)
+    gamma = torch.ones_like(mean) if norm.weight is None else norm.weight.detach().double()
+    if isinstance(norm, InPlaceABN) and norm.weight is not None:
+        gamma = gamma.abs() + norm.eps
+    scale = gamma * invstd
+    beta = torch.zeros_like(mean) if norm.bias is None else norm.bias.detach().double()
+    return scale, beta - mean * scale
+
+
+def _is_plain(conv: nn.Module) -> bool:
+    return isinstance(conv, nn.Conv2d) and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
+
+
+def _fuse(conv: nn.Module, norm: nn.Module) -> FusedConv2d | None:
+    """Convolution, norm and activation as one layer."""
+    affine = _affine(norm)
+    if affine is None or not isinstance(conv, nn.Conv2d) or not _is_plain(conv):
+        return None
+    assert isinstance(norm, ABN)
+    weight, bias = _scaled(conv.weight, conv.bias, *affine)
+    return FusedConv2d(weight, bias, conv, norm.activation, norm.activation_param)
+
+
+def _scaled(weight: Tensor, bias: Tensor | None, scale: Tensor, offset: Tensor, axis: int = 0) -> tuple[Tensor, Tensor]:
+    shape = [1] * weight.dim()
+    shape[axis] = -1
+    wide = weight.detach().double() * scale.view(shape)
+    total = offset if bias is None else offset + bias.detach().double() * scale
+    return wide.to(weight.dtype), total.to(weight.dtype)
+
+
+def _plain(conv: nn.Conv2d, columns: slice = slice(None), bias: bool = True) -> FusedConv2d:
+    """A convolution as it is, or a part of its input channels."""
+    weight = conv.weight[:, columns]
+    zeros = torch.zeros(weight.shape[0], dtype=weight.dtype, device=weight.device)
+    return FusedConv2d(weight, conv.bias if bias and conv.bias is not None else zeros, conv)
+
+
+def _fold_pairs(sequence: nn.Sequential) -> None:
+    """Fold each norm of a sequence into the layer before it; the names of the layers stay."""
+    for (name, layer), (norm_name, norm) in _neighbours(sequence):
+        affine = _affine(norm)
+        if affine is None:
+            continue
+        assert isinstance(norm, ABN)
+        made: nn.Module | None = _fuse(layer, norm)
+        if isinstance(layer, nn.Linear):
+            made = FusedLinear(*_scaled(layer.weight, layer.bias, *affine), norm.activation, norm.activation_param)
+        elif isinstance(layer, nn.ConvTranspose2d) and layer.groups == 1 and not any(layer.padding):
+            weight, bias = _scaled(layer.weight, layer.bias, *affine, axis=1)
+            made = FoldedUpsampling(weight, bias, layer.stride, norm.activation, norm.activation_param)
+        if made is not None:
+            setattr(sequence, name, made)
+            setattr(sequence, norm_name, nn.Identity())
+
+
+def _neighbours(sequence: nn.Sequential) -> Iterator[tuple[tuple[str, nn.Module], tuple[str, nn.Module]]]:
+    layers = list(sequence.named_children())
+    yield from itertools.pairwise(layers)
+
+
+def _fold_block(block: ResidualBlock) -> FoldedBlock | None:
+    layers = OrderedDict(block.convs.named_children())
+    convs = [_fuse(layers[f"conv{i}"], layers[f"bn{i}"]) for i in range(1, sum("conv" in name for name in layers) + 1)]
+    projection = _fuse(block.proj_conv, block.proj_bn) if block.has_projection else None
+    made = [conv for conv in convs if conv is not None]
+    if len(made) < len(convs) or (block.has_projection and projection is None):
+        return None
+    made[-1].activation, made[-1].activation_param = block.activation, block.activation_param
+    return FoldedBlock(made, projection)
+
+
+def _fold_semantic(head: SemanticHead) -> FoldedSemanticHead | None:
+    levels = [_fold_deeplab(module) for module in head.output if isinstance(module, MiniDeepLab)]
+    made = [level for level in levels if level is not None]
+    if len(made) < head.num_levels:
+        return None
+    width = head.conv_sem.in_channels // head.num_levels
+    cuts = [slice(i * width, (i + 1) * width) for i in range(head.num_levels)]
+    classifiers = [_plain(head.conv_sem, cut, bias=i == 0) for i, cut in enumerate(cuts)]
+    return FoldedSemanticHead(made, classifiers, head.min_level)
+
+
+def _fold_deeplab(module: MiniDeepLab) -> FoldedDeepLab | None:
+    first, last = _affine(module.bn1), _fuse(module.conv2, module.bn2)
+    if first is None or last is None:
+        return None
+    norm = module.bn1
+    assert isinstance(norm, ABN)
+    activation, parameter = norm.activation, norm.activation_param
+    width = module.conv1_3x3.out_channels
+    branches = []
+    for i, conv in enumerate((module.conv1_3x3, module.conv1_dil, module.conv1_glb)):
+        channels = slice(i * width, (i + 1) * width)
+        weight, bias = _scaled(conv.weight, conv.bias, first[0][channels], first[1][channels])
+        # the activation of the third comes after its average
+        branches.append(FusedConv2d(weight, bias, conv, "identity" if i == 2 else activation, parameter))
+    local, wide, context = branches
+    parts = list(last.weight.split(width, dim=1))
+    nothing = torch.zeros_like(last.bias)
+    joins = [
+        FusedConv2d(parts[2], nothing, module.conv2),
+        FusedConv2d(parts[0], nothing, module.conv2),
+        FusedConv2d(parts[1], last.bias, module.conv2, last.activation, last.activation_param),
+    ]
+    return FoldedDeepLab(local, wide, context, joins, module.pooling_size, activation, parameter)
+
+
+def _fold_rpn(head: RPNHead) -> FoldedRPNHead | None:
+    hidden = _fuse(head.conv1, head.bn1)
+    if hidden is None or head.conv_obj.bias is None or head.conv_bbx.bias is None:
+        return None
+    weight = torch.cat((head.conv_obj.weight, head.conv_bbx.weight))
+    bias = torch.cat((head.conv_obj.bias, head.conv_bbx.bias))
+    return FoldedRPNHead(hidden, FusedConv2d(weight, bias, head.conv_obj), head.conv_obj.out_channels)
+
+
+def _fold_roi_head(head: ROIHead) -> None:
+    _fold_pairs(head.fc)
+    first, second = head.fc[0], head.fc[2]
+    if isinstance(first, FusedLinear) and isinstance(second, FusedLinear):
+        outputs = first.weight.shape[0]
+        h, w = (side // 2 for side in head.roi_size)
+        weight = first.weight.view(outputs, -1, h, w).permute(0, 2, 3, 1).reshape(outputs, -1)
+        first.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
+        head.fc = FoldedBoxBranch(first, second)  # type: ignore[assignment]
+    head.roi_cls = FusedLinear(head.roi_cls.weight, head.roi_cls.bias)  # type: ignore[assignment]
+    head.roi_bbx = FusedLinear(head.roi_bbx.weight, head.roi_bbx.bias)  # type: ignore[assignment]

@@ -1,0 +1,171 @@
+"""Convolutions and linear layers for inference: bias and activation in the same pass, weights packed once.
+
+On a CPU they call oneDNN through operators that PyTorch has for its compiler. Those are private: where they are missing
+or refuse, the public functions do the same work.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .activation import activate_, check_activation
+
+_REFUSED: set[str] = set()
+"""Operators that failed once; they are not tried again."""
+
+
+class FusedConv2d(nn.Module):
+    """`act(convolution(x) + bias)`, for inference only.
+
+    Parameters
+    ----------
+    weight, bias : `O x I/groups x kh x kw`, `O`; are taken without a gradient
+    like : the convolution whose stride, padding, dilation and groups it has; its padding must be zeros
+    activation, activation_param : see :data:`seamseg.ops.activation.ACTIVATIONS`
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor, like: nn.Conv2d, activation: str = "identity", activation_param: float = 0.0
+    ) -> None:
+        super().__init__()
+        check_activation(type(self).__name__, activation, activation_param)
+        if like.padding_mode != "zeros" or isinstance(like.padding, str):
+            raise ValueError(f"FusedConv2d: the padding must be numbers of zeros, got {like}")
+        self.weight = nn.Parameter(weight.detach().contiguous(memory_format=torch.channels_last), requires_grad=False)
+        self.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
+        self.stride, self.padding, self.dilation = list(like.stride), list(like.padding), list(like.dilation)
+        self.groups = like.groups
+        self.activation = activation
+        self.activation_param = activation_param
+        self._packed: Tensor | None = None
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """`N x I x H x W` -> `N x O x h x w`; the residual, of the shape of the result, is added before the activation.
+
+        The result is a new tensor.
+        """
+        if _usable("convolution", x, self.weight):
+            y = _attempt("convolution", lambda: self._one_pass(x, residual))
+            if y is not None:
+                return y
+        y = functional.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+        if residual is not None:
+            y = y.add_(residual)
+        return activate_(y, self.activation, self.activation_param)
+
+    def _one_pass(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        op = torch.ops.mkldnn
+        if self._packed is None:
+            self._packed = op._reorder_convolution_weight(
+                self.weight, self.padding, self.stride, self.dilation, self.groups, list(x.shape)
+            )
+        settings = (self._packed, self.bias, self.padding, self.stride, self.dilation, self.groups)
+        if residual is not None:
+            y = op._convolution_pointwise.binary(x, residual, *settings, "add", 1.0, None, [], "")
+            return activate_(y, self.activation, self.activation_param)
+        if self.activation == "leaky_relu":
+            return op._convolution_pointwise(x, *settings, "leaky_relu", [self.activation_param], "")
+        return activate_(
+            op._convolution_pointwise(x, *settings, "none", [], ""), self.activation, self.activation_param
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        self._packed = None
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a packed weight can neither be copied nor saved
+        return {**self.__dict__, "_packed": None}
+
+    def extra_repr(self) -> str:
+        o, i, *kernel = self.weight.shape
+        return f"{i * self.groups}, {o}, {kernel}, stride={self.stride}, {self.activation}({self.activation_param})"
+
+
+class FusedLinear(nn.Module):
+    """`act(x weight^T + bias)`, for inference only.
+
+    Parameters
+    ----------
+    weight, bias : `O x I`, `O`; are taken without a gradient
+    activation, activation_param : as for :class:`FusedConv2d`
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor, activation: str = "identity", activation_param: float = 0.0
+    ) -> None:
+        super().__init__()
+        check_activation(type(self).__name__, activation, activation_param)
+        self.weight = nn.Parameter(weight.detach().contiguous(), requires_grad=False)
+        self.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
+        self.activation = activation
+        self.activation_param = activation_param
+        self._packed: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`K x I` -> `K x O`, a new tensor."""
+        if _usable("linear", x, self.weight):
+            y = _attempt("linear", lambda: self._one_pass(x))
+            if y is not None:
+                return y
+        return activate_(functional.linear(x, self.weight, self.bias), self.activation, self.activation_param)
+
+    def _one_pass(self, x: Tensor) -> Tensor:
+        op = torch.ops.mkldnn
+        if self._packed is None:
+            self._packed = op._reorder_linear_weight(self.weight, x.shape[0])
+        leaky = self.activation == "leaky_relu"
+        unary = ("leaky_relu", [self.activation_param], "") if leaky else ("none", [], "")
+        y = op._linear_pointwise(x, self._packed, self.bias, *unary)
+        return y if leaky else activate_(y, self.activation, self.activation_param)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        self._packed = None
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_packed": None}
+
+    def extra_repr(self) -> str:
+        o, i = self.weight.shape
+        return f"{i}, {o}, {self.activation}({self.activation_param})"
+
+
+def bf16_is_fast() -> bool:
+    """Whether this CPU computes in bfloat16 itself (AVX512-BF16, AMX or the like)."""
+    try:
+        return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def one_pass_works() -> bool:
+    """Whether the fused operators are there and none has refused; without them the same work takes more passes."""
+    there = all(hasattr(torch.ops.mkldnn, name) for name in ("_convolution_pointwise", "_linear_pointwise"))
+    return bool(torch.backends.mkldnn.is_available() and there and not _REFUSED)
+
+
+def _usable(kind: str, x: Tensor, weight: Tensor) -> bool:
+    if kind in _REFUSED or torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return False
+    if x.device.type != "cpu" or weight.device.type != "cpu" or x.numel() == 0 or x.dtype != weight.dtype:
+        return False
+    if not torch.backends.mkldnn.enabled or not torch.backends.mkldnn.is_available():
+        return False
+    return x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and bf16_is_fast())
+
+
+def _attempt(kind: str, call: Callable[[], Tensor]) -> Tensor | None:
+    try:
+        return call()
+    except (AttributeError, RuntimeError, TypeError) as error:  # NotImplementedError is a RuntimeError
+        _REFUSED.add(kind)
+        reason = " ".join(str(error).split())[:120]
+        warnings.warn(f"PyTorch's fused {kind} does not work here ({reason}); going on without it", stacklevel=4)
+        return None

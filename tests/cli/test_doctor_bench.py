@@ -1,0 +1,37 @@
+"""`seamseg doctor --bench`: every stage is reported, and wrong arguments are told in a line."""
+
+import json
+
+import pytest
+
+from seamseg.cli.main import main
+from seamseg.engine.profiling import STAGES
+
+
+def test_stages_as_json(capsys):
+    assert main(["doctor", "--bench", "--size", "64x96", "--rounds", "1", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert list(report["stages_ms"]) == list(STAGES)
+    assert all(value > 0 for value in report["stages_ms"].values())
+    assert report["size"] == [64, 96] and report["counts"]["segments"] > 0 and report["hints"]
+
+
+def test_table(capsys):
+    assert main(["doctor", "--bench", "--size", "64x64", "--rounds", "1"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n{stage}" in out for stage in STAGES) and "convolutions take" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--size", "big"], "--size big"),
+        (["--size", "8x8"], "32 to 8192"),
+        (["--rounds", "0"], "--rounds"),
+        (["--precision", "fp12"], "--precision fp12"),
+    ],
+)
+def test_wrong_arguments(arguments, words, capsys):
+    assert main(["doctor", "--bench", "--size", "64x64", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert words in err and err.count("\n") == 1

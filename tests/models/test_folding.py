@@ -1,0 +1,155 @@
+"""Folding norms into convolutions: same outputs, another object, any kind of norm; and what happens without oneDNN."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from seamseg.errors import InputError
+from seamseg.models.build import build_network
+from seamseg.models.folded import FoldedBlock, FoldedRPNHead, FoldedSemanticHead
+from seamseg.models.folding import choose_precision, fold_abn, for_inference
+from seamseg.ops import fused
+from seamseg.ops.fused import FusedConv2d, FusedLinear
+from seamseg.ops.norm import ABN, ActivatedGroupNorm
+from seamseg.structures import PackedSequence
+
+from .conftest import tiny_config
+
+
+def network(**arguments):
+    torch.manual_seed(0)
+    net = build_network(tiny_config(**arguments), 2, 3).eval()
+    for layer in net.modules():
+        if isinstance(layer, ABN):
+            # negative weights are where in-place ABN is not batch norm
+            nn.init.uniform_(layer.weight, -1.5, 1.5)
+            nn.init.uniform_(layer.bias, -0.5, 0.5)
+            nn.init.uniform_(layer.running_mean, -0.5, 0.5)
+            nn.init.uniform_(layer.running_var, 0.5, 2)
+    return net
+
+
+@torch.inference_mode()
+def outputs(net, size=(70, 90)):
+    images = PackedSequence([torch.randn(3, *size, generator=torch.Generator().manual_seed(1)) for _ in range(2)])
+    features = net.encode(images)
+    _, obj_logits, bbx_logits = net.score_anchors(features)
+    boxes = torch.tensor([[4.0, 5, 40, 60], [10, 0, 69, 80], [0, 0, 20, 20]])
+    index, classes = torch.tensor([0, 1, 1]), torch.tensor([0, 2, 1])
+    cls, bbx = net.judge(features, boxes, index)
+    found = [*features.levels, obj_logits, bbx_logits, cls, bbx]
+    if net.roi_head.with_masks:
+        found.append(net.roi_head.masks_of(net.rois(features.levels, boxes, index, features.padded_size), classes))
+    if net.sem_head is not None:
+        found.append(net.sem_head(features.levels))
+    return found
+
+
+def same(found, wanted, part=1e-5):
+    for x, y in zip(found, wanted, strict=True):
+        assert_close(x.float(), y, rtol=0, atol=part * float(y.abs().max()))
+
+
+@pytest.mark.parametrize("kind", ["panoptic", "instance_seg", "detection"])
+@pytest.mark.parametrize("mode", ["bn", "syncbn", "gn", "off", "syncbn+gn"])
+@pytest.mark.parametrize("plain", [False, True])
+def test_same_outputs(kind, mode, plain, monkeypatch):
+    if plain:
+        monkeypatch.setattr(fused, "_REFUSED", {"convolution", "linear"})
+    net = network(kind=kind, mode=mode)
+    same(outputs(fold_abn(net)), outputs(net))
+
+
+def test_elu_and_a_plain_abn():
+    net = network(overrides=("body.activation=elu", "body.activation_slope=0.7"))
+    same(outputs(fold_abn(net)), outputs(net))
+
+
+def test_another_size_after_the_weights_were_packed():
+    net = network()
+    folded = fold_abn(net)
+    for size in ((64, 64), (200, 130), (33, 300)):
+        same(outputs(folded, size), outputs(net, size))
+
+
+def test_odd_levels_of_the_pyramid():
+    net = network()
+    same(outputs(fold_abn(net), (72, 104)), outputs(net, (72, 104)))
+
+
+def test_masks_of_a_class_are_those_among_all():
+    net = network()
+    x, classes = torch.randn(4, 16, 8, 8), torch.tensor([2, 0, 1, 1])
+    with torch.no_grad():
+        wanted = net.roi_head.masks(x)[torch.arange(4), classes]
+        assert_close(net.roi_head.masks_of(x, classes), wanted, rtol=1e-5, atol=1e-5)
+        assert net.roi_head.masks_of(x[:0], classes[:0]).shape == (0, 16, 16)
+
+
+def test_nothing_of_the_trained_network_changes():
+    net = network()
+    before = copy.deepcopy(net.state_dict())
+    folded = fold_abn(net)
+    outputs(folded)
+    assert net.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    assert any(p.requires_grad for p in net.parameters()) and not any(p.requires_grad for p in folded.parameters())
+    own = {p.data_ptr() for p in net.parameters()}
+    assert not own & {p.data_ptr() for p in folded.parameters()}
+
+
+def test_no_abn_is_left():
+    folded = fold_abn(network())
+    assert not any(isinstance(layer, ABN) for layer in folded.modules())
+    kinds = {type(layer) for layer in folded.modules()}
+    assert {FoldedBlock, FoldedRPNHead, FoldedSemanticHead, FusedLinear} <= kinds
+
+
+def test_norms_without_running_statistics_stay():
+    folded = fold_abn(network(mode="gn"))
+    assert any(isinstance(layer, ActivatedGroupNorm) for layer in folded.modules())
+
+
+def test_a_folded_network_can_be_copied_after_use():
+    folded = fold_abn(network())
+    wanted = outputs(folded)
+    same(outputs(copy.deepcopy(folded)), wanted)
+
+
+def test_a_refusing_operator_is_said_once_and_replaced(monkeypatch):
+    monkeypatch.setattr(fused, "_REFUSED", set())
+    conv = nn.Conv2d(3, 4, 3, padding=1)
+    layer = FusedConv2d(conv.weight, conv.bias, conv, "leaky_relu", 0.1)
+
+    def refuse(*_):
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(FusedConv2d, "_one_pass", refuse)
+    x = torch.randn(1, 3, 5, 5)
+    with torch.inference_mode():
+        wanted = nn.functional.leaky_relu(conv(x), 0.1)
+        with pytest.warns(UserWarning, match="no such thing"):
+            assert_close(layer(x), wanted)
+        assert_close(layer(x), wanted)
+
+
+def test_bf16_is_near():
+    net = network()
+    cpu = torch.device("cpu")
+    same(outputs(for_inference(net, cpu, "bf16")), outputs(net), part=0.06)
+    for prediction in for_inference(net, cpu, "bf16").predict(PackedSequence([torch.randn(3, 64, 64)])):
+        assert prediction.boxes.dtype == prediction.scores.dtype == torch.float32
+        assert prediction.mask_logits.dtype == torch.float32
+
+
+def test_precisions():
+    cpu = torch.device("cpu")
+    assert choose_precision("fp32", cpu) == torch.float32
+    assert choose_precision("auto", cpu) == (torch.bfloat16 if fused.bf16_is_fast() else torch.float32)
+    with pytest.raises(InputError, match="needs a GPU"):
+        choose_precision("fp16", cpu)
+    with pytest.raises(InputError, match="auto, fp32"):
+        choose_precision("int4", cpu)
