@@ -52,7 +52,8 @@ def evaluate_panoptic_json(
     workers : threads that decode and compare
     legacy : count as the original program did
     progress : wraps the images, `progress(iterable, total, description)`
-    out : evaluation folder to write, see :mod:`seamseg.evaluation.record`; the maps stay where they are
+    out : evaluation folder to write, see :mod:`seamseg.evaluation.record`; the maps stay where they are. Not with
+        `legacy`
     photos : folder of the photos, which the evaluation folder only mentions
 
     Raises
@@ -61,6 +62,8 @@ def evaluate_panoptic_json(
         if a file is missing or broken, an image has no prediction, sizes differ, ids of a map and its JSON differ, or a
         category is unknown
     """
+    if legacy and out is not None:
+        raise InputError(f"{out}: not with legacy metrics, since an evaluation folder is of the official kind")
     gt = read_coco_panoptic(gt_json, gt_folder)
     pred = read_coco_panoptic(pred_json, pred_folder)
     if not gt.categories:

@@ -91,3 +91,9 @@ def test_photos_without_a_name(score, content, name):
     other["annotations"][0]["image_id"] = "other"
     with pytest.raises(InputError, match="no prediction for image 1"):
         score(content, other)
+
+
+def test_legacy_metrics_have_no_folder(score, tmp_path):
+    with pytest.raises(InputError, match="not with legacy metrics"):
+        score(CONTENT, legacy=True, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -8,7 +8,6 @@ from seamseg.data.metadata import Metadata
 from seamseg.data.prepare.cityscapes_labels import LABELS, cityscapes_classes
 from seamseg.errors import InputError
 
-INSTANCES_PER_LABEL = 1000
 VOID_LABEL = 0
 _PHOTO = "_leftImg8bit"
 
