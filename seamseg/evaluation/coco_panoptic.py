@@ -139,7 +139,7 @@ def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Pat
         if category not in class_of:
             raise InputError(
                 f"{source}: image {annotation.image_id}: segment {identity} has category_id {category}, "
-                "which the ground truth's `categories` lack"
+                "which is not among the categories of the ground truth"
             )
         if identity in seen:
             raise InputError(f"{source}: image {annotation.image_id}: segment {identity} is listed twice")

@@ -125,6 +125,8 @@ def _partners(gt: CocoPanoptic, pred: CocoPanoptic) -> Mapping[int | str, Annota
     by_id = {a.image_id: a for a in pred.annotations}
     partner: dict[int | str, Annotation] = {}
     for annotation in gt.annotations:
+        if annotation.image_id in partner:
+            raise InputError(f"{gt.path}: image {annotation.image_id} is annotated twice")
         name = gt.photo_names.get(annotation.image_id, annotation.file_name)
         photo = PurePosixPath(name)
         found = by_id.get(annotation.image_id) or by_id.get(str(photo.with_suffix("")) if photo.name else name)
@@ -132,7 +134,7 @@ def _partners(gt: CocoPanoptic, pred: CocoPanoptic) -> Mapping[int | str, Annota
             missing = sum(a.image_id not in by_id for a in gt.annotations)
             raise InputError(
                 f"{pred.path}: no prediction for image {annotation.image_id} of {gt.path.name}"
-                + (f" (nor for {missing - 1} others)" if missing > 1 else "")
+                + (f" (nor for {missing - 1} more)" if missing > 1 else "")
             )
         partner[annotation.image_id] = found
     return partner

@@ -186,4 +186,4 @@ def _check_prediction(pred_of: dict[int, SegmentLike], pixels: dict[int, int], w
 
 
 def _more(ids: list[int]) -> str:
-    return f" (nor are {len(ids) - 1} others)" if len(ids) > 1 else ""
+    return f" (nor are {len(ids) - 1} more)" if len(ids) > 1 else ""

@@ -258,7 +258,7 @@ def _no_file_name(content):
         (_unknown_category, ["image a", "category_id 999"]),
         (_twice, ["image a", "is listed twice"]),
         (_incomplete, ["image a", "incomplete"]),
-        (_no_prediction, ["no prediction for image c", "nor for 1 others"]),
+        (_no_prediction, ["no prediction for image c", "nor for 1 more"]),
         (_no_annotations, ["pred.json", "annotations"]),
         (_no_file_name, ["pred.json", "file_name"]),
     ],
@@ -277,6 +277,13 @@ def test_more_predictions_than_images_are_fine(pair):
     gt, pred = pair
     edit(gt, lambda content: content["annotations"].pop())
     assert evaluate_panoptic_json(gt, pred).n_images == 2
+
+
+def test_an_image_annotated_twice_is_told(pair):
+    gt, pred = pair
+    edit(gt, lambda content: content["annotations"].append(content["annotations"][0]))
+    with pytest.raises(InputError, match=r"gt\.json: image a is annotated twice"):
+        evaluate_panoptic_json(gt, pred)
 
 
 def test_missing_and_wrong_files(pair, tmp_path):
