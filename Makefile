@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 RUN    ?= runs/demo
 
 # glibc gives large buffers back to the system after every layer; keeping them saves CPU time (docs/performance.md).
-export MALLOC_MMAP_THRESHOLD_ ?= 4294967296
+export MALLOC_MMAP_THRESHOLD_ ?= 268435456
 export MALLOC_TRIM_THRESHOLD_ ?= 8589934592
 export MALLOC_TOP_PAD_        ?= 268435456
 

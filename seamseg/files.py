@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from seamseg.errors import InputError, SeamsegError
@@ -58,3 +59,9 @@ def read_bytes(path: Path, what: str) -> bytes:
         raise InputError(f"{path}: no such file ({what})") from None
     except OSError as error:
         raise InputError(f"{path}: cannot read the {what}: {error.strerror or error}") from error
+
+
+def below(folder: Path, name: str) -> Path | None:
+    """`folder / name` if that stays below the folder on any system, else None: the name may be anybody's."""
+    parts = PurePosixPath(name.replace("\\", "/"))
+    return None if parts.is_absolute() or ".." in parts.parts or re.match("[A-Za-z]:", name) else folder / name

@@ -59,6 +59,8 @@ def evaluate_model(
     InputError
         if something is missing, broken, or the model knows other classes than the data set
     """
+    if legacy and out is not None:
+        raise InputError(f"{out}: not with legacy metrics, since an evaluation folder is of the official kind")
     with distributed(device) as world:
         opened = open_model(model, config, meta, list(overrides))
         split = split or opened.config.dataloader.val_set

@@ -21,6 +21,9 @@ SAME = 0.5
 """Two pieces whose boxes agree by this IoU where both tiles look are one object; a piece is explained by an object
 that holds this part of it."""
 
+CLEAR = 16
+"""An object whose shorter side has fewer pixels in the coarse view is known better from pieces, where there are any."""
+
 
 @dataclass(frozen=True)
 class Detections:
@@ -61,19 +64,20 @@ class Detections:
 
 
 def merge_detections(
-    parts: Sequence[tuple[Tile, Detections]], coarse: Detections, overlap: int, nms_threshold: float
+    parts: Sequence[tuple[Tile, Detections]], coarse: Detections, grain: float, overlap: int, nms_threshold: float
 ) -> Detections:
     """Every object once, and whole.
 
     An object that is small against the overlap lies whole in some tile. So a box that an inner edge cuts is dropped
     where another tile has room for all of it and more. Objects too large for the overlap come from the coarse view,
-    and pieces of them are dropped. Pieces of objects that only tiles saw are put together. Of what is left, boxes of a
-    class suppress each other as within an image.
+    and pieces of them are dropped. Pieces of objects that only tiles saw, or that are too thin for the coarse view, are
+    put together. Of what is left, boxes of a class suppress each other as within an image.
 
     Parameters
     ----------
     parts : each tile of the image with its detections, in pixels of the image
     coarse : what was seen of the whole image at a smaller scale, in pixels of the image
+    grain : pixels of the image that a pixel of that view is wide
     overlap : that neighbouring tiles share at least
     nms_threshold : of two boxes of a class with at least this IoU only the better stays
 
@@ -94,11 +98,15 @@ def merge_detections(
         if (~here & ~elsewhere).any():
             pieces.append((tile, seen[~here & ~elsewhere]))
     # boxes of the coarse view are less exact: half the size leaves no gap between what it gives and what tiles give
-    found = Detections.joined([*whole, coarse[coarse.larger_than(sure / 2)]])
+    coarse = coarse[coarse.larger_than(sure / 2)]
+    clear = (coarse.boxes[:, 2:] - coarse.boxes[:, :2]).amin(1) >= CLEAR * grain
+    found = Detections.joined([*whole, coarse[clear]])
     found = found[nms(found.boxes, found.scores, nms_threshold, groups=found.classes)]
     large = found[found.larger_than(sure / 2)]
-    pieces = [(tile, piece[~_explained(piece, large)]) for tile, piece in pieces]
-    found = Detections.joined([found, *_put_together(pieces)])
+    # together first: a sliver of an object may lie just outside of the box that the coarse view gives it
+    found = Detections.joined([found, *(one[~_explained(one, large)] for one in _put_together(pieces))])
+    unclear = coarse[~clear]
+    found = Detections.joined([found, unclear[~_explained(unclear, found)]])
     kept = nms(found.boxes, found.scores, nms_threshold, groups=found.classes)
     return found[kept[torch.argsort(found.classes[kept], stable=True)]]
 
@@ -123,7 +131,6 @@ def _explained(pieces: Detections, objects: Detections) -> Tensor:
 
 def _put_together(pieces: list[tuple[Tile, Detections]]) -> list[Detections]:
     """The objects that pieces in neighbouring tiles make up."""
-    pieces = [(tile, piece) for tile, piece in pieces if len(piece)]
     if not pieces:
         return []
     places = {(tile.row, tile.column): number for number, (tile, _) in enumerate(pieces)}

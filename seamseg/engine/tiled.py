@@ -42,7 +42,7 @@ def predict_in_tiles(
         256 classes
     """
     height, width = pixels.shape[-2:]
-    coarse = _seen_coarsely(see, pixels, side)
+    coarse, grain = _seen_coarsely(see, pixels, side)
     parts = []
     semantic: Tensor | None = None
     for tile in tiles_of((height, width), side, overlap):
@@ -55,18 +55,19 @@ def predict_in_tiles(
             core = core[:, x.core_start - x.start : x.core_stop - x.start]
             semantic[y.core_start : y.core_stop, x.core_start : x.core_stop] = core
         parts.append((tile, Detections.of(seen, offset=(y.start, x.start))))
-    found = merge_detections(parts, coarse, overlap, nms_threshold)
+    found = merge_detections(parts, coarse, grain, overlap, nms_threshold)
     return Prediction(found.boxes, found.classes, found.scores, found.masks, semantic, (height, width))
 
 
-def _seen_coarsely(see: See, pixels: Tensor, side: int) -> Detections:
-    """The detections of the whole image, shrunk to the number of pixels of a tile at most."""
+def _seen_coarsely(see: See, pixels: Tensor, side: int) -> tuple[Detections, float]:
+    """The detections of the whole image, shrunk to the pixels of a tile at most, and how many times it was shrunk."""
     height, width = pixels.shape[-2:]
     shrink = min(side / math.sqrt(height * width), 1.0)
     size = max(int(height * shrink), 1), max(int(width * shrink), 1)
     size = min(size[0], side**2), min(size[1], side**2)  # of a picture one pixel high or wide
     small = functional.interpolate(pixels[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
-    return Detections.of(see(small), scale=(height / size[0], width / size[1]))
+    scale = height / size[0], width / size[1]
+    return Detections.of(see(small), scale), max(scale)
 
 
 def first_side(size: tuple[int, int]) -> int | None:

@@ -93,9 +93,12 @@ def read_coco_panoptic(json_path: str | Path, folder: str | Path | None = None) 
     if not isinstance(content, dict) or not isinstance(content.get("annotations"), list):
         raise InputError(f"{path}: not a COCO panoptic file: it has no list of `annotations`")
     annotations = [_annotation(entry, path) for entry in content["annotations"]]
+    images = content.get("images") or []
+    if not isinstance(images, list):
+        raise InputError(f"{path}: not a COCO panoptic file: its `images` are no list")
     photo_names = {
         image["id"]: str(image["file_name"])
-        for image in content.get("images") or []
+        for image in images
         if isinstance(image, dict) and isinstance(image.get("id"), (int, str)) and "file_name" in image
     }
     where = default_folder(path) if folder is None else Path(folder)
@@ -128,15 +131,15 @@ def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Pat
             area = None if stated is None else _area(stated)
             # the official tools: 1 or true, nothing else
             crowd = entry.get("iscrowd", 0) == 1
-            score = None if entry.get("score") is None else float(entry["score"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            score = _score(entry.get("score"))
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise InputError(
                 f"{source}: image {annotation.image_id}: a segment is incomplete ({type(error).__name__}: {error})"
             ) from error
         if category not in class_of:
             raise InputError(
                 f"{source}: image {annotation.image_id}: segment {identity} has category_id {category}, "
-                "which the ground truth's `categories` lack"
+                "which is not among the categories of the ground truth"
             )
         if identity in seen:
             raise InputError(f"{source}: image {annotation.image_id}: segment {identity} is listed twice")
@@ -151,6 +154,12 @@ def _area(stated: Any) -> int | float:
     if not math.isfinite(area):
         raise ValueError(f"an area of {stated}")
     return int(area) if area.is_integer() else area
+
+
+def _score(stated: Any) -> float | None:
+    """A score, which counts in no number; None where it is none, as NaN."""
+    score = math.nan if stated is None else float(stated)
+    return score if math.isfinite(score) else None
 
 
 def _read_json(path: Path) -> Any:
@@ -183,7 +192,7 @@ def _categories(content: dict[str, Any], path: Path) -> list[ClassInfo] | None:
         return None
     try:
         classes = [ClassInfo(str(c.get("name", c["id"])), int(c["id"]), bool(c["isthing"])) for c in entries]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InputError(
             f"{path}: every category needs `id`, `name` and `isthing` ({type(error).__name__}: {error})"
         ) from error

@@ -15,7 +15,7 @@ from seamseg.evaluation.evaluator import ClassInfo, ClassTable, class_infos
 from seamseg.evaluation.matching import SegmentInfo
 from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.evaluation.threads import threaded_map
-from seamseg.files import write_json
+from seamseg.files import below, write_json
 from seamseg.ops.extract_boxes import extract_boxes
 from seamseg.structures import PanopticResult, Segment
 
@@ -68,6 +68,11 @@ class CocoPanopticWriter:
         Returns
         -------
         annotation : its entry in the JSON; `segments_info` in the order of the segments, without crowds
+
+        Raises
+        ------
+        InputError
+            if the name leads out of the folder
         """
         segments = [s for s in result.segments if not s.iscrowd]
         return self.add_map(image_id, result.id_map, segments, photo_name)
@@ -77,7 +82,10 @@ class CocoPanopticWriter:
     ) -> dict[str, Any]:
         """As :meth:`add` for any id map; crowds are kept, ids without a segment become void."""
         annotation, ids = encode_panoptic(image_id, id_map, segments, self.classes, self.palette)
-        write_id_png(self.folder / f"{image_id}.png", ids)
+        path = below(self.folder, f"{image_id}.png")
+        if path is None:
+            raise InputError(f"{image_id!r} is no name for an image: its file would not lie below {self.folder}")
+        write_id_png(path, ids)
         height, width = id_map.shape
         self.images.append({"id": image_id, "file_name": photo_name or f"{image_id}", "height": height, "width": width})
         self.annotations.append(annotation)

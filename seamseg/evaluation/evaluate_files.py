@@ -52,7 +52,8 @@ def evaluate_panoptic_json(
     workers : threads that decode and compare
     legacy : count as the original program did
     progress : wraps the images, `progress(iterable, total, description)`
-    out : evaluation folder to write, see :mod:`seamseg.evaluation.record`; the maps stay where they are
+    out : evaluation folder to write, see :mod:`seamseg.evaluation.record`; the maps stay where they are. Not with
+        `legacy`
     photos : folder of the photos, which the evaluation folder only mentions
 
     Raises
@@ -61,6 +62,8 @@ def evaluate_panoptic_json(
         if a file is missing or broken, an image has no prediction, sizes differ, ids of a map and its JSON differ, or a
         category is unknown
     """
+    if legacy and out is not None:
+        raise InputError(f"{out}: not with legacy metrics, since an evaluation folder is of the official kind")
     gt = read_coco_panoptic(gt_json, gt_folder)
     pred = read_coco_panoptic(pred_json, pred_folder)
     if not gt.categories:
@@ -122,13 +125,16 @@ def _partners(gt: CocoPanoptic, pred: CocoPanoptic) -> Mapping[int | str, Annota
     by_id = {a.image_id: a for a in pred.annotations}
     partner: dict[int | str, Annotation] = {}
     for annotation in gt.annotations:
+        if annotation.image_id in partner:
+            raise InputError(f"{gt.path}: image {annotation.image_id} is annotated twice")
         name = gt.photo_names.get(annotation.image_id, annotation.file_name)
-        found = by_id.get(annotation.image_id) or by_id.get(str(PurePosixPath(name).with_suffix("")))
+        photo = PurePosixPath(name)
+        found = by_id.get(annotation.image_id) or by_id.get(str(photo.with_suffix("")) if photo.name else name)
         if found is None:
             missing = sum(a.image_id not in by_id for a in gt.annotations)
             raise InputError(
                 f"{pred.path}: no prediction for image {annotation.image_id} of {gt.path.name}"
-                + (f" (nor for {missing - 1} others)" if missing > 1 else "")
+                + (f" (nor for {missing - 1} more)" if missing > 1 else "")
             )
         partner[annotation.image_id] = found
     return partner

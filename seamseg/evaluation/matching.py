@@ -24,6 +24,9 @@ from seamseg.errors import InputError
 VOID_ID = 0
 """Id of pixels that belong to no segment."""
 
+_MOST_IOU = 1 << 20
+"""A stated area can make it more than 1; sums of it must stay exact."""
+
 
 class SegmentLike(Protocol):
     """What is known of a segment; `area` None means: count it. `score` is for reports only."""
@@ -130,7 +133,7 @@ def match_segments(
         if gt is None or pred is None or gt.iscrowd or gt.category != pred.category:
             continue
         union = pred_pixels[p] + gt_area[g] - shared - overlap.get((VOID_ID, p), 0)
-        if union <= 0:
+        if union <= shared / _MOST_IOU:
             raise InputError(
                 f"{where}ground-truth segment {g} states an area of {gt_area[g]}, its map shows more pixels"
             )
@@ -183,4 +186,4 @@ def _check_prediction(pred_of: dict[int, SegmentLike], pixels: dict[int, int], w
 
 
 def _more(ids: list[int]) -> str:
-    return f" (nor are {len(ids) - 1} others)" if len(ids) > 1 else ""
+    return f" (nor are {len(ids) - 1} more)" if len(ids) > 1 else ""

@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,17 @@ class SegmentRecord:
     iscrowd: bool = False
     score: float | None = None
 
+    @staticmethod
+    def from_json(entry: Mapping[str, Any]) -> SegmentRecord:
+        """A segment of a line of `images.jsonl`; TypeError or ValueError if it is not of the form."""
+        segment = SegmentRecord(**entry)
+        _expect_numbers(segment, int, "id", "category", "area")
+        _expect_numbers(segment, (int, float, NoneType), "iou", "score")
+        _expect_numbers(segment, (int, NoneType), "partner")
+        if not isinstance(segment.outcome, str):
+            raise ValueError(f"its outcome is {segment.outcome!r}")
+        return segment
+
 
 @dataclass(frozen=True)
 class ImageRecord:
@@ -88,9 +100,26 @@ class ImageRecord:
 
     @staticmethod
     def from_json(entry: Mapping[str, Any]) -> ImageRecord:
-        """The inverse of :meth:`to_json`; KeyError or TypeError if something is missing or not of the form."""
-        sides = {side: [SegmentRecord(**s) for s in entry[side]] for side in ("ground_truth", "prediction")}
-        return ImageRecord(**{**entry, **sides})
+        """The inverse of :meth:`to_json`; KeyError, TypeError or ValueError if it is not of the form."""
+        sides = {side: [SegmentRecord.from_json(s) for s in entry[side]] for side in ("ground_truth", "prediction")}
+        image = ImageRecord(**{**entry, **sides})
+        _expect_numbers(image, int, "width", "height")
+        _expect_numbers(image, (int, float, NoneType), "PQ", "SQ", "RQ", "mIoU")
+        names = image.ground_truth_png, image.prediction_png, image.photo or ""
+        if not isinstance(image.image_id, (int, str)) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"its id is {image.image_id!r}, its files are {names}")
+        if min(image.width, image.height) <= 0:
+            raise ValueError(f"its size is {image.width} x {image.height}")
+        return image
+
+
+def _expect_numbers(record: SegmentRecord | ImageRecord, kinds: type | tuple[type, ...], *names: str) -> None:
+    """ValueError for a value of another kind, or one that no evaluation writes."""
+    for name in names:
+        value: Any = getattr(record, name)
+        fits = isinstance(value, kinds) and not isinstance(value, bool)
+        if not fits or not (value is None or -1 << 63 < value < 1 << 63):
+            raise ValueError(f"its {name} is {value!r}")
 
 
 def image_record(
@@ -204,8 +233,8 @@ class Evaluation:
             with open(path, encoding="utf-8") as lines:
                 for number, line in enumerate(lines, start=1):
                     try:
-                        yield ImageRecord.from_json(json.loads(line))
-                    except (ValueError, KeyError, TypeError) as error:
+                        yield ImageRecord.from_json(json.loads(line, parse_constant=_no_number))
+                    except (ValueError, KeyError, TypeError, RecursionError) as error:
                         raise InputError(f"{path}, line {number}: not the record of an image: {error}") from error
         except FileNotFoundError:
             raise InputError(f"{path}: no such file (a line for each image); evaluate again with --out") from None
@@ -256,7 +285,7 @@ def read_evaluation(folder: str | Path) -> Evaluation:
     path = folder / SUMMARY
     raw = read_bytes(path, "the summary that `seamseg evaluate --out` writes")
     try:
-        content = json.loads(raw)
+        content = json.loads(raw, parse_constant=_no_number)
         if content["format"] != FORMAT:
             raise InputError(f"{path}: its format is {content['format']!r}, this program reads {FORMAT!r}")
 
@@ -276,8 +305,12 @@ def read_evaluation(folder: str | Path) -> Evaluation:
             files(content["prediction"]),
             None if content["photos"] is None else folder / content["photos"],
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InputError(f"{path}: not the summary of an evaluation ({type(error).__name__}: {error})") from error
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
 
 
 def _colour(value: Any) -> tuple[int, int, int] | None:

@@ -6,7 +6,7 @@ import base64
 import io
 import zlib
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 from seamseg.errors import InputError
 from seamseg.evaluation.coco_panoptic import read_id_png
 from seamseg.evaluation.record import Evaluation, ImageRecord, SegmentRecord
+from seamseg.files import below
 from seamseg.ops.resize import resize_nearest
 
 JPEG_QUALITY = 80
@@ -74,12 +75,6 @@ def pack(indices: np.ndarray, segments: int) -> str:
     narrow = indices.astype(np.uint8 if segments <= NARROW else "<u2")
     narrow[1:] ^= narrow[:-1].copy()
     return base64.b64encode(zlib.compress(narrow.tobytes(), 9)).decode("ascii")
-
-
-def below(folder: Path, name: str) -> Path | None:
-    """`folder / name` if that stays below the folder: the name comes from a file that may be anybody's."""
-    parts = PurePosixPath(name.replace("\\", "/"))
-    return None if parts.is_absolute() or ".." in parts.parts or ":" in name else folder / parts
 
 
 def _shape(record: ImageRecord, size: int) -> tuple[int, int]:

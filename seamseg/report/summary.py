@@ -42,12 +42,12 @@ def summary(sides: Sequence[Side], chosen: Sequence[tuple[ImageEntry, ...]], los
     return {
         "titles": labels([side.evaluation for side in sides]),
         "headline": _headline([side.evaluation.scores for side in sides]),
-        "n_images": [int(side.evaluation.scores.get("n_images") or 0) for side in sides],
+        "n_images": [len(side.statistics.images) for side in sides],
         "lost": lost,
         "classes": _classes([side.evaluation for side in sides]),
         "confusion": first.confusion.tolist(),
         "histograms": [side.statistics.to_json() for side in sides],
-        "total": len(sides[0].statistics.images) - (lost if len(sides) > 1 else 0),
+        "total": (sum(len(side.statistics.images) for side in sides) - lost) // len(sides),
         "images": [
             {
                 "name": str(entries[0].image_id),
@@ -104,7 +104,11 @@ def _classes(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
 
 def _per_class(evaluation: Evaluation) -> Mapping[str, Any]:
     per_class = evaluation.scores.get("per_class")
-    if not isinstance(per_class, Mapping) or len(per_class) != len(evaluation.classes):
+    if (
+        not isinstance(per_class, Mapping)
+        or len(per_class) != len(evaluation.classes)
+        or not all(isinstance(scores, Mapping) for scores in per_class.values())
+    ):
         raise InputError(
             f"{evaluation.folder / SUMMARY}: its scores are not those of its {len(evaluation.classes)} classes; "
             "evaluate again with --out"

@@ -140,6 +140,12 @@ def test_json_of_another_kind(raw, tmp_path, key):
     fails(raw, tmp_path, r"panoptic_val2017\.json: (not COCO panoptic annotations|`categories` is no list)")
 
 
+@pytest.mark.parametrize("key", ["id", "category_id", "iscrowd"])
+def test_numbers_without_measure(raw, tmp_path, key):
+    change(raw, lambda c: c["annotations"][0]["segments_info"][0].update({key: float("inf")}))
+    fails(raw, tmp_path, r"panoptic_val2017\.json: not COCO panoptic annotations \(OverflowError")
+
+
 def test_json_of_nothing(raw, tmp_path):
     change(raw, lambda c: c["annotations"].clear())
     fails(raw, tmp_path, "0 images found: `annotations` is empty")

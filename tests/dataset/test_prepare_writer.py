@@ -228,8 +228,8 @@ def test_same_name_twice(tmp_path):
         DatasetWriter(tmp_path / "out", classes()).add_split("train", [*frames, frames[1]], read)
 
 
-@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x"])
-def test_names_that_lead_out_of_the_folder(tmp_path, name):
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "", "a\nb", " a", "a\u2028"])
+def test_names_that_lead_out_of_the_folder_or_are_no_line_of_a_list(tmp_path, name):
     (frame,) = make_frames(tmp_path / "src", 1)
     with pytest.raises(InputError, match="is no name for an image"):
         run(tmp_path / "out", [Frame(name, frame.photo, frame.annotation, "x")])

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from evaluation.cityscapes import official
 from PIL import Image
 
 from engine.exports import CLASSES, Guesser, make_city
@@ -17,10 +18,12 @@ from seamseg.data.folder import DatasetFolder
 from seamseg.data.metadata import Metadata
 from seamseg.engine.distributed import World, distributed
 from seamseg.engine.ground_truth import export_dataset
+from seamseg.engine.layouts.cityscapes import city_of
 from seamseg.engine.sources import Source, refuse_sharing
 from seamseg.engine.validate import Validator
 from seamseg.engine.writers import make_writers
 from seamseg.errors import InputError
+from seamseg.evaluation.cityscapes import evaluate_cityscapes
 from seamseg.evaluation.coco_ap import ImageInstances, Instance, average_precision, encode_crop, instances_of_map
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
@@ -148,71 +151,20 @@ def test_average_precision_from_instance_files(exported, micro_config, folder, e
     assert repr(average_precision(infos, images).mask) == repr(wanted.mask)
 
 
-@pytest.fixture(scope="module")
-def official(exported):
-    """Cityscapes' own scripts on our files: the folders and scores in memory."""
+def test_cityscapes_own_scores(exported, tmp_path):
     pytest.importorskip("cityscapesscripts")
-    return exported
-
-
-def test_cityscapes_own_panoptic_score(official, tmp_path):
-    from cityscapesscripts.evaluation.evalPanopticSemanticLabeling import evaluatePanoptic
-    from cityscapesscripts.preparation.createPanopticImgs import convert2panoptic
-
-    _, pred, gt, scores = official
-    truth = tmp_path / "truth"
-    truth.mkdir()
-    convert2panoptic(str(gt / "cityscapes" / "gtFine"), str(truth), False, ["val"])
-    name = "cityscapes_panoptic_val"
-    found = pred / "cityscapes"
-    result = evaluatePanoptic(
-        str(truth / f"{name}.json"),
-        str(truth / name),
-        str(found / "panoptic.json"),
-        str(found / "panoptic"),
-        str(tmp_path / "result.json"),
-    )
+    _, pred, gt, scores = exported
+    truth, found = gt / "cityscapes" / "gtFine" / "val", pred / "cityscapes"
+    panoptic = official.panoptic(truth, found / "panoptic.json", tmp_path)
     for theirs, ours in (("All", scores.PQ), ("Things", scores.PQ_things), ("Stuff", scores.PQ_stuff)):
-        assert result[theirs]["pq"] == pytest.approx(ours, abs=1e-12)
-
-
-def test_cityscapes_own_pixel_score(official):
-    import cityscapesscripts.evaluation.evalPixelLevelSemanticLabeling as pixel_level
-
-    _, pred, gt, scores = official
-    truth = sorted((gt / "cityscapes" / "gtFine" / "val" / "bonn").glob("*_labelIds.png"))
-    found = [pred / "cityscapes" / "pixel" / path.name.replace("_gtFine_labelIds", "") for path in truth]
-    arguments = pixel_level.args
-    arguments.quiet, arguments.JSONOutput, arguments.evalInstLevelScore = True, False, False
-    result = pixel_level.evaluateImgLists([str(p) for p in found], [str(p) for p in truth], arguments)
-    known = [v for v in result["classScores"].values() if not np.isnan(v)]
+        assert panoptic[theirs]["pq"] == pytest.approx(ours, abs=1e-12)
+    known = [v for v in official.pixel_level(truth, found / "pixel", tmp_path)["classScores"].values() if v == v]
     assert len(known) == 4 and np.mean(known) == pytest.approx(scores.mIoU, abs=1e-12)
-
-
-def test_cityscapes_own_scripts_read_the_instances(official, tmp_path, monkeypatch):
-    # NumPy 2.4 has no in1d any more; they reshape what it returns
-    monkeypatch.setattr(np, "in1d", lambda a, b: np.isin(a, b).ravel(), raising=False)
-    import cityscapesscripts.evaluation.evalInstanceLevelSemanticLabeling as instance_level
-
-    monkeypatch.setattr(instance_level, "writeDict2JSON", lambda content, path: None)  # nor can JSON take its integers
-    _, pred, gt, _ = official
-    truth = sorted((gt / "cityscapes" / "gtFine" / "val" / "bonn").glob("*_instanceIds.png"))
-    arguments = instance_level.args
-    arguments.quiet, arguments.JSONOutput = True, False
-    arguments.predictionPath, arguments.predictionWalk = str(pred / "cityscapes" / "instance"), None
-    arguments.gtInstancesFile = str(tmp_path / "instances.json")
-    found = [instance_level.getPrediction(str(path), arguments) for path in truth]
-    assert [Path(f).name for f in found] == [f"bonn_{k:06d}_000019.txt" for k in range(3)]
-    result = instance_level.evaluateImgLists(found, [str(p) for p in truth], arguments)
-    from seamseg.evaluation.cityscapes.evaluate import evaluate_cityscapes
-
-    ours = evaluate_cityscapes(gt / "cityscapes" / "gtFine" / "val", pred / "cityscapes")
-    assert pytest.approx(result["averages"]["allAp"], abs=1e-12) == ours.instance.AP
+    instances = official.instance_level(truth, found / "instance", tmp_path)["averages"]
+    assert instances["allAp"] == pytest.approx(evaluate_cityscapes(truth, found).instance.AP, abs=1e-12)
 
 
 def test_our_own_cityscapes_protocol_reads_it_all(exported):
-    from seamseg.evaluation.cityscapes.evaluate import evaluate_cityscapes
-
     _, pred, gt, scores = exported
     ours = evaluate_cityscapes(gt / "cityscapes" / "gtFine" / "val", pred / "cityscapes")
     assert pytest.approx(scores.PQ, abs=1e-12) == ours.panoptic.PQ
@@ -241,10 +193,19 @@ def changed(**fields) -> Metadata:
 
 
 @pytest.mark.parametrize(
+    ("frame", "city"),
+    [("bonn_000000_000019", "bonn"), ("DSC0001", "unknown"), ("_DSC_0001", "unknown"), (".._0_1", "unknown")],
+)
+def test_every_frame_has_a_folder_that_readers_look_into(frame, city):
+    assert city_of(frame) == city
+
+
+@pytest.mark.parametrize(
     ("format_", "classes", "message"),
     [
         ("cityscapes", changed(categories=["road", "sky", "person", "boat"]), "'boat' is no class of Cityscapes"),
         ("cityscapes", changed(categories=["road", "car", "person", "rider"]), "'car' is stuff here but a thing in"),
+        ("cityscapes", changed(categories=["road", "sky", "car", "Car"]), "two classes are 'Car'"),
         ("vistas", changed(original_ids=[0, 1, 2, 255]), "original id 255"),
         ("vistas", changed(original_ids=[0, 1, 2, 2]), "two classes have the original id 2"),
     ],

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.tile_scenes import STUFF, SceneNet, scene
@@ -130,6 +130,8 @@ def apart(draw):
 
 @settings(max_examples=80, deadline=None)
 @given(apart(), st.integers(96, 200), st.floats(0.25, 0.5), st.integers(0, 2**31))
+@example(((413, 387), [(35, 74, 93, 82)]), 96, 0.5, 0)  # close to the edges of two tiles, and two coarse pixels wide
+@example(((109, 282), [(35, 33, 93, 65)]), 96, 0.5, 0)  # of which one tile sees a sliver
 def test_every_object_is_one_segment(objects, side, share, seed):
     """Small ones from a tile, large ones from the coarse view: one for each, where it is, no void, no doubles."""
     size, boxes = objects

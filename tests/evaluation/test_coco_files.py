@@ -154,6 +154,16 @@ def test_same_name_twice_is_an_error(tmp_path):
         writer.write_json()
 
 
+@pytest.mark.parametrize("name", ["../a", "b/../../a", "{tmp}/a"])
+def test_names_stay_in_the_folder(tmp_path, name):
+    writer = CocoPanopticWriter(tmp_path / "out" / "x.json", Meta())
+    with pytest.raises(InputError, match="is no name for an image"):
+        writer.add(name.format(tmp=tmp_path), random_result(0))
+    assert not list(tmp_path.rglob("*.png"))
+    writer.add("b/at 12:30", random_result(0))
+    assert [p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.png")] == ["out/x/b/at 12:30.png"]
+
+
 def test_ground_truth_against_itself(pair):
     scores = evaluate_panoptic_json(pair[0], pair[0])
     assert (scores.PQ, scores.SQ, scores.RQ, scores.PQ_dagger, scores.mIoU) == (1, 1, 1, 1, 1)
@@ -248,7 +258,7 @@ def _no_file_name(content):
         (_unknown_category, ["image a", "category_id 999"]),
         (_twice, ["image a", "is listed twice"]),
         (_incomplete, ["image a", "incomplete"]),
-        (_no_prediction, ["no prediction for image c", "nor for 1 others"]),
+        (_no_prediction, ["no prediction for image c", "nor for 1 more"]),
         (_no_annotations, ["pred.json", "annotations"]),
         (_no_file_name, ["pred.json", "file_name"]),
     ],
@@ -267,6 +277,13 @@ def test_more_predictions_than_images_are_fine(pair):
     gt, pred = pair
     edit(gt, lambda content: content["annotations"].pop())
     assert evaluate_panoptic_json(gt, pred).n_images == 2
+
+
+def test_an_image_annotated_twice_is_told(pair):
+    gt, pred = pair
+    edit(gt, lambda content: content["annotations"].append(content["annotations"][0]))
+    with pytest.raises(InputError, match=r"gt\.json: image a is annotated twice"):
+        evaluate_panoptic_json(gt, pred)
 
 
 def test_missing_and_wrong_files(pair, tmp_path):

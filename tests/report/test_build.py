@@ -19,10 +19,11 @@ from seamseg.cli.main import main
 from seamseg.errors import InputError
 from seamseg.evaluation.coco_panoptic import read_id_png
 from seamseg.evaluation.record import IMAGES, SUMMARY, read_evaluation
+from seamseg.files import below
 from seamseg.ops.resize import resize_nearest
 from seamseg.report import ReportOptions, find_evaluation, write_report
 from seamseg.report.choose import choose
-from seamseg.report.picture import below, pack
+from seamseg.report.picture import pack
 
 from .pages import blocks, unpack
 
@@ -173,6 +174,9 @@ def test_against_leaves_out_what_only_one_has(runs: tuple[Path, Path], copy: Pat
     write_report(tmp_path / "a.html", find_evaluation(runs[1]), find_evaluation(copy), ReportOptions(size=64))
     summary = blocks(tmp_path / "a.html")["summary"][0]
     assert (summary["lost"], summary["total"], len(summary["images"])) == (3, 7, 7)
+    write_report(tmp_path / "b.html", find_evaluation(copy), find_evaluation(runs[1]), ReportOptions(size=64))
+    summary = blocks(tmp_path / "b.html")["summary"][0]
+    assert (summary["lost"], summary["total"], summary["n_images"]) == (3, 7, [7, 10])
 
 
 @pytest.mark.parametrize("spoil", ["none", "missing", "broken", "outside"])
@@ -198,6 +202,7 @@ def test_without_photos_the_pictures_are_there_all_the_same(
 def test_names_stay_below_their_folder() -> None:
     folder = Path("/a")
     assert below(folder, "b/c.png") == Path("/a/b/c.png")
+    assert below(folder, "at 12:30:00.png") == Path("/a/at 12:30:00.png")
     assert [below(folder, name) for name in ("../c", "/etc/c", "b/../../c", "..\\c", "C:\\c")] == [None] * 5
 
 
@@ -219,9 +224,17 @@ def _edit(change: Callable[[dict], object]) -> Callable[[Path], None]:
         (lambda f: (f / IMAGES).write_text((f / IMAGES).read_text() * 2), "line 11: image scene 000 comes twice"),
         (lambda f: (f / SUMMARY).write_text("{"), "not the summary of an evaluation"),
         (_edit(lambda e: e["prediction"][0].update(category=99)), "is of class 99, there are 11 classes"),
-        (_edit(lambda e: e.update(width="wide")), "its size is wide"),
+        (_edit(lambda e: e.update(width="wide")), "its width is 'wide'"),
         (_edit(lambda e: e.update(image_id=[1])), "its id is [1]"),
-        (_edit(lambda e: e.update(PQ="high")), "line 1: not the record of an image"),
+        (_edit(lambda e: e.update(PQ="high")), "line 1: not the record of an image: its PQ is 'high'"),
+        (_edit(lambda e: e.update(width=0)), "line 1: not the record of an image: its size is 0 x"),
+        (_edit(lambda e: e.update(PQ=float("nan"))), "NaN is no number"),
+        (_edit(lambda e: e.update(prediction_png=None)), "line 1: not the record of an image"),
+        (_edit(lambda e: e["prediction"][0].update(id=1 << 70)), "its id is"),
+        (_edit(lambda e: e["prediction"][0].update(area="large")), "its area is 'large'"),
+        (_edit(lambda e: e["prediction"][0].update(iou="0.5")), "its iou is '0.5'"),
+        (_edit(lambda e: e["ground_truth"][0].update(partner=[1])), "its partner is [1]"),
+        (_edit(lambda e: e["ground_truth"][0].update(outcome=1)), "its outcome is 1"),
         (_edit(lambda e: e.update(prediction_png="none.png")), "none.png: no such panoptic PNG"),
         (_edit(lambda e: e.update(prediction_png="../secret.png")), "which is not below the folder"),
         (_edit(lambda e: e.update(width=e["width"] + 1)), "when it was evaluated; evaluate again"),

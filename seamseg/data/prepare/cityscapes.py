@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from seamseg.cityscapes_labels import INSTANCES_FROM
 from seamseg.data.folder import IMAGE_ENDINGS
 from seamseg.data.prepare.archives import SourceTree, read_map
 from seamseg.data.prepare.cityscapes_labels import EVALUATED, LABELS, cityscapes_classes
@@ -18,7 +19,6 @@ from seamseg.structures import VOID
 SPLITS = {"train": ("gtFine", "train"), "val": ("gtFine", "val"), "train_extra": ("gtCoarse", "coarse")}
 """Folder of the source → where its annotations lie, and the name of our list."""
 
-_INSTANCES_FROM = 1000
 _LICENSE_PLATE = 0xFFFF  # label -1 in 16 bits
 _CLASSES = cityscapes_classes()
 _CLASS_OF_LABEL = {label.id: index for index, label in enumerate(EVALUATED)}
@@ -126,8 +126,8 @@ def read_instances(frame: Frame) -> Instances:
     values = read_map(frame.annotation)
 
     def describe(value: int) -> tuple[int, int]:
-        alone = value < _INSTANCES_FROM
-        label = value if alone else value // _INSTANCES_FROM
+        alone = value < INSTANCES_FROM
+        label = value if alone else value // INSTANCES_FROM
         if value > _LICENSE_PLATE or (label not in _KNOWN_LABELS and value != _LICENSE_PLATE):
             raise InputError(f"{frame.annotation}: {value} is no Cityscapes instance id (label {label} does not exist)")
         return _CLASS_OF_LABEL.get(label, VOID), int(alone)

@@ -76,7 +76,7 @@ def find_frames(given: tuple[str, ...], content: Mapping[str, Any], listed: Clas
                 raise InputError(f"{source}: annotation {a['id']}: category {category} is no thing of the class list")
             objects[a["image_id"]].append((category, int(a.get("iscrowd", 0)), a["segmentation"]))
         images = [(str(image["file_name"]), objects[image["id"]]) for image in content["images"]]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(
             f"{source}: not COCO instances ({type(error).__name__}: {error}); expected `images`, `categories` and "
             "`annotations` with `segmentation`"

@@ -151,7 +151,7 @@ def find_frames(source: PanopticSource, options: Options) -> list[Frame]:
             mask = _file(masks, str(annotation["file_name"]), source.name)
             photo = _file(photos, name, source.name)
             frames.append(Frame(id_of(name), photo, mask, name, info=segments))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(
             f"{source.name}: not COCO panoptic annotations ({type(error).__name__}: {error}); expected `images`, "
             "`categories` and `annotations` with `segments_info`"

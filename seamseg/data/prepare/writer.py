@@ -26,7 +26,7 @@ from seamseg.data.prepare.annotations import thing_annotations, write_coco_json
 from seamseg.data.prepare.archives import File, photo_size, read_file, read_photo, stamp
 from seamseg.data.prepare.parallel import parallel_map
 from seamseg.errors import InputError, SeamsegError
-from seamseg.files import PARTIAL, replacing, write_atomically
+from seamseg.files import PARTIAL, below, replacing, write_atomically
 
 _JOURNALS = ".prepare"
 
@@ -158,9 +158,12 @@ class DatasetWriter:
         if len(set(ids)) != len(ids):
             twice = next(i for k, i in enumerate(ids) if i in ids[:k])
             raise InputError(f"{split}: two images of the source are called {twice!r}")
-        outside = next((i for i in ids if Path(i).is_absolute() or ".." in Path(i).parts), None)
-        if outside is not None:
-            raise InputError(f"{split}: {outside!r} is no name for an image")
+        # a name is a path below `img` and a line of the list
+        odd = next(
+            (i for i in ids if below(self.root, i) is None or [line.strip() for line in i.splitlines()] != [i]), None
+        )
+        if odd is not None:
+            raise InputError(f"{split}: {odd!r} is no name for an image")
         journal = _Journal(self.root / _JOURNALS / f"{split}.jsonl", self.classes)
         records = {k: r for k, r in journal.read().items() if self._is_on_disk(r)}
         todo = [f for f in frames if f.id not in records or records[f.id]["stamp"] != _stamp(f)]

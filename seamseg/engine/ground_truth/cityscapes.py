@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from seamseg.cityscapes_labels import INSTANCES_FROM
 from seamseg.data.folder import DatasetFolder
 from seamseg.data.metadata import ImageInfo
 from seamseg.data.prepare.cityscapes import SPLITS
 from seamseg.data.prepare.convert import Options
 from seamseg.data.prepare.writer import put_photo
 from seamseg.engine.ground_truth.frames import check_names, for_each, link_of, read_map
-from seamseg.engine.layouts.cityscapes import INSTANCES_PER_LABEL, VOID_LABEL, city_of, frame_name, with_label_ids
+from seamseg.engine.layouts.cityscapes import VOID_LABEL, city_of, frame_name, with_label_ids
 from seamseg.engine.layouts.pictures import instance_picture, label_picture, write_grey_png
 
 _SOURCES = {ours: (kind, theirs) for theirs, (kind, ours) in SPLITS.items()}
@@ -51,7 +52,7 @@ class CityscapesGroundTruth:
                 truth.segments,
                 labels,
                 self._classes.num_stuff,
-                INSTANCES_PER_LABEL,
+                INSTANCES_FROM,
                 1,
                 VOID_LABEL,
                 image.id,

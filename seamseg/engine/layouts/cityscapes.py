@@ -8,7 +8,6 @@ from seamseg.data.metadata import Metadata
 from seamseg.data.prepare.cityscapes_labels import LABELS, cityscapes_classes
 from seamseg.errors import InputError
 
-INSTANCES_PER_LABEL = 1000
 VOID_LABEL = 0
 _PHOTO = "_leftImg8bit"
 
@@ -48,6 +47,12 @@ def with_label_ids(metadata: Metadata, source: str) -> Metadata:
                 "hold it; use the format coco"
             )
     ids = [label.id for label in labels if label is not None]
+    twice = next((k for k, i in enumerate(ids) if i in ids[:k]), None)
+    if twice is not None:
+        raise InputError(
+            f"{source}: two classes are {metadata.categories[twice]!r}, which the format cityscapes cannot tell apart; "
+            "use the format coco"
+        )
     return replace(metadata.without_images(), original_ids=ids)
 
 
@@ -57,5 +62,6 @@ def frame_name(name: str) -> str:
 
 
 def city_of(frame: str) -> str:
-    """The folder of a frame: what stands before its first `_`, `unknown` where there is none."""
-    return frame.partition("_")[0] if "_" in frame.strip("_") else "unknown"
+    """The folder of a frame: what stands before its first `_`, `unknown` where that is no name for a folder."""
+    city, underscore, _ = frame.partition("_")
+    return city if underscore and city and not city.startswith(".") else "unknown"

@@ -118,5 +118,5 @@ def check_complete(stems: Iterable[str], found: Iterable[str], complaint: str) -
     known = set(found)
     missing = [stem for stem in stems if stem not in known]
     if missing:
-        others = f" (nor for {len(missing) - 1} other frames)" if len(missing) > 1 else ""
+        others = f" (nor for {len(missing) - 1} more frames)" if len(missing) > 1 else ""
         raise InputError(complaint.format(missing[0]) + others)

@@ -1,0 +1,99 @@
+"""COCO panoptic files with values that no tool writes: one line, or the same numbers."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import numpy as np
+import pytest
+
+from seamseg.errors import InputError
+from seamseg.evaluation import evaluate_panoptic_json, write_id_png
+from seamseg.evaluation.record import read_evaluation
+
+CONTENT = {
+    "images": [{"id": 1, "file_name": "a.jpg"}],
+    "annotations": [
+        {
+            "image_id": 1,
+            "file_name": "a.png",
+            "segments_info": [
+                {"id": 5, "category_id": 1, "iscrowd": 0, "area": 12},
+                {"id": 7, "category_id": 2, "iscrowd": 0, "area": 6, "score": 0.5},
+            ],
+        }
+    ],
+    "categories": [{"id": 1, "name": "road", "isthing": 0}, {"id": 2, "name": "car", "isthing": 1}],
+}
+
+
+@pytest.fixture
+def content():
+    return copy.deepcopy(CONTENT)
+
+
+@pytest.fixture
+def score(tmp_path):
+    """Scores a ground truth and a prediction of the same map."""
+    ids = np.zeros((4, 6), np.uint32)
+    ids[:, :3], ids[:2, 3:] = 5, 7
+
+    def run(gt, pred=CONTENT, **options):
+        for name, side in (("gt", gt), ("pred", pred)):
+            (tmp_path / f"{name}.json").write_text(json.dumps(side))
+            write_id_png(tmp_path / name / "a.png", ids)
+        return evaluate_panoptic_json(tmp_path / "gt.json", tmp_path / "pred.json", **options)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("id", float("inf"), "a segment is incomplete"),
+        ("category_id", float("inf"), "a segment is incomplete"),
+        ("area", 10**400, "a segment is incomplete"),
+        ("area", 1e-12, "segment 7 states an area of 1e-12, its map shows more pixels"),
+    ],
+)
+def test_numbers_without_measure(score, content, key, value, words):
+    content["annotations"][0]["segments_info"][1][key] = value
+    with pytest.raises(InputError, match=words):
+        score(content)
+
+
+def test_a_class_without_number(score, content):
+    content["categories"][0]["id"] = float("inf")
+    with pytest.raises(InputError, match="every category needs"):
+        score(content)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_score_that_is_none(score, content, tmp_path, value):
+    content["annotations"][0]["segments_info"][1]["score"] = value
+    assert score(CONTENT, content, out=tmp_path / "out").PQ == 1
+    (image,) = read_evaluation(tmp_path / "out").images()
+    assert [s.score for s in image.prediction] == [None, None]
+
+
+def test_images_that_are_no_list(score, content):
+    content["images"] = 5
+    with pytest.raises(InputError, match="`images` are no list"):
+        score(content)
+
+
+@pytest.mark.parametrize("name", ["", "."])
+def test_photos_without_a_name(score, content, name):
+    content["images"][0]["file_name"] = name
+    assert score(content).PQ == 1
+    other = copy.deepcopy(CONTENT)
+    other["annotations"][0]["image_id"] = "other"
+    with pytest.raises(InputError, match="no prediction for image 1"):
+        score(content, other)
+
+
+def test_legacy_metrics_have_no_folder(score, tmp_path):
+    with pytest.raises(InputError, match="not with legacy metrics"):
+        score(CONTENT, legacy=True, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
