@@ -150,7 +150,11 @@ def _converter(
 
 def _add_workers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--workers", type=int, metavar="N", default=argparse.SUPPRESS, help="how many work at a time (default: one a processor)"
+        "--workers",
+        type=int,
+        metavar="N",
+        default=argparse.SUPPRESS,
+        help="how many work at a time (default: one a processor)",
     )
 
 
