@@ -23,7 +23,8 @@ BUILD_NEEDS = 'setuptools>=77' wheel torch
 $(READY): pyproject.toml setup.py constraints.txt $(wildcard csrc/*.h csrc/*/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "seamseg needs Python >= 3.10; say which: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 2; }
-	@echo "setting up $(VENV): PyTorch is downloaded and the kernels are compiled, which takes minutes"
+	@echo "setting up $(VENV): PyTorch is downloaded (3 GB) and the kernels are compiled, which takes minutes"
+	@command -v nvcc >/dev/null && echo "nvcc is here: CUDA kernels are compiled too, up to ten minutes more; SEAMSEG_KERNELS=cpu leaves them out" || true
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@# uv installs in a fraction of pip's time; where it cannot be had, pip does
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv || true

@@ -82,9 +82,10 @@ def run(args: argparse.Namespace) -> int:
     scores = _score_files(args) if args.gt is not None or args.pred is not None else _score_model(args)
     if not is_main_process():
         return 0
+    # the table first: hours of work must not be lost because the file cannot be written
+    print(format_table(scores), flush=True)
     if args.json is not None:
         write_json(args.json, scores.to_json(), indent=2)
-    print(format_table(scores), flush=True)
     return 0
 
 

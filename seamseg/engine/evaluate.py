@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ def evaluate_model(
         if report.averaged and world.is_main and not quiet:
             print(f"{opened.name}: scoring the moving average of its weights", file=sys.stderr)
         net.to(world.device)
-        writer = None if out is None else EvaluationWriter(out, validator.dataset.folder)
+        writer = None if out is None else EvaluationWriter(out, validator.dataset.folder, world)
         scores = validator(net, writer, f"evaluate {split}")
         if writer is not None:
             writer.finish(world, f"{Path(model).name} on {split} of {Path(data).name}", scores)
@@ -81,10 +82,18 @@ def evaluate_model(
 
 
 def check_same_classes(of_model: Metadata, model: str, of_data: Metadata, data: str) -> None:
-    """InputError if a model and a data set have other numbers of stuff and thing classes."""
+    """InputError if the numbers or the order of the classes of a model and a data set differ; a warning for names."""
     have, want = (of_model.num_stuff, of_model.num_thing), (of_data.num_stuff, of_data.num_thing)
     if have != want:
         raise InputError(
             f"{data}: the data set has {want[0]} stuff and {want[1]} thing classes, but {model} was trained on "
             f"{have[0]} and {have[1]}; use the data set it was made for"
         )
+    names = list(zip(of_model.categories, of_data.categories))
+    other = next(((i, *pair) for i, pair in enumerate(names) if pair[0] != pair[1]), None)
+    if other is None:
+        return
+    where = f"class {other[0]} is {other[1]!r} in {model} and {other[2]!r} in {data}"
+    if other[1] in of_data.categories or other[2] in of_model.categories:
+        raise InputError(f"{where}: the classes are in another order; use the data set the model was made for")
+    warnings.warn(f"{where}; they are taken to be the same", stacklevel=2)

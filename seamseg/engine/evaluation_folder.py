@@ -16,6 +16,7 @@ from seamseg.evaluation.record import (
     ImageRecord,
     MapFiles,
     SegmentRecord,
+    begin_evaluation,
     image_record,
     write_images,
     write_summary,
@@ -34,10 +35,13 @@ class EvaluationWriter:
     ----------
     out : the folder (:mod:`seamseg.evaluation.record`); gets `ground_truth/`, `prediction/` and their JSONs, too
     dataset : whose split is evaluated
+    world : the processes
     """
 
-    def __init__(self, out: str | Path, dataset: DatasetFolder) -> None:
+    def __init__(self, out: str | Path, dataset: DatasetFolder, world: World) -> None:
         self.out = Path(out)
+        # maps of an evaluation that was there before must not be taken for those of this one
+        self._replaces = world.is_main and begin_evaluation(self.out)
         self.dataset = dataset
         self.ground_truth = CocoPanopticWriter(self.out / "ground_truth.json", dataset.metadata)
         self.prediction = CocoPanopticWriter(self.out / "prediction.json", dataset.metadata)
@@ -101,13 +105,16 @@ class EvaluationWriter:
         )
         write_summary(summary)
 
-    @staticmethod
-    def _gathered(world: World, writer: CocoPanopticWriter) -> MapFiles:
+    def _gathered(self, world: World, writer: CocoPanopticWriter) -> MapFiles:
         parts = gather_to_main(world, (writer.images, writer.annotations))
         if parts is not None:
             for images, entries in parts[1:]:
                 writer.extend(images, entries)
             writer.write_json()
+            if self._replaces:
+                written = {writer.folder / entry["file_name"] for entry in writer.annotations}
+                for path in set(writer.folder.rglob("*.png")) - written:
+                    path.unlink()
         return MapFiles(writer.json_path, writer.folder)
 
 

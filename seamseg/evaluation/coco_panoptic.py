@@ -104,7 +104,8 @@ def read_coco_panoptic(json_path: str | Path, folder: str | Path | None = None) 
     where = default_folder(path) if folder is None else Path(folder)
     if not where.is_dir():
         raise InputError(
-            f"{where}: no such folder, where the PNGs of {path.name} should be; name another one if need be"
+            f"{where}: no such folder, where the PNGs of {path.name} should be; "
+            "--gt-folder and --pred-folder name others"
         )
     return CocoPanoptic(path, where, annotations, _categories(content, path), photo_names, _colours(content))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,15 @@ import numpy as np
 from seamseg.errors import InputError
 from seamseg.evaluation.coco_panoptic import Annotation, CocoPanoptic, read_coco_panoptic, segments_of
 from seamseg.evaluation.evaluator import PanopticEvaluator
-from seamseg.evaluation.record import Evaluation, ImageRecord, MapFiles, image_record, write_images, write_summary
+from seamseg.evaluation.record import (
+    Evaluation,
+    ImageRecord,
+    MapFiles,
+    begin_evaluation,
+    image_record,
+    write_images,
+    write_summary,
+)
 from seamseg.evaluation.scores import PanopticScores
 from seamseg.evaluation.threads import threaded_map
 from seamseg.ops.id_runs import joint_histogram_of_runs
@@ -70,6 +79,7 @@ def evaluate_panoptic_json(
         raise InputError(f"{gt.path}: the ground truth has no `categories`")
     if not gt.annotations:
         raise InputError(f"{gt.path}: the ground truth has no annotated image")
+    _compare_names(gt, pred)
     class_of = {c.id: index for index, c in enumerate(gt.categories)}
     partner = _partners(gt, pred)
 
@@ -103,6 +113,7 @@ def evaluate_panoptic_json(
     if out is None:
         deque(records(), maxlen=0)
         return evaluator.scores()
+    begin_evaluation(Path(out))
     write_images(Path(out), records())
     scores = evaluator.scores()
     maps = MapFiles(gt.path, gt.folder), MapFiles(pred.path, pred.folder)
@@ -119,6 +130,18 @@ def evaluate_panoptic_json(
         )
     )
     return scores
+
+
+def _compare_names(gt: CocoPanoptic, pred: CocoPanoptic) -> None:
+    true_name = {c.id: c.name for c in gt.categories or []}
+    for c in pred.categories or []:
+        if c.name != true_name.get(c.id, c.name):
+            warnings.warn(
+                f"{pred.path}: category {c.id} is called {c.name!r} there and {true_name[c.id]!r} in {gt.path}; "
+                "categories are compared by their ids",
+                stacklevel=3,
+            )
+            return
 
 
 def _partners(gt: CocoPanoptic, pred: CocoPanoptic) -> Mapping[int | str, Annotation]:

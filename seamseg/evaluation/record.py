@@ -27,6 +27,7 @@ from seamseg.evaluation.scores import ClassInfo, PanopticScores
 from seamseg.files import read_bytes, replacing, write_json
 
 FORMAT = "seamseg evaluation 1"
+_UNFINISHED = "seamseg evaluation, not finished"
 SUMMARY, IMAGES = "evaluation.json", "images.jsonl"
 """The files of the folder."""
 
@@ -242,6 +243,13 @@ class Evaluation:
             raise InputError(f"{path}: cannot be read: {error}") from error
 
 
+def begin_evaluation(folder: Path) -> bool:
+    """Say that what the folder holds is not whole, until :func:`write_summary`; whether an evaluation was there."""
+    was_there = (folder / SUMMARY).is_file()
+    write_json(folder / SUMMARY, {"format": _UNFINISHED})
+    return was_there
+
+
 def write_images(folder: Path, records: Iterable[ImageRecord]) -> None:
     """Write `images.jsonl` line by line, whole or not at all."""
     with replacing(folder / IMAGES) as temporary, open(temporary, "w", encoding="utf-8") as file:
@@ -286,6 +294,8 @@ def read_evaluation(folder: str | Path) -> Evaluation:
     raw = read_bytes(path, "the summary that `seamseg evaluate --out` writes")
     try:
         content = json.loads(raw, parse_constant=_no_number)
+        if content["format"] == _UNFINISHED:
+            raise InputError(f"{folder}: this evaluation was interrupted or failed; run `seamseg evaluate` again")
         if content["format"] != FORMAT:
             raise InputError(f"{path}: its format is {content['format']!r}, this program reads {FORMAT!r}")
 

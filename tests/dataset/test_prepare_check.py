@@ -137,7 +137,7 @@ def test_classes(data):
         Metadata(2, 3, ["road", "sky", "car", "bus", "sky"], [(0, 0, 0)] * 5, [0, 1, 2, 3, 4], m.images),
     )
     assert "metadata.bin: two classes are called 'sky'" in found(data)
-    assert "metadata.bin: class 'bus' never occurs" in found(data, False)
+    assert "metadata.bin: 2 classes never occur: 'bus', 'sky'" in found(data, False)
 
 
 def test_class_that_is_scored_but_not_learnt(data):

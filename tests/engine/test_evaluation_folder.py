@@ -61,6 +61,17 @@ def test_its_records_belong_to_its_maps(evaluated, micro):
         assert len(matched) == one.TP
 
 
+def test_maps_of_an_evaluation_before_do_not_stay(micro, micro_run, tmp_path):
+    out = tmp_path / "evaluation"
+    with narrow_body():
+        for split in ("train", "val"):
+            evaluate_model(micro_run, micro, split, device="cpu", quiet=True, out=out)
+    names = [image.image_id for image in read_evaluation(out).images()]
+    assert names == ["val0", "val1", "val2"]
+    for folder in ("prediction", "ground_truth"):
+        assert sorted(path.stem for path in (out / folder).iterdir()) == names
+
+
 @pytest.mark.distributed
 def test_two_processes_write_the_same(evaluated, micro, micro_run, tmp_path):
     launch(_evaluate, 2, str(micro_run), str(micro), str(tmp_path / "two"))

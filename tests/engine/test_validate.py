@@ -132,6 +132,17 @@ def test_models_and_data_that_do_not_fit(micro, micro_run, tmp_path):
         evaluate_model(micro_run, micro, device="cpu", overrides=["dataloader.val_set="])
 
 
+def test_classes_in_another_order_are_an_error_and_other_names_a_warning(micro_run, tmp_path):
+    data = make_dataset(tmp_path / "data", [1], [1])
+    metadata = read_metadata(data / "metadata.bin")
+    write_metadata(data / "metadata.bin", replace(metadata, categories=["road", "sky", "car"]))
+    with pytest.raises(InputError, match=r"class 0 is 'sky' in .* and 'road' in .* another order"):
+        evaluate_model(micro_run, data, device="cpu", quiet=True)
+    write_metadata(data / "metadata.bin", replace(metadata, categories=["sky", "strada", "car"]))
+    with pytest.warns(UserWarning, match="class 1 is 'road' in .* and 'strada' in"):
+        evaluate_model(micro_run, data, device="cpu", quiet=True)
+
+
 def test_a_mask_that_does_not_fit_is_named(micro_run, tmp_path):
     data = make_dataset(tmp_path / "data", [1], [1, 1])
     Image.new("L", (10, 10)).save(data / "msk" / "val1.png")

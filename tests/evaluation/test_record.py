@@ -150,8 +150,19 @@ def test_broken_folders_are_named(files, tmp_path, name, content, words):
         list(read_evaluation(out).images())
 
 
-def test_a_failed_evaluation_leaves_nothing(files, tmp_path):
+def test_a_failed_evaluation_says_so_and_does_not_pass_for_the_one_before(files, tmp_path):
+    out = tmp_path / "evaluation"
+    evaluate_panoptic_json(*files, out=out)
     (tmp_path / "pred" / "b.png").unlink()
     with pytest.raises(InputError, match="no such panoptic PNG"):
-        evaluate_panoptic_json(*files, out=tmp_path / "evaluation")
-    assert list((tmp_path / "evaluation").iterdir()) == []
+        evaluate_panoptic_json(*files, out=out)
+    with pytest.raises(InputError, match="was interrupted or failed"):
+        read_evaluation(out)
+
+
+def test_categories_of_other_names_are_warned_of(files):
+    content = json.loads(files[1].read_text())
+    content["categories"][0]["name"] = "strada"
+    files[1].write_text(json.dumps(content))
+    with pytest.warns(UserWarning, match="category 7 is called 'strada' there and 'road' in"):
+        evaluate_panoptic_json(*files)

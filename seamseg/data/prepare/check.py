@@ -224,9 +224,10 @@ def _classes_of_splits(
     by_split = {name: set().union(*(used.get(i, set()) for i in ids)) for name, ids in listed.items()}
     everywhere: set[int] = set().union(*used.values()) if used else set()
     path = folder.root / "metadata.bin"
-    problems = [
-        warning(path, f"class {name!r} never occurs") for k, name in enumerate(m.categories) if k not in everywhere
-    ]
+    absent = [repr(name) for k, name in enumerate(m.categories) if k not in everywhere]
+    problems = [warning(path, f"{len(absent)} classes never occur: {', '.join(absent)}")] if len(absent) > 1 else []
+    if len(absent) == 1:
+        problems = [warning(path, f"class {absent[0]} never occurs")]
     training = [name for name in by_split if "train" in name]
     if training:
         learnt: set[int] = set().union(*(by_split[name] for name in training))
