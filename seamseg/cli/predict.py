@@ -6,8 +6,13 @@
     torchrun --nproc-per-node 4 -m seamseg predict runs/city photos/ out/
 
 MODEL is a published zip, a run folder of `seamseg train`, or a snapshot. IN is a photo, a folder (searched with its
-sub-folders, which are kept in OUT) or a quoted glob. Photos of any size and kind are seen upright, at their own size in
-the output. Unreadable ones are named, counted and skipped; the exit code is then 1.
+sub-folders, which are kept in OUT), a quoted glob, LIST.txt or @LIST with a path a line, a video (needs PyAV), tar
+shards as of WebDataset ('part-{000..010}.tar'), or the URL of any of these (needs fsspec). Photos of any size and kind
+are seen upright, at their own size in the output. Unreadable ones are named, counted and skipped; the exit code is then
+1.
+
+OUT/predictions.jsonl has a line for each photo. By it the same command, run again after it was stopped or killed, with
+any number of processes, goes on where it was and does nothing twice.
 
 Formats, with commas between:
 
@@ -27,12 +32,13 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("model", metavar="MODEL", help="zip, run folder or snapshot")
-    parser.add_argument("inputs", metavar="IN", help="photo, folder or glob")
+    parser.add_argument("inputs", metavar="IN", help="photo, folder, glob, list, video, shards or URL")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder for the outputs; is made")
     parser.add_argument(
         "--format", default="overlay", metavar="LIST", help="overlay,coco,raw,cityscapes,vistas (default: overlay)"
@@ -62,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work = parser.add_argument_group("work")
     work.add_argument("--batch-size", type=int, default=1, metavar="N", help="photos of one size together (default: 1)")
     work.add_argument("--workers", type=int, metavar="N", help="processes that decode (default: up to 4); 0 for none")
-    work.add_argument("--limit", type=int, metavar="N", help="only the first N photos")
+    work.add_argument("--limit", type=int, metavar="N", help="only the first N photos (of each video or shard)")
+    work.add_argument("--restart", action="store_true", help="do all anew, whatever OUT/predictions.jsonl says")
     work.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any configuration key")
 
 
@@ -71,8 +78,10 @@ def run(args: argparse.Namespace) -> int:
     from seamseg.data.prepare.parallel import available_cores
     from seamseg.engine.distributed import distributed
     from seamseg.engine.inference import predict_all
+    from seamseg.engine.manifest import ManifestFolder, header
+    from seamseg.engine.model_file import digest
     from seamseg.engine.predictor import load_predictor
-    from seamseg.engine.sources import find_sources
+    from seamseg.engine.sources import Source, find_sources
     from seamseg.engine.writers import make_writers
     from seamseg.errors import InputError
 
@@ -96,13 +105,30 @@ def run(args: argparse.Namespace) -> int:
             longest_max_size=args.longest_max_size,
             overrides=args.set,
         )
-        writers = make_writers([f.strip() for f in args.format.split(",") if f.strip()], args.out, predictor.metadata)
+        formats = [f.strip() for f in args.format.split(",") if f.strip()]
+        writers = make_writers(formats, args.out, predictor.metadata)
+        manifest = ManifestFolder(args.out, header(str(args.model), digest(args.model), _settings(args, formats)))
         workers = min(4, available_cores()) if args.workers is None else args.workers
-        if args.workers is None and len(sources) < 2 * world.size:
+        if args.workers is None and len(sources) < 2 * world.size and all(isinstance(s, Source) for s in sources):
             workers = 0
-        tally = predict_all(predictor, sources, writers, world, args.batch_size, workers)
+        tally = predict_all(
+            predictor, sources, writers, world, manifest, args.batch_size, workers, args.restart, args.limit
+        )
         if world.is_main and not args.quiet:
             skipped = f", {tally.unreadable} could not be read" if tally.unreadable else ""
             weights = ", with the moving average of the weights" if predictor.averaged else ""
-            print(f"{tally.done} photos in {args.out}{weights}{skipped}", file=sys.stderr)
+            earlier = f", {tally.earlier} were there already" if tally.earlier else ""
+            print(f"{tally.done} photos in {args.out}{weights}{earlier}{skipped}", file=sys.stderr)
     return 1 if tally.unreadable else 0
+
+
+_WITHOUT_EFFECT = {
+    *("command", "model", "inputs", "out", "device", "batch_size", "workers", "limit", "restart", "quiet", "debug")
+}
+"""Arguments that do not change the outputs of a photo"""
+
+
+def _settings(args: argparse.Namespace, formats: list[str]) -> dict[str, Any]:
+    """All options that change the outputs, also those of which this module knows nothing."""
+    settings = {name: value for name, value in vars(args).items() if name not in _WITHOUT_EFFECT}
+    return {**settings, "format": ",".join(dict.fromkeys(formats))}

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -99,6 +100,10 @@ class PhotoDataset(Dataset):
             image = open_image(self.paths[index])
         except UnreadableImage as error:
             return Unreadable(index, str(error))
+        return self.photo(index, image)
+
+    def photo(self, index: int, image: Image.Image) -> Photo:
+        """What an open picture becomes."""
         # a tensor reaches the main process through shared memory, an array through a pipe
         rgb = torch.from_numpy(np.array(image)) if self.keep_rgb else None
         return Photo(index, self.transform(image), (image.height, image.width), rgb)
