@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
     from seamseg.engine.model_file import digest
     from seamseg.engine.predictor import load_predictor
     from seamseg.engine.sources import Source, find_sources
+    from seamseg.engine.urls import is_url
     from seamseg.engine.writers import make_writers
     from seamseg.errors import InputError
 
@@ -89,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
         value = getattr(args, name)
         if value is not None and value < (0 if name == "workers" else 1):
             raise InputError(f"--{name.replace('_', '-')} {value}: too small")
+    if is_url(str(args.out).replace(":/", "://", 1)):
+        raise InputError(f"{args.out}: outputs go to a folder of this machine; copy them to the URL afterwards")
     if args.out.exists() and not args.out.is_dir():
         raise InputError(f"{args.out}: the output must be a folder, this is a file")
     sources = find_sources(args.inputs, args.out)[: args.limit]

@@ -208,7 +208,7 @@ class _Work:
 
     def _counts(self, result: PanopticResult) -> dict[str, int]:
         """Segments of each class that the photo has."""
-        count = Counter(segment.category for segment in result.segments)
+        count = Counter(segment.category for segment in result.segments if not segment.iscrowd)
         return {self.predictor.metadata.categories[category]: count[category] for category in sorted(count)}
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tarfile
+import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from PIL import Image
 
@@ -21,6 +22,19 @@ SHARD_ENDINGS = (".tar", ".tar.gz", ".tgz")
 def is_shard(place: str) -> bool:
     """Whether a path or URL is that of a tar file."""
     return place.lower().endswith(SHARD_ENDINGS)
+
+
+class _Strict(tarfile.TarInfo):
+    """The head of a member. One that is cut off or garbage is an error; `tarfile` would take it for the end."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: Any) -> _Strict:
+        try:
+            return super().fromtarfile(tarfile_)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"{error} where a file or the end mark should be") from error
 
 
 @dataclass(frozen=True)
@@ -57,7 +71,7 @@ class Shard:
         """The photos in order; one that cannot be opened where the shard breaks off."""
         seen: set[str] = set()
         try:
-            with closing(self._file()) as file, tarfile.open(fileobj=file, mode="r|*") as archive:
+            with closing(self._file()) as file, tarfile.open(fileobj=file, mode="r|*", tarinfo=_Strict) as archive:
                 for member in archive:
                     if not member.isfile() or not member.name.lower().endswith(PHOTO_ENDINGS):
                         continue
@@ -69,7 +83,9 @@ class Shard:
                     yield Member(self._source(member.name, seen), content)
         except UnreadableImage as error:
             yield self._broken(len(seen), str(error).removeprefix(f"{self.place}: "))
-        except (tarfile.TarError, OSError, EOFError, ValueError) as error:
+        except OSError as error:
+            yield self._broken(len(seen), f"cannot be read after {len(seen)} images: {explain(error)}")
+        except (tarfile.TarError, zlib.error, EOFError, ValueError) as error:
             yield self._broken(len(seen), f"broken tar after {len(seen)} images: {explain(error)}")
 
     def _file(self) -> IO[bytes]:

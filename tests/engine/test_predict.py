@@ -152,6 +152,8 @@ def test_limit(micro_run, micro, tmp_path, seamseg_main):
     [
         (("{run}", "{photos}/none", "{out}"), "no such image, video, folder or list"),
         (("{run}", "{out}", "{out}/x"), "0 images found"),
+        (("{run}", "{photos}", "s3://bucket/out"), "s3:/bucket/out: outputs go to a folder of this machine"),
+        (("{out}/vistas.zip", "{photos}", "{out}/x"), "no such model; MODEL is a published .zip"),
         (("{run}", "{photos}", "{photos}/tall.png"), "the output must be a folder"),
         (("{run}", "{photos}/street.jpg", "{photos}"), "would overwrite an input photo"),
         (("{run}", "{photos}", "{out}", "--format", "svg"), "choose among overlay, coco, raw, cityscapes, vistas"),
