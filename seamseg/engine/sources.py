@@ -129,8 +129,8 @@ def find_sources(inputs: str | Path, out: Path | None = None) -> list[Source | C
         root_folder, found = path, _walk(path, _below(path, out))
         if not found:
             raise InputError(
-                f"{text}: 0 images found in this folder; looked for {', '.join(PHOTO_ENDINGS)} (for videos or shards use "
-                "a glob, as '*.mp4')"
+                f"{text}: 0 images found in this folder; looked for {', '.join(PHOTO_ENDINGS)} (for videos or "
+                "shards use a glob, as '*.mp4')"
             )
     elif path.exists():
         if path.suffix.lower() == LIST_ENDING:
