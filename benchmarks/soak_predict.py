@@ -172,7 +172,7 @@ def torment(folder: Path, out: Path, images: int, kills: int, chance: random.Ran
     counts: Counter[str] = Counter()
     done: set[str] = set()
     for number in range(kills + 1):
-        size = 2 if number == 0 or number == kills else chance.choice([2, 2, 2, 1, 3])
+        size = 2 if number == kills else (2, 1, 2, 3)[number % 4]
         run = Run(folder, out, size, folder / f"start{number}.log")
         try:
             if number < kills:

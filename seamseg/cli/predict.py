@@ -133,5 +133,13 @@ _WITHOUT_EFFECT = {
 
 def _settings(args: argparse.Namespace, formats: list[str]) -> dict[str, Any]:
     """All options that change the outputs, also those of which this module knows nothing."""
+    from seamseg.engine.model_file import METADATA_NAME, digest
+
     settings = {name: value for name, value in vars(args).items() if name not in _WITHOUT_EFFECT}
+    for name in ("config", "meta"):
+        if settings[name] is not None:
+            # by its content: a file may change between two runs
+            file = Path(settings[name])
+            file = file / METADATA_NAME if file.is_dir() else file
+            settings[name] = f"{file.name} {digest(file)[:12]}"
     return {**settings, "format": ",".join(dict.fromkeys(formats))}
