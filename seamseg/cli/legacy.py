@@ -74,7 +74,8 @@ def from_test_panoptic(argv: Sequence[str]) -> list[str]:
     _adopt_rank(args)
     thresholds = ["--score-threshold", str(args.score_threshold), "--overlap-threshold", str(args.iou_threshold)]
     form = "raw" if args.raw else "overlay"
-    ours = ["predict", args.model, args.inputs, args.out, "--config", args.config, "--meta", args.meta]
+    # the original writes everything anew, whatever the folder holds
+    ours = ["predict", args.model, args.inputs, args.out, "--config", args.config, "--meta", args.meta, "--restart"]
     return [*ours, "--format", form, *thresholds, "--min-area", str(int(args.min_area))]
 
 

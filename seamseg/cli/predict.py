@@ -6,8 +6,13 @@
     torchrun --nproc-per-node 4 -m seamseg predict runs/city photos/ out/
 
 MODEL is a published zip, a run folder of `seamseg train`, or a snapshot. IN is a photo, a folder (searched with its
-sub-folders, which are kept in OUT) or a quoted glob. Photos of any size and kind are seen upright, at their own size in
-the output. Unreadable ones are named, counted and skipped; the exit code is then 1.
+sub-folders, which are kept in OUT), a quoted glob, LIST.txt or @LIST with a path a line, a video (needs PyAV), tar
+shards as of WebDataset ('part-{000..010}.tar'), or the URL of any of these (needs fsspec). Photos of any size and kind
+are seen upright, at their own size in the output. Unreadable ones are named, counted and skipped; the exit code is then
+1.
+
+OUT/predictions.jsonl has a line for each photo. By it the same command, run again after it was stopped or killed, with
+any number of processes, goes on where it was and does nothing twice.
 
 Formats, with commas between:
 
@@ -30,12 +35,13 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("model", metavar="MODEL", help="zip, run folder or snapshot")
-    parser.add_argument("inputs", metavar="IN", help="photo, folder or glob")
+    parser.add_argument("inputs", metavar="IN", help="photo, folder, glob, list, video, shards or URL")
     parser.add_argument("out", metavar="OUT", type=Path, help="folder for the outputs; is made")
     parser.add_argument(
         "--format",
@@ -100,7 +106,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work = parser.add_argument_group("work")
     work.add_argument("--batch-size", type=int, default=1, metavar="N", help="photos of one size together (default: 1)")
     work.add_argument("--workers", type=int, metavar="N", help="processes that decode (default: up to 4); 0 for none")
-    work.add_argument("--limit", type=int, metavar="N", help="only the first N photos")
+    work.add_argument("--limit", type=int, metavar="N", help="only the first N photos (of each video or shard)")
+    work.add_argument("--restart", action="store_true", help="do all anew, whatever OUT/predictions.jsonl says")
     work.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any configuration key")
 
 
@@ -109,8 +116,11 @@ def run(args: argparse.Namespace) -> int:
     from seamseg.data.prepare.parallel import available_cores
     from seamseg.engine.distributed import distributed
     from seamseg.engine.inference import predict_all
+    from seamseg.engine.manifest import ManifestFolder, header
+    from seamseg.engine.model_file import digest
     from seamseg.engine.predictor import load_predictor
-    from seamseg.engine.sources import find_sources
+    from seamseg.engine.sources import Source, find_sources
+    from seamseg.engine.urls import is_url
     from seamseg.engine.writers import make_writers
     from seamseg.engine.writers.anonymize import AnonymizeWriter
     from seamseg.errors import InputError
@@ -119,6 +129,8 @@ def run(args: argparse.Namespace) -> int:
         value = getattr(args, name)
         if value is not None and value < (0 if name == "workers" else 1):
             raise InputError(f"--{name.replace('_', '-')} {value}: too small")
+    if is_url(str(args.out).replace(":/", "://", 1)):
+        raise InputError(f"{args.out}: outputs go to a folder of this machine; copy them to the URL afterwards")
     if args.out.exists() and not args.out.is_dir():
         raise InputError(f"{args.out}: the output must be a folder, this is a file")
     formats = _formats(args)
@@ -146,14 +158,18 @@ def run(args: argparse.Namespace) -> int:
         if args.anonymize is not None:
             style, score = args.anonymize_style, args.anonymize_score
             writers.append(AnonymizeWriter(args.out, predictor.metadata, args.anonymize, style, score))
+        manifest = ManifestFolder(args.out, header(str(args.model), digest(args.model), _settings(args, formats)))
         workers = min(4, available_cores()) if args.workers is None else args.workers
-        if args.workers is None and len(sources) < 2 * world.size:
+        if args.workers is None and len(sources) < 2 * world.size and all(isinstance(s, Source) for s in sources):
             workers = 0
-        tally = predict_all(predictor, sources, writers, world, args.batch_size, workers)
+        tally = predict_all(
+            predictor, sources, writers, world, manifest, args.batch_size, workers, args.restart, args.limit
+        )
         if world.is_main and not args.quiet:
             skipped = f", {tally.unreadable} could not be read" if tally.unreadable else ""
             weights = ", with the moving average of the weights" if predictor.averaged else ""
-            print(f"{tally.done} photos in {args.out}{weights}{skipped}", file=sys.stderr)
+            earlier = f", {tally.earlier} were there already" if tally.earlier else ""
+            print(f"{tally.done} photos in {args.out}{weights}{earlier}{skipped}", file=sys.stderr)
     return 1 if tally.unreadable else 0
 
 
@@ -173,3 +189,23 @@ def _formats(args: argparse.Namespace) -> list[str]:
     if args.classes is not None and whole:
         raise InputError(f"--format {whole[0]} holds all classes: leave --classes out, or write overlay,coco")
     return formats or [args.format]
+
+
+_WITHOUT_EFFECT = {
+    *("command", "model", "inputs", "out", "device", "batch_size", "workers", "limit", "restart", "quiet", "debug")
+}
+"""Arguments that do not change the outputs of a photo"""
+
+
+def _settings(args: argparse.Namespace, formats: list[str]) -> dict[str, Any]:
+    """All options that change the outputs, also those of which this module knows nothing."""
+    from seamseg.engine.model_file import METADATA_NAME, digest
+
+    settings = {name: value for name, value in vars(args).items() if name not in _WITHOUT_EFFECT}
+    for name in ("config", "meta"):
+        if settings[name] is not None:
+            # by its content: a file may change between two runs
+            file = Path(settings[name])
+            file = file / METADATA_NAME if file.is_dir() else file
+            settings[name] = f"{file.name} {digest(file)[:12]}"
+    return {**settings, "format": ",".join(dict.fromkeys(formats))}

@@ -101,10 +101,11 @@ def worker_death(dead: Sequence[int], workers: Sequence[BaseProcess], files: Seq
     read = [file for number in dead if (file := files[number])]
     codes = {code for number in dead if (code := workers[number].exitcode)}
     reading = f" while it read {', '.join(read)}" if read else ""
-    return SeamsegError(f"a process that loads images {_how(codes)}{reading}; {_advice(codes)}")
+    return SeamsegError(f"a process that loads images {death_of(codes)}{reading}; {_advice(codes)}")
 
 
-def _how(codes: set[int]) -> str:
+def death_of(codes: set[int]) -> str:
+    """How a process ended, in words, by its exit codes: `was killed by signal SIGKILL`."""
     if not codes:
         return "died"
     code = min(codes)

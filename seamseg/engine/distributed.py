@@ -29,6 +29,7 @@ _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _TIMEOUT_VARIABLE = "SEAMSEG_TIMEOUT_MINUTES"
 _TIMEOUT_MINUTES = 10
 """Longer than any process works on its own while others wait: a snapshot on a slow disk, torch.compile at the start."""
+_PATIENT_DAYS = 30
 _LOST_TOUCH = ("gloo", "NCCL", "peer", "Broken pipe", "timed out", "Timed out")
 """Words of errors that another process has caused."""
 
@@ -197,12 +198,23 @@ def barrier(world: World) -> None:
         dist.all_reduce(torch.zeros(1))
 
 
-def gather_objects(world: World, value: T) -> list[T]:
-    """What every process holds, by rank; every process gets the list. Values must be picklable."""
+def patient_group(world: World) -> Any:
+    """A group for collectives that processes may reach days apart, since they work on their own until then.
+
+    One that dies is noticed by the others at once all the same. All processes must call this; None for a lone one.
+    """
+    return dist.new_group(backend="gloo", timeout=timedelta(days=_PATIENT_DAYS)) if world.is_distributed else None
+
+
+def gather_objects(world: World, value: T, group: Any = None) -> list[T]:
+    """What every process holds, by rank; every process gets the list. Values must be picklable.
+
+    `group` is that of all processes, or their :func:`patient_group`.
+    """
     if not world.is_distributed:
         return [value]
     gathered: list[Any] = [None] * world.size
-    dist.all_gather_object(gathered, value)
+    dist.all_gather_object(gathered, value, group=group)
     return gathered
 
 
@@ -215,12 +227,12 @@ def gather_to_main(world: World, value: T) -> list[T] | None:
     return gathered
 
 
-def broadcast_object(world: World, value: T | None) -> T:
-    """What the main process holds, which must be no None; the others pass None."""
+def broadcast_object(world: World, value: T | None, group: Any = None) -> T:
+    """What the main process holds, which must be no None; the others pass None. `group` as :func:`gather_objects`."""
     holder: list[Any] = [value]
     if world.is_distributed:
         # on the CPU, where gloo is: the object of another device would go through NCCL
-        dist.broadcast_object_list(holder, src=0, device=torch.device("cpu"))
+        dist.broadcast_object_list(holder, src=0, group=group, device=torch.device("cpu"))
     return holder[0]
 
 

@@ -1,43 +1,53 @@
-"""`predict` over many photos: decode ahead, run the network, write behind, go on past unreadable files."""
+"""`predict` over many photos: decode ahead, run the network, write behind, go on past unreadable files and kills."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from seamseg.engine.distributed import World, gather_objects
-from seamseg.engine.photos import Photo, PhotoDataset, Unreadable, equal_size_batches, photo_loader
+from seamseg.engine.distributed import World, broadcast_object, gather_objects, patient_group
+from seamseg.engine.manifest import Done, Line, ManifestFolder, ManifestWriter
+from seamseg.engine.photos import Photo, PhotoDataset, Unreadable, equal_size_batches
 from seamseg.engine.predictor import Predictor
 from seamseg.engine.progress import progress
-from seamseg.engine.sources import Source, refuse_overwriting, refuse_sharing
+from seamseg.engine.reading import Decoders, Share, despite_deaths
+from seamseg.engine.sources import Container, Source, refuse_overwriting, refuse_sharing
 from seamseg.engine.writers import Background, Writer
 from seamseg.errors import InputError, SeamsegError
-from seamseg.structures import Prediction
+from seamseg.structures import PanopticResult, Prediction
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Photos that were done and that could not be read, over all processes."""
+    """Photos that were done and that could not be read, over all processes; and those that earlier runs had done."""
 
     done: int
     unreadable: int
+    earlier: int = 0
 
 
 def predict_all(
     predictor: Predictor,
-    sources: Sequence[Source],
+    sources: Sequence[Source | Container],
     writers: Sequence[Writer],
     world: World,
+    manifest: ManifestFolder,
     batch_size: int = 1,
     workers: int = 0,
+    restart: bool = False,
+    limit: int | None = None,
 ) -> Tally:
-    """Write the outputs of all photos.
+    """Write the outputs of all photos that the manifest does not say are done.
 
-    Memory does not grow with their number. Photos are shared out over the processes, which must all call this.
-    A photo that cannot be read is named on stderr and left out.
+    Memory hardly grows with their number. Photos are shared out over the processes, which must all call this.
+    A photo that cannot be read is named on stderr and left out; the next run tries it again.
 
     Parameters
     ----------
@@ -45,67 +55,162 @@ def predict_all(
     sources : all photos, the same list in every process
     writers : formats
     world : the processes
+    manifest : of the folder of the outputs
     batch_size : photos of one network size that the network sees together
     workers : processes that decode; 0 decodes in this one
+    restart : do all photos anew
+    limit : photos of each container at most
 
     Raises
     ------
     InputError
-        if an output would overwrite a photo, or be that of two photos
+        if an output would overwrite a photo or be that of two photos, or the manifest is of another run
     SeamsegError
         if an output cannot be written
     """
     if batch_size < 1:
         raise InputError(f"--batch-size must be at least 1, not {batch_size}")
-    for writer in writers:
-        outputs = [writer.paths(source) for source in sources]
-        refuse_overwriting(sources, [path for paths in outputs for path in paths])
-        refuse_sharing(sources, outputs)
-    mine = world.shard(list(sources))
-    keep_rgb = any(writer.needs_photo for writer in writers)
-    photos = _Readable(PhotoDataset([s.path for s in mine], predictor.transform, keep_rgb, predictor.tiling))
-    background = Background()
+    _check_names(sources, writers)
+    # processes work on their own for hours, and not equally long
+    patient = patient_group(world)
+    done = _begin(manifest, restart, world, patient)
+    decoder = PhotoDataset([], predictor.transform, any(w.needs_photo for w in writers), predictor.tiling)
+    share = Share(sources, decoder, done, world.rank, world.size, limit)
+    work = _Work(predictor, writers, manifest, ManifestWriter(manifest.rank_path(world.rank), manifest.head))
+    decoders = Decoders(share, workers)
     try:
-        for group in equal_size_batches(photos.read(workers, world.is_main), batch_size, lambda photo: photo.image):
-            for photo, prediction in zip(group, predictor.raw([photo.image for photo in group])):
-                background.submit(_write, predictor, mine[photo.index], photo, prediction, writers)
-    except BaseException:
-        background.abandon()
-        raise
-    background.finish()
-    tallies = gather_objects(world, (len(mine) - photos.unreadable, photos.unreadable))
-    for writer in writers:
+        while not work.attempt(decoders, batch_size, world.is_main):
+            pass
+    finally:
+        work.lines.close()
+    good = sum(work.lines.names.values())
+    lines = gather_objects(world, (good, len(work.lines.names) - good), patient)
+    if world.is_main:
+        manifest.merge({manifest.rank_path(rank): sum(counts) for rank, counts in enumerate(lines)})
+        for position, writer in enumerate(writers):
+            try:
+                writer.finish(manifest.records(position))
+            except OSError as error:
+                name = error.filename or "output"
+                raise SeamsegError(f"{name}: cannot be written: {error.strerror or error}") from error
+    return Tally(sum(good for good, _ in lines), sum(bad for _, bad in lines), len(done))
+
+
+def _begin(manifest: ManifestFolder, restart: bool, world: World, group: object) -> Mapping[str, Done]:
+    """What earlier runs have done; all processes raise the error that the main one has met."""
+    found: Any = None
+    if world.is_main:
         try:
-            writer.finish(world)
+            found = manifest.begin(restart)
+        except SeamsegError as error:
+            found = error
         except OSError as error:
-            name = error.filename or "output"
-            raise SeamsegError(f"{name}: cannot be written: {error.strerror or error}") from error
-    return Tally(sum(done for done, _ in tallies), sum(unreadable for _, unreadable in tallies))
+            found = SeamsegError(f"{error.filename or manifest.out}: {error.strerror or error}")
+    found = broadcast_object(world, found, group)
+    if isinstance(found, SeamsegError):
+        raise found
+    return found
 
 
-class _Readable:
-    """Photos that can be read; the others are named on stderr and counted."""
-
-    def __init__(self, dataset: PhotoDataset) -> None:
-        self.dataset = dataset
-        self.unreadable = 0
-
-    def read(self, workers: int, show: bool) -> Iterator[Photo]:
-        if not self.dataset:
-            return
-        loader = photo_loader(self.dataset, workers)
-        for photo in progress(loader, len(self.dataset), "predict") if show else loader:
-            if isinstance(photo, Unreadable):
-                self.unreadable += 1
-                print(f"skipped {photo.reason}", file=sys.stderr, flush=True)
-            else:
-                yield photo
-
-
-def _write(
-    predictor: Predictor, source: Source, photo: Photo, prediction: Prediction, writers: Sequence[Writer]
-) -> None:
-    result = predictor.fuse(prediction, photo.native_size)
-    rgb: np.ndarray | None = None if photo.rgb is None else photo.rgb.numpy()
+def _check_names(sources: Sequence[Source | Container], writers: Sequence[Writer]) -> None:
+    photos = [s for s in sources if isinstance(s, Source)]
+    containers = [s for s in sources if not isinstance(s, Source)]
     for writer in writers:
-        writer.write(source, rgb, prediction, result)
+        outputs = [writer.paths(source) for source in photos]
+        refuse_overwriting(photos, [path for paths in outputs for path in paths])
+        refuse_sharing(photos, outputs)
+        if containers and len(sources) > 1:
+            # their photos have no names yet, but lie in folders
+            a, b = (writer.paths(Source(Path("x"), f"{folder}/x", "x")) for folder in "ab")
+            if a == b:
+                raise InputError(
+                    f"{containers[0].name}: photos of several videos or shards could share {a[0]}, since this format "
+                    "has no sub-folders; predict each into an output folder of its own"
+                )
+
+
+class _Work:
+    """The photos of one process."""
+
+    def __init__(
+        self, predictor: Predictor, writers: Sequence[Writer], manifest: ManifestFolder, lines: ManifestWriter
+    ) -> None:
+        self.predictor = predictor
+        self.writers = writers
+        self.out = manifest.out
+        self.lines = lines
+        self._seen = ""
+
+    def attempt(self, decoders: Decoders, batch_size: int, show: bool) -> bool:
+        """Do all photos without a line so far; False if a decoder died, and the rest must be tried again."""
+        background = Background()
+        try:
+            photos = self._readable(decoders, show)
+            for group in equal_size_batches(photos, batch_size, lambda read: read[2].image):
+                begin = time.perf_counter()
+                predictions = self._see(group)
+                share = (time.perf_counter() - begin) / len(group)
+                for (source, stamp, photo), prediction in zip(group, predictions):
+                    background.submit(self._write, source, stamp, photo, prediction, share)
+        except BaseException as error:
+            despite_deaths(background.abandon)
+            death = decoders.bury(error) if isinstance(error, (RuntimeError, OSError, EOFError)) else None
+            if death is None and self._seen and isinstance(error, RuntimeError):
+                words = " ".join(str(error).split())[:300]
+                raise SeamsegError(f"{self._seen}: the network fails ({type(error).__name__}: {words})") from error
+            if death is None:
+                raise
+            print(death.story, file=sys.stderr, flush=True)
+            for source, reason in death.left_out:
+                self._leave_out(source, reason)
+            return False
+        background.finish()
+        return True
+
+    def _readable(self, decoders: Decoders, show: bool) -> Iterator[tuple[Source, str, Photo]]:
+        names = self.lines.names
+        total = None if decoders.share.containers else len(decoders.share.mine) - len(names)
+        reads = decoders.read(frozenset(names))
+        for source, stamp, photo in progress(reads, total, "predict") if show else reads:
+            if isinstance(photo, Unreadable):
+                self._leave_out(source, photo.reason)
+            else:
+                yield source, stamp, photo
+
+    def _leave_out(self, source: Source, reason: str) -> None:
+        print(f"skipped {reason}", file=sys.stderr, flush=True)
+        self.lines.add({**_place(source), "status": "unreadable", "reason": reason})
+
+    def _see(self, group: Sequence[tuple[Source, str, Photo]]) -> list[Prediction]:
+        self._seen = ", ".join(str(source) for source, _, _ in group)
+        predictions = self.predictor.raw([photo.image for _, _, photo in group])
+        self._seen = ""
+        return predictions
+
+    def _write(self, source: Source, stamp: str, photo: Photo, prediction: Prediction, seconds: float) -> None:
+        begin = time.perf_counter()
+        result = self.predictor.fuse(prediction, photo.native_size)
+        rgb: np.ndarray | None = None if photo.rgb is None else photo.rgb.numpy()
+        records = [writer.write(source, rgb, prediction, result) for writer in self.writers]
+        outputs = [path.relative_to(self.out).as_posix() for w in self.writers for path in w.paths(source)]
+        line: Line = {
+            **_place(source),
+            "status": "ok",
+            "stamp": stamp,
+            "height": photo.native_size[0],
+            "width": photo.native_size[1],
+            "outputs": outputs,
+            "segments": self._counts(result),
+            "seconds": round(seconds + time.perf_counter() - begin, 4),
+            "records": records,
+        }
+        self.lines.add(line)
+
+    def _counts(self, result: PanopticResult) -> dict[str, int]:
+        """Segments of each class that the photo has."""
+        count = Counter(segment.category for segment in result.segments if not segment.iscrowd)
+        return {self.predictor.metadata.categories[category]: count[category] for category in sorted(count)}
+
+
+def _place(source: Source) -> Line:
+    return {"name": source.name, "source": str(source), "relative": source.relative}

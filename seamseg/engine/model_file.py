@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 import umsgpack
 from torch import Tensor
@@ -21,6 +22,9 @@ from seamseg.files import read_bytes
 
 SNAPSHOT_NAMES = ("model_best.pth.tar", "model_last.pth.tar")
 """Snapshots of a run folder, the preferred first."""
+
+VISTAS_MD5 = "7046e54e54e9dcc38060b150e97f4a5a"
+"""Of the published zip, as the README of the original project says; this project has not seen the file"""
 
 CONFIG_NAME = "config.ini"
 METADATA_NAME = "metadata.bin"
@@ -59,6 +63,8 @@ def open_model(
         if something is missing or does not fit together
     """
     path = Path(path)
+    if not path.exists():
+        raise InputError(missing_model(path))
     if path.is_dir():
         found = _from_folder(path)
     elif _is_published(path):
@@ -83,13 +89,59 @@ class _Parts:
     name: str
 
 
-def _from_folder(folder: Path) -> _Parts:
+def missing_model(path: Path) -> str:
+    """What to say where there is no model."""
+    text = (
+        f"{path}: no such model; MODEL is a published .zip (snapshot, config.ini and metadata.bin inside), a run "
+        "folder of `seamseg train`, or a snapshot (.pth.tar, .tar)"
+    )
+    if "vistas" in path.name.lower() and path.suffix.lower() == ".zip":
+        text += (
+            "; the model for Mapillary Vistas (ResNet-50, PQ 37.99, CC BY-NC-SA 4.0) is linked in the README of the "
+            "original project, github.com/mapillary/seamseg, under Trained models, which gives its md5 as "
+            f"{VISTAS_MD5}; nothing is downloaded by itself"
+        )
+    return text
+
+
+def digest(path: str | Path) -> str:
+    """The SHA-256 of a model: of its zip or snapshot, or of the snapshot that a run folder is opened by.
+
+    Raises
+    ------
+    InputError
+        if it cannot be read
+    """
+    path = Path(path)
+    if not path.exists():
+        raise InputError(missing_model(path))
+    file = _snapshot_in(path) if path.is_dir() else path
+    try:
+        with open(file, "rb") as stream:
+            return _sha256(stream)
+    except OSError as error:
+        raise InputError(f"{file}: cannot read the model: {error.strerror or error}") from error
+
+
+def _sha256(stream: IO[bytes]) -> str:
+    state = hashlib.sha256()
+    while block := stream.read(1 << 20):
+        state.update(block)
+    return state.hexdigest()
+
+
+def _snapshot_in(folder: Path) -> Path:
     found = next((folder / name for name in SNAPSHOT_NAMES if (folder / name).is_file()), None)
     if found is None:
         others = sorted(folder.glob("*.tar")) + sorted(folder.glob("*.pth"))
         if len(others) != 1:
             raise InputError(f"{folder}: not a run folder: it holds neither {' nor '.join(SNAPSHOT_NAMES)}")
         found = others[0]
+    return found
+
+
+def _from_folder(folder: Path) -> _Parts:
+    found = _snapshot_in(folder)
     config, metadata = folder / CONFIG_NAME, folder / METADATA_NAME
     return _Parts(
         load_snapshot(found),

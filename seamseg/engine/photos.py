@@ -124,6 +124,10 @@ class PhotoDataset(Dataset):
             image = open_image(self.paths[index])
         except UnreadableImage as error:
             return Unreadable(index, str(error))
+        return self.photo(index, image)
+
+    def photo(self, index: int, image: Image.Image) -> Photo:
+        """What an open picture becomes."""
         # a tensor reaches the main process through shared memory, an array through a pipe
         rgb = torch.from_numpy(np.array(image)) if self.keep_rgb else None
         return Photo(index, network_input(image, self.transform, self.tiling), (image.height, image.width), rgb)

@@ -5,10 +5,16 @@ from __future__ import annotations
 import glob
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
+from typing import Protocol
 
+from PIL import Image
+
+from seamseg.data.images import open_image
+from seamseg.engine.urls import expand_numbers, find_urls, is_url, name_of_url, read_url
 from seamseg.errors import InputError
 
 PHOTO_ENDINGS = (
@@ -28,22 +34,77 @@ PHOTO_ENDINGS = (
 )
 """Files that a folder is searched for, whatever the case of their ending."""
 
+LIST_ENDING = ".txt"
+
 
 @dataclass(frozen=True)
 class Source:
-    """A photo: its path, the name of its outputs (`/` between folders, no ending), its path below the input folder."""
+    """A photo: its path, the name of its outputs (`/` between folders, no ending), its path below the input folder.
+
+    What is no file of its own on this machine has an `address` instead: a URL, a frame of a video, a member of a shard.
+    """
 
     path: Path
     name: str
     relative: str
+    address: str = ""
+
+    def __str__(self) -> str:
+        return self.address or str(self.path)
+
+    def open(self) -> Image.Image:
+        """Decode it, see :func:`open_image`; UnreadableImage if that fails."""
+        if self.address:
+            return open_image(self.address, read_url(self.address))
+        return open_image(self.path)
+
+    def stamp(self) -> str:
+        """Changes when the file changes; empty where that cannot be told."""
+        return "" if self.address else file_stamp(self.path)
 
 
-def find_sources(inputs: str | Path, out: Path | None = None) -> list[Source]:
-    """The photos of a file, a folder (with its sub-folders) or a glob (`**` for any depth), sorted by path.
+class Item(Protocol):
+    """A photo that is read where it stands in a container: `open` must be called before the next one is asked for."""
+
+    @property
+    def source(self) -> Source: ...
+
+    def open(self) -> Image.Image: ...
+
+
+class Container(Protocol):
+    """Many photos in one file, whose names are known only as it is read: a video, a shard."""
+
+    @property
+    def name(self) -> str:
+        """What the names of its photos begin with"""
+
+    def items(self) -> Iterator[Item]:
+        """Its photos in order, the same ones each time; where it breaks off, the last fails to open."""
+
+    def stamp(self) -> str:
+        """As :meth:`Source.stamp`"""
+
+
+def file_stamp(path: Path) -> str:
+    """Size and time of change of a file; empty if there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ""
+    return f"{status.st_size}-{status.st_mtime_ns}"
+
+
+def find_sources(inputs: str | Path, out: Path | None = None) -> list[Source | Container]:
+    """The photos of a file, folder (with its sub-folders), glob (`**` for any depth), URL, list, video or tar shards.
 
     A folder is searched for the endings of :data:`PHOTO_ENDINGS`, hidden files aside; a file or glob is taken at its
-    word. The name of an output is the path below the folder without its ending. Where two photos would share one
-    (`a.jpg`, `a.png`), both keep their ending in it.
+    word. `LIST.txt`, or `@LIST`, has a path or URL a line, relative to the folder of the list or else to the working
+    folder. Shards may be numbered as `part-{000..010}.tar`. Photos of a folder or glob are sorted by path, others come
+    as named.
+
+    The name of an output is the path below the folder (of a list: below what all have in common) without its ending.
+    Where two photos would share one (`a.jpg`, `a.png`), both keep their ending in it.
 
     Parameters
     ----------
@@ -53,29 +114,83 @@ def find_sources(inputs: str | Path, out: Path | None = None) -> list[Source]:
     Raises
     ------
     InputError
-        if there is nothing of the name, no photo in the folder, or the folder is `out`
+        if there is nothing of the name, no photo in the folder, the folder is `out`, or the list cannot be read
     """
     text = str(inputs)
     path = Path(inputs)
+    if is_url(text):
+        root, places = find_urls(text, PHOTO_ENDINGS)
+        return _named(places, [PurePosixPath(p) for p in name_of_url(places, root)])
+    if text.startswith("@") and not path.exists():
+        return _of_list(Path(text[1:]))
     if path.is_dir():
         if out is not None and path.resolve() == out.resolve():
             raise InputError(f"{out}: photos and outputs in one folder would mix; choose another output folder")
-        root, found = path, _walk(path, _below(path, out))
+        root_folder, found = path, _walk(path, _below(path, out))
         if not found:
-            raise InputError(f"{text}: 0 images found in this folder; looked for {', '.join(PHOTO_ENDINGS)}")
+            raise InputError(
+                f"{text}: 0 images found in this folder; looked for {', '.join(PHOTO_ENDINGS)} (for videos or "
+                "shards use a glob, as '*.mp4')"
+            )
     elif path.exists():
-        root, found = path.parent, [path]
+        if path.suffix.lower() == LIST_ENDING:
+            return _of_list(path)
+        root_folder, found = path.parent, [path]
+    elif len(numbered := expand_numbers(text)) > 1:
+        found = [Path(one) for one in numbered]
+        missing = next((one for one in found if not one.exists()), None)
+        if missing is not None:
+            raise InputError(f"{missing}: no such file ({text} names {len(found)})")
+        root_folder = Path(os.path.commonpath([one.parent for one in found]))
     elif glob.has_magic(text):
-        root = _fixed_part(path)
-        skipped = _below(root, out)
+        root_folder = _fixed_part(path)
+        skipped = _below(root_folder, out)
         matches = map(Path, glob.iglob(text, recursive=True))
         found = sorted(p for p in matches if p.is_file() and not _inside(p, skipped))
         if not found:
             raise InputError(f"{text}: 0 images match this pattern")
     else:
-        raise InputError(f"{text}: no such image or folder")
-    relative = [PurePosixPath(p.relative_to(root).as_posix()) for p in found]
-    return [Source(p, name, str(below)) for p, name, below in zip(found, _unique_names(relative), relative)]
+        raise InputError(f"{text}: no such image, video, folder or list")
+    return _named([str(p) for p in found], [PurePosixPath(p.relative_to(root_folder).as_posix()) for p in found])
+
+
+def _named(places: Sequence[str], relative: Sequence[PurePosixPath]) -> list[Source | Container]:
+    from seamseg.engine.shards import Shard, is_shard
+    from seamseg.engine.video import Video, is_video, require_decoder
+
+    found: list[Source | Container] = []
+    for place, name, below in zip(places, _unique_names(relative), relative):
+        if is_video(place):
+            require_decoder(place)
+            found.append(Video(place, name, str(below)))
+        elif is_shard(place):
+            found.append(Shard(place, name.removesuffix(".tar"), str(below)))
+        elif is_url(place):
+            found.append(Source(Path(name_of_url([place], "")[0]), name, str(below), place))
+        else:
+            found.append(Source(Path(place), name, str(below)))
+    return found
+
+
+def _of_list(path: Path) -> list[Source | Container]:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such list of images") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as a list of images, one path a line: {error}") from None
+    places = []
+    for line in dict.fromkeys(line.strip() for line in lines):
+        if not line:
+            continue
+        beside = path.parent / line
+        places.append(line if is_url(line) or (not beside.exists() and Path(line).exists()) else str(beside))
+    if not places:
+        raise InputError(f"{path}: this list names 0 images; it needs one path or URL a line")
+    # absolute, so that `..` and working folders do not show in the names
+    full = [name_of_url([p], "")[0] if is_url(p) else os.path.abspath(p).lstrip(os.sep) for p in places]
+    common = os.path.commonpath([os.path.dirname(p) for p in full])
+    return _named(places, [PurePosixPath(os.path.relpath(p, common or ".")) for p in full])
 
 
 def _walk(folder: Path, out: Path | None) -> list[Path]:
@@ -89,7 +204,7 @@ def _walk(folder: Path, out: Path | None) -> list[Path]:
         visited.add(real)
         here = Path(parent)
         folders[:] = sorted(f for f in folders if not f.startswith(".") and not _inside(here / f, out))
-        found += [here / f for f in files if not f.startswith(".") and Path(f).suffix.lower() in PHOTO_ENDINGS]
+        found += [here / f for f in files if not f.startswith(".") and f.lower().endswith(PHOTO_ENDINGS)]
     return sorted(found)
 
 
@@ -124,10 +239,20 @@ def _unique_names(paths: Sequence[PurePosixPath]) -> list[str]:
 
 def refuse_overwriting(sources: Sequence[Source], outputs: Sequence[Path]) -> None:
     """InputError if an output would replace one of the photos."""
-    photos = {source.path.resolve() for source in sources}
+    photos = {_real(source.path) for source in sources if not source.address}
     for output in outputs:
-        if output.resolve() in photos:
+        if _real(output) in photos:
             raise InputError(f"{output}: this output would overwrite an input photo; choose another output folder")
+
+
+def _real(path: Path) -> str:
+    """The path without links; of a million files in few folders at little cost."""
+    return os.path.realpath(path) if os.path.islink(path) else os.path.join(_real_folder(path.parent), path.name)
+
+
+@lru_cache(4096)
+def _real_folder(folder: Path) -> str:
+    return os.path.realpath(folder)
 
 
 def refuse_sharing(sources: Sequence[Source], outputs: Sequence[Sequence[Path]]) -> None:
@@ -139,6 +264,6 @@ def refuse_sharing(sources: Sequence[Source], outputs: Sequence[Sequence[Path]])
             owner = owners.setdefault(str(path).casefold(), source)
             if owner is not source:
                 raise InputError(
-                    f"{owner.path} and {source.path} would both be written to {path}: this format has no sub-folders; "
+                    f"{owner} and {source} would both be written to {path}: this format has no sub-folders; "
                     "give them different names or predict each folder into an output folder of its own"
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,9 +16,12 @@ from seamseg.evaluation.evaluator import ClassInfo, ClassTable, class_infos
 from seamseg.evaluation.matching import SegmentInfo
 from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.evaluation.threads import threaded_map
-from seamseg.files import below, write_json
+from seamseg.files import below, replacing, write_json
 from seamseg.ops.extract_boxes import extract_boxes
 from seamseg.structures import PanopticResult, Segment
+
+CocoEntry = dict[str, Any]
+"""An image in the JSON: its `image` and its `annotation`"""
 
 
 class PaintedClassTable(ClassTable, Protocol):
@@ -81,15 +85,28 @@ class CocoPanopticWriter:
         self, image_id: int | str, id_map: np.ndarray, segments: Sequence[Segment], photo_name: str | None = None
     ) -> dict[str, Any]:
         """As :meth:`add` for any id map; crowds are kept, ids without a segment become void."""
+        image, annotation = self._write_map(image_id, id_map, segments, photo_name)
+        self.images.append(image)
+        self.annotations.append(annotation)
+        return annotation
+
+    def write(self, image_id: int | str, result: PanopticResult, photo_name: str | None = None) -> CocoEntry:
+        """As :meth:`add`, but the segments are for the caller to remember, see :meth:`write_json_of`."""
+        segments = [s for s in result.segments if not s.iscrowd]
+        image, annotation = self._write_map(image_id, result.id_map, segments, photo_name)
+        return {"image": image, "annotation": annotation}
+
+    def _write_map(
+        self, image_id: int | str, id_map: np.ndarray, segments: Sequence[Segment], photo_name: str | None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         annotation, ids = encode_panoptic(image_id, id_map, segments, self.classes, self.palette)
         path = below(self.folder, f"{image_id}.png")
         if path is None:
             raise InputError(f"{image_id!r} is no name for an image: its file would not lie below {self.folder}")
         write_id_png(path, ids)
         height, width = id_map.shape
-        self.images.append({"id": image_id, "file_name": photo_name or f"{image_id}", "height": height, "width": width})
-        self.annotations.append(annotation)
-        return annotation
+        image = {"id": image_id, "file_name": photo_name or f"{image_id}", "height": height, "width": width}
+        return image, annotation
 
     def extend(self, images: Iterable[dict[str, Any]], annotations: Iterable[dict[str, Any]]) -> None:
         """Take over what other writers have written."""
@@ -107,18 +124,46 @@ class CocoPanopticWriter:
         ids = [i["id"] for i in self.images]
         if len(set(ids)) != len(ids):
             twice = next(i for i in ids if ids.count(i) > 1)
-            raise InputError(f"{self.json_path}: two images are called {twice}; give them different names")
-        categories = [
-            {"id": c.id, "name": c.name, "isthing": int(c.isthing), "color": list(colour)}
-            for c, colour in zip(self.classes, self.palette)
-        ]
+            raise _called_the_same(self.json_path, twice)
         content = {
             "images": sorted(self.images, key=lambda i: str(i["id"])),
             "annotations": sorted(self.annotations, key=lambda a: str(a["image_id"])),
-            "categories": categories,
+            "categories": self._categories(),
         }
         write_json(self.json_path, content)
         return self.json_path
+
+    def write_json_of(self, entries: Callable[[], Iterable[CocoEntry]]) -> Path:
+        """Write the JSON of any number of images in little memory.
+
+        Parameters
+        ----------
+        entries : gives what :meth:`write` returned, of each image; is called twice
+
+        Raises
+        ------
+        InputError
+            if two images have the same id
+        """
+        seen: set[int | str] = set()
+        with replacing(self.json_path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+            for part in ("image", "annotation"):
+                file.write(f'{"{" if part == "image" else "], "}"{part}s": [')
+                for k, entry in enumerate(entries()):
+                    file.write((", " if k else "") + json.dumps(entry[part], allow_nan=False))
+                    if part == "image":
+                        identity = entry[part]["id"]
+                        if identity in seen:
+                            raise _called_the_same(self.json_path, identity)
+                        seen.add(identity)
+            file.write(f'], "categories": {json.dumps(self._categories())}}}\n')
+        return self.json_path
+
+    def _categories(self) -> list[dict[str, Any]]:
+        return [
+            {"id": c.id, "name": c.name, "isthing": int(c.isthing), "color": list(colour)}
+            for c, colour in zip(self.classes, self.palette)
+        ]
 
 
 def encode_panoptic(
@@ -176,6 +221,10 @@ def _colour_ids(segments: Sequence[Segment], palette: Sequence[tuple[int, ...]])
         used.add(identity)
         out.append(identity)
     return out
+
+
+def _called_the_same(json_path: Path, identity: int | str) -> InputError:
+    return InputError(f"{json_path}: two images are called {identity}; give them different names")
 
 
 class DatasetLike(Protocol):

@@ -16,7 +16,7 @@ from engine.processes import launch
 from seamseg.config import load_config
 from seamseg.data.folder import DatasetFolder
 from seamseg.data.metadata import Metadata
-from seamseg.engine.distributed import World, distributed
+from seamseg.engine.distributed import World, distributed, gather_objects
 from seamseg.engine.ground_truth import export_dataset
 from seamseg.engine.layouts.cityscapes import city_of
 from seamseg.engine.sources import Source, refuse_sharing
@@ -40,17 +40,19 @@ def write_all(data: Path, out: Path, config: Path, world: World, formats=FORMATS
     with_ap = Validator.open(data, "val", settings, world, quiet=True)
     classes = with_ap.dataset.metadata
     writers = make_writers(formats, out, classes)
+    records = {}
 
     def observe(judged):
         name = judged.item.id
         source = Source(Path(f"{name}_leftImg8bit.png"), f"bonn/{name}_leftImg8bit", f"bonn/{name}.png")
+        records[name] = [writer.write(source, None, judged.prediction, judged.result) for writer in writers]
         for writer in writers:
-            writer.write(source, None, judged.prediction, judged.result)
             assert all(path.is_file() for path in writer.paths(source))
 
     scores = with_ap(Guesser(), observe)
-    for writer in writers:
-        writer.finish(world)
+    everything = {name: record for part in gather_objects(world, records) for name, record in part.items()}
+    for k, writer in enumerate(writers if world.is_main else ()):
+        writer.finish(lambda k=k: (everything[name][k] for name in sorted(everything)))
     return scores
 
 

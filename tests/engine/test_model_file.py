@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from seamseg.data.metadata import Metadata, pack_metadata, write_metadata
-from seamseg.engine.model_file import metadata_from_header, metadata_header, open_model
+from seamseg.engine.model_file import VISTAS_MD5, metadata_from_header, metadata_header, open_model
 from seamseg.engine.snapshot import Snapshot, save_snapshot
 from seamseg.errors import InputError
 
@@ -161,7 +161,13 @@ def test_header_round_trip() -> None:
 
 
 def test_missing(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "model.zip") == f"{tmp_path / 'model.zip'}: no such file"
+    message = refusal(tmp_path / "model.zip")
+    assert message.startswith(f"{tmp_path / 'model.zip'}: no such model; MODEL is a published .zip")
+    assert "run folder" in message and "Vistas" not in message
+    # the name of the published one: where it is, and nothing that is not known
+    message = refusal(tmp_path / "seamseg_r50_vistas.zip")
+    assert "README of the original project, github.com/mapillary/seamseg" in message and VISTAS_MD5 in message
+    assert "\n" not in message
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_all_formats(micro_run, photos, tmp_path, seamseg_main, capsys):
     assert "broken.jpg" in errors and "empty.png" in errors and "readme.txt" not in errors
     assert "5 photos in" in errors and "2 could not be read" in errors
     expected = [f"{n}.jpg" for n in GOOD] + [f"{n}.pth.tar" for n in GOOD] + [f"panoptic/{n}.png" for n in GOOD]
-    assert written(out) == sorted([*expected, "panoptic.json"])
+    assert written(out) == sorted([*expected, "panoptic.json", "predictions.jsonl"])
 
     for name, size in (("street", (96, 64)), ("sub/street.png", (200, 100)), ("tall", (64, 96)), ("dot", (1, 1))):
         with Image.open(out / f"{name}.jpg") as overlay:
@@ -81,7 +81,7 @@ def test_all_formats(micro_run, photos, tmp_path, seamseg_main, capsys):
 
 def test_one_photo_makes_one_overlay(micro_run, photos, tmp_path, seamseg_main):
     assert predict(seamseg_main, micro_run, photos / "street.jpg", tmp_path / "out", "--quiet") == 0
-    assert written(tmp_path / "out") == ["street.jpg"]
+    assert written(tmp_path / "out") == ["predictions.jsonl", "street.jpg"]
 
 
 def test_batches_and_workers_change_nothing(micro_run, micro, tmp_path, seamseg_main):
@@ -144,14 +144,16 @@ def test_a_snapshot_with_config_and_metadata(micro_run, photos, tmp_path, seamse
 
 def test_limit(micro_run, micro, tmp_path, seamseg_main):
     assert predict(seamseg_main, micro_run, micro / "img", tmp_path, "--limit", "2") == 0
-    assert written(tmp_path) == ["train0.jpg", "train1.jpg"]
+    assert written(tmp_path) == ["predictions.jsonl", "train0.jpg", "train1.jpg"]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("{run}", "{photos}/none", "{out}"), "no such image or folder"),
+        (("{run}", "{photos}/none", "{out}"), "no such image, video, folder or list"),
         (("{run}", "{out}", "{out}/x"), "0 images found"),
+        (("{run}", "{photos}", "s3://bucket/out"), "s3:/bucket/out: outputs go to a folder of this machine"),
+        (("{out}/vistas.zip", "{photos}", "{out}/x"), "no such model; MODEL is a published .zip"),
         (("{run}", "{photos}", "{photos}/tall.png"), "the output must be a folder"),
         (("{run}", "{photos}/street.jpg", "{photos}"), "would overwrite an input photo"),
         (("{run}", "{photos}", "{out}", "--format", "svg"), "choose among overlay, coco, raw, cityscapes, vistas"),
@@ -194,6 +196,7 @@ def test_background_passes_errors_on_and_bounds_what_waits():
 def test_memory_does_not_grow_with_the_number_of_photos(micro_run, tmp_path, monkeypatch):
     """Writing is slower than reading: only a few photos may wait."""
     from seamseg.engine.distributed import World
+    from seamseg.engine.manifest import ManifestFolder, header
     from seamseg.engine.sources import find_sources
 
     make_dataset(tmp_path / "data", [0] * 40, [])
@@ -217,12 +220,13 @@ def test_memory_does_not_grow_with_the_number_of_photos(micro_run, tmp_path, mon
             nonlocal ahead
             ahead -= 1
 
-        def finish(self, world):
+        def finish(self, records):
             pass
 
     monkeypatch.setattr(model, "raw", counted)
-    tally = inference.predict_all(model, find_sources(tmp_path / "data" / "img"), [Slow()], World())
-    assert tally == inference.Tally(40, 0)
+    manifest = ManifestFolder(tmp_path, header("model", "", {}))
+    tally = inference.predict_all(model, find_sources(tmp_path / "data" / "img"), [Slow()], World(), manifest)
+    assert tally == inference.Tally(40, 0, 0)
     assert most <= 8
 
 

@@ -41,7 +41,8 @@ def test_names_that_differ_in_case_only_keep_their_ending(tmp_path):
 
 
 def test_a_file_is_taken_at_its_word(tree):
-    assert find_sources(tree / "notes.txt") == [Source(tree / "notes.txt", "notes", "notes.txt")]
+    (tree / "notes.dat").touch()
+    assert find_sources(tree / "notes.dat") == [Source(tree / "notes.dat", "notes", "notes.dat")]
 
 
 def test_a_glob_keeps_the_folders_below_its_fixed_part(tree):
@@ -83,7 +84,7 @@ def test_nothing_there(tmp_path):
     (tmp_path / "empty").mkdir()
     for inputs, message in (
         (tmp_path / "empty", "0 images found in this folder; looked for .jpg"),
-        (tmp_path / "missing", "no such image or folder"),
+        (tmp_path / "missing", "no such image, video, folder or list"),
         (tmp_path / "*.png", "0 images match"),
     ):
         with pytest.raises(InputError, match=message):

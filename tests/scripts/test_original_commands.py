@@ -79,11 +79,13 @@ def test_local_rank_does_not_override_the_environment(monkeypatch: pytest.Monkey
 def test_inference_arguments() -> None:
     argv = legacy.from_test_panoptic(["--meta", "m.bin", "C.ini", "model.pth.tar", "in", "out"])
     assert argv == [
-        *("predict", "model.pth.tar", "in", "out", "--config", "C.ini", "--meta", "m.bin", "--format", "overlay"),
+        *("predict", "model.pth.tar", "in", "out", "--config", "C.ini", "--meta", "m.bin"),
+        *("--restart", "--format", "overlay"),
         *("--score-threshold", "0.5", "--overlap-threshold", "0.5", "--min-area", "4096"),
     ]
     options = "--meta m.bin --score_threshold .7 --iou_threshold .4 --min_area 64 --raw C.ini model.pth.tar in out"
     assert legacy.from_test_panoptic(options.split())[8:] == [
+        "--restart",
         *("--format", "raw", "--score-threshold", "0.7", "--overlap-threshold", "0.4", "--min-area", "64"),
     ]
 

@@ -11,9 +11,9 @@ from PIL import Image
 
 from seamseg.data.metadata import Metadata
 from seamseg.engine.class_names import choose_classes
-from seamseg.engine.distributed import World
 from seamseg.engine.privacy import LEAST_SCORE, hide_classes
 from seamseg.engine.sources import Source
+from seamseg.engine.writers.writer import Records
 from seamseg.errors import InputError
 from seamseg.files import write_atomically
 from seamseg.structures import PanopticResult, Prediction
@@ -71,5 +71,5 @@ class AnonymizeWriter:
         Image.fromarray(hidden).save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
         write_atomically(self.paths(source)[0], buffer.getvalue())
 
-    def finish(self, world: World) -> None:
+    def finish(self, records: Records) -> None:
         """Nothing is left to do."""

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from seamseg.data.metadata import Metadata
-from seamseg.engine.distributed import World
 from seamseg.engine.layouts.cityscapes import VOID_LABEL, frame_name, with_label_ids
 from seamseg.engine.layouts.pictures import label_picture, write_grey_png
 from seamseg.engine.sources import Source
-from seamseg.engine.writers.coco import COCO_JSON, write_json_of_all
+from seamseg.engine.writers.coco import COCO_JSON
 from seamseg.engine.writers.instance_files import write_detections
+from seamseg.engine.writers.writer import Record, Records
 from seamseg.evaluation.coco_writer import CocoPanopticWriter
 from seamseg.structures import PanopticResult, Prediction
 
@@ -47,15 +47,16 @@ class CityscapesWriter:
             self.out / "instance" / f"{frame}.txt",
         ]
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult) -> None:
-        """Write the results of a photo and remember its segments."""
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult) -> Record:
+        """Write the results of a photo and return its segments."""
         frame, labels = frame_name(source.name), self._classes.original_ids
-        self._panoptic.add(frame, result, source.relative)
+        record = self._panoptic.write(frame, result, source.relative)
         pixels = label_picture(result.id_map, result.segments, labels, VOID_LABEL)
         write_grey_png(self.out / "pixel" / f"{frame}.png", pixels)
         things = labels[self._classes.num_stuff :]
         write_detections(self.out / "instance", frame, prediction, result.size, things)
+        return record
 
-    def finish(self, world: World) -> None:
-        """Bring the segments of all processes together and write the JSON."""
-        write_json_of_all(self._panoptic, world)
+    def finish(self, records: Records) -> None:
+        """Write the JSON."""
+        self._panoptic.write_json_of(records)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from seamseg.data.metadata import Metadata
-from seamseg.engine.distributed import World, gather_objects
 from seamseg.engine.sources import Source
+from seamseg.engine.writers.writer import Record, Records
 from seamseg.evaluation.coco_writer import CocoPanopticWriter
 from seamseg.structures import PanopticResult, Prediction
 
@@ -28,20 +28,10 @@ class CocoWriter:
         """`OUT/panoptic/<name>.png`"""
         return [self._files.folder / f"{source.name}.png"]
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult) -> None:
-        """Write the PNG and remember the segments."""
-        self._files.add(source.name, result, source.relative)
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult) -> Record:
+        """Write the PNG and return the segments."""
+        return self._files.write(source.name, result, source.relative)
 
-    def finish(self, world: World) -> None:
-        """Bring the segments of all processes together and write the JSON."""
-        write_json_of_all(self._files, world)
-
-
-def write_json_of_all(files: CocoPanopticWriter, world: World) -> None:
-    """Bring the segments of all processes together; the main process writes the JSON. All processes must call it."""
-    parts = gather_objects(world, (files.images, files.annotations))
-    if not world.is_main:
-        return
-    for part in parts[1:]:
-        files.extend(*part)
-    files.write_json()
+    def finish(self, records: Records) -> None:
+        """Write the JSON."""
+        self._files.write_json_of(records)

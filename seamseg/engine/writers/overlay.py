@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image
 
 from seamseg.data.metadata import Metadata
-from seamseg.engine.distributed import World
 from seamseg.engine.sources import Source
+from seamseg.engine.writers.writer import Records
 from seamseg.files import write_atomically
 from seamseg.structures import PanopticResult, Prediction
 from seamseg.visualize.overlay import draw_overlay
@@ -39,5 +39,5 @@ class OverlayWriter:
         Image.fromarray(picture).save(buffer, "JPEG", quality=JPEG_QUALITY)
         write_atomically(self.paths(source)[0], buffer.getvalue())
 
-    def finish(self, world: World) -> None:
+    def finish(self, records: Records) -> None:
         """Nothing is left to do."""

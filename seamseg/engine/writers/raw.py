@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from seamseg.data.metadata import Metadata
-from seamseg.engine.distributed import World
 from seamseg.engine.sources import Source
+from seamseg.engine.writers.writer import Records
 from seamseg.files import write_atomically
 from seamseg.structures import PanopticResult, Prediction
 
@@ -46,5 +46,5 @@ class RawWriter:
         torch.save(content, buffer)
         write_atomically(self.paths(source)[0], buffer.getvalue())
 
-    def finish(self, world: World) -> None:
+    def finish(self, records: Records) -> None:
         """Nothing is left to do."""

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from seamseg.data.metadata import Metadata
-from seamseg.engine.distributed import World
 from seamseg.engine.layouts.pictures import instance_picture, label_picture, write_grey_png
 from seamseg.engine.layouts.vistas import (
     INSTANCES_PER_LABEL,
@@ -17,8 +16,9 @@ from seamseg.engine.layouts.vistas import (
     with_panoptic_ids,
 )
 from seamseg.engine.sources import Source
-from seamseg.engine.writers.coco import COCO_JSON, write_json_of_all
+from seamseg.engine.writers.coco import COCO_JSON
 from seamseg.engine.writers.instance_files import write_detections
+from seamseg.engine.writers.writer import Record, Records
 from seamseg.evaluation.coco_writer import CocoPanopticWriter
 from seamseg.structures import PanopticResult, Prediction
 
@@ -57,10 +57,10 @@ class VistasWriter:
             self.out / "instances" / f"{name}.txt",
         ]
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult) -> None:
-        """Write the results of a photo and remember its segments."""
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult) -> Record:
+        """Write the results of a photo and return its segments."""
         name, labels = photo_stem(source.name), self._labels
-        self._panoptic.add(name, result, source.relative)
+        record = self._panoptic.write(name, result, source.relative)
         pixels = label_picture(result.id_map, result.segments, labels, self._void)
         write_grey_png(self.out / "labels" / f"{name}.png", pixels)
         instances = instance_picture(
@@ -75,7 +75,8 @@ class VistasWriter:
         )
         write_grey_png(self.out / "instances" / f"{name}.png", instances)
         write_detections(self.out / "instances", name, prediction, result.size, labels[self._num_stuff :])
+        return record
 
-    def finish(self, world: World) -> None:
-        """Bring the segments of all processes together and write the JSON."""
-        write_json_of_all(self._panoptic, world)
+    def finish(self, records: Records) -> None:
+        """Write the JSON."""
+        self._panoptic.write_json_of(records)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from seamseg.engine.distributed import World
 from seamseg.engine.sources import Source
 from seamseg.structures import PanopticResult, Prediction
+
+Record = dict[str, Any]
+"""What a format must know of a photo when all are done, as JSON: it is kept in the manifest"""
+
+Records = Callable[[], Iterator[Record]]
+"""Gives the records of all photos in the order of their names; may be called several times"""
 
 
 class Writer(Protocol):
@@ -21,8 +27,13 @@ class Writer(Protocol):
     def paths(self, source: Source) -> list[Path]:
         """The files that a photo gets, as far as they are known beforehand."""
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult) -> None:
-        """Write those files, each whole or not at all."""
+    def write(
+        self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult
+    ) -> Record | None:
+        """Write those files, each whole or not at all; what :meth:`finish` must know of them, if anything."""
 
-    def finish(self, world: World) -> None:
-        """Called once after the last photo, by all processes together."""
+    def finish(self, records: Records) -> None:
+        """Called after the last photo, by the main process; `records` has what :meth:`write` returned of all photos.
+
+        Photos that other processes, or earlier ones, have written are among them.
+        """

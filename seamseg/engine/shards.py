@@ -1,0 +1,109 @@
+"""Tar shards of photos, as WebDataset has them, read from the front to the back."""
+
+from __future__ import annotations
+
+import tarfile
+import zlib
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from PIL import Image
+
+from seamseg.data.images import UnreadableImage, open_image
+from seamseg.engine.sources import PHOTO_ENDINGS, Source, file_stamp
+from seamseg.engine.urls import explain, is_url, open_url
+
+SHARD_ENDINGS = (".tar", ".tar.gz", ".tgz")
+
+
+def is_shard(place: str) -> bool:
+    """Whether a path or URL is that of a tar file."""
+    return place.lower().endswith(SHARD_ENDINGS)
+
+
+class _Strict(tarfile.TarInfo):
+    """The head of a member. One that is cut off or garbage is an error; `tarfile` would take it for the end."""
+
+    @classmethod
+    def fromtarfile(cls, tarfile_: Any) -> _Strict:
+        try:
+            return super().fromtarfile(tarfile_)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"{error} where a file or the end mark should be") from error
+
+
+@dataclass(frozen=True)
+class Member:
+    """A photo of a shard."""
+
+    source: Source
+    content: bytes | None = field(repr=False)
+    problem: str = ""
+
+    def open(self) -> Image.Image:
+        """Decode it; UnreadableImage if that fails, or the shard breaks off here."""
+        if self.content is None:
+            raise UnreadableImage(f"{self.source}: {self.problem}")
+        return open_image(self.source.address, self.content)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A tar file of photos, on disk or at a URL; other members, such as labels and JSON, are passed over.
+
+    Photos are called `<shard>/<member without ending>`; a second one of the same key keeps its ending.
+    """
+
+    place: str
+    name: str
+    relative: str
+
+    def stamp(self) -> str:
+        """See `Source.stamp`"""
+        return "" if is_url(self.place) else file_stamp(Path(self.place))
+
+    def items(self) -> Iterator[Member]:
+        """The photos in order; one that cannot be opened where the shard breaks off."""
+        seen: set[str] = set()
+        try:
+            with closing(self._file()) as file, tarfile.open(fileobj=file, mode="r|*", tarinfo=_Strict) as archive:
+                for member in archive:
+                    if not member.isfile() or not member.name.lower().endswith(PHOTO_ENDINGS):
+                        continue
+                    stream = archive.extractfile(member)
+                    assert stream is not None
+                    content = stream.read()
+                    if len(content) < member.size:
+                        raise EOFError("it ends in the middle of a file")
+                    yield Member(self._source(member.name, seen), content)
+        except UnreadableImage as error:
+            yield self._broken(len(seen), str(error).removeprefix(f"{self.place}: "))
+        except OSError as error:
+            yield self._broken(len(seen), f"cannot be read after {len(seen)} images: {explain(error)}")
+        except (tarfile.TarError, zlib.error, EOFError, ValueError) as error:
+            yield self._broken(len(seen), f"broken tar after {len(seen)} images: {explain(error)}")
+
+    def _file(self) -> IO[bytes]:
+        return open_url(self.place) if is_url(self.place) else open(self.place, "rb")
+
+    def _source(self, member: str, seen: set[str]) -> Source:
+        # a hostile archive must not name files outside of its folder
+        parts = [part for part in PurePosixPath(member).parts if part not in ("/", "..", ".")]
+        below = PurePosixPath(*parts)
+        name = str(below.with_suffix(""))
+        if name.casefold() in seen:
+            name = str(below)
+        number = 2
+        while name.casefold() in seen:
+            name, number = f"{below}.{number}", number + 1
+        seen.add(name.casefold())
+        return Source(Path(member), f"{self.name}/{name}", f"{self.relative}/{below}", f"{self.place}:{member}")
+
+    def _broken(self, count: int, problem: str) -> Member:
+        source = Source(Path(self.place), f"{self.name}/{count:06}.broken", self.relative, self.place)
+        return Member(source, None, problem)

@@ -1,0 +1,96 @@
+"""The frames of a video, decoded by PyAV where it is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from seamseg.data.images import UnreadableImage
+from seamseg.engine.sources import Source, file_stamp
+from seamseg.engine.urls import is_url, open_url
+from seamseg.errors import InputError
+
+VIDEO_ENDINGS = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".flv", ".mts", ".m2ts")
+
+
+def is_video(place: str) -> bool:
+    """Whether a path or URL is that of a video, by its ending."""
+    return place.lower().endswith(VIDEO_ENDINGS)
+
+
+def require_decoder(place: str) -> Any:
+    """The library that decodes videos.
+
+    Raises
+    ------
+    InputError
+        if it is not installed
+    """
+    try:
+        import av
+    except ImportError:
+        raise InputError(f"{place}: videos need PyAV, which is not installed; run `pip install av`") from None
+    return av
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A decoded frame, or the place where the video breaks off."""
+
+    source: Source
+    frame: Any
+    problem: str = ""
+
+    def open(self) -> Image.Image:
+        """Its pixels, upright; UnreadableImage where the video breaks off."""
+        if self.frame is None:
+            raise UnreadableImage(f"{self.source}: {self.problem}")
+        pixels = self.frame.to_ndarray(format="rgb24")
+        # phones store how they were held; degrees against the clock
+        turns = round(getattr(self.frame, "rotation", 0) / 90) % 4
+        return Image.fromarray(np.ascontiguousarray(np.rot90(pixels, turns)))
+
+
+@dataclass(frozen=True)
+class Video:
+    """A video file, on disk or at a URL. Frames are called `<video>/frame_000000` and so on, in order of display."""
+
+    place: str
+    name: str
+    relative: str
+
+    def stamp(self) -> str:
+        """See `Source.stamp`"""
+        return "" if is_url(self.place) else file_stamp(Path(self.place))
+
+    def items(self) -> Iterator[Frame]:
+        """The frames in order; one that cannot be opened where the video breaks off."""
+        av = require_decoder(self.place)
+        count = 0
+        try:
+            with av.open(open_url(self.place) if is_url(self.place) else self.place) as container:
+                if not container.streams.video:
+                    yield Frame(self._source(count), None, "holds no video")
+                    return
+                stream = container.streams.video[0]
+                stream.thread_type = "AUTO"
+                for frame in container.decode(stream):
+                    yield Frame(self._source(count), frame)
+                    count += 1
+            if not count:
+                yield Frame(self._source(count), None, "holds no frame")
+        except (av.error.FFmpegError, OSError, UnreadableImage) as error:
+            what = "cannot be read as a video" if not count else f"breaks off after {count} frames"
+            reason = getattr(error, "strerror", None) or str(error)
+            yield Frame(self._source(count), None, f"{what}: {reason}")
+
+    def _source(self, number: int) -> Source:
+        frame = f"frame_{number:06}"
+        return Source(
+            Path(self.place), f"{self.name}/{frame}", f"{self.relative}/{frame}", f"{self.place} (frame {number})"
+        )

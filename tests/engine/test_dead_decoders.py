@@ -1,0 +1,93 @@
+"""Processes that decode photos for `predict` and are killed: the photo is named, and the run goes on."""
+
+import json
+import os
+import signal
+
+import pytest
+from PIL import Image
+from torch.utils.data import get_worker_info
+
+from seamseg.engine.sources import Source
+
+pytestmark = pytest.mark.usefixtures("narrow")
+
+
+@pytest.fixture
+def photos(tmp_path):
+    (tmp_path / "photos").mkdir()
+    for name in "abcdefg":
+        Image.new("RGB", (48, 32), (90, 150, 220)).save(tmp_path / "photos" / f"{name}.png")
+    return tmp_path / "photos"
+
+
+def killing(monkeypatch, number, times):
+    """Reading `d.png` gets a signal so many times."""
+    opened = Source.open
+
+    def open_(self):
+        if self.name == "d" and get_worker_info() is not None:
+            mark = self.path.with_suffix(f".{number}")
+            count = len(mark.read_bytes()) if mark.exists() else 0
+            mark.write_bytes(b"x" * (count + 1))
+            if count < times:
+                os.kill(os.getpid(), number)
+        return opened(self)
+
+    monkeypatch.setattr(Source, "open", open_)
+
+
+def run(main, model, photos, tmp_path, *words):
+    options = ("--device", "cpu", "--workers", "2", "--quiet", "--format", "coco", *words)
+    return main("predict", model, photos, tmp_path / "out", *options)
+
+
+def done(tmp_path):
+    content = json.loads((tmp_path / "out" / "panoptic.json").read_text())
+    return [i["id"] for i in content["images"]]
+
+
+def test_a_decoder_that_is_killed_once_costs_nothing(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
+    killing(monkeypatch, signal.SIGKILL, 1)
+    assert run(seamseg_main, micro_run, photos, tmp_path, "--batch-size", "2") == 0
+    assert done(tmp_path) == list("abcdefg")
+    (error,) = capsys.readouterr().err.strip().splitlines()
+    assert "a process that decodes images was killed by signal SIGKILL while it read" in error and "d.png" in error
+
+
+def test_a_photo_that_kills_its_decoder_twice_is_left_out(
+    micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys
+):
+    killing(monkeypatch, signal.SIGKILL, 9)
+    assert run(seamseg_main, micro_run, photos, tmp_path) == 1
+    assert done(tmp_path) == list("abcefg")
+    assert "d.png: the process that decoded it was killed by signal SIGKILL, twice" in capsys.readouterr().err
+    lines = [json.loads(x) for x in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()[1:]]
+    (left,) = [x for x in lines if x["status"] == "unreadable"]
+    assert left["name"] == "d" and left["relative"] == "d.png" and "SIGKILL" in left["reason"]
+    # with more memory the same command does what is missing
+    monkeypatch.undo()
+    assert run(seamseg_main, micro_run, photos, tmp_path) == 0
+    assert done(tmp_path) == list("abcdefg")
+
+
+def test_full_shared_memory_ends_the_run_with_advice(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
+    killing(monkeypatch, signal.SIGBUS, 9)
+    assert run(seamseg_main, micro_run, photos, tmp_path) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "d.png" in error and "enlarge /dev/shm" in error
+    # what was done counts
+    monkeypatch.undo()
+    assert run(seamseg_main, micro_run, photos, tmp_path) == 0
+    assert done(tmp_path) == list("abcdefg")
+
+
+def test_a_failing_network_names_the_photo(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
+    from seamseg.models.panoptic import PanopticNet
+
+    def fail(*_):
+        raise RuntimeError("the device\nburns")
+
+    monkeypatch.setattr(PanopticNet, "predict", fail)
+    assert run(seamseg_main, micro_run, photos, tmp_path) == 1
+    assert "a.png: the network fails (RuntimeError: the device burns)" in capsys.readouterr().err
