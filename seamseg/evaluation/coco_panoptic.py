@@ -164,6 +164,8 @@ def _score(stated: Any) -> float | None:
 
 
 def _read_json(path: Path) -> Any:
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; name a COCO panoptic JSON")
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError:

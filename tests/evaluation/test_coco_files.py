@@ -290,6 +290,8 @@ def test_missing_and_wrong_files(pair, tmp_path):
     gt, pred = pair
     with pytest.raises(InputError, match=r"none\.json: no such file"):
         evaluate_panoptic_json(tmp_path / "none.json", pred)
+    with pytest.raises(InputError, match="is a folder; name a COCO panoptic JSON"):
+        evaluate_panoptic_json(tmp_path, pred)
     text = gt.read_text()
     gt.write_text(text[: len(text) // 2])
     with pytest.raises(InputError, match="not a JSON file, or a truncated one"):

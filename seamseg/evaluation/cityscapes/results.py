@@ -54,7 +54,7 @@ def find_results(folder: str | Path, frames: Sequence[Frame]) -> Results:
     root = Path(folder)
     if not root.is_dir():
         raise InputError(f"{root}: no such folder; a folder of results holds {LAYOUT}")
-    if not _parts(root) and _parts(root / "cityscapes"):
+    if _parts(root / "cityscapes") > _parts(root):
         root = root / "cityscapes"
     if not _parts(root):
         raise InputError(f"{root}: holds no results; looked for {LAYOUT}")
@@ -69,8 +69,8 @@ def find_results(folder: str | Path, frames: Sequence[Frame]) -> Results:
     return Results(root, pixel, instance, panoptic, annotations, [n for n, part in present.items() if part is None])
 
 
-def _parts(root: Path) -> bool:
-    return bool(_panoptic_jsons(root)) or (root / "pixel").is_dir() or (root / "instance").is_dir()
+def _parts(root: Path) -> int:
+    return bool(_panoptic_jsons(root)) + (root / "pixel").is_dir() + (root / "instance").is_dir()
 
 
 def _panoptic_jsons(root: Path) -> list[Path]:

@@ -62,7 +62,11 @@ def test_other_names_of_the_panoptic_json(tree, name):
 def test_the_folder_above(tree, tmp_path):
     outer = tmp_path / "out"
     shutil.copytree(tree.results, outer / "cityscapes")
-    assert evaluate_cityscapes(tree.gt, outer).to_json() == evaluate_cityscapes(tree.gt, tree.results).to_json()
+    expected = evaluate_cityscapes(tree.gt, tree.results).to_json()
+    assert evaluate_cityscapes(tree.gt, outer).to_json() == expected
+    # `seamseg predict --format coco,cityscapes` has a panoptic.json beside it, too
+    (outer / "panoptic.json").write_text("{}")
+    assert evaluate_cityscapes(tree.gt, outer).to_json() == expected
 
 
 def test_image_ids_that_are_paths_of_photos(tree):
