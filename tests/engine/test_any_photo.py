@@ -31,7 +31,7 @@ CHANNELS_FIRST = torch.from_numpy(RGB).permute(2, 0, 1)
         CHANNELS_FIRST.double() / 255,
         (CHANNELS_FIRST / 255).requires_grad_(),
     ],
-    ids=str,
+    ids=itertools.count(),
 )
 def test_the_same_photo(photo):
     assert np.array_equal(np.asarray(as_image(photo)), RGB)
