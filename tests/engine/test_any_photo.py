@@ -1,5 +1,6 @@
 """Whatever people call a photo, alone and many together."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
