@@ -262,7 +262,7 @@ def _fit_stream(scene: Scene, v: _Values) -> None:
     ids = random_ids(rng, v["height"], v["width"], scene.one_of(1, 4, 30))
     level, strategy, wbits = scene.dice.randrange(10), scene.one_of(*STRATEGIES), scene.one_of(9, 15)
     stream = bytearray(stream_of(ids, rng.integers(0, 5, v["height"]), level, strategy, wbits))
-    for _ in range(scene.one_of(0, 0, 1, 3)):
+    for _ in range(scene.one_of(0, 0, 0, 0, 0, 0, 1, 3)):
         stream[scene.dice.randrange(len(stream))] = scene.dice.randrange(256)
     v["stream"] = torch.frombuffer(stream, dtype=torch.uint8)
 
