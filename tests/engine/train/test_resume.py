@@ -114,10 +114,12 @@ def test_readers_obey_their_parent(seven):
 
 
 def test_a_signal_to_the_whole_group_in_a_validation(seven, straight, tmp_path, monkeypatch):
-    compare, run, told = Validator._compare, tmp_path / "run", []
+    compare, run, told, seen = Validator._compare, tmp_path / "run", [], []
 
     def signalled(self, *arguments):
-        if not told:
+        seen.append(arguments)
+        # the second image comes from the second process: before that it may not have begun to listen
+        if len(seen) == 2:
             told.extend(child.pid for child in multiprocessing.active_children())
             # from elsewhere: what their own parent sends they take for an orderly end
             subprocess.run(["kill", "-TERM", *map(str, [*told, os.getpid()])], check=True)
