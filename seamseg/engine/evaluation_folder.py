@@ -41,7 +41,7 @@ class EvaluationWriter:
     def __init__(self, out: str | Path, dataset: DatasetFolder, world: World) -> None:
         self.out = Path(out)
         # maps of an evaluation that was there before must not be taken for those of this one
-        self._replaces = world.is_main and begin_evaluation(self.out)
+        self._replaces = world.is_main and begin_evaluation(self.out, own_maps=True)
         self.dataset = dataset
         self.ground_truth = CocoPanopticWriter(self.out / "ground_truth.json", dataset.metadata)
         self.prediction = CocoPanopticWriter(self.out / "prediction.json", dataset.metadata)
@@ -102,6 +102,7 @@ class EvaluationWriter:
             maps[0],
             maps[1],
             self._photos,
+            own_maps=True,
         )
         write_summary(summary)
 

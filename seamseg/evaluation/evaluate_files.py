@@ -113,7 +113,7 @@ def evaluate_panoptic_json(
     if out is None:
         deque(records(), maxlen=0)
         return evaluator.scores()
-    begin_evaluation(Path(out))
+    begin_evaluation(Path(out), own_maps=False)
     write_images(Path(out), records())
     scores = evaluator.scores()
     maps = MapFiles(gt.path, gt.folder), MapFiles(pred.path, pred.folder)

@@ -209,6 +209,7 @@ class Evaluation:
     confusion : `C x (C + 1)` pixel counts; row = ground truth, the last column = predicted void
     ground_truth, prediction : the maps
     photos : folder of the photos, None if unknown
+    own_maps : whether the evaluation has written the maps; else they were there before
     """
 
     folder: Path
@@ -220,6 +221,7 @@ class Evaluation:
     ground_truth: MapFiles
     prediction: MapFiles
     photos: Path | None
+    own_maps: bool = False
 
     def images(self) -> Iterator[ImageRecord]:
         """The images, read line by line.
@@ -243,11 +245,26 @@ class Evaluation:
             raise InputError(f"{path}: cannot be read: {error}") from error
 
 
-def begin_evaluation(folder: Path) -> bool:
-    """Say that what the folder holds is not whole, until :func:`write_summary`; whether an evaluation was there."""
-    was_there = (folder / SUMMARY).is_file()
-    write_json(folder / SUMMARY, {"format": _UNFINISHED})
-    return was_there
+def begin_evaluation(folder: Path, own_maps: bool) -> bool:
+    """Say that what the folder holds is not whole, until :func:`write_summary`.
+
+    Parameters
+    ----------
+    folder : of the evaluation
+    own_maps : whether it will write the maps, too
+
+    Returns
+    -------
+    bool
+        whether the maps that lie there were written by an evaluation, too; else they are somebody's own
+    """
+    path = folder / SUMMARY
+    try:
+        had_maps = json.loads(path.read_bytes()).get("own_maps") is True
+    except (OSError, ValueError, AttributeError, RecursionError):
+        had_maps = False
+    write_json(path, {"format": _UNFINISHED, "own_maps": own_maps})
+    return had_maps
 
 
 def write_images(folder: Path, records: Iterable[ImageRecord]) -> None:
@@ -276,6 +293,7 @@ def write_summary(evaluation: Evaluation) -> Path:
         "ground_truth": files(evaluation.ground_truth),
         "prediction": files(evaluation.prediction),
         "photos": None if evaluation.photos is None else _portable(evaluation.photos, folder),
+        "own_maps": evaluation.own_maps,
     }
     write_json(folder / SUMMARY, content)
     return folder / SUMMARY
@@ -314,6 +332,7 @@ def read_evaluation(folder: str | Path) -> Evaluation:
             files(content["ground_truth"]),
             files(content["prediction"]),
             None if content["photos"] is None else folder / content["photos"],
+            content.get("own_maps") is True,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise InputError(f"{path}: not the summary of an evaluation ({type(error).__name__}: {error})") from error

@@ -72,6 +72,16 @@ def test_maps_of_an_evaluation_before_do_not_stay(micro, micro_run, tmp_path):
         assert sorted(path.stem for path in (out / folder).iterdir()) == names
 
 
+def test_maps_of_somebody_else_stay(micro, micro_run, tmp_path):
+    """Files that were scored in place are not those of an evaluation, whatever their folder is called."""
+    out = tmp_path / "evaluation"
+    with narrow_body():
+        evaluate_model(micro_run, micro, "train", device="cpu", quiet=True, out=out)
+        evaluate_panoptic_json(out / "ground_truth.json", out / "prediction.json", out=out)
+        evaluate_model(micro_run, micro, "val", device="cpu", quiet=True, out=out)
+    assert len(list((out / "prediction").iterdir())) == 4 + 3
+
+
 @pytest.mark.distributed
 def test_two_processes_write_the_same(evaluated, micro, micro_run, tmp_path):
     launch(_evaluate, 2, str(micro_run), str(micro), str(tmp_path / "two"))
