@@ -14,7 +14,7 @@ from seamseg.data.batches import collate
 from seamseg.data.class_uniform import ClassUniform
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.keys import KeyedBatches
-from seamseg.data.workers import WorkerSeed, dead_workers, worker_death
+from seamseg.data.workers import WorkerSeed, dead_workers, deaf_children, worker_death
 from seamseg.errors import SeamsegError
 
 
@@ -26,7 +26,8 @@ class BatchLoader(DataLoader):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         with explained_deaths(self):
             try:
-                iterator = super().__iter__()
+                with deaf_children():
+                    iterator = super().__iter__()
                 self._workers = tuple(getattr(iterator, "_workers", ()))
                 yield from iterator
             except SeamsegError as error:

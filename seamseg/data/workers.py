@@ -7,7 +7,8 @@ import random
 import re
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 
@@ -50,6 +51,22 @@ class WorkerSeed:
             obey_the_parent_only(worker)
         if self.reading is not None and info is not None and hasattr(info.dataset, "reading"):
             info.dataset.reading = self.reading[worker : worker + 1]
+
+
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """What starts within is deaf to SIGTERM from birth: :func:`obey_the_parent_only` is called only later.
+
+    This process is deaf for as long, and hears what came meanwhile at the end.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def obey_the_parent_only(worker: int = 0) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from seamseg.data.images import UnreadableImage
-from seamseg.data.workers import dead_workers, death_of, obey_the_parent_only
+from seamseg.data.workers import dead_workers, deaf_children, death_of, obey_the_parent_only
 from seamseg.engine.manifest import Done
 from seamseg.engine.photos import Photo, PhotoDataset, Unreadable, as_is
 from seamseg.engine.sources import Container, Item, Source
@@ -138,7 +138,8 @@ class Decoders:
             collate_fn=as_is,
             worker_init_fn=obey_the_parent_only if self.workers else None,
         )
-        self._iterator = iter(loader)
+        with deaf_children():
+            self._iterator = iter(loader)
         yield from self._iterator  # type: ignore[misc]
         self._iterator = None
 

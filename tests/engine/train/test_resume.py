@@ -113,13 +113,25 @@ def test_readers_obey_their_parent(seven):
     del iterator
 
 
+def test_readers_are_deaf_before_they_listen():
+    """From birth on, that is: it takes them a while to begin."""
+    from seamseg.data.loader import BatchLoader
+    from seamseg.data.workers import obey_the_parent_only
+
+    def signalled(worker):
+        subprocess.run(["kill", "-TERM", str(os.getpid())], check=True)
+        obey_the_parent_only(worker)
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert list(BatchLoader([1, 2, 3], batch_size=None, num_workers=1, worker_init_fn=signalled)) == [1, 2, 3]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
 def test_a_signal_to_the_whole_group_in_a_validation(seven, straight, tmp_path, monkeypatch):
-    compare, run, told, seen = Validator._compare, tmp_path / "run", [], []
+    compare, run, told = Validator._compare, tmp_path / "run", []
 
     def signalled(self, *arguments):
-        seen.append(arguments)
-        # the second image comes from the second process: before that it may not have begun to listen
-        if len(seen) == 2:
+        if not told:
             told.extend(child.pid for child in multiprocessing.active_children())
             # from elsewhere: what their own parent sends they take for an orderly end
             subprocess.run(["kill", "-TERM", *map(str, [*told, os.getpid()])], check=True)
