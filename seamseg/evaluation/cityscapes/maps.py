@@ -7,14 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from seamseg.cityscapes_labels import INSTANCES_FROM, LABELS
+from seamseg.cityscapes_labels import INSTANCES_FROM, LABEL_OF, LICENSE_PLATES
 from seamseg.errors import InputError
-
-LABEL_OF = {label.id: label for label in LABELS}
-"""Each label by its id."""
-
-LICENSE_PLATES = {"labelIds": 0xFF, "instanceIds": 0xFFFF}
-"""How label -1 looks where it was written into 8 or 16 bits; it is void."""
 
 _HIGHEST = 0xFFFF
 _MODES = ("1", "L", "P", "I;16", "I;16L", "I;16B", "I")
