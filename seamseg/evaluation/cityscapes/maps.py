@@ -45,16 +45,6 @@ def read_map(path: Path, what: str) -> np.ndarray:
     return values.astype(np.uint8) if values.dtype == bool else values
 
 
-def check_size(shape: tuple[int, ...], wanted: tuple[int, ...], path: Path) -> None:
-    """Raise InputError if a predicted map is not of the size of its frame."""
-    if shape != wanted:
-        sizes = ["{1} x {0}".format(*s) for s in (shape, wanted)]
-        raise InputError(
-            f"{path}: the prediction is {sizes[0]} pixels (width x height), its ground truth {sizes[1]}; "
-            "predict at the image's own size"
-        )
-
-
 def label_of_instance(values: np.ndarray, path: Path) -> np.ndarray:
     """The label id of each value of an `instanceIds` map; licence plates are label 0.
 
