@@ -8,14 +8,13 @@ from pathlib import Path
 from seamseg.data.folder import DatasetFolder
 from seamseg.data.metadata import ImageInfo
 from seamseg.data.prepare.convert import Options
+from seamseg.data.prepare.vistas_labels import INSTANCES_PER_LABEL, is_group
 from seamseg.data.prepare.writer import put_photo
 from seamseg.engine.ground_truth.frames import TrueMap, check_names, for_each, link_of, read_map
 from seamseg.engine.layouts.pictures import instance_picture, label_picture, write_grey_png
 from seamseg.engine.layouts.vistas import (
-    INSTANCES_PER_LABEL,
     config,
     group_labels,
-    is_group,
     photo_stem,
     vistas_labels,
     void_label,
