@@ -6,9 +6,9 @@ INSTANCES_PER_LABEL = 256
 """Values of the pictures in `instances/` are `label * 256 + number`."""
 
 GROUP_ENDING = "-group"
-"""What the name of a group has after that of its class; the names of some older groups lack the dash."""
+"""What follows the name of a class in that of its groups."""
 
 
 def is_group(name: str) -> bool:
-    """Whether all regions of a class are groups, and hence crowds."""
-    return name.endswith(GROUP_ENDING.lstrip("-"))
+    """Whether all regions of a class are groups, and hence crowds; its name need not have the dash."""
+    return name.endswith("group")
