@@ -74,5 +74,11 @@ LABELS = (
     Label("bicycle", 33, 18, "vehicle", True, (119, 11, 32)),
 )
 
+LABEL_OF = {label.id: label for label in LABELS}
+"""Each label by its id."""
+
+LICENSE_PLATES = {"labelIds": 0xFF, "instanceIds": 0xFFFF}
+"""How label -1 looks where it was written into 8 or 16 bits; it is void."""
+
 EVALUATED = sorted((label for label in LABELS if label.evaluated), key=lambda label: label.train_id)
 """The 19 labels of the benchmark; their order, 11 stuff before 8 things, is that of our classes."""

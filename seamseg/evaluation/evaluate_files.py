@@ -14,6 +14,7 @@ import numpy as np
 from seamseg.errors import InputError
 from seamseg.evaluation.coco_panoptic import Annotation, CocoPanoptic, read_coco_panoptic, segments_of
 from seamseg.evaluation.evaluator import PanopticEvaluator
+from seamseg.evaluation.panoptic_quality import check_sizes
 from seamseg.evaluation.record import (
     Evaluation,
     ImageRecord,
@@ -86,13 +87,9 @@ def evaluate_panoptic_json(
     def compare(annotation: Annotation) -> _Compared:
         other = partner[annotation.image_id]
         gt_ids, pred_ids = gt.read_runs(annotation), pred.read_runs(other)
-        sizes = [f"{ids.width} x {ids.height}" for ids in (pred_ids, gt_ids)]
-        if sizes[0] != sizes[1]:
-            raise InputError(
-                f"{pred.folder / other.file_name}: the prediction is {sizes[0]} pixels (width x height), its ground "
-                f"truth {sizes[1]}; predict at the image's own size"
-            )
-        return _Compared(annotation, other, (gt_ids.height, gt_ids.width), *joint_histogram_of_runs(gt_ids, pred_ids))
+        size = gt_ids.height, gt_ids.width
+        check_sizes(size, (pred_ids.height, pred_ids.width), pred.folder / other.file_name)
+        return _Compared(annotation, other, size, *joint_histogram_of_runs(gt_ids, pred_ids))
 
     evaluator = PanopticEvaluator(gt.categories, legacy)
     done: Iterable[_Compared] = threaded_map(compare, gt.annotations, workers)

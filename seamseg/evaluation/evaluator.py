@@ -90,7 +90,7 @@ class PanopticEvaluator:
         name: str = "",
     ) -> Comparison:
         """Compare two maps of an image, as :meth:`PanopticQuality.add`."""
-        check_sizes(gt_ids.shape, pred_ids.shape, name)
+        check_sizes(gt_ids.shape, pred_ids.shape, f"image {name}")
         return self.add_pairs(*joint_histogram(gt_ids, pred_ids), gt_segments, pred_segments, name)
 
     def add_pairs(
@@ -141,7 +141,7 @@ class PanopticEvaluator:
             gt_ids, gt_segments = instances_as_they_are(mask, cat, iscrowd, name)
         else:
             gt_ids = flatten_layers(mask)
-        check_sizes(gt_ids.shape, result.id_map.shape, name)
+        check_sizes(gt_ids.shape, result.id_map.shape, f"image {name}")
         pairs, counts = joint_histogram(gt_ids, result.id_map)
         if not self.legacy:
             num_stuff = sum(not c.isthing for c in self.classes)

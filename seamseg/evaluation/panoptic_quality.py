@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -55,7 +56,7 @@ class PanopticQuality:
         InputError
             if the maps differ in size, or as :func:`seamseg.evaluation.matching.match_segments`
         """
-        check_sizes(gt_ids.shape, pred_ids.shape, name)
+        check_sizes(gt_ids.shape, pred_ids.shape, f"image {name}")
         return self.add_pairs(*joint_histogram(gt_ids, pred_ids), gt_segments, pred_segments, name)
 
     def add_pairs(
@@ -125,12 +126,12 @@ class PanopticQuality:
         return ClassScores(info, pq, sq, rq, dagger, iou, tp, fp, fn)
 
 
-def check_sizes(gt_shape: Sequence[int], pred_shape: Sequence[int], name: str = "") -> None:
-    """Raise InputError if the two maps of an image differ in size."""
+def check_sizes(gt_shape: Sequence[int], pred_shape: Sequence[int], where: str | Path) -> None:
+    """Raise InputError if the two maps of an image differ in size; `where` names the image or the predicted file."""
     if tuple(gt_shape) != tuple(pred_shape):
         gt, pred = (" x ".join(str(n) for n in reversed(shape)) for shape in (gt_shape, pred_shape))
         raise InputError(
-            f"image {name}: the prediction is {pred} pixels (width x height), the ground truth {gt}; "
+            f"{where}: the prediction is {pred} pixels (width x height), its ground truth {gt}; "
             "predict at the image's own size"
         )
 

@@ -10,7 +10,6 @@ keys. `seamseg report` makes a page of such a folder.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +22,7 @@ import numpy as np
 from seamseg.errors import InputError
 from seamseg.evaluation.evaluator import Comparison
 from seamseg.evaluation.matching import Touch
-from seamseg.evaluation.scores import ClassInfo, PanopticScores
+from seamseg.evaluation.scores import ClassInfo, PanopticScores, or_none
 from seamseg.files import read_bytes, replacing, write_json
 
 FORMAT = "seamseg evaluation 1"
@@ -142,7 +141,7 @@ def image_record(
     image_id, photo, ground_truth_png, prediction_png : see :class:`ImageRecord`
     """
     gt, pred = segment_records(comparison)
-    means = {key: _or_none(getattr(scores, key)) for key in ("PQ", "SQ", "RQ", "mIoU")}
+    means = {key: or_none(getattr(scores, key)) for key in ("PQ", "SQ", "RQ", "mIoU")}
     height, width = (int(n) for n in size)
     return ImageRecord(image_id, photo, width, height, ground_truth_png, prediction_png, **means,
                        ground_truth=gt, prediction=pred)  # fmt: skip
@@ -352,7 +351,3 @@ def _colour(value: Any) -> tuple[int, int, int] | None:
 def _portable(path: Path, folder: Path) -> str:
     inside = os.path.relpath(path, folder)
     return str(path.resolve()) if inside.startswith("..") else Path(inside).as_posix()
-
-
-def _or_none(value: float) -> float | None:
-    return None if math.isnan(value) else value

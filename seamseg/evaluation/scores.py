@@ -39,7 +39,7 @@ class ClassScores:
         """The scores under their names; null for NaN."""
         out: dict[str, Any] = {"id": self.info.id, "isthing": self.info.isthing}
         for key in ("PQ", "SQ", "RQ", "PQ_dagger", "IoU"):
-            out[key] = _or_none(getattr(self, key))
+            out[key] = or_none(getattr(self, key))
         return {**out, "TP": self.TP, "FP": self.FP, "FN": self.FN}
 
 
@@ -65,8 +65,8 @@ class APScores:
 
     def to_json(self) -> dict[str, Any]:
         """The scores under their names, null for NaN; AP of each class under `per_class`."""
-        out: dict[str, Any] = {key: _or_none(getattr(self, key)) for key in AP_NUMBERS}
-        out["per_class"] = dict(zip(_unique_names(self.per_class), (_or_none(c.AP) for c in self.per_class)))
+        out: dict[str, Any] = {key: or_none(getattr(self, key)) for key in AP_NUMBERS}
+        out["per_class"] = dict(zip(_unique_names(self.per_class), (or_none(c.AP) for c in self.per_class)))
         return out
 
 
@@ -121,7 +121,7 @@ class PanopticScores:
 
         With `instances` also `box` and `mask`, each with its AP numbers and `per_class`.
         """
-        out: dict[str, Any] = {key: _or_none(getattr(self, key)) for key in HEADLINE}
+        out: dict[str, Any] = {key: or_none(getattr(self, key)) for key in HEADLINE}
         out["n_images"] = self.n_images
         out["per_class"] = dict(zip(_unique_names(self.per_class), (c.to_json() for c in self.per_class)))
         if self.instances is not None:
@@ -168,7 +168,8 @@ def mean(values: Iterable[float]) -> float:
     return math.fsum(known) / len(known) if known else math.nan
 
 
-def _or_none(value: float) -> float | None:
+def or_none(value: float) -> float | None:
+    """The value as JSON has it: None for NaN."""
     return None if math.isnan(value) else value
 
 

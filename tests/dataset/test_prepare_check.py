@@ -32,7 +32,7 @@ def data(tmp_path):
         )
         for k in range(4)
     ]
-    writer = DatasetWriter(tmp_path / "data", classes(), 1, copy=True)
+    writer = DatasetWriter(tmp_path / "data", classes(), 1, link="copy")
     writer.add_split("train", frames[:3], read)
     writer.add_split("val", frames[3:], read)
     writer.finish()

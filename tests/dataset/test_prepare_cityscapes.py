@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from seamseg.cityscapes_labels import LABELS
 from seamseg.cli.main import main
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.metadata import read_metadata
 from seamseg.data.prepare.cityscapes import find_frames, prepare_cityscapes
-from seamseg.data.prepare.cityscapes_labels import LABELS, cityscapes_classes
+from seamseg.data.prepare.cityscapes_labels import cityscapes_classes
 from seamseg.data.transforms import TrainTransform
 from seamseg.errors import InputError
 

@@ -197,7 +197,7 @@ def test_links_and_copies(tmp_path, monkeypatch):
 
     assert is_link(tmp_path / "a")
     assert is_link(tmp_path / "a")  # again: a link over itself
-    run(tmp_path / "b", frames, copy=True)
+    run(tmp_path / "b", frames, link="copy")
     assert not os.path.samefile(tmp_path / "b" / "img" / "im0.png", frames[0].photo)
 
     def refuse(*_):

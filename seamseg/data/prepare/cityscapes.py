@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from seamseg.cityscapes_labels import INSTANCES_FROM
+from seamseg.cityscapes_labels import EVALUATED, INSTANCES_FROM, LABEL_OF, LICENSE_PLATES
 from seamseg.data.folder import IMAGE_ENDINGS
 from seamseg.data.prepare.archives import SourceTree, read_map
-from seamseg.data.prepare.cityscapes_labels import EVALUATED, LABELS, cityscapes_classes
+from seamseg.data.prepare.cityscapes_labels import cityscapes_classes
 from seamseg.data.prepare.convert import Options, Prepared, convert_splits, find_splits, present_splits
 from seamseg.data.prepare.segments import number_segments
 from seamseg.data.prepare.writer import Frame, Instances, Progress, no_progress
@@ -19,10 +19,8 @@ from seamseg.structures import VOID
 SPLITS = {"train": ("gtFine", "train"), "val": ("gtFine", "val"), "train_extra": ("gtCoarse", "coarse")}
 """Folder of the source → where its annotations lie, and the name of our list."""
 
-_LICENSE_PLATE = 0xFFFF  # label -1 in 16 bits
 _CLASSES = cityscapes_classes()
 _CLASS_OF_LABEL = {label.id: index for index, label in enumerate(EVALUATED)}
-_KNOWN_LABELS = {label.id for label in LABELS}
 
 
 def prepare_cityscapes(
@@ -128,7 +126,7 @@ def read_instances(frame: Frame) -> Instances:
     def describe(value: int) -> tuple[int, int]:
         alone = value < INSTANCES_FROM
         label = value if alone else value // INSTANCES_FROM
-        if value > _LICENSE_PLATE or (label not in _KNOWN_LABELS and value != _LICENSE_PLATE):
+        if label not in LABEL_OF and value != LICENSE_PLATES["instanceIds"]:
             raise InputError(f"{frame.annotation}: {value} is no Cityscapes instance id (label {label} does not exist)")
         return _CLASS_OF_LABEL.get(label, VOID), int(alone)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from seamseg.cityscapes_labels import EVALUATED, LABELS, Label
+from seamseg.cityscapes_labels import EVALUATED
 from seamseg.data.metadata import Metadata
-
-__all__ = ["EVALUATED", "LABELS", "Label", "cityscapes_classes"]
 
 
 def cityscapes_classes() -> Metadata:

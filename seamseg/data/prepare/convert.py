@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from seamseg.data.metadata import Metadata
 from seamseg.data.prepare.archives import File, Member
-from seamseg.data.prepare.writer import DatasetWriter, Frame, Progress, Reader, no_progress
+from seamseg.data.prepare.writer import DatasetWriter, Frame, Link, Progress, Reader, no_progress
 from seamseg.errors import InputError
 
 T = TypeVar("T")
@@ -33,6 +33,11 @@ class Options:
     say: Callable[[str], None] = lambda message: None
     copy: bool = False
     symlink: bool = False
+
+    @property
+    def link(self) -> Link:
+        """How photos come to their new place"""
+        return "copy" if self.copy else "symbolic" if self.symlink else "hard"
 
 
 DEFAULTS = Options()
@@ -104,7 +109,7 @@ def convert_splits(
             split, photo = owner.setdefault(frame.id, (name, frame.photo))
             if str(photo) != str(frame.photo):
                 raise InputError(f"{frame.photo}: {photo} has the same name ({split}, {name}): rename one of them")
-    writer = DatasetWriter(out, classes, options.workers, options.progress, options.copy, options.symlink)
+    writer = DatasetWriter(out, classes, options.workers, options.progress, options.link)
     for name, frames in splits.items():
         if writer.is_finished(name, frames):
             options.say(

@@ -25,6 +25,7 @@ from seamseg.data.prepare.convert import (
 )
 from seamseg.data.prepare.pairs import by_stem, is_photo
 from seamseg.data.prepare.segments import number_segments
+from seamseg.data.prepare.vistas_labels import GROUP_ENDING, INSTANCES_PER_LABEL, is_group
 from seamseg.data.prepare.writer import Frame, Instances
 from seamseg.errors import InputError
 from seamseg.structures import VOID
@@ -32,9 +33,6 @@ from seamseg.structures import VOID
 SPLITS = ("training", "validation")
 CONFIGS = {"1.2": ("config_v1.2.json", "config.json"), "2.0": ("config_v2.0.json",)}
 """Names of the file with the labels, by version of the data set."""
-
-_INSTANCES_PER_LABEL = 256
-_GROUP = "group"
 
 
 @dataclass(frozen=True)
@@ -116,26 +114,26 @@ def read_labels(config: File) -> VistasLabels:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{config}: not the labels of Mapillary Vistas ({type(error).__name__}: {error})") from None
     evaluated = [e for e in entries if e["evaluate"]]
-    if not 0 < len(evaluated) <= VOID or len(entries) > _INSTANCES_PER_LABEL:
+    if not 0 < len(evaluated) <= VOID or len(entries) > INSTANCES_PER_LABEL:
         raise InputError(f"{config}: {len(entries)} labels, {len(evaluated)} of them evaluated; expected 1 to {VOID}")
     classes, class_of = ordered_classes(evaluated)
     things = {e["name"]: class_of[e["id"]] for e in evaluated if e["thing"]}
     return VistasLabels(
         classes,
         [class_of[e["id"]] if e["evaluate"] else _class_of_group(e["name"], things) for e in entries],
-        [e["name"].endswith(_GROUP) for e in entries],
+        [is_group(e["name"]) for e in entries],
     )
 
 
 def _class_of_group(name: str, things: dict[str, int]) -> int:
     """What a label that is not evaluated is a crowd of; 255 if it is no group, or of no one class."""
-    if not name.endswith(f"-{_GROUP}"):
+    if not name.endswith(GROUP_ENDING):
         return VOID
-    single = name.removesuffix(f"-{_GROUP}")
+    single = name.removesuffix(GROUP_ENDING)
     if single in things:
         return things[single]
     parent, _, last = single.rpartition("--")
-    below = [thing for thing in things if thing.rpartition("--")[0] == parent and not thing.endswith(_GROUP)]
+    below = [thing for thing in things if thing.rpartition("--")[0] == parent and not is_group(thing)]
     return things[below[0]] if parent and parent.rpartition("--")[2] == last and len(below) == 1 else VOID
 
 
@@ -180,16 +178,16 @@ def read_instances(frame: Frame, labels: VistasLabels) -> Instances:
     """
     data = read_file(frame.annotation, "instances of Vistas")
     values = open_mask(str(frame.annotation), data)
-    if values.max() < _INSTANCES_PER_LABEL and _png_depth(data) != 16:
+    if values.max() < INSTANCES_PER_LABEL and _png_depth(data) != 16:
         raise InputError(f"{frame.annotation}: not 16 bits deep: a picture of labels/, not of instances/?")
-    highest = int(values.max()) // _INSTANCES_PER_LABEL
+    highest = int(values.max()) // INSTANCES_PER_LABEL
     if highest >= len(labels.class_of):
         raise InputError(
             f"{frame.annotation}: label {highest}, but the config has labels 0 to {len(labels.class_of) - 1}"
         )
 
     def describe(value: int) -> tuple[int, int]:
-        label = value // _INSTANCES_PER_LABEL
+        label = value // INSTANCES_PER_LABEL
         return labels.class_of[label], int(labels.is_group[label])
 
     return Instances(*number_segments(values, describe, labels.classes))

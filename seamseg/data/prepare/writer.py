@@ -86,8 +86,7 @@ class DatasetWriter:
     classes : of the data set; images in it are ignored
     workers : processes, None for one a processor
     progress : wraps the images as they are finished
-    copy : copy photos even where a hard link would do
-    symlink : photos become symbolic links to the source
+    link : how photos come here; where no hard link can be made they are copied
 
     Raises
     ------
@@ -101,13 +100,11 @@ class DatasetWriter:
         classes: Metadata,
         workers: int | None = None,
         progress: Progress = no_progress,
-        copy: bool = False,
-        symlink: bool = False,
+        link: Link = "hard",
     ) -> None:
         self.root = Path(root)
         self.classes = classes.without_images()
-        self._workers, self._progress = workers, progress
-        self._link: Link = "copy" if copy else "symbolic" if symlink else "hard"
+        self._workers, self._progress, self._link = workers, progress, link
         self._images: dict[str, ImageInfo] = {}
         if self.root.exists() and not self.root.is_dir():
             raise InputError(f"{self.root}: a file, not a folder to write to")

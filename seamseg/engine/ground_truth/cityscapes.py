@@ -10,7 +10,7 @@ from seamseg.data.metadata import ImageInfo
 from seamseg.data.prepare.cityscapes import SPLITS
 from seamseg.data.prepare.convert import Options
 from seamseg.data.prepare.writer import put_photo
-from seamseg.engine.ground_truth.frames import check_names, for_each, link_of, read_map
+from seamseg.engine.ground_truth.frames import check_names, for_each, read_map
 from seamseg.engine.layouts.cityscapes import VOID_LABEL, city_of, frame_name, with_label_ids
 from seamseg.engine.layouts.pictures import instance_picture, label_picture, write_grey_png
 
@@ -42,7 +42,7 @@ class CityscapesGroundTruth:
     def write(self, split: str, options: Options) -> None:
         """Write a split."""
         annotations, photos = self.targets(split)
-        kind, link, labels = annotations.parent.name, link_of(options), self._classes.original_ids
+        kind, link, labels = annotations.parent.name, options.link, self._classes.original_ids
 
         def export(image: ImageInfo) -> None:
             frame = frame_name(image.id)

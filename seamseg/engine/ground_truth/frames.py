@@ -11,7 +11,6 @@ from seamseg.data.folder import DatasetFolder
 from seamseg.data.metadata import ImageInfo
 from seamseg.data.prepare.convert import Options
 from seamseg.data.prepare.parallel import available_cores
-from seamseg.data.prepare.writer import Link
 from seamseg.errors import InputError
 from seamseg.evaluation.matching import SegmentInfo
 from seamseg.evaluation.segments import gt_segments_from_instances
@@ -46,8 +45,3 @@ def for_each(function: Callable[[ImageInfo], None], images: Sequence[ImageInfo],
     done: Iterable[None] = threaded_map(function, images, options.workers or available_cores())
     for _ in options.progress(done, len(images), desc):
         pass
-
-
-def link_of(options: Options) -> Link:
-    """How photos come to their new place."""
-    return "copy" if options.copy else "symbolic" if options.symlink else "hard"

@@ -8,14 +8,13 @@ from pathlib import Path
 from seamseg.data.folder import DatasetFolder
 from seamseg.data.metadata import ImageInfo
 from seamseg.data.prepare.convert import Options
+from seamseg.data.prepare.vistas_labels import INSTANCES_PER_LABEL, is_group
 from seamseg.data.prepare.writer import put_photo
-from seamseg.engine.ground_truth.frames import TrueMap, check_names, for_each, link_of, read_map
+from seamseg.engine.ground_truth.frames import TrueMap, check_names, for_each, read_map
 from seamseg.engine.layouts.pictures import instance_picture, label_picture, write_grey_png
 from seamseg.engine.layouts.vistas import (
-    INSTANCES_PER_LABEL,
     config,
     group_labels,
-    is_group,
     photo_stem,
     vistas_labels,
     void_label,
@@ -54,7 +53,7 @@ class VistasGroundTruth:
 
     def write(self, split: str, options: Options) -> None:
         """Write a split."""
-        (root,), link, metadata = self.targets(split), link_of(options), self.folder.metadata
+        (root,), link, metadata = self.targets(split), options.link, self.folder.metadata
         labels, void = [*self._labels, *self._groups.values()], void_label(self._labels)
         panoptic = CocoPanopticWriter(
             root / "panoptic" / "panoptic_2018.json", with_panoptic_ids(metadata, self._labels), root / "panoptic"

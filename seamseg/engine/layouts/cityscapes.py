@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from seamseg.cityscapes_labels import LABEL_OF, LABELS
 from seamseg.data.metadata import Metadata
-from seamseg.data.prepare.cityscapes_labels import LABELS, cityscapes_classes
+from seamseg.data.prepare.cityscapes_labels import cityscapes_classes
 from seamseg.errors import InputError
 
 VOID_LABEL = 0
@@ -32,8 +33,7 @@ def with_label_ids(metadata: Metadata, source: str) -> Metadata:
     if None in labels:
         official = cityscapes_classes()
         if sorted(metadata.original_ids) == sorted(official.original_ids):
-            by_id = {label.id: label for label in LABELS}
-            labels = [by_id[i] for i in metadata.original_ids]
+            labels = [LABEL_OF[i] for i in metadata.original_ids]
     for index, (name, label) in enumerate(zip(metadata.categories, labels)):
         if label is None:
             raise InputError(

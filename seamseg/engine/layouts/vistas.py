@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from seamseg.data.metadata import Metadata
+from seamseg.data.prepare.vistas_labels import GROUP_ENDING, is_group
 from seamseg.errors import InputError
 
-INSTANCES_PER_LABEL = 256
 _LARGEST_LABEL = 255
 
 
@@ -52,11 +52,6 @@ def photo_stem(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def is_group(name: str) -> bool:
-    """Whether all regions of a class are groups, and hence crowds."""
-    return name.endswith("group")
-
-
 def group_labels(metadata: Metadata, labels: Sequence[int], source: str) -> dict[int, int]:
     """The labels, after that of void, of the classes that have crowds and are no groups themselves, by class.
 
@@ -82,7 +77,7 @@ def group_labels(metadata: Metadata, labels: Sequence[int], source: str) -> dict
 
 
 def _group_name(metadata: Metadata, category: int) -> str:
-    return f"{metadata.categories[category]}-group"
+    return metadata.categories[category] + GROUP_ENDING
 
 
 def config(metadata: Metadata, labels: Sequence[int], groups: Mapping[int, int]) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from seamseg.data.metadata import Metadata
+from seamseg.data.prepare.vistas_labels import INSTANCES_PER_LABEL
 from seamseg.engine.layouts.pictures import instance_picture, label_picture, write_grey_png
 from seamseg.engine.layouts.vistas import (
-    INSTANCES_PER_LABEL,
     photo_stem,
     vistas_labels,
     void_label,

@@ -19,13 +19,14 @@ from seamseg.evaluation.cityscapes.instance_level import (
     overlaps_of_frame,
     wanted,
 )
-from seamseg.evaluation.cityscapes.maps import check_size, read_map
+from seamseg.evaluation.cityscapes.maps import read_map
 from seamseg.evaluation.cityscapes.panoptic import CLASS_OF, CLASSES, segments_from_pairs
 from seamseg.evaluation.cityscapes.pixel_level import Histogram, PixelLevel
 from seamseg.evaluation.cityscapes.results import Results, find_results
 from seamseg.evaluation.cityscapes.scores import CityscapesScores
 from seamseg.evaluation.coco_panoptic import segments_of
 from seamseg.evaluation.evaluator import PanopticEvaluator
+from seamseg.evaluation.panoptic_quality import check_sizes
 from seamseg.evaluation.threads import threaded_map
 from seamseg.ops.histogram import joint_histogram
 
@@ -104,7 +105,7 @@ def _compare(frame: Frame, results: Results, distances: Distances | None) -> _Co
         if label_ids.shape != instance_ids.shape:
             raise InputError(f"{frame.label_ids}: is not of the size of {frame.instance_ids.name}")
         predicted = read_map(path, "predicted label ids")
-        check_size(predicted.shape, label_ids.shape, path)
+        check_sizes(label_ids.shape, predicted.shape, path)
         pixel = joint_histogram(label_ids, predicted), joint_histogram(instance_ids, predicted)
     if results.instance is not None:
         masks = _masks(results.instance[frame.stem], results.root, instance_ids)
@@ -112,7 +113,7 @@ def _compare(frame: Frame, results: Results, distances: Distances | None) -> _Co
     if results.panoptic is not None:
         annotation = results.annotations[frame.stem]
         ids = results.panoptic.read_ids(annotation)
-        check_size(ids.shape, instance_ids.shape, results.panoptic.folder / annotation.file_name)
+        check_sizes(instance_ids.shape, ids.shape, results.panoptic.folder / annotation.file_name)
         panoptic = joint_histogram(instance_ids, ids)
     return _Compared(frame, pixel, instance, panoptic)
 
@@ -121,5 +122,5 @@ def _masks(path: Path, root: Path, instance_ids: np.ndarray) -> Iterator[tuple[i
     for line in read_instance_list(path, root):
         if wanted(line.label):
             patch = read_mask(line.mask)
-            check_size(patch.shape, instance_ids.shape, line.mask)
+            check_sizes(instance_ids.shape, patch.shape, line.mask)
             yield line.label, line.score, patch

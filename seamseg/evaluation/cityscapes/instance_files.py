@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from seamseg.cityscapes_labels import LABEL_OF
 from seamseg.errors import InputError
-from seamseg.evaluation.cityscapes.maps import LABEL_OF
 
 
 @dataclass(frozen=True)

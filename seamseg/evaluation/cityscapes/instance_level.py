@@ -23,9 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
-from seamseg.cityscapes_labels import EVALUATED, INSTANCES_FROM, LABELS
+from seamseg.cityscapes_labels import EVALUATED, INSTANCES_FROM, LABELS, LICENSE_PLATES
 from seamseg.evaluation.cityscapes.instance_files import Patch
-from seamseg.evaluation.cityscapes.maps import LICENSE_PLATES, label_of_instance
+from seamseg.evaluation.cityscapes.maps import label_of_instance
 from seamseg.evaluation.cityscapes.scores import AP_KEYS, InstanceClassScores, InstanceLevelScores
 from seamseg.evaluation.scores import mean
 

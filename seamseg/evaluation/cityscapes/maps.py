@@ -7,14 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from seamseg.cityscapes_labels import INSTANCES_FROM, LABELS
+from seamseg.cityscapes_labels import INSTANCES_FROM, LABEL_OF, LICENSE_PLATES
 from seamseg.errors import InputError
-
-LABEL_OF = {label.id: label for label in LABELS}
-"""Each label by its id."""
-
-LICENSE_PLATES = {"labelIds": 0xFF, "instanceIds": 0xFFFF}
-"""How label -1 looks where it was written into 8 or 16 bits; it is void."""
 
 _HIGHEST = 0xFFFF
 _MODES = ("1", "L", "P", "I;16", "I;16L", "I;16B", "I")
@@ -49,16 +43,6 @@ def read_map(path: Path, what: str) -> np.ndarray:
     if values.dtype == np.int32 and values.size and not 0 <= values.min() <= values.max() <= _HIGHEST:
         raise InputError(f"{path}: {what} are numbers of at most 16 bits, this image has others")
     return values.astype(np.uint8) if values.dtype == bool else values
-
-
-def check_size(shape: tuple[int, ...], wanted: tuple[int, ...], path: Path) -> None:
-    """Raise InputError if a predicted map is not of the size of its frame."""
-    if shape != wanted:
-        sizes = ["{1} x {0}".format(*s) for s in (shape, wanted)]
-        raise InputError(
-            f"{path}: the prediction is {sizes[0]} pixels (width x height), its ground truth {sizes[1]}; "
-            "predict at the image's own size"
-        )
 
 
 def label_of_instance(values: np.ndarray, path: Path) -> np.ndarray:

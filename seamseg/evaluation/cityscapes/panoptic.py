@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from seamseg.cityscapes_labels import EVALUATED, INSTANCES_FROM
-from seamseg.evaluation.cityscapes.maps import LABEL_OF, label_of_instance
+from seamseg.cityscapes_labels import EVALUATED, INSTANCES_FROM, LABEL_OF
+from seamseg.evaluation.cityscapes.maps import label_of_instance
 from seamseg.evaluation.matching import VOID_ID, SegmentInfo
 from seamseg.evaluation.scores import ClassInfo
 

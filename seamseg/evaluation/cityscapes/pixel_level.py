@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from seamseg.cityscapes_labels import EVALUATED, INSTANCES_FROM, LABELS, Label
+from seamseg.cityscapes_labels import EVALUATED, INSTANCES_FROM, LABEL_OF, LABELS, LICENSE_PLATES, Label
 from seamseg.errors import InputError
-from seamseg.evaluation.cityscapes.maps import LABEL_OF, LICENSE_PLATES, label_of_instance
+from seamseg.evaluation.cityscapes.maps import label_of_instance
 from seamseg.evaluation.cityscapes.scores import LabelScores, PixelScores
 from seamseg.evaluation.scores import mean
 from seamseg.ops.histogram import joint_histogram

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from seamseg.evaluation.scores import PanopticScores
+from seamseg.evaluation.scores import PanopticScores, or_none
 
 
 @dataclass(frozen=True)
@@ -99,8 +98,7 @@ class CityscapesScores:
 
 
 def _numbers(scores: object, keys: Iterable[str]) -> dict[str, float | None]:
-    values = {key: getattr(scores, key) for key in keys}
-    return {key: None if math.isnan(value) else value for key, value in values.items()}
+    return {key: or_none(getattr(scores, key)) for key in keys}
 
 
 def _by_name(entries: Iterable[Any], keys: tuple[str, ...]) -> dict[str, dict[str, float | None]]:
