@@ -158,7 +158,9 @@ def run(args: argparse.Namespace) -> int:
         if args.anonymize is not None:
             style, score = args.anonymize_style, args.anonymize_score
             writers.append(AnonymizeWriter(args.out, predictor.metadata, args.anonymize, style, score))
-        manifest = ManifestFolder(args.out, header(str(args.model), digest(args.model), _settings(args, formats)))
+        # by what it means here: `auto` is another one elsewhere
+        settings = {**_settings(args, formats), "precision": str(predictor.net.dtype).removeprefix("torch.")}
+        manifest = ManifestFolder(args.out, header(str(args.model), digest(args.model), settings))
         workers = min(4, available_cores()) if args.workers is None else args.workers
         if args.workers is None and len(sources) < 2 * world.size and all(isinstance(s, Source) for s in sources):
             workers = 0
@@ -199,13 +201,13 @@ _WITHOUT_EFFECT = {
 
 def _settings(args: argparse.Namespace, formats: list[str]) -> dict[str, Any]:
     """All options that change the outputs, also those of which this module knows nothing."""
-    from seamseg.engine.model_file import METADATA_NAME, digest
+    from seamseg.engine.model_file import CONFIG_NAME, METADATA_NAME, digest
 
     settings = {name: value for name, value in vars(args).items() if name not in _WITHOUT_EFFECT}
-    for name in ("config", "meta"):
-        if settings[name] is not None:
-            # by its content: a file may change between two runs
-            file = Path(settings[name])
-            file = file / METADATA_NAME if file.is_dir() else file
+    for name, own in (("config", CONFIG_NAME), ("meta", METADATA_NAME)):
+        # by its content: a file, also one of the run folder, may change between two runs
+        file = Path(args.model if settings[name] is None else settings[name])
+        file = file / own if file.is_dir() else file
+        if file.is_file() and (settings[name] is not None or Path(args.model).is_dir()):
             settings[name] = f"{file.name} {digest(file)[:12]}"
     return {**settings, "format": ",".join(dict.fromkeys(formats))}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from seamseg.config import loader
 from seamseg.evaluation import coco_writer
+from seamseg.models import folding
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -63,6 +66,34 @@ def test_other_settings_are_refused(micro_run, photos, tmp_path, seamseg_main, c
     # how the work is done does not matter
     assert seamseg_main(*words, "--format", "coco,coco", "--batch-size", "2") == 0
     assert seamseg_main(*words, "--format", "coco", "--min-area", "5", "--restart") == 0
+
+
+def test_a_changed_file_of_the_run_folder_is_another_setting(micro_run, photos, tmp_path, seamseg_main, capsys):
+    model = shutil.copytree(micro_run, tmp_path / "run")
+    words = ("predict", model, photos, tmp_path / "out", "--device", "cpu", "--workers", "0", "--quiet")
+    assert seamseg_main(*words) == 0
+    config = model / "config.ini"
+    config.write_text(config.read_text() + "\n; a remark\n")
+    assert seamseg_main(*words) == 2
+    assert "config config.ini " in capsys.readouterr().err
+
+
+def test_the_name_of_a_packaged_configuration(micro_run, photos, tmp_path, seamseg_main, monkeypatch):
+    monkeypatch.setattr(loader, "packaged", lambda name: micro_run / "config.ini" if name == "micro" else None)
+    words = ("predict", micro_run, photos, tmp_path / "out", "--device", "cpu", "--workers", "0", "--quiet")
+    assert seamseg_main(*words, "--config", "micro") == 0
+    head = json.loads((tmp_path / "out" / "predictions.jsonl").read_text().splitlines()[0])
+    assert head["settings"]["config"] == "micro"
+
+
+def test_auto_precision_is_what_it_means_here(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
+    words = ("predict", micro_run, photos, tmp_path / "out", "--device", "cpu", "--workers", "0", "--quiet")
+    monkeypatch.setattr(folding, "bf16_is_fast", lambda *_: False)
+    assert seamseg_main(*words, "--precision", "auto") == 0
+    assert seamseg_main(*words, "--precision", "fp32") == 0
+    monkeypatch.setattr(folding, "bf16_is_fast", lambda *_: True)
+    assert seamseg_main(*words, "--precision", "auto") == 2
+    assert "precision float32 (now bfloat16)" in capsys.readouterr().err
 
 
 def test_a_manifest_line_says_what_was_found(micro_run, photos, tmp_path, seamseg_main):
