@@ -281,7 +281,7 @@ class Prediction:
     """What the network says of one image, in pixels of the network's input (the valid, unpadded part).
 
     boxes `K x 4`, classes `K` (int64, 0 = first thing), scores `K`, mask_logits `K x 28 x 28`, ordered as SPEC section
-    4 "Detections" says; `semantic` `H x W` class map, int64 (of tiles: uint8 or int16). Parts that a network
+    4 "Detections" says; `semantic` `H x W` class map, int64 of the network, uint8 of a predictor. Parts that a network
     lacks are None.
     """
 
