@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from seamseg.maps.resize import resize_nearest
 from seamseg.ops.extract_boxes import extract_boxes
 from seamseg.ops.labels import count_labels, fill_free
 from seamseg.ops.paste import paste_masks_into
-from seamseg.ops.resize import resize_nearest
-from seamseg.structures import VOID, PanopticResult, Prediction, Segment
+from seamseg.panoptic_map import VOID, PanopticResult, Segment
+from seamseg.structures import Prediction
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from seamseg.fusion import fuse, to_result
 from seamseg.models.build import build_network
 from seamseg.models.folding import choose_precision, for_inference
 from seamseg.models.panoptic import PanopticNet
-from seamseg.structures import PackedSequence, PanopticResult, Prediction
+from seamseg.panoptic_map import PanopticResult
+from seamseg.structures import PackedSequence, Prediction
 
 
 @dataclass(frozen=True)

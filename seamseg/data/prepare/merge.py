@@ -19,7 +19,7 @@ from seamseg.data.prepare.segments import number_segments
 from seamseg.data.prepare.writer import Frame, Instances
 from seamseg.errors import InputError, did_you_mean
 from seamseg.files import read_bytes
-from seamseg.structures import VOID
+from seamseg.panoptic_map import VOID
 
 
 @dataclass(frozen=True)
