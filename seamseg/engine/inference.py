@@ -19,6 +19,7 @@ from seamseg.engine.predictor import Predictor
 from seamseg.engine.progress import progress
 from seamseg.engine.reading import Decoders, Share, despite_deaths
 from seamseg.engine.sources import Container, Source, refuse_overwriting, refuse_sharing
+from seamseg.engine.urls import explain
 from seamseg.engine.writers import Background, Writer
 from seamseg.errors import InputError, SeamsegError
 from seamseg.structures import PanopticResult, Prediction
@@ -155,9 +156,8 @@ class _Work:
         except BaseException as error:
             despite_deaths(background.abandon)
             death = decoders.bury(error) if isinstance(error, (RuntimeError, OSError, EOFError)) else None
-            if death is None and self._seen and isinstance(error, RuntimeError):
-                words = " ".join(str(error).split())[:300]
-                raise SeamsegError(f"{self._seen}: the network fails ({type(error).__name__}: {words})") from error
+            if death is None and self._seen and isinstance(error, Exception):
+                raise _named(error, f"{self._seen}: the network fails") from error
             if death is None:
                 raise
             print(death.story, file=sys.stderr, flush=True)
@@ -188,6 +188,14 @@ class _Work:
         return predictions
 
     def _write(self, source: Source, stamp: str, photo: Photo, prediction: Prediction, seconds: float) -> None:
+        try:
+            self._write_outputs(source, stamp, photo, prediction, seconds)
+        except (SeamsegError, OSError):
+            raise  # names the file
+        except Exception as error:
+            raise _named(error, f"{source}: its outputs cannot be made") from error
+
+    def _write_outputs(self, source: Source, stamp: str, photo: Photo, prediction: Prediction, seconds: float) -> None:
         begin = time.perf_counter()
         result = self.predictor.fuse(prediction, photo.native_size)
         rgb: np.ndarray | None = None if photo.rgb is None else photo.rgb.numpy()
@@ -210,6 +218,11 @@ class _Work:
         """Segments of each class that the photo has."""
         count = Counter(segment.category for segment in result.segments if not segment.iscrowd)
         return {self.predictor.metadata.categories[category]: count[category] for category in sorted(count)}
+
+
+def _named(error: Exception, what: str) -> SeamsegError:
+    """An error that says at which photo it came."""
+    return SeamsegError(f"{what}: {error}" if isinstance(error, SeamsegError) else f"{what} ({explain(error)})")
 
 
 def _place(source: Source) -> Line:

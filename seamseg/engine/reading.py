@@ -16,6 +16,7 @@ from seamseg.data.workers import dead_workers, deaf_children, death_of, obey_the
 from seamseg.engine.manifest import Done
 from seamseg.engine.photos import Photo, PhotoDataset, Unreadable, as_is
 from seamseg.engine.sources import Container, Item, Source
+from seamseg.engine.urls import explain
 from seamseg.errors import SeamsegError
 
 _NOTE_BYTES = 4096
@@ -87,15 +88,13 @@ class Share(IterableDataset):
     def _read(self, source: Source, stamp: str, item: Source | Item, note: torch.Tensor | None) -> Read:
         _write_note(note, source)
         try:
-            image = item.open()
+            return source, stamp, self.decoder.photo(0, item.open())
         except UnreadableImage as error:
             return source, stamp, Unreadable(0, str(error))
+        except Exception as error:  # one photo, which is named, must not end the run: too little memory for it, say
+            return source, stamp, Unreadable(0, f"{source}: cannot be decoded: {explain(error)}")
         finally:
             _write_note(note, None)
-        _write_note(note, source)
-        photo = self.decoder.photo(0, image)
-        _write_note(note, None)
-        return source, stamp, photo
 
 
 class Death(NamedTuple):
