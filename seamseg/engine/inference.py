@@ -14,7 +14,7 @@ import numpy as np
 
 from seamseg.engine.distributed import World, broadcast_object, gather_objects, patient_group
 from seamseg.engine.manifest import Done, Line, ManifestFolder, ManifestWriter
-from seamseg.engine.photos import Photo, PhotoDataset, Unreadable, equal_size_batches
+from seamseg.engine.photos import Photo, PhotoTransform, Unreadable, equal_size_batches
 from seamseg.engine.predictor import Predictor
 from seamseg.engine.progress import progress
 from seamseg.engine.reading import Decoders, Share, despite_deaths
@@ -75,7 +75,7 @@ def predict_all(
     # processes work on their own for hours, and not equally long
     patient = patient_group(world)
     done = _begin(manifest, restart, world, patient)
-    decoder = PhotoDataset([], predictor.transform, any(w.needs_photo for w in writers), predictor.tiling)
+    decoder = PhotoTransform(predictor.transform, any(w.needs_photo for w in writers), predictor.tiling)
     share = Share(sources, decoder, done, world.rank, world.size, limit)
     work = _Work(predictor, writers, manifest, ManifestWriter(manifest.rank_path(world.rank), manifest.head))
     decoders = Decoders(share, workers)
