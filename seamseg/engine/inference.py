@@ -117,9 +117,9 @@ def _check_names(sources: Sequence[Source | Container], writers: Sequence[Writer
     photos = [s for s in sources if isinstance(s, Source)]
     containers = [s for s in sources if not isinstance(s, Source)]
     for writer in writers:
-        outputs = [writer.paths(source) for source in photos]
-        refuse_overwriting(photos, [path for paths in outputs for path in paths])
-        refuse_sharing(photos, outputs)
+        # never all paths at once: of a million photos they are gigabytes
+        refuse_overwriting(photos, (path for source in photos for path in writer.paths(source)))
+        refuse_sharing(photos, map(writer.paths, photos))
         if containers and len(sources) > 1:
             # their photos have no names yet, but lie in folders
             a, b = (writer.paths(Source(Path("x"), f"{folder}/x", "x")) for folder in "ab")
