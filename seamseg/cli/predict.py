@@ -157,7 +157,11 @@ def run(args: argparse.Namespace) -> int:
         writers = make_writers(formats, args.out, predictor.metadata) if formats else []
         if args.anonymize is not None:
             style, score = args.anonymize_style, args.anonymize_score
-            writers.append(AnonymizeWriter(args.out, predictor.metadata, args.anonymize, style, score))
+            private = AnonymizeWriter(args.out, predictor.metadata, args.anonymize, style, score)
+            if args.classes is not None:
+                # what the map would show without --classes is hidden all the same
+                private.least_score = min(score, predictor.thresholds.score_threshold)
+            writers.append(private)
         # by what it means here: `auto` is another one elsewhere
         settings = {**_settings(args, formats), "precision": str(predictor.net.dtype).removeprefix("torch.")}
         manifest = ManifestFolder(args.out, header(str(args.model), digest(args.model), settings))

@@ -14,11 +14,12 @@ import numpy as np
 
 from seamseg.engine.distributed import World, broadcast_object, gather_objects, patient_group
 from seamseg.engine.manifest import Done, Line, ManifestFolder, ManifestWriter
-from seamseg.engine.photos import Photo, PhotoDataset, Unreadable, equal_size_batches
+from seamseg.engine.photos import Photo, PhotoTransform, Unreadable, equal_size_batches
 from seamseg.engine.predictor import Predictor
 from seamseg.engine.progress import progress
 from seamseg.engine.reading import Decoders, Share, despite_deaths
 from seamseg.engine.sources import Container, Source, refuse_overwriting, refuse_sharing
+from seamseg.engine.urls import explain
 from seamseg.engine.writers import Background, Writer
 from seamseg.errors import InputError, SeamsegError
 from seamseg.panoptic_map import PanopticResult
@@ -75,7 +76,7 @@ def predict_all(
     # processes work on their own for hours, and not equally long
     patient = patient_group(world)
     done = _begin(manifest, restart, world, patient)
-    decoder = PhotoDataset([], predictor.transform, any(w.needs_photo for w in writers), predictor.tiling)
+    decoder = PhotoTransform(predictor.transform, any(w.needs_photo for w in writers), predictor.tiling)
     share = Share(sources, decoder, done, world.rank, world.size, limit)
     work = _Work(predictor, writers, manifest, ManifestWriter(manifest.rank_path(world.rank), manifest.head))
     decoders = Decoders(share, workers)
@@ -117,9 +118,9 @@ def _check_names(sources: Sequence[Source | Container], writers: Sequence[Writer
     photos = [s for s in sources if isinstance(s, Source)]
     containers = [s for s in sources if not isinstance(s, Source)]
     for writer in writers:
-        outputs = [writer.paths(source) for source in photos]
-        refuse_overwriting(photos, [path for paths in outputs for path in paths])
-        refuse_sharing(photos, outputs)
+        # never all paths at once: of a million photos they are gigabytes
+        refuse_overwriting(photos, (path for source in photos for path in writer.paths(source)))
+        refuse_sharing(photos, map(writer.paths, photos))
         if containers and len(sources) > 1:
             # their photos have no names yet, but lie in folders
             a, b = (writer.paths(Source(Path("x"), f"{folder}/x", "x")) for folder in "ab")
@@ -156,9 +157,8 @@ class _Work:
         except BaseException as error:
             despite_deaths(background.abandon)
             death = decoders.bury(error) if isinstance(error, (RuntimeError, OSError, EOFError)) else None
-            if death is None and self._seen and isinstance(error, RuntimeError):
-                words = " ".join(str(error).split())[:300]
-                raise SeamsegError(f"{self._seen}: the network fails ({type(error).__name__}: {words})") from error
+            if death is None and self._seen and isinstance(error, Exception):
+                raise _named(error, f"{self._seen}: the network fails") from error
             if death is None:
                 raise
             print(death.story, file=sys.stderr, flush=True)
@@ -189,6 +189,14 @@ class _Work:
         return predictions
 
     def _write(self, source: Source, stamp: str, photo: Photo, prediction: Prediction, seconds: float) -> None:
+        try:
+            self._write_outputs(source, stamp, photo, prediction, seconds)
+        except (SeamsegError, OSError):
+            raise  # names the file
+        except Exception as error:
+            raise _named(error, f"{source}: its outputs cannot be made") from error
+
+    def _write_outputs(self, source: Source, stamp: str, photo: Photo, prediction: Prediction, seconds: float) -> None:
         begin = time.perf_counter()
         result = self.predictor.fuse(prediction, photo.native_size)
         rgb: np.ndarray | None = None if photo.rgb is None else photo.rgb.numpy()
@@ -211,6 +219,11 @@ class _Work:
         """Segments of each class that the photo has."""
         count = Counter(segment.category for segment in result.segments if not segment.iscrowd)
         return {self.predictor.metadata.categories[category]: count[category] for category in sorted(count)}
+
+
+def _named(error: Exception, what: str) -> SeamsegError:
+    """An error that says at which photo it came."""
+    return SeamsegError(f"{what}: {error}" if isinstance(error, SeamsegError) else f"{what} ({explain(error)})")
 
 
 def _place(source: Source) -> Line:

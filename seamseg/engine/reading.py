@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from seamseg.data.images import UnreadableImage
 from seamseg.data.workers import dead_workers, deaf_children, death_of, obey_the_parent_only
 from seamseg.engine.manifest import Done
-from seamseg.engine.photos import Photo, PhotoDataset, Unreadable, as_is
+from seamseg.engine.photos import Photo, PhotoTransform, Unreadable, as_is
 from seamseg.engine.sources import Container, Item, Source
+from seamseg.engine.urls import explain
 from seamseg.errors import SeamsegError
 
 _NOTE_BYTES = 4096
@@ -44,7 +45,7 @@ class Share(IterableDataset):
     def __init__(
         self,
         sources: Sequence[Source | Container],
-        decoder: PhotoDataset,
+        decoder: PhotoTransform,
         done: Mapping[str, Done],
         rank: int = 0,
         size: int = 1,
@@ -87,15 +88,13 @@ class Share(IterableDataset):
     def _read(self, source: Source, stamp: str, item: Source | Item, note: torch.Tensor | None) -> Read:
         _write_note(note, source)
         try:
-            image = item.open()
+            return source, stamp, self.decoder(item.open())
         except UnreadableImage as error:
-            return source, stamp, Unreadable(0, str(error))
+            return source, stamp, Unreadable(str(error))
+        except Exception as error:  # one photo, which is named, must not end the run: too little memory for it, say
+            return source, stamp, Unreadable(f"{source}: cannot be decoded: {explain(error)}")
         finally:
             _write_note(note, None)
-        _write_note(note, source)
-        photo = self.decoder.photo(0, image)
-        _write_note(note, None)
-        return source, stamp, photo
 
 
 class Death(NamedTuple):
