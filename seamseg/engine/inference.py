@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from seamseg.engine.distributed import World, broadcast_object, gather_objects, patient_group
-from seamseg.engine.manifest import Done, Line, ManifestFolder, ManifestWriter
+from seamseg.engine.distributed import World, broadcast_object, gather_objects, patient_group, shared_counter
+from seamseg.engine.manifest import Line
+from seamseg.engine.outputs.outputs import Begun, Desk, Outputs
 from seamseg.engine.photos import Photo, PhotoDataset, Unreadable, equal_size_batches
 from seamseg.engine.predictor import Predictor
 from seamseg.engine.progress import progress
@@ -36,9 +37,8 @@ class Tally:
 def predict_all(
     predictor: Predictor,
     sources: Sequence[Source | Container],
-    writers: Sequence[Writer],
+    outputs: Outputs,
     world: World,
-    manifest: ManifestFolder,
     batch_size: int = 1,
     workers: int = 0,
     restart: bool = False,
@@ -53,9 +53,8 @@ def predict_all(
     ----------
     predictor : on the device of this process
     sources : all photos, the same list in every process
-    writers : formats
+    outputs : where they go, by which formats, and what says that they are done
     world : the processes
-    manifest : of the folder of the outputs
     batch_size : photos of one network size that the network sees together
     workers : processes that decode; 0 decodes in this one
     restart : do all photos anew
@@ -70,42 +69,44 @@ def predict_all(
     """
     if batch_size < 1:
         raise InputError(f"--batch-size must be at least 1, not {batch_size}")
-    _check_names(sources, writers)
+    _check_names(sources, outputs.writers)
+    outputs.check(sources)
     # processes work on their own for hours, and not equally long
     patient = patient_group(world)
-    done = _begin(manifest, restart, world, patient)
-    decoder = PhotoDataset([], predictor.transform, any(w.needs_photo for w in writers), predictor.tiling)
-    share = Share(sources, decoder, done, world.rank, world.size, limit)
-    work = _Work(predictor, writers, manifest, ManifestWriter(manifest.rank_path(world.rank), manifest.head))
-    decoders = Decoders(share, workers)
-    try:
-        while not work.attempt(decoders, batch_size, world.is_main):
-            pass
-    finally:
-        work.lines.close()
-    good = sum(work.lines.names.values())
-    lines = gather_objects(world, (good, len(work.lines.names) - good), patient)
-    if world.is_main:
-        manifest.merge({manifest.rank_path(rank): sum(counts) for rank, counts in enumerate(lines)})
-        for position, writer in enumerate(writers):
-            try:
-                writer.finish(manifest.records(position))
-            except OSError as error:
-                name = error.filename or "output"
-                raise SeamsegError(f"{name}: cannot be written: {error.strerror or error}") from error
-    return Tally(sum(good for good, _ in lines), sum(bad for _, bad in lines), len(done))
+    with outputs.lock:
+        begun = _begin(outputs, sources, restart, world, patient)
+        outputs.lock.together()
+        keep_rgb = any(w.needs_photo for w in outputs.writers)
+        decoder = PhotoDataset([], predictor.transform, keep_rgb, predictor.tiling)
+        share = Share(sources, decoder, begun.done, world.rank, world.size, limit)
+        work = _Work(predictor, outputs.desk(world, begun, shared_counter(world)))
+        decoders = Decoders(share, workers)
+        try:
+            while not work.attempt(decoders, batch_size, world.is_main):
+                pass
+        finally:
+            work.desk.close()
+        good = sum(work.desk.names.values())
+        lines = gather_objects(world, (good, len(work.desk.names) - good), patient)
+        if world.is_main:
+            outputs.end([sum(counts) for counts in lines])
+    return Tally(sum(good for good, _ in lines), sum(bad for _, bad in lines), len(begun.done))
 
 
-def _begin(manifest: ManifestFolder, restart: bool, world: World, group: object) -> Mapping[str, Done]:
+def _begin(
+    outputs: Outputs, sources: Sequence[Source | Container], restart: bool, world: World, group: object
+) -> Begun:
     """What earlier runs have done; all processes raise the error that the main one has met."""
     found: Any = None
     if world.is_main:
         try:
-            found = manifest.begin(restart)
+            outputs.lock.alone()
+            found = outputs.begin(sources, restart)
+            outputs.lock.together()
         except SeamsegError as error:
             found = error
         except OSError as error:
-            found = SeamsegError(f"{error.filename or manifest.out}: {error.strerror or error}")
+            found = SeamsegError(f"{error.filename or 'output'}: {error.strerror or error}")
     found = broadcast_object(world, found, group)
     if isinstance(found, SeamsegError):
         raise found
@@ -132,13 +133,9 @@ def _check_names(sources: Sequence[Source | Container], writers: Sequence[Writer
 class _Work:
     """The photos of one process."""
 
-    def __init__(
-        self, predictor: Predictor, writers: Sequence[Writer], manifest: ManifestFolder, lines: ManifestWriter
-    ) -> None:
+    def __init__(self, predictor: Predictor, desk: Desk) -> None:
         self.predictor = predictor
-        self.writers = writers
-        self.out = manifest.out
-        self.lines = lines
+        self.desk = desk
         self._seen = ""
 
     def attempt(self, decoders: Decoders, batch_size: int, show: bool) -> bool:
@@ -168,7 +165,7 @@ class _Work:
         return True
 
     def _readable(self, decoders: Decoders, show: bool) -> Iterator[tuple[Source, str, Photo]]:
-        names = self.lines.names
+        names = self.desk.names
         total = None if decoders.share.containers else len(decoders.share.mine) - len(names)
         reads = decoders.read(frozenset(names))
         for source, stamp, photo in progress(reads, total, "predict") if show else reads:
@@ -179,7 +176,7 @@ class _Work:
 
     def _leave_out(self, source: Source, reason: str) -> None:
         print(f"skipped {reason}", file=sys.stderr, flush=True)
-        self.lines.add({**_place(source), "status": "unreadable", "reason": reason})
+        self.desk.leave_out({**_place(source), "status": "unreadable", "reason": reason})
 
     def _see(self, group: Sequence[tuple[Source, str, Photo]]) -> list[Prediction]:
         self._seen = ", ".join(str(source) for source, _, _ in group)
@@ -191,20 +188,20 @@ class _Work:
         begin = time.perf_counter()
         result = self.predictor.fuse(prediction, photo.native_size)
         rgb: np.ndarray | None = None if photo.rgb is None else photo.rgb.numpy()
-        records = [writer.write(source, rgb, prediction, result) for writer in self.writers]
-        outputs = [path.relative_to(self.out).as_posix() for w in self.writers for path in w.paths(source)]
-        line: Line = {
-            **_place(source),
-            "status": "ok",
-            "stamp": stamp,
-            "height": photo.native_size[0],
-            "width": photo.native_size[1],
-            "outputs": outputs,
-            "segments": self._counts(result),
-            "seconds": round(seconds + time.perf_counter() - begin, 4),
-            "records": records,
-        }
-        self.lines.add(line)
+        with self.desk.place() as room:
+            records = [writer.write(source, rgb, prediction, result) for writer in room.writers]
+            line: Line = {
+                **_place(source),
+                "status": "ok",
+                "stamp": stamp,
+                "height": photo.native_size[0],
+                "width": photo.native_size[1],
+                "outputs": [],
+                "segments": self._counts(result),
+                "seconds": round(seconds + time.perf_counter() - begin, 4),
+                "records": records,
+            }
+            self.desk.hand_in(source, room, line)
 
     def _counts(self, result: PanopticResult) -> dict[str, int]:
         """Segments of each class that the photo has."""

@@ -41,6 +41,7 @@ class AnonymizeWriter:
     """
 
     needs_photo = True
+    member = "jpg"
 
     def __init__(
         self,
