@@ -1,9 +1,9 @@
 """Builds the kernels of `csrc/`; metadata is in pyproject.toml.
 
-`seamseg._C` (C++, the CPU) needs a C++20 compiler, `seamseg._C_cuda` an nvcc of the CUDA major version of torch too.
-Both need torch's headers only, not torch itself: they keep to LibTorch's stable ABI, so that one binary serves every
-torch from 2.11 on. What cannot be built is left out, with the reason in `seamseg/kernels.json`; the install never fails
-for it.
+`seamseg._maps` (C functions for maps of ids, no torch) needs a C++20 compiler, `seamseg._C` (operators for the CPU)
+torch's headers too, `seamseg._C_cuda` an nvcc of torch's CUDA major version as well. Headers are all that is needed of
+torch: the operators keep to LibTorch's stable ABI, so that one binary serves every torch from 2.11 on. What cannot be
+built is left out, with the reason in `seamseg/kernels.json`; the install never fails for it.
 
     SEAMSEG_KERNELS=off|cpu|all   what to build (default: whatever can be built)
     TORCH_CUDA_ARCH_LIST          GPU architectures (default: "8.0;9.0+PTX" and those of the cards in this machine)
@@ -66,10 +66,12 @@ class Kernels(build_ext):
         (target / "seamseg/kernels.json").write_text(json.dumps(said, indent=1) + "\n")
 
     def _obstacle(self, name: str, wanted: str) -> str | None:
-        if self.torch is None:
-            return "torch was not installed where seamseg was built"
         if compiler() is None:
             return "no C++ compiler was found"
+        if name == "_maps":
+            return None
+        if self.torch is None:
+            return "torch was not installed where seamseg was built"
         if name == "_C":
             return None
         if wanted == "cpu":
@@ -87,18 +89,22 @@ class Kernels(build_ext):
         return None
 
     def _build(self, extension: Extension) -> None:
-        include = [f"-I{self.torch / 'include'}", f"-I{sysconfig.get_path('include')}"]
-        define = [f"-DTORCH_TARGET_VERSION={TORCH_TARGET}", "-DNDEBUG"]
-        if STABLE:
-            define.append("-DPy_LIMITED_API=0x030a0000")
+        define, include, libraries = ["-DNDEBUG"], [], []
+        headers = [*(ROOT / "csrc").rglob("*.h"), *(ROOT / "csrc").rglob("*.cuh")]
         cuda = extension.name.endswith("_cuda")
+        if not extension.name.endswith("_maps"):
+            include = [f"-I{self.torch / 'include'}", f"-I{sysconfig.get_path('include')}"]
+            define.append(f"-DTORCH_TARGET_VERSION={TORCH_TARGET}")
+            if STABLE:
+                define.append("-DPy_LIMITED_API=0x030a0000")
+            headers.append(self.torch / "version.py")
+            libraries = [f"-L{self.torch / 'lib'}", "-ltorch_cpu"]
         if cuda:
             command = [str(cuda_home() / "bin/nvcc"), "-std=c++20", "-O3", "-DUSE_CUDA", *architecture_flags()]
             command += ["-Xcompiler", "-fPIC", "-Xcompiler", "-fvisibility=hidden", "-diag-suppress=20012"]
         else:
             command = [compiler(), "-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fopenmp-simd"]
             command += ["-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wno-unknown-pragmas"]
-        headers = [*(ROOT / "csrc").rglob("*.h"), *(ROOT / "csrc").rglob("*.cuh"), self.torch / "version.py"]
         newest_header = max(path.stat().st_mtime for path in headers)
         # objects of another compiler, architecture or torch have a folder of their own
         flags = hashlib.sha256(" ".join([*command, *define, *include]).encode()).hexdigest()[:12]
@@ -117,20 +123,20 @@ class Kernels(build_ext):
             objects = list(pool.map(compile_one, extension.sources))
         output = Path(self.get_ext_fullpath(extension.name))
         output.parent.mkdir(parents=True, exist_ok=True)
-        link = [compiler(), "-shared", *map(str, objects), f"-L{self.torch / 'lib'}", "-ltorch_cpu"]
+        link = [compiler(), "-shared", *map(str, objects), *libraries]
         if sys.platform == "darwin":
             link += ["-undefined", "dynamic_lookup"]
         if cuda:
-            libraries = cuda_home() / ("lib64" if (cuda_home() / "lib64").is_dir() else "lib")
-            link += ["-ltorch_cuda", f"-L{libraries}", "-lcudart_static", "-lrt", "-ldl", "-lpthread"]
+            folder = cuda_home() / ("lib64" if (cuda_home() / "lib64").is_dir() else "lib")
+            link += ["-ltorch_cuda", f"-L{folder}", "-lcudart_static", "-lrt", "-ldl", "-lpthread"]
         fresh = output.with_name(f"{output.name}.tmp")
         subprocess.run([*link, "-o", str(fresh)], check=True)
         fresh.replace(output)
 
 
 def sources_digest() -> str:
-    """What `seamseg.ops` compares with the sources of a clone before it loads what was built of them."""
-    spec = importlib.util.spec_from_file_location("_sources", ROOT / "seamseg/ops/_sources.py")
+    """What `seamseg.compiled` compares with the sources of a clone before it loads what was built of them."""
+    spec = importlib.util.spec_from_file_location("compiled", ROOT / "seamseg/compiled.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.digest(ROOT / "csrc")
@@ -154,6 +160,7 @@ setup(
     },
     include_package_data=False,
     ext_modules=[
+        Extension("seamseg._maps", sources("maps", ".cpp"), py_limited_api=STABLE),
         Extension("seamseg._C", sources("cpu", ".cpp"), py_limited_api=STABLE),
         Extension("seamseg._C_cuda", sources("cuda", ".cu"), py_limited_api=STABLE),
     ],

@@ -16,7 +16,7 @@ from timing import Case, options, report
 
 from seamseg.evaluation.matching import SegmentInfo
 from seamseg.evaluation.panoptic_quality import PanopticQuality
-from seamseg.ops.histogram import joint_histogram
+from seamseg.maps.histogram import joint_histogram
 
 HEIGHT, WIDTH, SEGMENTS, CLASSES = 1024, 2048, 80, 19
 Maps = tuple[np.ndarray, np.ndarray]

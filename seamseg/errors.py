@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class SeamsegError(Exception):
     """The work failed: the command line prints the message and exits with `exit_code`."""
@@ -13,3 +16,9 @@ class InputError(SeamsegError):
     """Bad usage or bad input: a wrong argument, a missing or broken file, a config with a typo."""
 
     exit_code = 2
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: "; did you mean 'car'?", or nothing if no known name is near."""
+    match = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {match[0]!r}?" if match else ""

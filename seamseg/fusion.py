@@ -8,18 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from seamseg.maps.resize import resize_nearest
 from seamseg.ops.extract_boxes import extract_boxes
 from seamseg.ops.labels import count_labels, fill_free
 from seamseg.ops.paste import paste_masks_into
-from seamseg.ops.resize import resize_nearest
-from seamseg.structures import VOID, PanopticResult, Prediction, Segment
+from seamseg.panoptic_map import VOID, PanopticResult, Segment
+from seamseg.structures import Prediction
 
 
 @dataclass(frozen=True)
 class FusedMap:
     """A panoptic map at the size of the network's input.
 
-    ids: int64 `H x W`, 0 void. The lists are indexed by id, entry 0 is void: categories (255 for void), scores (0 for
+    ids: int32 `H x W`, 0 void. The lists are indexed by id, entry 0 is void: categories (255 for void), scores (0 for
     void, 1 for stuff), iscrowd (things of the semantic map that no detection explains).
     """
 
@@ -58,7 +59,7 @@ def fuse(
         if the prediction has detections without masks
     """
     height, width = prediction.size
-    ids = torch.zeros((height, width), dtype=torch.long, device=prediction.scores.device)
+    ids = torch.zeros((height, width), dtype=torch.int32, device=prediction.scores.device)
     categories, scores, iscrowd = [VOID], [0.0], [False]
 
     kept = torch.nonzero(prediction.scores > score_threshold).flatten()
@@ -115,7 +116,7 @@ def to_result(fused: FusedMap, native_size: tuple[int, int], num_stuff: int) -> 
     native_size : `(height, width)` of the image
     num_stuff : stuff classes, which come before the things
     """
-    ids = fused.ids.cpu().numpy().astype(np.int32)
+    ids = fused.ids.cpu().numpy().astype(np.int32, copy=False)
     if ids.shape != tuple(native_size):
         ids = resize_nearest(ids, native_size)
     count = len(fused.categories)

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.utils import _pytree
 
-VOID = 255
-"""Category index of void pixels."""
+from seamseg.panoptic_map import VOID, PanopticResult, Segment
+
+__all__ = ["VOID", "Batch", "Facts", "PackedSequence", "PanopticResult", "Pending", "Prediction", "Segment"]
 
 
 class PackedSequence:
@@ -281,7 +281,7 @@ class Prediction:
     """What the network says of one image, in pixels of the network's input (the valid, unpadded part).
 
     boxes `K x 4`, classes `K` (int64, 0 = first thing), scores `K`, mask_logits `K x 28 x 28`, ordered as SPEC section
-    4 "Detections" says; `semantic` `H x W` class map, int64 (of tiles: uint8 or int16). Parts that a network
+    4 "Detections" says; `semantic` `H x W` class map, int64 of the network, uint8 of a predictor. Parts that a network
     lacks are None.
     """
 
@@ -291,33 +291,3 @@ class Prediction:
     mask_logits: Tensor | None
     semantic: Tensor | None
     size: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Segment:
-    """One segment of a panoptic map.
-
-    `category` is the dense class index (stuff first), `score` None for stuff, `area` in pixels, `box` as
-    `(y0, x0, y1, x1)`; `iscrowd` marks a group of things that could not be told apart.
-    """
-
-    id: int
-    category: int
-    isthing: bool
-    score: float | None
-    area: int
-    box: tuple[float, float, float, float]
-    iscrowd: bool = False
-
-
-@dataclass(frozen=True)
-class PanopticResult:
-    """A panoptic map at the image's own size: `id_map` is `H x W` int32 (0 void), `segments` describe its ids."""
-
-    id_map: np.ndarray
-    segments: list[Segment]
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """`(height, width)` of the map"""
-        return int(self.id_map.shape[0]), int(self.id_map.shape[1])

@@ -17,7 +17,7 @@ SCRIPTS = PACKAGE.parent / "scripts"
 
 # the labels of Cityscapes are facts that converters, writers and the evaluation share
 GROUND = {"errors", "files", "version", "cityscapes_labels"}
-PARTS = {"structures", "ops", *GROUND}
+PARTS = {"structures", "panoptic_map", "maps", "ops", *GROUND}
 BELOW_ENGINE = {"config", "backbones", "heads", "fusion", "models", "data", "evaluation", "visualize", "report", *PARTS}
 
 ALLOWED: dict[str, set[str]] = {
@@ -25,8 +25,11 @@ ALLOWED: dict[str, set[str]] = {
     "version": set(),
     "files": {"errors"},
     "cityscapes_labels": set(),
-    "structures": set(),
-    "ops": {"errors"},
+    "compiled": set(),
+    "panoptic_map": set(),
+    "maps": {"compiled"},
+    "structures": {"panoptic_map"},
+    "ops": {"errors", "compiled"},
     "inplace_abn": {"ops"},
     "config": {"errors"},
     "backbones": PARTS,
@@ -39,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "report": {"evaluation", "visualize", *PARTS},
     "engine": BELOW_ENGINE,
     "export": {"engine", *BELOW_ENGINE},
-    "cli": {"engine", "export", "evaluation", "report", "data.prepare", "config", "ops", *GROUND},
+    "cli": {"engine", "export", "evaluation", "report", "data.prepare", "config", "maps", "ops", *GROUND},
     "__main__": {"cli"},
 }
 """What each module or package of `seamseg` may import of the others, besides itself."""

@@ -80,6 +80,9 @@ def run(args: argparse.Namespace) -> int:
         _say("GPU", _gpus(torch, problems))
     _say("launcher", _launcher())
     _say("experiments", ", ".join(experiments()) or "none found: the installation is incomplete")
+    maps = _imported("seamseg.maps.library", problems)
+    if maps is not None:
+        _say("kernels, maps", maps.state)
     if torch is not None:
         _operators(problems)
     for problem in problems:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from seamseg.errors import InputError
+from seamseg.errors import InputError, did_you_mean
 
 _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = (_PACKAGE / "configs", _PACKAGE.parent / "configs")
@@ -37,9 +37,8 @@ def find_experiment(name: str) -> Path:
     path = packaged(name)
     if path is None:
         known = experiments()
-        match = difflib.get_close_matches(name.removesuffix(".ini"), known, 1)
-        hint = f"did you mean {match[0]!r}?" if match else f"there are {', '.join(known) or 'none'}"
-        raise InputError(f"no packaged experiment {name!r}; {hint}")
+        meant = did_you_mean(name.removesuffix(".ini"), known) or f"; there are {', '.join(known) or 'none'}"
+        raise InputError(f"no packaged experiment {name!r}{meant}")
     return path
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import difflib
 import io
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from seamseg.config.checks import check
 from seamseg.config.experiments import near_files, packaged
 from seamseg.config.sections import SECTIONS, Config
 from seamseg.config.values import ValueProblem, format_value, parse_value
-from seamseg.errors import InputError
+from seamseg.errors import InputError, did_you_mean
 
 KINDS = ("panoptic", "instance_seg", "detection")
 """The tasks, each with its own packaged defaults."""
@@ -168,9 +167,9 @@ def _typed(texts: _Texts, kind: str, source: str, origins: Mapping[tuple[str, st
 
 def _nearest(name: str, known: Iterable[str], section: str | None = None) -> str:
     """What the user may have meant: a near name, the section that has a key of this name, or the list of all."""
-    match = difflib.get_close_matches(name.lower(), list(known), 1)
-    if match:
-        return f"; did you mean {match[0]!r}?"
+    meant = did_you_mean(name.lower(), known)
+    if meant:
+        return meant
     homes = [s for s, cls in SECTIONS.items() if section is not None and name in {f.name for f in fields(cls)}]
     if homes:
         return f"; it belongs in {' or '.join(f'[{home}]' for home in homes)}"

@@ -7,7 +7,7 @@ from random import Random
 
 from seamseg.data.metadata import ImageInfo
 from seamseg.errors import InputError
-from seamseg.structures import VOID
+from seamseg.panoptic_map import VOID
 
 
 class ClassUniform:

@@ -11,7 +11,7 @@ import umsgpack
 
 from seamseg.errors import InputError
 from seamseg.files import read_bytes, write_atomically
-from seamseg.structures import VOID
+from seamseg.panoptic_map import VOID
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from seamseg.data.pixels import Normalise, finish_image
 from seamseg.errors import InputError
+from seamseg.maps.resize import nearest_index
 from seamseg.ops.extract_boxes import extract_boxes
-from seamseg.ops.resize import nearest_index
 from seamseg.structures import Pending
 
 

@@ -22,7 +22,8 @@ from seamseg.engine.reading import Decoders, Share, despite_deaths
 from seamseg.engine.sources import Container, Source, refuse_overwriting, refuse_sharing
 from seamseg.engine.writers import Background, Writer
 from seamseg.errors import InputError, SeamsegError
-from seamseg.structures import PanopticResult, Prediction
+from seamseg.panoptic_map import PanopticResult
+from seamseg.structures import Prediction
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from seamseg.fusion import fuse, to_result
 from seamseg.models.build import build_network
 from seamseg.models.folding import choose_precision, for_inference
 from seamseg.models.panoptic import PanopticNet
-from seamseg.structures import PackedSequence, PanopticResult, Prediction
+from seamseg.panoptic_map import PanopticResult
+from seamseg.structures import PackedSequence, Prediction
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ class Predictor:
                 yield Panoptic.of(self.fuse(prediction, photo.size), self.metadata, photo.kept, prediction)
 
     def raw(self, images: Sequence[Tensor], tiling: Tiling | None = None) -> list[Prediction]:
-        """What the network says of transformed images, on the CPU, in pixels of its input.
+        """What the network says of transformed images, on the CPU, in pixels of its input; class maps are uint8.
 
         Images of different sizes are padded to one, which influences their results a little.
 
@@ -270,9 +271,9 @@ class Predictor:
 
         if side is None:
             raise self._too_large(image, "whole")
-        classes, threshold = len(self.metadata.categories), self.net.selector.nms_threshold
+        threshold = self.net.selector.nms_threshold
         try:
-            prediction, used = predict_in_tiles_that_fit(see, image, side, tiling, classes, threshold)
+            prediction, used = predict_in_tiles_that_fit(see, image, side, tiling, threshold)
         except torch.OutOfMemoryError as error:
             raise self._too_large(image, f"even in tiles of {LEAST_SIDE} pixels") from error
         if used != wanted and not self._said:
@@ -367,6 +368,6 @@ def _on_cpu(p: Prediction) -> Prediction:
         p.classes.cpu(),
         p.scores.cpu(),
         None if p.mask_logits is None else p.mask_logits.cpu(),
-        None if p.semantic is None else p.semantic.cpu(),
+        None if p.semantic is None else p.semantic.to(torch.uint8).cpu(),
         p.size,
     )

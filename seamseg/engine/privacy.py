@@ -8,8 +8,9 @@ import numpy as np
 
 from seamseg.errors import InputError
 from seamseg.evaluation.detections import paste_detections
-from seamseg.ops.resize import resize_nearest
-from seamseg.structures import PanopticResult, Prediction
+from seamseg.maps.resize import resize_nearest
+from seamseg.panoptic_map import PanopticResult
+from seamseg.structures import Prediction
 from seamseg.visualize.anonymize import Region, Style, anonymize, clusters
 
 LEAST_SCORE = 0.2

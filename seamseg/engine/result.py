@@ -24,7 +24,8 @@ from seamseg.evaluation.coco_writer import CocoPanopticWriter, encode_panoptic
 from seamseg.evaluation.evaluator import class_infos
 from seamseg.evaluation.id_png import id_picture
 from seamseg.files import replacing, write_atomically
-from seamseg.structures import VOID, PanopticResult, Prediction, Segment
+from seamseg.panoptic_map import VOID, PanopticResult, Segment
+from seamseg.structures import Prediction
 from seamseg.visualize import draw_overlay
 from seamseg.visualize.anonymize import Style
 from seamseg.visualize.notebook import class_table, small_picture

@@ -18,9 +18,7 @@ See = Callable[[Tensor], Prediction]
 """From pixels `3 x h x w`, a part of the image's, to what the network says of them, on the CPU."""
 
 
-def predict_in_tiles(
-    see: See, pixels: Tensor, side: int, overlap: int, num_classes: int, nms_threshold: float
-) -> Prediction:
+def predict_in_tiles(see: See, pixels: Tensor, side: int, overlap: int, nms_threshold: float) -> Prediction:
     """What the network says of an image that it sees in overlapping tiles.
 
     Each pixel's class is that of the tile whose edge is farthest. Objects too large for the overlap are those of one
@@ -32,14 +30,12 @@ def predict_in_tiles(
     see : the network
     pixels : of the image at network size, `3 x H x W`, uint8 or float32
     side, overlap : of the tiles, in pixels
-    num_classes : stuff and things
     nms_threshold : as :func:`seamseg.engine.tile_merging.merge_detections`
 
     Returns
     -------
     Prediction
-        of the whole image, in pixels of `pixels`; any number of detections. `semantic` is uint8, or int16 for more than
-        256 classes
+        of the whole image, in pixels of `pixels`; any number of detections. `semantic` is uint8
     """
     height, width = pixels.shape[-2:]
     coarse, grain = _seen_coarsely(see, pixels, side)
@@ -50,7 +46,7 @@ def predict_in_tiles(
         seen = see(pixels[:, y.start : y.stop, x.start : x.stop])
         if seen.semantic is not None:
             if semantic is None:
-                semantic = torch.empty((height, width), dtype=torch.uint8 if num_classes <= 256 else torch.int16)
+                semantic = torch.empty((height, width), dtype=torch.uint8)
             core = seen.semantic[y.core_start - y.start : y.core_stop - y.start]
             core = core[:, x.core_start - x.start : x.core_stop - x.start]
             semantic[y.core_start : y.core_stop, x.core_start : x.core_stop] = core
@@ -77,13 +73,13 @@ def first_side(size: tuple[int, int]) -> int | None:
 
 
 def predict_in_tiles_that_fit(
-    see: See, pixels: Tensor, side: int, tiling: Tiling, num_classes: int, nms_threshold: float
+    see: See, pixels: Tensor, side: int, tiling: Tiling, nms_threshold: float
 ) -> tuple[Prediction, int]:
     """:func:`predict_in_tiles`, with tiles of half the side as long as the memory of the device does not suffice.
 
     Parameters
     ----------
-    see, pixels, num_classes, nms_threshold : as :func:`predict_in_tiles`
+    see, pixels, nms_threshold : as :func:`predict_in_tiles`
     side : of the largest tiles to try
     tiling : gives their overlap
 
@@ -98,7 +94,7 @@ def predict_in_tiles_that_fit(
     """
     while True:
         try:
-            return predict_in_tiles(see, pixels, side, tiling.overlap_for(side), num_classes, nms_threshold), side
+            return predict_in_tiles(see, pixels, side, tiling.overlap_for(side), nms_threshold), side
         except torch.OutOfMemoryError:
             if side <= LEAST_SIDE:
                 raise

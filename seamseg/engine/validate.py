@@ -28,9 +28,10 @@ from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision, req
 from seamseg.evaluation.evaluator import Comparison, PanopticEvaluator, class_infos
 from seamseg.evaluation.scores import InstanceScores, PanopticScores
 from seamseg.fusion import fuse, to_result
+from seamseg.maps.resize import resize_nearest
 from seamseg.models.panoptic import PanopticNet
-from seamseg.ops.resize import resize_nearest
-from seamseg.structures import PackedSequence, PanopticResult, Prediction
+from seamseg.panoptic_map import PanopticResult
+from seamseg.structures import PackedSequence, Prediction
 
 
 @dataclass(frozen=True)

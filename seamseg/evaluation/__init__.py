@@ -1,6 +1,9 @@
 """Panoptic quality with the official definition, mIoU, and the COCO panoptic format."""
 
-from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from seamseg.evaluation.coco_panoptic import read_coco_panoptic, read_id_png, write_id_png
 from seamseg.evaluation.coco_writer import CocoPanopticWriter, dataset_to_coco_panoptic
 from seamseg.evaluation.confusion import ConfusionMatrix
@@ -11,6 +14,9 @@ from seamseg.evaluation.panoptic_quality import PanopticQuality
 from seamseg.evaluation.scores import APScores, ClassInfo, ClassScores, InstanceScores, PanopticScores
 from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.evaluation.table import format_table
+
+if TYPE_CHECKING:
+    from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision
 
 __all__ = [
     "APScores",
@@ -35,3 +41,12 @@ __all__ = [
     "read_id_png",
     "write_id_png",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # average precision needs torch, which must not be loaded for scoring files
+    if name not in ("InstanceEvaluator", "average_precision"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from seamseg.evaluation import coco_ap
+
+    return getattr(coco_ap, name)

@@ -18,7 +18,7 @@ from seamseg.errors import InputError
 from seamseg.evaluation.id_png import MAX_ID, read_id_png, read_id_runs, write_id_png
 from seamseg.evaluation.matching import SegmentInfo
 from seamseg.evaluation.scores import ClassInfo
-from seamseg.ops.id_runs import IdRuns
+from seamseg.maps.id_runs import IdRuns
 
 __all__ = [
     "MAX_ID",

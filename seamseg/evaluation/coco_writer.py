@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from seamseg.errors import InputError
 from seamseg.evaluation.coco_panoptic import MAX_ID, default_folder, write_id_png
@@ -17,8 +16,8 @@ from seamseg.evaluation.matching import SegmentInfo
 from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.evaluation.threads import threaded_map
 from seamseg.files import below, replacing, write_json
-from seamseg.ops.extract_boxes import extract_boxes
-from seamseg.structures import PanopticResult, Segment
+from seamseg.maps.id_runs import id_runs_of
+from seamseg.panoptic_map import PanopticResult, Segment
 
 CocoEntry = dict[str, Any]
 """An image in the JSON: its `image` and its `annotation`"""
@@ -279,7 +278,7 @@ def dataset_to_coco_panoptic(
 
 def with_boxes(ids: np.ndarray, segments: Sequence[SegmentInfo], num_stuff: int) -> list[Segment]:
     """Segments of a ground truth, whose areas are known, with the boxes that their pixels have in the id map."""
-    boxes = extract_boxes(torch.from_numpy(ids), 1 + max((s.id for s in segments), default=0)).tolist()
+    boxes = id_runs_of(ids).boxes(1 + max((s.id for s in segments), default=0)).tolist()
     return [
         Segment(s.id, s.category, s.category >= num_stuff, None, int(s.area or 0), tuple(boxes[s.id]), s.iscrowd)
         for s in segments

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from seamseg.evaluation.scores import mean
-from seamseg.ops.histogram import joint_histogram
+from seamseg.maps.histogram import joint_histogram
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ConfusionMatrix:
@@ -54,6 +56,8 @@ class ConfusionMatrix:
 
     def state_tensor(self) -> Tensor:
         """The counts as one int64 vector, to be summed over processes."""
+        import torch  # scoring files does without
+
         return torch.from_numpy(self.counts.ravel().copy())
 
     def load_state_tensor(self, state: Tensor) -> None:

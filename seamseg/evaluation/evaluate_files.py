@@ -26,7 +26,7 @@ from seamseg.evaluation.record import (
 )
 from seamseg.evaluation.scores import PanopticScores
 from seamseg.evaluation.threads import threaded_map
-from seamseg.ops.id_runs import joint_histogram_of_runs
+from seamseg.maps.id_runs import joint_histogram_of_runs
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.legacy import LegacyPanopticQuality
@@ -15,8 +11,12 @@ from seamseg.evaluation.matching import Matches, SegmentLike, without
 from seamseg.evaluation.panoptic_quality import PanopticQuality, check_sizes
 from seamseg.evaluation.scores import ClassInfo, PanopticScores
 from seamseg.evaluation.segments import flatten_layers, gt_segments_from_pairs, instances_as_they_are
-from seamseg.ops.histogram import joint_histogram
-from seamseg.structures import PanopticResult
+from seamseg.maps.histogram import joint_histogram
+from seamseg.panoptic_map import PanopticResult
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
 
 
 class ClassTable(Protocol):
@@ -171,6 +171,8 @@ class PanopticEvaluator:
 
     def state_tensor(self) -> Tensor:
         """All counts as one int64 vector: sum those of all processes, then :meth:`load_state_tensor`."""
+        import torch  # scoring files does without
+
         return torch.cat([self.quality.state_tensor(), self.confusion.state_tensor()])
 
     def load_state_tensor(self, state: Tensor) -> None:

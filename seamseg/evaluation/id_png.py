@@ -20,7 +20,7 @@ from PIL import Image
 
 from seamseg.errors import InputError
 from seamseg.files import replacing
-from seamseg.ops.id_runs import IdRuns, decode_id_runs, has_kernel, id_runs_of
+from seamseg.maps.id_runs import IdRuns, decode_id_runs, has_kernel, id_runs_of
 
 MAX_ID = (1 << 24) - 1
 """Largest id that three channels can hold."""

@@ -97,7 +97,7 @@ def match_segments(
 
     Parameters
     ----------
-    pairs : `K x 2`, (ground-truth id, predicted id) of pixels, 0 void, as `seamseg.ops.histogram.joint_histogram` gives
+    pairs : `K x 2`, (ground-truth id, predicted id) of pixels, 0 void (`seamseg.maps.histogram.joint_histogram`)
     counts : `K`, pixels of each pair; a pair may occur more than once
     gt_segments : of the ground truth, in the order of the annotations. Ids of the map that none of them has belong to
         no class, but are not void

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from seamseg.errors import InputError
 from seamseg.evaluation.matching import Matches, SegmentLike, Touch, match_segments
 from seamseg.evaluation.scores import ClassInfo, ClassScores, PanopticScores, summarise
-from seamseg.ops.histogram import joint_histogram
+from seamseg.maps.histogram import joint_histogram
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Rows of the state. An IoU above one half is a multiple of 2^-53, so sums of IoUs are kept as whole numbers of that
 # unit, in two halves that cannot overflow: addition is then exact and its order does not matter.
@@ -89,6 +91,8 @@ class PanopticQuality:
 
     def state_tensor(self) -> Tensor:
         """The counts as one int64 vector: the sum over processes is what :meth:`load_state_tensor` wants."""
+        import torch  # scoring files does without
+
         return torch.from_numpy(np.append(self._state.ravel(), self.n_images))
 
     def load_state_tensor(self, state: Tensor) -> None:

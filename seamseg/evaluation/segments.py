@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from seamseg.errors import InputError
 from seamseg.evaluation.matching import SegmentInfo
-from seamseg.structures import VOID
+from seamseg.maps.arrays import as_array
+from seamseg.panoptic_map import VOID
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def flatten_layers(mask: np.ndarray | Tensor) -> np.ndarray:
@@ -23,7 +27,7 @@ def flatten_layers(mask: np.ndarray | Tensor) -> np.ndarray:
     -------
     ids : `H x W`
     """
-    array = mask.detach().cpu().numpy() if isinstance(mask, Tensor) else np.asarray(mask)
+    array = as_array(mask)
     if array.ndim == 2:
         return array
     flat = array[0]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from seamseg.heads.select import upload
-from seamseg.structures import VOID, Batch, Facts, PackedSequence
+from seamseg.panoptic_map import VOID
+from seamseg.structures import Batch, Facts, PackedSequence
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,13 @@ for CUDA. Nothing here knows about networks, data or files.
 """
 
 # an operator exists once its file is loaded
-from . import abn, boxes, extract_boxes, histogram, labels, nms, paste, pooling, roi_sampling, upsample
+from . import abn, boxes, extract_boxes, labels, nms, paste, pooling, roi_sampling, upsample
 from ._library import implementations, kernels
 
 __all__ = [
     "abn",
     "boxes",
     "extract_boxes",
-    "histogram",
     "implementations",
     "kernels",
     "labels",

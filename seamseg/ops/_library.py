@@ -7,24 +7,17 @@ plain-torch implementation everywhere else. Each operator's file calls :func:`de
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import sys
-import warnings
 from collections.abc import Callable
-from importlib.machinery import PathFinder
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from ._sources import digest
+from seamseg.compiled import find, switched_off, warn_missing, why_not
 
 _library = torch.library.Library("seamseg", "DEF")
 _defined: list[str] = []
 _kernels: dict[str, str] = {}
-_PACKAGE = Path(__file__).parent.parent
-_SOURCES = _PACKAGE.parent / "csrc"
 
 
 def define(schema: str, plain: Callable[..., Any], fake: Callable[..., Any], composite: bool = False) -> Any:
@@ -83,8 +76,8 @@ def kernels() -> dict[str, str]:
 def _load_kernels() -> None:
     """Load what was built; say once why kernels that should be there are not."""
     for name, device in (("_C", "CPU"), ("_C_cuda", "GPU")):
-        if os.environ.get("SEAMSEG_PLAIN_OPS", "0") not in ("", "0"):
-            _kernels[device] = "switched off by SEAMSEG_PLAIN_OPS"
+        if unwanted := switched_off():
+            _kernels[device] = unwanted
             continue
         if device == "GPU" and torch.version.cuda is None:
             _kernels[device] = "torch is a build for the CPU"
@@ -93,42 +86,18 @@ def _load_kernels() -> None:
             _import(name)
             _kernels[device] = "loaded"
         except ImportError as error:
-            _kernels[device] = _reason(name, error)
+            _kernels[device] = why_not(name, error)
             if device == "GPU" and not torch.cuda.is_available():
                 continue
-            warnings.warn(
-                f"seamseg: no compiled operators for the {device}: {_kernels[device]}. Everything works, slower. "
-                "To compile them: pip install --no-build-isolation --no-deps --force-reinstall . (docs/ops.md)",
-                stacklevel=2,
-            )
+            warn_missing(f"operators for the {device}", _kernels[device])
 
 
 def _import(name: str) -> None:
-    """Import an extension of this very package: those of another clone, installed as editable, know other operators.
-
-    In a clone it must be as old as its sources: nobody compares a kernel's arguments with the schema it serves.
-    """
-    spec = PathFinder.find_spec(f"seamseg.{name}", [str(_PACKAGE)])
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{_PACKAGE} has no {name}")
-    built_from = _report().get("sources")
-    if built_from is not None and _SOURCES.is_dir() and built_from != digest(_SOURCES):
-        raise ImportError("csrc has changed since they were compiled: make kernels")
+    spec = find(name)
     module = importlib.util.module_from_spec(spec)
+    assert spec.loader is not None  # `find` has looked
     spec.loader.exec_module(module)
     sys.modules[spec.name] = module
-
-
-def _report() -> dict[str, str]:
-    try:
-        return json.loads((_PACKAGE / "kernels.json").read_text())
-    except (OSError, ValueError):
-        return {}
-
-
-def _reason(name: str, error: ImportError) -> str:
-    said = _report().get(name, "they were never built")
-    return f"they do not load here ({error})" if said == "built" else said
 
 
 _load_kernels()

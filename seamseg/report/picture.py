@@ -16,7 +16,7 @@ from seamseg.errors import InputError
 from seamseg.evaluation.coco_panoptic import read_id_png
 from seamseg.evaluation.record import Evaluation, ImageRecord, SegmentRecord
 from seamseg.files import below
-from seamseg.ops.resize import resize_nearest
+from seamseg.maps.resize import resize_nearest
 
 JPEG_QUALITY = 80
 NARROW = 255

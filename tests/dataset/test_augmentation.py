@@ -20,8 +20,8 @@ from seamseg.data.pixels import jitter
 from seamseg.data.transforms import TrainTransform
 from seamseg.engine.train.device_transforms import prepare_batch
 from seamseg.errors import InputError
+from seamseg.maps.resize import resize_nearest
 from seamseg.ops.extract_boxes import extract_boxes
-from seamseg.ops.resize import resize_nearest
 from seamseg.structures import Pending
 
 MEAN, STD = (0.41738699, 0.45732192, 0.46886091), (0.25685097, 0.26509955, 0.29067996)

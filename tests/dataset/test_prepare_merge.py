@@ -129,6 +129,7 @@ def fails(parts, tmp_path, match, rules=None, out=None):
 
 def test_what_cannot_be_merged(parts, tmp_path):
     fails(parts, tmp_path, "names class 'bus', which no part has", MergeRules({"bus": "car"}))
+    fails(parts, tmp_path, r"'trukc', which no part has .*; did you mean 'truck'\?", MergeRules({"trukc": "car"}))
     fails(parts, tmp_path, "class 'car' is stuff as 'pole' of .*a, but a thing as 'car'", MergeRules({"pole": "car"}))
     fails(parts, tmp_path, "names class 'bus', which nothing becomes", MergeRules(things=frozenset({"bus"})))
     fails(parts, tmp_path, "in both `stuff` and `things`", MergeRules({}, frozenset({"car"}), frozenset({"car"})))
@@ -154,6 +155,10 @@ def test_broken_part(parts, tmp_path):
         ('{"car": 3}', "'car' must become a name or null"),
         ('{"classes": {}, "kinds": {}}', "unknown key 'kinds'"),
         ('{"splits": {"a": null}}', "'a' must become a name"),
+        ('{"classes": ["car"]}', "'classes' must be an object"),
+        ('{"stuff": ["car"], "splits": "train"}', "'splits' must be an object"),
+        ('{"classes": {}, "things": {"car": 1}}', "'things' must be a list of names"),
+        ('{"things": [["car"]]}', "lists of names"),
     ],
 )
 def test_wrong_mapping_files(tmp_path, text, match):

@@ -12,7 +12,7 @@ from PIL import Image
 
 from seamseg.data.transforms import TestTransform, TrainTransform, compact_ids, scaled_size
 from seamseg.errors import InputError
-from seamseg.ops.resize import resize_nearest
+from seamseg.maps.resize import resize_nearest
 
 DATA = Path(__file__).parents[1] / "data"
 OPS = np.load(DATA / "ops.npz")

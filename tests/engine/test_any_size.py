@@ -1,6 +1,8 @@
 """Photos of any size, kind and orientation, in tiles where that is asked for or where the memory does not suffice."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torch.nn import functional
 
 import seamseg
 from engine.tile_scenes import STUFF, SceneNet, scene
@@ -15,6 +18,7 @@ from seamseg.data.metadata import Metadata
 from seamseg.data.transforms import TestTransform
 from seamseg.engine import photos
 from seamseg.engine import tiles as tiles_module
+from seamseg.engine.augmentation import Augmentation
 from seamseg.engine.predictor import Predictor, Thresholds
 from seamseg.engine.tiles import Tiling
 from seamseg.errors import InputError, SeamsegError
@@ -52,6 +56,35 @@ def test_tiles_change_nothing_that_a_local_network_sees(rgb):
         small, large = sorted((s for s in tiled.segments if s.isthing), key=lambda s: s.area)
         assert small.box == SMALL and stuff.mean() > 0.5
         assert large.box == pytest.approx(LARGE, abs=5)  # from the coarse view
+
+
+class LookingNet(SceneNet):
+    """Hands out class logits, as several looks at an image need them."""
+
+    def predict(self, images, segment=None):
+        found = super().predict(images)
+        if segment is None:
+            return found
+        logits = torch.stack([functional.one_hot(p.semantic, STUFF).permute(2, 0, 1) * 9 for p in found])
+        segment(SimpleNamespace(levels=logits, valid_sizes=[p.size for p in found]))
+        return [replace(p, semantic=None) for p in found]
+
+    def sem_head(self, levels):
+        return levels
+
+
+@pytest.mark.parametrize(("tiles", "room"), [(128, None), (192, None), ("auto", 30000), (192, 30000)])
+def test_several_looks_at_each_tile(rgb, tiles, room):
+    """A mirrored look at a tile comes back to its place in the image, also where memory asks for smaller tiles."""
+    model = predictor(LookingNet(room=room))
+    model.augmentation = Augmentation.parse("flip")
+    result, plain = model.predict(rgb, tiles), predictor().predict(rgb)
+    assert len(model.net.sizes) > 8 and max(h * w for h, w in model.net.sizes) <= (room or tiles**2)
+    assert model.net.sizes[::2] == model.net.sizes[1::2], "each is seen twice"
+    stuff = (categories(result) != 3) & (categories(plain) != 3)
+    assert np.array_equal(categories(result)[stuff], categories(plain)[stuff]) and stuff.mean() > 0.5
+    small, large = sorted((s for s in result.segments if s.isthing), key=lambda s: s.area)
+    assert small.box == SMALL and large.box == pytest.approx(LARGE, abs=5)
 
 
 def test_ordinary_photos_are_seen_whole(rgb):
@@ -112,6 +145,7 @@ def test_of_a_batch_that_does_not_fit_each_image_is_seen_alone(rgb, capsys):
     images = [model.transform(Image.fromarray(rgb))] * 3
     predictions = model.raw(images)
     assert model.net.sizes == [(300, 400)] * 3 and len(predictions) == 3
+    assert all(p.semantic.dtype == torch.uint8 for p in predictions)
     assert capsys.readouterr().err == ""
 
 

@@ -28,7 +28,7 @@ from seamseg.evaluation.coco_ap import ImageInstances, Instance, average_precisi
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.evaluation.evaluator import class_infos
-from seamseg.ops.histogram import joint_histogram
+from seamseg.maps.histogram import joint_histogram
 from seamseg.structures import VOID, Prediction
 
 FORMATS = ("coco", "cityscapes", "vistas")

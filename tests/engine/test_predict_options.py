@@ -90,6 +90,31 @@ def test_anonymize_with_other_formats(micro_run, micro, tmp_path, seamseg_main, 
     assert (tmp_path / "val0.jpg").exists() and (tmp_path / "panoptic.json").exists()
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_everything_together_goes_on_where_it_was(micro_run, micro, tmp_path, seamseg_main, names, precision, capsys):
+    """Tiles, several looks, a precision, hidden classes and other formats, of which a part is lost."""
+    photos, out = tmp_path / "photos", tmp_path / "out"
+    photos.mkdir()
+    for name, size in (("large", (300, 200)), ("small", (96, 64))):
+        Image.open(street(micro)).resize(size).save(photos / f"{name}.png")
+    words = ("--precision", precision, "--anonymize", names[-1], "--format", "coco,raw", "--tiles", "128")
+    words = (*words, "--shortest-size", "200", "--longest-max-size", "300", *CPU, "--tta")
+    files = ["large.jpg", "panoptic/large.png", "small.jpg", "panoptic/small.png", "panoptic.json"]
+
+    assert seamseg_main("predict", micro_run, photos, out, *words, "flip,0.5") == 0
+    before = {name: (out / name).read_bytes() for name in files}
+    stamp = (out / "large.jpg").stat().st_mtime_ns
+    (out / "small.jpg").unlink()
+    (out / "panoptic.json").unlink()
+    assert seamseg_main("predict", micro_run, photos, out, *words, "flip,0.5") == 0
+    assert before == {name: (out / name).read_bytes() for name in files}
+    assert (out / "large.jpg").stat().st_mtime_ns == stamp
+    with Image.open(out / "large.jpg") as hidden, Image.open(out / "panoptic" / "large.png") as ids:
+        assert hidden.size == ids.size == (300, 200)
+    assert seamseg_main("predict", micro_run, photos, out, *words, "0.5") == 2
+    assert "tta flip,0.5 (now 0.5)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -70,7 +70,7 @@ def as_input(rgb):
 
 def in_tiles(net, rgb, side, overlap):
     see = lambda part: net.predict(PackedSequence([part / 255]))[0]  # noqa: E731
-    return predict_in_tiles(see, as_input(rgb), side, overlap, STUFF + 1, 0.3)
+    return predict_in_tiles(see, as_input(rgb), side, overlap, 0.3)
 
 
 def whole(net, rgb):

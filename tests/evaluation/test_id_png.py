@@ -12,7 +12,7 @@ from PIL import Image
 from seamseg.errors import InputError
 from seamseg.evaluation import id_png
 from seamseg.evaluation.id_png import read_id_png, read_id_runs, write_id_png
-from tests.ops.id_streams import STRATEGIES, filtered_rows, random_ids, stream_of
+from tests.maps.id_streams import STRATEGIES, filtered_rows, random_ids, stream_of
 
 ADAM7 = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
 """First row and column, steps."""

@@ -11,7 +11,7 @@ import torch
 from seamseg.errors import InputError
 from seamseg.evaluation import ClassInfo, PanopticEvaluator, SegmentInfo, gt_segments_from_instances
 from seamseg.evaluation.segments import flatten_layers, gt_segments_from_pairs
-from seamseg.ops.histogram import joint_histogram
+from seamseg.maps.histogram import joint_histogram
 from seamseg.structures import PanopticResult, Segment
 
 # classes: 0 road, 1 sky (stuff), 2 car, 3 person (things)

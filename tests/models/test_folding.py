@@ -63,6 +63,16 @@ def test_same_outputs(kind, mode, plain, monkeypatch):
     same(outputs(fold_abn(net)), outputs(net))
 
 
+@pytest.mark.parametrize("kind", ["panoptic", "instance_seg", "detection"])
+def test_in_float64_folding_is_exact(kind):
+    """What the two networks differ by in float32 is rounding alone."""
+    net = network(kind=kind).double()
+    net.dtype = torch.float64
+    for x, y in zip(outputs(fold_abn(net)), outputs(net), strict=True):
+        assert x.dtype == torch.float64
+        assert_close(x, y, rtol=0, atol=1e-12 * float(y.abs().max()))
+
+
 def test_elu_and_a_plain_abn():
     net = network(overrides=("body.activation=elu", "body.activation_slope=0.7"))
     same(outputs(fold_abn(net)), outputs(net))

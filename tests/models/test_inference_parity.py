@@ -1,6 +1,10 @@
 """The whole network on pictures, as trained and folded, stage by stage, against the original with the same weights.
 
 Tolerances are about ten times what the original differs from itself between two convolution libraries.
+
+Scores were also compared with a run in float64. The furthest of the original's is 1.5e-4 away from it, of the trained
+network's 2.2e-4 and of the folded one's 2.2e-4; of an image 2, 12 and 5 % are further away than 1e-4. On two threads
+the trained network swaps two near ties as well. So nine scores of ten within 1e-4 is what float32 allows, folded or not.
 """
 
 import pytest
@@ -134,7 +138,7 @@ def test_detections(case):
         moved = (found.boxes[order] - boxes).abs().amax(dim=1)
         assert (moved < 0.01).float().mean() >= 0.98 and moved.max() < 0.05
         differs = (found.scores[order] - case.stored(f"obj_pred_{i}")).abs()
-        assert (differs < 1e-4).float().mean() >= 0.9 and differs.max() < 1e-3
+        assert (differs < 1e-4).float().mean() >= 0.9 and differs.max() < 5e-4
         at = case.stored("msk_idx" if case.has("msk_idx") else f"msk_idx_{i}")
         wanted = case.stored(f"msk_val_{i}")
         logits = (found.mask_logits.flatten(1)[order][:, at] - wanted).abs()

@@ -12,13 +12,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-
-from seamseg.ops.id_runs import id_runs_of
-
-from .id_streams import STRATEGIES, random_ids, stream_of
 
 FLOATING = (torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -250,31 +245,6 @@ def _fit_boxes(scene: Scene, v: _Values) -> None:
         v["grad"] = scene.normal(scene.count, scene.count_b, dtype=v["a"].dtype)
 
 
-def _fit_labels(scene: Scene, v: _Values) -> None:
-    for name in ("a", "b"):
-        v[name] = scene.integers(0, scene.one_of(3, 100), scene.height, scene.width, dtype=scene.one_of(*INTEGERS))
-
-
-def _fit_stream(scene: Scene, v: _Values) -> None:
-    """Rows of a PNG, now and then with wrong bytes."""
-    v["height"], v["width"] = max(scene.height, 1), max(scene.width, 1)
-    rng = np.random.default_rng(scene.dice.randrange(1 << 30))
-    ids = random_ids(rng, v["height"], v["width"], scene.one_of(1, 4, 30))
-    level, strategy, wbits = scene.dice.randrange(10), scene.one_of(*STRATEGIES), scene.one_of(9, 15)
-    stream = bytearray(stream_of(ids, rng.integers(0, 5, v["height"]), level, strategy, wbits))
-    for _ in range(scene.one_of(0, 0, 0, 0, 0, 0, 1, 3)):
-        stream[scene.dice.randrange(len(stream))] = scene.dice.randrange(256)
-    v["stream"] = torch.frombuffer(stream, dtype=torch.uint8)
-
-
-def _fit_runs(scene: Scene, v: _Values) -> None:
-    v["total"] = scene.height * scene.width
-    for name in "ab":
-        ids = scene.integers(0, scene.one_of(3, 1 << 24), scene.height, scene.width).numpy()
-        runs = id_runs_of(ids)
-        v[f"{name}_starts"], v[f"{name}_ids"] = runs.starts, runs.ids
-
-
 def _fit_pooling(scene: Scene, v: _Values) -> None:
     name = "x" if "x" in v else "dy"
     if 0 in v[name].shape[2:]:
@@ -308,9 +278,6 @@ _FITTED: dict[str, Callable[[Scene, _Values], None]] = {
     "box_iou_backward": _fit_boxes,
     "count_labels": _fit_map_of_labels,
     "fill_free": _fit_map_of_labels,
-    "decode_id_runs": _fit_stream,
-    "joint_histogram": _fit_labels,
-    "joint_histogram_of_runs": _fit_runs,
     "match_boxes": _fit_boxes,
     "paste_masks_into": _fit_paste,
     "roi_sampling": _fit_roi,
@@ -340,7 +307,6 @@ _HINTS = {
     "tuple[int, int]": ("List[int]", tuple),
     "Sequence[Tensor]": ("List[Tensor]", None),
     "list[Tensor]": ("List[Tensor]", None),
-    "_Labels": ("Tensor", None),
     "np.ndarray": ("Tensor", lambda x: x.numpy() if x.dtype != torch.bfloat16 else x.float().numpy()),
     "Interpolation": ("str", None),
     "Padding": ("str", None),

@@ -1,4 +1,4 @@
-"""Runs the CUDA kernels of `csrc/cuda` without a GPU, and the C++ kernels of `csrc/cpu`, both under sanitizers.
+"""Runs the CUDA kernels of `csrc/cuda` without a GPU, and the C++ of `csrc/cpu` and `csrc/maps`, all under sanitizers.
 
 The kernels and their host files, unchanged, are compiled by the C++ compiler against `cuda_emulation/cuda_runtime.h`;
 a block's threads are fibers that change places where they wait for each other, in an order drawn from a seed.
@@ -108,8 +108,8 @@ def _fuses() -> list[str]:
 
 
 @cache
-def build() -> tuple[Path, Path]:
-    """The libraries of the C++ kernels and of the emulated CUDA kernels; only what has changed is compiled."""
+def build() -> tuple[Path, Path, Path]:
+    """The libraries of maps, of the C++ kernels and of the emulated CUDA kernels; only what has changed is compiled."""
     BUILD.mkdir(parents=True, exist_ok=True)
     with open(BUILD / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -121,6 +121,7 @@ def build() -> tuple[Path, Path]:
         cpu, cuda = sorted((ROOT / "csrc/cpu").glob("*.cpp")), sorted((ROOT / "csrc/cuda").glob("*.cu"))
         jobs = [(path, ["-include", "redirect_cpu.h"]) for path in cpu if path.stem != "module"]
         jobs += [(path, emulated) for path in cuda if path.stem != "module"]
+        jobs += [(path, []) for path in sorted((ROOT / "csrc/maps").glob("*.cpp"))]
         jobs += [(SUPPORT / "entry.cpp", emulated), (SUPPORT / "examples.cu", emulated)]
         jobs = [(_copy(path), flags) for path, flags in jobs]
 
@@ -141,8 +142,9 @@ def build() -> tuple[Path, Path]:
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             objects = list(pool.map(compile_one, jobs))
-        host = [path for path in objects if path.name.startswith("cpu-")]
-        return _link("checked", host), _link("emulated", [path for path in objects if path not in host])
+        maps, host = ([path for path in objects if path.name.startswith(f"{name}-")] for name in ("maps", "cpu"))
+        device = [path for path in objects if path not in [*maps, *host]]
+        return _link("maps", maps), _link("checked", host), _link("emulated", device)
 
 
 def _link(name: str, objects: list[Path]) -> Path:
@@ -172,7 +174,8 @@ class Worker:
     Parameters
     ----------
     sanitized : with the kernels of the CPU and of CUDA built with sanitizers, as `seamseg_checked` and
-        `seamseg_emulated`, and `seamseg` in plain torch; else with `seamseg` as it is installed
+        `seamseg_emulated`, `seamseg` in plain torch, and `seamseg.maps` with a library built so; else with `seamseg` as
+        it is installed
     """
 
     def __init__(self, sanitized: bool) -> None:

@@ -1,7 +1,6 @@
 """The ops in their plainest form, straight from the contract: slow, obvious, and written apart from the package."""
 
 import math
-from collections import Counter
 
 import torch
 from torch import Tensor
@@ -152,8 +151,3 @@ def paste_mask(mask_logits: Tensor, box: Tensor, size: tuple[int, int]) -> Tenso
     inverted = torch.tensor([corners], dtype=torch.float64)
     plane = mask_logits.double().sigmoid()[None, None]
     return roi_sampling(plane, inverted, torch.zeros(1, dtype=torch.long), size, "bilinear", "zero")[0][0, 0] > 0.5
-
-
-def joint_histogram(a: list[int], b: list[int]) -> dict[tuple[int, int], int]:
-    """Counted one by one."""
-    return dict(Counter(zip(a, b)))

@@ -20,7 +20,7 @@ from seamseg.errors import InputError
 from seamseg.evaluation.coco_panoptic import read_id_png
 from seamseg.evaluation.record import IMAGES, SUMMARY, read_evaluation
 from seamseg.files import below
-from seamseg.ops.resize import resize_nearest
+from seamseg.maps.resize import resize_nearest
 from seamseg.report import ReportOptions, find_evaluation, write_report
 from seamseg.report.choose import choose
 from seamseg.report.picture import pack

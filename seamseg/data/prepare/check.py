@@ -20,7 +20,7 @@ from seamseg.data.prepare.parallel import parallel_map
 from seamseg.data.prepare.problems import Problem, error, warning
 from seamseg.data.prepare.writer import Progress, no_progress
 from seamseg.errors import InputError
-from seamseg.structures import VOID
+from seamseg.panoptic_map import VOID
 
 
 @dataclass(frozen=True)

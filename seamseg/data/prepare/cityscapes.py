@@ -14,7 +14,7 @@ from seamseg.data.prepare.convert import Options, Prepared, convert_splits, find
 from seamseg.data.prepare.segments import number_segments
 from seamseg.data.prepare.writer import Frame, Instances, Progress, no_progress
 from seamseg.errors import InputError
-from seamseg.structures import VOID
+from seamseg.panoptic_map import VOID
 
 SPLITS = {"train": ("gtFine", "train"), "val": ("gtFine", "val"), "train_extra": ("gtCoarse", "coarse")}
 """Folder of the source → where its annotations lie, and the name of our list."""

@@ -13,7 +13,7 @@ from seamseg.data.metadata import Metadata
 from seamseg.data.prepare.convert import ordered_classes
 from seamseg.errors import InputError
 from seamseg.files import read_bytes
-from seamseg.structures import VOID
+from seamseg.panoptic_map import VOID
 
 
 @dataclass(frozen=True)

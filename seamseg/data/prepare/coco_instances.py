@@ -19,7 +19,7 @@ from seamseg.data.prepare.panoptic import load_json
 from seamseg.data.prepare.segments import number_segments
 from seamseg.data.prepare.writer import Frame, Instances
 from seamseg.errors import InputError
-from seamseg.structures import VOID
+from seamseg.panoptic_map import VOID
 
 
 def prepare_instances(

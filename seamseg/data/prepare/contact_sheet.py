@@ -15,7 +15,7 @@ from seamseg.data.prepare.check import ImageCheck, Report
 from seamseg.data.prepare.parallel import parallel_map
 from seamseg.errors import InputError
 from seamseg.files import replacing
-from seamseg.structures import VOID
+from seamseg.panoptic_map import VOID
 
 _WIDTH, _COLUMNS, _WIDEST = 1472, 4, 960
 _SHAPE = 5 / 9  # height over width of the place for a photo

@@ -17,9 +17,9 @@ from seamseg.data.metadata import ImageInfo, Metadata
 from seamseg.data.prepare.convert import DEFAULTS, Options, Prepared, convert_splits
 from seamseg.data.prepare.segments import number_segments
 from seamseg.data.prepare.writer import Frame, Instances
-from seamseg.errors import InputError
+from seamseg.errors import InputError, did_you_mean
 from seamseg.files import read_bytes
-from seamseg.structures import VOID
+from seamseg.panoptic_map import VOID
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,19 @@ def read_rules(path: str | Path) -> MergeRules:
     unknown = sorted(set(content) - keys)
     if unknown:
         raise InputError(f"{path}: unknown key {unknown[0]!r}; there are {', '.join(sorted(keys))}")
+    kinds = {"classes": dict, "splits": dict, "stuff": list, "things": list}
+    for key, kind in kinds.items():
+        if not isinstance(content.get(key, kind()), kind):
+            raise InputError(f"{path}: {key!r} must be {'an object' if kind is dict else 'a list of names'}")
     classes, splits = content.get("classes", {}), content.get("splits", {})
     wrong = [k for k, v in classes.items() if not (v is None or isinstance(v, str))]
     wrong += [k for k, v in splits.items() if not isinstance(v, str)]
     if wrong:
         raise InputError(f"{path}: {wrong[0]!r} must become a name" + ("" if wrong[0] in splits else " or null"))
-    return MergeRules(classes, frozenset(content.get("stuff", ())), frozenset(content.get("things", ())), splits)
+    lists = {key: content.get(key, []) for key in ("stuff", "things")}
+    if not all(isinstance(name, str) for names in lists.values() for name in names):
+        raise InputError(f"{path}: `stuff` and `things` are lists of names")
+    return MergeRules(classes, frozenset(lists["stuff"]), frozenset(lists["things"]), splits)
 
 
 def merged_classes(folders: Sequence[DatasetFolder], rules: MergeRules) -> Metadata:
@@ -173,14 +180,19 @@ def _check_rules(folders: Sequence[DatasetFolder], rules: MergeRules) -> None:
     known = names | {f"{_name(f)}/{name}" for f in folders for name in f.metadata.categories}
     stray = next((key for key in rules.classes if key not in known), None)
     if stray is not None:
-        raise InputError(f"the mapping names class {stray!r}, which no part has (FOLDER/NAME names that of one part)")
+        raise InputError(
+            f"the mapping names class {stray!r}, which no part has (FOLDER/NAME names that of one part)"
+            + did_you_mean(stray, known)
+        )
     made = {_new_name(f, name, rules) for f in folders for name in f.metadata.categories}
     stray = next((name for name in sorted(rules.stuff | rules.things) if name not in made), None)
     if stray is not None:
-        raise InputError(f"`stuff` or `things` of the mapping names class {stray!r}, which nothing becomes")
+        wanted = did_you_mean(stray, {name for name in made if name is not None})
+        raise InputError(f"`stuff` or `things` of the mapping names class {stray!r}, which nothing becomes{wanted}")
     stray = next((s for s in rules.splits if not any(s in f.splits for f in folders)), None)
     if stray is not None:
-        raise InputError(f"`splits` of the mapping names {stray!r}, which no part has")
+        known = {s for f in folders for s in f.splits}
+        raise InputError(f"`splits` of the mapping names {stray!r}, which no part has{did_you_mean(stray, known)}")
     both = sorted(rules.stuff & rules.things)
     if both:
         raise InputError(f"class {both[0]!r} is in both `stuff` and `things` of the mapping")

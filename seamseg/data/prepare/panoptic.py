@@ -29,7 +29,7 @@ from seamseg.data.prepare.pairs import Partners, tree_files
 from seamseg.data.prepare.segments import number_segments
 from seamseg.data.prepare.writer import Frame, Instances
 from seamseg.errors import InputError
-from seamseg.structures import VOID
+from seamseg.panoptic_map import VOID
 
 COCO_SPLITS = ("train2017", "val2017")
 _COLOUR_TYPES = (2, 3, 6)  # of a PNG: RGB, palette, RGBA

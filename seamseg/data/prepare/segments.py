@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from seamseg.data.metadata import Metadata
-from seamseg.structures import VOID
+from seamseg.panoptic_map import VOID
 
 
 def number_segments(

@@ -28,7 +28,7 @@ from seamseg.data.prepare.segments import number_segments
 from seamseg.data.prepare.vistas_labels import GROUP_ENDING, INSTANCES_PER_LABEL, is_group
 from seamseg.data.prepare.writer import Frame, Instances
 from seamseg.errors import InputError
-from seamseg.structures import VOID
+from seamseg.panoptic_map import VOID
 
 SPLITS = ("training", "validation")
 CONFIGS = {"1.2": ("config_v1.2.json", "config.json"), "2.0": ("config_v2.0.json",)}

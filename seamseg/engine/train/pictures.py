@@ -13,9 +13,10 @@ from seamseg.config import Config
 from seamseg.data.metadata import Metadata
 from seamseg.engine.validate import Judged
 from seamseg.evaluation.segments import gt_segments_from_instances
+from seamseg.maps.resize import resize_nearest
 from seamseg.models.panoptic import PanopticNet
-from seamseg.ops.resize import resize_nearest
-from seamseg.structures import Batch, PackedSequence, PanopticResult, Segment
+from seamseg.panoptic_map import PanopticResult, Segment
+from seamseg.structures import Batch, PackedSequence
 from seamseg.visualize.overlay import draw_boxes, draw_overlay
 
 _LONGEST = 640

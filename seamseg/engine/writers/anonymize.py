@@ -16,7 +16,8 @@ from seamseg.engine.sources import Source
 from seamseg.engine.writers.writer import Records
 from seamseg.errors import InputError
 from seamseg.files import write_atomically
-from seamseg.structures import PanopticResult, Prediction
+from seamseg.panoptic_map import PanopticResult
+from seamseg.structures import Prediction
 from seamseg.visualize.anonymize import Style
 
 JPEG_QUALITY = 95

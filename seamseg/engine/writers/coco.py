@@ -10,7 +10,8 @@ from seamseg.data.metadata import Metadata
 from seamseg.engine.sources import Source
 from seamseg.engine.writers.writer import Record, Records
 from seamseg.evaluation.coco_writer import CocoPanopticWriter
-from seamseg.structures import PanopticResult, Prediction
+from seamseg.panoptic_map import PanopticResult
+from seamseg.structures import Prediction
 
 COCO_JSON = "panoptic.json"
 

@@ -12,7 +12,8 @@ from seamseg.data.metadata import Metadata
 from seamseg.engine.sources import Source
 from seamseg.engine.writers.writer import Records
 from seamseg.files import write_atomically
-from seamseg.structures import PanopticResult, Prediction
+from seamseg.panoptic_map import PanopticResult
+from seamseg.structures import Prediction
 from seamseg.visualize.overlay import draw_overlay
 
 JPEG_QUALITY = 92

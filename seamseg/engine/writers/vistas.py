@@ -20,7 +20,8 @@ from seamseg.engine.writers.coco import COCO_JSON
 from seamseg.engine.writers.instance_files import write_detections
 from seamseg.engine.writers.writer import Record, Records
 from seamseg.evaluation.coco_writer import CocoPanopticWriter
-from seamseg.structures import PanopticResult, Prediction
+from seamseg.panoptic_map import PanopticResult
+from seamseg.structures import Prediction
 
 
 class VistasWriter:

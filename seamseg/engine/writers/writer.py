@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from seamseg.engine.sources import Source
-from seamseg.structures import PanopticResult, Prediction
+from seamseg.panoptic_map import PanopticResult
+from seamseg.structures import Prediction
 
 Record = dict[str, Any]
 """What a format must know of a photo when all are done, as JSON: it is kept in the manifest"""

@@ -28,7 +28,7 @@ from seamseg.evaluation.coco_panoptic import segments_of
 from seamseg.evaluation.evaluator import PanopticEvaluator
 from seamseg.evaluation.panoptic_quality import check_sizes
 from seamseg.evaluation.threads import threaded_map
-from seamseg.ops.histogram import joint_histogram
+from seamseg.maps.histogram import joint_histogram
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from seamseg.errors import InputError
 from seamseg.evaluation.cityscapes.maps import label_of_instance
 from seamseg.evaluation.cityscapes.scores import LabelScores, PixelScores
 from seamseg.evaluation.scores import mean
-from seamseg.ops.histogram import joint_histogram
+from seamseg.maps.histogram import joint_histogram
 
 AVERAGE_SIZE = {
     "person": 3462.4756337644,

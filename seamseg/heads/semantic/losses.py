@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from seamseg.ops.upsample import upsample_ohem_loss
-from seamseg.structures import VOID
+from seamseg.panoptic_map import VOID
 
 
 def semantic_target(masks: Tensor, categories: Tensor) -> Tensor:

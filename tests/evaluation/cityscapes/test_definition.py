@@ -12,7 +12,7 @@ from seamseg.errors import InputError
 from seamseg.evaluation.cityscapes import InstanceLevel, PixelLevel, overlaps_of_frame, segments_from_pairs
 from seamseg.evaluation.cityscapes.instance_files import Patch
 from seamseg.evaluation.cityscapes.pixel_level import AVERAGE_SIZE
-from seamseg.ops.histogram import joint_histogram
+from seamseg.maps.histogram import joint_histogram
 
 
 def by_name(entries):

@@ -1,8 +1,8 @@
 """Serves calls of the operators in a process of its own, which they may end. Started by `emulator.Worker`.
 
-Arguments are paths of libraries to load: then `seamseg` is plain torch (by SEAMSEG_PLAIN_OPS), `seamseg_checked` the
-C++ kernels and `seamseg_emulated` the CUDA kernels, both of them built with sanitizers. Without any, `seamseg` is what
-is installed. Requests and answers are pickled, each after its length.
+Arguments are paths of libraries to load, built with sanitizers: the first serves `seamseg.maps`, the others hold the
+C++ kernels, `seamseg_checked`, and the CUDA kernels, `seamseg_emulated`, while `seamseg` is plain torch (by
+SEAMSEG_PLAIN_OPS). Without any, all are as they are installed. Requests and answers are pickled, each after its length.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 import seamseg.ops
+from seamseg.maps import library as maps
 
 SPARE_BYTES = 4 << 30
 
@@ -82,7 +83,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     load_operators()
-    libraries = sys.argv[1:]
+    libraries = sys.argv[2:]
+    if libraries:
+        maps.functions = maps.Library(sys.argv[1])
     copies = define_copies() if libraries else []
     for library in libraries:
         torch.ops.load_library(library)

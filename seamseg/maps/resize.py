@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+_ROWS = 128
+"""Rows that are resized at a time: beside the result nothing is as large as an image."""
+
 
 def nearest_index(have: int, wanted: int) -> np.ndarray:
     """The input pixel that each of `wanted` output pixels along an axis of `have` shows: `floor((i + .5) * scale)`."""
@@ -24,4 +27,8 @@ def resize_nearest(ids: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     size : `(height, width)` of the result
     """
     rows, columns = (nearest_index(have, wanted) for have, wanted in zip(ids.shape[-2:], size))
-    return ids.take(rows, axis=-2).take(columns, axis=-1)
+    result = np.empty((*ids.shape[:-2], *size), ids.dtype)
+    for start in range(0, size[0], _ROWS):
+        here = slice(start, start + _ROWS)
+        result[..., here, :] = ids.take(rows[here], axis=-2).take(columns, axis=-1)
+    return result

@@ -1,4 +1,6 @@
-"""Joint histogram: plain form, dtypes, failures."""
+"""Joint histogram: C and numpy, dtypes, failures."""
+
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -6,20 +8,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamseg.ops.histogram import joint_histogram
-from seamseg.ops.reference.histogram import joint_histogram as joint_histogram_plain
-
-from . import oracles
-from .contract import check_operator
+from seamseg.maps import plain
+from seamseg.maps.histogram import joint_histogram
+from seamseg.maps.library import functions
 
 labels = st.integers(0, 5)
+
+
+def check(a, b):
+    """The library against numpy."""
+    for found, wanted in zip(functions.joint_histogram(a, b), plain.joint_histogram(a, b)):
+        assert np.array_equal(found, wanted) and found.dtype == wanted.dtype == np.int64
 
 
 @given(st.lists(st.tuples(labels, labels), max_size=60), st.sampled_from([np.uint8, np.uint16, np.int32, np.int64]))
 def test_against_plain(pairs, dtype):
     a, b = (np.array([p[i] for p in pairs], dtype=dtype) for i in (0, 1))
     found, counts = joint_histogram(a, b)
-    expected = oracles.joint_histogram(a.tolist(), b.tolist())
+    expected = dict(Counter(zip(a.tolist(), b.tolist())))
     assert [tuple(p) for p in found.tolist()] == sorted(expected)
     assert dict(zip(map(tuple, found.tolist()), counts.tolist())) == expected
     assert found.dtype == counts.dtype == np.int64
@@ -58,20 +64,13 @@ def test_kernel_equals_plain(size, run, highest, types, step, seed):
     a, b = (labels(dtype) for dtype in types)
     if int(a.max(initial=0)) * int(b.max(initial=0)) >= 2**60:
         a = a % 1000
-    expected = joint_histogram_plain(*(torch.from_numpy(x.astype(np.int64)) for x in (a, b)))
-    for found, wanted in zip(joint_histogram(a, b), expected):
-        assert np.array_equal(found, wanted.numpy())
+    check(a, b)
 
 
 def test_many_labels_and_many_elements():
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randint(0, 3000, (2**22 + 5,), generator=generator) for _ in range(2))
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)  # each with a table of its own
-        found = joint_histogram(a, b)
-    finally:
-        torch.set_num_threads(before)
+    found = joint_histogram(a, b)
     counts = np.bincount((a * 3000 + b).numpy(), minlength=9_000_000)
     assert np.array_equal(found[0] @ [3000, 1], counts.nonzero()[0])
     assert np.array_equal(found[1], counts[counts > 0])
@@ -83,9 +82,7 @@ def test_runs_and_noise_in_turns(highest):
     parts = [rng.integers(0, highest, 4096 // run + 1).repeat(run) for run in (1, 64, 1, 1, 700, 2, 1)]
     a = np.concatenate(parts)
     for b in (a[::-1].copy(), np.zeros_like(a), rng.integers(0, highest, a.size)):
-        expected = joint_histogram_plain(torch.from_numpy(a), torch.from_numpy(b))
-        for found, wanted in zip(joint_histogram(a, b), expected):
-            assert np.array_equal(found, wanted.numpy())
+        check(a, b)
 
 
 def test_memory_that_must_not_be_written_to():
@@ -95,17 +92,21 @@ def test_memory_that_must_not_be_written_to():
     assert found.tolist() == [[i, i] for i in range(6)] and counts.tolist() == [1] * 6
 
 
-def test_operator():
-    a = torch.randint(-3, 9, (30, 40))
-    samples = [(a, a.int() + 1), (a[:, ::2], a[:, ::2] > 2), (a[:0], a[:0].byte()), (a * 10**15, a.T.contiguous().T)]
-    check_operator("joint_histogram", samples[:2])
-    for arguments in samples:  # negative labels are refused by the function, not by the operator
-        for found, wanted in zip(torch.ops.seamseg.joint_histogram(*arguments), joint_histogram_plain(*arguments)):
-            assert torch.equal(found, wanted)
-    with pytest.raises(RuntimeError, match="one shape"):
-        torch.ops.seamseg.joint_histogram(a, a[1:])
-    with pytest.raises(RuntimeError, match="integer"):
-        torch.ops.seamseg.joint_histogram(a, a.float())
+def test_negative_labels_and_views():
+    a = np.random.default_rng(0).integers(-3, 9, (30, 40))
+    for x, y in [(a, a.astype(np.int32) + 1), (a[:, ::2], a[:, ::2] > 2), (a[:0], a[:0].astype(np.uint8)),
+                 (a * 10**15, a), (a.T, np.asfortranarray(a.T)), (a.astype(">i2"), a.astype(np.int8))]:  # fmt: skip
+        check(x, y)  # the function in front of both refuses negative ones
+
+
+def test_without_the_library(monkeypatch):
+    a, b = np.random.default_rng(0).integers(0, 2**20, (2, 30, 40))
+    expected = joint_histogram(a, b)
+    monkeypatch.setattr("seamseg.maps.library.functions", None)
+    for found, wanted in zip(joint_histogram(a, b), expected):
+        assert np.array_equal(found, wanted) and found.dtype == wanted.dtype
+    with pytest.raises(ValueError, match="must not be negative"):
+        joint_histogram(a - 2**20, b)
 
 
 def test_wrong_arguments():
@@ -113,6 +114,12 @@ def test_wrong_arguments():
         joint_histogram(np.zeros((2, 3), int), np.zeros(6, int))
     with pytest.raises(TypeError, match="a must hold integers, got float64"):
         joint_histogram(np.zeros(3), np.zeros(3, int))
+    with pytest.raises(TypeError, match=r"b must hold integers, got torch\.bfloat16"):
+        joint_histogram(np.zeros(3, int), torch.zeros(3, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="one shape"):
+        functions.joint_histogram(np.zeros((2, 3), int), np.zeros(5, int))
+    with pytest.raises(ValueError, match="integers, got complex128"):
+        functions.joint_histogram(np.zeros(3, int), np.zeros(3, complex))
     with pytest.raises(ValueError, match="must not be negative"):
         joint_histogram(np.array([-1, 0]), np.array([0, 0]))
     with pytest.raises(ValueError, match="too large"):

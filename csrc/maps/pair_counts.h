@@ -1,16 +1,14 @@
-// Counts of pairs of labels, and how they are handed over.
+// Counts of pairs of labels.
 #pragma once
 
 #include <algorithm>
-#include <utility>
-
-#include "common.h"
+#include <cstdint>
+#include <vector>
 
 namespace seamseg {
 
 // Pairs of labels below this are counted in a table, all others by hashing.
 constexpr int64_t kSmall = 256;
-
 
 struct Entry {
   int64_t a, b, count;
@@ -73,9 +71,8 @@ class PairCounts {
   size_t used_ = 0;
 };
 
-// The pairs that occur, rising, `K x 2`, and their counts, `K`; counts of the same pair are summed. Tensors are made
-// where `like` lies.
-inline std::tuple<Tensor, Tensor> sorted_pairs(std::vector<Entry> entries, const Tensor& like) {
+// The pairs that occur, rising; counts of the same pair are summed.
+inline std::vector<Entry> sorted_pairs(std::vector<Entry> entries) {
   const auto less = [](const Entry& x, const Entry& y) { return x.a != y.a ? x.a < y.a : x.b < y.b; };
   if (!std::is_sorted(entries.begin(), entries.end(), less)) std::sort(entries.begin(), entries.end(), less);
   size_t kept = 0;
@@ -86,15 +83,8 @@ inline std::tuple<Tensor, Tensor> sorted_pairs(std::vector<Entry> entries, const
       entries[kept++] = entries[i];
     }
   }
-  const auto size = static_cast<int64_t>(kept);
-  Tensor pairs = torch::stable::new_empty(like, {size, 2}, ScalarType::Long);
-  Tensor counts = torch::stable::new_empty(like, {size}, ScalarType::Long);
-  for (int64_t i = 0; i < size; ++i) {
-    mutable_data<int64_t>(pairs)[2 * i] = entries[i].a;
-    mutable_data<int64_t>(pairs)[2 * i + 1] = entries[i].b;
-    mutable_data<int64_t>(counts)[i] = entries[i].count;
-  }
-  return {pairs, counts};
+  entries.resize(kept);
+  return entries;
 }
 
 }  // namespace seamseg

@@ -4,20 +4,15 @@ import zlib
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamseg.ops.histogram import joint_histogram
-from seamseg.ops.id_runs import decode_id_runs, id_runs_of, joint_histogram_of_runs
-from seamseg.ops.reference import id_runs as plain
+from seamseg.maps import plain
+from seamseg.maps.histogram import joint_histogram
+from seamseg.maps.id_runs import decode_id_runs, id_runs_of, joint_histogram_of_runs
+from seamseg.maps.library import functions
 
-from .contract import check_operator
 from .id_streams import STRATEGIES, random_ids, stream_of
-
-
-def as_tensor(stream):
-    return torch.frombuffer(bytearray(stream), dtype=torch.uint8)
 
 
 def check(ids, stream):
@@ -25,7 +20,8 @@ def check(ids, stream):
     assert np.array_equal(runs.dense(), ids)
     assert runs.dense().dtype == np.uint32
     expected = id_runs_of(ids)
-    assert torch.equal(runs.starts, expected.starts) and torch.equal(runs.ids, expected.ids)
+    assert np.array_equal(runs.starts, expected.starts) and np.array_equal(runs.ids, expected.ids)
+    assert runs.starts.dtype == runs.ids.dtype == expected.starts.dtype == expected.ids.dtype == np.int32
 
 
 @given(
@@ -44,9 +40,9 @@ def test_kernel_equals_plain(size, run, kind, level, strategy, wbits, flush_ever
     filters = rng.integers(0, 5, size[0]) if kind is None else np.full(size[0], kind)
     stream = stream_of(ids, filters, level, strategy, wbits, flush_every)
     check(ids, stream)
-    starts, values = plain.decode_id_runs(as_tensor(stream), *size)
+    starts, values = plain.decode_id_runs(stream, *size)
     expected = id_runs_of(ids)
-    assert torch.equal(starts, expected.starts) and torch.equal(values, expected.ids)
+    assert np.array_equal(starts, expected.starts) and np.array_equal(values, expected.ids)
 
 
 @pytest.mark.parametrize("size", [(3, 90_000), (700, 257), (2, 11_000), (40_000, 1)])
@@ -123,27 +119,33 @@ def test_histogram(height, width, run_a, run_b, seed):
     found = joint_histogram_of_runs(id_runs_of(a), id_runs_of(b))
     for x, y in zip(found, joint_histogram(a, b)):
         assert np.array_equal(x, y) and x.dtype == y.dtype
-    tensors = [t for ids in (a, b) for t in (id_runs_of(ids).starts, id_runs_of(ids).ids)]
-    for x, y in zip(found, plain.joint_histogram_of_runs(*tensors, a.size)):
-        assert np.array_equal(x, y.numpy())
+    arrays = [x for ids in (a, b) for x in (id_runs_of(ids).starts, id_runs_of(ids).ids)]
+    for x, y in zip(found, plain.joint_histogram_of_runs(*arrays, a.size)):
+        assert np.array_equal(x, y)
 
 
 def test_histogram_of_wrong_runs():
     a, b = id_runs_of(np.zeros((2, 3), int)), id_runs_of(np.zeros((3, 2), int))
     with pytest.raises(ValueError, match="sizes differ, 2 x 3 and 3 x 2"):
         joint_histogram_of_runs(a, b)
-    operator = torch.ops.seamseg.joint_histogram_of_runs
-    starts = torch.tensor([0, 4, 2], dtype=torch.int32)
-    with pytest.raises(RuntimeError, match="rise"):
-        operator(starts, starts, starts, starts, 6)
-    with pytest.raises(RuntimeError, match="without runs"):
-        operator(starts[:0], starts[:0], starts, starts, 6)
-    with pytest.raises(RuntimeError, match="as many"):
-        operator(starts[:1], starts, starts, starts, 6)
+    compare = functions.joint_histogram_of_runs
+    starts = np.array([0, 4, 2], np.int32)
+    with pytest.raises(ValueError, match="rise"):
+        compare(starts, starts, starts, starts, 6)
+    with pytest.raises(ValueError, match="without runs"):
+        compare(starts[:0], starts[:0], starts, starts, 6)
+    with pytest.raises(ValueError, match="as many"):
+        compare(starts[:1], starts, starts, starts, 6)
+    with pytest.raises(ValueError, match="int32"):
+        compare(starts, starts, starts, starts.astype(np.int64), 6)
+    with pytest.raises(ValueError, match="64 bits"):
+        compare(starts, starts, starts, starts, 2**70)
 
 
-def test_operators():
-    ids = random_ids(np.random.default_rng(0), 8, 9, 2)
-    runs = id_runs_of(ids)
-    check_operator("decode_id_runs", [(as_tensor(stream_of(ids, [2] * 8)), 8, 9)])
-    check_operator("joint_histogram_of_runs", [(runs.starts, runs.ids, runs.starts, runs.ids * 2, 72)])
+@given(st.integers(1, 9), st.integers(1, 30), st.integers(1, 6), st.integers(0, 1000))
+def test_boxes(height, width, run, seed):
+    ids = random_ids(np.random.default_rng(seed), height, width, run) % 7
+    found = id_runs_of(ids).boxes(6)
+    for k in range(6):
+        y, x = np.nonzero(ids == k)
+        assert found[k].tolist() == ([y.min(), x.min(), y.max() + 1, x.max() + 1] if len(y) else [-1] * 4)

@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstring>
+#include <memory>
 #include <numeric>
 
-#include "common.h"
+#include "../compilers.h"
+#include "answer.h"
 #include "pair_counts.h"
 
 namespace seamseg {
@@ -28,25 +31,41 @@ struct Labels {
 };
 
 template <class T>
-Labels labels_of(const Tensor& x) {
-  return {data<T>(x),
-          [](const void* elements, int64_t start, int64_t count, uint8_t* changed) {
-            mark_changes(static_cast<const T*>(elements) + start, count, changed);
+Labels labels_of(const void* elements) {
+  return {elements,
+          [](const void* p, int64_t start, int64_t count, uint8_t* changed) {
+            mark_changes(static_cast<const T*>(p) + start, count, changed);
           },
-          [](const void* elements, const int64_t* places, int64_t count, int64_t* out) {
-            const T* p = static_cast<const T*>(elements);
-            for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int64_t>(p[places[i]]);
+          [](const void* p, const int64_t* places, int64_t count, int64_t* out) {
+            for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int64_t>(static_cast<const T*>(p)[places[i]]);
           },
-          [](const void* elements, int64_t start, int64_t count, int64_t* out) {
-            const T* p = static_cast<const T*>(elements) + start;
-            for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int64_t>(p[i]);
+          [](const void* p, int64_t start, int64_t count, int64_t* out) {
+            for (int64_t i = 0; i < count; ++i) out[i] = static_cast<int64_t>(static_cast<const T*>(p)[start + i]);
           }};
 }
 
-Labels labels_of(const Tensor& x) {
-  Labels labels{};
-  dispatch_integer(x, "joint_histogram", [&](auto zero) { labels = labels_of<decltype(zero)>(x); });
-  return labels;
+// kind: bytes of an element, negative if it has a sign
+Labels labels_of(const void* elements, int32_t kind) {
+  switch (kind) {
+    case 1:
+      return labels_of<uint8_t>(elements);
+    case -1:
+      return labels_of<int8_t>(elements);
+    case 2:
+      return labels_of<uint16_t>(elements);
+    case -2:
+      return labels_of<int16_t>(elements);
+    case 4:
+      return labels_of<uint32_t>(elements);
+    case -4:
+      return labels_of<int32_t>(elements);
+    case 8:
+      return labels_of<uint64_t>(elements);
+    case -8:
+      return labels_of<int64_t>(elements);
+    default:
+      throw std::runtime_error("elements of an unknown kind");
+  }
 }
 
 // Places of the set bytes, counted from `start`.
@@ -99,29 +118,34 @@ void count_range(const Labels& a, const Labels& b, int64_t begin, int64_t end, P
   counts.add(run_a, run_b, end - run);
 }
 
-std::tuple<Tensor, Tensor> joint_histogram(const Tensor& a, const Tensor& b) {
-  STD_TORCH_CHECK(same_shape(a, b), "joint_histogram: a and b must have one shape");
-  const Tensor left = torch::stable::contiguous(a), right = torch::stable::contiguous(b);
-  const Labels first = labels_of(left), second = labels_of(right);
-  const int64_t total = left.numel();
-
-  std::vector<Entry> entries;
-  if (total > 0) {
-    // Two million elements take a millisecond or two, which is no work to share: callers compare pictures in parallel.
-    // Every thread counts its own part of the elements in its own tables; whole numbers can be added in any order.
-    const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(torch::stable::get_num_threads(), total >> 21));
-    std::vector<PairCounts> partial(parts);
-    torch::stable::parallel_for(0, parts, 1, [&](int64_t from, int64_t to) {
-      for (int64_t part = from; part < to; ++part) {
-        count_range(first, second, total * part / parts, total * (part + 1) / parts, partial[part]);
-      }
-    });
-    for (const PairCounts& counts : partial) counts.append_to(entries);
-  }
-  return sorted_pairs(std::move(entries), left);
-}
-
 }  // namespace
 }  // namespace seamseg
 
-STABLE_TORCH_LIBRARY_IMPL(seamseg, CPU, m) { m.impl("joint_histogram", TORCH_BOX(&seamseg::joint_histogram)); }
+using namespace seamseg;
+
+// Two million elements take a millisecond or two, which is no work to share: callers compare pictures in parallel.
+SEAMSEG_EXPORT void* seamseg_joint_histogram(const void* a, int32_t a_kind, const void* b, int32_t b_kind,
+                                             int64_t total, int64_t* count, char* error) {
+  return answer(error, [&] {
+    auto found = std::make_unique<std::vector<Entry>>();
+    const Labels first = labels_of(a, a_kind), second = labels_of(b, b_kind);
+    if (total > 0) {
+      PairCounts counts;
+      count_range(first, second, 0, total, counts);
+      counts.append_to(*found);
+    }
+    *found = sorted_pairs(std::move(*found));
+    *count = static_cast<int64_t>(found->size());
+    return found.release();
+  });
+}
+
+// Copies the pairs, `count x 2`, and their counts, and frees them.
+SEAMSEG_EXPORT void seamseg_take_pairs(void* found, int64_t* pairs, int64_t* counts) {
+  const std::unique_ptr<std::vector<Entry>> entries(static_cast<std::vector<Entry>*>(found));
+  for (const Entry& entry : *entries) {
+    *pairs++ = entry.a;
+    *pairs++ = entry.b;
+    *counts++ = entry.count;
+  }
+}

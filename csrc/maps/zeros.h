@@ -2,8 +2,10 @@
 #pragma once
 
 #include <bit>
+#include <cstdint>
+#include <cstring>
 
-#include "common.h"
+#include "../compilers.h"
 
 namespace seamseg {
 

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstring>
+#include <vector>
 
-#include "common.h"
+#include "answer.h"
 #include "zeros.h"
 
 namespace seamseg {
@@ -61,12 +63,12 @@ class PrefixCode {
     int32_t left = 1, longest = 0;
     for (int bits = 1; bits <= 15; ++bits) {
       left = 2 * left - counts_[bits];
-      STD_TORCH_CHECK(left >= 0, "a prefix code is over-subscribed");
+      require(left >= 0, "a prefix code is over-subscribed");
       if (counts_[bits] != 0) longest = bits;
       offset[bits + 1] = static_cast<uint16_t>(offset[bits] + counts_[bits]);
       next[bits + 1] = (next[bits] + counts_[bits]) << 1;
     }
-    STD_TORCH_CHECK(left == 0 || (may_be_single && longest <= 1), "a prefix code is incomplete");
+    require(left == 0 || (may_be_single && longest <= 1), "a prefix code is incomplete");
     table_.fill(0);
     for (int i = 0; i < count; ++i) {
       const int bits = lengths[i];
@@ -128,7 +130,7 @@ class Bits {
     count_ -= static_cast<int>(bits);
     return value;
   }
-  SEAMSEG_INLINE void check() const { STD_TORCH_CHECK(count_ >= 0, "the compressed data end too early"); }
+  SEAMSEG_INLINE void check() const { require(count_ >= 0, "the compressed data end too early"); }
 
   // Drops what is left of a byte; the bytes from there on.
   const uint8_t* align() {
@@ -194,9 +196,8 @@ class Inflater {
  public:
   Inflater(const uint8_t* in, int64_t size, int64_t rows, int64_t row, TakeRow take_row)
       : bits_(in + 2, in + size), row_(row), left_(rows * row), take_row_(take_row) {
-    STD_TORCH_CHECK(size >= 6 && (in[0] & 15) == 8 && (in[0] >> 4) <= 7 && (in[0] << 8 | in[1]) % 31 == 0,
-                    "not a zlib stream");
-    STD_TORCH_CHECK((in[1] & 32) == 0, "a zlib stream with a dictionary");
+    require(size >= 6 && (in[0] & 15) == 8 && (in[0] >> 4) <= 7 && (in[0] << 8 | in[1]) % 31 == 0, "not a zlib stream");
+    require((in[1] & 32) == 0, "a zlib stream with a dictionary");
     window_.resize(kHistory + std::max<int64_t>(kRoom, 2 * row) + kSlack);
     at_ = window_.data();
     unread_ = at_;
@@ -210,7 +211,7 @@ class Inflater {
       last = bits_.take(1) != 0;
       const uint32_t kind = bits_.take(2);
       bits_.check();
-      STD_TORCH_CHECK(kind != 3, "a block of unknown kind");
+      require(kind != 3, "a block of unknown kind");
       if (kind == 0) {
         stored();
       } else {
@@ -220,11 +221,11 @@ class Inflater {
       }
     }
     hand_over();
-    STD_TORCH_CHECK(left_ == 0, "the compressed data are too short for the size");
+    require(left_ == 0, "the compressed data are too short for the size");
     const uint8_t* tail = bits_.align();
-    STD_TORCH_CHECK(bits_.end() - tail >= 4, "the checksum is missing");
+    require(bits_.end() - tail >= 4, "the checksum is missing");
     const uint32_t sum = static_cast<uint32_t>(tail[0]) << 24 | tail[1] << 16 | tail[2] << 8 | tail[3];
-    STD_TORCH_CHECK(sum == adler_.value(), "the checksum of the data is wrong");
+    require(sum == adler_.value(), "the checksum of the data is wrong");
   }
 
  private:
@@ -245,11 +246,11 @@ class Inflater {
 
   void stored() {
     const uint8_t* p = bits_.align();
-    STD_TORCH_CHECK(bits_.end() - p >= 4, "the compressed data end too early");
+    require(bits_.end() - p >= 4, "the compressed data end too early");
     const int64_t count = p[0] | p[1] << 8;
-    STD_TORCH_CHECK(count == ((p[2] | p[3] << 8) ^ 0xffff), "a stored block of unclear length");
-    STD_TORCH_CHECK(bits_.end() - p - 4 >= count, "the compressed data end too early");
-    STD_TORCH_CHECK(count <= left_, "the compressed data are too long for the size");
+    require(count == ((p[2] | p[3] << 8) ^ 0xffff), "a stored block of unclear length");
+    require(bits_.end() - p - 4 >= count, "the compressed data end too early");
+    require(count <= left_, "the compressed data are too long for the size");
     bits_.skip(4 + count);
     left_ -= count;
     p += 4;
@@ -275,7 +276,7 @@ class Inflater {
     static constexpr std::array<uint8_t, 19> kOrder = {16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15};
     bits_.refill();
     const int literals = 257 + bits_.take(5), distances = 1 + bits_.take(5), codes = 4 + bits_.take(4);
-    STD_TORCH_CHECK(literals <= 286 && distances <= 30, "a block has too many symbols");
+    require(literals <= 286 && distances <= 30, "a block has too many symbols");
     std::array<uint8_t, 320> lengths{};
     for (int i = 0; i < codes; ++i) {
       bits_.refill();
@@ -292,15 +293,15 @@ class Inflater {
       if (symbol < 16) {
         lengths[i++] = static_cast<uint8_t>(symbol);
       } else {
-        STD_TORCH_CHECK(symbol != 16 || i > 0, "a length is repeated before the first");
+        require(symbol != 16 || i > 0, "a length is repeated before the first");
         const uint8_t length = symbol == 16 ? lengths[i - 1] : 0;
         const int times = symbol == 16 ? 3 + bits_.take(2) : symbol == 17 ? 3 + bits_.take(3) : 11 + bits_.take(7);
-        STD_TORCH_CHECK(i + times <= literals + distances, "lengths of codes are repeated too often");
+        require(i + times <= literals + distances, "lengths of codes are repeated too often");
         for (int k = 0; k < times; ++k) lengths[i++] = length;
       }
       bits_.check();
     }
-    STD_TORCH_CHECK(lengths[256] != 0, "a block has no end");
+    require(lengths[256] != 0, "a block has no end");
     literals_.build(lengths.data(), literals, kLiterals.data(), true);
     distances_.build(lengths.data() + literals, distances, kDistances.data(), true);
   }
@@ -313,22 +314,22 @@ class Inflater {
       bits_.take(found & 15u);
       const uint32_t kind = found >> 12 & 3u;
       if (kind == kLiteral) {
-        STD_TORCH_CHECK(left_ > 0, "the compressed data are too long for the size");
+        require(left_ > 0, "the compressed data are too long for the size");
         *at_++ = static_cast<uint8_t>(found >> 16);
         --left_;
         bits_.check();
         continue;
       }
       if (kind == kEnd) return bits_.check();
-      STD_TORCH_CHECK(kind == kLength, "an unknown symbol");
+      require(kind == kLength, "an unknown symbol");
       const int64_t length = (found >> 16) + bits_.take(found >> 4 & 15u);
       found = distances_.find(bits_.ahead());
       bits_.take(found & 15u);
-      STD_TORCH_CHECK((found >> 12 & 3u) == kLength, "an unknown distance");
+      require((found >> 12 & 3u) == kLength, "an unknown distance");
       const int64_t distance = (found >> 16) + bits_.take(found >> 4 & 15u);
       bits_.check();
-      STD_TORCH_CHECK(length <= left_, "the compressed data are too long for the size");
-      STD_TORCH_CHECK(distance <= at_ - window_.data(), "a distance beyond the beginning");
+      require(length <= left_, "the compressed data are too long for the size");
+      require(distance <= at_ - window_.data(), "a distance beyond the beginning");
       left_ -= length;
       repeat(length, distance);
     }

@@ -1,0 +1,20 @@
+"""The C library by whichever file serves it in this process: called by name, also from a process of the emulator's."""
+
+from typing import Any
+
+from seamseg.maps import library
+
+
+def decode_id_runs(*arguments: Any) -> Any:
+    """Rows of a PNG."""
+    return library.functions.decode_id_runs(*arguments)
+
+
+def joint_histogram(*arguments: Any) -> Any:
+    """Two maps."""
+    return library.functions.joint_histogram(*arguments)
+
+
+def joint_histogram_of_runs(*arguments: Any) -> Any:
+    """Two maps as runs."""
+    return library.functions.joint_histogram_of_runs(*arguments)
