@@ -18,12 +18,15 @@ from seamseg.engine.outputs.outputs import Begun, Desk, Outputs
 from seamseg.engine.photos import Photo, PhotoDataset, Unreadable, equal_size_batches
 from seamseg.engine.predictor import Predictor
 from seamseg.engine.progress import progress
-from seamseg.engine.reading import Decoders, Share, despite_deaths
+from seamseg.engine.reading import Decoders, Share, bytes_of_photo, despite_deaths
 from seamseg.engine.sources import Container, Source, refuse_overwriting, refuse_sharing
 from seamseg.engine.writers import Background, Writer
 from seamseg.errors import InputError, SeamsegError
 from seamseg.panoptic_map import PanopticResult
 from seamseg.structures import Prediction
+
+_FUSED_BYTES = 8
+"""Of the maps of a photo and what formats draw, for each of its pixels"""
 
 
 @dataclass(frozen=True)
@@ -144,12 +147,17 @@ class _Work:
         background = Background()
         try:
             photos = self._readable(decoders, show)
-            for group in equal_size_batches(photos, batch_size, lambda read: read[2].image):
+            batches = equal_size_batches(
+                photos, batch_size, lambda read: read[2].image, lambda read: bytes_of_photo(read[2])
+            )
+            for group in batches:
                 begin = time.perf_counter()
                 predictions = self._see(group)
                 share = (time.perf_counter() - begin) / len(group)
                 for (source, stamp, photo), prediction in zip(group, predictions):
-                    background.submit(self._write, source, stamp, photo, prediction, share)
+                    height, width = photo.native_size
+                    size = bytes_of_photo(photo) + height * width * _FUSED_BYTES
+                    background.submit(self._write, source, stamp, photo, prediction, share, size=size)
         except BaseException as error:
             despite_deaths(background.abandon)
             death = decoders.bury(error) if isinstance(error, (RuntimeError, OSError, EOFError)) else None
