@@ -4,12 +4,19 @@
     seamseg predict seamseg_r50_vistas.zip street.jpg out/ --format overlay,coco
     seamseg predict model_best.pth.tar 'drive/**/*.png' out/ --config my.ini --meta DATA/metadata.bin
     torchrun --nproc-per-node 4 -m seamseg predict runs/city photos/ out/
+    seamseg predict runs/city s3://bucket/photos s3://bucket/out
+    seamseg predict runs/city photos/ out/part-%06d.tar --format coco,overlay
 
 MODEL is a published zip, a run folder of `seamseg train`, or a snapshot. IN is a photo, a folder (searched with its
 sub-folders, which are kept in OUT), a quoted glob, LIST.txt or @LIST with a path a line, a video (needs PyAV), tar
 shards as of WebDataset ('part-{000..010}.tar'), or the URL of any of these (needs fsspec). Photos of any size and kind
 are seen upright, at their own size in the output. Unreadable ones are named, counted and skipped; the exit code is then
 1.
+
+OUT is a folder, a URL (needs fsspec; https cannot be written to), or tar shards as of WebDataset at either, with a
+number in their name: part-%06d.tar or 'part-{000000..000999}.tar'. A photo's files lie side by side in a shard:
+<key>.overlay.jpg, <key>.panoptic.png, <key>.raw.pth, <key>.jpg (--anonymize) and <key>.json; panoptic.json and
+predictions.jsonl lie beside the shards.
 
 OUT/predictions.jsonl has a line for each photo. By it the same command, run again after it was stopped or killed, with
 any number of processes, goes on where it was and does nothing twice.
