@@ -151,6 +151,18 @@ def test_shards_are_read_back_as_photos(micro_run, photos, tmp_path, seamseg_mai
     assert sorted(p.name for p in (tmp_path / "shards").glob("*.tar")) == ["p-00.tar", "second-00.tar"]
 
 
+def test_webdataset_reads_the_shards(micro_run, photos, tmp_path, seamseg_main):
+    webdataset = pytest.importorskip("webdataset")
+    words = (*CPU, "--format", "coco,overlay,raw", "--shard-photos", "2")
+    assert seamseg_main("predict", micro_run, photos, tmp_path / "p-%03d.tar", *words) == 0
+    samples = list(webdataset.WebDataset(f"{tmp_path}/p-{{000..001}}.tar", shardshuffle=False))
+    assert sorted(json.loads(s["json"])["name"] for s in samples) == NAMES
+    for sample in samples:
+        found = {key for key in sample if not key.startswith("__")}
+        assert found == {"json", "overlay.jpg", "panoptic.png", "raw.pth"}
+        assert sample["__key__"] == key_of(json.loads(sample["json"])["name"])
+
+
 def outputs_of(place):
     if "://" in str(place):
         return content_of_url(str(place).rpartition("/")[0] if "%" in str(place) else place)
@@ -189,6 +201,21 @@ def test_only_what_is_missing_new_or_changed_is_done(micro_run, photos, tmp_path
     assert seamseg_main("predict", micro_run, photos, place, *words, "--min-area", "5") == 2
     assert "min_area None (now 5)" in capsys.readouterr().err
     assert again("--min-area", "5", "--restart") == (4, NAMES)
+
+
+def test_a_photo_that_changed_leaves_its_shard_alone(micro_run, photos, tmp_path, seamseg_main, capsys):
+    words = (tmp_path / "out" / "p-%d.tar", "--device", "cpu", "--workers", "0", "--format", "coco")
+    assert seamseg_main("predict", micro_run, photos, *words) == 0
+    before = members(tmp_path / "out" / "p-0.tar")
+    Image.new("RGB", (40, 40), (9, 9, 9)).save(photos / "a.png")
+    capsys.readouterr()
+    # the others are not among the photos now, and stay nevertheless
+    assert seamseg_main("predict", micro_run, photos, *words, "--limit", "1") == 0
+    assert "1 photos in" in capsys.readouterr().err
+    rest, new = (members(tmp_path / "out" / f"p-{n}.tar") for n in (0, 1))
+    assert rest == {name: data for name, data in before.items() if not name.startswith("a.")}
+    assert sorted(new) == ["a.json", "a.panoptic.png"] and new["a.panoptic.png"] != before["a.panoptic.png"]
+    assert [x["name"] for x in lines((tmp_path / "out" / "predictions.jsonl").read_bytes())] == NAMES
 
 
 def test_the_layout_is_a_setting(micro_run, photos, tmp_path, seamseg_main, capsys):

@@ -77,11 +77,14 @@ class ShardOutputs(StoredOutputs):
         """Start over: remove the shards that manifests name, then these."""
         known = {output for line in ledger.lines(names) for output in line.get("outputs", ())}
         self._refuse_others(known, names)
-        self._remove({name for name in known if self.numbering.owns(name)}, names)
+        for name in sorted(known & names.keys()):
+            if self.numbering.owns(name):
+                self.store.remove(name)
+                del names[name]
         super().forget(ledger, names)
 
     def admit(self, local: ManifestFolder, sources: Sequence[Source | Container], names: dict[str, int]) -> None:
-        """Remove shards with a photo that has changed since, which would be there twice in the end.
+        """Take photos that have changed since out of their shards, where they would be a second time in the end.
 
         Raises
         ------
@@ -90,19 +93,36 @@ class ShardOutputs(StoredOutputs):
         """
         local.merge()
         stamps = _Stamps(sources)
-        known, old = set(), set()
+        known: set[str] = set()
+        old: dict[str, set[str]] = {}
         for line in local.lines():
             if line["status"] == "ok":
                 known.update(line["outputs"])
                 if not stamps.agree(line):
-                    old.update(line["outputs"])
+                    for shard in names.keys() & line["outputs"]:
+                        old.setdefault(shard, set()).update(line["members"])
         self._refuse_others(known, names)
-        self._remove(old, names)
+        for shard, members in sorted(old.items()):
+            if not self._without(shard, members, local.out):
+                self.store.remove(shard)
+                del names[shard]
+        local.merge(keep=lambda line: line["status"] != "ok" or stamps.agree(line))
 
-    def _remove(self, shards: set[str], names: dict[str, int]) -> None:
-        for name in sorted(shards & names.keys()):
-            self.store.remove(name)
-            del names[name]
+    def _without(self, shard: str, members: set[str], folder: Path) -> bool:
+        """Put a shard there anew, without some of its members; False if nothing would be left of it."""
+        before, after = folder / "before.tar", folder / "after.tar"
+        self.store.fetch(shard, before)
+        new, left = _Shard(after), False
+        with tarfile.open(before) as archive:
+            for info in archive:
+                stream = archive.extractfile(info)
+                if info.name not in members and stream is not None:
+                    new.add(info.name, stream.read())
+                    left = True
+        new.close()
+        if left:
+            self.store.put(after, shard)
+        return left
 
     def _refuse_others(self, known: set[str], names: Mapping[str, int]) -> None:
         others = sorted(name for name in names if self.numbering.owns(name) and name not in known)
