@@ -1,11 +1,16 @@
 """Kill processes of `predict` again and again, and see that every photo is there, once, as if nothing had happened.
 
     python benchmarks/soak_predict.py --images 10000 --kills 40 --seed 0
+    python benchmarks/soak_predict.py --images 600 --kills 12 --out shards
+    python benchmarks/soak_predict.py --images 600 --kills 12 --out url
 
 Tiny photos are predicted in two processes. A random one gets SIGKILL at a random moment (while it starts, works or
 merges), the others are ended as a launcher does, and the same command is started again, now and then with one process
 or three. After every kill the manifests say which photos are done: none of them may be written again. In the end each
-photo must have one line, and outputs and COCO JSON must equal those of an undisturbed run in one process.
+photo must have one line, and outputs and COCO JSON must equal those of an undisturbed run in one process into a folder.
+
+`--out shards` writes shards of 20 photos, `--out url` goes through fsspec to a file:// URL with a part of the manifest
+every half second; photos without a line are then done again.
 
 Exit code 1 on any violation. The last lines say what a million photos need at the speed that was seen.
 """
@@ -19,6 +24,7 @@ import random
 import shutil
 import signal
 import sys
+import tarfile
 import tempfile
 import time
 from collections import Counter
@@ -70,13 +76,14 @@ def make_model(folder: Path) -> Path:
 class Run:
     """`predict` in `size` processes, forked from this one, where torch is loaded."""
 
-    def __init__(self, folder: Path, out: Path, size: int, log: Path) -> None:
+    def __init__(self, folder: Path, out: str, size: int, log: Path) -> None:
         from engine.processes import free_port
 
         self.log = log
         port = free_port()
         words = ["predict", folder / "run", folder / "photos", out, "--format", "coco", "--device", "cpu"]
         words += ["--workers", "0", "--shortest-size", "32", "--min-area", "16", "--score-threshold", "0.1", "--quiet"]
+        words += ["--shard-photos", "20"]
         self.pids = [self._start(rank, size, port, [str(w) for w in words]) for rank in range(size)]
         self.codes: dict[int, int] = {}
 
@@ -124,6 +131,7 @@ def predict(words: list[str], log: Path) -> int:
     from engine.conftest import narrow_body
 
     from seamseg.cli.main import main
+    from seamseg.engine.outputs import files
     from seamseg.evaluation import coco_writer
 
     notes = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -133,17 +141,20 @@ def predict(words: list[str], log: Path) -> int:
         write(path, ids)
         os.write(notes, f"{path.stem}\n".encode())
 
-    with narrow_body(), mock.patch.object(coco_writer, "write_id_png", noted):
+    quick = mock.patch.object(files, "PART_SECONDS", 0.5)
+    with narrow_body(), quick, mock.patch.object(coco_writer, "write_id_png", noted):
         return main(words)
 
 
 def recorded(out: Path) -> set[str]:
-    """The photos that manifests call done; a torn last line does not count."""
+    """The photos that manifests call done, and whose outputs are there; a torn last line does not count."""
     found = set()
     for path in out.glob("predictions*.jsonl"):
         with suppress(FileNotFoundError):
-            for line in path.read_bytes().split(b"\n")[1:-1]:
-                found.add(json.loads(line)["name"].rpartition("/")[2])
+            for data in path.read_bytes().split(b"\n")[1:-1]:
+                line = json.loads(data)
+                if all((out / output).exists() for output in line["outputs"]):
+                    found.add(line["name"].rpartition("/")[2])
     return found
 
 
@@ -167,13 +178,16 @@ def finish(run: Run, patience: float) -> None:
         raise Violation(f"exit codes {sorted(run.codes.values())}: {errors}")
 
 
-def torment(folder: Path, out: Path, images: int, kills: int, chance: random.Random, patience: float) -> Counter[str]:
+def torment(
+    folder: Path, out: Path, kind_of_out: str, images: int, kills: int, chance: random.Random, patience: float
+) -> Counter[str]:
     """Kill `kills` times, then let it end."""
+    target_of = {"folder": f"{out}", "shards": f"{out}/part-%04d.tar", "url": f"file://{out}"}[kind_of_out]
     counts: Counter[str] = Counter()
     done: set[str] = set()
     for number in range(kills + 1):
         size = 2 if number == kills else (2, 1, 2, 3)[number % 4]
-        run = Run(folder, out, size, folder / f"start{number}.log")
+        run = Run(folder, target_of, size, folder / f"start{number}.log")
         try:
             if number < kills:
                 kind = chance.choice(["start", "work", "work", "work", "end"])
@@ -215,21 +229,47 @@ def compare(calm: Path, stormy: Path, images: int) -> None:
         raise Violation(f"{len(names)} lines, {len(set(names))} photos of {images}")
     if list(stormy.glob("predictions.rank*")) or list(stormy.rglob(".*.partial"))[len(names) :]:
         raise Violation("files are left over")
+    if list(stormy.parent.rglob(".seamseg-predict-*")):
+        raise Violation("staging is left over")
     content = json.loads((stormy / "panoptic.json").read_text())
     if (
         len(content["annotations"]) != images
         or (stormy / "panoptic.json").read_bytes() != (calm / "panoptic.json").read_bytes()
     ):
         raise Violation("panoptic.json differs from the undisturbed run's")
+    packed = unpacked(stormy)
     for path in calm.rglob("*.png"):
-        if path.read_bytes() != (stormy / path.relative_to(calm)).read_bytes():
+        name = path.relative_to(calm).as_posix()
+        found = packed.get(name) if packed else (stormy / name).read_bytes()
+        if path.read_bytes() != found:
             raise Violation(f"{path.name} differs from the undisturbed run's")
     lines = [
-        [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in (out / "predictions.jsonl").open()]
+        [
+            {k: v for k, v in json.loads(line).items() if k not in ("seconds", "outputs", "members")}
+            for line in (out / "predictions.jsonl").read_text().splitlines()[1:]
+        ]
         for out in (calm, stormy)
     ]
     if lines[0] != lines[1]:
         raise Violation("the manifests differ")
+
+
+def unpacked(out: Path) -> dict[str, bytes]:
+    """The PNGs of all shards, called as in a folder; Violation if one is there twice or a shard is broken."""
+    found: dict[str, bytes] = {}
+    shards = sorted(out.glob("*.tar"))
+    for shard in shards:
+        with tarfile.open(shard) as archive:
+            for info in archive:
+                stream = archive.extractfile(info)
+                assert stream is not None
+                name = "panoptic/" + info.name.replace(".panoptic.png", ".png")
+                if name in found:
+                    raise Violation(f"{info.name} is in two shards")
+                found[name] = stream.read()
+    if shards:
+        print(f"{len(shards)} shards, the last is {shards[-1].name}")
+    return found
 
 
 def main() -> int:
@@ -237,6 +277,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=10000)
     parser.add_argument("--kills", type=int, default=40)
+    parser.add_argument("--out", choices=("folder", "shards", "url"), default="folder", help="where outputs go")
     parser.add_argument("--seed", type=int, default=0, help="of processes and moments")
     parser.add_argument("--patience", type=float, default=3600, help="seconds that one start may take")
     options = parser.parse_args()
@@ -247,6 +288,7 @@ def main() -> int:
 
     os.environ["SEAMSEG_MALLOC"] = "off"
     folder = Path(tempfile.mkdtemp(prefix="soak_predict_"))
+    tempfile.tempdir = str(folder)
     try:
         make_photos(folder / "photos", options.images)
         pid = os.fork()
@@ -260,10 +302,11 @@ def main() -> int:
         if os.waitpid(pid, 0)[1]:
             raise Violation("the training failed")
         begin = time.monotonic()
-        finish(Run(folder, folder / "calm", 1, folder / "calm.log"), options.patience)
+        finish(Run(folder, str(folder / "calm"), 1, folder / "calm.log"), options.patience)
         seconds = time.monotonic() - begin
         stormy = folder / "stormy"
-        counts = torment(folder, stormy, options.images, options.kills, random.Random(options.seed), options.patience)
+        chance = random.Random(options.seed)
+        counts = torment(folder, stormy, options.out, options.images, options.kills, chance, options.patience)
         compare(folder / "calm", stormy, options.images)
     except Violation as violation:
         print(f"VIOLATION: {violation}; everything is left in {folder}")

@@ -4,12 +4,19 @@
     seamseg predict seamseg_r50_vistas.zip street.jpg out/ --format overlay,coco
     seamseg predict model_best.pth.tar 'drive/**/*.png' out/ --config my.ini --meta DATA/metadata.bin
     torchrun --nproc-per-node 4 -m seamseg predict runs/city photos/ out/
+    seamseg predict runs/city s3://bucket/photos s3://bucket/out
+    seamseg predict runs/city photos/ out/part-%06d.tar --format coco,overlay
 
 MODEL is a published zip, a run folder of `seamseg train`, or a snapshot. IN is a photo, a folder (searched with its
 sub-folders, which are kept in OUT), a quoted glob, LIST.txt or @LIST with a path a line, a video (needs PyAV), tar
 shards as of WebDataset ('part-{000..010}.tar'), or the URL of any of these (needs fsspec). Photos of any size and kind
 are seen upright, at their own size in the output. Unreadable ones are named, counted and skipped; the exit code is then
 1.
+
+OUT is a folder, a URL (needs fsspec; https cannot be written to), or tar shards as of WebDataset at either, with a
+number in their name: part-%06d.tar or 'part-{000000..000999}.tar'. A photo's files lie side by side in a shard:
+<key>.overlay.jpg, <key>.panoptic.png, <key>.raw.pth, <key>.jpg (--anonymize) and <key>.json; panoptic.json and
+predictions.jsonl lie beside the shards.
 
 OUT/predictions.jsonl has a line for each photo. By it the same command, run again after it was stopped or killed, with
 any number of processes, goes on where it was and does nothing twice.
@@ -42,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("model", metavar="MODEL", help="zip, run folder or snapshot")
     parser.add_argument("inputs", metavar="IN", help="photo, folder, glob, list, video, shards or URL")
-    parser.add_argument("out", metavar="OUT", type=Path, help="folder for the outputs; is made")
+    parser.add_argument("out", metavar="OUT", help="folder (is made) or URL for the outputs, or PART-%%06d.tar")
     parser.add_argument(
         "--format",
         metavar="LIST",
@@ -107,6 +114,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--batch-size", type=int, default=1, metavar="N", help="photos of one size together (default: 1)")
     work.add_argument("--workers", type=int, metavar="N", help="processes that decode (default: up to 4); 0 for none")
     work.add_argument("--limit", type=int, metavar="N", help="only the first N photos (of each video or shard)")
+    work.add_argument(
+        "--shard-photos", type=int, default=1000, metavar="N", help="photos of a shard at most (default: 1000)"
+    )
     work.add_argument("--restart", action="store_true", help="do all anew, whatever OUT/predictions.jsonl says")
     work.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any configuration key")
 
@@ -116,25 +126,24 @@ def run(args: argparse.Namespace) -> int:
     from seamseg.data.prepare.parallel import available_cores
     from seamseg.engine.distributed import distributed
     from seamseg.engine.inference import predict_all
-    from seamseg.engine.manifest import ManifestFolder, header
+    from seamseg.engine.manifest import header
     from seamseg.engine.model_file import digest
+    from seamseg.engine.outputs import open_outputs, parse_place
     from seamseg.engine.predictor import load_predictor
     from seamseg.engine.sources import Source, find_sources
-    from seamseg.engine.urls import is_url
-    from seamseg.engine.writers import make_writers
+    from seamseg.engine.writers import Writer, make_writers
     from seamseg.engine.writers.anonymize import AnonymizeWriter
     from seamseg.errors import InputError
 
-    for name in ("limit", "workers", "batch_size"):
+    for name in ("limit", "workers", "batch_size", "shard_photos"):
         value = getattr(args, name)
         if value is not None and value < (0 if name == "workers" else 1):
             raise InputError(f"--{name.replace('_', '-')} {value}: too small")
-    if is_url(str(args.out).replace(":/", "://", 1)):
-        raise InputError(f"{args.out}: outputs go to a folder of this machine; copy them to the URL afterwards")
-    if args.out.exists() and not args.out.is_dir():
-        raise InputError(f"{args.out}: the output must be a folder, this is a file")
+    place = parse_place(args.out)
+    if place.path is not None and place.path.exists() and not place.path.is_dir():
+        raise InputError(f"{place.folder}: the output must be a folder, this is a file")
     formats = _formats(args)
-    sources = find_sources(args.inputs, args.out)[: args.limit]
+    sources = find_sources(args.inputs, place.path, place.holds)[: args.limit]
     with distributed(args.device) as world:
         predictor = load_predictor(
             args.model,
@@ -154,23 +163,28 @@ def run(args: argparse.Namespace) -> int:
             overrides=args.set,
             precision=args.precision,
         )
-        writers = make_writers(formats, args.out, predictor.metadata) if formats else []
-        if args.anonymize is not None:
-            style, score = args.anonymize_style, args.anonymize_score
-            private = AnonymizeWriter(args.out, predictor.metadata, args.anonymize, style, score)
-            if args.classes is not None:
-                # what the map would show without --classes is hidden all the same
-                private.least_score = min(score, predictor.thresholds.score_threshold)
-            writers.append(private)
+
+        def writers(folder: Path) -> list[Writer]:
+            made = make_writers(formats, folder, predictor.metadata) if formats else []
+            if args.anonymize is not None:
+                style, score = args.anonymize_style, args.anonymize_score
+                private = AnonymizeWriter(folder, predictor.metadata, args.anonymize, style, score)
+                if args.classes is not None:
+                    # what the map would show without --classes is hidden all the same
+                    private.least_score = min(score, predictor.thresholds.score_threshold)
+                made.append(private)
+            return made
+
         # by what it means here: `auto` is another one elsewhere
         settings = {**_settings(args, formats), "precision": str(predictor.net.dtype).removeprefix("torch.")}
-        manifest = ManifestFolder(args.out, header(str(args.model), digest(args.model), settings))
+        if place.shards is not None:
+            settings["shards"] = place.shards.text
+        head = header(str(args.model), digest(args.model), settings)
+        outputs = open_outputs(place, writers, head, args.shard_photos)
         workers = min(4, available_cores()) if args.workers is None else args.workers
         if args.workers is None and len(sources) < 2 * world.size and all(isinstance(s, Source) for s in sources):
             workers = 0
-        tally = predict_all(
-            predictor, sources, writers, world, manifest, args.batch_size, workers, args.restart, args.limit
-        )
+        tally = predict_all(predictor, sources, outputs, world, args.batch_size, workers, args.restart, args.limit)
         if world.is_main and not args.quiet:
             skipped = f", {tally.unreadable} could not be read" if tally.unreadable else ""
             weights = ", with the moving average of the weights" if predictor.averaged else ""
@@ -198,7 +212,8 @@ def _formats(args: argparse.Namespace) -> list[str]:
 
 
 _WITHOUT_EFFECT = {
-    *("command", "model", "inputs", "out", "device", "batch_size", "workers", "limit", "restart", "quiet", "debug")
+    *("command", "model", "inputs", "out", "device", "batch_size", "workers", "limit", "restart", "quiet", "debug"),
+    "shard_photos",
 }
 """Arguments that do not change the outputs of a photo"""
 

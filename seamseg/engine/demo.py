@@ -14,8 +14,9 @@ from seamseg.data.prepare.cityscapes import prepare_cityscapes
 from seamseg.data.prepare.toy_city import generate_toy_city
 from seamseg.engine.distributed import World
 from seamseg.engine.inference import predict_all
-from seamseg.engine.manifest import ManifestFolder, header
+from seamseg.engine.manifest import header
 from seamseg.engine.model_file import digest
+from seamseg.engine.outputs import FolderOutputs
 from seamseg.engine.predictor import load_predictor
 from seamseg.engine.progress import counter, progress
 from seamseg.engine.sources import Source
@@ -106,8 +107,8 @@ def run_demo(options: DemoOptions, say: Callable[[str], None] = print) -> Panopt
         Source(folder.image_path(image.id), image.id, folder.image_path(image.id).name) for image in folder.split("val")
     ]
     writers = make_writers(["overlay", "coco"], predictions, predictor.metadata)
-    manifest = ManifestFolder(predictions, header(str(last), digest(last), {}))
-    predict_all(predictor, sources, writers, World(device=predictor.device), manifest, restart=True)
+    outputs = FolderOutputs(predictions, writers, header(str(last), digest(last), {}))
+    predict_all(predictor, sources, outputs, World(device=predictor.device), restart=True)
 
     stage("evaluating them against the ground truth, both as COCO panoptic files")
     truth = dataset_to_coco_panoptic(folder, "val", out / "toy_city" / "val_panoptic.json")

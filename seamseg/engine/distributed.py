@@ -8,9 +8,10 @@ NCCL.
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -234,6 +235,18 @@ def broadcast_object(world: World, value: T | None, group: Any = None) -> T:
         # on the CPU, where gloo is: the object of another device would go through NCCL
         dist.broadcast_object_list(holder, src=0, group=group, device=torch.device("cpu"))
     return holder[0]
+
+
+def shared_counter(world: World) -> Callable[[], int]:
+    """Gives 0, 1, 2, ..., each number once over all processes, at any time and from any thread.
+
+    Numbers go on from those of an earlier counter of the same process group.
+    """
+    if not world.is_distributed:
+        numbers = itertools.count()
+        return lambda: next(numbers)
+    store = dist.distributed_c10d._get_default_store()
+    return lambda: store.add("seamseg_counter", 1) - 1
 
 
 def max_over_processes(world: World, values: dict[str, float]) -> dict[str, float]:

@@ -5,25 +5,29 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from seamseg.engine.distributed import World, broadcast_object, gather_objects, patient_group
-from seamseg.engine.manifest import Done, Line, ManifestFolder, ManifestWriter
+from seamseg.engine.distributed import World, broadcast_object, gather_objects, patient_group, shared_counter
+from seamseg.engine.manifest import Line
+from seamseg.engine.outputs.outputs import Begun, Desk, Outputs
 from seamseg.engine.photos import Photo, PhotoTransform, Unreadable, equal_size_batches
 from seamseg.engine.predictor import Predictor
 from seamseg.engine.progress import progress
-from seamseg.engine.reading import Decoders, Share, despite_deaths
+from seamseg.engine.reading import Decoders, Share, bytes_of_photo, despite_deaths
 from seamseg.engine.sources import Container, Source, refuse_overwriting, refuse_sharing
 from seamseg.engine.urls import explain
 from seamseg.engine.writers import Background, Writer
 from seamseg.errors import InputError, SeamsegError
 from seamseg.panoptic_map import PanopticResult
 from seamseg.structures import Prediction
+
+_FUSED_BYTES = 8
+"""Of the maps of a photo and what formats draw, for each of its pixels"""
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,8 @@ class Tally:
 def predict_all(
     predictor: Predictor,
     sources: Sequence[Source | Container],
-    writers: Sequence[Writer],
+    outputs: Outputs,
     world: World,
-    manifest: ManifestFolder,
     batch_size: int = 1,
     workers: int = 0,
     restart: bool = False,
@@ -55,9 +58,8 @@ def predict_all(
     ----------
     predictor : on the device of this process
     sources : all photos, the same list in every process
-    writers : formats
+    outputs : where they go, by which formats, and what says that they are done
     world : the processes
-    manifest : of the folder of the outputs
     batch_size : photos of one network size that the network sees together
     workers : processes that decode; 0 decodes in this one
     restart : do all photos anew
@@ -72,42 +74,44 @@ def predict_all(
     """
     if batch_size < 1:
         raise InputError(f"--batch-size must be at least 1, not {batch_size}")
-    _check_names(sources, writers)
+    _check_names(sources, outputs.writers)
+    outputs.check(sources)
     # processes work on their own for hours, and not equally long
     patient = patient_group(world)
-    done = _begin(manifest, restart, world, patient)
-    decoder = PhotoTransform(predictor.transform, any(w.needs_photo for w in writers), predictor.tiling)
-    share = Share(sources, decoder, done, world.rank, world.size, limit)
-    work = _Work(predictor, writers, manifest, ManifestWriter(manifest.rank_path(world.rank), manifest.head))
-    decoders = Decoders(share, workers)
-    try:
-        while not work.attempt(decoders, batch_size, world.is_main):
-            pass
-    finally:
-        work.lines.close()
-    good = sum(work.lines.names.values())
-    lines = gather_objects(world, (good, len(work.lines.names) - good), patient)
-    if world.is_main:
-        manifest.merge({manifest.rank_path(rank): sum(counts) for rank, counts in enumerate(lines)})
-        for position, writer in enumerate(writers):
-            try:
-                writer.finish(manifest.records(position))
-            except OSError as error:
-                name = error.filename or "output"
-                raise SeamsegError(f"{name}: cannot be written: {error.strerror or error}") from error
-    return Tally(sum(good for good, _ in lines), sum(bad for _, bad in lines), len(done))
+    with outputs.lock:
+        begun = _begin(outputs, sources, restart, world, patient)
+        outputs.lock.together()
+        keep_rgb = any(w.needs_photo for w in outputs.writers)
+        decoder = PhotoTransform(predictor.transform, keep_rgb, predictor.tiling)
+        share = Share(sources, decoder, begun.done, world.rank, world.size, limit)
+        work = _Work(predictor, outputs.desk(world, begun, shared_counter(world)))
+        decoders = Decoders(share, workers)
+        try:
+            while not work.attempt(decoders, batch_size, world.is_main):
+                pass
+        finally:
+            work.desk.close()
+        good = sum(work.desk.names.values())
+        lines = gather_objects(world, (good, len(work.desk.names) - good), patient)
+        if world.is_main:
+            outputs.end([sum(counts) for counts in lines])
+    return Tally(sum(good for good, _ in lines), sum(bad for _, bad in lines), len(begun.done))
 
 
-def _begin(manifest: ManifestFolder, restart: bool, world: World, group: object) -> Mapping[str, Done]:
+def _begin(
+    outputs: Outputs, sources: Sequence[Source | Container], restart: bool, world: World, group: object
+) -> Begun:
     """What earlier runs have done; all processes raise the error that the main one has met."""
     found: Any = None
     if world.is_main:
         try:
-            found = manifest.begin(restart)
+            outputs.lock.alone()
+            found = outputs.begin(sources, restart)
+            outputs.lock.together()
         except SeamsegError as error:
             found = error
         except OSError as error:
-            found = SeamsegError(f"{error.filename or manifest.out}: {error.strerror or error}")
+            found = SeamsegError(f"{error.filename or 'output'}: {error.strerror or error}")
     found = broadcast_object(world, found, group)
     if isinstance(found, SeamsegError):
         raise found
@@ -134,13 +138,9 @@ def _check_names(sources: Sequence[Source | Container], writers: Sequence[Writer
 class _Work:
     """The photos of one process."""
 
-    def __init__(
-        self, predictor: Predictor, writers: Sequence[Writer], manifest: ManifestFolder, lines: ManifestWriter
-    ) -> None:
+    def __init__(self, predictor: Predictor, desk: Desk) -> None:
         self.predictor = predictor
-        self.writers = writers
-        self.out = manifest.out
-        self.lines = lines
+        self.desk = desk
         self._seen = ""
 
     def attempt(self, decoders: Decoders, batch_size: int, show: bool) -> bool:
@@ -148,12 +148,17 @@ class _Work:
         background = Background()
         try:
             photos = self._readable(decoders, show)
-            for group in equal_size_batches(photos, batch_size, lambda read: read[2].image):
+            batches = equal_size_batches(
+                photos, batch_size, lambda read: read[2].image, lambda read: bytes_of_photo(read[2])
+            )
+            for group in batches:
                 begin = time.perf_counter()
                 predictions = self._see(group)
                 share = (time.perf_counter() - begin) / len(group)
                 for (source, stamp, photo), prediction in zip(group, predictions):
-                    background.submit(self._write, source, stamp, photo, prediction, share)
+                    height, width = photo.native_size
+                    size = bytes_of_photo(photo) + height * width * _FUSED_BYTES
+                    background.submit(self._write, source, stamp, photo, prediction, share, size=size)
         except BaseException as error:
             despite_deaths(background.abandon)
             death = decoders.bury(error) if isinstance(error, (RuntimeError, OSError, EOFError)) else None
@@ -169,7 +174,7 @@ class _Work:
         return True
 
     def _readable(self, decoders: Decoders, show: bool) -> Iterator[tuple[Source, str, Photo]]:
-        names = self.lines.names
+        names = self.desk.names
         total = None if decoders.share.containers else len(decoders.share.mine) - len(names)
         reads = decoders.read(frozenset(names))
         for source, stamp, photo in progress(reads, total, "predict") if show else reads:
@@ -180,7 +185,7 @@ class _Work:
 
     def _leave_out(self, source: Source, reason: str) -> None:
         print(f"skipped {reason}", file=sys.stderr, flush=True)
-        self.lines.add({**_place(source), "status": "unreadable", "reason": reason})
+        self.desk.leave_out({**_place(source), "status": "unreadable", "reason": reason})
 
     def _see(self, group: Sequence[tuple[Source, str, Photo]]) -> list[Prediction]:
         self._seen = ", ".join(str(source) for source, _, _ in group)
@@ -200,20 +205,20 @@ class _Work:
         begin = time.perf_counter()
         result = self.predictor.fuse(prediction, photo.native_size)
         rgb: np.ndarray | None = None if photo.rgb is None else photo.rgb.numpy()
-        records = [writer.write(source, rgb, prediction, result) for writer in self.writers]
-        outputs = [path.relative_to(self.out).as_posix() for w in self.writers for path in w.paths(source)]
-        line: Line = {
-            **_place(source),
-            "status": "ok",
-            "stamp": stamp,
-            "height": photo.native_size[0],
-            "width": photo.native_size[1],
-            "outputs": outputs,
-            "segments": self._counts(result),
-            "seconds": round(seconds + time.perf_counter() - begin, 4),
-            "records": records,
-        }
-        self.lines.add(line)
+        with self.desk.place() as room:
+            records = [writer.write(source, rgb, prediction, result) for writer in room.writers]
+            line: Line = {
+                **_place(source),
+                "status": "ok",
+                "stamp": stamp,
+                "height": photo.native_size[0],
+                "width": photo.native_size[1],
+                "outputs": [],
+                "segments": self._counts(result),
+                "seconds": round(seconds + time.perf_counter() - begin, 4),
+                "records": records,
+            }
+            self.desk.hand_in(source, room, line)
 
     def _counts(self, result: PanopticResult) -> dict[str, int]:
         """Segments of each class that the photo has."""

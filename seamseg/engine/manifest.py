@@ -163,18 +163,22 @@ class ManifestFolder:
         left = [path for path in left if self._belongs(path)]
         if left and left != [self.path]:
             self.merge()
-        done = {}
-        for line in self.lines():
-            if line["status"] == "ok" and self._is_there(line):
-                done[line["name"]] = Done(line["relative"], line["stamp"])
-        return done
+        return self.done(self._is_there)
 
-    def merge(self, written: Mapping[Path, int] | None = None) -> None:
+    def done(self, is_there: Callable[[Line], bool]) -> dict[str, Done]:
+        """By name, the photos of the merged file whose outputs are there."""
+        lines = (line for line in self.lines() if line["status"] == "ok" and is_there(line))
+        return {line["name"]: Done(line["relative"], line["stamp"]) for line in lines}
+
+    def merge(
+        self, written: Mapping[Path, int] | None = None, keep: Callable[[Line], bool] = lambda line: True
+    ) -> None:
         """Merge the files of all processes into one, in the order of the names; of several lines the last counts.
 
         Parameters
         ----------
         written : lines that the processes say they have written to each file
+        keep : whether a line still holds; others are as if they had not been
 
         Raises
         ------
@@ -189,8 +193,9 @@ class ManifestFolder:
                 files.append(stack.enter_context(open(path, "rb")))
                 count = 0
                 for offset, line in _read(path, files[-1]):
-                    places[line["name"]] = number, offset
                     count += 1
+                    if keep(line):
+                        places[line["name"]] = number, offset
                 expected = 0 if written is None else written.get(path, 0)
                 if count < expected:
                     raise SeamsegError(f"{path}: has {count} lines of {expected}; is it on storage that all share?")
@@ -233,7 +238,7 @@ class ManifestFolder:
         """Whether a file has anything to keep; InputError if it is another run's."""
         with open(path, "rb") as file:
             first = file.readline()
-        head = _parsed(first)
+        head = parsed(first)
         if head is None:
             if path == self.path and first:
                 raise InputError(f"{path}: not a manifest of `seamseg predict`; --restart replaces it")
@@ -259,7 +264,7 @@ def _read(path: Path, file: Any) -> Iterator[tuple[int, Line]]:
     """Place and content of each line after the first; a last one that is torn is left out."""
     offset = len(file.readline())
     while data := file.readline():
-        line = _parsed(data)
+        line = parsed(data)
         if line is None or "name" not in line:
             if not data.endswith(b"\n"):
                 return
@@ -268,7 +273,8 @@ def _read(path: Path, file: Any) -> Iterator[tuple[int, Line]]:
         offset += len(data)
 
 
-def _parsed(data: bytes) -> Line | None:
+def parsed(data: bytes) -> Line | None:
+    """A line of a manifest; None for one that is torn or none."""
     if not data.endswith(b"\n"):
         return None
     try:

@@ -21,6 +21,9 @@ T = TypeVar("T")
 MAX_ASPECT = 4
 """Pictures longer than this times their shortest side are shrunk further than to `shortest_size`, see below."""
 
+WAITING_BYTES = 512 << 20
+"""Photos that wait for others of their size"""
+
 
 def test_transform(
     config: Config, shortest_size: int | None = None, longest_max_size: int | None = None
@@ -114,19 +117,26 @@ def as_is(item: T) -> T:
     return item
 
 
-def equal_size_batches(items: Iterable[T], batch_size: int, image_of: Callable[[T], Tensor]) -> Iterator[list[T]]:
+def equal_size_batches(
+    items: Iterable[T],
+    batch_size: int,
+    image_of: Callable[[T], Tensor],
+    bytes_of: Callable[[T], int] = lambda item: 0,
+) -> Iterator[list[T]]:
     """Group items of the same network size, so that no image is ever padded and none's result depends on others.
 
-    At most `2 * batch_size` items wait for company; one of a rare size goes on its own, and so does, at once, one that
-    is to be seen in tiles.
+    At most `2 * batch_size` items, and :data:`WAITING_BYTES`, wait for company; one of a rare size goes on its own, and
+    so does, at once, one that is to be seen in tiles.
 
     Parameters
     ----------
     items : in any order
     batch_size : items a group at most
     image_of : the network input of an item
+    bytes_of : memory of an item
     """
     waiting: dict[Any, list[T]] = {}
+    held = 0
     for item in items:
         if is_for_tiles(image_of(item)):
             yield [item]
@@ -134,9 +144,13 @@ def equal_size_batches(items: Iterable[T], batch_size: int, image_of: Callable[[
         size = tuple(image_of(item).shape)
         group = waiting.setdefault(size, [])
         group.append(item)
+        held += bytes_of(item)
         if len(group) == batch_size:
+            held -= sum(map(bytes_of, group))
             yield waiting.pop(size)
-        elif sum(map(len, waiting.values())) > 2 * batch_size:
+        while sum(map(len, waiting.values())) > 2 * batch_size or held > WAITING_BYTES:
             # the group that was begun first: dicts keep the order of insertion
-            yield waiting.pop(next(iter(waiting)))
+            group = waiting.pop(next(iter(waiting)))
+            held -= sum(map(bytes_of, group))
+            yield group
     yield from waiting.values()

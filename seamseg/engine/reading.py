@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +24,9 @@ from seamseg.errors import SeamsegError
 _NOTE_BYTES = 4096
 _NAMELESS_DEATHS = 3
 """Deaths of decoders that were reading nothing, after which the run ends."""
+
+READ_AHEAD_BYTES = 512 << 20
+"""Of decoded photos that wait, over all decoders of a process; each may hold one photo more than its part."""
 
 Read = tuple[Source, str, Photo | Unreadable]
 """A photo, the stamp of its file, and what became of it"""
@@ -61,14 +66,16 @@ class Share(IterableDataset):
         self.limit = limit
         self.leave_out: Collection[str] = ()
         self.notes = torch.zeros(0, _NOTE_BYTES, dtype=torch.uint8)
+        self.ahead = Ahead(0)
 
-    def __iter__(self) -> Iterator[Read]:
+    def __iter__(self) -> Iterator[tuple[int, Read]]:
+        """The photos, each with the number of the decoder that has read it."""
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         note = self.notes[worker] if worker < len(self.notes) else None
         for source in self.mine[worker::workers]:
             if source.name not in self.leave_out:
-                yield self._read(source, source.stamp(), source, note)
+                yield self._read(worker, source, source.stamp(), source, note)
         readers, me = self.size * workers, self.rank + self.size * worker
         whole = len(self.containers) >= readers
         for number, container in enumerate(self.containers):
@@ -83,18 +90,65 @@ class Share(IterableDataset):
                     continue
                 left += 1
                 if (whole or left % readers == me) and item.source.name not in self.leave_out:
-                    yield self._read(item.source, stamp, item, note)
+                    yield self._read(worker, item.source, stamp, item, note)
 
-    def _read(self, source: Source, stamp: str, item: Source | Item, note: torch.Tensor | None) -> Read:
+    def _read(
+        self, worker: int, source: Source, stamp: str, item: Source | Item, note: torch.Tensor | None
+    ) -> tuple[int, Read]:
+        self.ahead.wait(worker)
         _write_note(note, source)
         try:
-            return source, stamp, self.decoder(item.open())
+            photo = self.decoder(item.open())
         except UnreadableImage as error:
-            return source, stamp, Unreadable(str(error))
+            return worker, (source, stamp, Unreadable(str(error)))
         except Exception as error:  # one photo, which is named, must not end the run: too little memory for it, say
-            return source, stamp, Unreadable(f"{source}: cannot be decoded: {explain(error)}")
+            return worker, (source, stamp, Unreadable(f"{source}: cannot be decoded: {explain(error)}"))
         finally:
             _write_note(note, None)
+        self.ahead.decoded(worker, bytes_of_photo(photo))
+        return worker, (source, stamp, photo)
+
+
+class Ahead:
+    """What decoders have decoded and the process that reads from them has not yet taken, in bytes.
+
+    Each number has one writer, so no lock is needed, which a decoder that is killed would keep.
+
+    Parameters
+    ----------
+    workers : decoders
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.parent = os.getpid()
+        self._part = READ_AHEAD_BYTES // max(workers, 1)
+        self._decoded, self._taken = (torch.zeros(workers, dtype=torch.int64).share_memory_() for _ in range(2))
+
+    def wait(self, worker: int) -> None:
+        """In a decoder: until there is room; at once if it holds nothing, so that the others can never block it."""
+        while worker < len(self._taken) and self._decoded[worker] - self._taken[worker] >= self._part:
+            if os.getppid() != self.parent:
+                return
+            time.sleep(0.005)
+
+    def decoded(self, worker: int, count: int) -> None:
+        """In a decoder: it has so many bytes more to hand over."""
+        if worker < len(self._decoded):
+            self._decoded[worker] += count
+
+    def taken(self, worker: int, count: int) -> None:
+        """In the process that reads: it has got them."""
+        if worker < len(self._taken):
+            self._taken[worker] += count
+
+    def release(self) -> None:
+        """In the process that reads: nothing is waited for any more."""
+        self._taken.fill_(1 << 60)
+
+
+def bytes_of_photo(photo: Photo) -> int:
+    """Memory of a decoded photo."""
+    return photo.image.nbytes + (0 if photo.rgb is None else photo.rgb.nbytes)
 
 
 class Death(NamedTuple):
@@ -137,9 +191,16 @@ class Decoders:
             collate_fn=as_is,
             worker_init_fn=obey_the_parent_only if self.workers else None,
         )
+        ahead = self.share.ahead = Ahead(self.workers)
         with deaf_children():
             self._iterator = iter(loader)
-        yield from self._iterator  # type: ignore[misc]
+        try:
+            for worker, read in self._iterator:  # type: ignore[attr-defined]
+                if isinstance(read[2], Photo):
+                    ahead.taken(worker, bytes_of_photo(read[2]))
+                yield read
+        finally:
+            ahead.release()
         self._iterator = None
 
     def bury(self, error: BaseException) -> Death | None:
@@ -187,6 +248,7 @@ class Decoders:
 
     def _close(self) -> None:
         # its processes would decode on
+        self.share.ahead.release()
         shutdown = getattr(self._iterator, "_shutdown_workers", None)
         self._iterator = None
         if shutdown is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -95,7 +95,9 @@ def file_stamp(path: Path) -> str:
     return f"{status.st_size}-{status.st_mtime_ns}"
 
 
-def find_sources(inputs: str | Path, out: Path | None = None) -> list[Source | Container]:
+def find_sources(
+    inputs: str | Path, out: Path | None = None, is_output: Callable[[str], bool] = lambda place: False
+) -> list[Source | Container]:
     """The photos of a file, folder (with its sub-folders), glob (`**` for any depth), URL, list, video or tar shards.
 
     A folder is searched for the endings of :data:`PHOTO_ENDINGS`, hidden files aside; a file or glob is taken at its
@@ -110,6 +112,7 @@ def find_sources(inputs: str | Path, out: Path | None = None) -> list[Source | C
     ----------
     inputs : what the user named
     out : folder of the outputs, which is not searched where it lies below the photos
+    is_output : whether a path or URL that was found is that of an output; it is passed over
 
     Raises
     ------
@@ -119,7 +122,9 @@ def find_sources(inputs: str | Path, out: Path | None = None) -> list[Source | C
     text = str(inputs)
     path = Path(inputs)
     if is_url(text):
-        root, places = find_urls(text, PHOTO_ENDINGS)
+        root, found_there = find_urls(text, PHOTO_ENDINGS)
+        if not (places := [place for place in found_there if not is_output(place)]):
+            raise InputError(f"{text}: only outputs of `predict` lie here; choose another place for them")
         return _named(places, [PurePosixPath(p) for p in name_of_url(places, root)])
     if text.startswith("@") and not path.exists():
         return _of_list(Path(text[1:]))
@@ -146,7 +151,7 @@ def find_sources(inputs: str | Path, out: Path | None = None) -> list[Source | C
         root_folder = _fixed_part(path)
         skipped = _below(root_folder, out)
         matches = map(Path, glob.iglob(text, recursive=True))
-        found = sorted(p for p in matches if p.is_file() and not _inside(p, skipped))
+        found = sorted(p for p in matches if p.is_file() and not _inside(p, skipped) and not is_output(str(p)))
         if not found:
             raise InputError(f"{text}: 0 images match this pattern")
     else:

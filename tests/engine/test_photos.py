@@ -74,3 +74,13 @@ def test_few_items_wait():
     for batch in equal_size_batches(source(), 2, lambda image: image):
         waiting -= len(batch)
     assert most <= 5
+
+
+def test_photos_that_wait_for_company_are_bounded_by_their_bytes(monkeypatch):
+    monkeypatch.setattr(photos, "WAITING_BYTES", 100)
+    images = [torch.zeros(3, 4, width) for width in (4, 5, 6, 4)]
+    items = list(zip((40, 40, 40, 200), images, strict=True))
+    batches = equal_size_batches(iter(items), 8, lambda item: item[1], lambda item: item[0])
+    assert [[size for size, _ in batch] for batch in batches] == [[40], [40], [40], [200]]
+    batches = equal_size_batches(iter(items[:2]), 8, lambda item: item[1], lambda item: item[0])
+    assert [[size for size, _ in batch] for batch in batches] == [[40], [40]]

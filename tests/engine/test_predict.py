@@ -152,7 +152,7 @@ def test_limit(micro_run, micro, tmp_path, seamseg_main):
     [
         (("{run}", "{photos}/none", "{out}"), "no such image, video, folder or list"),
         (("{run}", "{out}", "{out}/x"), "0 images found"),
-        (("{run}", "{photos}", "s3://bucket/out"), "s3:/bucket/out: outputs go to a folder of this machine"),
+        (("{run}", "{photos}", "no://bucket/out"), "no://bucket/out: fsspec cannot read this URL"),
         (("{out}/vistas.zip", "{photos}", "{out}/x"), "no such model; MODEL is a published .zip"),
         (("{run}", "{photos}", "{photos}/tall.png"), "the output must be a folder"),
         (("{run}", "{photos}/street.jpg", "{photos}"), "would overwrite an input photo"),
@@ -196,7 +196,8 @@ def test_background_passes_errors_on_and_bounds_what_waits():
 def test_memory_does_not_grow_with_the_number_of_photos(micro_run, tmp_path, monkeypatch):
     """Writing is slower than reading: only a few photos may wait."""
     from seamseg.engine.distributed import World
-    from seamseg.engine.manifest import ManifestFolder, header
+    from seamseg.engine.manifest import header
+    from seamseg.engine.outputs import FolderOutputs
     from seamseg.engine.sources import find_sources
 
     make_dataset(tmp_path / "data", [0] * 40, [])
@@ -224,8 +225,8 @@ def test_memory_does_not_grow_with_the_number_of_photos(micro_run, tmp_path, mon
             pass
 
     monkeypatch.setattr(model, "raw", counted)
-    manifest = ManifestFolder(tmp_path, header("model", "", {}))
-    tally = inference.predict_all(model, find_sources(tmp_path / "data" / "img"), [Slow()], World(), manifest)
+    outputs = FolderOutputs(tmp_path, [Slow()], header("model", "", {}))
+    tally = inference.predict_all(model, find_sources(tmp_path / "data" / "img"), outputs, World())
     assert tally == inference.Tally(40, 0, 0)
     assert most <= 8
 

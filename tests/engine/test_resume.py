@@ -110,10 +110,12 @@ def test_a_manifest_line_says_what_was_found(micro_run, photos, tmp_path, seamse
 
 
 @pytest.mark.distributed
-def test_killed_and_started_again(tmp_path):
-    """The soak in small: 60 photos, two kills."""
+@pytest.mark.parametrize("out", ["folder", "shards", "url"])
+def test_killed_and_started_again(tmp_path, out):
+    """The soak in small: 60 photos, two kills, in two processes."""
     root = Path(__file__).parents[2]
     words = [sys.executable, root / "benchmarks" / "soak_predict.py", "--images", "60", "--kills", "2", "--seed", "1"]
+    words += ["--out", out]
     environment = {**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(tmp_path)}
     done = subprocess.run(list(map(str, words)), env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -42,6 +42,7 @@ class AnonymizeWriter:
     """
 
     needs_photo = True
+    member = "jpg"
 
     def __init__(
         self,

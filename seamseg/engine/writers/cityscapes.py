@@ -33,6 +33,7 @@ class CityscapesWriter:
     """
 
     needs_photo = False
+    member = None
 
     def __init__(self, out: Path, metadata: Metadata) -> None:
         self.out = out / "cityscapes"

@@ -20,6 +20,7 @@ class CocoWriter:
     """The COCO panoptic format: `panoptic/<name>.png` and one `panoptic.json` for all, written by the main process."""
 
     needs_photo = False
+    member = "panoptic.png"
 
     def __init__(self, out: Path, metadata: Metadata) -> None:
         self.out = out

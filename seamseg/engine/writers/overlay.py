@@ -23,6 +23,7 @@ class OverlayWriter:
     """The photo blended half and half with the colours of its segments, and their contours: `<name>.jpg`."""
 
     needs_photo = True
+    member = "overlay.jpg"
 
     def __init__(self, out: Path, metadata: Metadata) -> None:
         self.out = out

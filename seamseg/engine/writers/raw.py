@@ -24,6 +24,7 @@ class RawWriter:
     """
 
     needs_photo = False
+    member = "raw.pth"
 
     def __init__(self, out: Path, metadata: Metadata) -> None:
         self.out = out

@@ -40,6 +40,7 @@ class VistasWriter:
     """
 
     needs_photo = False
+    member = None
 
     def __init__(self, out: Path, metadata: Metadata) -> None:
         self.out = out / "vistas"

@@ -25,6 +25,10 @@ class Writer(Protocol):
     needs_photo: bool
     """Whether :meth:`write` looks at the pixels of the photo"""
 
+    @property
+    def member(self) -> str | None:
+        """What its one file is called behind the key of a photo in a tar shard; None for layouts that need folders."""
+
     def paths(self, source: Source) -> list[Path]:
         """The files that a photo gets, as far as they are known beforehand."""
 

@@ -1,0 +1,89 @@
+"""Outputs as files at a URL: those of a photo are brought there when all are made, then its line counts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from seamseg.engine.distributed import World
+from seamseg.engine.manifest import Line
+from seamseg.engine.outputs.folder import output_names
+from seamseg.engine.outputs.ledger import put_part
+from seamseg.engine.outputs.outputs import Begun, Desk
+from seamseg.engine.outputs.place import plain
+from seamseg.engine.outputs.staging import Room, Staging
+from seamseg.engine.outputs.store import Store
+from seamseg.engine.outputs.stored import StoredOutputs
+from seamseg.engine.sources import Container, Source
+from seamseg.errors import InputError
+
+PART_SECONDS = 20.0
+"""Between two parts of the manifest: the work that a kill may cost."""
+
+
+class FileOutputs(StoredOutputs):
+    """See `Outputs`."""
+
+    deep = True
+
+    def check(self, sources: Sequence[Source | Container]) -> None:
+        """InputError if an output would overwrite a photo at a URL."""
+        photos = {plain(source.address) for source in sources if isinstance(source, Source) and source.address}
+        room = Room(self.place.path or Path(self.place.folder), self.writers)
+        for source in sources if photos else ():
+            for name in output_names(room, source) if isinstance(source, Source) else ():
+                if plain(address := self.store.address(name)) in photos:
+                    raise InputError(f"{address}: this output would overwrite an input photo; choose another place")
+
+    def desk(self, world: World, begun: Begun, number: Callable[[], int]) -> Desk:
+        """See `Outputs`"""
+        return _FileDesk(self.store, Staging(self.beside, self.make_writers), self.head, world.rank)
+
+
+class _FileDesk:
+    def __init__(self, store: Store, staging: Staging, head: Line, rank: int) -> None:
+        self.names: dict[str, bool] = {}
+        self._store = store
+        self._staging = staging
+        self._head = head
+        self._rank = rank
+        self._lines: list[Line] = []
+        self._parts = 0
+        self._last = time.monotonic()
+        self._lock = threading.Lock()
+
+    def place(self) -> AbstractContextManager[Room]:
+        return self._staging.room()
+
+    def hand_in(self, source: Source, room: Room, line: Line) -> None:
+        for name in room.files():
+            self._store.put(room.folder / name, name)
+        self._add({**line, "outputs": output_names(room, source)})
+
+    def leave_out(self, line: Line) -> None:
+        self._add(line)
+
+    def _add(self, line: Line) -> None:
+        with self._lock:
+            self._lines.append(line)
+            self.names[line["name"]] = line["status"] == "ok"
+            if time.monotonic() - self._last < PART_SECONDS:
+                return
+            lines, number = self._take()
+        put_part(self._store, self._head, self._rank, number, lines)
+
+    def _take(self) -> tuple[list[Line], int]:
+        lines, self._lines = self._lines, []
+        self._parts, self._last = self._parts + 1, time.monotonic()
+        return lines, self._parts
+
+    def close(self) -> None:
+        try:
+            lines, number = self._take()
+            if lines:
+                put_part(self._store, self._head, self._rank, number, lines)
+        finally:
+            self._staging.close()

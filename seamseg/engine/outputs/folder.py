@@ -1,0 +1,84 @@
+"""Outputs as files of a folder of this machine, written where they stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from seamseg.engine.distributed import World
+from seamseg.engine.manifest import Line, ManifestFolder, ManifestWriter
+from seamseg.engine.outputs.lock import FolderLock
+from seamseg.engine.outputs.outputs import Begun, Desk
+from seamseg.engine.outputs.staging import Room
+from seamseg.engine.sources import Container, Source
+from seamseg.engine.writers.writer import Writer
+from seamseg.errors import SeamsegError
+
+
+class FolderOutputs:
+    """See `Outputs`.
+
+    Parameters
+    ----------
+    out : the folder
+    writers : formats that write there
+    head : of the manifest
+    """
+
+    def __init__(self, out: Path, writers: Sequence[Writer], head: Line) -> None:
+        self.writers = writers
+        self.lock = FolderLock(out)
+        self.manifest = ManifestFolder(out, head)
+
+    def check(self, sources: Sequence[Source | Container]) -> None:
+        """See `Outputs`"""
+
+    def begin(self, sources: Sequence[Source | Container], restart: bool) -> Begun:
+        """See `Outputs`"""
+        return Begun(self.manifest.begin(restart))
+
+    def desk(self, world: World, begun: Begun, number: Callable[[], int]) -> Desk:
+        """See `Outputs`"""
+        path = self.manifest.rank_path(world.rank)
+        return _FolderDesk(Room(self.manifest.out, self.writers), ManifestWriter(path, self.manifest.head))
+
+    def end(self, lines: Sequence[int]) -> None:
+        """See `Outputs`"""
+        self.manifest.merge({self.manifest.rank_path(rank): count for rank, count in enumerate(lines)})
+        finish_formats(self.writers, self.manifest)
+
+
+def finish_formats(writers: Sequence[Writer], manifest: ManifestFolder) -> None:
+    """Let formats write what they have for all photos; SeamsegError if that fails."""
+    for position, writer in enumerate(writers):
+        try:
+            writer.finish(manifest.records(position))
+        except OSError as error:
+            name = error.filename or "output"
+            raise SeamsegError(f"{name}: cannot be written: {error.strerror or error}") from error
+
+
+def output_names(room: Room, source: Source) -> list[str]:
+    """The files of a photo that are known beforehand, below the folder that the formats write to."""
+    return [path.relative_to(room.folder).as_posix() for writer in room.writers for path in writer.paths(source)]
+
+
+class _FolderDesk:
+    def __init__(self, room: Room, lines: ManifestWriter) -> None:
+        self.names = lines.names
+        self._room = room
+        self._lines = lines
+
+    @contextmanager
+    def place(self) -> Iterator[Room]:
+        yield self._room
+
+    def hand_in(self, source: Source, room: Room, line: Line) -> None:
+        self._lines.add({**line, "outputs": output_names(room, source)})
+
+    def leave_out(self, line: Line) -> None:
+        self._lines.add(line)
+
+    def close(self) -> None:
+        self._lines.close()

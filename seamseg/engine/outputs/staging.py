@@ -1,0 +1,101 @@
+"""A folder of this process in which outputs are made before they are brought to their place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from seamseg.engine.writers.writer import Writer
+from seamseg.errors import SeamsegError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_PREFIX = ".seamseg-predict-"
+_LOCK = "lock"
+
+MakeWriters = Callable[[Path], Sequence[Writer]]
+"""The formats of a run, for a folder that they write to"""
+
+
+@dataclass(frozen=True)
+class Room:
+    """A folder for the outputs of one photo at a time, and what writes them there."""
+
+    folder: Path
+    writers: Sequence[Writer]
+
+    def files(self) -> list[str]:
+        """What has been written, as names below the folder."""
+        return sorted(p.relative_to(self.folder).as_posix() for p in self.folder.rglob("*") if p.is_file())
+
+
+class Staging:
+    """A temporary folder; those of processes that were killed are removed when a new one is made beside them.
+
+    Parameters
+    ----------
+    parent : where it lies, by default where temporary files go (`TMPDIR`)
+    make_writers : of a room
+
+    Raises
+    ------
+    SeamsegError
+        if it cannot be made
+    """
+
+    def __init__(self, parent: Path | None, make_writers: MakeWriters) -> None:
+        where = Path(tempfile.gettempdir()) if parent is None else parent
+        self._make_writers = make_writers
+        self._free: SimpleQueue[Room] = SimpleQueue()
+        try:
+            where.mkdir(parents=True, exist_ok=True)
+            _sweep(where)
+            self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=where))
+            self._lock = os.open(self.folder / _LOCK, os.O_CREAT | os.O_RDWR)
+        except OSError as error:
+            raise SeamsegError(f"{where}: cannot be written: {error.strerror or error}") from error
+        if fcntl is not None:
+            with suppress(OSError):
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    @contextmanager
+    def room(self) -> Iterator[Room]:
+        """A room that nobody else is in, empty; it is cleared at the end."""
+        try:
+            room = self._free.get_nowait()
+        except Empty:
+            folder = Path(tempfile.mkdtemp(prefix="room-", dir=self.folder))
+            room = Room(folder, self._make_writers(folder))
+        try:
+            yield room
+        finally:
+            for path in room.folder.iterdir():
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            self._free.put(room)
+
+    def close(self) -> None:
+        """Remove it."""
+        os.close(self._lock)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _sweep(where: Path) -> None:
+    """Remove the folders whose process has ended: its lock is gone. Without locks they stay."""
+    for folder in where.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            file = os.open(folder / _LOCK, os.O_RDWR)
+            try:
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(file)
