@@ -218,9 +218,9 @@ def _formats(args: argparse.Namespace) -> list[str]:
 
 
 _WITHOUT_EFFECT = {
-    *("command", "model", "inputs", "out", "device", "batch_size", "workers", "limit", "restart", "quiet", "debug")
+    *("command", "model", "inputs", "out", "device", "batch_size", "workers", "limit", "restart", "quiet", "debug"),
     # these but for rounding
-    * ("compile", "cuda_graphs"),
+    *("compile", "cuda_graphs"),
 }
 """Arguments that do not change the outputs of a photo"""
 
