@@ -87,7 +87,7 @@ class CompiledDense:
         """The backend of torch.compile, with a word before: nobody should think that it hangs."""
         if not is_quiet():
             print(
-                f"{self.device}: compiling the network, first seen at {self._size} pixels; this takes a minute or two",
+                f"{self.device}: compiling the network, first seen at {self._size} pixels; this takes minutes",
                 file=sys.stderr,
                 flush=True,
             )
