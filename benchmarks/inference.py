@@ -6,6 +6,8 @@
 and fusion, without its reading and writing of files). `trained`: our own network before its norms are folded.
 `maskrcnn`: torchvision's maskrcnn_resnet50_fpn, which has no semantic head: it finds no stuff.
 
+Images a second of many photos, also compiled and as CUDA graphs, on a CPU or GPU: benchmarks/throughput.py.
+
 Weights are random. Every side works on the same JPEG at the same input size, with 1000 proposals and 100 detections:
 we take our own best 1000 proposals and make up classes and scores of the first 100; the peer's class layer gets a bias
 for one class, so that it finds 100 detections of that class. The sides take turns. CPU seconds (all threads) stand

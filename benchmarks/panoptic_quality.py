@@ -6,13 +6,19 @@ The maps are drawn scenes of the toy city, shifted and mirrored so that no two a
 borders, lost and torn segments. Half of the files are written by us, half by Pillow with its defaults. Each side is a
 process of its own that evaluates all pairs with `--workers` workers (panopticapi takes as many processes as it may use
 cores, so all sides are bound to that many); the sides take turns, medians are printed. Times are those of the
-evaluation from file names to scores, without the start of Python and imports. Peak memory is summed over processes.
+evaluation from file names to scores, without the start of Python and imports; the command line's are said below, from
+its start to its end.
+
+Memory is the kernel's own high-water mark (VmHWM) of the largest process, with all that it has imported, and the sum
+over processes, each shared page counted in parts (Pss, looked at every 20 ms). Ours is that of
+`python -m seamseg evaluate`, the peers', who have no command line or a slower one, that of the process that is timed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
 import subprocess
@@ -20,6 +26,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -29,7 +36,6 @@ NAMES = ("PQ", "SQ", "RQ")
 
 OURS = """
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json as run
-import torch; torch.set_num_threads(1)
 def evaluate(gt, pred, workers):
     scores = run(gt, pred, workers=workers)
     known = [c.to_json() for c in scores.per_class]
@@ -65,7 +71,8 @@ def scenes() -> list[np.ndarray]:
     """Landscape scenes as numbers of segments from 0, which is void."""
     from seamseg.data.prepare.toy_city import render_scene
 
-    out, index = [], 0
+    out: list[np.ndarray] = []
+    index = 0
     while len(out) < SCENES:
         ids = render_scene(0, "val", index, (HEIGHT, WIDTH))[1]
         index += 1
@@ -138,49 +145,80 @@ def make_pairs(folder: Path, pairs: int) -> None:
         (folder / f"{side}.json").write_text(json.dumps(content))
 
 
-def run(python: str, code: str, folder: Path, workers: int) -> tuple[float, float, dict]:
-    """Seconds, peak memory in MB and the scores of one evaluation in a process of its own."""
+class Run(NamedTuple):
+    """Seconds from start to end of a process, its peak and the peak of all its processes in MB, what it printed."""
+
+    seconds: float
+    largest: float
+    together: float
+    out: bytes
+
+
+def watched(command: list[str], workers: int) -> Run:
+    """Run a command on so many cores and look at its memory."""
     cores = sorted(os.sched_getaffinity(0))[:workers]
-    command = [python, "-c", code + RUN, str(folder / "gt.json"), str(folder / "pred.json"), str(workers)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
+        start = time.perf_counter()
         child = subprocess.Popen(
             command, stdout=out, stderr=said, env=environment, preexec_fn=lambda: os.sched_setaffinity(0, cores)
         )
-        peak = 0.0
+        largest = together = 0.0
         while child.poll() is None:
-            peak = max(peak, memory(child.pid))
-            time.sleep(0.05)
+            tree = processes(child.pid)
+            largest = max([largest, *(field(pid, "status", "VmHWM:") for pid in tree)])
+            together = max(together, sum(field(pid, "smaps_rollup", "Pss:") for pid in tree))
+            time.sleep(0.02)
+        seconds = time.perf_counter() - start
         said.seek(0)
         if child.returncode:
-            sys.exit(f"{python} failed:\n{said.read().decode()[-2000:]}")
+            sys.exit(f"{command[0]} failed:\n{said.read().decode()[-2000:]}")
         out.seek(0)
-        seconds, scores = json.loads(out.read())
-    return seconds, peak, scores
+        return Run(seconds, largest, together, out.read())
 
 
-def memory(pid: int) -> float:
-    """What a process and its children hold, each shared page counted in parts, in MB."""
-    total = 0.0
+def processes(pid: int) -> list[int]:
+    """A process and all that it has started."""
+    found = [pid]
     try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                total += int(line.split()[1]) / 1024
         for task in Path(f"/proc/{pid}/task").iterdir():
-            total += sum(memory(int(child)) for child in (task / "children").read_text().split())
+            found += [one for child in (task / "children").read_text().split() for one in processes(int(child))]
     except (OSError, ValueError):
         pass  # it has ended
-    return total
+    return found
+
+
+def field(pid: int, file: str, name: str) -> float:
+    """A line of what the kernel says of a process, in MB; 0 if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(name)), 0.0)
+
+
+def evaluate(python: str, code: str, folder: Path, workers: int) -> tuple[float, dict, Run]:
+    """Seconds and scores of one evaluation, and its process."""
+    files = [str(folder / f"{side}.json") for side in ("gt", "pred")]
+    done = watched([python, "-c", code + RUN, *files, str(workers)], workers)
+    seconds, scores = json.loads(done.out)
+    return seconds, scores, done
+
+
+def command_line(folder: Path, workers: int) -> tuple[dict, Run]:
+    """The same by `python -m seamseg evaluate`."""
+    metrics, files = folder / "metrics.json", ["--gt", str(folder / "gt.json"), "--pred", str(folder / "pred.json")]
+    command = [sys.executable, "-m", "seamseg", "evaluate", *files, "--workers", str(workers), "--quiet"]
+    done = watched([*command, "--json", str(metrics)], workers)
+    classes = json.loads(metrics.read_text())["per_class"].values()
+    return {str(c["id"]): [c[name] for name in NAMES] for c in classes}, done
 
 
 def in_memory(folder: Path, rounds: int) -> float:
     """Milliseconds a pair, from two dense maps in memory to counts, one thread."""
-    import torch
-
     from seamseg.evaluation.coco_panoptic import read_coco_panoptic, segments_of
     from seamseg.evaluation.panoptic_quality import PanopticQuality
 
-    torch.set_num_threads(1)
     gt, pred = (read_coco_panoptic(folder / f"{side}.json") for side in ("gt", "pred"))
     class_of = {k: k - 1 for k in range(1, CLASSES + 1)}
     times = []
@@ -221,21 +259,34 @@ def main() -> None:
             sides[name] = (python, code)
     with tempfile.TemporaryDirectory(prefix="panoptic-quality-") as name:
         folder = Path(name)
-        make_pairs(folder, arguments.pairs)
-        results: dict[str, list[tuple[float, float, dict]]] = {side: [] for side in sides}
+        # a small process of ours: that of a child begins as a copy of it
+        maker = multiprocessing.Process(target=make_pairs, args=(folder, arguments.pairs))
+        maker.start()
+        maker.join()
+        if maker.exitcode:
+            sys.exit("the files could not be made")
+        results: dict[str, list[tuple[float, dict, Run]]] = {side: [] for side in sides}
+        whole = []
         for _ in range(arguments.rounds):
             for side, (python, code) in sides.items():
-                results[side].append(run(python, code, folder, arguments.workers))
+                results[side].append(evaluate(python, code, folder, arguments.workers))
+            whole.append(command_line(folder, arguments.workers))
         memory_ms = in_memory(folder, arguments.rounds)
     print(f"{arguments.pairs} pairs of {HEIGHT} x {WIDTH}, {arguments.workers} workers, {arguments.rounds} rounds\n")
-    print(f"{'':<14}{'ms a pair':>10}{'times ours':>12}{'peak MB':>9}   largest difference of {', '.join(NAMES)}")
+    gaps = f"largest difference of {', '.join(NAMES)}"
+    print(f"{'':<14}{'ms a pair':>10}{'times ours':>12}{'peak MB':>9}{'together':>9}   {gaps}")
     ours = results["seamseg"]
     for side, found in results.items():
-        ms = statistics.median(1e3 * r[0] / arguments.pairs for r in found)
+        ms = statistics.median(1e3 * seconds / arguments.pairs for seconds, _, _ in found)
         ratio = statistics.median(r[0] / o[0] for r, o in zip(found, ours))
-        gaps = "" if side == "seamseg" else "".join(f"{g:>10.1e}" for g in largest_difference(found[0][2], ours[0][2]))
-        print(f"{side:<14}{ms:>10.2f}{ratio:>12.2f}{max(r[1] for r in found):>9.0f}   {gaps}")
-    print(f"\nfrom maps in memory, one thread: {memory_ms:.2f} ms a pair")
+        gaps = "" if side == "seamseg" else "".join(f"{g:>10.1e}" for g in largest_difference(found[0][1], ours[0][1]))
+        runs = [run for _, run in whole] if side == "seamseg" else [run for _, _, run in found]
+        largest, together = max(run.largest for run in runs), max(run.together for run in runs)
+        print(f"{side:<14}{ms:>10.2f}{ratio:>12.2f}{largest:>9.0f}{together:>9.0f}   {gaps}")
+    same = all(scores == ours[0][1] for scores, _ in whole)
+    seconds = statistics.median(run.seconds for _, run in whole)
+    print(f"\npython -m seamseg evaluate: {seconds:.2f} s from start to end, {'the same' if same else 'OTHER'} scores")
+    print(f"from maps in memory, one thread: {memory_ms:.2f} ms a pair")
 
 
 if __name__ == "__main__":

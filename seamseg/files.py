@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -15,6 +16,8 @@ from seamseg.errors import InputError, SeamsegError
 
 PARTIAL = ".partial"
 """Ending of files that are being written; one left by a killed process may be deleted."""
+_LONGEST = 192
+"""Bytes of a name that is part of the temporary one; file systems end at 255."""
 
 
 @contextmanager
@@ -28,7 +31,10 @@ def replacing(path: Path) -> Iterator[Path]:
     SeamsegError
         if the file cannot be written (disk full, no permission)
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}{PARTIAL}")
+    name = path.name
+    if len(os.fsencode(name)) > _LONGEST:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    temporary = path.with_name(f".{name}.{os.getpid()}.{threading.get_ident()}{PARTIAL}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary

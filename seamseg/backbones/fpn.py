@@ -57,9 +57,11 @@ class FPN(nn.Module):
         return levels
 
     def _add_enlarged(self, fine: Tensor, coarse: Tensor) -> Tensor:
+        # a compiler never makes the enlarged map, and is not to make other code where sizes are not twice others
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or self.interpolation != "nearest":
+            return fine + self._enlarge(coarse, fine)
         height, width = coarse.shape[-2:]
-        doubled = fine.shape[-2:] == (2 * height, 2 * width)
-        if torch.is_grad_enabled() or self.interpolation != "nearest" or not doubled:
+        if fine.shape[-2:] != (2 * height, 2 * width):
             return fine + self._enlarge(coarse, fine)
         # each coarse value is added to its four pixels, the enlarged map never exists
         cells = fine.unflatten(3, (width, 2)).unflatten(2, (height, 2))

@@ -106,11 +106,27 @@ def hints(stages: dict[str, float], device: str, precision: str, load: float) ->
             said.append("SEAMSEG_PLAIN_OPS is set: the compiled operators are not used")
     elif precision == "fp32":
         said.append("--precision fp16 or bf16 uses the GPU's tensor cores, results differ a little")
-    files = stages["decode"] + stages["resize"] + stages["encode"]
-    said.append(
-        f"files take {files / total:.0%}; with many photos `predict` decodes and encodes while the network runs"
-    )
+    said.append(_files(stages, device))
     return said
+
+
+def _files(stages: dict[str, float], device: str) -> str:
+    """What reading and writing cost where `predict` has many photos; computed of the stages, not measured."""
+    reading, writing = stages["decode"] + stages["resize"], stages["fusion"] + stages["encode"]
+    total = sum(stages.values())
+    share = f"decoding, resizing, fusion and encoding take {(reading + writing) / total:.0%}"
+    if device == "cpu":
+        return f"{share}; the network needs the same cores, so `predict` saves only the wait for storage"
+    # as many as `predict` has by default, and its threads that write
+    workers, threads = max(min(4, available_cores()), 1), 2
+    beside = {
+        f"{workers} processes that decode": reading / workers,
+        "the network": total - reading - writing,
+        f"{threads} threads that fuse and encode": writing / threads,
+    }
+    limit = max(beside, key=lambda name: beside[name])
+    best = f"at best {beside[limit] * 1e3:.0f} ms a photo, limited by {limit}"
+    return f"{share}; `predict` does them beside the network, {best}"
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -113,6 +113,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work = parser.add_argument_group("work")
     work.add_argument("--batch-size", type=int, default=1, metavar="N", help="photos of one size together (default: 1)")
     work.add_argument("--workers", type=int, metavar="N", help="processes that decode (default: up to 4); 0 for none")
+    fast = parser.add_argument_group("many photos of few sizes: what takes a while at the start and is faster then")
+    fast.add_argument(
+        "--compile",
+        action="store_true",
+        help="make code for a GPU by torch.compile: minutes at the start, for all sizes; works on a CPU with a C++ "
+        "compiler, too, but is slower there than leaving it out",
+    )
+    fast.add_argument(
+        "--cuda-graphs",
+        action="store_true",
+        help="GPU only: record the network's kernels for each size of input that comes twice (the last 8 sizes), and "
+        "start them all at once; goes with --compile",
+    )
+    fast.add_argument(
+        "--pad-to",
+        type=int,
+        default=1,
+        metavar="N",
+        help="pad the network's input to multiples of N, such as 128: fewer sizes, results differ a little near the "
+        "right and lower edge (default: 1, no padding)",
+    )
     work.add_argument("--limit", type=int, metavar="N", help="only the first N photos (of each video or shard)")
     work.add_argument(
         "--shard-photos", type=int, default=1000, metavar="N", help="photos of a shard at most (default: 1000)"
@@ -162,13 +183,20 @@ def run(args: argparse.Namespace) -> int:
             preview=args.preview,
             overrides=args.set,
             precision=args.precision,
+            compile=args.compile,
+            cuda_graphs=args.cuda_graphs,
+            pad_to=args.pad_to,
         )
 
         def writers(folder: Path) -> list[Writer]:
             made = make_writers(formats, folder, predictor.metadata) if formats else []
             if args.anonymize is not None:
                 style, score = args.anonymize_style, args.anonymize_score
-                made.append(AnonymizeWriter(folder, predictor.metadata, args.anonymize, style, score))
+                private = AnonymizeWriter(folder, predictor.metadata, args.anonymize, style, score)
+                if args.classes is not None:
+                    # what the map would show without --classes is hidden all the same
+                    private.least_score = min(score, predictor.thresholds.score_threshold)
+                made.append(private)
             return made
 
         # by what it means here: `auto` is another one elsewhere
@@ -210,6 +238,8 @@ def _formats(args: argparse.Namespace) -> list[str]:
 _WITHOUT_EFFECT = {
     *("command", "model", "inputs", "out", "device", "batch_size", "workers", "limit", "restart", "quiet", "debug"),
     "shard_photos",
+    # these but for rounding
+    *("compile", "cuda_graphs"),
 }
 """Arguments that do not change the outputs of a photo"""
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from seamseg.errors import InputError
+from seamseg.heads.select import upload
 from seamseg.models.outputs import Features
 from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.nms import nms
@@ -110,8 +111,9 @@ def _look(net: PanopticNet, views: list[Tensor]) -> tuple[list[Prediction], Tens
     kept: list[Tensor] = []
 
     def keep_logits(features: Features) -> list[Tensor | None]:
-        if net.sem_head is not None:
-            kept.append(net.sem_head(features.levels).float())
+        maps = net.classify(features)
+        if maps is not None:
+            kept.append(maps.float())
         return [None] * len(features.valid_sizes)
 
     predictions = net.predict(PackedSequence(views), segment=keep_logits)
@@ -120,7 +122,7 @@ def _look(net: PanopticNet, views: list[Tensor]) -> tuple[list[Prediction], Tens
 
 def _back(p: Prediction, size: tuple[int, int], factors: tuple[float, float], mirrored: bool) -> Prediction:
     """Detections of a look in pixels of the image."""
-    boxes = p.boxes * p.boxes.new_tensor(factors * 2)
+    boxes = p.boxes * upload(torch.tensor(factors * 2, dtype=p.boxes.dtype), p.boxes.device)
     masks = p.mask_logits
     if mirrored:
         y0, x0, y1, x1 = boxes.unbind(1)

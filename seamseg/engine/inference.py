@@ -15,11 +15,12 @@ import numpy as np
 from seamseg.engine.distributed import World, broadcast_object, gather_objects, patient_group, shared_counter
 from seamseg.engine.manifest import Line
 from seamseg.engine.outputs.outputs import Begun, Desk, Outputs
-from seamseg.engine.photos import Photo, PhotoDataset, Unreadable, equal_size_batches
+from seamseg.engine.photos import Photo, PhotoTransform, Unreadable, equal_size_batches
 from seamseg.engine.predictor import Predictor
 from seamseg.engine.progress import progress
 from seamseg.engine.reading import Decoders, Share, bytes_of_photo, despite_deaths
 from seamseg.engine.sources import Container, Source, refuse_overwriting, refuse_sharing
+from seamseg.engine.urls import explain
 from seamseg.engine.writers import Background, Writer
 from seamseg.errors import InputError, SeamsegError
 from seamseg.panoptic_map import PanopticResult
@@ -81,7 +82,7 @@ def predict_all(
         begun = _begin(outputs, sources, restart, world, patient)
         outputs.lock.together()
         keep_rgb = any(w.needs_photo for w in outputs.writers)
-        decoder = PhotoDataset([], predictor.transform, keep_rgb, predictor.tiling)
+        decoder = PhotoTransform(predictor.transform, keep_rgb, predictor.tiling)
         share = Share(sources, decoder, begun.done, world.rank, world.size, limit)
         work = _Work(predictor, outputs.desk(world, begun, shared_counter(world)))
         decoders = Decoders(share, workers)
@@ -121,9 +122,9 @@ def _check_names(sources: Sequence[Source | Container], writers: Sequence[Writer
     photos = [s for s in sources if isinstance(s, Source)]
     containers = [s for s in sources if not isinstance(s, Source)]
     for writer in writers:
-        outputs = [writer.paths(source) for source in photos]
-        refuse_overwriting(photos, [path for paths in outputs for path in paths])
-        refuse_sharing(photos, outputs)
+        # never all paths at once: of a million photos they are gigabytes
+        refuse_overwriting(photos, (path for source in photos for path in writer.paths(source)))
+        refuse_sharing(photos, map(writer.paths, photos))
         if containers and len(sources) > 1:
             # their photos have no names yet, but lie in folders
             a, b = (writer.paths(Source(Path("x"), f"{folder}/x", "x")) for folder in "ab")
@@ -161,9 +162,8 @@ class _Work:
         except BaseException as error:
             despite_deaths(background.abandon)
             death = decoders.bury(error) if isinstance(error, (RuntimeError, OSError, EOFError)) else None
-            if death is None and self._seen and isinstance(error, RuntimeError):
-                words = " ".join(str(error).split())[:300]
-                raise SeamsegError(f"{self._seen}: the network fails ({type(error).__name__}: {words})") from error
+            if death is None and self._seen and isinstance(error, Exception):
+                raise _named(error, f"{self._seen}: the network fails") from error
             if death is None:
                 raise
             print(death.story, file=sys.stderr, flush=True)
@@ -194,6 +194,14 @@ class _Work:
         return predictions
 
     def _write(self, source: Source, stamp: str, photo: Photo, prediction: Prediction, seconds: float) -> None:
+        try:
+            self._write_outputs(source, stamp, photo, prediction, seconds)
+        except (SeamsegError, OSError):
+            raise  # names the file
+        except Exception as error:
+            raise _named(error, f"{source}: its outputs cannot be made") from error
+
+    def _write_outputs(self, source: Source, stamp: str, photo: Photo, prediction: Prediction, seconds: float) -> None:
         begin = time.perf_counter()
         result = self.predictor.fuse(prediction, photo.native_size)
         rgb: np.ndarray | None = None if photo.rgb is None else photo.rgb.numpy()
@@ -216,6 +224,11 @@ class _Work:
         """Segments of each class that the photo has."""
         count = Counter(segment.category for segment in result.segments if not segment.iscrowd)
         return {self.predictor.metadata.categories[category]: count[category] for category in sorted(count)}
+
+
+def _named(error: Exception, what: str) -> SeamsegError:
+    """An error that says at which photo it came."""
+    return SeamsegError(f"{what}: {error}" if isinstance(error, SeamsegError) else f"{what} ({explain(error)})")
 
 
 def _place(source: Source) -> Line:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from seamseg.config import Config
-from seamseg.data.images import UnreadableImage, open_image
 from seamseg.data.transforms import TestTransform, bytes_of
 from seamseg.engine.tiles import Tiling
 from seamseg.errors import InputError
@@ -79,9 +76,8 @@ def is_for_tiles(image: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Photo:
-    """A decoded photo: `index` in its list, input as :func:`network_input`, own size, RGB `h x w x 3` uint8 if kept."""
+    """A decoded photo: its input as :func:`network_input`, own size, and RGB `h x w x 3` uint8 if kept."""
 
-    index: int
     image: Tensor
     native_size: tuple[int, int]
     rgb: Tensor | None
@@ -89,61 +85,36 @@ class Photo:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A photo that could not be decoded: `index` in its list, and why."""
+    """Why a photo could not be decoded."""
 
-    index: int
     reason: str
 
 
-class PhotoDataset(Dataset):
-    """Decodes and transforms photos; those that cannot be read become :class:`Unreadable` rather than an error.
+@dataclass(frozen=True)
+class PhotoTransform:
+    """From an open picture to a :class:`Photo`.
 
-    Parameters
+    Attributes
     ----------
-    paths : of the photos
     transform : to the network's input
     keep_rgb : hand out the photo's own pixels too
     tiling : which photos are to be seen in tiles
     """
 
-    def __init__(
-        self,
-        paths: Sequence[Path],
-        transform: TestTransform,
-        keep_rgb: bool = False,
-        tiling: Tiling = Tiling("off"),  # noqa: B008  # frozen
-    ) -> None:
-        self.paths = list(paths)
-        self.transform = transform
-        self.keep_rgb = keep_rgb
-        self.tiling = tiling
+    transform: TestTransform
+    keep_rgb: bool = False
+    tiling: Tiling = Tiling("off")
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> Photo | Unreadable:
-        """The photo at an index."""
-        try:
-            image = open_image(self.paths[index])
-        except UnreadableImage as error:
-            return Unreadable(index, str(error))
-        return self.photo(index, image)
-
-    def photo(self, index: int, image: Image.Image) -> Photo:
-        """What an open picture becomes."""
+    def __call__(self, image: Image.Image) -> Photo:
+        """What the picture becomes."""
         # a tensor reaches the main process through shared memory, an array through a pipe
         rgb = torch.from_numpy(np.array(image)) if self.keep_rgb else None
-        return Photo(index, network_input(image, self.transform, self.tiling), (image.height, image.width), rgb)
+        return Photo(network_input(image, self.transform, self.tiling), (image.height, image.width), rgb)
 
 
 def as_is(item: T) -> T:
     """The `collate_fn` of loaders of single items; the default one would rebuild them."""
     return item
-
-
-def photo_loader(dataset: PhotoDataset, workers: int) -> DataLoader:
-    """The photos in order, decoded by `workers` processes (0: none) that stay a few photos ahead."""
-    return DataLoader(dataset, batch_size=None, num_workers=min(workers, len(dataset)), collate_fn=as_is)
 
 
 def equal_size_batches(

@@ -14,9 +14,11 @@ from torch import Tensor
 from seamseg.config import Config
 from seamseg.data.metadata import Metadata
 from seamseg.data.transforms import TestTransform
+from seamseg.engine.acceleration import Acceleration
 from seamseg.engine.any_photo import AnyPhoto, Opened, as_image, is_one, keepsake, runs_of_one_size
 from seamseg.engine.augmentation import Augmentation, predict_augmented
 from seamseg.engine.class_names import choose_classes
+from seamseg.engine.cuda_graphs import Recordings
 from seamseg.engine.distributed import choose_device
 from seamseg.engine.model_file import open_model
 from seamseg.engine.photos import is_for_tiles, network_input, test_transform
@@ -77,6 +79,7 @@ class Predictor:
     tiling : how huge photos are seen
     augmentation : several looks at each image
     classes : indices of those that results hold; None for all
+    recordings : CUDA graphs of the network, which are dropped where the memory does not suffice
 
     Notes
     -----
@@ -101,6 +104,7 @@ class Predictor:
         tiling: Tiling = Tiling(),  # noqa: B008  # frozen
         augmentation: Augmentation | None = None,
         classes: Sequence[int] | None = None,
+        recordings: Recordings | None = None,
     ) -> None:
         self.net = net.to(device).eval()
         self.metadata = metadata
@@ -111,6 +115,7 @@ class Predictor:
         self.tiling = tiling
         self.augmentation = augmentation
         self.classes = classes
+        self.recordings = recordings
         self._said = False
 
     @overload
@@ -243,10 +248,14 @@ class Predictor:
             try:
                 return self._see(images)
             except torch.OutOfMemoryError as error:
-                if not tiling.allowed and len(images) == 1:
+                without = self.recordings is not None and len(self.recordings) > 0
+                if not without and not tiling.allowed and len(images) == 1:
                     raise self._too_large(images[0], "whole; let it use tiles (--tiles auto)") from error
             # outside of the handler: the error holds on to what the network had made
             free_memory()
+            if without and self.recordings is not None:
+                self.recordings.forget()
+                return self.raw(images, tiling)
         if len(images) > 1:
             return [self.raw([image], tiling)[0] for image in images]
         return [self._see_in_tiles(image, tiling) for image in images]
@@ -318,6 +327,9 @@ def load_predictor(
     preview: bool = False,
     overrides: Sequence[str] = (),
     precision: str = "fp32",
+    compile: bool = False,
+    cuda_graphs: bool = False,
+    pad_to: int = 1,
 ) -> Predictor:
     """Open a trained model for inference; available as `seamseg.load`.
 
@@ -336,16 +348,21 @@ def load_predictor(
     preview : at half the size: a quarter of the time, small things are lost
     overrides : configuration keys as `section.key=value`
     precision : fp32, bf16, fp16 (GPU only) or auto (bf16 where the device has it); below fp32 results differ a little
+    compile, cuda_graphs, pad_to : see :class:`seamseg.engine.acceleration.Acceleration`
 
     Raises
     ------
     InputError
         if the model is missing, broken, or not what its configuration and metadata say
+    SeamsegError
+        if torch.compile is wanted and does not work here
     """
     tiling = Tiling(tiles, tile_overlap)
     augmentation = Augmentation.parse(tta)
     chosen = device if isinstance(device, torch.device) else choose_device(device)
     choose_precision(precision, chosen)
+    acceleration = Acceleration(compile, cuda_graphs, pad_to)
+    acceleration.check(chosen, augmentation is not None)
     opened = open_model(model, config, meta, list(overrides))
     # all arguments are checked before the network is built, which takes seconds
     transform = test_transform(opened.config, shortest_size, longest_max_size)
@@ -357,9 +374,8 @@ def load_predictor(
     net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
     averaged = load_into(net, opened.snapshot, strict=True, name=opened.name).averaged
     net = for_inference(net, chosen, precision)
-    return Predictor(
-        net, opened.metadata.without_images(), transform, thresholds, chosen, averaged, tiling, augmentation, kept
-    )
+    metadata, recordings = opened.metadata.without_images(), acceleration.apply(net, chosen)
+    return Predictor(net, metadata, transform, thresholds, chosen, averaged, tiling, augmentation, kept, recordings)
 
 
 def _on_cpu(p: Prediction) -> Prediction:

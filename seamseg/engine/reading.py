@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from seamseg.data.images import UnreadableImage
 from seamseg.data.workers import dead_workers, deaf_children, death_of, obey_the_parent_only
 from seamseg.engine.manifest import Done
-from seamseg.engine.photos import Photo, PhotoDataset, Unreadable, as_is
+from seamseg.engine.photos import Photo, PhotoTransform, Unreadable, as_is
 from seamseg.engine.sources import Container, Item, Source
+from seamseg.engine.urls import explain
 from seamseg.errors import SeamsegError
 
 _NOTE_BYTES = 4096
@@ -49,7 +50,7 @@ class Share(IterableDataset):
     def __init__(
         self,
         sources: Sequence[Source | Container],
-        decoder: PhotoDataset,
+        decoder: PhotoTransform,
         done: Mapping[str, Done],
         rank: int = 0,
         size: int = 1,
@@ -97,14 +98,13 @@ class Share(IterableDataset):
         self.ahead.wait(worker)
         _write_note(note, source)
         try:
-            image = item.open()
+            photo = self.decoder(item.open())
         except UnreadableImage as error:
-            return worker, (source, stamp, Unreadable(0, str(error)))
+            return worker, (source, stamp, Unreadable(str(error)))
+        except Exception as error:  # one photo, which is named, must not end the run: too little memory for it, say
+            return worker, (source, stamp, Unreadable(f"{source}: cannot be decoded: {explain(error)}"))
         finally:
             _write_note(note, None)
-        _write_note(note, source)
-        photo = self.decoder.photo(0, image)
-        _write_note(note, None)
         self.ahead.decoded(worker, bytes_of_photo(photo))
         return worker, (source, stamp, photo)
 

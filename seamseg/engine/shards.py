@@ -24,6 +24,12 @@ def is_shard(place: str) -> bool:
     return place.lower().endswith(SHARD_ENDINGS)
 
 
+def _is_photo(member: str) -> bool:
+    # hidden files as in folders: a Mac's `._a.jpg` beside each `a.jpg` is no picture
+    path = PurePosixPath(member)
+    return path.name.lower().endswith(PHOTO_ENDINGS) and not path.name.startswith(".")
+
+
 class _Strict(tarfile.TarInfo):
     """The head of a member. One that is cut off or garbage is an error; `tarfile` would take it for the end."""
 
@@ -73,7 +79,7 @@ class Shard:
         try:
             with closing(self._file()) as file, tarfile.open(fileobj=file, mode="r|*", tarinfo=_Strict) as archive:
                 for member in archive:
-                    if not member.isfile() or not member.name.lower().endswith(PHOTO_ENDINGS):
+                    if not member.isfile() or not _is_photo(member.name):
                         continue
                     stream = archive.extractfile(member)
                     assert stream is not None

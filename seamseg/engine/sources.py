@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -242,7 +242,7 @@ def _unique_names(paths: Sequence[PurePosixPath]) -> list[str]:
         names = renamed
 
 
-def refuse_overwriting(sources: Sequence[Source], outputs: Sequence[Path]) -> None:
+def refuse_overwriting(sources: Iterable[Source], outputs: Iterable[Path]) -> None:
     """InputError if an output would replace one of the photos."""
     photos = {_real(source.path) for source in sources if not source.address}
     for output in outputs:
@@ -260,7 +260,7 @@ def _real_folder(folder: Path) -> str:
     return os.path.realpath(folder)
 
 
-def refuse_sharing(sources: Sequence[Source], outputs: Sequence[Sequence[Path]]) -> None:
+def refuse_sharing(sources: Iterable[Source], outputs: Iterable[Sequence[Path]]) -> None:
     """InputError if two photos would be written to one file; `outputs` has the files of each photo."""
     owners: dict[str, Source] = {}
     for source, paths in zip(sources, outputs):

@@ -17,12 +17,13 @@ class Features:
     """A batch after the body.
 
     levels `N x C x h x w` from fine to coarse; `padded_size` the `(height, width)` of the padded batch, `valid_sizes`
-    those of each image without its padding.
+    those of each image without its padding; `semantic_logits` `N x classes x h x w` where they were made with the body.
     """
 
     levels: list[Tensor]
     padded_size: tuple[int, int]
     valid_sizes: list[tuple[int, int]]
+    semantic_logits: Tensor | None = None
 
 
 @dataclass(frozen=True)

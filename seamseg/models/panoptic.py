@@ -17,6 +17,7 @@ from seamseg.heads.rpn.anchors import AnchorGenerator
 from seamseg.heads.rpn.head import RPNHead
 from seamseg.heads.rpn.proposals import ProposalGenerator
 from seamseg.heads.semantic.head import SemanticHead
+from seamseg.models.dense import DensePart, RunDense
 from seamseg.models.outputs import Features, ROIOutputs, Things, TrainingOutputs
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.norm import InPlaceABNSync
@@ -49,7 +50,9 @@ class PanopticNet(nn.Module):
     fake_rois : in training, run the ROI head on a fake region where there is nothing to sample, so that every step uses
         every parameter (`[general] unused_parameters = fake`); False: leave it out
     dtype : of the network's input; None for that of the images
-    sizes_vary : tell torch.compile, where body and semantic head went through it, that heights and widths change
+    sizes_vary : tell torch.compile, where parts of the network went through it, that heights and widths change
+    run_dense : called at inference for :meth:`dense_part`, such as a compiled form of it; None: its parts in turn
+    pad_to : at inference, sides of a batch are padded to multiples of this
     """
 
     def __init__(
@@ -87,6 +90,9 @@ class PanopticNet(nn.Module):
         self.to(memory_format=self.memory_format)
         self.sizes_vary = False
         self.dtype: torch.dtype | None = None
+        self.run_dense: RunDense | None = None
+        self.pad_to = 1
+        self._code_weights: dict[torch.device, Tensor] = {}
 
     # Training
 
@@ -122,7 +128,7 @@ class PanopticNet(nn.Module):
             things,
             proposals,
             self._train_rois(features, proposals, things),
-            self._classify(features),
+            self.classify(features),
         )
 
     @property
@@ -186,8 +192,8 @@ class PanopticNet(nn.Module):
         """
         if self.training:
             raise RuntimeError("PanopticNet.predict: the network is in training mode, call eval() first")
-        features = self.encode(images)
-        proposals = self.proposals(*self._scored(features), features.valid_sizes, training=False)
+        features, scored = self._look(images)
+        proposals = self.proposals(*scored, features.valid_sizes, training=False)
         detections = self.detect(features, proposals)
         masks = self.mask(features, [boxes for boxes, _, _ in detections], [classes for _, classes, _ in detections])
         semantic = (segment or self.segment)(features)
@@ -198,12 +204,32 @@ class PanopticNet(nn.Module):
 
     def encode(self, images: PackedSequence) -> Features:
         """Pad the images to one size and run the body."""
-        padded, sizes = images.as_padded()
+        padded, sizes = self._padded(images)
+        return Features(self.body(padded), (int(padded.shape[-2]), int(padded.shape[-1])), sizes)
+
+    def _padded(self, images: PackedSequence) -> tuple[Tensor, list[tuple[int, int]]]:
+        padded, sizes = images.as_padded(multiple=1 if self.training else self.pad_to)
         padded = padded.to(dtype=self.dtype, memory_format=self.memory_format)
         if self.sizes_vary:
             _let_sizes_vary([padded])
-        levels = self.body(padded)
-        return Features(levels, (int(padded.shape[-2]), int(padded.shape[-1])), sizes)
+        return padded, sizes
+
+    def dense_part(self) -> DensePart:
+        """Body, RPN head and semantic head, to be compiled or recorded."""
+        return DensePart(self.body, self.rpn_head, self.sem_head, self.rpn_levels)
+
+    def _look(self, images: PackedSequence) -> tuple[Features, tuple[Tensor, Tensor, Tensor]]:
+        """Features of images, and objectness logits, box codes and anchors."""
+        if self.run_dense is None:
+            features = self.encode(images)
+            anchors, obj_logits, bbx_logits = self.score_anchors(features)
+            return features, (obj_logits, bbx_logits, anchors)
+        padded, sizes = self._padded(images)
+        seen = self.run_dense(padded)
+        size = int(padded.shape[-2]), int(padded.shape[-1])
+        features = Features(list(seen.levels), size, sizes, seen.semantic_logits)
+        shapes = [(int(height), int(width)) for height, width in seen.shapes]
+        return features, (seen.obj_logits, seen.bbx_logits, self.anchors(shapes, seen.obj_logits.device))
 
     def score_anchors(self, features: Features) -> tuple[Tensor, Tensor, Tensor]:
         """Anchors `A x 4`, their objectness logits `N x A` and box codes `N x A x 4`."""
@@ -211,17 +237,13 @@ class PanopticNet(nn.Module):
         obj_logits, bbx_logits, shapes = self.rpn_head(features.levels[first : first + number])
         return self.anchors(shapes, obj_logits.device), obj_logits, bbx_logits
 
-    def _classify(self, features: Features) -> Tensor | None:
+    def classify(self, features: Features) -> Tensor | None:
         """Semantic logits at the finest level's size; None without a semantic head."""
-        if self.sem_head is None:
-            return None
+        if self.sem_head is None or features.semantic_logits is not None:
+            return features.semantic_logits
         if self.sizes_vary:
             _let_sizes_vary(features.levels)
         return self.sem_head(features.levels)
-
-    def _scored(self, features: Features) -> tuple[Tensor, Tensor, Tensor]:
-        anchors, obj_logits, bbx_logits = self.score_anchors(features)
-        return obj_logits, bbx_logits, anchors
 
     def detect(self, features: Features, proposals: PackedSequence) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Boxes, classes and scores of the detections of each image, from its proposals."""
@@ -231,12 +253,20 @@ class PanopticNet(nn.Module):
             index = torch.zeros(0, dtype=torch.long, device=boxes.device)
         cls_logits, bbx_logits = self.judge(features, boxes, index)
         scores = torch.softmax(cls_logits.float(), dim=1)
-        codes = bbx_logits.float() / bbx_logits.new_tensor(self.bbx_reg_weights, dtype=torch.float32)
-        decoded = decode_boxes(boxes[:, None], codes)
+        decoded = decode_boxes(boxes[:, None], bbx_logits.float() / self._weights_on(boxes.device))
+        # rows come image after image: nobody has to ask a GPU whose they are
+        rows = [0 if p is None else p.shape[0] for p in proposals]
         return [
-            self.selector(clip_boxes(decoded[index == i], size), scores[index == i])
-            for i, size in enumerate(features.valid_sizes)
+            self.selector(clip_boxes(part, size), part_scores)
+            for part, part_scores, size in zip(decoded.split(rows), scores.split(rows), features.valid_sizes)
         ]
+
+    def _weights_on(self, device: torch.device) -> Tensor:
+        """The factors of the box codes, float32 `4`; kept, as a copy to a GPU would be waited for each time."""
+        if device not in self._code_weights:
+            with torch.inference_mode(False):
+                self._code_weights[device] = torch.tensor(self.bbx_reg_weights, dtype=torch.float32, device=device)
+        return self._code_weights[device]
 
     def judge(self, features: Features, boxes: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Class logits `K x (things + 1)` and box codes `K x things x 4` of boxes `K x 4` on the images `index`."""
@@ -264,7 +294,7 @@ class PanopticNet(nn.Module):
         """Class map `H x W` (int64) of each image; None without a semantic head."""
         if self.sem_head is None:
             return [None] * len(features.valid_sizes)
-        logits = self._classify(features)
+        logits = self.classify(features)
         assert logits is not None
         return [upsample_argmax(x, features.padded_size, size) for x, size in zip(logits, features.valid_sizes)]
 

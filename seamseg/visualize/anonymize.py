@@ -92,20 +92,26 @@ def clusters(mask: np.ndarray, cells: int = 64) -> Iterator[Region]:
     """
     if not mask.any():
         return
-    height, width = mask.shape
-    side = max(1, math.ceil(max(height, width) / cells))
-    rows, columns = np.arange(height) // side, np.arange(width) // side
-    coarse = np.zeros((int(rows[-1]) + 1, int(columns[-1]) + 1), bool)
-    y, x = np.nonzero(mask)
-    coarse[rows[y], columns[x]] = True
+    side = max(1, math.ceil(max(mask.shape) / cells))
+    firsts = (np.arange(0, length, side) for length in mask.shape)
+    coarse = mask
+    for axis, first in enumerate(firsts):
+        coarse = np.logical_or.reduceat(coarse, first, axis=axis)
     labels = _connected(coarse)
-    own = labels[rows[y], columns[x]]
-    order = np.argsort(own, kind="stable")
-    for part in np.split(order, np.flatnonzero(np.diff(own[order])) + 1):
-        top, left = int(y[part].min()), int(x[part].min())
-        crop = np.zeros((int(y[part].max()) + 1 - top, int(x[part].max()) + 1 - left), bool)
-        crop[y[part] - top, x[part] - left] = True
-        yield Region(crop, (top, left), part=True)
+    for label in np.unique(labels[labels > 0]):
+        own = labels == label
+        (y0, y1), (x0, x1) = (_ends(own.any(1 - axis)) for axis in (0, 1))
+        near = own[y0:y1, x0:x1].repeat(side, axis=0).repeat(side, axis=1)
+        crop = mask[y0 * side : y1 * side, x0 * side : x1 * side]
+        crop = crop & near[: crop.shape[0], : crop.shape[1]]
+        (top, bottom), (left, right) = (_ends(crop.any(1 - axis)) for axis in (0, 1))
+        yield Region(crop[top:bottom, left:right], (y0 * side + top, x0 * side + left), part=True)
+
+
+def _ends(line: np.ndarray) -> tuple[int, int]:
+    """The first true element, and one more than the last."""
+    found = np.flatnonzero(line)
+    return int(found[0]), int(found[-1]) + 1
 
 
 def _connected(cells: np.ndarray) -> np.ndarray:

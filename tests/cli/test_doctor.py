@@ -20,6 +20,7 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert said["torch"] == metadata.version("torch")
     assert "vistas_r50" in said["experiments"]
     assert said["launcher"] == "none: one process"
+    assert said["kernels, maps"] == "loaded"
     operators = out.split("operators\n")[1]
     assert [line.split()[0] for line in operators.splitlines()] == list(ops.implementations())
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from seamseg.cli import doctor_bench
 from seamseg.cli.main import main
 from seamseg.engine.profiling import STAGES
 
@@ -20,6 +21,17 @@ def test_table(capsys):
     assert main(["doctor", "--bench", "--size", "64x64", "--rounds", "1"]) == 0
     out = capsys.readouterr().out
     assert all(f"\n{stage}" in out for stage in STAGES) and "convolutions take" in out
+
+
+def test_what_files_cost_beside_the_network(monkeypatch):
+    monkeypatch.setattr(doctor_bench, "available_cores", lambda: 8)
+    stages = dict.fromkeys(STAGES, 0.0) | {"decode": 0.08, "body": 0.01, "encode": 0.01}
+    assert "the same cores" in doctor_bench.hints(stages, "cpu", "fp32", 0.0)[-1]
+    assert (
+        "at best 20 ms a photo, limited by 4 processes that decode" in doctor_bench.hints(stages, "cuda", "bf16", 0)[-1]
+    )
+    assert "limited by the network" in doctor_bench.hints(stages | {"body": 0.1}, "cuda", "bf16", 0)[-1]
+    assert "2 threads that fuse and encode" in doctor_bench.hints(stages | {"encode": 0.1}, "cuda", "bf16", 0)[-1]
 
 
 @pytest.mark.parametrize(

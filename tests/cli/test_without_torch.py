@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,15 @@ def test_other_sources(city: Path) -> None:
     photos = city / "data" / "img"
     split = ("val", str(photos), str(coco[-1]), str(coco[-1].with_suffix("")))
     run(city, "prepare", "panoptic", "own", "--split", *split, "--workers", "2")
+
+
+def test_the_cityscapes_protocol(city: Path) -> None:
+    truth = max((city / "exported" / "coco").rglob("*.json"))
+    (city / "results").mkdir()
+    shutil.copy(truth, city / "results" / "panoptic.json")
+    shutil.copytree(truth.with_suffix(""), city / "results" / "panoptic")
+    words = ("--protocol", "cityscapes", "--gt", "raw/gtFine/val", "--pred", "results", "--workers", "2")
+    assert "100.00" in run(city, "evaluate", *words)
 
 
 def test_files_and_their_report(city: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -222,6 +223,24 @@ def test_photos_of_every_kind(micro_run, micro, tmp_path, seamseg_main) -> None:
         # ids are colours near that of the class, so the same map has the same ids
         assert (maps[one] == maps[other]).mean() > 0.99, one
     assert all(Image.open(path).size == (96, 64) for path in out.glob("*.jpg"))
+
+
+def test_names_of_every_kind(micro_run, micro, tmp_path, seamseg_main) -> None:
+    """As long as file systems allow, with blanks, dashes, quotes and bytes that are no text; links in a circle."""
+    folder, out = tmp_path / "photos", tmp_path / "out"
+    folder.mkdir()
+    names = ["--format.jpg", "with blank .jpg", "new\nline.jpg", "q'\"$HOME%41#?.jpg", "街" * 83 + ".jpg"]
+    for name in (*(os.fsencode(n) for n in names), b"\xff\xfe.jpg"):
+        shutil.copy(micro / "img" / "val0.png", os.path.join(os.fsencode(folder), name))
+    (folder / "circle").symlink_to(folder)
+    (folder / "self.jpg").symlink_to(folder / "self.jpg")
+    words = ("--workers", "0", "--format", "overlay,coco", *QUIET)
+    assert seamseg_main("predict", micro_run, folder, out, *words) == 1
+    assert sum(p.suffix == ".jpg" for p in out.iterdir()) == len(names) + 1
+    assert len(list((out / "panoptic").iterdir())) == len(names) + 1
+    (folder / "self.jpg").unlink()
+    assert seamseg_main("predict", micro_run, folder, out, *words) == 0
+    assert len(json.loads((out / "panoptic.json").read_text())["images"]) == len(names) + 1
 
 
 def test_outputs_around_the_photos(micro_run, micro, tmp_path, seamseg_main, monkeypatch) -> None:

@@ -9,6 +9,7 @@ from PIL import Image
 from torch.utils.data import get_worker_info
 
 from seamseg.engine.sources import Source
+from seamseg.errors import SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -91,3 +92,39 @@ def test_a_failing_network_names_the_photo(micro_run, photos, tmp_path, seamseg_
     monkeypatch.setattr(PanopticNet, "predict", fail)
     assert run(seamseg_main, micro_run, photos, tmp_path) == 1
     assert "a.png: the network fails (RuntimeError: the device burns)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_photo_that_cannot_be_decoded_for_any_reason_is_left_out(
+    micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys, workers
+):
+    opened = Source.open
+
+    def open_(self):
+        if self.name == "d":
+            raise MemoryError("too large")
+        return opened(self)
+
+    monkeypatch.setattr(Source, "open", open_)
+    assert run(seamseg_main, micro_run, photos, tmp_path, "--workers", workers) == 1
+    assert "d.png: cannot be decoded: MemoryError: too large" in capsys.readouterr().err
+    assert done(tmp_path) == list("abcefg")
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "message"),
+    [
+        ("Predictor.raw", SeamsegError("not enough memory"), "a.png: the network fails: not enough memory"),
+        ("Predictor.raw", ValueError("odd"), "a.png: the network fails (ValueError: odd)"),
+        ("Predictor.fuse", MemoryError("full"), "a.png: its outputs cannot be made (MemoryError: full)"),
+    ],
+)
+def test_whatever_fails_names_the_photo(
+    micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys, where, error, message
+):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(f"seamseg.engine.predictor.{where}", fail)
+    assert run(seamseg_main, micro_run, photos, tmp_path, "--workers", "0") == 1
+    assert message in capsys.readouterr().err

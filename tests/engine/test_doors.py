@@ -100,6 +100,7 @@ def test_numbers_are_expanded():
 
 def test_a_shard_gives_every_photo_of_each_key(tmp_path):
     members = [("1.left.png", png()), ("1.json", b"{}"), ("1.cls", b"3"), ("s/2.png", png()), ("s/2.jpg", png())]
+    members += [("s/._2.png", b"what a Mac keeps beside it")]
     shard = find_sources(make_shard(tmp_path / "part.tar", members))[0]
     items = list(shard.items())
     assert names(i.source for i in items) == ["part/1.left", "part/s/2", "part/s/2.jpg"]

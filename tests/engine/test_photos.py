@@ -10,7 +10,7 @@ from PIL import Image
 
 from seamseg.config import default_config
 from seamseg.engine import photos
-from seamseg.engine.photos import Photo, PhotoDataset, Unreadable, equal_size_batches, photo_loader
+from seamseg.engine.photos import PhotoTransform, equal_size_batches
 from seamseg.errors import InputError
 
 
@@ -44,15 +44,12 @@ def test_limits_can_be_chosen():
             photos.test_transform(config(), *sizes)
 
 
-def test_unreadable_photos_are_values(tmp_path):
-    Image.new("RGB", (6, 4)).save(tmp_path / "good.png")
-    (tmp_path / "bad.jpg").write_text("no picture")
-    dataset = PhotoDataset([tmp_path / "good.png", tmp_path / "bad.jpg"], photos.test_transform(config()), True)
-    for workers in (0, 2):
-        good, bad = photo_loader(dataset, workers)
-        assert isinstance(good, Photo) and isinstance(bad, Unreadable)
-        assert good.native_size == (4, 6) and good.rgb.shape == (4, 6, 3)
-        assert bad.index == 1 and "bad.jpg" in bad.reason
+def test_what_a_picture_becomes():
+    image = Image.new("RGB", (6, 4))
+    transform = photos.test_transform(config())
+    kept, bare = (PhotoTransform(transform, keep)(image) for keep in (True, False))
+    assert kept.native_size == (4, 6) and kept.rgb.shape == (4, 6, 3) and bare.rgb is None
+    assert torch.equal(kept.image, transform(image)) and torch.equal(kept.image, bare.image)
 
 
 def test_batches_never_mix_sizes_and_lose_nothing():

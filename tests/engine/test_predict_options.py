@@ -84,6 +84,20 @@ def test_anonymize_from_the_command(micro_run, tmp_path, seamseg_main, names):
     assert abs(np.diff(hidden, axis=0)).mean() < 8
 
 
+def test_what_classes_leaves_out_of_the_map_is_hidden(micro_run, tmp_path, seamseg_main, names):
+    pixels = np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    words = ("--anonymize", names[-1], "--anonymize-score", "1", "--score-threshold", "0")
+    plain = []
+    for out, more in (("all", ()), ("less", ("--classes", names[0]))):
+        assert seamseg_main("predict", micro_run, tmp_path / "a.png", tmp_path / out, *CPU, *words, *more) == 0
+        with Image.open(tmp_path / out / "a.jpg") as picture:
+            changed = np.abs(np.asarray(picture).astype(int) - pixels).mean(2) > 20
+        plain.append(~changed)
+    assert plain[0].mean() < 0.9, "nothing was hidden"
+    assert (plain[1] & ~plain[0]).mean() < 0.01
+
+
 def test_anonymize_with_other_formats(micro_run, micro, tmp_path, seamseg_main, names):
     words = ("--anonymize", names[-1], "--anonymize-style", "pixels", "--format", "coco")
     assert seamseg_main("predict", micro_run, street(micro), tmp_path, *CPU, *words) == 0

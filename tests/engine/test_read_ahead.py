@@ -10,7 +10,7 @@ from PIL import Image
 
 from seamseg.data.images import open_image
 from seamseg.engine import reading
-from seamseg.engine.photos import PhotoDataset
+from seamseg.engine.photos import PhotoTransform
 from seamseg.engine.reading import Ahead, Decoders, Share
 from seamseg.engine.sources import Source, find_sources
 from seamseg.engine.writers import Background
@@ -48,7 +48,7 @@ def read_slowly(sources, tmp_path, monkeypatch, limit):
 
     monkeypatch.setattr(Source, "open", opened)
     counts, got = [], []
-    for source, _, _ in Decoders(Share(sources, PhotoDataset([], Whole(), True), {}), 2).read(()):
+    for source, _, _ in Decoders(Share(sources, PhotoTransform(Whole(), True), {}), 2).read(()):
         got.append(source.name)
         before = -1
         while before != (before := len(mark.read_text().split())):

@@ -1,9 +1,12 @@
 """Which photos are found and what their outputs are called."""
 
+import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from seamseg.engine import inference
 from seamseg.engine.sources import Source, find_sources, refuse_overwriting
 from seamseg.errors import InputError
 
@@ -96,3 +99,25 @@ def test_photos_are_not_overwritten(tree):
     refuse_overwriting(sources, [Path("elsewhere/a.jpg")])
     with pytest.raises(InputError, match=r"a\.jpg: this output would overwrite an input photo"):
         refuse_overwriting(sources, [tree / "sub" / ".." / "a.jpg"])
+
+
+def test_names_are_checked_one_by_one():
+    """The paths of a million photos would be gigabytes."""
+    alive, most = weakref.WeakSet(), 0
+
+    class Paths(list):
+        __hash__ = object.__hash__
+
+    class Writer:
+        def paths(self, source):
+            nonlocal most
+            paths = Paths([Path("out") / f"{source.name}.jpg"])
+            alive.add(paths)
+            most = max(most, len(alive))
+            return paths
+
+    sources = [Source(Path(f"in/{number}.jpg"), str(number), f"{number}.jpg") for number in range(50)]
+    inference._check_names(sources, [Writer()])
+    assert 1 <= most < 5
+    with pytest.raises(InputError, match="would both be written"):
+        inference._check_names([*sources, replace(sources[0])], [Writer()])

@@ -5,16 +5,21 @@ from typing import Any
 from seamseg.maps import library
 
 
+def _functions() -> library.Library:
+    assert library.functions is not None, f"no library: {library.state}"
+    return library.functions
+
+
 def decode_id_runs(*arguments: Any) -> Any:
     """Rows of a PNG."""
-    return library.functions.decode_id_runs(*arguments)
+    return _functions().decode_id_runs(*arguments)
 
 
 def joint_histogram(*arguments: Any) -> Any:
     """Two maps."""
-    return library.functions.joint_histogram(*arguments)
+    return _functions().joint_histogram(*arguments)
 
 
 def joint_histogram_of_runs(*arguments: Any) -> Any:
     """Two maps as runs."""
-    return library.functions.joint_histogram_of_runs(*arguments)
+    return _functions().joint_histogram_of_runs(*arguments)

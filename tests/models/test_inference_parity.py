@@ -3,8 +3,9 @@
 Tolerances are about ten times what the original differs from itself between two convolution libraries.
 
 Scores were also compared with a run in float64. The furthest of the original's is 1.5e-4 away from it, of the trained
-network's 2.2e-4 and of the folded one's 2.2e-4; of an image 2, 12 and 5 % are further away than 1e-4. On two threads
-the trained network swaps two near ties as well. So nine scores of ten within 1e-4 is what float32 allows, folded or not.
+network's 2.2e-4 and of the folded one's 2.2e-4; of an image 2, 12 and 5 % are further away than 1e-4. On two
+threads the trained network swaps two near ties as well. So nine scores of ten within 1e-4 is what float32 allows,
+folded or not.
 """
 
 import pytest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -130,6 +132,16 @@ def test_clusters_share_out_the_mask(height, width, density, cells, seed):
         assert region.part and region.mask[0].any() and region.mask[-1].any()
         count[y : y + h, x : x + w] += region.mask
     assert np.array_equal(count, mask.astype(int))
+
+
+def test_clusters_take_little_memory():
+    mask = np.zeros((1500, 1500), bool)
+    mask[100:-100, 100:-100] = True
+    tracemalloc.start()
+    (region,) = clusters(mask)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert region.mask.all() and peak < 4 * mask.size
 
 
 def test_clusters_lie_apart():

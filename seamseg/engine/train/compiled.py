@@ -6,10 +6,10 @@ would be compiled again and again.
 
 from __future__ import annotations
 
-import torch
 import torch._dynamo.config
-from torch import Tensor, nn
+from torch import nn
 
+from seamseg.engine.compiler import why_not
 from seamseg.engine.distributed import World, gather_objects
 from seamseg.engine.train.logs import TextLog
 from seamseg.models.panoptic import PanopticNet
@@ -33,7 +33,7 @@ def compile_static_part(net: PanopticNet, world: World, log: TextLog, backend: s
     -------
     whether it is compiled
     """
-    reasons = [reason for reason in gather_objects(world, _why_not(world.device, backend)) if reason is not None]
+    reasons = [reason for reason in gather_objects(world, why_not(world.device, backend)) if reason is not None]
     if reasons:
         log.warning(
             "[general] compile: the network runs uncompiled, torch.compile does not work "
@@ -49,18 +49,3 @@ def compile_static_part(net: PanopticNet, world: World, log: TextLog, backend: s
             part.compile(backend=backend)
     net.sizes_vary = True
     return True
-
-
-def _why_not(device: torch.device, backend: str) -> str | None:
-    """The first line of what the compiler says to a function of one line; None if it works."""
-    try:
-        x = torch.ones(8, device=device)
-        torch.compile(_one_line, backend=backend)(x)
-    except Exception as error:  # whatever is missing has its own type
-        lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        return lines[0].strip()[:300]
-    return None
-
-
-def _one_line(x: Tensor) -> Tensor:
-    return (x + 1).sin()

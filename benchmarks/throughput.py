@@ -1,0 +1,205 @@
+"""Images a second of one process: plain, compiled, as CUDA graphs, or both; and how long it is not in the network.
+
+    python benchmarks/throughput.py                                    # a GPU: 1024x2048 bf16, all variants
+    python benchmarks/throughput.py --device cpu --size 512x767 --rounds 3 plain compile
+
+Two figures a variant. `network`: decoded images in, predictions on the CPU out (`Predictor.raw`: upload, network,
+download); the variants take turns, image by image. `predict`: JPEG files in, overlay and COCO panoptic files out, by
+the code of `seamseg predict`, after a run that does not count; `outside` is the part of its wall time in which the
+process was not in `Predictor.raw`: where it waits for decoders and writers.
+
+Weights are random; each image gets its own best 1000 proposals and 100 made-up detections of them, as in inference.py.
+CPU seconds (all threads of this process) stand beside the wall's, since others may use the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from seamseg.engine.predictor import Predictor
+
+VARIANTS = {
+    "plain": {},
+    "compile": {"compile": True},
+    "graphs": {"cuda_graphs": True},
+    "both": {"compile": True, "cuda_graphs": True},
+}
+"""What each is, as arguments of :class:`seamseg.engine.acceleration.Acceleration`."""
+WARM_UP = 3
+"""Images before those that count: CUDA graphs are recorded with the second of a size."""
+
+
+def busy(predictor: Predictor) -> None:
+    """Have a network of random weights find 100 things on every image, among 1000 proposals."""
+    import torch
+
+    from seamseg.engine.profiling import MADE_UP
+    from seamseg.heads.rpn.proposals import ProposalGenerator
+
+    net: Any = predictor.net
+    chosen, select = net.proposals, net.selector
+
+    class Proposals(ProposalGenerator):
+        def __call__(self, obj_logits: Any, bbx_logits: Any, *rest: Any, **options: Any) -> Any:
+            return chosen(obj_logits, bbx_logits * 0.1, *rest, **options)
+
+    class Selector:
+        nms_threshold, max_predictions = select.nms_threshold, select.max_predictions
+
+        def __call__(self, boxes: Any, scores: Any) -> Any:
+            select(boxes, scores)
+            rows = boxes[:MADE_UP, 0]
+            classes = torch.arange(rows.shape[0], device=rows.device) % predictor.metadata.num_thing
+            return rows, classes, torch.linspace(0.99, 0.6, rows.shape[0], device=rows.device)
+
+    net.proposals, net.selector = Proposals(), Selector()
+
+
+def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Predictor:
+    """The predictor of a variant."""
+    from seamseg.engine.acceleration import Acceleration
+    from seamseg.engine.profiling import random_predictor
+
+    predictor = random_predictor(device, min(arguments.size), arguments.precision, arguments.config)
+    busy(predictor)
+    acceleration = Acceleration(**VARIANTS[name])
+    acceleration.check(device, False)
+    predictor.recordings = acceleration.apply(predictor.net, device)
+    return predictor
+
+
+def network(predictors: dict[str, Predictor], image: torch.Tensor, rounds: int) -> dict[str, dict[str, float]]:
+    """Seconds of an image from decoded to prediction, by variant; the first runs do not count."""
+    began = {}
+    for name, predictor in predictors.items():
+        start = time.perf_counter()
+        predictor.raw([image])
+        began[name] = time.perf_counter() - start
+        for _ in range(WARM_UP - 1):
+            predictor.raw([image])
+    walls: dict[str, list[float]] = {name: [] for name in predictors}
+    cpus: dict[str, list[float]] = {name: [] for name in predictors}
+    for _ in range(rounds):
+        for name, predictor in predictors.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            predictor.raw([image])
+            walls[name].append(time.perf_counter() - wall)
+            cpus[name].append(time.process_time() - cpu)
+    return {
+        name: {
+            "first": began[name],
+            "wall": statistics.median(walls[name]),
+            "cpu": statistics.median(cpus[name]),
+            "plain/this wall": statistics.median(a / b for a, b in zip(walls[next(iter(walls))], walls[name])),
+            "plain/this cpu": statistics.median(a / b for a, b in zip(cpus[next(iter(cpus))], cpus[name])),
+        }
+        for name in predictors
+    }
+
+
+def files(predictor: Predictor, photos: Sequence[Path], out: Path, arguments: argparse.Namespace) -> dict[str, float]:
+    """Images a second from file to file, and the part of the time outside of the network."""
+    from seamseg.engine.distributed import World
+    from seamseg.engine.inference import predict_all
+    from seamseg.engine.manifest import ManifestFolder, header
+    from seamseg.engine.sources import Source
+    from seamseg.engine.writers import make_writers
+
+    sources = [Source(path, path.stem, path.name) for path in photos]
+    inside, see = 0.0, predictor.raw
+
+    def raw(*given: Any) -> Any:
+        nonlocal inside
+        start = time.perf_counter()
+        try:
+            return see(*given)
+        finally:
+            inside += time.perf_counter() - start
+
+    predictor.raw = raw  # type: ignore[method-assign]
+    out.mkdir(parents=True)
+    writers = make_writers(("overlay", "coco"), out, predictor.metadata)
+    start = time.perf_counter()
+    manifest = ManifestFolder(out, header("random", "0" * 64, {}))
+    tally = predict_all(predictor, sources, writers, World(device=predictor.device), manifest, 1, arguments.workers)
+    wall = time.perf_counter() - start
+    predictor.raw = see  # type: ignore[method-assign]
+    assert tally.done == len(photos), tally
+    return {"images/s": len(photos) / wall, "outside": 1 - inside / wall}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("variants", nargs="*", metavar="VARIANT", help=f"{', '.join(VARIANTS)} (default: all that go)")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda (default: auto)")
+    parser.add_argument("--size", default="1024x2048", metavar="HxW", help="of photo and input (default: %(default)s)")
+    parser.add_argument("--precision", default="bf16", help="default: %(default)s")
+    parser.add_argument("--config", default="vistas_r50", help="of the network (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=20, help="images of each variant (default: %(default)s)")
+    parser.add_argument("--photos", type=int, default=100, help="of `predict`; 0 leaves it out (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=8, help="processes that decode (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="of torch (default: its own choice)")
+    parser.add_argument("--json", help="also write the numbers to this file")
+    arguments = parser.parse_args()
+    from seamseg.cli.malloc import SETTINGS
+
+    if any(name not in os.environ for name in SETTINGS) and sys.platform == "linux":
+        # as the command line does it; docs/performance.md
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **SETTINGS})
+    import torch
+
+    from seamseg.data.images import open_image
+    from seamseg.engine.distributed import choose_device
+    from seamseg.engine.profiling import write_picture
+
+    device = choose_device(arguments.device)
+    arguments.size = tuple(int(side) for side in arguments.size.split("x"))
+    names = arguments.variants or [n for n, v in VARIANTS.items() if device.type == "cuda" or "cuda_graphs" not in v]
+    if unknown := set(names) - set(VARIANTS):
+        parser.error(f"no variant {', '.join(sorted(unknown))}: choose among {', '.join(VARIANTS)}")
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    gpu = f", {torch.cuda.get_device_name(device)}" if device.type == "cuda" else f", {torch.get_num_threads()} threads"
+    print(f"torch {torch.__version__}{gpu}, {'x'.join(map(str, arguments.size))}, {arguments.precision}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="seamseg-bench-") as name:
+        folder = Path(name)
+        photos = [folder / f"street{i:04}.jpg" for i in range(max(arguments.photos, 1))]
+        write_picture(photos[0], arguments.size)
+        for other in photos[1:]:
+            other.write_bytes(photos[0].read_bytes())
+        predictors = {name: make(name, arguments, device) for name in names}
+        image = predictors[names[0]].transform(open_image(photos[0]))
+        table: dict[str, Any] = {name: dict(row) for name, row in network(predictors, image, arguments.rounds).items()}
+        for name, row in table.items():
+            print(
+                f"  {name:<8} network {1 / row['wall']:7.2f} images/s, {row['cpu']:6.3f} CPU s an image, first image "
+                f"{row['first']:.1f} s; {names[0]} takes {row['plain/this wall']:.2f} times its wall time, "
+                f"{row['plain/this cpu']:.2f} times its CPU time",
+                flush=True,
+            )
+        for name in names if arguments.photos else ():
+            files(predictors[name], photos[: 2 * WARM_UP], folder / f"{name}-first", arguments)
+            table[name].update(files(predictors[name], photos, folder / name, arguments))
+            print(f"  {name:<8} predict {table[name]['images/s']:7.2f} images/s, outside {table[name]['outside']:.1%}")
+    table["load"] = os.getloadavg()[0]
+    print(f"  load {table['load']:.1f}")
+    if arguments.json:
+        said = {"torch": torch.__version__, "device": gpu[2:], "size": arguments.size, "precision": arguments.precision}
+        Path(arguments.json).write_text(json.dumps({**said, **table}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

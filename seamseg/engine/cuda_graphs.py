@@ -1,0 +1,154 @@
+"""A function of one tensor recorded as CUDA graphs, one a shape: replayed, its hundreds of kernels are one launch.
+
+What is recorded, and when, is here for any device; only :class:`CudaGraph` needs a GPU.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree
+
+from seamseg.engine.tiled import free_memory
+
+MOST = 8
+"""Shapes that are kept."""
+REMEMBERED = 1024
+"""Shapes that were seen once, and are recorded when they come again."""
+WARM_UP = 2
+"""Runs before a recording: libraries choose their algorithms, a compiler makes its code."""
+
+Function = Callable[[Tensor], Any]
+"""From a tensor to tensors, in tuples and lists with whatever else depends on its shape only."""
+
+
+class Recording(Protocol):
+    """A function recorded for one shape."""
+
+    def __call__(self, x: Tensor) -> Any:
+        """The outputs for a tensor of this shape, the caller's own."""
+        ...
+
+
+class CudaGraph:
+    """A recording on a GPU.
+
+    Its input and outputs lie where they lay when it was made: a call copies the input there, replays, and copies the
+    outputs out, so that nothing it gave changes with the next call.
+
+    Parameters
+    ----------
+    function : what is recorded; may not wait for the GPU
+    x : of the shape that it is recorded for
+    pool : memory that all recordings of one function share, see `torch.cuda.graph_pool_handle`
+    """
+
+    def __init__(self, function: Function, x: Tensor, pool: Any) -> None:
+        # a tensor of inference mode could not be written to outside of it
+        with torch.inference_mode(False), torch.no_grad():
+            self._input = torch.empty_like(x)
+        self._input.copy_(x)
+        with torch.cuda.device(x.device):
+            now, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+            aside.wait_stream(now)
+            with torch.cuda.stream(aside):
+                for _ in range(WARM_UP):
+                    function(self._input)
+            now.wait_stream(aside)
+            self._graph = torch.cuda.CUDAGraph()
+            # other threads may use the GPU meanwhile
+            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+                self._outputs = function(self._input)
+
+    def __call__(self, x: Tensor) -> Any:
+        """The outputs for a tensor of this shape, the caller's own."""
+        self._input.copy_(x, non_blocking=True)
+        self._graph.replay()
+        return own(self._outputs)
+
+
+class Recordings:
+    """A function that is recorded for a shape when this comes for the second time, and replayed from then on.
+
+    Shapes that come once only are run as ever: recording takes as long as several runs. At most `most` are kept;
+    beyond, the one that was not used for longest goes, and must come twice again. Their memory: input and outputs of
+    each, and what the largest needs in between. May be called from several threads.
+
+    Parameters
+    ----------
+    function : its outputs depend on the tensor only
+    record : makes a recording of a function for the shape of a tensor
+    most : recordings that are kept
+    """
+
+    def __init__(self, function: Function, record: Callable[[Function, Tensor], Recording], most: int = MOST) -> None:
+        self.function = function
+        self.record = record
+        self.most = most
+        self._recordings: OrderedDict[Any, Recording] = OrderedDict()
+        self._once: OrderedDict[Any, None] = OrderedDict()
+        # two threads would write to one input
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._recordings)
+
+    def __call__(self, x: Tensor) -> Any:
+        """The outputs of the function."""
+        key = (tuple(x.shape), tuple(x.stride()), x.dtype, x.device)
+        with self._lock:
+            found = self._recordings.get(key)
+            if found is not None:
+                self._recordings.move_to_end(key)
+                return found(x)
+            if key in self._once:
+                made = self._make(key, x)
+                if made is not None:
+                    return made(x)
+            else:
+                self._once[key] = None
+                while len(self._once) > REMEMBERED:
+                    self._once.popitem(last=False)
+        return self.function(x)
+
+    def _make(self, key: Any, x: Tensor) -> Recording | None:
+        """A recording for a tensor's shape; None where the memory does not suffice for one more."""
+        del self._once[key]
+        while len(self._recordings) >= self.most:
+            self._recordings.popitem(last=False)
+        try:
+            made = self._recordings[key] = self.record(self.function, x)
+            return made
+        except torch.OutOfMemoryError:
+            pass
+        # outside of the handler: the error holds on to what the function had made
+        self._drop()
+        return None
+
+    def forget(self) -> bool:
+        """Drop all recordings, where memory is wanted; whether there were any."""
+        with self._lock:
+            return self._drop()
+
+    def _drop(self) -> bool:
+        there = bool(self._recordings)
+        self._recordings.clear()
+        self._once.clear()
+        free_memory()
+        return there
+
+
+def recorded_on_gpu(function: Function, most: int = MOST) -> Recordings:
+    """A function recorded as CUDA graphs that share their memory."""
+    pool = torch.cuda.graph_pool_handle()
+    return Recordings(function, lambda f, x: CudaGraph(f, x, pool), most)
+
+
+def own(outputs: Any) -> Any:
+    """Copies of all tensors in tuples and lists, in their memory formats."""
+    return _pytree.tree_map_only(Tensor, torch.clone, outputs)
