@@ -110,8 +110,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fast.add_argument(
         "--compile",
         action="store_true",
-        help="make code for a GPU by torch.compile: minutes at the start, for all sizes; also works on a CPU with a C++ "
-        "compiler, but is slower there than leaving it out",
+        help="make code for a GPU by torch.compile: minutes at the start, for all sizes; works on a CPU with a "
+        "C++ compiler, too, but is slower there than leaving it out",
     )
     fast.add_argument(
         "--cuda-graphs",
