@@ -6,7 +6,9 @@ import torch
 from seamseg.engine.distributed import World
 from seamseg.engine.train.optimizer import build_optimizer
 from seamseg.engine.train.step import Stepper
-from seamseg.models.build import build_training_module
+from seamseg.models.build import build_network, build_training_module
+from seamseg.models.folding import for_inference
+from seamseg.structures import PackedSequence
 
 from .conftest import tiny_config, toy_batch
 from .host_reads import HostReads
@@ -108,3 +110,17 @@ def test_exact_samples_are_read_a_few_times_whatever_the_number_of_images(batch)
 def test_fixed_samples_are_never_read(batch, overrides, kind, mode):
     reads = reads_of_a_step(batch.with_facts(), *FIXED, *overrides, kind=kind, mode=mode)
     assert reads.count == 0, reads
+
+
+@pytest.mark.parametrize("images", [1, 3])
+def test_prediction_reads_numbers_of_boxes_only(images):
+    """How many proposals there are, once; of each image how many candidates are left, and how many detections."""
+    torch.manual_seed(0)
+    config = tiny_config(overrides=("rpn.min_size=4",))
+    net = for_inference(build_network(config, 2, 3).eval(), torch.device("cpu"))
+    batch = PackedSequence([torch.randn(3, 64, 96) for _ in range(images)])
+    with torch.inference_mode():
+        net.predict(batch)
+        with HostReads() as reads:
+            net.predict(batch)
+    assert reads.count == 1 + 2 * images, reads
