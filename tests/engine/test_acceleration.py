@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 import seamseg
 from seamseg.data.metadata import Metadata
 from seamseg.data.transforms import TestTransform
+from seamseg.engine import progress
 from seamseg.engine.acceleration import Acceleration
 from seamseg.engine.augmentation import Augmentation
 from seamseg.engine.compiler import CompiledDense
@@ -79,7 +80,9 @@ def tensors(dense):
 
 
 @pytest.fixture
-def dynamo():
+def dynamo(monkeypatch):
+    # a command of another test may have been quiet
+    monkeypatch.setattr(progress, "_quiet", False)
     torch._dynamo.reset()
     counters.clear()
     yield
