@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if args.protocol == "cityscapes":
         from seamseg.cli.evaluate_cityscapes import run_cityscapes
 
-        return run_cityscapes(args)
+        return run_cityscapes(args, _worker_count(args))
     from seamseg.evaluation.table import format_table
     from seamseg.files import write_json
 
@@ -103,7 +103,7 @@ def _score_files(args: argparse.Namespace) -> PanopticScores:
         args.pred,
         args.gt_folder,
         args.pred_folder,
-        worker_count(args),
+        _worker_count(args),
         args.legacy_metrics,
         progress,
         args.out,
@@ -111,7 +111,7 @@ def _score_files(args: argparse.Namespace) -> PanopticScores:
     )
 
 
-def worker_count(args: argparse.Namespace) -> int:
+def _worker_count(args: argparse.Namespace) -> int:
     """How many threads read and compare files."""
     workers: int = min(available_cores(), 8) if args.workers is None else args.workers
     if workers < 1:

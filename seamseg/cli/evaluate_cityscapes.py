@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from seamseg.cli.evaluate import worker_count
 from seamseg.errors import InputError
 
 _TAKEN = ("command", "gt", "pred", "protocol", "workers", "json", "quiet", "debug")
 """What the protocol makes use of; whatever else was given is said to be of no use."""
 
 
-def run_cityscapes(args: argparse.Namespace) -> int:
-    """Evaluate, print the tables, write the JSON."""
+def run_cityscapes(args: argparse.Namespace, workers: int) -> int:
+    """Evaluate with so many threads, print the tables, write the JSON."""
     from seamseg.engine.progress import progress
     from seamseg.evaluation.cityscapes import evaluate_cityscapes, format_cityscapes
     from seamseg.files import write_json
@@ -21,7 +20,7 @@ def run_cityscapes(args: argparse.Namespace) -> int:
         raise InputError(f"{extra} does not go with --protocol cityscapes, which takes --gt, --pred, --workers, --json")
     if args.gt is None or args.pred is None:
         raise InputError("--protocol cityscapes needs --gt, as gtFine/val, and --pred, a folder of results")
-    scores = evaluate_cityscapes(args.gt, args.pred, worker_count(args), progress)
+    scores = evaluate_cityscapes(args.gt, args.pred, workers, progress)
     if args.json is not None:
         write_json(args.json, scores.to_json(), indent=2)
     print(format_cityscapes(scores), flush=True)

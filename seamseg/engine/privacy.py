@@ -11,7 +11,8 @@ from seamseg.evaluation.detections import paste_detections
 from seamseg.maps.resize import resize_nearest
 from seamseg.panoptic_map import PanopticResult
 from seamseg.structures import Prediction
-from seamseg.visualize.anonymize import Region, Style, anonymize, clusters
+from seamseg.visualize.anonymize import anonymize, clusters
+from seamseg.visualize.region import Region, Style
 
 LEAST_SCORE = 0.2
 """Detections that are hidden, though the panoptic map may leave them out: to hide too much costs little."""

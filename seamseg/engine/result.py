@@ -27,8 +27,8 @@ from seamseg.files import replacing, write_atomically
 from seamseg.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.structures import Prediction
 from seamseg.visualize import draw_overlay
-from seamseg.visualize.anonymize import Style
 from seamseg.visualize.notebook import class_table, small_picture
+from seamseg.visualize.region import Style
 
 if TYPE_CHECKING:
     import supervision

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
+
+from seamseg.visualize.region import Region, Style
 
 CELLS = 8
 """Averages along the longer side of a region: of a person who stands, less than one for each way across the face."""
@@ -16,24 +16,6 @@ LEAST_CELL = 8
 LEAST_PART = 1 / 128
 MARGIN = 0.05
 """What is hidden around a region, as part of its size; one cell of a mask of 28 x 28 is 0.036."""
-
-Style = Literal["blur", "pixels"]
-
-
-@dataclass(frozen=True)
-class Region:
-    """Pixels to hide.
-
-    Attributes
-    ----------
-    mask : bool `h x w`
-    corner : `(y, x)` of its first pixel in the photo
-    part : may be but a part of an object, as a face alone: it is made coarser
-    """
-
-    mask: np.ndarray
-    corner: tuple[int, int] = (0, 0)
-    part: bool = False
 
 
 def anonymize(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-if TYPE_CHECKING:
-    from .anonymize import Region, Style
+from seamseg.visualize.region import Region, Style
 
 
 def hide(

@@ -18,7 +18,7 @@ from seamseg.errors import InputError
 from seamseg.files import write_atomically
 from seamseg.panoptic_map import PanopticResult
 from seamseg.structures import Prediction
-from seamseg.visualize.anonymize import Style
+from seamseg.visualize.region import Style
 
 JPEG_QUALITY = 95
 
