@@ -291,3 +291,14 @@ class Prediction:
     mask_logits: Tensor | None
     semantic: Tensor | None
     size: tuple[int, int]
+
+    def on_cpu(self) -> Prediction:
+        """A copy there, whose class map is uint8."""
+        return Prediction(
+            self.boxes.cpu(),
+            self.classes.cpu(),
+            self.scores.cpu(),
+            None if self.mask_logits is None else self.mask_logits.cpu(),
+            None if self.semantic is None else self.semantic.to(torch.uint8).cpu(),
+            self.size,
+        )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seamseg.engine.device_memory import lacks_memory
 from seamseg.engine.progress import is_quiet
 from seamseg.errors import SeamsegError
 from seamseg.models.dense import Dense
@@ -65,8 +66,8 @@ class CompiledDense:
         ------
         SeamsegError
             if the compiler fails
-        torch.OutOfMemoryError
-            if the memory does not suffice
+        RuntimeError
+            if the memory does not suffice, see :func:`seamseg.engine.device_memory.lacks_memory`
         """
         from torch._inductor import config
 
@@ -77,7 +78,7 @@ class CompiledDense:
                 return self._run(padded)
         except torch._dynamo.exc.TorchDynamoException as error:
             inner = getattr(error, "inner_exception", None)
-            if isinstance(inner, torch.OutOfMemoryError):
+            if inner is not None and lacks_memory(inner):
                 raise inner from None
             raise SeamsegError(
                 f"--compile: torch.compile fails for {self._size} pixels ({_first_line(error)}): leave --compile out"

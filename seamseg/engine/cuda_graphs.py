@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from seamseg.engine.tiled import free_memory
+from seamseg.engine.device_memory import free_memory, lacks_memory
 
 MOST = 8
 """Shapes that are kept."""
@@ -124,8 +124,9 @@ class Recordings:
         try:
             made = self._recordings[key] = self.record(self.function, x)
             return made
-        except torch.OutOfMemoryError:
-            pass
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
         # outside of the handler: the error holds on to what the function had made
         self._drop()
         return None

@@ -166,6 +166,8 @@ class _Work:
                 raise _named(error, f"{self._seen}: the network fails") from error
             if death is None:
                 raise
+            # an output that failed meanwhile ends the run: photos of a lost shard are no longer among the names to do
+            background.check()
             print(death.story, file=sys.stderr, flush=True)
             for source, reason in death.left_out:
                 self._leave_out(source, reason)

@@ -19,12 +19,13 @@ from seamseg.engine.any_photo import AnyPhoto, Opened, as_image, is_one, keepsak
 from seamseg.engine.augmentation import Augmentation, predict_augmented
 from seamseg.engine.class_names import choose_classes
 from seamseg.engine.cuda_graphs import Recordings
+from seamseg.engine.device_memory import free_memory, lacks_memory
 from seamseg.engine.distributed import choose_device
 from seamseg.engine.model_file import open_model
 from seamseg.engine.photos import is_for_tiles, network_input, test_transform
 from seamseg.engine.result import Panoptic, only_classes
 from seamseg.engine.snapshot import load_into
-from seamseg.engine.tiled import first_side, free_memory, predict_in_tiles_that_fit
+from seamseg.engine.tiled import first_side, predict_in_tiles_that_fit
 from seamseg.engine.tiles import LEAST_SIDE, Tiling
 from seamseg.errors import InputError, SeamsegError
 from seamseg.fusion import fuse, to_result
@@ -247,27 +248,37 @@ class Predictor:
         if not any(map(is_for_tiles, images)):
             try:
                 return self._see(images)
-            except torch.OutOfMemoryError as error:
-                without = self.recordings is not None and len(self.recordings) > 0
-                if not without and not tiling.allowed and len(images) == 1:
+            except RuntimeError as error:
+                if not lacks_memory(error):
+                    raise
+                if not tiling.allowed and len(images) == 1:
                     raise self._too_large(images[0], "whole; let it use tiles (--tiles auto)") from error
             # outside of the handler: the error holds on to what the network had made
             free_memory()
-            if without and self.recordings is not None:
-                self.recordings.forget()
-                return self.raw(images, tiling)
         if len(images) > 1:
             return [self.raw([image], tiling)[0] for image in images]
         return [self._see_in_tiles(image, tiling) for image in images]
 
     def _see(self, images: Sequence[Tensor]) -> list[Prediction]:
+        """What the network says; where the memory does not suffice, once more without the recordings, if any."""
+        recordings = self.recordings
+        try:
+            return self._look(images)
+        except RuntimeError as error:
+            if recordings is None or len(recordings) == 0 or not lacks_memory(error):
+                raise
+        # outside of the handler: the error holds on to what the network had made
+        recordings.forget()
+        return self._look(images)
+
+    def _look(self, images: Sequence[Tensor]) -> list[Prediction]:
         with torch.inference_mode():
             there = [i.to(self.device, non_blocking=True) for i in images]
             if self.augmentation is None:
                 predictions = self.net.predict(PackedSequence(there))
             else:
                 predictions = predict_augmented(self.net, there, self.augmentation)
-        return [_on_cpu(p) for p in predictions]
+        return [p.on_cpu() for p in predictions]
 
     def _see_in_tiles(self, image: Tensor, tiling: Tiling) -> Prediction:
         """What the network says of an image that is for tiles, or does not fit into the memory as a whole."""
@@ -283,7 +294,9 @@ class Predictor:
         threshold = self.net.selector.nms_threshold
         try:
             prediction, used = predict_in_tiles_that_fit(see, image, side, tiling, threshold)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
             raise self._too_large(image, f"even in tiles of {LEAST_SIDE} pixels") from error
         if used != wanted and not self._said:
             print(
@@ -376,14 +389,3 @@ def load_predictor(
     net = for_inference(net, chosen, precision)
     metadata, recordings = opened.metadata.without_images(), acceleration.apply(net, chosen)
     return Predictor(net, metadata, transform, thresholds, chosen, averaged, tiling, augmentation, kept, recordings)
-
-
-def _on_cpu(p: Prediction) -> Prediction:
-    return Prediction(
-        p.boxes.cpu(),
-        p.classes.cpu(),
-        p.scores.cpu(),
-        None if p.mask_logits is None else p.mask_logits.cpu(),
-        None if p.semantic is None else p.semantic.to(torch.uint8).cpu(),
-        p.size,
-    )

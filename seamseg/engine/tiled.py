@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from seamseg.engine.device_memory import free_memory, lacks_memory
 from seamseg.engine.tile_merging import Detections, merge_detections
 from seamseg.engine.tiles import LEAST_SIDE, Tiling, tiles_of
 from seamseg.structures import Prediction
@@ -89,22 +89,15 @@ def predict_in_tiles_that_fit(
 
     Raises
     ------
-    torch.OutOfMemoryError
-        if not even tiles of :data:`seamseg.engine.tiles.LEAST_SIDE` fit
+    RuntimeError
+        that of the device's memory, if not even tiles of :data:`seamseg.engine.tiles.LEAST_SIDE` fit
     """
     while True:
         try:
             return predict_in_tiles(see, pixels, side, tiling.overlap_for(side), nms_threshold), side
-        except torch.OutOfMemoryError:
-            if side <= LEAST_SIDE:
+        except RuntimeError as error:
+            if side <= LEAST_SIDE or not lacks_memory(error):
                 raise
         # outside of the handler: the error holds on to what the network had made
         free_memory()
         side = max(side // 2, LEAST_SIDE)
-
-
-def free_memory() -> None:
-    """Give back to the GPU what nobody holds any more."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

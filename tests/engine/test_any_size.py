@@ -69,8 +69,8 @@ class LookingNet(SceneNet):
         segment(SimpleNamespace(levels=logits, valid_sizes=[p.size for p in found]))
         return [replace(p, semantic=None) for p in found]
 
-    def sem_head(self, levels):
-        return levels
+    def classify(self, features):
+        return features.levels
 
 
 @pytest.mark.parametrize(("tiles", "room"), [(128, None), (192, None), ("auto", 30000), (192, 30000)])

@@ -3,11 +3,18 @@
 import json
 import os
 import signal
+from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
+import torch
 from PIL import Image
 from torch.utils.data import get_worker_info
 
+from seamseg.engine.inference import _Work
+from seamseg.engine.photos import Photo
+from seamseg.engine.reading import Death
 from seamseg.engine.sources import Source
 from seamseg.errors import SeamsegError
 
@@ -92,6 +99,28 @@ def test_a_failing_network_names_the_photo(micro_run, photos, tmp_path, seamseg_
     monkeypatch.setattr(PanopticNet, "predict", fail)
     assert run(seamseg_main, micro_run, photos, tmp_path) == 1
     assert "a.png: the network fails (RuntimeError: the device burns)" in capsys.readouterr().err
+
+
+def test_a_lost_output_is_not_forgotten_over_a_dead_decoder():
+    """Both come from full memory. Photos of a shard that cannot be written are handed in, and in no shard."""
+    failing, said = Event(), []
+
+    def fuse(*_):
+        failing.set()
+        raise OSError(28, "No space left on device", "p-0.tar")
+
+    def read(names):
+        yield Source(Path("a.png"), "a", "a.png"), "", Photo(torch.zeros(3, 4, 4), (4, 4), None)
+        failing.wait()
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+
+    decoders = SimpleNamespace(
+        share=SimpleNamespace(containers=[1]), read=read, bury=lambda error: said.append(error) or Death("dead", [])
+    )
+    work = _Work(SimpleNamespace(raw=lambda images: [None], fuse=fuse), SimpleNamespace(names={}))
+    with pytest.raises(SeamsegError, match=r"p-0\.tar: cannot be written: No space left"):
+        work.attempt(decoders, 1, False)
+    assert len(said) == 1  # the other decoders are ended
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])

@@ -2,13 +2,15 @@
 
 import io
 import json
+import os
+import signal
 import tarfile
 from collections import Counter
 
 import pytest
 from PIL import Image
 
-from seamseg.engine.outputs import files, parse_place, store
+from seamseg.engine.outputs import files, lock, parse_place, staging, store
 from seamseg.engine.outputs.place import Numbering
 from seamseg.engine.outputs.shards import key_of
 from seamseg.engine.outputs.staging import Staging
@@ -397,6 +399,39 @@ def test_stores(tmp_path, memory, kind):
     assert place.sizes(False) == {}
     with pytest.raises(SeamsegError, match=r"none: cannot be read: "):
         place.read("none")
+
+
+def test_staging_that_is_being_made_is_not_swept(tmp_path, monkeypatch):
+    """Processes of a run make theirs at the same time."""
+    flock, sweeping = staging.fcntl.flock, []
+
+    def meanwhile(file, how):
+        if not sweeping:
+            sweeping.append(True)
+            staging._sweep(tmp_path)
+            sweeping.clear()
+        flock(file, how)
+
+    monkeypatch.setattr(staging.fcntl, "flock", meanwhile)
+    made = Staging(tmp_path, lambda folder: [])
+    assert made.folder.is_dir()
+    made.close()
+
+
+def test_a_decoder_that_lives_on_keeps_no_staging(tmp_path):
+    dead = Staging(tmp_path, lambda folder: [])
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    lock.let_go(dead._lock)  # as when the process is killed
+    try:
+        Staging(tmp_path, lambda folder: [], sweep=False).close()
+        assert dead.folder.is_dir()
+        Staging(tmp_path, lambda folder: []).close()
+        assert not dead.folder.exists()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_staging_of_the_dead_is_swept(tmp_path):

@@ -40,7 +40,7 @@ class FileOutputs(StoredOutputs):
 
     def desk(self, world: World, begun: Begun, number: Callable[[], int]) -> Desk:
         """See `Outputs`"""
-        return _FileDesk(self.store, Staging(self.beside, self.make_writers), self.head, world.rank)
+        return _FileDesk(self.store, self.staging(), self.head, world.rank)
 
 
 class _FileDesk:

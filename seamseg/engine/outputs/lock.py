@@ -16,8 +16,19 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _BUSY = (errno.EAGAIN, errno.EACCES)
-_open: set[int] = set()
-"""Folders that are locked by this process"""
+_held: set[int] = set()
+"""Open files that are locked by this process"""
+
+
+def hold(file: int) -> None:
+    """Have a child that outlives this process for a moment, such as a decoder, not keep the lock of an open file."""
+    _held.add(file)
+
+
+def let_go(file: int) -> None:
+    """Close a file that :func:`hold` has got."""
+    _held.discard(file)
+    os.close(file)
 
 
 class FolderLock:
@@ -41,8 +52,7 @@ class FolderLock:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._file is not None:
-            _open.discard(self._file)
-            os.close(self._file)
+            let_go(self._file)
             self._file = None
 
     def alone(self) -> None:
@@ -66,7 +76,7 @@ class FolderLock:
             if self._file is None:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self._file = os.open(self.folder, os.O_RDONLY)
-                _open.add(self._file)
+                hold(self._file)
         except OSError as error:
             raise SeamsegError(f"{self.folder}: cannot be written: {error.strerror or error}") from error
         try:
@@ -83,10 +93,9 @@ class FolderLock:
 
 
 def _forget() -> None:
-    # a decoder that outlives its parent for a moment must not keep the lock
-    for file in _open:
+    for file in _held:
         os.close(file)
-    _open.clear()
+    _held.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -152,8 +152,7 @@ class ShardOutputs(StoredOutputs):
                 )
             return self.numbering.name(chosen)
 
-        staging = Staging(self.beside, self.make_writers)
-        return _ShardDesk(self.store, staging, self.head, world.rank, self.photos, free_name)
+        return _ShardDesk(self.store, self.staging(), self.head, world.rank, self.photos, free_name)
 
 
 class _Stamps:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+from seamseg.engine.outputs.lock import hold, let_go
 from seamseg.engine.writers.writer import Writer
 from seamseg.errors import SeamsegError
 
@@ -39,12 +40,14 @@ class Room:
 
 
 class Staging:
-    """A temporary folder; those of processes that were killed are removed when a new one is made beside them.
+    """A temporary folder.
 
     Parameters
     ----------
     parent : where it lies, by default where temporary files go (`TMPDIR`)
     make_writers : of a room
+    sweep : remove the folders of killed processes that lie beside it. Where machines share them only while nobody else
+        is at work: some file systems have locks that other machines do not see
 
     Raises
     ------
@@ -52,20 +55,19 @@ class Staging:
         if it cannot be made
     """
 
-    def __init__(self, parent: Path | None, make_writers: MakeWriters) -> None:
+    def __init__(self, parent: Path | None, make_writers: MakeWriters, sweep: bool = True) -> None:
         where = Path(tempfile.gettempdir()) if parent is None else parent
         self._make_writers = make_writers
         self._free: SimpleQueue[Room] = SimpleQueue()
         try:
             where.mkdir(parents=True, exist_ok=True)
-            _sweep(where)
+            if sweep:
+                _sweep(where)
             self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=where))
-            self._lock = os.open(self.folder / _LOCK, os.O_CREAT | os.O_RDWR)
+            self._lock = _locked(self.folder / _LOCK)
         except OSError as error:
             raise SeamsegError(f"{where}: cannot be written: {error.strerror or error}") from error
-        if fcntl is not None:
-            with suppress(OSError):
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        hold(self._lock)
 
     @contextmanager
     def room(self) -> Iterator[Room]:
@@ -84,8 +86,20 @@ class Staging:
 
     def close(self) -> None:
         """Remove it."""
-        os.close(self._lock)
+        let_go(self._lock)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _locked(path: Path) -> int:
+    """A new file with a lock, which it has before its name: one without a lock is that of a dead process to others."""
+    if fcntl is None:
+        return os.open(path, os.O_CREAT | os.O_RDWR)
+    unborn = path.with_suffix(".new")
+    file = os.open(unborn, os.O_CREAT | os.O_RDWR)
+    with suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.rename(unborn, path)
+    return file
 
 
 def _sweep(where: Path) -> None:

@@ -101,6 +101,10 @@ class StoredOutputs:
         """What the processes are told."""
         return Begun(done)
 
+    def staging(self) -> Staging:
+        """The folder of a process that works together with others."""
+        return Staging(self.beside, self.make_writers, sweep=self.beside is None)
+
     def desk(self, world: World, begun: Begun, number: Callable[[], int]) -> Desk:
         """See `Outputs`"""
         raise NotImplementedError

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
 
-import torch
 from torch.utils.data import DataLoader
 
 from seamseg.config import Config
 from seamseg.data.loader import index_sampler, set_epoch
 from seamseg.data.metadata import Metadata
+from seamseg.engine.device_memory import lacks_memory
 from seamseg.engine.distributed import World, barrier, lost_touch, reason_of
 from seamseg.engine.train.chance import seed_everything, set_random_state
 from seamseg.engine.train.checkpoint import Progress, Start, make_snapshot, resume_state
@@ -233,12 +233,12 @@ class Trainer:
             return self.stepper(batches, rates)
         except SeamsegError:
             raise
-        except torch.cuda.OutOfMemoryError as error:
-            raise SeamsegError(
-                f"step {step}: the GPU's memory is full (images {ids}); lower "
-                "dataloader.train_batch_size, dataloader.shortest_size or dataloader.longest_max_size"
-            ) from error
-        except RuntimeError:
+        except RuntimeError as error:
+            if lacks_memory(error):
+                raise SeamsegError(
+                    f"step {step}: the GPU's memory is full (images {ids}); lower "
+                    "dataloader.train_batch_size, dataloader.shortest_size or dataloader.longest_max_size"
+                ) from error
             # after a loss that is not finite nearly anything can fail: name the cause, not the consequence
             self.reporter.failed()
             raise

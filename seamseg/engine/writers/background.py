@@ -31,7 +31,7 @@ class Background:
 
     def submit(self, job: Callable[..., Any], *args: Any, size: int = 0) -> None:
         """Run `job(*args)`, which needs `size` bytes, soon; raises the error of an earlier job that failed."""
-        self._raise()
+        self.check()
         with self._change:
             self._change.wait_for(lambda: self._has_room(size))
             self._jobs += 1
@@ -44,7 +44,7 @@ class Background:
     def finish(self) -> None:
         """Wait for all jobs; raises the error of the first that failed."""
         self._pool.shutdown(wait=True)
-        self._raise()
+        self.check()
 
     def abandon(self) -> None:
         """Drop the jobs that have not begun and wait for the others."""
@@ -58,7 +58,8 @@ class Background:
             self._bytes -= size
             self._change.notify_all()
 
-    def _raise(self) -> None:
+    def check(self) -> None:
+        """Raises the error of the first job that failed, if one has."""
         if self._error is None:
             return
         if isinstance(self._error, OSError):
