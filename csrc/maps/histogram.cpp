@@ -140,9 +140,10 @@ SEAMSEG_EXPORT void* seamseg_joint_histogram(const void* a, int32_t a_kind, cons
   });
 }
 
-// Copies the pairs, `count x 2`, and their counts, and frees them.
+// Copies the pairs, `count x 2`, and their counts, and frees them; to null it copies nothing.
 SEAMSEG_EXPORT void seamseg_take_pairs(void* found, int64_t* pairs, int64_t* counts) {
   const std::unique_ptr<std::vector<Entry>> entries(static_cast<std::vector<Entry>*>(found));
+  if (pairs == nullptr || counts == nullptr) return;
   for (const Entry& entry : *entries) {
     *pairs++ = entry.a;
     *pairs++ = entry.b;

@@ -116,9 +116,10 @@ SEAMSEG_EXPORT void* seamseg_decode_id_runs(const uint8_t* stream, int64_t size,
   });
 }
 
-// Copies first pixels and ids of the runs, and frees them.
+// Copies first pixels and ids of the runs, and frees them; to null it copies nothing.
 SEAMSEG_EXPORT void seamseg_take_runs(void* found, int32_t* starts, int32_t* ids) {
   const std::unique_ptr<Runs> runs(static_cast<Runs*>(found));
+  if (starts == nullptr || ids == nullptr) return;
   std::copy(runs->starts.begin(), runs->starts.end(), starts);
   std::copy(runs->ids.begin(), runs->ids.end(), ids);
 }

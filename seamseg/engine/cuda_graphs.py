@@ -9,6 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -45,10 +46,11 @@ class CudaGraph:
     ----------
     function : what is recorded; may not wait for the GPU
     x : of the shape that it is recorded for
-    pool : memory that all recordings of one function share, see `torch.cuda.graph_pool_handle`
+    beside : another recording, whose memory it shares: their calls come one after the other, also on several streams
     """
 
-    def __init__(self, function: Function, x: Tensor, pool: Any) -> None:
+    def __init__(self, function: Function, x: Tensor, beside: CudaGraph | None = None) -> None:
+        self._last: Any = torch.cuda.Event() if beside is None else beside._last
         # a tensor of inference mode could not be written to outside of it
         with torch.inference_mode(False), torch.no_grad():
             self._input = torch.empty_like(x)
@@ -62,14 +64,19 @@ class CudaGraph:
             now.wait_stream(aside)
             self._graph = torch.cuda.CUDAGraph()
             # other threads may use the GPU meanwhile
+            pool = None if beside is None else beside._graph.pool()
             with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
                 self._outputs = function(self._input)
 
     def __call__(self, x: Tensor) -> Any:
         """The outputs for a tensor of this shape, the caller's own."""
+        stream = torch.cuda.current_stream(x.device)
+        stream.wait_event(self._last)
         self._input.copy_(x, non_blocking=True)
         self._graph.replay()
-        return own(self._outputs)
+        outputs = own(self._outputs)
+        self._last.record(stream)
+        return outputs
 
 
 class Recordings:
@@ -146,8 +153,15 @@ class Recordings:
 
 def recorded_on_gpu(function: Function, most: int = MOST) -> Recordings:
     """A function recorded as CUDA graphs that share their memory."""
-    pool = torch.cuda.graph_pool_handle()
-    return Recordings(function, lambda f, x: CudaGraph(f, x, pool), most)
+    # a pool that no recording holds any more may be gone
+    there: WeakSet[CudaGraph] = WeakSet()
+
+    def record(function: Function, x: Tensor) -> CudaGraph:
+        made = CudaGraph(function, x, next(iter(there), None))
+        there.add(made)
+        return made
+
+    return Recordings(function, record, most)
 
 
 def own(outputs: Any) -> Any:

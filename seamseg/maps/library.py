@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import operator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from seamseg.compiled import find, switched_off, warn_missing, why_not
 
@@ -47,8 +49,8 @@ class Library:
         count, words = _NUMBER(0), ctypes.create_string_buffer(_WORDS)
         sizes = _within("height", height), _within("width", width)
         found = self._decode(data.ctypes.data, data.size, *sizes, ctypes.byref(count), words)
-        starts, ids = (np.empty(count.value, np.int32) for _ in range(2))
-        self._take_runs(_checked("decode_id_runs", found, words), starts.ctypes.data, ids.ctypes.data)
+        runs = _checked("decode_id_runs", found, words)
+        starts, ids = _taken(self._take_runs, runs, ((count.value,), np.int32), ((count.value,), np.int32))
         return starts, ids
 
     def joint_histogram(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -65,20 +67,30 @@ class Library:
         self, a_starts: np.ndarray, a_ids: np.ndarray, b_starts: np.ndarray, b_ids: np.ndarray, total: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """The same of two maps of `total` pixels as :meth:`decode_id_runs` gives them."""
-        runs = [(np.ascontiguousarray(starts), np.ascontiguousarray(ids))
-                for starts, ids in ((a_starts, a_ids), (b_starts, b_ids))]  # fmt: skip
-        for starts, ids in runs:
+        runs = []
+        for starts, ids in ((a_starts, a_ids), (b_starts, b_ids)):
             if starts.dtype != np.int32 or ids.dtype != np.int32 or starts.shape != ids.shape or starts.ndim != 1:
                 raise ValueError("joint_histogram_of_runs: starts and ids must be int32 and as many")
+            runs.append((np.require(starts, None, ("C", "A")), np.require(ids, None, ("C", "A"))))
         count, words = _NUMBER(0), ctypes.create_string_buffer(_WORDS)
         sides = (side for s, i in runs for side in (s.ctypes.data, i.ctypes.data, s.size))
         found = self._pairs_of_runs(*sides, _within("total", total), ctypes.byref(count), words)
         return self._take(_checked("joint_histogram_of_runs", found, words), count.value)
 
     def _take(self, found: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        pairs, counts = np.empty((count, 2), np.int64), np.empty(count, np.int64)
-        self._take_pairs(found, pairs.ctypes.data, counts.ctypes.data)
+        pairs, counts = _taken(self._take_pairs, found, ((count, 2), np.int64), ((count,), np.int64))
         return pairs, counts
+
+
+def _taken(take: Callable[..., None], found: int, *kinds: tuple[tuple[int, ...], DTypeLike]) -> list[np.ndarray]:
+    """What an answer holds, as arrays of these shapes and dtypes; it is freed, also where there is no room for them."""
+    try:
+        arrays = [np.empty(*kind) for kind in kinds]
+    except BaseException:
+        take(found, *[None] * len(kinds))
+        raise
+    take(found, *(array.ctypes.data for array in arrays))
+    return arrays
 
 
 def _checked(name: str, found: int | None, words: ctypes.Array[ctypes.c_char]) -> int:
@@ -96,10 +108,10 @@ def _within(name: str, value: int) -> int:
 
 
 def _native(name: str, labels: np.ndarray) -> np.ndarray:
-    """Without gaps and in the processor's own order of bytes; the same array if it is so."""
+    """Without gaps, at an even address and in the processor's own order of bytes; the same array if it is so."""
     if labels.dtype.kind not in "iub" or labels.dtype.itemsize not in (1, 2, 4, 8):
         raise ValueError(f"joint_histogram: {name} must hold integers, got {labels.dtype}")
-    return np.ascontiguousarray(labels, labels.dtype.newbyteorder("="))
+    return np.require(labels, labels.dtype.newbyteorder("="), ("C", "A"))
 
 
 def _kind(labels: np.ndarray) -> int:

@@ -20,7 +20,49 @@ _REFUSED: set[str] = set()
 """Operators that failed once; they are not tried again."""
 
 
-class FusedConv2d(nn.Module):
+class _Fused(nn.Module):
+    """Weight, bias and activation of a layer for inference, and the weight as oneDNN packs it.
+
+    Parameters
+    ----------
+    weight, bias : are taken without a gradient
+    activation, activation_param : see :data:`seamseg.ops.activation.ACTIVATIONS`
+    memory_format : of the weight
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor,
+        activation: str,
+        activation_param: float,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        super().__init__()
+        check_activation(type(self).__name__, activation, activation_param)
+        self.weight = nn.Parameter(weight.detach().contiguous(memory_format=memory_format), requires_grad=False)
+        self.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
+        self.activation = activation
+        self.activation_param = activation_param
+        self._packed: Tensor | None = None
+
+    def _unary(self) -> tuple[str, list[float], str]:
+        """What oneDNN is asked to do in the same pass; of the activations leaky ReLU only."""
+        return ("leaky_relu", [self.activation_param], "") if self.activation == "leaky_relu" else ("none", [], "")
+
+    def _activate(self, y: Tensor) -> Tensor:
+        return activate_(y, self.activation, self.activation_param)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        self._packed = None
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a packed weight can neither be copied nor saved
+        return {**self.__dict__, "_packed": None}
+
+
+class FusedConv2d(_Fused):
     """`act(convolution(x) + bias)`, for inference only.
 
     Parameters
@@ -33,17 +75,11 @@ class FusedConv2d(nn.Module):
     def __init__(
         self, weight: Tensor, bias: Tensor, like: nn.Conv2d, activation: str = "identity", activation_param: float = 0.0
     ) -> None:
-        super().__init__()
-        check_activation(type(self).__name__, activation, activation_param)
+        super().__init__(weight, bias, activation, activation_param, torch.channels_last)
         if like.padding_mode != "zeros" or isinstance(like.padding, str):
             raise ValueError(f"FusedConv2d: the padding must be numbers of zeros, got {like}")
-        self.weight = nn.Parameter(weight.detach().contiguous(memory_format=torch.channels_last), requires_grad=False)
-        self.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
         self.stride, self.padding, self.dilation = list(like.stride), list(like.padding), list(like.dilation)
         self.groups = like.groups
-        self.activation = activation
-        self.activation_param = activation_param
-        self._packed: Tensor | None = None
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """`N x I x H x W` -> `N x O x h x w`; the residual, of the shape of the result, is added before the activation.
@@ -57,7 +93,7 @@ class FusedConv2d(nn.Module):
         y = functional.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
         if residual is not None:
             y = y.add_(residual)
-        return activate_(y, self.activation, self.activation_param)
+        return self._activate(y)
 
     def _one_pass(self, x: Tensor, residual: Tensor | None) -> Tensor:
         op = torch.ops.mkldnn
@@ -67,28 +103,17 @@ class FusedConv2d(nn.Module):
             )
         settings = (self._packed, self.bias, self.padding, self.stride, self.dilation, self.groups)
         if residual is not None:
-            y = op._convolution_pointwise.binary(x, residual, *settings, "add", 1.0, None, [], "")
-            return activate_(y, self.activation, self.activation_param)
-        if self.activation == "leaky_relu":
-            return op._convolution_pointwise(x, *settings, "leaky_relu", [self.activation_param], "")
-        return activate_(
-            op._convolution_pointwise(x, *settings, "none", [], ""), self.activation, self.activation_param
-        )
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        self._packed = None
-        return super()._apply(fn, recurse)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # a packed weight can neither be copied nor saved
-        return {**self.__dict__, "_packed": None}
+            return self._activate(op._convolution_pointwise.binary(x, residual, *settings, "add", 1.0, None, [], ""))
+        unary = self._unary()
+        y = op._convolution_pointwise(x, *settings, *unary)
+        return self._activate(y) if unary[0] == "none" else y
 
     def extra_repr(self) -> str:
         o, i, *kernel = self.weight.shape
         return f"{i * self.groups}, {o}, {kernel}, stride={self.stride}, {self.activation}({self.activation_param})"
 
 
-class FusedLinear(nn.Module):
+class FusedLinear(_Fused):
     """`act(x weight^T + bias)`, for inference only.
 
     Parameters
@@ -100,13 +125,7 @@ class FusedLinear(nn.Module):
     def __init__(
         self, weight: Tensor, bias: Tensor, activation: str = "identity", activation_param: float = 0.0
     ) -> None:
-        super().__init__()
-        check_activation(type(self).__name__, activation, activation_param)
-        self.weight = nn.Parameter(weight.detach().contiguous(), requires_grad=False)
-        self.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
-        self.activation = activation
-        self.activation_param = activation_param
-        self._packed: Tensor | None = None
+        super().__init__(weight, bias, activation, activation_param)
 
     def forward(self, x: Tensor) -> Tensor:
         """`K x I` -> `K x O`, a new tensor."""
@@ -114,23 +133,15 @@ class FusedLinear(nn.Module):
             y = _attempt("linear", lambda: self._one_pass(x))
             if y is not None:
                 return y
-        return activate_(functional.linear(x, self.weight, self.bias), self.activation, self.activation_param)
+        return self._activate(functional.linear(x, self.weight, self.bias))
 
     def _one_pass(self, x: Tensor) -> Tensor:
         op = torch.ops.mkldnn
         if self._packed is None:
             self._packed = op._reorder_linear_weight(self.weight, x.shape[0])
-        leaky = self.activation == "leaky_relu"
-        unary = ("leaky_relu", [self.activation_param], "") if leaky else ("none", [], "")
+        unary = self._unary()
         y = op._linear_pointwise(x, self._packed, self.bias, *unary)
-        return y if leaky else activate_(y, self.activation, self.activation_param)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        self._packed = None
-        return super()._apply(fn, recurse)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_packed": None}
+        return self._activate(y) if unary[0] == "none" else y
 
     def extra_repr(self) -> str:
         o, i = self.weight.shape

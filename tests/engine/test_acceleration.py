@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 import seamseg
 from seamseg.data.metadata import Metadata
 from seamseg.data.transforms import TestTransform
-from seamseg.engine import progress
+from seamseg.engine import cuda_graphs, progress
 from seamseg.engine.acceleration import Acceleration
 from seamseg.engine.augmentation import Augmentation
 from seamseg.engine.compiler import CompiledDense
@@ -215,6 +215,26 @@ def test_no_room_for_a_recording():
     record.room = 9
     ask(recordings, 5, 5)
     assert len(recordings) == 1 and recordings.forget() and not recordings.forget() and len(recordings) == 0
+
+
+def test_recordings_share_the_memory_of_one_that_is_still_there(monkeypatch):
+    beside = []
+
+    class Fake(Copying):
+        def __init__(self, function, x, other):
+            super().__init__(function, x)
+            beside.append(None if other is None else other.input.shape[-1])
+
+    monkeypatch.setattr(cuda_graphs, "CudaGraph", Fake)
+    recordings = recorded_on_gpu(square, most=1)
+    ask(recordings, 4, 4, 5, 5)
+    assert beside == [None, None]  # the only one had gone
+    recordings.most = 2
+    ask(recordings, 6, 6)
+    assert beside == [None, None, 5]
+    recordings.forget()
+    ask(recordings, 6, 6)
+    assert beside == [None, None, 5, None]
 
 
 def test_recordings_go_before_tiles_come(capsys):

@@ -48,12 +48,15 @@ def _mistaken(dice, value):
         return dice.choice((value + 1, value - 1, -value, value * 1000, *WILD))
     if isinstance(value, bytes):
         return dice.choice((value[: dice.randrange(len(value) + 1)], value + value, bytearray(value), value[::-1]))
+    if value.ndim == 0:
+        return value
     flat = value.copy()
     if flat.size:
         flat.flat[dice.randrange(flat.size)] = (
             dice.choice((0, 1, np.iinfo(flat.dtype).max)) if flat.dtype.kind != "b" else 1
         )
-    wrong = (value[: len(value) // 2], value[::-1], value.astype(dice.choice((*INTEGERS, np.float32, ">i4", "O"))))
+    odd = np.frombuffer(b"x" + flat.tobytes(), flat.dtype, offset=1).reshape(flat.shape)
+    wrong = (odd, value[: len(value) // 2], value[::-1], value.astype(dice.choice((*INTEGERS, np.float32, ">i4", "O"))))
     return dice.choice((flat, flat, value.T, np.append(value, value), *wrong))
 
 

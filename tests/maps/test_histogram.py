@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamseg.maps import plain
+from seamseg.maps import library, plain
 from seamseg.maps.histogram import joint_histogram
 from seamseg.maps.library import functions
 
@@ -124,3 +124,13 @@ def test_wrong_arguments():
         joint_histogram(np.array([-1, 0]), np.array([0, 0]))
     with pytest.raises(ValueError, match="too large"):
         joint_histogram(np.array([2**40]), np.array([2**40]))
+
+
+def test_maps_at_odd_addresses():
+    """As parts of a file's bytes are."""
+    a = np.repeat(np.arange(300), 7)
+    for dtype in (np.int16, np.uint32, np.int64):
+        odd = np.frombuffer(b"x" + a.astype(dtype).tobytes(), dtype, offset=1)
+        assert not odd.flags.aligned and library._native("a", odd).flags.aligned
+        pairs, counts = joint_histogram(odd, a)
+        assert pairs.tolist() == [[i, i] for i in range(300)] and set(counts.tolist()) == {7}

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,10 @@ import pytest
 import seamseg
 from seamseg.evaluation.id_png import write_id_png
 from seamseg.maps import library
+from seamseg.maps.histogram import joint_histogram
+from seamseg.maps.id_runs import decode_id_runs
+
+from .id_streams import stream_of
 
 PACKAGE = Path(seamseg.__file__).parent
 # the clone may be installed as editable: its library is not that of the copy
@@ -93,3 +98,29 @@ def test_of_other_sources(report, copy):
     assert report(copy) == ("loaded", "")
     (copy / "csrc/maps/answer.h").write_text("// changed")
     assert report(copy)[0] == "they do not load here (csrc has changed since they were compiled: make kernels)"
+
+
+def _resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+def test_an_answer_without_room_for_its_arrays_is_freed(monkeypatch):
+    ids = np.arange(1 << 20).reshape(1024, 1024)
+    stream = stream_of(ids, np.zeros(1024, np.uint8), 1, zlib.Z_RLE, 15)
+
+    def full(*_):
+        raise MemoryError
+
+    def fail():
+        for call in (lambda: joint_histogram(ids, ids), lambda: decode_id_runs(stream, 1024, 1024)):
+            with pytest.raises(MemoryError):
+                call()
+
+    monkeypatch.setattr(library.np, "empty", full)
+    fail()
+    before = _resident()
+    for _ in range(10):
+        fail()
+    # a histogram has 24 MiB, the runs have 8
+    assert _resident() - before < 100 << 20
