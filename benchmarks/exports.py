@@ -19,9 +19,9 @@ import torch
 from PIL import Image
 
 from seamseg.data.prepare.cityscapes_labels import cityscapes_classes
+from seamseg.engine.inputs.source import Source
 from seamseg.engine.layouts.mask_png import mask_png
 from seamseg.engine.layouts.pictures import write_grey_png
-from seamseg.engine.sources import Source
 from seamseg.engine.writers import make_writers
 from seamseg.evaluation.detections import paste_detections
 from seamseg.fusion import fuse, to_result

@@ -113,8 +113,8 @@ def files(predictor: Predictor, photos: Sequence[Path], out: Path, arguments: ar
     """Images a second from file to file, and the part of the time outside of the network."""
     from seamseg.engine.distributed import World
     from seamseg.engine.inference import predict_all
+    from seamseg.engine.inputs.source import Source
     from seamseg.engine.manifest import ManifestFolder, header
-    from seamseg.engine.sources import Source
     from seamseg.engine.writers import make_writers
 
     sources = [Source(path, path.stem, path.name) for path in photos]

@@ -48,7 +48,9 @@ from typing import Any
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("model", metavar="MODEL", help="zip, run folder or snapshot")
-    parser.add_argument("inputs", metavar="IN", help="photo, folder, glob, list, video, shards or URL")
+    parser.add_argument(
+        "inputs", metavar="IN", nargs="+", help="photo, folder, glob, list, video, shards or URL; or several"
+    )
     parser.add_argument("out", metavar="OUT", help="folder (is made) or URL for the outputs, or PART-%%06d.tar")
     parser.add_argument(
         "--format",
@@ -102,11 +104,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     looks.add_argument("--classes", metavar="LIST", help="only these classes, such as person,car; others are void")
     private = parser.add_argument_group("photos to show around")
     private.add_argument("--anonymize", metavar="LIST", help="classes to hide, such as person,rider,car")
-    private.add_argument("--anonymize-style", choices=("blur", "pixels"), default="blur", help="default: blur")
+    private.add_argument("--anonymize-style", choices=("blur", "pixels"), help="default: blur")
     private.add_argument(
         "--anonymize-score",
         type=float,
-        default=0.2,
         metavar="P",
         help="least score of detections that are hidden (default: 0.2, to be on the safe side)",
     )
@@ -147,22 +148,25 @@ def run(args: argparse.Namespace) -> int:
     from seamseg.data.prepare.parallel import available_cores
     from seamseg.engine.distributed import distributed
     from seamseg.engine.inference import predict_all
+    from seamseg.engine.inputs.find import find_sources
+    from seamseg.engine.inputs.source import Source
     from seamseg.engine.manifest import header
     from seamseg.engine.model_file import digest
     from seamseg.engine.outputs import open_outputs, parse_place
     from seamseg.engine.predictor import load_predictor
-    from seamseg.engine.sources import Source, find_sources
+    from seamseg.engine.privacy import LEAST_SCORE
     from seamseg.engine.writers import Writer, make_writers
     from seamseg.engine.writers.anonymize import AnonymizeWriter
     from seamseg.errors import InputError
+    from seamseg.visualize.region import Style
 
     for name in ("limit", "workers", "batch_size", "shard_photos"):
-        value = getattr(args, name)
-        if value is not None and value < (0 if name == "workers" else 1):
-            raise InputError(f"--{name.replace('_', '-')} {value}: too small")
+        value, least = getattr(args, name), 0 if name == "workers" else 1
+        if value is not None and value < least:
+            raise InputError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
     place = parse_place(args.out)
     if place.path is not None and place.path.exists() and not place.path.is_dir():
-        raise InputError(f"{place.folder}: the output must be a folder, this is a file")
+        raise InputError(f"{place.folder}: the output must be a folder, this is a file; it is named last")
     formats = _formats(args)
     sources = find_sources(args.inputs, place.path, place.holds)[: args.limit]
     with distributed(args.device) as world:
@@ -191,7 +195,8 @@ def run(args: argparse.Namespace) -> int:
         def writers(folder: Path) -> list[Writer]:
             made = make_writers(formats, folder, predictor.metadata) if formats else []
             if args.anonymize is not None:
-                style, score = args.anonymize_style, args.anonymize_score
+                style: Style = args.anonymize_style or "blur"
+                score = LEAST_SCORE if args.anonymize_score is None else args.anonymize_score
                 private = AnonymizeWriter(folder, predictor.metadata, args.anonymize, style, score)
                 if args.classes is not None:
                     # what the map would show without --classes is hidden all the same
@@ -221,6 +226,10 @@ def _formats(args: argparse.Namespace) -> list[str]:
     """What --format says; InputError if other options do not go with it."""
     from seamseg.errors import InputError
 
+    if args.anonymize is None:
+        for name in ("anonymize_style", "anonymize_score"):
+            if getattr(args, name) is not None:
+                raise InputError(f"--{name.replace('_', '-')} says how to hide: name what to hide by --anonymize")
     if args.format is None:
         return ["overlay"] if args.anonymize is None else []
     formats = [f.strip() for f in args.format.split(",") if f.strip()]

@@ -12,10 +12,11 @@ from PIL import Image
 from torch import Tensor
 
 from seamseg.data.images import as_rgb, open_image
+from seamseg.engine.urls import is_url, read_url
 from seamseg.errors import InputError
 
 AnyPhoto: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
-"""A file, a PIL image, an `H x W x 3` uint8 RGB array, or a `3 x H x W` tensor, uint8 or float from 0 to 1."""
+"""A file or URL, a PIL image, an `H x W x 3` uint8 RGB array, or a `3 x H x W` tensor, uint8 or float from 0 to 1."""
 
 
 def is_one(photo: AnyPhoto | Iterable[AnyPhoto]) -> bool:
@@ -39,6 +40,8 @@ def as_image(photo: AnyPhoto) -> Image.Image:
         return Image.fromarray(_checked_array(photo))
     if isinstance(photo, Tensor):
         return Image.fromarray(_array_of(photo))
+    if isinstance(photo, str) and is_url(photo):
+        return open_image(photo, read_url(photo))
     if isinstance(photo, (str, Path)):
         return open_image(photo)
     raise InputError(f"a photo is a path, PIL image, array or tensor, not {type(photo).__name__}")
@@ -46,7 +49,7 @@ def as_image(photo: AnyPhoto) -> Image.Image:
 
 def keepsake(photo: AnyPhoto, image: Image.Image) -> Path | Image.Image:
     """What a result remembers of its photo: the path of a file, else a copy of the pixels, which may change later."""
-    return Path(photo) if isinstance(photo, (str, Path)) else image.copy()
+    return Path(photo) if isinstance(photo, Path) or (isinstance(photo, str) and not is_url(photo)) else image.copy()
 
 
 class Opened(NamedTuple):

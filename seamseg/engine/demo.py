@@ -14,12 +14,12 @@ from seamseg.data.prepare.cityscapes import prepare_cityscapes
 from seamseg.data.prepare.toy_city import generate_toy_city
 from seamseg.engine.distributed import World
 from seamseg.engine.inference import predict_all
+from seamseg.engine.inputs.source import Source
 from seamseg.engine.manifest import header
 from seamseg.engine.model_file import digest
 from seamseg.engine.outputs import FolderOutputs
 from seamseg.engine.predictor import load_predictor
 from seamseg.engine.progress import counter, progress
-from seamseg.engine.sources import Source
 from seamseg.engine.train.run import TrainingOptions, run_training
 from seamseg.engine.train.run_folder import RunFolder
 from seamseg.engine.writers import make_writers

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from seamseg.engine.distributed import World, broadcast_object, gather_objects, patient_group, shared_counter
+from seamseg.engine.inputs.clashes import refuse_overwriting, refuse_sharing
+from seamseg.engine.inputs.reading import Decoders, Share, bytes_of_photo, despite_deaths
+from seamseg.engine.inputs.source import Container, Source
 from seamseg.engine.manifest import Line
 from seamseg.engine.outputs.outputs import Begun, Desk, Outputs
 from seamseg.engine.photos import Photo, PhotoTransform, Unreadable, equal_size_batches
 from seamseg.engine.predictor import Predictor
 from seamseg.engine.progress import progress
-from seamseg.engine.reading import Decoders, Share, bytes_of_photo, despite_deaths
-from seamseg.engine.sources import Container, Source, refuse_overwriting, refuse_sharing
 from seamseg.engine.urls import explain
 from seamseg.engine.writers import Background, Writer
 from seamseg.errors import InputError, SeamsegError

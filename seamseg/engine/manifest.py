@@ -137,6 +137,10 @@ class ManifestFolder:
         """The file of a process while it works."""
         return self.out / _RANK.format(rank)
 
+    def exists(self) -> bool:
+        """Whether any run has left its manifest here."""
+        return any(path.exists() for path in (self.path, *self._parts()))
+
     def begin(self, restart: bool = False) -> dict[str, Done]:
         """Bring what earlier runs have left into one file.
 

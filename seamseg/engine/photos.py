@@ -21,6 +21,9 @@ T = TypeVar("T")
 MAX_ASPECT = 4
 """Pictures longer than this times their shortest side are shrunk further than to `shortest_size`, see below."""
 
+MAX_INPUT = 1 << 28
+"""Pixels of the network's input, whatever sizes are asked for: more than the largest photo has."""
+
 WAITING_BYTES = 512 << 20
 """Photos that wait for others of their size"""
 
@@ -42,7 +45,8 @@ def test_transform(
     Raises
     ------
     InputError
-        if a size is not positive, or the longest is below the shortest
+        if a size is not positive, the longest is below the shortest, or an input would have more than
+        :data:`MAX_INPUT` pixels
     """
     options = config.dataloader
     shortest = options.shortest_size if shortest_size is None else shortest_size
@@ -53,6 +57,8 @@ def test_transform(
             f"network size: shortest {shortest} and longest {longest_max_size} pixels; both must be positive and the "
             "longest not below the shortest"
         )
+    if shortest**2 > MAX_INPUT:
+        raise InputError(_too_large(shortest, shortest))
     return TestTransform(shortest, longest_max_size, options.rgb_mean, options.rgb_std)
 
 
@@ -63,10 +69,25 @@ def network_input(image: Image.Image, transform: TestTransform, tiling: Tiling) 
     """What the network sees of an RGB picture: `3 x H x W` float32, or uint8 where it is to be seen in tiles.
 
     The tiles are normalised one by one, which saves the 12 bytes a pixel of the whole.
+
+    Raises
+    ------
+    InputError
+        if it would have more than :data:`MAX_INPUT` pixels
     """
-    if tiling.side_for(transform.size_of(image.size)) is None:
+    size = transform.size_of(image.size)
+    if size[0] * size[1] > MAX_INPUT:
+        raise InputError(_too_large(*size))
+    if tiling.side_for(size) is None:
         return transform(image)
     return bytes_of(transform.scale(image))
+
+
+def _too_large(width: int, height: int) -> str:
+    return (
+        f"the network's input would have {width} x {height} pixels or more, above the limit of {MAX_INPUT / 1e6:.0f} "
+        "million: choose a smaller --shortest-size or --longest-max-size"
+    )
 
 
 def is_for_tiles(image: Tensor) -> bool:

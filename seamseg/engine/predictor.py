@@ -154,9 +154,9 @@ class Predictor:
 
         Parameters
         ----------
-        photo : file of any kind that Pillow reads, PIL image, `H x W x 3` uint8 RGB array, or `3 x H x W` tensor, uint8
-            or float from 0 to 1; or a list of these, of any sizes. A file with an EXIF orientation is seen upright, and
-            the map is too; all else is taken as it is
+        photo : file or URL of any kind that Pillow reads, PIL image, `H x W x 3` uint8 RGB array, or `3 x H x W`
+            tensor, uint8 or float from 0 to 1; or a list of these, of any sizes. A file with an EXIF orientation is
+            seen upright, and the map is too; all else is taken as it is
         tiles : "auto", "off" or the side of the tiles in pixels of the network's input, see
             :class:`seamseg.engine.tiles.Tiling`; None as the predictor was made
         tile_overlap : least overlap of the tiles in pixels of the network's input; None as the predictor was made, or
@@ -178,7 +178,7 @@ class Predictor:
         >>> model.predict("street.jpg").save("overlay.jpg")  # doctest: +SKIP
         >>> first, second = model.predict(["a.jpg", Image.open("b.png")])  # doctest: +SKIP
         """
-        if is_one(photo):
+        if is_one(photo) or not isinstance(photo, Iterable):
             return next(self.predict_iter([photo], tiles, tile_overlap, keep_photo=keep_photo))  # type: ignore[list-item]
         results = self.predict_iter(photo, tiles, tile_overlap, keep_photo=keep_photo, batch_size=batch_size)  # type: ignore[arg-type]
         return list(results)

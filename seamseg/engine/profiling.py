@@ -12,9 +12,9 @@ from PIL import Image
 from seamseg.config import load_config
 from seamseg.data.images import open_image
 from seamseg.data.metadata import Metadata
+from seamseg.engine.inputs.source import Source
 from seamseg.engine.photos import test_transform
 from seamseg.engine.predictor import Predictor, Thresholds
-from seamseg.engine.sources import Source
 from seamseg.engine.writers import make_writers
 from seamseg.fusion import fuse, to_result
 from seamseg.models.build import build_network

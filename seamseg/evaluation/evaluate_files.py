@@ -53,7 +53,8 @@ def evaluate_panoptic_json(
 
     Every image of the ground truth must have a prediction; predictions of other images are ignored. A prediction
     belongs to an image if it has its `image_id`, or, where none has, if its `image_id` is the name of the photo
-    without its ending (what `seamseg predict` knows of a photo).
+    without its ending (what `seamseg predict` knows of a photo), or is the only one to be so but for folders and the
+    `_leftImg8bit` of Cityscapes.
 
     Parameters
     ----------
@@ -143,18 +144,31 @@ def _compare_names(gt: CocoPanoptic, pred: CocoPanoptic) -> None:
 
 def _partners(gt: CocoPanoptic, pred: CocoPanoptic) -> Mapping[int | str, Annotation]:
     by_id = {a.image_id: a for a in pred.annotations}
+    by_name: dict[str, list[Annotation]] = {}
+    for annotation in pred.annotations:
+        by_name.setdefault(_bare(str(annotation.image_id)), []).append(annotation)
     partner: dict[int | str, Annotation] = {}
     for annotation in gt.annotations:
         if annotation.image_id in partner:
             raise InputError(f"{gt.path}: image {annotation.image_id} is annotated twice")
         name = gt.photo_names.get(annotation.image_id, annotation.file_name)
         photo = PurePosixPath(name)
-        found = by_id.get(annotation.image_id) or by_id.get(str(photo.with_suffix("")) if photo.name else name)
+        stem = str(photo.with_suffix("")) if photo.name else name
+        found = by_id.get(annotation.image_id) or by_id.get(stem)
+        if found is None and len(alike := by_name.get(_bare(stem), [])) == 1:
+            found = alike[0]
         if found is None:
             missing = sum(a.image_id not in by_id for a in gt.annotations)
+            there = f"; there is one for {pred.annotations[0].image_id}" if pred.annotations else ""
             raise InputError(
                 f"{pred.path}: no prediction for image {annotation.image_id} of {gt.path.name}"
                 + (f" (nor for {missing - 1} more)" if missing > 1 else "")
+                + there
             )
         partner[annotation.image_id] = found
     return partner
+
+
+def _bare(name: str) -> str:
+    """The name of a photo without folders, and without what Cityscapes puts behind it."""
+    return name.rpartition("/")[2].removesuffix("_leftImg8bit")

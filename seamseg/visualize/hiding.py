@@ -35,7 +35,8 @@ def hide(
     alpha = _mean(_widen(mask, reach + fade), fade)
     alpha[solid > 0] = 1.0
 
-    pixels = torch.from_numpy(np.ascontiguousarray(photo[top:bottom, left:right])).permute(2, 0, 1).float()
+    # torch warns of arrays that may not be written to, as those of pictures
+    pixels = torch.from_numpy(photo[top:bottom, left:right].astype(np.float32)).permute(2, 0, 1)
     hidden = _coarse(pixels, solid, cell, style)
     behind = torch.from_numpy(np.ascontiguousarray(out[top:bottom, left:right])).permute(2, 0, 1).float()
     mixed = torch.where(solid > 0, hidden, behind + alpha * (hidden - behind))

@@ -13,9 +13,9 @@ from PIL import Image
 from torch.utils.data import get_worker_info
 
 from seamseg.engine.inference import _Work
+from seamseg.engine.inputs.reading import Death
+from seamseg.engine.inputs.source import Source
 from seamseg.engine.photos import Photo
-from seamseg.engine.reading import Death
-from seamseg.engine.sources import Source
 from seamseg.errors import SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow")

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from seamseg.data.images import UnreadableImage
-from seamseg.engine.shards import Shard
-from seamseg.engine.sources import find_sources
+from seamseg.engine.inputs.find import find_sources
+from seamseg.engine.inputs.shards import Shard
+from seamseg.engine.inputs.video import Video, require_decoder
 from seamseg.engine.urls import expand_numbers, name_of_url
-from seamseg.engine.video import Video, require_decoder
 from seamseg.errors import InputError
 
 fsspec = pytest.importorskip("fsspec")
@@ -141,9 +141,13 @@ def test_without_a_decoder_the_message_names_it(tmp_path, monkeypatch):
     (tmp_path / "drive.mp4").write_bytes(b"")
     load = builtins.__import__
     monkeypatch.setattr(
-        builtins, "__import__", lambda name, *a: (_ for _ in ()).throw(ImportError) if name == "av" else load(name, *a)
+        builtins, "__import__", lambda name, *a: (_ for _ in ()).throw(problem) if name == "av" else load(name, *a)
     )
+    problem = ModuleNotFoundError("av")
     with pytest.raises(InputError, match=r"drive\.mp4: videos need PyAV, .* run `pip install av`"):
+        find_sources(tmp_path / "drive.mp4")
+    problem = ImportError("libavformat.so.61: no such file")
+    with pytest.raises(InputError, match=r"PyAV, which is installed but cannot be loaded: libavformat\.so\.61"):
         find_sources(tmp_path / "drive.mp4")
 
 

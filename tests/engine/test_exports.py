@@ -18,8 +18,9 @@ from seamseg.data.folder import DatasetFolder
 from seamseg.data.metadata import Metadata
 from seamseg.engine.distributed import World, distributed, gather_objects
 from seamseg.engine.ground_truth import export_dataset
+from seamseg.engine.inputs.clashes import refuse_sharing
+from seamseg.engine.inputs.source import Source
 from seamseg.engine.layouts.cityscapes import city_of
-from seamseg.engine.sources import Source, refuse_sharing
 from seamseg.engine.validate import Validator
 from seamseg.engine.writers import make_writers
 from seamseg.errors import InputError

@@ -10,12 +10,12 @@ from collections import Counter
 import pytest
 from PIL import Image
 
+from seamseg.engine.inputs.shards import Shard
 from seamseg.engine.outputs import files, lock, parse_place, staging, store
 from seamseg.engine.outputs.place import Numbering
 from seamseg.engine.outputs.shards import key_of
 from seamseg.engine.outputs.staging import Staging
 from seamseg.engine.outputs.store import FolderStore, UrlStore
-from seamseg.engine.shards import Shard
 from seamseg.errors import InputError, SeamsegError
 
 fsspec = pytest.importorskip("fsspec")

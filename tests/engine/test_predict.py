@@ -154,10 +154,18 @@ def test_limit(micro_run, micro, tmp_path, seamseg_main):
         (("{run}", "{out}", "{out}/x"), "0 images found"),
         (("{run}", "{photos}", "no://bucket/out"), "no://bucket/out: fsspec cannot read this URL"),
         (("{out}/vistas.zip", "{photos}", "{out}/x"), "no such model; MODEL is a published .zip"),
-        (("{run}", "{photos}", "{photos}/tall.png"), "the output must be a folder"),
+        (("{run}", "{photos}", "{photos}/tall.png"), "tall.png: looks like a photo; the last argument must be"),
+        (("{run}", "{photos}", "{photos}/readme.txt"), "the output must be a folder, this is a file"),
+        (("{run}", "", "{out}"), "IN is empty"),
+        (("{run}", "{photos}", ""), "OUT is empty"),
+        (
+            ("{run}", "{photos}", "{out}", "--shortest-size", "100000"),
+            "100000 x 100000 pixels or more",
+        ),
+        (("{run}", "{photos}", "{out}", "--anonymize-style", "pixels"), "name what to hide by --anonymize"),
         (("{run}", "{photos}/street.jpg", "{photos}"), "would overwrite an input photo"),
         (("{run}", "{photos}", "{out}", "--format", "svg"), "choose among overlay, coco, raw, cityscapes, vistas"),
-        (("{run}", "{photos}", "{out}", "--batch-size", "0"), "--batch-size 0: too small"),
+        (("{run}", "{photos}", "{out}", "--batch-size", "0"), "--batch-size 0: must be at least 1"),
         (("{out}", "{photos}", "{out}"), "not a run folder"),
         (("{run}", "{photos}", "{out}", "--shortest-size", "0"), "network size"),
     ],
@@ -169,6 +177,44 @@ def test_bad_usage(micro_run, photos, tmp_path, seamseg_main, capsys, words, mes
     assert seamseg_main("predict", *filled, "--device", "cpu") == 2
     error = capsys.readouterr().err.strip()
     assert message in error and "\n" not in error
+
+
+@pytest.mark.parametrize("place", ["{}", "file://{}"])
+def test_files_of_others_are_not_overwritten(micro_run, photos, tmp_path, seamseg_main, capsys, place):
+    place = place.format(tmp_path)
+    for mine, words in (("street.jpg", ()), ("panoptic.json", ("--format", "coco"))):
+        (tmp_path / mine).write_text("mine")
+        assert predict(seamseg_main, micro_run, photos / "street.jpg", place, "--quiet", *words) == 2
+        assert f"{mine}: is there, and no predictions.jsonl says" in capsys.readouterr().err
+        assert written(tmp_path) == [mine]
+        assert (tmp_path / mine).read_text() == "mine"
+        (tmp_path / mine).unlink()
+    (tmp_path / "street.jpg").write_text("mine")
+    for words in (("--restart",), ()):
+        assert predict(seamseg_main, micro_run, photos / "street.jpg", place, "--quiet", *words) == 0
+        assert (tmp_path / "street.jpg").read_bytes()[:2] == b"\xff\xd8"
+        (tmp_path / "street.jpg").unlink()
+
+
+def test_several_inputs(micro_run, photos, tmp_path, seamseg_main):
+    several = (photos / "tall.png", photos / "sub", photos / "dot.png")
+    assert seamseg_main("predict", micro_run, *several, tmp_path / "out", *CPU, "--quiet") == 0
+    assert written(tmp_path / "out") == [
+        "dot.jpg", "predictions.jsonl", "sub/street.bmp.jpg", "sub/street.png.jpg", "tall.jpg"
+    ]  # fmt: skip
+
+
+def test_a_network_input_without_measure(micro_run, tmp_path, seamseg_main, capsys):
+    Image.new("RGB", (4000, 10)).save(tmp_path / "long.png")
+    Image.new("RGB", (10, 10)).save(tmp_path / "short.png")
+    words = ("--shortest-size", "8192", "--longest-max-size", "1000000", "--tiles", "off", "--limit", "1")
+    assert predict(seamseg_main, micro_run, tmp_path / "long.png", tmp_path / "out", *words) == 1
+    found = capsys.readouterr().err
+    assert "skipped" in found and "long.png: the network's input would have 1000000 x 2500 pixels or more" in found
+    with pytest.raises(InputError, match="the network's input would have"):
+        seamseg.load(micro_run, device="cpu", shortest_size=8192, longest_max_size=1000000).predict(
+            tmp_path / "long.png"
+        )
 
 
 def test_outputs_that_cannot_be_written(micro_run, photos, tmp_path, seamseg_main, capsys):
@@ -196,9 +242,9 @@ def test_background_passes_errors_on_and_bounds_what_waits():
 def test_memory_does_not_grow_with_the_number_of_photos(micro_run, tmp_path, monkeypatch):
     """Writing is slower than reading: only a few photos may wait."""
     from seamseg.engine.distributed import World
+    from seamseg.engine.inputs.find import find_sources
     from seamseg.engine.manifest import header
     from seamseg.engine.outputs import FolderOutputs
-    from seamseg.engine.sources import find_sources
 
     make_dataset(tmp_path / "data", [0] * 40, [])
     model = seamseg.load(micro_run, device="cpu")
@@ -216,6 +262,9 @@ def test_memory_does_not_grow_with_the_number_of_photos(micro_run, tmp_path, mon
 
         def paths(self, source):
             return [tmp_path / source.name]
+
+        def finals(self):
+            return []
 
         def write(self, *_):
             nonlocal ahead

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 import seamseg
+from seamseg.engine.inputs.source import Source
 from seamseg.engine.privacy import private_regions
-from seamseg.engine.sources import Source
 from seamseg.engine.writers.anonymize import AnonymizeWriter
 from seamseg.errors import InputError
 from seamseg.evaluation.coco_panoptic import read_id_png

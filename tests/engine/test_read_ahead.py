@@ -9,10 +9,11 @@ import torch
 from PIL import Image
 
 from seamseg.data.images import open_image
-from seamseg.engine import reading
+from seamseg.engine.inputs import reading
+from seamseg.engine.inputs.find import find_sources
+from seamseg.engine.inputs.reading import Ahead, Decoders, Share
+from seamseg.engine.inputs.source import Source
 from seamseg.engine.photos import PhotoTransform
-from seamseg.engine.reading import Ahead, Decoders, Share
-from seamseg.engine.sources import Source, find_sources
 from seamseg.engine.writers import Background
 
 

@@ -1,13 +1,18 @@
 """Which photos are found and what their outputs are called."""
 
+import os
 import weakref
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from seamseg.data.images import UnreadableImage
 from seamseg.engine import inference
-from seamseg.engine.sources import Source, find_sources, refuse_overwriting
+from seamseg.engine.inputs.clashes import refuse_overwriting
+from seamseg.engine.inputs.find import find_sources
+from seamseg.engine.inputs.source import Source
 from seamseg.errors import InputError
 
 
@@ -121,3 +126,34 @@ def test_names_are_checked_one_by_one():
     assert 1 <= most < 5
     with pytest.raises(InputError, match="would both be written"):
         inference._check_names([*sources, replace(sources[0])], [Writer()])
+
+
+def test_several_inputs(tree):
+    both = names(find_sources([tree / "b.JPG", tree / "sub", tree / "b.JPG", str(tree / "sub" / ".." / "b.JPG")]))
+    assert sorted(both) == sorted(["b", *(f"sub/{name}" for name in names(find_sources(tree / "sub")))])
+    assert names(find_sources([tree])) == names(find_sources(tree))
+
+
+@pytest.mark.parametrize("empty", ["", " ", ["", "a.jpg"]])
+def test_an_empty_input_is_not_the_working_folder(empty):
+    with pytest.raises(InputError, match="IN is empty, is a variable not set"):
+        find_sources(empty)
+
+
+def test_a_folder_that_cannot_be_listed(tree, monkeypatch):
+    def refuse(path, scan):
+        if Path(path).name == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    before = names(find_sources(tree))
+    for name in ("scandir", "listdir"):
+        monkeypatch.setattr(os, name, partial(refuse, scan=getattr(os, name)))
+    closed = "sub"
+    found = find_sources(tree)
+    assert {s.name for s in found} == {name for name in before if not name.startswith("sub/")} | {"sub/"}
+    with pytest.raises(UnreadableImage, match=r"sub: this folder cannot be listed: Permission denied"):
+        next(s for s in found if s.name == "sub/").open()
+    closed = tree.name
+    with pytest.raises(InputError, match="this folder cannot be listed: Permission denied"):
+        find_sources(tree)

@@ -258,7 +258,7 @@ def _no_file_name(content):
         (_unknown_category, ["image a", "category_id 999"]),
         (_twice, ["image a", "is listed twice"]),
         (_incomplete, ["image a", "incomplete"]),
-        (_no_prediction, ["no prediction for image c", "nor for 1 more"]),
+        (_no_prediction, ["no prediction for image c", "nor for 1 more", "there is one for a"]),
         (_no_annotations, ["pred.json", "annotations"]),
         (_no_file_name, ["pred.json", "file_name"]),
     ],
@@ -271,6 +271,22 @@ def test_broken_predictions_are_told_in_one_line(pair, change, words):
     assert "\n" not in str(error.value)
     for word in words:
         assert word in str(error.value)
+
+
+def test_predictions_are_found_by_the_name_of_the_photo(pair):
+    gt, pred = pair
+    wanted = evaluate_panoptic_json(gt, pred).to_json()
+
+    def rename(content):
+        for annotation in content["annotations"]:
+            annotation["image_id"] = f"city/{annotation['image_id']}_leftImg8bit"
+
+    edit(pred, rename)
+    assert evaluate_panoptic_json(gt, pred).to_json() == wanted
+    # two of one name in two folders: nobody can tell which is meant
+    edit(pred, lambda content: content["annotations"].append({**content["annotations"][0], "image_id": "other/a"}))
+    with pytest.raises(InputError, match=r"no prediction for image a .*; there is one for city/a_leftImg8bit"):
+        evaluate_panoptic_json(gt, pred)
 
 
 def test_more_predictions_than_images_are_fine(pair):

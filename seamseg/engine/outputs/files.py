@@ -9,15 +9,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from seamseg.engine.distributed import World
-from seamseg.engine.manifest import Line
-from seamseg.engine.outputs.folder import output_names
+from seamseg.engine.inputs.source import Container, Source
+from seamseg.engine.manifest import Line, ManifestFolder
+from seamseg.engine.outputs.folder import output_names, planned, strangers
 from seamseg.engine.outputs.ledger import put_part
 from seamseg.engine.outputs.outputs import Begun, Desk
 from seamseg.engine.outputs.place import plain
 from seamseg.engine.outputs.staging import Room, Staging
 from seamseg.engine.outputs.store import Store
 from seamseg.engine.outputs.stored import StoredOutputs
-from seamseg.engine.sources import Container, Source
 from seamseg.errors import InputError
 
 PART_SECONDS = 20.0
@@ -37,6 +37,15 @@ class FileOutputs(StoredOutputs):
             for name in output_names(room, source) if isinstance(source, Source) else ():
                 if plain(address := self.store.address(name)) in photos:
                     raise InputError(f"{address}: this output would overwrite an input photo; choose another place")
+
+    def admit(self, local: ManifestFolder, sources: Sequence[Source | Container], names: dict[str, int]) -> None:
+        """InputError if files are in the way that no manifest knows."""
+        if local.exists():
+            return
+        room = Room(self.place.path or Path(self.place.folder), self.writers)
+        for path in planned(self.writers, sources):
+            if (name := path.relative_to(room.folder).as_posix()) in names:
+                raise strangers(self.store.address(name))
 
     def desk(self, world: World, begun: Begun, number: Callable[[], int]) -> Desk:
         """See `Outputs`"""

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from seamseg.engine.distributed import World
-from seamseg.engine.manifest import Line, ManifestFolder, ManifestWriter
+from seamseg.engine.inputs.source import Container, Source
+from seamseg.engine.manifest import MANIFEST, Line, ManifestFolder, ManifestWriter
 from seamseg.engine.outputs.lock import FolderLock
 from seamseg.engine.outputs.outputs import Begun, Desk
 from seamseg.engine.outputs.staging import Room
-from seamseg.engine.sources import Container, Source
 from seamseg.engine.writers.writer import Writer
-from seamseg.errors import SeamsegError
+from seamseg.errors import InputError, SeamsegError
 
 
 class FolderOutputs:
@@ -36,6 +36,10 @@ class FolderOutputs:
 
     def begin(self, sources: Sequence[Source | Container], restart: bool) -> Begun:
         """See `Outputs`"""
+        if not restart and not self.manifest.exists():
+            for path in planned(self.writers, sources):
+                if path.exists():
+                    raise strangers(str(path))
         return Begun(self.manifest.begin(restart))
 
     def desk(self, world: World, begun: Begun, number: Callable[[], int]) -> Desk:
@@ -57,6 +61,23 @@ def finish_formats(writers: Sequence[Writer], manifest: ManifestFolder) -> None:
         except OSError as error:
             name = error.filename or "output"
             raise SeamsegError(f"{name}: cannot be written: {error.strerror or error}") from error
+
+
+def planned(writers: Sequence[Writer], sources: Sequence[Source | Container]) -> Iterator[Path]:
+    """The files that will be written, as far as they are known beforehand."""
+    for writer in writers:
+        yield from writer.finals()
+        for source in sources:
+            if isinstance(source, Source):
+                yield from writer.paths(source)
+
+
+def strangers(place: str) -> InputError:
+    """The error about a file in the way that no manifest knows."""
+    return InputError(
+        f"{place}: is there, and no {MANIFEST} says that `seamseg predict` has written it; choose another place for "
+        "the outputs, or overwrite it with --restart"
+    )
 
 
 def output_names(room: Room, source: Source) -> list[str]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from seamseg.engine.distributed import World
+from seamseg.engine.inputs.source import Container, Source
 from seamseg.engine.manifest import Done, Line
 from seamseg.engine.outputs.lock import FolderLock
 from seamseg.engine.outputs.staging import Room
-from seamseg.engine.sources import Container, Source
 from seamseg.engine.writers.writer import Writer
 
 

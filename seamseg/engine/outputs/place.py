@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from seamseg.engine.inputs.source import PHOTO_ENDINGS
 from seamseg.engine.urls import is_url
 from seamseg.errors import InputError
 
@@ -72,8 +73,12 @@ def parse_place(out: str) -> Place:
     Raises
     ------
     InputError
-        if it looks like a shard, but has no number, or the name of the number cannot be understood
+        if it is empty, looks like a photo, or like a shard but has no number that can be understood
     """
+    if not out.strip():
+        raise InputError("OUT is empty, is a variable not set? `.` is the working folder")
+    if out.lower().endswith(PHOTO_ENDINGS) and not (is_url(out) or Path(out).is_dir()):
+        raise InputError(f"{out}: looks like a photo; the last argument must be the folder for the outputs")
     folder, slash, name = out.rpartition("/")
     if not name.lower().endswith((".tar", ".tar.gz", ".tgz")) or (not is_url(out) and Path(out).is_dir()):
         return Place(out.rstrip("/") or out)

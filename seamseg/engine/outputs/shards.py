@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from seamseg.engine.distributed import World
+from seamseg.engine.inputs.source import Container, Source
 from seamseg.engine.manifest import Done, Line, ManifestFolder
 from seamseg.engine.outputs.ledger import Ledger, put_part
 from seamseg.engine.outputs.outputs import Begun, Desk
@@ -24,7 +25,6 @@ from seamseg.engine.outputs.place import Numbering, Place
 from seamseg.engine.outputs.staging import MakeWriters, Room, Staging
 from seamseg.engine.outputs.store import Store
 from seamseg.engine.outputs.stored import StoredOutputs
-from seamseg.engine.sources import Container, Source
 from seamseg.errors import InputError, SeamsegError
 
 SHARD_PHOTOS = 1000

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from seamseg.engine.distributed import World
+from seamseg.engine.inputs.source import Container, Source
 from seamseg.engine.manifest import Done, Line, ManifestFolder
 from seamseg.engine.outputs.folder import finish_formats
 from seamseg.engine.outputs.ledger import Ledger
@@ -14,7 +15,6 @@ from seamseg.engine.outputs.outputs import Begun, Desk
 from seamseg.engine.outputs.place import Place
 from seamseg.engine.outputs.staging import MakeWriters, Staging
 from seamseg.engine.outputs.store import FolderStore, Store, UrlStore
-from seamseg.engine.sources import Container, Source
 from seamseg.errors import SeamsegError
 
 

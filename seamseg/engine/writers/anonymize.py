@@ -11,8 +11,8 @@ from PIL import Image
 
 from seamseg.data.metadata import Metadata
 from seamseg.engine.class_names import choose_classes
+from seamseg.engine.inputs.source import Source
 from seamseg.engine.privacy import LEAST_SCORE, hide_classes
-from seamseg.engine.sources import Source
 from seamseg.engine.writers.writer import Records
 from seamseg.errors import InputError
 from seamseg.files import write_atomically
@@ -72,6 +72,10 @@ class AnonymizeWriter:
         # made from an array: nothing of the file it came from is in it
         Image.fromarray(hidden).save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
         write_atomically(self.paths(source)[0], buffer.getvalue())
+
+    def finals(self) -> list[Path]:
+        """None"""
+        return []
 
     def finish(self, records: Records) -> None:
         """Nothing is left to do."""

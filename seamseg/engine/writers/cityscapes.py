@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from seamseg.data.metadata import Metadata
+from seamseg.engine.inputs.source import Source
 from seamseg.engine.layouts.cityscapes import VOID_LABEL, frame_name, with_label_ids
 from seamseg.engine.layouts.pictures import label_picture, write_grey_png
-from seamseg.engine.sources import Source
 from seamseg.engine.writers.coco import COCO_JSON
 from seamseg.engine.writers.instance_files import write_detections
 from seamseg.engine.writers.writer import Record, Records
@@ -58,6 +58,10 @@ class CityscapesWriter:
         things = labels[self._classes.num_stuff :]
         write_detections(self.out / "instance", frame, prediction, result.size, things)
         return record
+
+    def finals(self) -> list[Path]:
+        """The JSON"""
+        return [self._panoptic.json_path]
 
     def finish(self, records: Records) -> None:
         """Write the JSON."""

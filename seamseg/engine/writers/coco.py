@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from seamseg.data.metadata import Metadata
-from seamseg.engine.sources import Source
+from seamseg.engine.inputs.source import Source
 from seamseg.engine.writers.writer import Record, Records
 from seamseg.evaluation.coco_writer import CocoPanopticWriter
 from seamseg.panoptic_map import PanopticResult
@@ -33,6 +33,10 @@ class CocoWriter:
     def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult) -> Record:
         """Write the PNG and return the segments."""
         return self._files.write(source.name, result, source.relative)
+
+    def finals(self) -> list[Path]:
+        """The JSON"""
+        return [self._files.json_path]
 
     def finish(self, records: Records) -> None:
         """Write the JSON."""

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from seamseg.data.metadata import Metadata
-from seamseg.engine.sources import Source
+from seamseg.engine.inputs.source import Source
 from seamseg.engine.writers.writer import Records
 from seamseg.files import write_atomically
 from seamseg.panoptic_map import PanopticResult
@@ -40,6 +40,10 @@ class OverlayWriter:
         buffer = BytesIO()
         Image.fromarray(picture).save(buffer, "JPEG", quality=JPEG_QUALITY)
         write_atomically(self.paths(source)[0], buffer.getvalue())
+
+    def finals(self) -> list[Path]:
+        """None"""
+        return []
 
     def finish(self, records: Records) -> None:
         """Nothing is left to do."""

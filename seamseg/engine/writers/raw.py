@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from seamseg.data.metadata import Metadata
-from seamseg.engine.sources import Source
+from seamseg.engine.inputs.source import Source
 from seamseg.engine.writers.writer import Records
 from seamseg.files import write_atomically
 from seamseg.panoptic_map import PanopticResult
@@ -47,6 +47,10 @@ class RawWriter:
         buffer = BytesIO()
         torch.save(content, buffer)
         write_atomically(self.paths(source)[0], buffer.getvalue())
+
+    def finals(self) -> list[Path]:
+        """None"""
+        return []
 
     def finish(self, records: Records) -> None:
         """Nothing is left to do."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from seamseg.data.metadata import Metadata
 from seamseg.data.prepare.vistas_labels import INSTANCES_PER_LABEL
+from seamseg.engine.inputs.source import Source
 from seamseg.engine.layouts.pictures import instance_picture, label_picture, write_grey_png
 from seamseg.engine.layouts.vistas import (
     photo_stem,
@@ -15,7 +16,6 @@ from seamseg.engine.layouts.vistas import (
     void_label,
     with_panoptic_ids,
 )
-from seamseg.engine.sources import Source
 from seamseg.engine.writers.coco import COCO_JSON
 from seamseg.engine.writers.instance_files import write_detections
 from seamseg.engine.writers.writer import Record, Records
@@ -78,6 +78,10 @@ class VistasWriter:
         write_grey_png(self.out / "instances" / f"{name}.png", instances)
         write_detections(self.out / "instances", name, prediction, result.size, labels[self._num_stuff :])
         return record
+
+    def finals(self) -> list[Path]:
+        """The JSON"""
+        return [self._panoptic.json_path]
 
     def finish(self, records: Records) -> None:
         """Write the JSON."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from seamseg.engine.sources import Source
+from seamseg.engine.inputs.source import Source
 from seamseg.panoptic_map import PanopticResult
 from seamseg.structures import Prediction
 
@@ -36,6 +36,9 @@ class Writer(Protocol):
         self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult
     ) -> Record | None:
         """Write those files, each whole or not at all; what :meth:`finish` must know of them, if anything."""
+
+    def finals(self) -> list[Path]:
+        """The files that :meth:`finish` writes."""
 
     def finish(self, records: Records) -> None:
         """Called after the last photo, by the main process; `records` has what :meth:`write` returned of all photos.

@@ -1,102 +1,26 @@
-"""Which photos `predict` works on, and what their outputs are called."""
+"""Finding the photos that `predict` works on, and names for their outputs."""
 
 from __future__ import annotations
 
 import glob
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Protocol
 
-from PIL import Image
-
-from seamseg.data.images import open_image
-from seamseg.engine.urls import expand_numbers, find_urls, is_url, name_of_url, read_url
+from seamseg.engine.inputs.shards import Shard, is_shard
+from seamseg.engine.inputs.source import PHOTO_ENDINGS, Container, Source
+from seamseg.engine.inputs.video import Video, is_video, require_decoder
+from seamseg.engine.urls import expand_numbers, find_urls, is_url, name_of_url
 from seamseg.errors import InputError
-
-PHOTO_ENDINGS = (
-    ".jpg",
-    ".jpeg",
-    ".jpe",
-    ".jfif",
-    ".png",
-    ".bmp",
-    ".tif",
-    ".tiff",
-    ".webp",
-    ".gif",
-    ".ppm",
-    ".pgm",
-    ".avif",
-)
-"""Files that a folder is searched for, whatever the case of their ending."""
 
 LIST_ENDING = ".txt"
 
 
-@dataclass(frozen=True)
-class Source:
-    """A photo: its path, the name of its outputs (`/` between folders, no ending), its path below the input folder.
-
-    What is no file of its own on this machine has an `address` instead: a URL, a frame of a video, a member of a shard.
-    """
-
-    path: Path
-    name: str
-    relative: str
-    address: str = ""
-
-    def __str__(self) -> str:
-        return self.address or str(self.path)
-
-    def open(self) -> Image.Image:
-        """Decode it, see :func:`open_image`; UnreadableImage if that fails."""
-        if self.address:
-            return open_image(self.address, read_url(self.address))
-        return open_image(self.path)
-
-    def stamp(self) -> str:
-        """Changes when the file changes; empty where that cannot be told."""
-        return "" if self.address else file_stamp(self.path)
-
-
-class Item(Protocol):
-    """A photo that is read where it stands in a container: `open` must be called before the next one is asked for."""
-
-    @property
-    def source(self) -> Source: ...
-
-    def open(self) -> Image.Image: ...
-
-
-class Container(Protocol):
-    """Many photos in one file, whose names are known only as it is read: a video, a shard."""
-
-    @property
-    def name(self) -> str:
-        """What the names of its photos begin with"""
-
-    def items(self) -> Iterator[Item]:
-        """Its photos in order, the same ones each time; where it breaks off, the last fails to open."""
-
-    def stamp(self) -> str:
-        """As :meth:`Source.stamp`"""
-
-
-def file_stamp(path: Path) -> str:
-    """Size and time of change of a file; empty if there is none."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return ""
-    return f"{status.st_size}-{status.st_mtime_ns}"
-
-
 def find_sources(
-    inputs: str | Path, out: Path | None = None, is_output: Callable[[str], bool] = lambda place: False
+    inputs: str | Path | Sequence[str | Path],
+    out: Path | None = None,
+    is_output: Callable[[str], bool] = lambda place: False,
 ) -> list[Source | Container]:
     """The photos of a file, folder (with its sub-folders), glob (`**` for any depth), URL, list, video or tar shards.
 
@@ -106,11 +30,14 @@ def find_sources(
     as named.
 
     The name of an output is the path below the folder (of a list: below what all have in common) without its ending.
-    Where two photos would share one (`a.jpg`, `a.png`), both keep their ending in it.
+    Where two photos would share one (`a.jpg`, `a.png`), both keep their ending in it. Several inputs are as a list of
+    all that each of them means. What is named twice is taken once.
+
+    A folder that may not be looked into is a photo that cannot be read, so that it is told and counted.
 
     Parameters
     ----------
-    inputs : what the user named
+    inputs : what the user named, one or several
     out : folder of the outputs, which is not searched where it lies below the photos
     is_output : whether a path or URL that was found is that of an output; it is passed over
 
@@ -119,13 +46,23 @@ def find_sources(
     InputError
         if there is nothing of the name, no photo in the folder, the folder is `out`, or the list cannot be read
     """
-    text = str(inputs)
-    path = Path(inputs)
+    if isinstance(inputs, (str, Path)):
+        return _named(*_meant_by(str(inputs), out, is_output))
+    if len(inputs) == 1:
+        return find_sources(inputs[0], out, is_output)
+    return _named(*_in_common([place for one in inputs for place in _meant_by(str(one), out, is_output)[0]]))
+
+
+def _meant_by(text: str, out: Path | None, is_output: Callable[[str], bool]) -> tuple[list[str], list[PurePosixPath]]:
+    """The paths and URLs of one input, and what they are called below it."""
+    path = Path(text)
+    if not text.strip():
+        raise InputError("IN is empty, is a variable not set? `.` is the working folder")
     if is_url(text):
         root, found_there = find_urls(text, PHOTO_ENDINGS)
         if not (places := [place for place in found_there if not is_output(place)]):
             raise InputError(f"{text}: only outputs of `predict` lie here; choose another place for them")
-        return _named(places, [PurePosixPath(p) for p in name_of_url(places, root)])
+        return places, [PurePosixPath(p) for p in name_of_url(places, root)]
     if text.startswith("@") and not path.exists():
         return _of_list(Path(text[1:]))
     if path.is_dir():
@@ -156,13 +93,10 @@ def find_sources(
             raise InputError(f"{text}: 0 images match this pattern")
     else:
         raise InputError(f"{text}: no such image, video, folder or list")
-    return _named([str(p) for p in found], [PurePosixPath(p.relative_to(root_folder).as_posix()) for p in found])
+    return [str(p) for p in found], [PurePosixPath(p.relative_to(root_folder).as_posix()) for p in found]
 
 
 def _named(places: Sequence[str], relative: Sequence[PurePosixPath]) -> list[Source | Container]:
-    from seamseg.engine.shards import Shard, is_shard
-    from seamseg.engine.video import Video, is_video, require_decoder
-
     found: list[Source | Container] = []
     for place, name, below in zip(places, _unique_names(relative), relative):
         if is_video(place):
@@ -170,6 +104,9 @@ def _named(places: Sequence[str], relative: Sequence[PurePosixPath]) -> list[Sou
             found.append(Video(place, name, str(below)))
         elif is_shard(place):
             found.append(Shard(place, name.removesuffix(".tar"), str(below)))
+        elif not is_url(place) and not place.lower().endswith(PHOTO_ENDINGS) and os.path.isdir(place):
+            # one that cannot be listed, or that a list names
+            found.append(Source(Path(place), f"{name}/", f"{below}/", problem=_why_not(place)))
         elif is_url(place):
             found.append(Source(Path(name_of_url([place], "")[0]), name, str(below), place))
         else:
@@ -177,7 +114,7 @@ def _named(places: Sequence[str], relative: Sequence[PurePosixPath]) -> list[Sou
     return found
 
 
-def _of_list(path: Path) -> list[Source | Container]:
+def _of_list(path: Path) -> tuple[list[str], list[PurePosixPath]]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except FileNotFoundError:
@@ -192,16 +129,39 @@ def _of_list(path: Path) -> list[Source | Container]:
         places.append(line if is_url(line) or (not beside.exists() and Path(line).exists()) else str(beside))
     if not places:
         raise InputError(f"{path}: this list names 0 images; it needs one path or URL a line")
+    return _in_common(places)
+
+
+def _in_common(places: Sequence[str]) -> tuple[list[str], list[PurePosixPath]]:
+    """Each of some paths and URLs once, and what they are called below the folder that all have in common."""
+    # one file may be written in several ways
+    once = {place if is_url(place) else os.path.abspath(place): place for place in reversed(places)}
+    places = [place for place in dict.fromkeys(places) if place in set(once.values())]
     # absolute, so that `..` and working folders do not show in the names
     full = [name_of_url([p], "")[0] if is_url(p) else os.path.abspath(p).lstrip(os.sep) for p in places]
     common = os.path.commonpath([os.path.dirname(p) for p in full])
-    return _named(places, [PurePosixPath(os.path.relpath(p, common or ".")) for p in full])
+    return places, [PurePosixPath(os.path.relpath(p, common or ".")) for p in full]
+
+
+def _why_not(folder: str) -> str:
+    """Why a folder cannot be listed."""
+    try:
+        os.listdir(folder)
+    except OSError as error:
+        return f"this folder cannot be listed: {error.strerror or error}"
+    return "a folder, not a photo"
 
 
 def _walk(folder: Path, out: Path | None) -> list[Path]:
-    found = []
+    found: list[Path] = []
+
+    def note(error: OSError) -> None:
+        if Path(error.filename) == folder:
+            raise InputError(f"{folder}: this folder cannot be listed: {error.strerror or error}") from error
+        found.append(Path(error.filename))
+
     visited: set[str] = set()
-    for parent, folders, files in os.walk(folder, followlinks=True):
+    for parent, folders, files in os.walk(folder, onerror=note, followlinks=True):
         # links may lead in a circle
         if (real := os.path.realpath(parent)) in visited:
             folders.clear()
@@ -240,35 +200,3 @@ def _unique_names(paths: Sequence[PurePosixPath]) -> list[str]:
         if renamed == names:
             return names
         names = renamed
-
-
-def refuse_overwriting(sources: Iterable[Source], outputs: Iterable[Path]) -> None:
-    """InputError if an output would replace one of the photos."""
-    photos = {_real(source.path) for source in sources if not source.address}
-    for output in outputs:
-        if _real(output) in photos:
-            raise InputError(f"{output}: this output would overwrite an input photo; choose another output folder")
-
-
-def _real(path: Path) -> str:
-    """The path without links; of a million files in few folders at little cost."""
-    return os.path.realpath(path) if os.path.islink(path) else os.path.join(_real_folder(path.parent), path.name)
-
-
-@lru_cache(4096)
-def _real_folder(folder: Path) -> str:
-    return os.path.realpath(folder)
-
-
-def refuse_sharing(sources: Iterable[Source], outputs: Iterable[Sequence[Path]]) -> None:
-    """InputError if two photos would be written to one file; `outputs` has the files of each photo."""
-    owners: dict[str, Source] = {}
-    for source, paths in zip(sources, outputs):
-        for path in paths:
-            # some file systems do not tell cases apart
-            owner = owners.setdefault(str(path).casefold(), source)
-            if owner is not source:
-                raise InputError(
-                    f"{owner} and {source} would both be written to {path}: this format has no sub-folders; "
-                    "give them different names or predict each folder into an output folder of its own"
-                )

@@ -13,7 +13,7 @@ from typing import IO, Any
 from PIL import Image
 
 from seamseg.data.images import UnreadableImage, open_image
-from seamseg.engine.sources import PHOTO_ENDINGS, Source, file_stamp
+from seamseg.engine.inputs.source import PHOTO_ENDINGS, Source, file_stamp
 from seamseg.engine.urls import explain, is_url, open_url
 
 SHARD_ENDINGS = (".tar", ".tar.gz", ".tgz")

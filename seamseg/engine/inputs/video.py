@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from seamseg.data.images import UnreadableImage
-from seamseg.engine.sources import Source, file_stamp
+from seamseg.engine.inputs.source import Source, file_stamp
 from seamseg.engine.urls import is_url, open_url
 from seamseg.errors import InputError
 
@@ -33,8 +33,10 @@ def require_decoder(place: str) -> Any:
     """
     try:
         import av
-    except ImportError:
+    except ModuleNotFoundError:
         raise InputError(f"{place}: videos need PyAV, which is not installed; run `pip install av`") from None
+    except ImportError as error:
+        raise InputError(f"{place}: videos need PyAV, which is installed but cannot be loaded: {error}") from None
     return av
 
 

@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from seamseg.data.images import UnreadableImage
 from seamseg.data.workers import dead_workers, deaf_children, death_of, obey_the_parent_only
+from seamseg.engine.inputs.source import Container, Item, Source
 from seamseg.engine.manifest import Done
 from seamseg.engine.photos import Photo, PhotoTransform, Unreadable, as_is
-from seamseg.engine.sources import Container, Item, Source
 from seamseg.engine.urls import explain
-from seamseg.errors import SeamsegError
+from seamseg.errors import InputError, SeamsegError
 
 _NOTE_BYTES = 4096
 _NAMELESS_DEATHS = 3
@@ -101,6 +101,8 @@ class Share(IterableDataset):
             photo = self.decoder(item.open())
         except UnreadableImage as error:
             return worker, (source, stamp, Unreadable(str(error)))
+        except InputError as error:
+            return worker, (source, stamp, Unreadable(f"{source}: {error}"))
         except Exception as error:  # one photo, which is named, must not end the run: too little memory for it, say
             return worker, (source, stamp, Unreadable(f"{source}: cannot be decoded: {explain(error)}"))
         finally:

@@ -1,0 +1,1 @@
+"""What `predict` reads: photos in files, folders, lists, videos, tar shards and at URLs."""
