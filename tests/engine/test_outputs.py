@@ -220,6 +220,20 @@ def test_a_photo_that_changed_leaves_its_shard_alone(micro_run, photos, tmp_path
     assert [x["name"] for x in lines((tmp_path / "out" / "predictions.jsonl").read_bytes())] == NAMES
 
 
+def test_a_broken_shard_of_a_photo_that_changed(micro_run, photos, tmp_path, seamseg_main, capsys):
+    words = ("predict", micro_run, photos, tmp_path / "out" / "p-%d.tar", *CPU, "--format", "coco")
+    assert seamseg_main(*words) == 0
+    (shard,) = (tmp_path / "out").glob("*.tar")
+    shard.write_bytes(b"x" * 5000)
+    Image.new("RGB", (40, 40), (9, 9, 9)).save(photos / "a.png")
+    assert seamseg_main(*words) == 1
+    (error,) = capsys.readouterr().err.strip().splitlines()
+    assert "p-0.tar: broken (" in error and "remove it" in error
+    shard.unlink()
+    assert seamseg_main(*words) == 0
+    assert len(members(*(tmp_path / "out").glob("*.tar"))) == 2 * len(NAMES)
+
+
 def test_the_layout_is_a_setting(micro_run, photos, tmp_path, seamseg_main, capsys):
     assert seamseg_main("predict", micro_run, photos, tmp_path / "out", *CPU) == 0
     assert seamseg_main("predict", micro_run, photos, tmp_path / "out" / "p-%d.tar", *CPU) == 2
