@@ -113,13 +113,20 @@ class ShardOutputs(StoredOutputs):
         before, after = folder / "before.tar", folder / "after.tar"
         self.store.fetch(shard, before)
         new, left = _Shard(after), False
-        with tarfile.open(before) as archive:
-            for info in archive:
-                stream = archive.extractfile(info)
-                if info.name not in members and stream is not None:
-                    new.add(info.name, stream.read())
-                    left = True
-        new.close()
+        try:
+            with tarfile.open(before) as archive:
+                for info in archive:
+                    stream = archive.extractfile(info)
+                    if info.name not in members and stream is not None:
+                        new.add(info.name, stream.read())
+                        left = True
+        except (tarfile.TarError, EOFError) as error:
+            raise SeamsegError(
+                f"{self.store.address(shard)}: broken ({error}), and photos in it have changed; remove it, and the "
+                "same command does its photos again"
+            ) from error
+        finally:
+            new.close()
         if left:
             self.store.put(after, shard)
         return left
