@@ -11,7 +11,7 @@ MODEL is a published zip, a run folder of `seamseg train`, or a snapshot. IN is 
 sub-folders, which are kept in OUT), a quoted glob, LIST.txt or @LIST with a path a line, a video (needs PyAV), tar
 shards as of WebDataset ('part-{000..010}.tar'), or the URL of any of these (needs fsspec). Photos of any size and kind
 are seen upright, at their own size in the output. Unreadable ones are named, counted and skipped; the exit code is then
-1.
+1. There may be several INs (photos/*.jpg without quotes); OUT is always the last.
 
 OUT is a folder, a URL (needs fsspec; https cannot be written to), or tar shards as of WebDataset at either, with a
 number in their name: part-%06d.tar or 'part-{000000..000999}.tar'. A photo's files lie side by side in a shard:
@@ -158,7 +158,6 @@ def run(args: argparse.Namespace) -> int:
     from seamseg.engine.writers import Writer, make_writers
     from seamseg.engine.writers.anonymize import AnonymizeWriter
     from seamseg.errors import InputError
-    from seamseg.visualize.region import Style
 
     for name in ("limit", "workers", "batch_size", "shard_photos"):
         value, least = getattr(args, name), 0 if name == "workers" else 1
@@ -195,7 +194,7 @@ def run(args: argparse.Namespace) -> int:
         def writers(folder: Path) -> list[Writer]:
             made = make_writers(formats, folder, predictor.metadata) if formats else []
             if args.anonymize is not None:
-                style: Style = args.anonymize_style or "blur"
+                style: Any = args.anonymize_style or "blur"
                 score = LEAST_SCORE if args.anonymize_score is None else args.anonymize_score
                 private = AnonymizeWriter(folder, predictor.metadata, args.anonymize, style, score)
                 if args.classes is not None:

@@ -113,6 +113,8 @@ def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None = N
         raise UnreadableImage(f"{path}: no such image") from None
     except IsADirectoryError:
         raise UnreadableImage(f"{path}: a folder, not an image") from None
+    except PermissionError:
+        raise UnreadableImage(f"{path}: may not be read: permission denied") from None
     except UnidentifiedImageError:
         raise UnreadableImage(f"{path}: not an image, or of a kind that Pillow cannot read") from None
     except Exception as error:  # decoders of broken files raise nearly anything: struct.error, IndexError, ...

@@ -72,6 +72,8 @@ def find_urls(url: str, endings: Sequence[str]) -> tuple[str, list[str]]:
             return url.rpartition("/")[0], [url]
         else:
             found = [p for p in system.find(path) if p.lower().endswith(tuple(endings)) and not _hidden(p, path)]
+            if not found and not system.exists(path):
+                raise FileNotFoundError
             root, what = url.rstrip("/"), f"found in this folder; looked for {', '.join(endings)}"
     except Exception as error:
         raise InputError(f"{url}: cannot be listed: {explain(error)}") from error
@@ -121,7 +123,7 @@ def read_url(url: str) -> bytes:
     try:
         with open_url(url) as file:
             return file.read()
-    except UnreadableImage:
+    except InputError:
         raise
     except Exception as error:
         raise UnreadableImage(f"{url}: cannot be read: {explain(error)}") from error
@@ -130,7 +132,7 @@ def read_url(url: str) -> bytes:
 def explain(error: BaseException) -> str:
     """An error of a foreign library in a few words."""
     if isinstance(error, FileNotFoundError):
-        return "no such file"
+        return "no such file or folder"
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 

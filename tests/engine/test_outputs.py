@@ -343,7 +343,7 @@ def test_formats_and_numbers_that_do_not_go_with_shards(micro_run, photos, tmp_p
         ("p-{3..1}.tar", (), "the last number of the shards is below the first"),
         ("p-{0..1}.tar", ("--shard-photos", "1"), "4 photos do not go into 2 shards of 1; raise --shard-photos"),
         ("p-%d.tar", ("--format", "vistas"), "layouts of folders"),
-        ("p-%d.tar", ("--shard-photos", "0"), "--shard-photos 0: too small"),
+        ("p-%d.tar", ("--shard-photos", "0"), "--shard-photos 0: must be at least 1"),
     ):
         assert seamseg_main("predict", micro_run, photos, tmp_path / "out" / out, *CPU, *words) == 2
         (error,) = capsys.readouterr().err.strip().splitlines()

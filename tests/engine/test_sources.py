@@ -134,6 +134,13 @@ def test_several_inputs(tree):
     assert names(find_sources([tree])) == names(find_sources(tree))
 
 
+def test_remarks_in_a_list(tree):
+    (tree / "list.txt").write_text("# the best\na.jpg\n\n#1.png\na.jpg\n")
+    assert names(find_sources(tree / "list.txt")) == ["a"]
+    (tree / "#1.png").touch()
+    assert names(find_sources(tree / "list.txt")) == ["a", "#1"]
+
+
 @pytest.mark.parametrize("empty", ["", " ", ["", "a.jpg"]])
 def test_an_empty_input_is_not_the_working_folder(empty):
     with pytest.raises(InputError, match="IN is empty, is a variable not set"):

@@ -26,8 +26,8 @@ def find_sources(
 
     A folder is searched for the endings of :data:`PHOTO_ENDINGS`, hidden files aside; a file or glob is taken at its
     word. `LIST.txt`, or `@LIST`, has a path or URL a line, relative to the folder of the list or else to the working
-    folder. Shards may be numbered as `part-{000..010}.tar`. Photos of a folder or glob are sorted by path, others come
-    as named.
+    folder; `#` begins a remark. Shards may be numbered as `part-{000..010}.tar`. Photos of a folder or glob are sorted
+    by path, others come as named.
 
     The name of an output is the path below the folder (of a list: below what all have in common) without its ending.
     Where two photos would share one (`a.jpg`, `a.png`), both keep their ending in it. Several inputs are as a list of
@@ -123,9 +123,9 @@ def _of_list(path: Path) -> tuple[list[str], list[PurePosixPath]]:
         raise InputError(f"{path}: cannot be read as a list of images, one path a line: {error}") from None
     places = []
     for line in dict.fromkeys(line.strip() for line in lines):
-        if not line:
-            continue
         beside = path.parent / line
+        if not line or (line.startswith("#") and not beside.exists()):
+            continue
         places.append(line if is_url(line) or (not beside.exists() and Path(line).exists()) else str(beside))
     if not places:
         raise InputError(f"{path}: this list names 0 images; it needs one path or URL a line")

@@ -102,7 +102,8 @@ class Share(IterableDataset):
         except UnreadableImage as error:
             return worker, (source, stamp, Unreadable(str(error)))
         except InputError as error:
-            return worker, (source, stamp, Unreadable(f"{source}: {error}"))
+            named = str(error).startswith(str(source))
+            return worker, (source, stamp, Unreadable(str(error) if named else f"{source}: {error}"))
         except Exception as error:  # one photo, which is named, must not end the run: too little memory for it, say
             return worker, (source, stamp, Unreadable(f"{source}: cannot be decoded: {explain(error)}"))
         finally:
