@@ -30,6 +30,8 @@ def impatient(monkeypatch):
 def test_places():
     assert parse_place("out/").folder == "out" and parse_place("out").shards is None
     assert parse_place("s3://b/x/p-%06d.tar").shards == Numbering("p-", ".tar", 6)
+    with pytest.raises(InputError, match="URLs have two slashes"):
+        parse_place("http:/foo")
     assert parse_place("p{08..11}.tar").shards == Numbering("p", ".tar", 2, 8, 11)
     place = parse_place("s3://b/x/p-%04d.tar")
     assert place.shards.name(12) == "p-0012.tar" and place.shards.name(123456) == "p-123456.tar"

@@ -79,6 +79,8 @@ def parse_place(out: str) -> Place:
         raise InputError("OUT is empty, is a variable not set? `.` is the working folder")
     if out.lower().endswith(PHOTO_ENDINGS) and not (is_url(out) or Path(out).is_dir()):
         raise InputError(f"{out}: looks like a photo; the last argument must be the folder for the outputs")
+    if re.match(r"[A-Za-z][\w+.-]+:/[^/]", out):
+        raise InputError(f"{out}: URLs have two slashes behind the colon, as s3://bucket/out")
     folder, slash, name = out.rpartition("/")
     if not name.lower().endswith((".tar", ".tar.gz", ".tgz")) or (not is_url(out) and Path(out).is_dir()):
         return Place(out.rstrip("/") or out)

@@ -101,7 +101,8 @@ def run_training(options: TrainingOptions) -> PanopticScores | None:
             return _run(options, config, world, run, log)
         except KeyboardInterrupt:
             saved = bool(run.saved()) or run.last.exists()
-            what = "--resume auto continues from the newest snapshot" if saved else "nothing is saved yet"
+            goes_on = "the same command (`train`: with --resume auto) goes on from the newest snapshot"
+            what = goes_on if saved else "nothing is saved yet"
             log.warning(f"interrupted; {what}")
             raise
         except Preempted:

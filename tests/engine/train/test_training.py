@@ -133,7 +133,7 @@ def test_interrupt_and_resume(micro, micro_config, micro_run, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_step", interrupted)
         assert seamseg_main("train", micro_config, micro, "--log-dir", run, *CPU) == 130
-    assert "--resume auto continues" in capsys.readouterr().err
+    assert "with --resume auto) goes on from the newest snapshot" in capsys.readouterr().err
     last = run / "model_last.pth.tar"
     assert load_snapshot(last).training_meta["epoch"] == 0
     if original:
