@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from seamseg.cli import malloc
+from seamseg.cli.stopping import Terminated
 from seamseg.errors import SeamsegError
 from seamseg.version import __version__
 
@@ -31,6 +32,7 @@ COMMANDS = {
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,9 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             # a reader that went away shows here, while it can still be caught
             sys.stdout.flush()
             return code
-        except KeyboardInterrupt:
-            print(f"{_name(argv)}: interrupted", file=sys.stderr)
-            return EXIT_INTERRUPTED
+        except KeyboardInterrupt as stop:
+            print(f"{_name(argv)}: interrupted{'; ' if str(stop) else ''}{stop}", file=sys.stderr)
+            return EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED
         except BrokenPipeError:
             # the reader of our output went away, as `| head` does; nothing is left to say
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import signal
 import tarfile
 from collections import Counter
 
@@ -11,6 +13,7 @@ from PIL import Image
 from seamseg.engine.inputs.shards import Shard
 from seamseg.engine.outputs import files, store
 from seamseg.engine.outputs.shards import key_of
+from seamseg.engine.predictor import Predictor
 
 fsspec = pytest.importorskip("fsspec")
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -272,6 +275,31 @@ def test_a_store_that_fails_ends_the_run_in_one_line(
     assert [line["name"] for line in lines(found["predictions.jsonl"])] == NAMES
     if "%" in out:
         assert len(members(*(v for k, v in found.items() if k.endswith(".tar")))) == 2 * len(NAMES)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_run_in_order(micro_run, photos, tmp_path, seamseg_main, capsys, monkeypatch, number, code):
+    see, seen = Predictor.raw, []
+
+    def signalled(self, images):
+        seen.append(images)
+        if len(seen) == 3:
+            os.kill(os.getpid(), number)
+        return see(self, images)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(Predictor, "raw", signalled)
+    words = ("predict", micro_run, photos, tmp_path / "out" / "p-%d.tar", *CPU)
+    assert seamseg_main(*words) == code
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "seamseg predict: interrupted; the same command goes on where it was"
+    assert signal.getsignal(signal.SIGTERM) == before
+    # what was done by then is in a shard
+    assert len(lines((tmp_path / "out" / "predictions.rank0.000001.jsonl").read_bytes())) == 2
+    assert [name for name in os.listdir(tmp_path / "out") if name.endswith(".tar")] == ["p-0.tar"]
+    done = len(seen)
+    assert seamseg_main(*words) == 0
+    assert len(seen) - done == len(NAMES) - 2
 
 
 def test_a_store_that_fails_now_and_then_costs_nothing(micro_run, photos, seamseg_main, memory, monkeypatch):

@@ -1,0 +1,29 @@
+"""SIGTERM, with which clusters end a job, as Ctrl-C: what is finished is put in its place first."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has come."""
+
+
+@contextmanager
+def orderly(advice: str) -> Iterator[None]:
+    """SIGTERM raises :class:`Terminated`, a second one ends the process; what interrupts the block says `advice`."""
+
+    def raise_it(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, raise_it)
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise type(stop)(advice) from stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
