@@ -18,6 +18,10 @@ class InputError(SeamsegError):
     exit_code = 2
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has come where it is heard."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: "; did you mean 'car'?", or nothing if no known name is near."""
     match = difflib.get_close_matches(name, list(known), 1)

@@ -14,8 +14,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from seamseg.cli import malloc
-from seamseg.cli.stopping import Terminated
-from seamseg.errors import SeamsegError
+from seamseg.errors import SeamsegError, Terminated
 from seamseg.version import __version__
 
 COMMANDS = {

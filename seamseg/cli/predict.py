@@ -145,7 +145,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predict; 0, or 1 if some photos could not be read."""
-    from seamseg.cli.stopping import orderly
     from seamseg.data.prepare.parallel import available_cores
     from seamseg.engine.distributed import distributed
     from seamseg.engine.inference import predict_all
@@ -169,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{place.folder}: the output must be a folder, this is a file; it is named last")
     formats = _formats(args)
     sources = find_sources(args.inputs, place.path, place.holds)[: args.limit]
-    with orderly("the same command goes on where it was"), distributed(args.device) as world:
+    with distributed(args.device) as world:
         predictor = load_predictor(
             args.model,
             world.device,

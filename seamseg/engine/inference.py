@@ -21,6 +21,7 @@ from seamseg.engine.outputs.outputs import Begun, Desk, Outputs
 from seamseg.engine.photos import Photo, PhotoTransform, Unreadable, equal_size_batches
 from seamseg.engine.predictor import Predictor
 from seamseg.engine.progress import progress
+from seamseg.engine.stopping import orderly
 from seamseg.engine.urls import explain
 from seamseg.engine.writers import Background, Writer
 from seamseg.errors import InputError, SeamsegError
@@ -87,11 +88,12 @@ def predict_all(
         share = Share(sources, decoder, begun.done, world.rank, world.size, limit)
         work = _Work(predictor, outputs.desk(world, begun, shared_counter(world)))
         decoders = Decoders(share, workers)
-        try:
-            while not work.attempt(decoders, batch_size, world.is_main):
-                pass
-        finally:
-            work.desk.close()
+        with orderly("the same command goes on where it was"):
+            try:
+                while not work.attempt(decoders, batch_size, world.is_main):
+                    pass
+            finally:
+                work.desk.close()
         good = sum(work.desk.names.values())
         lines = gather_objects(world, (good, len(work.desk.names) - good), patient)
         if world.is_main:

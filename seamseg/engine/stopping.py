@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM has come."""
+from seamseg.errors import Terminated
 
 
 @contextmanager
 def orderly(advice: str) -> Iterator[None]:
-    """SIGTERM raises :class:`Terminated`, a second one ends the process; what interrupts the block says `advice`."""
+    """SIGTERM raises `Terminated`, a second one ends the process; what interrupts the block says `advice`.
+
+    Not for code that waits for other processes: Python hears a signal only between two of its own steps.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def raise_it(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
