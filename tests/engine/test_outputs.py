@@ -294,12 +294,13 @@ def test_a_signal_ends_a_run_in_order(micro_run, photos, tmp_path, seamseg_main,
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "seamseg predict: interrupted; the same command goes on where it was"
     assert signal.getsignal(signal.SIGTERM) == before
-    # what was done by then is in a shard
-    assert len(lines((tmp_path / "out" / "predictions.rank0.000001.jsonl").read_bytes())) == 2
+    # what was written by then is in a shard; the second photo may have been seen only
+    written = len(lines((tmp_path / "out" / "predictions.rank0.000001.jsonl").read_bytes()))
+    assert written in (1, 2)
     assert [name for name in os.listdir(tmp_path / "out") if name.endswith(".tar")] == ["p-0.tar"]
     done = len(seen)
     assert seamseg_main(*words) == 0
-    assert len(seen) - done == len(NAMES) - 2
+    assert len(seen) - done == len(NAMES) - written
 
 
 def test_a_store_that_fails_now_and_then_costs_nothing(micro_run, photos, seamseg_main, memory, monkeypatch):
