@@ -145,6 +145,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predict; 0, or 1 if some photos could not be read."""
+    # before the libraries are loaded, which takes seconds
+    formats = _check(args)
     from seamseg.data.prepare.parallel import available_cores
     from seamseg.engine.distributed import distributed
     from seamseg.engine.inference import predict_all
@@ -159,14 +161,9 @@ def run(args: argparse.Namespace) -> int:
     from seamseg.engine.writers.anonymize import AnonymizeWriter
     from seamseg.errors import InputError
 
-    for name in ("limit", "workers", "batch_size", "shard_photos"):
-        value, least = getattr(args, name), 0 if name == "workers" else 1
-        if value is not None and value < least:
-            raise InputError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
     place = parse_place(args.out)
     if place.path is not None and place.path.exists() and not place.path.is_dir():
         raise InputError(f"{place.folder}: the output must be a folder, this is a file; it is named last")
-    formats = _formats(args)
     sources = find_sources(args.inputs, place.path, place.holds)[: args.limit]
     with distributed(args.device) as world:
         predictor = load_predictor(
@@ -219,6 +216,20 @@ def run(args: argparse.Namespace) -> int:
             earlier = f", {tally.earlier} were there already" if tally.earlier else ""
             print(f"{tally.done} photos in {args.out}{weights}{earlier}{skipped}", file=sys.stderr)
     return 1 if tally.unreadable else 0
+
+
+def _check(args: argparse.Namespace) -> list[str]:
+    """The formats; InputError if an argument is wrong, as far as that can be told at once."""
+    from seamseg.engine.missing_model import missing_model
+    from seamseg.errors import InputError
+
+    if not Path(args.model).exists():
+        raise InputError(missing_model(Path(args.model)))
+    for name in ("limit", "workers", "batch_size", "shard_photos"):
+        value, least = getattr(args, name), 0 if name == "workers" else 1
+        if value is not None and value < least:
+            raise InputError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
+    return _formats(args)
 
 
 def _formats(args: argparse.Namespace) -> list[str]:

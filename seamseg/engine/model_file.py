@@ -16,15 +16,13 @@ from torch import Tensor
 
 from seamseg.config import Config, config_from_string, load_config
 from seamseg.data.metadata import Metadata, parse_metadata, read_metadata
+from seamseg.engine.missing_model import missing_model
 from seamseg.engine.snapshot import Snapshot, load_snapshot
 from seamseg.errors import InputError
 from seamseg.files import read_bytes
 
 SNAPSHOT_NAMES = ("model_best.pth.tar", "model_last.pth.tar")
 """Snapshots of a run folder, the preferred first."""
-
-VISTAS_MD5 = "7046e54e54e9dcc38060b150e97f4a5a"
-"""Of the published zip, as the README of the original project says; this project has not seen the file"""
 
 CONFIG_NAME = "config.ini"
 METADATA_NAME = "metadata.bin"
@@ -87,21 +85,6 @@ class _Parts:
     config_text: str | None
     metadata: Metadata | None
     name: str
-
-
-def missing_model(path: Path) -> str:
-    """What to say where there is no model."""
-    text = (
-        f"{path}: no such model; MODEL is a published .zip (snapshot, config.ini and metadata.bin inside), a run "
-        "folder of `seamseg train`, or a snapshot (.pth.tar, .tar)"
-    )
-    if "vistas" in path.name.lower() and path.suffix.lower() == ".zip":
-        text += (
-            "; the model for Mapillary Vistas (ResNet-50, PQ 37.99, CC BY-NC-SA 4.0) is linked in the README of the "
-            "original project, github.com/mapillary/seamseg, under Trained models, which gives its md5 as "
-            f"{VISTAS_MD5}; nothing is downloaded by itself"
-        )
-    return text
 
 
 def digest(path: str | Path) -> str:

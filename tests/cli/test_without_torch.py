@@ -28,15 +28,15 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
-def run(folder: Path, *words: str) -> str:
-    """What a command prints; it must succeed, and nobody may ask for torch."""
+def run(folder: Path, *words: str, code: int = 0) -> str:
+    """What a command prints; its exit code must be this one, and nobody may ask for torch."""
     log = folder / "asked.txt"
     environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1])}
     command = [sys.executable, "-c", PROGRAM, str(log), "--debug", *words]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert not log.exists(), log.read_text()
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +78,12 @@ def test_files_and_their_report(city: Path) -> None:
     run(city, *scored, "--out", "evaluation", "--photos", "data/img")
     assert "look at" in run(city, "report", "evaluation")
     assert "look at" in run(city, "report", "evaluation", "--against", "evaluation", "--out", "page.html")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(("none.zip", "photos", "out"), "no such model"), ((".", "photos", "out", "--limit", "0"), "must be at least 1")],
+    ids=["model", "limit"],
+)
+def test_mistakes_are_told_at_once(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    assert message in run(tmp_path, "predict", *words, code=2)

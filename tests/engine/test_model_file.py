@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from seamseg.data.metadata import Metadata, pack_metadata, write_metadata
-from seamseg.engine.model_file import VISTAS_MD5, metadata_from_header, metadata_header, open_model
+from seamseg.engine.missing_model import VISTAS_MD5
+from seamseg.engine.model_file import metadata_from_header, metadata_header, open_model
 from seamseg.engine.snapshot import Snapshot, save_snapshot
 from seamseg.errors import InputError
 
