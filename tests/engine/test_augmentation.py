@@ -45,11 +45,10 @@ class Seer:
 
     def __init__(self):
         self.selector = DetectionSelector(nms_threshold=0.5, max_predictions=3)
-        self.sem_head = self._head
         self.seen = []
 
-    def _head(self, levels):
-        return levels
+    def classify(self, features):
+        return features.levels
 
     def predict(self, images, segment):
         predictions = []
