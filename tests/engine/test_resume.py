@@ -110,7 +110,7 @@ def test_a_manifest_line_says_what_was_found(micro_run, photos, tmp_path, seamse
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("out", ["folder", "shards", "url"])
+@pytest.mark.parametrize("out", ["folder", "shards", pytest.param("url", marks=pytest.mark.slow)])
 def test_killed_and_started_again(tmp_path, out):
     """The soak in small: 60 photos, two kills, in two processes."""
     root = Path(__file__).parents[2]
