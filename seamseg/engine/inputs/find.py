@@ -135,12 +135,13 @@ def _of_list(path: Path) -> tuple[list[str], list[PurePosixPath]]:
 def _in_common(places: Sequence[str]) -> tuple[list[str], list[PurePosixPath]]:
     """Each of some paths and URLs once, and what they are called below the folder that all have in common."""
     # one file may be written in several ways
-    once = {place if is_url(place) else os.path.abspath(place): place for place in reversed(places)}
-    places = [place for place in dict.fromkeys(places) if place in set(once.values())]
+    once: dict[str, str] = {}
+    for place in places:
+        once.setdefault(place if is_url(place) else os.path.abspath(place), place)
     # absolute, so that `..` and working folders do not show in the names
-    full = [name_of_url([p], "")[0] if is_url(p) else os.path.abspath(p).lstrip(os.sep) for p in places]
+    full = [name_of_url([p], "")[0] if is_url(p) else p.lstrip(os.sep) for p in once]
     common = os.path.commonpath([os.path.dirname(p) for p in full])
-    return places, [PurePosixPath(os.path.relpath(p, common or ".")) for p in full]
+    return list(once.values()), [PurePosixPath(os.path.relpath(p, common or ".")) for p in full]
 
 
 def _why_not(folder: str) -> str:

@@ -36,7 +36,9 @@ class FolderOutputs:
 
     def begin(self, sources: Sequence[Source | Container], restart: bool) -> Begun:
         """See `Outputs`"""
-        if not restart and not self.manifest.exists():
+        # in a new folder none of a million photos is looked for
+        used = self.manifest.out.is_dir() and any(self.manifest.out.iterdir())
+        if used and not restart and not self.manifest.exists():
             for path in planned(self.writers, sources):
                 if path.exists():
                     raise strangers(str(path))
