@@ -20,6 +20,11 @@ _LONGEST = 192
 """Bytes of a name that is part of the temporary one; file systems end at 255."""
 
 
+def cannot_write(place: object, error: OSError) -> SeamsegError:
+    """The error about a file or folder that cannot be written, with the words of the system."""
+    return SeamsegError(f"{place}: cannot be written: {error.strerror or error}")
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path in the folder of `path` that takes its place when the block ends without an error.
@@ -40,7 +45,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         os.replace(temporary, path)
     except OSError as error:
-        raise SeamsegError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise cannot_write(path, error) from error
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from seamseg.errors import InputError, SeamsegError
-from seamseg.files import replacing
+from seamseg.files import cannot_write, replacing
 
 MANIFEST = "predictions.jsonl"
 _RANK = "predictions.rank{}.jsonl"
@@ -75,7 +75,7 @@ class ManifestWriter:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
         except OSError as error:
-            raise _cannot_write(path, error) from error
+            raise cannot_write(path, error) from error
         self._length = 0
         self._synced = time.monotonic()
         self._append(head)
@@ -107,14 +107,14 @@ class ManifestWriter:
         except OSError as error:
             # half a line must not stay in the way of others that may still come
             os.ftruncate(self._file, self._length)
-            raise _cannot_write(self.path, error) from error
+            raise cannot_write(self.path, error) from error
 
     def close(self) -> None:
         """All lines are on the disk when it returns."""
         try:
             os.fsync(self._file)
         except OSError as error:
-            raise _cannot_write(self.path, error) from error
+            raise cannot_write(self.path, error) from error
         finally:
             os.close(self._file)
 
@@ -293,7 +293,3 @@ def _unlink(path: Path) -> None:
         path.unlink(missing_ok=True)
     except OSError as error:
         raise SeamsegError(f"{path}: cannot be removed: {error.strerror or error}") from error
-
-
-def _cannot_write(path: Path, error: OSError) -> SeamsegError:
-    return SeamsegError(f"{path}: cannot be written: {error.strerror or error}")

@@ -25,8 +25,8 @@ from seamseg.data.metadata import ImageInfo, Metadata, pack_metadata, read_metad
 from seamseg.data.prepare.annotations import thing_annotations, write_coco_json
 from seamseg.data.prepare.archives import File, photo_size, read_file, read_photo, stamp
 from seamseg.data.prepare.parallel import parallel_map
-from seamseg.errors import InputError, SeamsegError
-from seamseg.files import PARTIAL, below, replacing, write_atomically
+from seamseg.errors import InputError
+from seamseg.files import PARTIAL, below, cannot_write, replacing, write_atomically
 
 _JOURNALS = ".prepare"
 
@@ -117,7 +117,7 @@ class DatasetWriter:
             for name in ("img", "msk", "lst", "coco", _JOURNALS):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise SeamsegError(f"{self.root}: cannot be written: {error.strerror or error}") from error
+            raise cannot_write(self.root, error) from error
         for name in ("img", "msk"):
             for partial_file in (self.root / name).glob(f".*{PARTIAL}"):
                 partial_file.unlink(missing_ok=True)

@@ -13,7 +13,8 @@ from seamseg.engine.outputs.lock import FolderLock
 from seamseg.engine.outputs.outputs import Begun, Desk
 from seamseg.engine.outputs.staging import Room
 from seamseg.engine.writers.writer import Writer
-from seamseg.errors import InputError, SeamsegError
+from seamseg.errors import InputError
+from seamseg.files import cannot_write
 
 
 class FolderOutputs:
@@ -61,8 +62,7 @@ def finish_formats(writers: Sequence[Writer], manifest: ManifestFolder) -> None:
         try:
             writer.finish(manifest.records(position))
         except OSError as error:
-            name = error.filename or "output"
-            raise SeamsegError(f"{name}: cannot be written: {error.strerror or error}") from error
+            raise cannot_write(error.filename or "output", error) from error
 
 
 def planned(writers: Sequence[Writer], sources: Sequence[Source | Container]) -> Iterator[Path]:

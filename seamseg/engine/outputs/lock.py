@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from seamseg.errors import SeamsegError
+from seamseg.files import cannot_write
 
 try:
     import fcntl
@@ -78,7 +79,7 @@ class FolderLock:
                 self._file = os.open(self.folder, os.O_RDONLY)
                 hold(self._file)
         except OSError as error:
-            raise SeamsegError(f"{self.folder}: cannot be written: {error.strerror or error}") from error
+            raise cannot_write(self.folder, error) from error
         try:
             fcntl.flock(self._file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except OSError as error:

@@ -26,6 +26,7 @@ from seamseg.engine.outputs.staging import MakeWriters, Room, Staging
 from seamseg.engine.outputs.store import Store
 from seamseg.engine.outputs.stored import StoredOutputs
 from seamseg.errors import InputError, SeamsegError
+from seamseg.files import cannot_write
 
 SHARD_PHOTOS = 1000
 SHARD_BYTES = 1 << 30
@@ -211,7 +212,7 @@ class _Shard:
         try:
             yield
         except OSError as error:
-            raise SeamsegError(f"{self.path}: cannot be written: {error.strerror or error}") from error
+            raise cannot_write(self.path, error) from error
 
 
 class _ShardDesk:

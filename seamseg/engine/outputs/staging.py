@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 
 from seamseg.engine.outputs.lock import hold, let_go
 from seamseg.engine.writers.writer import Writer
-from seamseg.errors import SeamsegError
+from seamseg.files import cannot_write
 
 try:
     import fcntl
@@ -66,7 +66,7 @@ class Staging:
             self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=where))
             self._lock = _locked(self.folder / _LOCK)
         except OSError as error:
-            raise SeamsegError(f"{where}: cannot be written: {error.strerror or error}") from error
+            raise cannot_write(where, error) from error
         hold(self._lock)
 
     @contextmanager

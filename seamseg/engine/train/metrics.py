@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from seamseg.errors import InputError, SeamsegError
-from seamseg.files import write_atomically
+from seamseg.errors import InputError
+from seamseg.files import cannot_write, write_atomically
 
 METRICS_NAME = "metrics.jsonl"
 
@@ -47,7 +47,7 @@ class MetricsFile:
         try:
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
         except OSError as error:
-            raise SeamsegError(f"{path}: cannot be written: {error.strerror or error}") from error
+            raise cannot_write(path, error) from error
 
     def write(self, kind: str, step: int, epoch: int, values: dict[str, Any]) -> None:
         """Append a line. A disk that is full costs lines here; it stops the training where a snapshot is written."""

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Condition
 from typing import Any
 
-from seamseg.errors import SeamsegError
+from seamseg.files import cannot_write
 
 WRITE_BEHIND_BYTES = 512 << 20
 
@@ -63,6 +63,5 @@ class Background:
         if self._error is None:
             return
         if isinstance(self._error, OSError):
-            name = self._error.filename or "output"
-            raise SeamsegError(f"{name}: cannot be written: {self._error.strerror or self._error}") from self._error
+            raise cannot_write(self._error.filename or "output", self._error) from self._error
         raise self._error
