@@ -123,8 +123,10 @@ def read_url(url: str) -> bytes:
     try:
         with open_url(url) as file:
             return file.read()
-    except InputError:
+    except UnreadableImage:
         raise
+    except InputError as error:
+        raise UnreadableImage(str(error)) from error
     except Exception as error:
         raise UnreadableImage(f"{url}: cannot be read: {explain(error)}") from error
 

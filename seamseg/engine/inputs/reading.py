@@ -75,7 +75,7 @@ class Share(IterableDataset):
         note = self.notes[worker] if worker < len(self.notes) else None
         for source in self.mine[worker::workers]:
             if source.name not in self.leave_out:
-                yield self._read(worker, source, source.stamp(), source, note)
+                yield self._read(worker, source.stamp(), source, note)
         readers, me = self.size * workers, self.rank + self.size * worker
         whole = len(self.containers) >= readers
         for number, container in enumerate(self.containers):
@@ -90,20 +90,18 @@ class Share(IterableDataset):
                     continue
                 left += 1
                 if (whole or left % readers == me) and item.source.name not in self.leave_out:
-                    yield self._read(worker, item.source, stamp, item, note)
+                    yield self._read(worker, stamp, item, note)
 
-    def _read(
-        self, worker: int, source: Source, stamp: str, item: Source | Item, note: torch.Tensor | None
-    ) -> tuple[int, Read]:
+    def _read(self, worker: int, stamp: str, item: Item, note: torch.Tensor | None) -> tuple[int, Read]:
+        source = item.source
         self.ahead.wait(worker)
         _write_note(note, source)
         try:
             photo = self.decoder(item.open())
-        except UnreadableImage as error:
+        except UnreadableImage as error:  # names it
             return worker, (source, stamp, Unreadable(str(error)))
         except InputError as error:
-            named = str(error).startswith(str(source))
-            return worker, (source, stamp, Unreadable(str(error) if named else f"{source}: {error}"))
+            return worker, (source, stamp, Unreadable(f"{source}: {error}"))
         except Exception as error:  # one photo, which is named, must not end the run: too little memory for it, say
             return worker, (source, stamp, Unreadable(f"{source}: cannot be decoded: {explain(error)}"))
         finally:

@@ -13,7 +13,7 @@ from typing import IO, Any
 from PIL import Image
 
 from seamseg.data.images import UnreadableImage, open_image
-from seamseg.engine.inputs.source import PHOTO_ENDINGS, Source, file_stamp
+from seamseg.engine.inputs.source import PHOTO_ENDINGS, Item, PhotoFile, Source
 from seamseg.engine.urls import explain, is_url, open_url
 
 SHARD_ENDINGS = (".tar", ".tar.gz", ".tgz")
@@ -48,32 +48,21 @@ class Member:
     """A photo of a shard."""
 
     source: Source
-    content: bytes | None = field(repr=False)
-    problem: str = ""
+    content: bytes = field(repr=False)
 
     def open(self) -> Image.Image:
-        """Decode it; UnreadableImage if that fails, or the shard breaks off here."""
-        if self.content is None:
-            raise UnreadableImage(f"{self.source}: {self.problem}")
+        """Decode it; UnreadableImage if that fails."""
         return open_image(self.source.address, self.content)
 
 
 @dataclass(frozen=True)
-class Shard:
+class Shard(PhotoFile):
     """A tar file of photos, on disk or at a URL; other members, such as labels and JSON, are passed over.
 
     Photos are called `<shard>/<member without ending>`; a second one of the same key keeps its ending.
     """
 
-    place: str
-    name: str
-    relative: str
-
-    def stamp(self) -> str:
-        """See `Source.stamp`"""
-        return "" if is_url(self.place) else file_stamp(Path(self.place))
-
-    def items(self) -> Iterator[Member]:
+    def items(self) -> Iterator[Item]:
         """The photos in order; one that cannot be opened where the shard breaks off."""
         seen: set[str] = set()
         try:
@@ -110,6 +99,5 @@ class Shard:
         seen.add(name.casefold())
         return Source(Path(member), f"{self.name}/{name}", f"{self.relative}/{below}", f"{self.place}:{member}")
 
-    def _broken(self, count: int, problem: str) -> Member:
-        source = Source(Path(self.place), f"{self.name}/{count:06}.broken", self.relative, self.place)
-        return Member(source, None, problem)
+    def _broken(self, count: int, problem: str) -> Source:
+        return Source(Path(self.place), f"{self.name}/{count:06}.broken", self.relative, self.place, problem)

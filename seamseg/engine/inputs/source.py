@@ -11,7 +11,7 @@ from typing import Protocol
 from PIL import Image
 
 from seamseg.data.images import UnreadableImage, open_image
-from seamseg.engine.urls import read_url
+from seamseg.engine.urls import is_url, read_url
 
 PHOTO_ENDINGS = (
     ".jpg",
@@ -36,7 +36,7 @@ class Source:
     """A photo: its path, the name of its outputs (`/` between folders, no ending), its path below the input folder.
 
     What is no file of its own on this machine has an `address` instead: a URL, a frame of a video, a member of a shard.
-    What was looked for and cannot be read for sure, as a folder without permission, says so in `problem`.
+    What cannot be read for sure says why in `problem`: a folder without permission, the place where a video breaks off.
     """
 
     path: Path
@@ -47,6 +47,11 @@ class Source:
 
     def __str__(self) -> str:
         return self.address or str(self.path)
+
+    @property
+    def source(self) -> Source:
+        """Itself: a photo by itself is an item, too."""
+        return self
 
     def open(self) -> Image.Image:
         """Decode it, see :func:`open_image`; UnreadableImage if that fails."""
@@ -91,3 +96,16 @@ def file_stamp(path: Path) -> str:
     except OSError:
         return ""
     return f"{status.st_size}-{status.st_mtime_ns}"
+
+
+@dataclass(frozen=True)
+class PhotoFile:
+    """What containers have in common: a file on disk or at a URL, its name, and its path below the input folder."""
+
+    place: str
+    name: str
+    relative: str
+
+    def stamp(self) -> str:
+        """See `Source.stamp`"""
+        return "" if is_url(self.place) else file_stamp(Path(self.place))

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from seamseg.data.images import UnreadableImage
-from seamseg.engine.inputs.source import Source, file_stamp
+from seamseg.engine.inputs.source import Item, PhotoFile, Source
 from seamseg.engine.urls import is_url, open_url
 from seamseg.errors import InputError
 
@@ -42,16 +42,13 @@ def require_decoder(place: str) -> Any:
 
 @dataclass(frozen=True)
 class Frame:
-    """A decoded frame, or the place where the video breaks off."""
+    """A decoded frame."""
 
     source: Source
     frame: Any
-    problem: str = ""
 
     def open(self) -> Image.Image:
-        """Its pixels, upright; UnreadableImage where the video breaks off."""
-        if self.frame is None:
-            raise UnreadableImage(f"{self.source}: {self.problem}")
+        """Its pixels, upright."""
         pixels = self.frame.to_ndarray(format="rgb24")
         # phones store how they were held; degrees against the clock
         turns = round(getattr(self.frame, "rotation", 0) / 90) % 4
@@ -59,25 +56,17 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Video:
+class Video(PhotoFile):
     """A video file, on disk or at a URL. Frames are called `<video>/frame_000000` and so on, in order of display."""
 
-    place: str
-    name: str
-    relative: str
-
-    def stamp(self) -> str:
-        """See `Source.stamp`"""
-        return "" if is_url(self.place) else file_stamp(Path(self.place))
-
-    def items(self) -> Iterator[Frame]:
+    def items(self) -> Iterator[Item]:
         """The frames in order; one that cannot be opened where the video breaks off."""
         av = require_decoder(self.place)
         count = 0
         try:
             with av.open(open_url(self.place) if is_url(self.place) else self.place) as container:
                 if not container.streams.video:
-                    yield Frame(self._source(count), None, "holds no video")
+                    yield self._source(count, "holds no video")
                     return
                 stream = container.streams.video[0]
                 stream.thread_type = "AUTO"
@@ -85,14 +74,12 @@ class Video:
                     yield Frame(self._source(count), frame)
                     count += 1
             if not count:
-                yield Frame(self._source(count), None, "holds no frame")
+                yield self._source(count, "holds no frame")
         except (av.error.FFmpegError, OSError, UnreadableImage) as error:
             what = "cannot be read as a video" if not count else f"breaks off after {count} frames"
             reason = getattr(error, "strerror", None) or str(error)
-            yield Frame(self._source(count), None, f"{what}: {reason}")
+            yield self._source(count, f"{what}: {reason}")
 
-    def _source(self, number: int) -> Source:
-        frame = f"frame_{number:06}"
-        return Source(
-            Path(self.place), f"{self.name}/{frame}", f"{self.relative}/{frame}", f"{self.place} (frame {number})"
-        )
+    def _source(self, number: int, problem: str = "") -> Source:
+        frame, address = f"frame_{number:06}", f"{self.place} (frame {number})"
+        return Source(Path(self.place), f"{self.name}/{frame}", f"{self.relative}/{frame}", address, problem)
