@@ -220,11 +220,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> list[str]:
     """The formats; InputError if an argument is wrong, as far as that can be told at once."""
-    from seamseg.engine.missing_model import missing_model
+    from seamseg.engine.missing_model import require_model
     from seamseg.errors import InputError
 
-    if not Path(args.model).exists():
-        raise InputError(missing_model(Path(args.model)))
+    require_model(Path(args.model))
     for name in ("limit", "workers", "batch_size", "shard_photos"):
         value, least = getattr(args, name), 0 if name == "workers" else 1
         if value is not None and value < least:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from seamseg.errors import InputError
+
 VISTAS_MD5 = "7046e54e54e9dcc38060b150e97f4a5a"
 """Of the published zip, as the README of the original project says; this project has not seen the file"""
 
 
-def missing_model(path: Path) -> str:
-    """What to say where there is no model."""
+def require_model(path: Path) -> None:
+    """InputError if there is nothing of the name."""
+    if path.exists():
+        return
     text = (
         f"{path}: no such model; MODEL is a published .zip (snapshot, config.ini and metadata.bin inside), a run "
         "folder of `seamseg train`, or a snapshot (.pth.tar, .tar)"
@@ -20,4 +24,4 @@ def missing_model(path: Path) -> str:
             "original project, github.com/mapillary/seamseg, under Trained models, which gives its md5 as "
             f"{VISTAS_MD5}; nothing is downloaded by itself"
         )
-    return text
+    raise InputError(text)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from seamseg.config import Config, config_from_string, load_config
 from seamseg.data.metadata import Metadata, parse_metadata, read_metadata
-from seamseg.engine.missing_model import missing_model
+from seamseg.engine.missing_model import require_model
 from seamseg.engine.snapshot import Snapshot, load_snapshot
 from seamseg.errors import InputError
 from seamseg.files import read_bytes
@@ -61,8 +61,7 @@ def open_model(
         if something is missing or does not fit together
     """
     path = Path(path)
-    if not path.exists():
-        raise InputError(missing_model(path))
+    require_model(path)
     if path.is_dir():
         found = _from_folder(path)
     elif _is_published(path):
@@ -96,8 +95,7 @@ def digest(path: str | Path) -> str:
         if it cannot be read
     """
     path = Path(path)
-    if not path.exists():
-        raise InputError(missing_model(path))
+    require_model(path)
     file = _snapshot_in(path) if path.is_dir() else path
     try:
         with open(file, "rb") as stream:
