@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -40,16 +40,20 @@ def as_image(photo: AnyPhoto) -> Image.Image:
         return Image.fromarray(_checked_array(photo))
     if isinstance(photo, Tensor):
         return Image.fromarray(_array_of(photo))
-    if isinstance(photo, str) and is_url(photo):
-        return open_image(photo, read_url(photo))
-    if isinstance(photo, (str, Path)):
+    if _is_file(photo):
         return open_image(photo)
+    if isinstance(photo, str):
+        return open_image(photo, read_url(photo))
     raise InputError(f"a photo is a path, PIL image, array or tensor, not {type(photo).__name__}")
 
 
 def keepsake(photo: AnyPhoto, image: Image.Image) -> Path | Image.Image:
     """What a result remembers of its photo: the path of a file, else a copy of the pixels, which may change later."""
-    return Path(photo) if isinstance(photo, Path) or (isinstance(photo, str) and not is_url(photo)) else image.copy()
+    return Path(photo) if _is_file(photo) else image.copy()
+
+
+def _is_file(photo: object) -> TypeGuard[str | Path]:
+    return isinstance(photo, Path) or (isinstance(photo, str) and not is_url(photo))
 
 
 class Opened(NamedTuple):

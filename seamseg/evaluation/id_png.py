@@ -12,7 +12,6 @@ import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +70,7 @@ def _read(path: str | Path) -> IdRuns | np.ndarray:
         data = Path(path).read_bytes()
         usual = _usual_stream(data, path) if data.startswith(_SIGNATURE) else None
         if usual is not None:
-            if _compiled():
+            if has_kernel():
                 with suppress(ValueError):  # which is rare; then Pillow says what is wrong, or is content
                     return decode_id_runs(*usual)
             _check_size(*usual)
@@ -138,8 +137,3 @@ def _read_by_pillow(data: bytes, path: str | Path) -> np.ndarray:
         rgb = image if image.mode == "RGB" else image.convert("RGB")
         words = np.frombuffer(rgb.tobytes("raw", "RGBX"), "<u4")
         return (words & MAX_ID).reshape(image.height, image.width)
-
-
-@cache
-def _compiled() -> bool:
-    return has_kernel()

@@ -30,14 +30,6 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
-@pytest.fixture
-def memory():
-    system = fsspec.filesystem("memory")
-    yield system
-    system.store.clear()
-    system.pseudo_dirs[:] = [""]
-
-
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch, tmp_path):
     monkeypatch.setattr(store, "PAUSES", (0.0, 0.0))

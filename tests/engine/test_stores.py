@@ -11,15 +11,7 @@ from seamseg.engine.outputs.staging import Staging
 from seamseg.engine.outputs.store import FolderStore, UrlStore
 from seamseg.errors import InputError, SeamsegError
 
-fsspec = pytest.importorskip("fsspec")
-
-
-@pytest.fixture
-def memory():
-    system = fsspec.filesystem("memory")
-    yield system
-    system.store.clear()
-    system.pseudo_dirs[:] = [""]
+pytest.importorskip("fsspec")
 
 
 @pytest.fixture(autouse=True)

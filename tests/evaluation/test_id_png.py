@@ -39,9 +39,9 @@ def seen_by_pillow(path):
 def reader(request, monkeypatch):
     """With our decoder, and as if it had not been compiled."""
     if request.param == "pillow":
-        monkeypatch.setattr(id_png, "_compiled", lambda: False)
+        monkeypatch.setattr(id_png, "has_kernel", lambda: False)
     else:
-        assert id_png._compiled()
+        assert id_png.has_kernel()
     return request.param
 
 

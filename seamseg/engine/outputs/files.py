@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -32,20 +32,21 @@ class FileOutputs(StoredOutputs):
     def check(self, sources: Sequence[Source | Container]) -> None:
         """InputError if an output would overwrite a photo at a URL."""
         photos = {plain(source.address) for source in sources if isinstance(source, Source) and source.address}
-        room = Room(self.place.path or Path(self.place.folder), self.writers)
-        for source in sources if photos else ():
-            for name in output_names(room, source) if isinstance(source, Source) else ():
-                if plain(address := self.store.address(name)) in photos:
-                    raise InputError(f"{address}: this output would overwrite an input photo; choose another place")
+        for name in self._planned(sources) if photos else ():
+            if plain(address := self.store.address(name)) in photos:
+                raise InputError(f"{address}: this output would overwrite an input photo; choose another place")
 
     def admit(self, local: ManifestFolder, sources: Sequence[Source | Container], names: dict[str, int]) -> None:
         """InputError if files are in the way that no manifest knows."""
         if local.exists():
             return
-        room = Room(self.place.path or Path(self.place.folder), self.writers)
-        for path in planned(self.writers, sources):
-            if (name := path.relative_to(room.folder).as_posix()) in names:
+        for name in self._planned(sources):
+            if name in names:
                 raise strangers(self.store.address(name))
+
+    def _planned(self, sources: Sequence[Source | Container]) -> Iterator[str]:
+        folder = self.place.path or Path(self.place.folder)
+        return (path.relative_to(folder).as_posix() for path in planned(self.writers, sources))
 
     def desk(self, world: World, begun: Begun, number: Callable[[], int]) -> Desk:
         """See `Outputs`"""
