@@ -60,8 +60,8 @@ class General:
         "compute the activations of body and pyramid a second time instead of keeping them", ours=True
     )
     unused_parameters: str = key(
-        "how processes without proposals take part in the gradient: find (DistributedDataParallel looks for unused "
-        "parameters) or fake (they run the ROI head on a fake region; the graph is static)",
+        "DistributedDataParallel looks for unused parameters in each step (find), or takes the graph of the first step "
+        "for that of all (fake: static_graph); a process without regions runs the ROI head on zero rows with both",
         choices=("find", "fake"),
         ours=True,
     )

@@ -71,7 +71,7 @@ class Criterion:
         return tuple(name for name in LOSS_NAMES if name not in absent)
 
     def __call__(self, outputs: TrainingOutputs, targets: Batch) -> Losses:
-        """The losses; those of the ROI head are 0, of a count of 0, if it ran on nothing: with a graph if it ran."""
+        """The losses; those of the ROI head are 0 with a count of 0 and gradients of 0 if it ran on zero rows."""
         terms = [*self._rpn(outputs), *self._roi(outputs, targets)]
         if outputs.semantic_logits is not None:
             pairs = zip(targets.masks, targets.categories)
@@ -100,13 +100,10 @@ class Criterion:
 
     def _roi(self, outputs: TrainingOutputs, targets: Batch) -> list[_Term]:
         rois = outputs.rois
-        if rois is None:
-            nothing = outputs.obj_logits.new_zeros((), dtype=torch.float32)
-            return [(nothing, 0)] * (2 if self.mask_size is None else 3)
         if rois.samples.all_none:
-            # over none of the rows, not times 0: the gradient is 0 whatever the logits are
+            # sums of no rows: their backward pass runs the collectives of the head on this rank too
             logits = (rois.cls_logits, rois.bbx_logits, rois.msk_logits)
-            return [(x[:0].float().sum(), 0) for x in logits if x is not None]
+            return [(x.float().sum(), 0) for x in logits if x is not None]
         wanted = self._roi_targets(rois, outputs.things, targets)
         weights, _ = rois.weights.concatenated()
         count = wanted.labels.shape[0] if weights is None else weights.sum()

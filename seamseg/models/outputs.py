@@ -34,8 +34,7 @@ class ROIOutputs:
     -1, weights: float32 `M_i`, 0 for samples that count in no loss; all entries None if all count. The matched ones of
     an image are among its first `leading` samples, 0 for an image without samples. Over all images, M samples of which
     P are leading: cls_logits `M x (things + 1)`, bbx_logits `M x things x 4`, msk_logits `P x things x 28 x 28` of the
-    leading ones, None without a mask branch. With no samples in any image the logits are those of one fake region, and
-    say nothing.
+    leading ones, None without a mask branch. Without samples in any image M and P are 0.
     """
 
     samples: PackedSequence
@@ -52,8 +51,7 @@ class TrainingOutputs:
     """Everything the losses need of the network.
 
     anchors `A x 4`, obj_logits `N x A`, bbx_logits `N x A x 4`, things and proposals of each image (with rows of NaN
-    after the last, if samples are fixed), rois None if no image had proposals to learn from, semantic_logits
-    `N x classes x h x w` or None without a semantic head.
+    after the last, if samples are fixed), semantic_logits `N x classes x h x w` or None without a semantic head.
     """
 
     padded_size: tuple[int, int]
@@ -63,7 +61,7 @@ class TrainingOutputs:
     bbx_logits: Tensor
     things: list[Things]
     proposals: PackedSequence
-    rois: ROIOutputs | None
+    rois: ROIOutputs
     semantic_logits: Tensor | None
 
 

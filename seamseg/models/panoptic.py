@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +19,6 @@ from seamseg.heads.semantic.head import SemanticHead
 from seamseg.models.dense import DensePart, RunDense
 from seamseg.models.outputs import Features, ROIOutputs, Things, TrainingOutputs
 from seamseg.ops.boxes import clip_boxes, decode_boxes
-from seamseg.ops.norm import InPlaceABNSync
-from seamseg.ops.sync import active_group, set_group
 from seamseg.ops.upsample import upsample_argmax
 from seamseg.structures import Batch, PackedSequence, Prediction
 
@@ -47,8 +44,6 @@ class PanopticNet(nn.Module):
 
     Attributes
     ----------
-    fake_rois : in training, run the ROI head on a fake region where there is nothing to sample, so that every step uses
-        every parameter (`[general] unused_parameters = fake`); False: leave it out
     dtype : of the network's input; None for that of the images
     sizes_vary : tell torch.compile, where parts of the network went through it, that heights and widths change
     run_dense : called at inference for :meth:`dense_part`, such as a compiled form of it; None: its parts in turn
@@ -85,7 +80,6 @@ class PanopticNet(nn.Module):
         self.rois = rois
         self.selector = selector
         self.bbx_reg_weights = bbx_reg_weights
-        self.fake_rois = False
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.to(memory_format=self.memory_format)
         self.sizes_vary = False
@@ -111,8 +105,8 @@ class PanopticNet(nn.Module):
         Notes
         -----
         With synchronised norms under torch.distributed all ranks must call this together. A rank without anything to
-        sample skips the ROI head, or runs it on a fake region; the others synchronise among themselves. With fixed
-        samples no rank has nothing to sample.
+        sample runs the ROI head on zero rows: it takes part in every collective, forwards and backwards, with a weight
+        of 0, and every parameter gets a gradient, there of 0.
         """
         features = self.encode(images)
         anchors, obj_logits, bbx_logits = self.score_anchors(features)
@@ -136,35 +130,16 @@ class PanopticNet(nn.Module):
         """Whether every image gives the ROI head the same number of samples, see `[roi] fixed_samples`."""
         return self.matcher.fixed
 
-    def _train_rois(self, features: Features, proposals: PackedSequence, things: list[Things]) -> ROIOutputs | None:
+    def _train_rois(self, features: Features, proposals: PackedSequence, things: list[Things]) -> ROIOutputs:
         sampled = self.matcher.batch(list(proposals), [t.boxes for t in things], [t.crowd_mask for t in things])
         samples = PackedSequence([None if s is None else s.boxes for s in sampled])
-        boxes, index = samples.concatenated()
-
-        # with fixed samples every rank runs the head in every step: nobody has to ask
-        if not self.fixed and any(isinstance(layer, InPlaceABNSync) for layer in self.roi_head.modules()):
-            set_group(self.roi_head, active_group(boxes is not None))
         matches = PackedSequence([None if s is None else s.match for s in sampled])
         weights = PackedSequence([None if s is None else s.weight for s in sampled])
         leading = tuple(0 if s is None else s.leading for s in sampled)
-        if boxes is None or index is None:
-            if not self.fake_rois:
-                return None
-            return ROIOutputs(samples, matches, weights, leading, *self._fake_rois(features))
+        boxes, index = _rows(samples, features)
         x = self.rois(features.levels, boxes, index, features.padded_size)
         logits = self.roi_head(x, leading_rows(sampled, boxes.device))
         return ROIOutputs(samples, matches, weights, leading, *logits)
-
-    def _fake_rois(self, features: Features) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The ROI head on one region of zeros: no collective, no trace in any statistics.
-
-        It hangs on every level that regions are looked up on: one that only they use must get its gradient too.
-        """
-        levels = features.levels[self.rois.min_level : self.rois.min_level + self.rois.num_levels]
-        nothing = torch.stack([level[:0].sum() for level in levels]).sum()
-        region = nothing.expand(1, levels[0].shape[1], *self.rois.roi_size)
-        with _as_evaluated(self.roi_head):
-            return self.roi_head(region, torch.zeros(1, dtype=torch.long, device=region.device))
 
     # Inference
 
@@ -247,10 +222,7 @@ class PanopticNet(nn.Module):
 
     def detect(self, features: Features, proposals: PackedSequence) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Boxes, classes and scores of the detections of each image, from its proposals."""
-        boxes, index = proposals.concatenated()
-        if boxes is None or index is None:
-            boxes, index = features.levels[0].new_zeros((0, 4), dtype=torch.float32), None
-            index = torch.zeros(0, dtype=torch.long, device=boxes.device)
+        boxes, index = _rows(proposals, features)
         cls_logits, bbx_logits = self.judge(features, boxes, index)
         scores = torch.softmax(cls_logits.float(), dim=1)
         decoded = decode_boxes(boxes[:, None], bbx_logits.float() / self._weights_on(boxes.device))
@@ -299,16 +271,13 @@ class PanopticNet(nn.Module):
         return [upsample_argmax(x, features.padded_size, size) for x, size in zip(logits, features.valid_sizes)]
 
 
-@contextmanager
-def _as_evaluated(module: nn.Module) -> Iterator[None]:
-    """The layers of a module in evaluation mode for the length of a `with` block."""
-    modes = [(layer, layer.training) for layer in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for layer, training in modes:
-            layer.training = training
+def _rows(boxes: PackedSequence, features: Features) -> tuple[Tensor, Tensor]:
+    """All boxes of a batch, `K x 4`, and the image of each, int64 `K`; K is 0 where no image has any."""
+    rows, index = boxes.concatenated()
+    if rows is None or index is None:
+        like = features.levels[0]
+        return like.new_zeros((0, 4), dtype=torch.float32), like.new_zeros(0, dtype=torch.long)
+    return rows, index
 
 
 def _let_sizes_vary(maps: list[Tensor]) -> None:

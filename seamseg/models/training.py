@@ -12,10 +12,8 @@ from seamseg.structures import Batch
 class TrainingModule(nn.Module):
     """A batch to losses.
 
-    A rank whose images have nothing for the ROI head skips it, and gives losses of 0 without a graph for it: under
-    DistributedDataParallel use `find_unused_parameters=True`. With `net.fake_rois` it runs the head all the same, and
-    `static_graph=True` will do (:mod:`seamseg.engine.train.parallel`).
-    With `[roi] fixed_samples` no rank ever skips it.
+    Every parameter gets a gradient in every step, so that under DistributedDataParallel `find_unused_parameters` is not
+    needed: a rank whose images have nothing for the ROI head runs it on zero rows, with losses and gradients of 0.
 
     Parameters
     ----------

@@ -98,13 +98,20 @@ def inplace_abn(
     -------
     a new tensor in the shape and memory format of `x`
     """
-    check_input("inplace_abn", x, weight, bias, running_mean, running_var, training)
-    check_activation("inplace_abn", activation, activation_param, invertible=True)
+    norm = Norm(running_mean, running_var, training, momentum, eps, activation, activation_param, group)
+    return apply_norm(x, weight, bias, norm, residual)
+
+
+def apply_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: Norm, residual: Tensor | None = None
+) -> Tensor:
+    """:func:`inplace_abn` with its options as a :class:`Norm`."""
+    check_input("inplace_abn", x, weight, bias, norm.running_mean, norm.running_var, norm.training)
+    check_activation("inplace_abn", norm.activation, norm.parameter, invertible=True)
     if residual is not None:
         if residual.shape != x.shape or residual.device != x.device:
             raise ValueError(f"inplace_abn: residual must be like the input, got {describe(residual)}, {describe(x)}")
         residual = residual.to(x.dtype)
-    norm = Norm(running_mean, running_var, training, momentum, eps, activation, activation_param, group)
     tensors = (x, residual, weight, bias)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         return _InPlaceABN.apply(*tensors, *norm)

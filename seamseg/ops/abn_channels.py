@@ -15,16 +15,21 @@ from .abn_steps import abn_backward_input, abn_backward_reduce, abn_statistics, 
 
 
 class Norm(NamedTuple):
-    """What a normalisation is besides its parameters; see :func:`seamseg.ops.abn.inplace_abn`."""
+    """What a normalisation is besides its parameters; see :func:`seamseg.ops.abn.inplace_abn`.
+
+    `batches` counts the batches that moved the running averages; int64 scalar. Without a momentum they are the plain
+    averages over these batches.
+    """
 
     running_mean: Tensor | None
     running_var: Tensor | None
     training: bool
-    momentum: float
+    momentum: float | None
     eps: float
     activation: str
     parameter: float
     group: distributed.ProcessGroup | None
+    batches: Tensor | None = None
 
 
 class Statistics(NamedTuple):
@@ -122,6 +127,7 @@ def gradient_sums(
         # dx = gamma invstd (dz - mean(dz) - x_hat mean(dz x_hat))
         sums = torch.stack((dbias, dgamma))
         if norm.group is not None:
+            _require_alive(norm.group)
             distributed.all_reduce(sums, group=norm.group)
         mean_dz, mean_dz_x = (sums / statistics.total).to(scale.dtype)
         offset, slope = -scale * mean_dz, -scale * mean_dz_x
@@ -158,21 +164,36 @@ def batch_statistics(mean: Tensor, var: Tensor, count: int, norm: Norm) -> Stati
     Joins them with those of the group's other ranks, and moves the running averages.
     """
     total: Tensor | float
-    share: Tensor | float
     if norm.group is not None:
         mean, var, total = _join(mean, var, count, norm.group)
-        # in the precision of the count: a float32 momentum would show in averages that are float64
-        share = (total > 1).to(total.dtype) * norm.momentum
         unbiased = var * (total / (total - 1).clamp(min=1)).to(var.dtype)
+        _move_averages(norm, mean, unbiased, total > 1)
     else:
-        total, share = float(max(count, 1)), norm.momentum
-        unbiased = var * (count / max(count - 1, 1))
-    for average, value in ((norm.running_mean, mean), (norm.running_var, unbiased)):
-        # one value has no unbiased variance: the running averages stay as they are
-        if average is not None and (norm.group is not None or count > 1):
-            weight = share.to(average.dtype) if isinstance(share, Tensor) else share
-            average.lerp_(value.to(average.dtype), weight)
+        total = float(max(count, 1))
+        if count > 1:
+            _move_averages(norm, mean, var * (count / (count - 1)), None)
     return Statistics(mean, torch.rsqrt(var + norm.eps), total)
+
+
+def _move_averages(norm: Norm, mean: Tensor, unbiased: Tensor, moves: Tensor | None) -> None:
+    """Take a batch into the running averages where `moves`, a bool scalar, is true; None for always.
+
+    A batch of fewer than two values has no unbiased variance: it must not move them, nor be counted.
+    """
+    if norm.batches is not None:
+        norm.batches.add_(1 if moves is None else moves)
+    weight: Tensor | float
+    if norm.momentum is not None:
+        # in float64: a float32 momentum would show in averages that are float64
+        weight = norm.momentum if moves is None else moves.double() * norm.momentum
+    else:
+        if norm.batches is None:
+            return  # a layer without running averages
+        weight = (1.0 if moves is None else moves.double()) / norm.batches.clamp(min=1).double()
+    for average, value in ((norm.running_mean, mean), (norm.running_var, unbiased)):
+        if average is not None:
+            share = weight.to(average.dtype) if isinstance(weight, Tensor) else weight
+            average.lerp_(value.to(average.dtype), share)
 
 
 def _join(mean: Tensor, var: Tensor, count: int, group: distributed.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
@@ -180,6 +201,7 @@ def _join(mean: Tensor, var: Tensor, count: int, group: distributed.ProcessGroup
 
     The count stays a tensor (at least 1), so that nothing here waits for the device.
     """
+    _require_alive(group)
     channels = mean.shape[0]
     local = torch.cat((mean.double(), var.double(), mean.new_full((1,), count, dtype=torch.float64)))
     gathered = local.new_empty(distributed.get_world_size(group) * local.numel())
@@ -190,3 +212,20 @@ def _join(mean: Tensor, var: Tensor, count: int, group: distributed.ProcessGroup
     joint = (counts * means).sum(0) / total
     spread = (counts * (variances + (means - joint) ** 2)).sum(0) / total
     return joint.to(mean.dtype), spread.to(var.dtype), total
+
+
+def _require_alive(group: distributed.ProcessGroup) -> None:
+    """Refuse a group that was destroyed: torch itself would hang or fail far from the cause.
+
+    Groups are destroyed by all their ranks at the same point of the program, so all of them raise this together.
+    """
+    if torch.compiler.is_compiling() or group is distributed.group.WORLD:
+        return
+    try:
+        distributed.get_process_group_ranks(group)
+    except KeyError:
+        raise RuntimeError(
+            "InPlaceABNSync: its process group was destroyed. active_group keeps the groups of the last few sets of "
+            "ranks: call it and set_active_group before each forward pass, and run the backward pass before the "
+            "forward pass of many other sets"
+        ) from None

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ._check import describe
-from .abn import inplace_abn, saved_for_backward
+from .abn import apply_norm, saved_for_backward
 from .abn_channels import Norm, Statistics, dense, gradients, normalise, transform
 
 
@@ -56,8 +56,8 @@ def inplace_abn_projection(
     if tracked and not torch.compiler.is_compiling():
         return _Projection.apply(*tensors, norm, projection_norm, stride)
     residual = _convolve(shortcut, projection, stride, like=x)
-    residual = inplace_abn(residual, projection_weight, projection_bias, *projection_norm)
-    return inplace_abn(x, weight, bias, *norm, residual=residual)
+    residual = apply_norm(residual, projection_weight, projection_bias, projection_norm)
+    return apply_norm(x, weight, bias, norm, residual)
 
 
 class _Projection(torch.autograd.Function):

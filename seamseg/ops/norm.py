@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 
-from .abn import abn, inplace_abn
+from .abn import abn, apply_norm
 from .abn_channels import Norm
 from .abn_projection import inplace_abn_projection
 from .abn_replay import replaying
@@ -82,8 +82,9 @@ class ABN(nn.Module):
                 self.weight.fill_(1)
                 self.bias.zero_()
 
-    def _averaging_factor(self) -> float:
-        if not self.training or self.num_batches_tracked is None or replaying():
+    def _averaging_factor(self, x: Tensor) -> float:
+        # fewer than two values a channel do not move the averages, see `abn`
+        if not self.training or self.num_batches_tracked is None or replaying() or x.numel() < 2 * self.num_features:
             return 0.0
         self.num_batches_tracked.add_(1)
         return 1.0 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
@@ -100,7 +101,7 @@ class ABN(nn.Module):
             self.running_mean,
             self.running_var,
             self._of_the_batch(),
-            self._averaging_factor(),
+            self._averaging_factor(x),
             self.eps,
             self.activation,
             self.activation_param,
@@ -131,20 +132,19 @@ class InPlaceABN(ABN):
 
     def _norm(self, activation: str, activation_param: float) -> Norm:
         group = self._group() if self.training else None
-        statistics = (self.running_mean, self.running_var, self._of_the_batch(), self._averaging_factor(), self.eps)
-        return Norm(*statistics, activation, activation_param, group)
+        statistics = (self.running_mean, self.running_var, self._of_the_batch(), self.momentum, self.eps)
+        return Norm(*statistics, activation, activation_param, group, self.num_batches_tracked)
 
     def forward(self, x: Tensor) -> Tensor:
         """`N x C x ...` to the same shape."""
-        return inplace_abn(x, self.weight, self.bias, *self._norm(self.activation, self.activation_param))
+        return apply_norm(x, self.weight, self.bias, self._norm(self.activation, self.activation_param))
 
     def add(self, x: Tensor, residual: Tensor, activation: str, activation_param: float) -> Tensor:
         """`activation(norm(x) + residual)`, keeping only the result: the end of a residual block.
 
         The layer's own activation takes no part.
         """
-        norm = self._norm(activation, activation_param)
-        return inplace_abn(x, self.weight, self.bias, *norm, residual=residual)
+        return apply_norm(x, self.weight, self.bias, self._norm(activation, activation_param), residual)
 
     def add_projection(
         self,

@@ -1,7 +1,12 @@
-"""Process groups for synchronised ABN in parts of the network that not every rank runs (SPEC section 3)."""
+"""Process groups for synchronised ABN: those of the trainer, and `active_group` of the `inplace-abn` package.
+
+The network itself needs no group but that of all ranks: a rank without regions runs the ROI head on zero rows, which
+count 0 in the statistics. `active_group` serves code that leaves layers out on some ranks.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, cast
@@ -11,7 +16,12 @@ from torch import distributed, nn
 
 from .norm import InPlaceABNSync
 
-_groups: dict[tuple[int, ...], Any] = {}
+MAX_GROUPS = 8
+"""Sets of ranks whose groups :func:`active_group` keeps. A gloo group holds three threads and more file descriptors."""
+
+_groups: OrderedDict[tuple[int, ...], Any] = OrderedDict()
+"""By their ranks, the one that was used last at the end. On a rank outside the set stands a mark instead of the group,
+so that the order is the same on all ranks."""
 _world: object = None
 """The world that `_groups` belongs to: groups die with the process group they were made in."""
 _timeout: timedelta | None = None
@@ -39,8 +49,12 @@ def new_group(ranks: Iterable[int], backend: str | None = None) -> distributed.P
 def active_group(active: bool) -> distributed.ProcessGroup | None:
     """The process group of the ranks that call this with True.
 
-    A collective call: every rank of the world must make it, in the same order. Groups are cached by their set of ranks,
-    because making one is itself a collective call of all ranks.
+    A collective call: every rank of the world must make it, in the same order. The groups of the last
+    :data:`MAX_GROUPS` sets of ranks are kept, because making one is itself a collective call of all ranks. The group
+    that was used least recently is destroyed, by all its ranks in the same call: every rank meets the same sequence of
+    sets. A layer that is run with a destroyed group, forwards or backwards, raises an error, on all ranks of the group.
+    So call this and `set_group` before each forward pass, and run a backward pass before :data:`MAX_GROUPS` other sets
+    have followed.
 
     Parameters
     ----------
@@ -63,8 +77,14 @@ def active_group(active: bool) -> distributed.ProcessGroup | None:
     ranks = tuple(rank for rank, is_active in enumerate(flags.tolist()) if is_active)
     if len(ranks) == len(flags):
         return world
-    if ranks and ranks not in _groups:
+    if not ranks:
+        return None
+    if ranks not in _groups:
+        while len(_groups) >= MAX_GROUPS:
+            # on CUDA its work is done: the flags, which this rank has waited for, came after it
+            distributed.destroy_process_group(_groups.popitem(last=False)[1])
         _groups[ranks] = new_group(ranks)
+    _groups.move_to_end(ranks)
     return _groups[ranks] if active else None
 
 

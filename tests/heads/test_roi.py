@@ -14,7 +14,7 @@ from seamseg.heads.roi.head import ROIHead
 from seamseg.heads.roi.losses import box_loss, class_loss, mask_loss
 from seamseg.heads.roi.targets import BACKGROUND, IGNORED_PIXEL, ProposalMatcher, box_targets, mask_targets
 from seamseg.ops.boxes import clip_boxes
-from seamseg.ops.norm import ABN, InPlaceABN
+from seamseg.ops.norm import ABN, ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)
 
@@ -192,3 +192,31 @@ def test_masks_that_are_all_void_cost_nothing():
     loss, _ = mask_loss(msk, torch.tensor([1, 3]), torch.full((2, 4, 4), -1.0))
     loss.backward()
     assert loss == 0 and msk.grad.abs().sum() == 0
+
+
+# Without regions
+
+
+@pytest.mark.parametrize("norm", [ABN, InPlaceABN, InPlaceABNSync, ActivatedGroupNorm, ActivatedIdentity])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_zero_rows(norm, dtype, channels_last):
+    """All of the head runs; every parameter and every level gets a gradient of 0, and no statistics move."""
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    head = ROIHead(16, 3, norm, fc_channels=32, conv_channels=16).to(wide, memory_format=memory_format)
+    levels = [torch.randn(2, 16, 32 >> i, 32 >> i, dtype=wide).to(memory_format=memory_format) for i in range(4)]
+    leaves = [level.requires_grad_() for level in levels]
+    before = {name: buffer.clone() for name, buffer in head.named_buffers()}
+    none = torch.zeros(0, dtype=torch.long)
+    for rows in (none, None):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            x = ROIExtractor()(levels, torch.zeros(0, 4), none, (64, 64))
+            logits = head(x, rows)
+        assert [tuple(t.shape) for t in logits] == [(0, 4), (0, 3, 4), (0, 3, 28, 28)]
+        head.zero_grad()
+        torch.stack([t.float().sum() for t in logits]).sum().backward()
+        for name, leaf in (*head.named_parameters(), *enumerate(leaves)):
+            assert leaf.grad is not None and torch.equal(leaf.grad, torch.zeros_like(leaf)), name
+    for name, buffer in head.named_buffers():
+        assert torch.equal(buffer, before[name]), name

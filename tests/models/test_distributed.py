@@ -1,4 +1,4 @@
-"""Training in two processes: ranks without things skip the ROI head, nothing hangs, and all ranks stay equal."""
+"""Training in several processes: ranks without things run the ROI head on zero rows, and all ranks stay equal."""
 
 from unittest.mock import patch
 
@@ -9,8 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 from seamseg.engine.distributed import distributed, gather_objects
-from seamseg.models import panoptic
+from seamseg.heads.roi.head import ROIHead
 from seamseg.models.build import build_training_module
+from seamseg.ops.norm import InPlaceABN, InPlaceABNSync
 
 from .conftest import part_of, tiny_config, toy_batch
 
@@ -27,14 +28,13 @@ def build(mode, *overrides):
 
 def train(world, mode, fixed):
     module = build(mode, f"roi.fixed_samples={'yes' if fixed else 'no'}")
-    # with fixed samples every rank runs every part in every step
-    parallel = DistributedDataParallel(module, find_unused_parameters=not fixed)
+    # every rank runs every part in every step: no parameter is unused
+    parallel = DistributedDataParallel(module)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.01)
     for step, empty in enumerate(EMPTY):
         # of one size so that they can be joined
         both = toy_batch((64, 80), (64, 80), empty=empty)
         losses = parallel(part_of(both, world.rank)).means
-        assert losses["roi_cls_loss"].requires_grad == (fixed or world.rank not in empty)
         assert (losses["roi_cls_loss"] > 0) == (world.rank not in empty)
         optimizer.zero_grad()
         sum(losses.values()).backward()
@@ -57,10 +57,50 @@ def check_statistics(module, both):
 def work(rank, join):
     join()
     with distributed("cpu") as world:
-        for mode in ("syncbn", "syncbn+gn"):
-            train(world, mode, fixed=False)
-        with patch.object(panoptic, "active_group", side_effect=AssertionError("nobody needs to ask")):
+        with patch.object(torch.distributed, "new_group", side_effect=AssertionError("no group but that of all ranks")):
+            for mode in ("syncbn", "syncbn+gn"):
+                train(world, mode, fixed=False)
             train(world, "syncbn", fixed=True)
+
+
+def compare_heads(world, counts):
+    """The ROI head on the rows of each rank, of which `counts` has the numbers, and on all rows in one process."""
+    torch.manual_seed(0)
+    single, parallel = (
+        ROIHead(4, 3, norm, (8, 8), fc_channels=6, conv_channels=5).double() for norm in (InPlaceABN, InPlaceABNSync)
+    )
+    parallel.load_state_dict(single.state_dict())
+    x = torch.randn(sum(counts), 4, 8, 8, dtype=torch.float64)
+    start = sum(counts[: world.rank])
+    mine = slice(start, start + counts[world.rank])
+    leaves = x.clone().requires_grad_(), x[mine].clone().requires_grad_()
+    # the even rows of each rank have masks
+    masked = torch.cat([torch.arange(0, n, 2) + sum(counts[:rank]) for rank, n in enumerate(counts)])
+    together = single(leaves[0], masked)
+    part = parallel(leaves[1], torch.arange(0, counts[world.rank], 2))
+    first = sum((n + 1) // 2 for n in counts[: world.rank])
+    masks = slice(first, first + part[2].shape[0])
+    for got, wanted in zip(part, (together[0][mine], together[1][mine], together[2][masks])):
+        assert_close(got, wanted)
+    for logits in (together, part):
+        sum(t.square().sum() + t.sum() for t in logits).backward()
+    assert_close(leaves[1].grad, leaves[0].grad[mine], rtol=1e-7, atol=1e-10)
+    for (name, one), many in zip(single.named_parameters(), parallel.parameters()):
+        torch.distributed.all_reduce(many.grad)
+        assert_close(many.grad, one.grad, rtol=1e-7, atol=1e-10, msg=name)
+    for (name, one), many in zip(single.named_buffers(), parallel.buffers()):
+        assert_close(many, one, msg=name)
+
+
+def heads(rank, join):
+    join()
+    with distributed("cpu") as world:
+        for counts in ((3, 0, 2), (0, 4, 0), (1, 0, 0), (0, 0, 0)):
+            compare_heads(world, counts)
+
+
+def test_a_head_on_zero_rows_equals_one_process_with_all_rows():
+    launch(heads, 3)
 
 
 def test_ranks_with_and_without_things_train_together():

@@ -26,14 +26,14 @@ def test_things_leave_out_stuff_crowds_and_absent_ids():
     assert torch.equal(crowd.crowd_mask, batch.masks[2][0] == 4)
 
 
-def test_empty_images_skip_the_roi_head():
+def test_empty_images_give_the_roi_head_gradients_of_zero():
     module = training_module()
     losses = module(toy_batch((64, 64), (64, 64), empty=(0, 1))).means
     for name in ("roi_cls_loss", "roi_bbx_loss", "roi_msk_loss"):
-        assert losses[name] == 0 and not losses[name].requires_grad
+        assert losses[name] == 0 and losses[name].requires_grad
     sum(losses.values()).backward()
-    assert all(p.grad is None for p in module.net.roi_head.parameters())
-    assert all(p.grad is not None for p in module.net.rpn_head.parameters())
+    assert all(p.grad is not None and not p.grad.any() for p in module.net.roi_head.parameters())
+    assert all(p.grad is not None for p in module.net.parameters())
 
 
 def test_empty_images_give_negatives_when_asked():
@@ -107,7 +107,7 @@ def test_no_detection_at_all():
 def test_no_proposal_at_all():
     net = training_module(overrides=("rpn.min_size=1000",)).net
     outputs = net(*(lambda b: (b.images, b))(toy_batch((64, 64), empty=(0,))))
-    assert outputs.proposals.all_none and outputs.rois is None
+    assert outputs.proposals.all_none and outputs.rois.samples.all_none and outputs.rois.cls_logits.shape[0] == 0
     (prediction,) = net.eval().predict(toy_batch((64, 64)).images)
     assert prediction.boxes.shape == (0, 4)
 

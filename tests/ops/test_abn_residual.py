@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from seamseg.backbones.residual import ResidualBlock
 from seamseg.backbones.resnet import RESNETS, ResNet
-from seamseg.ops.abn import inplace_abn
+from seamseg.ops.abn import apply_norm, inplace_abn
 from seamseg.ops.abn_channels import Norm
 from seamseg.ops.abn_projection import inplace_abn_projection
 from seamseg.ops.norm import InPlaceABN
@@ -59,7 +59,7 @@ class Case:
     def added(self, x, weight, bias, residual, buffers=None):
         """By the operator that takes a residual."""
         outer, _ = self.norms([b.clone() for b in self.buffers] if buffers is None else buffers)
-        return inplace_abn(x, weight, bias, *outer, residual=residual)
+        return apply_norm(x, weight, bias, outer, residual)
 
     def separate(self, x, weight, bias, shortcut, projection=None, *affine):
         """By its definition, without an update of running statistics."""

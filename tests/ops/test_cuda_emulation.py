@@ -18,6 +18,7 @@ OPERATORS = sorted(implementations())
 EMULATED = [
     name for name in OPERATORS if any(f'"{name}"' in path.read_text() for path in (ROOT / "csrc/cuda").glob("*.cu"))
 ]
+ON_REGIONS = [name for name in OPERATORS if name.startswith(("abn_", "roi_"))]
 FEWER = {"upsample_ohem_loss": 4, "paste_masks_into": 2}  # many threads, or many launches
 TOLERANCES = {
     torch.float32: (1e-4, 1e-5),
@@ -45,11 +46,11 @@ def check_equal(name, results, expected):
         assert_close(x, y, rtol=rtol, atol=atol, equal_nan=True)
 
 
-def compare(worker, library, name, seeds):
+def compare(worker, library, name, seeds, **options):
     """A kernel and plain torch give the same for plausible arguments, and leave the same in those they write to."""
     compared = 0
     for seed in seeds:
-        arguments = plausible(name, seed)
+        arguments = plausible(name, seed, **options)
         try:
             result = worker.call(library, name, arguments, seed)
         except Raised as error:
@@ -73,6 +74,13 @@ def test_cuda_equals_plain(worker, name):
 @pytest.mark.parametrize("name", OPERATORS)
 def test_cpu_equals_plain_under_sanitizers(worker, name):
     compare(worker, "seamseg_checked", name, range(32))
+
+
+@pytest.mark.parametrize("name", ON_REGIONS)
+def test_zero_rows(worker, name):
+    """What a process without regions runs: no launch of no blocks, nothing read or written out of bounds."""
+    for library in ("seamseg_emulated", "seamseg_checked"):
+        compare(worker, library, name, range(6), zero_rows=True)
 
 
 @pytest.mark.slow

@@ -2,9 +2,12 @@
 
 import copy
 import gc
+import itertools
 import os
 import tempfile
+from collections import OrderedDict
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
@@ -113,6 +116,56 @@ def check_inactive_ranks(rank, world):
         compare_with_joined([5], ("elu", 1.0), (2,), alone, [0])
 
 
+def open_resources():
+    """Threads and file descriptors of this process."""
+    return [len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd")]
+
+
+def check_groups_are_bounded(rank, world):
+    """The least recently used group is destroyed with its threads and sockets, and cannot be used any more."""
+    sets = [ranks for size in range(1, world) for ranks in itertools.combinations(range(world), size)]
+
+    def use_all():
+        for ranks in sets:
+            group = active_group(rank in ranks)
+            if group is not None:
+                distributed.all_reduce(torch.zeros(1), group=group)
+
+    with mock.patch.object(sync, "MAX_GROUPS", world - 1), mock.patch.object(sync, "_groups", OrderedDict()):
+        use_all()
+        assert list(sync._groups) == sets[1 - world :]
+        first = open_resources()
+        for _ in range(4):
+            use_all()
+        assert list(sync._groups) == sets[1 - world :]
+        assert open_resources() == first
+        if world > 2:
+            layer = InPlaceABNSync(CHANNELS, group=active_group(rank < 2))
+            x = torch.randn(2, CHANNELS, requires_grad=True)
+            y = layer(x) if rank < 2 else None
+            use_all()
+            if y is not None:
+                with pytest.raises(RuntimeError, match="InPlaceABNSync: its process group was destroyed"):
+                    y.sum().backward()
+                with pytest.raises(RuntimeError, match="InPlaceABNSync: its process group was destroyed"):
+                    layer(x)
+
+
+def check_averages_without_momentum(rank, world):
+    """The plain average over the batches that any rank had values of."""
+    batches = torch.randn(3, 2 * world, CHANNELS, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    layer, single = (of(CHANNELS, momentum=None).double() for of in (InPlaceABNSync, InPlaceABN))
+    for batch in batches:
+        layer(batch[:0])  # all ranks are empty
+        single(batch[:0])
+        layer(batch if rank == world - 1 else batch[:0])
+        single(batch)
+    assert int(single.num_batches_tracked) == 3
+    assert_close(single.running_mean, batches.mean((0, 1)))
+    for one, many in zip(single.buffers(), layer.buffers()):
+        assert_close(many, one)
+
+
 def check_data_parallel(rank, world):
     """With DDP the averaged gradients are those of one process with everything, over the number of ranks."""
 
@@ -203,6 +256,8 @@ CHECKS = [
     check_large_mean,
     check_evaluation_is_local,
     check_inactive_ranks,
+    check_groups_are_bounded,
+    check_averages_without_momentum,
     check_data_parallel,
     check_residual_blocks,
     check_residual_without_gradients,

@@ -1,11 +1,11 @@
 """One network in several processes: how they exchange gradients.
 
-A process whose images have nothing for the ROI head would leave that head's parameters out of its backward pass, for
-which the others would wait. Two ways out (`[general] unused_parameters`), which give the same weights:
+A process whose images have nothing for the ROI head runs it on zero rows (:class:`seamseg.models.panoptic.PanopticNet`),
+so that every process uses every parameter in every step. What `[general] unused_parameters` chooses is how
+DistributedDataParallel learns of it; the weights are the same:
 
-find : DistributedDataParallel walks the graph of each step for parameters that take no part
-fake : every process always uses every parameter, where needed on a fake region that adds exactly 0 to its gradients;
-       so the graph is the same in each step, and is walked in the first only
+find : it walks the graph of each step for parameters that take no part
+fake : it walks the graph of the first step only, and takes it for that of all (`static_graph`)
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ def in_parallel(module: TrainingModule, config: Config, world: World) -> nn.Modu
     if not world.is_distributed:
         return module
     fake = config.general.unused_parameters == "fake"
-    module.net.fake_rois = fake
-    # Gradients get a group of their own: synchronised ABN talks over the world's during the backward pass, too, and
-    # ranks whose graphs differ would interleave the two in different orders. Buffers are not averaged each step but
-    # made equal after each epoch (Trainer.train).
+    # Gradients get a group of their own: synchronised ABN uses that of the world during the backward pass, and the order
+    # of the two exchanges must not matter. Buffers are not averaged each step but made equal after each epoch
+    # (Trainer.train).
     names = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
     options: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True}

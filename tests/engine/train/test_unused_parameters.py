@@ -1,5 +1,8 @@
 """Processes without things: both ways to train with them give the same weights."""
 
+import itertools
+import os
+
 import pytest
 import torch
 
@@ -77,9 +80,44 @@ def test_find_and_fake_give_the_same_weights_in_three_processes():
     in_processes(3, (same_weights, 1))
 
 
-@pytest.mark.parametrize("norm", NORMS)
+def open_resources():
+    """Threads and file descriptors of this process."""
+    return [len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd")]
+
+
+def asymmetric_steps(world, number, way):
+    """Threads and file descriptors stay what they were, whichever processes have regions in a step."""
+    config = config_of("syncbn", f"general.unused_parameters={way}")
+    torch.manual_seed(0)
+    module = build_training_module(config, 2, 2).double()
+    stepper = Stepper(config, in_parallel(module, config, world), build_optimizer(module.net, config), world)
+    batches = batch_of(images_of(3, 1)[0][:1]), batch_of(images_of(1, 1)[0][:1])
+    every_set = list(itertools.product([True, False], repeat=world.size))
+    active = [every_set[0]] * 3 + every_set * (number // len(every_set))
+    for step, flags in enumerate(active):
+        stepper([batches[flags[world.rank]]], [0.0, 0.0])
+        if step == 2:
+            before = open_resources()
+    after = open_resources()
+    print(f"{way}, {number} steps: {before} threads and file descriptors before, {after} after")
+    assert after == before
+
+
+@pytest.mark.distributed
+def test_threads_and_files_of_asymmetric_steps():
+    in_processes(3, (asymmetric_steps, 40, "find"))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("way", ["find", "fake"])
+def test_threads_and_files_of_a_thousand_asymmetric_steps(way):
+    in_processes(3, (asymmetric_steps, 1000, way), seconds=3600)
+
+
+@pytest.mark.parametrize("norm", (*NORMS, "off"))
 @pytest.mark.parametrize("kind", ["panoptic", "detection"])
-def test_a_fake_region_adds_exactly_nothing(norm, kind):
+def test_zero_rows_add_exactly_nothing(norm, kind):
     with in_float64():
         weights = "(1,1,1,1)" if kind == "detection" else "(1,1,1,1,1,1)"
         text = CONFIG.format(norm=norm)
@@ -89,12 +127,11 @@ def test_a_fake_region_adds_exactly_nothing(norm, kind):
         module = build_training_module(config, 2, 2).double()
         before = {name: buffer.clone() for name, buffer in module.named_buffers()}
         nothing = batch_of(images_of(3, 1)[0])
-        module.net.fake_rois = True
         losses = module(nothing)
-        faked = [name for name in losses.means if name.startswith("roi_")]
-        assert faked and all(losses.means[name].requires_grad for name in faked)
-        assert all(losses.means[name].item() == 0 == losses.counts[name].item() for name in faked)
-        sum(losses.means[name] for name in faked).backward()
+        of_head = [name for name in losses.means if name.startswith("roi_")]
+        assert of_head and all(losses.means[name].requires_grad for name in of_head)
+        assert all(losses.means[name].item() == 0 == losses.counts[name].item() for name in of_head)
+        sum(losses.means[name] for name in of_head).backward()
         for name, parameter in module.net.roi_head.named_parameters():
             assert parameter.grad is not None and not parameter.grad.any(), name
         # levels that only regions are looked up on get theirs, too
