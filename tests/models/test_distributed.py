@@ -56,11 +56,11 @@ def check_statistics(module, both):
 
 def work(rank, join):
     join()
-    with distributed("cpu") as world:
-        with patch.object(torch.distributed, "new_group", side_effect=AssertionError("no group but that of all ranks")):
-            for mode in ("syncbn", "syncbn+gn"):
-                train(world, mode, fixed=False)
-            train(world, "syncbn", fixed=True)
+    no_more = patch.object(torch.distributed, "new_group", side_effect=AssertionError("no group but that of all ranks"))
+    with distributed("cpu") as world, no_more:
+        for mode in ("syncbn", "syncbn+gn"):
+            train(world, mode, fixed=False)
+        train(world, "syncbn", fixed=True)
 
 
 def compare_heads(world, counts):

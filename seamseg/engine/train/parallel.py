@@ -1,8 +1,8 @@
 """One network in several processes: how they exchange gradients.
 
-A process whose images have nothing for the ROI head runs it on zero rows (:class:`seamseg.models.panoptic.PanopticNet`),
-so that every process uses every parameter in every step. What `[general] unused_parameters` chooses is how
-DistributedDataParallel learns of it; the weights are the same:
+A process whose images have nothing for the ROI head runs it on zero rows (`seamseg.models.panoptic.PanopticNet`). So
+every process uses every parameter in every step. `[general] unused_parameters` chooses how DistributedDataParallel is
+set up; the weights are the same:
 
 find : it walks the graph of each step for parameters that take no part
 fake : it walks the graph of the first step only, and takes it for that of all (`static_graph`)
@@ -32,8 +32,8 @@ def in_parallel(module: TrainingModule, config: Config, world: World) -> nn.Modu
     if not world.is_distributed:
         return module
     fake = config.general.unused_parameters == "fake"
-    # Gradients get a group of their own: synchronised ABN uses that of the world during the backward pass, and the order
-    # of the two exchanges must not matter. Buffers are not averaged each step but made equal after each epoch
+    # Gradients get a group of their own: synchronised ABN uses that of the world during the backward pass, and the
+    # order of the two exchanges must not matter. Buffers are not averaged each step but made equal after each epoch
     # (Trainer.train).
     names = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
@@ -65,8 +65,7 @@ class _Parallel(DistributedDataParallel):
 def complete_gradients(optimizer: torch.optim.Optimizer) -> None:
     """Give parameters that no process used in a step a gradient of 0.
 
-    They would keep their place otherwise, while the momentum and decay of the others go on: then a step without things
-    would do one thing to the ROI head with `find`, or in one process, and another with `fake`. The original went on.
+    They would keep their place otherwise, while the momentum and decay of the others go on. The original went on.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:

@@ -15,6 +15,13 @@ def whole(step, parts):
     return batch_of([one for part in images_of(step, parts) for one in part])
 
 
+def rows_of_head(network):
+    """A list that gets the number of rows of each forward pass of the ROI head."""
+    rows = []
+    network.module.net.roi_head.register_forward_hook(lambda head, inputs, _: rows.append(inputs[0].shape[0]))
+    return rows
+
+
 def compare(world, steps, ways):
     """Gradients, losses and statistics of steps of all processes, against the same images in one batch."""
     alone = Network("bn", World(), BY_STEP)
@@ -24,8 +31,7 @@ def compare(world, steps, ways):
         wanted[step] = alone.gradients(), result, alone.buffers()
     for way in ways:
         together = Network("syncbn", world, BY_STEP, f"general.unused_parameters={way}")
-        rows = []
-        together.module.net.roi_head.register_forward_hook(lambda head, inputs, _: rows.append(inputs[0].shape[0]))
+        rows = rows_of_head(together)
         worst, active = 0.0, []
         for step in range(steps):
             mine = batch_of(images_of(step, world.size)[world.rank])
