@@ -6,7 +6,15 @@ Scores were also compared with a run in float64. The furthest of the original's 
 network's 2.2e-4 and of the folded one's 2.2e-4; of an image 2, 12 and 5 % are further away than 1e-4. On two
 threads the trained network swaps two near ties as well. So nine scores of ten within 1e-4 is what float32 allows,
 folded or not.
+
+oneDNN takes other convolution kernels on other processors. Between those for AVX2 and AVX-512 and the original, a score
+of the trained network differs by up to 1.9e-4 and of the folded one by up to 3.6e-4, and a box by up to 0.02 pixels.
+Scores of the original are as near as 8e-6, of different classes too, so such detections may change places. No other
+choice is that close: the IoU nearest to the threshold of NMS is 1.2e-4 away and differs by 1e-5, and the score that
+misses the best hundred is 0.004 below.
 """
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,7 +30,10 @@ from .conftest import NUM_STUFF, assert_order, golden_image
 CASES = {"single0": ["flower"], "single1": ["china"], "single2": ["astronaut"], "batch01": ["flower", "china"]}
 
 TIE = 2e-4
-"""Scores nearer than this may change places."""
+"""Scores nearer than this may change places: what a score of the trained network differs by between two processors."""
+
+LEAST_AREA = 4200
+"""Of a class. With the original's 4096, two pixels would decide on one of 4094; no class has between 4096 and 4200."""
 
 
 class Case:
@@ -155,6 +166,48 @@ def test_detections(case):
         check_detections(case, i, found)
 
 
+def with_rows(found, rows):
+    """Some rows of the detections, in this order."""
+    parts = ("boxes", "classes", "scores", "mask_logits")
+    return replace(found, **{part: getattr(found, part)[rows] for part in parts})
+
+
+@pytest.mark.parametrize("fault", ["classes", "box", "score", "missing", "another", "repeated", "order", "masks"])
+def test_detections_with_a_fault_differ(case, fault):
+    found = case.predictions[0]
+    rows = torch.arange(len(found.boxes))
+    other = int((found.classes != found.classes[0]).nonzero()[0])
+    swapped = rows.clone()
+    swapped[[0, other]] = rows[[other, 0]]
+    one = (rows == 5).float()
+    spoilt = {
+        "classes": lambda: replace(found, classes=found.classes[swapped]),
+        "box": lambda: replace(found, boxes=found.boxes + one[:, None] * torch.tensor([0, 1, 0, 0])),
+        "score": lambda: replace(found, scores=found.scores + one * 1e-3),
+        "missing": lambda: with_rows(found, rows[:-1]),
+        "another": lambda: with_rows(found, torch.cat([rows, rows[:1]])),
+        "repeated": lambda: with_rows(found, torch.where(rows == 5, 4, rows)),
+        "order": lambda: with_rows(found, swapped),
+        "masks": lambda: replace(found, mask_logits=found.mask_logits[swapped]),
+    }[fault]()
+    with pytest.raises(AssertionError):
+        check_detections(case, 0, spoilt)
+
+
+def test_near_ties_may_change_places(case):
+    """Another processor may give the lower of two scores that differ by a rounding error the higher place."""
+    found, scores = case.predictions[0], case.stored("obj_pred_0")
+    order = matched(found, case.stored("bbx_pred_0"), case.stored("cls_pred_0"), scores)
+    rows = torch.arange(len(order))
+    ties = (scores[:-1] - scores[1:]).abs().le(TIE / 2).nonzero().flatten().tolist()
+    for k in ties:
+        rows[order[[k, k + 1]]] = rows[order[[k + 1, k]]]
+    assert ties or case.name == "batch01"
+    check_detections(case, 0, with_rows(found, rows))
+    in_other_order = replace(with_rows(found, rows), scores=found.scores)
+    check_panoptic_map(case, 0, fuse(in_other_order, NUM_STUFF, 0.5, 0.5, LEAST_AREA, keep_empty=True))
+
+
 @torch.no_grad()
 def test_semantic_logits(case):
     logits = case.net.sem_head(case.features.levels)
@@ -190,5 +243,4 @@ def check_panoptic_map(case, i, fused):
 def test_panoptic_map(case, keep_empty):
     # none of the golden pictures has a kept detection with an empty mask
     for i, prediction in enumerate(case.predictions):
-        # the original's least area of 4096 pixels is 2 above what a class of an image has; no class lies between
-        check_panoptic_map(case, i, fuse(prediction, NUM_STUFF, 0.5, 0.5, 4200, keep_empty=keep_empty))
+        check_panoptic_map(case, i, fuse(prediction, NUM_STUFF, 0.5, 0.5, LEAST_AREA, keep_empty=keep_empty))
