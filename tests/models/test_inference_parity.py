@@ -7,8 +7,9 @@ network's 2.2e-4 and of the folded one's 2.2e-4; of an image 2, 12 and 5 % are f
 threads the trained network swaps two near ties as well. So nine scores of ten within 1e-4 is what float32 allows,
 folded or not.
 
-oneDNN takes other convolution kernels on other processors. Between those for AVX2 and AVX-512 and the original, a score
-of the trained network differs by up to 1.9e-4 and of the folded one by up to 3.6e-4, and a box by up to 0.02 pixels.
+oneDNN takes other convolution kernels on other processors. Between those for SSE4.1, AVX2 and AVX-512 and the original,
+a score of the trained network differs by up to 1.9e-4 and of the folded one by up to 4.3e-4, and a box by up to 0.031
+pixels. With those for SSE4.1 two detections change places.
 Scores of the original are as near as 8e-6, of different classes too, so such detections may change places. No other
 choice is that close: the IoU nearest to the threshold of NMS is 1.2e-4 away and differs by 1e-5, and the score that
 misses the best hundred is 0.004 below.
@@ -153,7 +154,7 @@ def check_detections(case, i, found):
     moved = (found.boxes[order] - boxes).abs().amax(dim=1)
     assert (moved < 0.01).float().mean() >= 0.98 and moved.max() < 0.05
     differs = (found.scores[order] - scores).abs()
-    assert (differs < 1e-4).float().mean() >= 0.9 and differs.max() < 5e-4
+    assert (differs < 1e-4).float().mean() >= 0.9 and differs.max() < 7e-4
     at = case.stored("msk_idx" if case.has("msk_idx") else f"msk_idx_{i}")
     wanted = case.stored(f"msk_val_{i}")
     logits = (found.mask_logits.flatten(1)[order][:, at] - wanted).abs()
