@@ -49,6 +49,15 @@ hidden_channels = 8
 """
 
 
+def assert_order(order: torch.Tensor, scores: torch.Tensor, tie: float) -> None:
+    """Stored item `k` is number `order[k]` of ours, each once; only items whose scores differ by at most `tie` may
+    have changed places: which of two such scores is the higher depends on the processor's convolution kernels."""
+    assert order.sort().values.tolist() == list(range(len(scores))), "the same items"
+    changed = (order[:, None] > order[None]).triu(1)
+    gaps = (scores[:, None] - scores[None]).abs()[changed]
+    assert len(gaps) == 0 or gaps.max() <= tie, "in the same order but for near ties"
+
+
 def part_of(batch: Batch, number: int) -> Batch:
     """One image of a batch as a batch."""
     one = slice(number, number + 1)

@@ -6,7 +6,16 @@ Scores were also compared with a run in float64. The furthest of the original's 
 network's 2.2e-4 and of the folded one's 2.2e-4; of an image 2, 12 and 5 % are further away than 1e-4. On two
 threads the trained network swaps two near ties as well. So nine scores of ten within 1e-4 is what float32 allows,
 folded or not.
+
+oneDNN takes other convolution kernels on other processors. Between those for SSE4.1, AVX2 and AVX-512 and the original,
+a score of the trained network differs by up to 1.9e-4 and of the folded one by up to 4.3e-4, and a box by up to 0.031
+pixels. With those for SSE4.1 two detections change places.
+Scores of the original are as near as 8e-6, of different classes too, so such detections may change places. No other
+choice is that close: the IoU nearest to the threshold of NMS is 1.2e-4 away and differs by 1e-5, and the score that
+misses the best hundred is 0.004 below.
 """
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,11 +24,17 @@ from torch.nn import functional
 
 from seamseg.fusion import fuse
 from seamseg.models.folding import fold_abn
-from seamseg.structures import PackedSequence
+from seamseg.structures import VOID, PackedSequence
 
-from .conftest import NUM_STUFF, golden_image
+from .conftest import NUM_STUFF, assert_order, golden_image
 
 CASES = {"single0": ["flower"], "single1": ["china"], "single2": ["astronaut"], "batch01": ["flower", "china"]}
+
+TIE = 2e-4
+"""Scores nearer than this may change places: what a score of the trained network differs by between two processors."""
+
+LEAST_AREA = 4200
+"""Of a class. With the original's 4096, two pixels would decide on one of 4094; no class has between 4096 and 4200."""
 
 
 class Case:
@@ -122,29 +137,76 @@ def test_region_logits_of_fixed_boxes_on_all_levels(case):
     assert error(masks.flatten(1)[:, case.stored("fixed_msk_idx")], case.stored("fixed_msk_logits")) < 1.7e-3
 
 
-def same_detections(found, boxes, classes, scores):
-    """Which of ours each stored detection is; only those of nearly the same score may have changed places."""
+def matched(found, boxes, classes, scores):
+    """Number of our detection that each stored one is: the nearest of its class, each once."""
+    assert len(found.boxes) == len(found.classes) == len(found.scores) == len(boxes)
     distance = (found.boxes[None] - boxes[:, None]).abs().amax(dim=-1)
     order = torch.where(found.classes[None] == classes[:, None], distance, torch.inf).argmin(dim=1)
-    assert order.sort().values.tolist() == list(range(len(boxes)))
-    assert (scores[order] - scores).abs().max() < 2e-4
+    assert_order(order, scores, TIE)
+    assert found.classes[order].tolist() == classes.tolist()
     return order
+
+
+def check_detections(case, i, found):
+    """The same set of (class, box, score, mask), and the same order but for near ties."""
+    boxes, classes, scores = (case.stored(f"{name}_pred_{i}") for name in ("bbx", "cls", "obj"))
+    order = matched(found, boxes, classes, scores)
+    moved = (found.boxes[order] - boxes).abs().amax(dim=1)
+    assert (moved < 0.01).float().mean() >= 0.98 and moved.max() < 0.05
+    differs = (found.scores[order] - scores).abs()
+    assert (differs < 1e-4).float().mean() >= 0.9 and differs.max() < 7e-4
+    at = case.stored("msk_idx" if case.has("msk_idx") else f"msk_idx_{i}")
+    wanted = case.stored(f"msk_val_{i}")
+    logits = (found.mask_logits.flatten(1)[order][:, at] - wanted).abs()
+    assert logits.mean() < 1e-3 and logits.max() < 1e-2 * float(wanted.abs().max())
+    assert list(found.mask_logits.shape) == case.stored(f"msk_shape_{i}").tolist()
 
 
 def test_detections(case):
     for i, found in enumerate(case.predictions):
-        boxes, classes = case.stored(f"bbx_pred_{i}"), case.stored(f"cls_pred_{i}")
-        assert found.classes.tolist() == classes.tolist(), "the same detections in the same order"
-        order = same_detections(found, boxes, classes, case.stored(f"obj_pred_{i}"))
-        moved = (found.boxes[order] - boxes).abs().amax(dim=1)
-        assert (moved < 0.01).float().mean() >= 0.98 and moved.max() < 0.05
-        differs = (found.scores[order] - case.stored(f"obj_pred_{i}")).abs()
-        assert (differs < 1e-4).float().mean() >= 0.9 and differs.max() < 5e-4
-        at = case.stored("msk_idx" if case.has("msk_idx") else f"msk_idx_{i}")
-        wanted = case.stored(f"msk_val_{i}")
-        logits = (found.mask_logits.flatten(1)[order][:, at] - wanted).abs()
-        assert logits.mean() < 1e-3 and logits.max() < 1e-2 * float(wanted.abs().max())
-        assert list(found.mask_logits.shape) == case.stored(f"msk_shape_{i}").tolist()
+        check_detections(case, i, found)
+
+
+def with_rows(found, rows):
+    """Some rows of the detections, in this order."""
+    parts = ("boxes", "classes", "scores", "mask_logits")
+    return replace(found, **{part: getattr(found, part)[rows] for part in parts})
+
+
+@pytest.mark.parametrize("fault", ["classes", "box", "score", "missing", "another", "repeated", "order", "masks"])
+def test_detections_with_a_fault_differ(case, fault):
+    found = case.predictions[0]
+    rows = torch.arange(len(found.boxes))
+    other = int((found.classes != found.classes[0]).nonzero()[0])
+    swapped = rows.clone()
+    swapped[[0, other]] = rows[[other, 0]]
+    one = (rows == 5).float()
+    spoilt = {
+        "classes": lambda: replace(found, classes=found.classes[swapped]),
+        "box": lambda: replace(found, boxes=found.boxes + one[:, None] * torch.tensor([0, 1, 0, 0])),
+        "score": lambda: replace(found, scores=found.scores + one * 1e-3),
+        "missing": lambda: with_rows(found, rows[:-1]),
+        "another": lambda: with_rows(found, torch.cat([rows, rows[:1]])),
+        "repeated": lambda: with_rows(found, torch.where(rows == 5, 4, rows)),
+        "order": lambda: with_rows(found, swapped),
+        "masks": lambda: replace(found, mask_logits=found.mask_logits[swapped]),
+    }[fault]()
+    with pytest.raises(AssertionError):
+        check_detections(case, 0, spoilt)
+
+
+def test_near_ties_may_change_places(case):
+    """Another processor may give the lower of two scores that differ by a rounding error the higher place."""
+    found, scores = case.predictions[0], case.stored("obj_pred_0")
+    order = matched(found, case.stored("bbx_pred_0"), case.stored("cls_pred_0"), scores)
+    rows = torch.arange(len(order))
+    ties = (scores[:-1] - scores[1:]).abs().le(TIE / 2).nonzero().flatten().tolist()
+    for k in ties:
+        rows[order[[k, k + 1]]] = rows[order[[k + 1, k]]]
+    assert ties or case.name == "batch01"
+    check_detections(case, 0, with_rows(found, rows))
+    in_other_order = replace(with_rows(found, rows), scores=found.scores)
+    check_panoptic_map(case, 0, fuse(in_other_order, NUM_STUFF, 0.5, 0.5, LEAST_AREA, keep_empty=True))
 
 
 @torch.no_grad()
@@ -162,12 +224,24 @@ def test_semantic_map(case):
         assert agree > 0.9998
 
 
+def check_panoptic_map(case, i, fused):
+    """The same segments, numbered by falling score but for near ties, and the same pixels."""
+    ids, categories, scores, iscrowd = (case.stored(f"pan_{name}_{i}") for name in ("msk", "cat", "obj", "iscrowd"))
+    count = len(categories)
+    assert len(fused.categories) == len(fused.scores) == len(fused.iscrowd) == count
+    shared = torch.bincount((ids.long() * count + fused.ids).flatten(), minlength=count**2).view(count, count)
+    order = shared.argmax(dim=1)
+    # only instances have scores that can tie; stuff and crowds follow by class
+    is_instance = categories.ge(NUM_STUFF) & categories.ne(VOID) & ~iscrowd.bool()
+    assert_order(order, torch.where(is_instance, scores, -torch.arange(count)), TIE)
+    assert torch.tensor(fused.categories)[order].tolist() == categories.tolist()
+    assert torch.tensor(fused.iscrowd)[order].tolist() == iscrowd.bool().tolist()
+    assert (torch.tensor(fused.scores)[order] - scores).abs().max() < 5e-4
+    assert (fused.ids == order[ids.long()]).double().mean() > 0.9995
+
+
 @pytest.mark.parametrize("keep_empty", [False, True])
 def test_panoptic_map(case, keep_empty):
     # none of the golden pictures has a kept detection with an empty mask
     for i, prediction in enumerate(case.predictions):
-        fused = fuse(prediction, NUM_STUFF, 0.5, 0.5, 4096, keep_empty=keep_empty)
-        assert fused.categories == case.stored(f"pan_cat_{i}").tolist()
-        assert fused.iscrowd == case.stored(f"pan_iscrowd_{i}").bool().tolist()
-        assert torch.tensor(fused.scores).sub(case.stored(f"pan_obj_{i}")).abs().max() < 5e-4
-        assert (fused.ids == case.stored(f"pan_msk_{i}")).double().mean() > 0.9995
+        check_panoptic_map(case, i, fuse(prediction, NUM_STUFF, 0.5, 0.5, LEAST_AREA, keep_empty=keep_empty))
