@@ -6,7 +6,8 @@ torch: the operators keep to LibTorch's stable ABI, so that one binary serves ev
 built is left out, with the reason in `seamseg/kernels.json`; the install never fails for it.
 
     SEAMSEG_KERNELS=off|cpu|all   what to build (default: whatever can be built)
-    TORCH_CUDA_ARCH_LIST          GPU architectures (default: "8.0;9.0+PTX" and those of the cards in this machine)
+    TORCH_CUDA_ARCH_LIST          GPU architectures (default: "8.0;9.0+PTX" and those of the cards in this machine);
+                                  they are noted in kernels.json
     CUDA_HOME                     the CUDA toolkit (default: where nvcc is)
     MAX_JOBS                      compilers at once (default: one a core)
 """
@@ -29,7 +30,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "csrc"))
-from toolchain import architecture_flags, compiler, cuda_home, cuda_version_of, torch_folder  # noqa: E402
+from toolchain import architecture_flags, architectures, compiler, cuda_home, cuda_version_of, torch_folder  # noqa: E402
 
 TORCH_TARGET = "0x020b000000000000"
 MAX_JOBS = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
@@ -63,6 +64,9 @@ class Kernels(build_ext):
         target = ROOT if self.inplace else Path(self.build_lib)
         (target / "seamseg").mkdir(parents=True, exist_ok=True)
         said["sources"] = sources_digest()
+        if said.get("_C_cuda") == "built":
+            # compared with the GPUs when the library is loaded
+            said["architectures"] = architectures()
         (target / "seamseg/kernels.json").write_text(json.dumps(said, indent=1) + "\n")
 
     def _obstacle(self, name: str, wanted: str) -> str | None:

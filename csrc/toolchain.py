@@ -46,16 +46,21 @@ def cards() -> list[str]:
     return sorted({card for card in said if re.fullmatch(r"\d+\.\d", card)} - {"8.0", "9.0"})
 
 
-def architecture_flags() -> list[str]:
-    """nvcc's flags for TORCH_CUDA_ARCH_LIST."""
-    flags = []
+def architectures() -> list[str]:
+    """What TORCH_CUDA_ARCH_LIST asks for: machine code as "sm_80", PTX as "compute_90"."""
+    found = []
     said = os.environ.get("TORCH_CUDA_ARCH_LIST") or ";".join([DEFAULT_ARCHITECTURES, *cards()])
-    for entry in dict.fromkeys(re.findall(r"[^;, ]+", said)):
+    for entry in re.findall(r"[^;, ]+", said):
         number = entry.removesuffix("+PTX").replace(".", "")
-        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        found.append(f"sm_{number}")
         if entry.endswith("+PTX"):
-            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
-    return flags
+            found.append(f"compute_{number}")
+    return list(dict.fromkeys(found))
+
+
+def architecture_flags() -> list[str]:
+    """nvcc's flags for :func:`architectures`."""
+    return [f"-gencode=arch=compute_{code.partition('_')[2]},code={code}" for code in architectures()]
 
 
 def compiler() -> str | None:

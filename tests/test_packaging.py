@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import shutil
 import subprocess
@@ -98,3 +100,33 @@ def test_this_copy_finds_its_experiments() -> None:
 
 def test_the_package_has_a_version() -> None:
     assert seamseg.__version__.count(".") == 2
+
+
+# stands for nvcc and the C++ compiler
+COMPILER = """#!/bin/sh
+[ "$1" = --version ] && echo "Cuda compilation tools, release {release}, V{release}.0" && exit
+while [ "$1" != -o ]; do shift; done
+echo > "$2"
+"""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "noted"),
+    [("8.0;9.0+PTX", ["sm_80", "sm_90", "compute_90"]), ("7.5 9.0a", ["sm_75", "sm_90a"])],
+)
+def test_a_build_notes_its_architectures(sdist: Path, tmp_path: Path, wanted: str, noted: list[str]) -> None:
+    """What `seamseg.ops` compares with the GPUs of a machine."""
+    version = importlib.import_module("torch").version.cuda
+    if version is None:
+        pytest.skip("this torch is built without CUDA: so are the kernels")
+    for folder in ("bin", "include", "lib64"):
+        (tmp_path / folder).mkdir()
+    compiler = tmp_path / "bin/nvcc"
+    compiler.write_text(COMPILER.format(release=version))
+    compiler.chmod(0o755)
+    tools = {"CXX": str(compiler), "CUDA_HOME": str(tmp_path), "TORCH_CUDA_ARCH_LIST": wanted, "SEAMSEG_KERNELS": "all"}
+    folders = ["--build-lib", str(tmp_path / "lib"), "--build-temp", str(tmp_path / "temp")]
+    command = [sys.executable, "setup.py", "--quiet", "build_ext", *folders]
+    subprocess.run(command, cwd=sdist, check=True, env={**os.environ, **tools}, capture_output=True)
+    report = json.loads((tmp_path / "lib/seamseg/kernels.json").read_text())
+    assert report["_C_cuda"] == "built" and report["architectures"] == noted

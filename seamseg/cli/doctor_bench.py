@@ -97,9 +97,10 @@ def hints(stages: dict[str, float], device: str, precision: str, load: float) ->
             said.append(f"malloc: {malloc.describe()} (docs/performance.md)")
         if not one_pass_works():
             said.append("this PyTorch lacks oneDNN's fused operators: activations take a pass of their own")
-        if bf16_is_fast() and precision == "fp32" and share > 0.5:
+        fast = bf16_is_fast(torch.device("cpu"))
+        if fast and precision == "fp32" and share > 0.5:
             said.append("this CPU has bfloat16 in hardware: --precision bf16 about halves convolutions, results differ")
-        if not bf16_is_fast():
+        if not fast:
             said.append("this CPU has no bfloat16 in hardware: fp32 is the fastest")
         state = kernels().get("cpu", "")
         if "compiled" not in state and "loaded" not in state and os.environ.get("SEAMSEG_PLAIN_OPS"):

@@ -11,7 +11,7 @@ from torch import Tensor
 from seamseg.engine.device_memory import lacks_memory
 from seamseg.engine.progress import is_quiet
 from seamseg.errors import SeamsegError
-from seamseg.models.dense import Dense
+from seamseg.models.dense import Dense, let_sizes_vary
 from seamseg.models.panoptic import PanopticNet
 
 
@@ -56,7 +56,6 @@ class CompiledDense:
         self.device = device
         self._backend = backend
         self._size = ""
-        net.sizes_vary = True
         self._run = torch.compile(net.dense_part(), backend=self._compile)
 
     def __call__(self, padded: Tensor) -> Dense:
@@ -72,6 +71,7 @@ class CompiledDense:
         from torch._inductor import config
 
         self._size = f"{padded.shape[-1]} x {padded.shape[-2]}"
+        let_sizes_vary([padded])
         try:
             # with constant weights oneDNN gets them packed once, and takes activations into the convolutions
             with config.patch(freezing=self.device.type == "cpu"):

@@ -5,6 +5,7 @@ What is recorded, and when, is here for any device; only :class:`CudaGraph` need
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -36,6 +37,26 @@ class Recording(Protocol):
         ...
 
 
+_CAPTURE = threading.Lock()
+"""Held from warm-up to the end of a capture: CUDA allows one capture at a time, and no device-wide synchronisation from
+another thread while it lasts."""
+
+
+def input_buffer(x: Tensor) -> Tensor:
+    """An empty tensor with the shape, strides, dtype and device of `x`, an inference tensor if `x` is one.
+
+    A compiled function is compiled again where an input changes from an inference tensor to a normal one.
+    """
+    with torch.inference_mode(x.is_inference()), torch.no_grad():
+        return torch.empty_like(x)
+
+
+def fill(buffer: Tensor, x: Tensor) -> None:
+    """Copy `x` into a buffer from :func:`input_buffer`, in any mode: inference tensors are read-only elsewhere."""
+    with torch.inference_mode():
+        buffer.copy_(x, non_blocking=True)
+
+
 class CudaGraph:
     """A recording on a GPU.
 
@@ -46,33 +67,33 @@ class CudaGraph:
     ----------
     function : what is recorded; may not wait for the GPU
     x : of the shape that it is recorded for
-    beside : another recording, whose memory it shares: their calls come one after the other, also on several streams
+    stream : to capture on, of the device of `x`
+    beside : another recording, captured on the same stream, whose memory it shares: their calls come one after the
+        other, also on several streams
     """
 
-    def __init__(self, function: Function, x: Tensor, beside: CudaGraph | None = None) -> None:
+    def __init__(self, function: Function, x: Tensor, stream: torch.cuda.Stream, beside: CudaGraph | None) -> None:
         self._last: Any = torch.cuda.Event() if beside is None else beside._last
-        # a tensor of inference mode could not be written to outside of it
-        with torch.inference_mode(False), torch.no_grad():
-            self._input = torch.empty_like(x)
-        self._input.copy_(x)
-        with torch.cuda.device(x.device):
-            now, aside = torch.cuda.current_stream(), torch.cuda.Stream()
-            aside.wait_stream(now)
-            with torch.cuda.stream(aside):
+        self._input = input_buffer(x)
+        fill(self._input, x)
+        with _CAPTURE, torch.cuda.device(x.device):
+            now = torch.cuda.current_stream()
+            stream.wait_stream(now)
+            with torch.cuda.stream(stream):
                 for _ in range(WARM_UP):
                     function(self._input)
-            now.wait_stream(aside)
+            now.wait_stream(stream)
             self._graph = torch.cuda.CUDAGraph()
-            # other threads may use the GPU meanwhile
             pool = None if beside is None else beside._graph.pool()
-            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            # thread_local: other threads may allocate and launch kernels meanwhile
+            with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 self._outputs = function(self._input)
 
     def __call__(self, x: Tensor) -> Any:
         """The outputs for a tensor of this shape, the caller's own."""
         stream = torch.cuda.current_stream(x.device)
         stream.wait_event(self._last)
-        self._input.copy_(x, non_blocking=True)
+        fill(self._input, x)
         self._graph.replay()
         outputs = own(self._outputs)
         self._last.record(stream)
@@ -107,7 +128,7 @@ class Recordings:
 
     def __call__(self, x: Tensor) -> Any:
         """The outputs of the function."""
-        key = (tuple(x.shape), tuple(x.stride()), x.dtype, x.device)
+        key = (tuple(x.shape), tuple(x.stride()), x.dtype, x.device, x.is_inference())
         with self._lock:
             found = self._recordings.get(key)
             if found is not None:
@@ -153,11 +174,14 @@ class Recordings:
 
 def recorded_on_gpu(function: Function, most: int = MOST) -> Recordings:
     """A function recorded as CUDA graphs that share their memory."""
+    # by default torch captures on a stream of the device that captured first in the process: nothing of another device
+    # would be in the graph
+    stream_of = functools.cache(torch.cuda.Stream)
     # a pool that no recording holds any more may be gone
     there: WeakSet[CudaGraph] = WeakSet()
 
     def record(function: Function, x: Tensor) -> CudaGraph:
-        made = CudaGraph(function, x, next(iter(there), None))
+        made = CudaGraph(function, x, stream_of(x.device), next(iter(there), None))
         there.add(made)
         return made
 

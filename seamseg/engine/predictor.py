@@ -252,7 +252,7 @@ class Predictor:
                 if not lacks_memory(error):
                     raise
                 if not tiling.allowed and len(images) == 1:
-                    raise self._too_large(images[0], "whole; let it use tiles (--tiles auto)") from error
+                    raise self._too_large(images[0], advice="set --tiles auto") from error
             # outside of the handler: the error holds on to what the network had made
             free_memory()
         if len(images) > 1:
@@ -290,28 +290,29 @@ class Predictor:
             return self._see([self.transform.normalise(part) if is_for_tiles(part) else part])[0]
 
         if side is None:
-            raise self._too_large(image, "whole")
+            raise self._too_large(image)
         threshold = self.net.selector.nms_threshold
         try:
             prediction, used = predict_in_tiles_that_fit(see, image, side, tiling, threshold)
         except RuntimeError as error:
             if not lacks_memory(error):
                 raise
-            raise self._too_large(image, f"even in tiles of {LEAST_SIDE} pixels") from error
+            raise self._too_large(image, f", not even in tiles of {LEAST_SIDE} pixels") from error
         if used != wanted and not self._said:
             print(
-                f"{self.device}: not enough memory to see {size[1]} x {size[0]} pixels at once, seen in tiles of "
-                f"{used}; the same is done with others, unsaid",
+                f"{self.device}: not enough memory for a network input of {size[1]} x {size[0]} pixels at once: it is "
+                f"processed in tiles of {used} pixels, and so are others, without another message",
                 file=sys.stderr,
                 flush=True,
             )
             self._said = True
         return prediction
 
-    def _too_large(self, image: Tensor, how: str) -> SeamsegError:
+    def _too_large(self, image: Tensor, tried: str = "", advice: str = "") -> SeamsegError:
+        ways = [advice, "set a smaller --shortest-size", "" if self.device.type == "cpu" else "use --device cpu"]
+        size = f"{image.shape[-1]} x {image.shape[-2]} pixels"
         return SeamsegError(
-            f"{self.device}: not enough memory to see {image.shape[-1]} x {image.shape[-2]} pixels {how}, or choose a "
-            "smaller --shortest-size or --device cpu"
+            f"{self.device}: not enough memory for a network input of {size}{tried}: {' or '.join(filter(None, ways))}"
         )
 
     def fuse(self, prediction: Prediction, native_size: tuple[int, int]) -> PanopticResult:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 
@@ -51,3 +52,11 @@ class DensePart(nn.Module):
         obj_logits, bbx_logits, shapes = self.rpn_head(levels[first : first + number])
         semantic = None if self.sem_head is None else self.sem_head(levels)
         return Dense(levels, obj_logits, bbx_logits, shapes, semantic)
+
+
+def let_sizes_vary(maps: list[Tensor]) -> None:
+    """Have `torch.compile` treat height and width of these maps as dynamic, except sides of 1 pixel."""
+    for x in maps:
+        for dimension in (2, 3):
+            if x.shape[dimension] > 1:
+                torch._dynamo.maybe_mark_dynamic(x, dimension)

@@ -83,8 +83,7 @@ def choose_precision(precision: str, device: torch.device) -> torch.dtype:
         if there is no such precision, or not on this device
     """
     if precision == "auto":
-        fast = torch.cuda.is_bf16_supported(including_emulation=False) if device.type == "cuda" else bf16_is_fast()
-        return torch.bfloat16 if fast else torch.float32
+        return torch.bfloat16 if bf16_is_fast(device) else torch.float32
     if precision not in PRECISIONS:
         raise InputError(f"--precision {precision}: choose one of auto, {', '.join(PRECISIONS)}")
     if precision == "fp16" and device.type != "cuda":

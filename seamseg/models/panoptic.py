@@ -16,7 +16,7 @@ from seamseg.heads.rpn.anchors import AnchorGenerator
 from seamseg.heads.rpn.head import RPNHead
 from seamseg.heads.rpn.proposals import ProposalGenerator
 from seamseg.heads.semantic.head import SemanticHead
-from seamseg.models.dense import DensePart, RunDense
+from seamseg.models.dense import DensePart, RunDense, let_sizes_vary
 from seamseg.models.outputs import Features, ROIOutputs, Things, TrainingOutputs
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.upsample import upsample_argmax
@@ -186,7 +186,7 @@ class PanopticNet(nn.Module):
         padded, sizes = images.as_padded(multiple=1 if self.training else self.pad_to)
         padded = padded.to(dtype=self.dtype, memory_format=self.memory_format)
         if self.sizes_vary:
-            _let_sizes_vary([padded])
+            let_sizes_vary([padded])
         return padded, sizes
 
     def dense_part(self) -> DensePart:
@@ -217,7 +217,7 @@ class PanopticNet(nn.Module):
         if self.sem_head is None or features.semantic_logits is not None:
             return features.semantic_logits
         if self.sizes_vary:
-            _let_sizes_vary(features.levels)
+            let_sizes_vary(features.levels)
         return self.sem_head(features.levels)
 
     def detect(self, features: Features, proposals: PackedSequence) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -278,11 +278,3 @@ def _rows(boxes: PackedSequence, features: Features) -> tuple[Tensor, Tensor]:
         like = features.levels[0]
         return like.new_zeros((0, 4), dtype=torch.float32), like.new_zeros(0, dtype=torch.long)
     return rows, index
-
-
-def _let_sizes_vary(maps: list[Tensor]) -> None:
-    """Have a compiler that sees the maps next make code for every height and width above 1."""
-    for x in maps:
-        for dimension in (2, 3):
-            if x.shape[dimension] > 1:
-                torch._dynamo.maybe_mark_dynamic(x, dimension)

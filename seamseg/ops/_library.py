@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from seamseg.compiled import find, switched_off, warn_missing, why_not
+from seamseg.compiled import find, not_covered, switched_off, warn_missing, why_not
 
 _library = torch.library.Library("seamseg", "DEF")
 _defined: list[str] = []
@@ -69,27 +69,60 @@ def implementations() -> dict[str, str]:
 
 
 def kernels() -> dict[str, str]:
-    """By device, "loaded" or why the compiled kernels are not there."""
+    """By device, "loaded" or why the compiled kernels are not there.
+
+    Those of the GPU are loaded when the process initialises CUDA.
+    """
     return dict(_kernels)
 
 
 def _load_kernels() -> None:
     """Load what was built; say once why kernels that should be there are not."""
-    for name, device in (("_C", "CPU"), ("_C_cuda", "GPU")):
-        if unwanted := switched_off():
-            _kernels[device] = unwanted
-            continue
-        if device == "GPU" and torch.version.cuda is None:
-            _kernels[device] = "torch is a build for the CPU"
-            continue
-        try:
-            _import(name)
-            _kernels[device] = "loaded"
-        except ImportError as error:
-            _kernels[device] = why_not(name, error)
-            if device == "GPU" and not torch.cuda.is_available():
-                continue
-            warn_missing(f"operators for the {device}", _kernels[device])
+    if unwanted := switched_off():
+        _kernels.update(CPU=unwanted, GPU=unwanted)
+        return
+    _load("_C", "CPU")
+    if torch.version.cuda is None:
+        _kernels["GPU"] = "torch is a build for the CPU"
+        return
+    try:
+        find("_C_cuda")
+        _kernels["GPU"] = "built; loaded with the first use of a GPU"
+    except ImportError as error:
+        _kernels["GPU"] = why_not("_C_cuda", error)
+    # Asking for the GPUs would initialise CUDA: at import it would cost every process that only computes on the CPU
+    # time and memory, and processes forked later could not use a GPU at all. torch compares its own architectures in
+    # the same place. The name is private; without it the comparison is made here.
+    getattr(torch.cuda, "_lazy_call", _call_if_available)(_load_cuda_kernels)
+
+
+def _call_if_available(call: Callable[[], None]) -> None:
+    if torch.cuda.is_available():
+        call()
+
+
+def _load_cuda_kernels() -> None:
+    """Load the CUDA kernels if they run on every GPU that is visible: operators find them by device type only."""
+    gpus = {
+        f"GPU {index}, {torch.cuda.get_device_name(index)}": torch.cuda.get_device_capability(index)
+        for index in range(torch.cuda.device_count())
+    }
+    lacking = not_covered(gpus)
+    if lacking is None:
+        _load("_C_cuda", "GPU")
+        return
+    reason, rebuild = lacking
+    _kernels["GPU"] = f"{reason}; to compile them: {rebuild}"
+    warn_missing("operators for the GPU", reason, rebuild)
+
+
+def _load(name: str, device: str) -> None:
+    try:
+        _import(name)
+        _kernels[device] = "loaded"
+    except ImportError as error:
+        _kernels[device] = why_not(name, error)
+        warn_missing(f"operators for the {device}", _kernels[device])
 
 
 def _import(name: str) -> None:

@@ -148,10 +148,25 @@ class FusedLinear(_Fused):
         return f"{i}, {o}, {self.activation}({self.activation_param})"
 
 
-def bf16_is_fast() -> bool:
-    """Whether this CPU computes in bfloat16 itself (AVX512-BF16, AMX or the like)."""
+def bf16_is_fast(device: torch.device) -> bool:
+    """Whether a device multiplies bfloat16 in hardware: AVX512-BF16 or AMX of a CPU, compute capability 8.0 of a GPU.
+
+    Elsewhere bfloat16 may still be supported, by conversion to float32 around each operation, and is slower than that:
+    a CPU with AVX-512 only, a GPU before Ampere.
+    """
+    if device.type == "cuda" and torch.cuda.is_available():
+        with torch.cuda.device(device):
+            return torch.cuda.is_bf16_supported(including_emulation=False)
+    # private names, so that a release without them means no
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    onednn = device.type == "cpu" and torch.backends.mkldnn.is_available()
+    return onednn and any(getattr(torch.cpu, name, bool)() for name in checks)
+
+
+def _onednn_takes_bf16() -> bool:
+    """Whether oneDNN's operators accept bfloat16 on this CPU, fast or not."""
     try:
-        return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     except (AttributeError, RuntimeError):
         return False
 
@@ -169,7 +184,7 @@ def _usable(kind: str, x: Tensor, weight: Tensor) -> bool:
         return False
     if not torch.backends.mkldnn.enabled or not torch.backends.mkldnn.is_available():
         return False
-    return x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and bf16_is_fast())
+    return x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and _onednn_takes_bf16())
 
 
 def _attempt(kind: str, call: Callable[[], Tensor]) -> Tensor | None:

@@ -3,6 +3,9 @@
 What a GPU records cannot be had here; the recordings of these tests copy, run and copy as it does, without a GPU.
 """
 
+import threading
+import time
+from contextlib import contextmanager
 from unittest import mock
 
 import pytest
@@ -17,7 +20,7 @@ from seamseg.engine import cuda_graphs, progress
 from seamseg.engine.acceleration import Acceleration
 from seamseg.engine.augmentation import Augmentation
 from seamseg.engine.compiler import CompiledDense
-from seamseg.engine.cuda_graphs import CudaGraph, Recordings, own, recorded_on_gpu
+from seamseg.engine.cuda_graphs import CudaGraph, Recordings, fill, input_buffer, own, recorded_on_gpu
 from seamseg.engine.predictor import Predictor, Thresholds
 from seamseg.engine.tiles import Tiling
 from seamseg.errors import InputError, SeamsegError
@@ -61,16 +64,15 @@ class Copying:
     """A recording as on a GPU: buffers of its own, written to by every call, and outputs that are copied out."""
 
     def __init__(self, function, x):
-        with torch.inference_mode(False), torch.no_grad():
-            self.input = torch.empty_like(x)
-        self.input.copy_(x)
+        self.input = input_buffer(x)
+        fill(self.input, x)
         self.function = function
         self.outputs = function(self.input)
 
     def __call__(self, x):
-        self.input.copy_(x)
+        fill(self.input, x)
         for kept, new in zip(tensors(self.outputs), tensors(self.function(self.input))):
-            kept.copy_(new)
+            fill(kept, new)
         return own(self.outputs)
 
 
@@ -89,13 +91,21 @@ def dynamo(monkeypatch):
     torch._dynamo.reset()
 
 
-def test_compiled_plumbing(dynamo, capsys):
-    """By a backend that runs the traced graph as it is: the numbers are equal, and all sizes share one graph."""
+def test_compiled_once_with_and_without_recordings(dynamo, monkeypatch, capsys):
+    """By a backend that runs the traced graph as it is: the numbers are equal, and all sizes share one code, in the
+    first run of each, in the warm-up and the capture of its CUDA graph, and without graphs."""
+    FakeCuda(monkeypatch)
     net = network()
     wanted = [net.predict(PackedSequence([image(size)]))[0] for size in SIZES]
     assert Acceleration(compile=True, backend="eager").apply(net, CPU) is None
     assert isinstance(net.run_dense, CompiledDense)
-    model = predictor(net)
+    plain, net.run_dense = net.run_dense, recorded_on_gpu(net.run_dense)
+    model = predictor(net, net.run_dense)
+    for size, expected in zip(SIZES, wanted):
+        for _ in range(2):  # the replay of a double does nothing: the second call gives what was captured
+            assert_close(model.raw([image(size)])[0], expected)
+    assert len(net.run_dense) == len(SIZES)
+    net.run_dense = plain
     for size, expected in zip(SIZES, wanted):
         assert_close(model.raw([image(size)])[0], expected)
     assert not counters["graph_break"]
@@ -221,11 +231,12 @@ def test_recordings_share_the_memory_of_one_that_is_still_there(monkeypatch):
     beside = []
 
     class Fake(Copying):
-        def __init__(self, function, x, other):
+        def __init__(self, function, x, stream, other):
             super().__init__(function, x)
             beside.append(None if other is None else other.input.shape[-1])
 
     monkeypatch.setattr(cuda_graphs, "CudaGraph", Fake)
+    monkeypatch.setattr(torch.cuda, "Stream", str)
     recordings = recorded_on_gpu(square, most=1)
     ask(recordings, 4, 4, 5, 5)
     assert beside == [None, None]  # the only one had gone
@@ -235,6 +246,146 @@ def test_recordings_share_the_memory_of_one_that_is_still_there(monkeypatch):
     recordings.forget()
     ask(recordings, 6, 6)
     assert beside == [None, None, 5, None]
+
+
+class FakeCuda:
+    """The calls of `torch.cuda` that a capture makes, on a machine without a GPU; what ran on which device and stream.
+
+    The default of `torch.cuda.graph` is kept: one capture stream for the process, of the device that captures first.
+    """
+
+    def __init__(self, monkeypatch):
+        self.here = threading.local()
+        self.runs = []
+        self.capturing = 0
+        self.replays = 0
+        self.default_stream = None
+        names = ("Stream", "Event", "CUDAGraph", "graph", "device", "stream", "current_stream")
+        for name in names:
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+
+    def Event(self):
+        return mock.Mock()
+
+    def Stream(self, device=None):
+        made = mock.Mock()
+        made.device = self.current()[0] if device is None else torch.device(device)
+        return made
+
+    def CUDAGraph(self):
+        return mock.Mock(replay=self.replay)
+
+    def replay(self):
+        self.replays += 1
+
+    def current(self):
+        return getattr(self.here, "state", None) or (torch.device("cuda:0"), None, False)
+
+    def current_stream(self, device=None):
+        return self.current()[1] or mock.Mock()
+
+    @contextmanager
+    def _as(self, **changed):
+        before = self.current()
+        self.here.state = tuple(changed.get(k, v) for k, v in zip(("device", "stream", "captured"), before))
+        yield
+        self.here.state = before
+
+    def device(self, device):
+        return self._as(device=torch.device(device))
+
+    def stream(self, stream):
+        # a stream makes its device the current one
+        return self._as(stream=stream, device=stream.device)
+
+    @contextmanager
+    def graph(self, graph, pool=None, stream=None, capture_error_mode="global"):
+        if stream is None:
+            stream = self.default_stream = self.default_stream or self.Stream()
+        self.capturing += 1
+        with self._as(stream=stream, device=stream.device, captured=True):
+            yield
+        self.capturing -= 1
+
+    def run(self, x):
+        """A function that is recorded: notes where it is run."""
+        device, stream, captured = self.current()
+        self.runs.append((str(device), stream, captured, x.shape[-1]))
+        return square(x)
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that claims to be on a GPU; copies of it lie on the CPU."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    device = torch.device("cuda:0")
+
+
+def on_device(device, width):
+    x = torch.ones(1, 3, 2, width).as_subclass(OnDevice)
+    x.device = torch.device(device)
+    return x
+
+
+def test_each_device_captures_on_its_own_stream(monkeypatch):
+    """Also where another device has captured before, and one stream for all graphs that share a pool."""
+    cuda = FakeCuda(monkeypatch)
+    first, second = recorded_on_gpu(cuda.run), recorded_on_gpu(cuda.run)
+    for device, recordings in (("cuda:0", first), ("cuda:1", second)):
+        for width in (4, 4, 5, 5):
+            recordings(on_device(device, width))
+        assert len(recordings) == 2
+    captured = [(device, stream, width) for device, stream, taken, width in cuda.runs if taken]
+    assert [(device, width) for device, _, width in captured] == [
+        ("cuda:0", 4), ("cuda:0", 5), ("cuda:1", 4), ("cuda:1", 5)
+    ]  # fmt: skip
+    streams = [stream for _, stream, _ in captured]
+    assert [str(stream.device) for stream in streams] == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
+    assert streams[0] is streams[1] and streams[2] is streams[3]
+    warm = [(device, stream) for device, stream, taken, _ in cuda.runs if stream is not None and not taken]
+    assert len(warm) == 4 * cuda_graphs.WARM_UP and all(str(stream.device) == device for device, stream in warm)
+    assert cuda.replays == 4 and not cuda.capturing
+
+
+def test_captures_of_several_threads_come_one_after_the_other(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+    most, alone = [], []
+
+    def function(x):
+        # a warm-up may synchronise the device, which fails while another thread captures
+        captured = cuda.current()[2]
+        if cuda.current()[1] is not None:
+            alone.append(captured or not cuda.capturing)
+        time.sleep(0.005)
+        most.append(cuda.capturing)
+        return square(x)
+
+    def work(recordings):
+        for width in (4, 4, 5, 5):
+            recordings(on_device("cuda:0", width))
+
+    together = [recorded_on_gpu(function) for _ in range(4)]
+    threads = [threading.Thread(target=work, args=(recordings,)) for recordings in together]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(recordings) for recordings in together] == [2] * 4
+    assert max(most) == 1 and all(alone)
+
+
+def test_recordings_are_used_inside_and_outside_of_inference_mode():
+    recordings = Recordings(square, Copying)
+    with torch.inference_mode():
+        inside = torch.full((1, 3, 2, 4), 2.0)
+        recordings(inside), recordings(inside)
+    # a tensor of inference mode handed on, and a normal one
+    for x in (inside, torch.full((1, 3, 2, 4), 3.0), torch.full((1, 3, 2, 4), 3.0)):
+        assert torch.equal(recordings(x).levels[0], x * x)
+    assert len(recordings) == 2
+    with torch.inference_mode():
+        x = torch.full((1, 3, 2, 4), 5.0)
+        assert torch.equal(recordings(x).levels[0], x * x)
 
 
 def test_recordings_go_before_tiles_come(capsys):
@@ -323,23 +474,61 @@ def test_a_compiler_that_fails_later(dynamo):
 @needs_gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_recorded_on_a_gpu(dynamo, precision, compiled):
-    """Replays give what the function that was recorded gives, for several sizes in turns, and keep what they gave."""
+def test_recorded_on_a_gpu(dynamo, capsys, precision, compiled):
+    """Replays give what the function that was recorded gives, for several sizes in turns, and keep what they gave.
+
+    Compiled, it is compiled once, for all sizes and for what is recorded.
+    """
     device = torch.device("cuda")
     net = network(precision, device)
     function = CompiledDense(net, device) if compiled else net.dense_part()
     recordings = recorded_on_gpu(function, most=2)
+    check_in_turns(recordings, function, device, net.dtype, SIZES[:3])
+    assert len(recordings) == 2
+    assert capsys.readouterr().err.count("compiling the network") == int(compiled)
+
+
+def check_in_turns(recordings, function, device, dtype, sizes, seed=0):
     with torch.inference_mode():
         for turn in range(3):
             given = []
-            for size in SIZES[:3]:
-                x = image(size, turn)[None].to(device, net.dtype, memory_format=torch.channels_last)
+            for size in sizes:
+                x = image(size, seed + turn)[None].to(device, dtype, memory_format=torch.channels_last)
                 given.append((tensors(recordings(x)), tensors(function(x))))
             for found, wanted in given:
                 for a, b in zip(found, wanted):
                     # a library may choose another algorithm
-                    assert (a - b).abs().max() <= 0.02 * b.abs().max()
-    assert len(recordings) == 2
+                    assert a.device == b.device and (a - b).abs().max() <= 0.02 * b.abs().max()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_recorded_on_two_gpus():
+    """One after the other, then both at once from two threads: no graph is empty, none holds work of another device."""
+    made = []
+    for index in range(2):
+        device = torch.device("cuda", index)
+        net = network(device=device)
+        function = net.dense_part()
+        made.append((recorded_on_gpu(function), function, device, net.dtype))
+    for index, (recordings, *rest) in enumerate(made):
+        check_in_turns(recordings, *rest, SIZES[:2], seed=10 * index)
+        assert len(recordings) == 2 and recordings.forget()
+    failed = []
+
+    def work(index):
+        try:
+            recordings, *rest = made[index]
+            check_in_turns(recordings, *rest, SIZES[:3], seed=10 * index)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
 
 
 @pytest.mark.gpu

@@ -134,7 +134,7 @@ def test_too_little_memory_is_said_once(rgb, capsys):
     model = predictor(SceneNet(room=40000))
     results = [model.predict(rgb) for _ in range(2)]
     error = capsys.readouterr().err
-    assert error.count("not enough memory to see 400 x 300 pixels at once, seen in tiles of 173;") == 1
+    assert error.count("input of 400 x 300 pixels at once: it is processed in tiles of 173 pixels, and so are") == 1
     assert error.count("\n") == 1 and results[0].segments == results[1].segments
     # the first try of each is the image itself, what is seen are tiles
     assert max(h * w for h, w in model.net.sizes) <= 173**2
@@ -151,12 +151,19 @@ def test_of_a_batch_that_does_not_fit_each_image_is_seen_alone(rgb, capsys):
 
 def test_memory_that_suffices_for_nothing(rgb):
     model = predictor(SceneNet(room=5000))
-    with pytest.raises(SeamsegError, match=r"^cpu: not enough memory to see 400 x 300 pixels even in tiles of 128 pix"):
-        model.predict(rgb)
-    with pytest.raises(SeamsegError, match=r"400 x 300 pixels whole; let it use tiles"):
-        model.predict(rgb, tiles="off")
-    with pytest.raises(SeamsegError, match=r"80 x 70 pixels whole, or choose"):
-        model.predict(rgb[:70, :80])
+    start, smaller = "cpu: not enough memory for a network input of", "set a smaller --shortest-size"
+    for photo, tiles, words in (
+        (rgb, "auto", f"{start} 400 x 300 pixels, not even in tiles of 128 pixels: {smaller}"),
+        (rgb, "off", f"{start} 400 x 300 pixels: set --tiles auto or {smaller}"),
+        (rgb[:70, :80], "auto", f"{start} 80 x 70 pixels: {smaller}"),
+    ):
+        with pytest.raises(SeamsegError) as caught:
+            model.predict(photo, tiles=tiles)
+        assert str(caught.value) == words
+    # on another device the CPU is one more way
+    error = SimpleNamespace(device=torch.device("cuda:1"))
+    said = str(Predictor._too_large(error, torch.empty(3, 70, 80)))
+    assert said == f"cuda:1: not enough memory for a network input of 80 x 70 pixels: {smaller} or use --device cpu"
 
 
 @pytest.mark.parametrize(("tiles", "overlap"), [("on", None), (64, None), (256, 200), (None, -1)])

@@ -68,8 +68,8 @@ def test_an_image_is_seen_in_tiles(error, capsys):
     model = seer(20000, error)
     result = model.predict(rgb)
     assert result.size == (300, 400) and (result.id_map > 0).all()
-    assert "seen in tiles of 128" in capsys.readouterr().err
-    with pytest.raises(SeamsegError, match="400 x 300 pixels whole; let it use tiles"):
+    assert "in tiles of 128" in capsys.readouterr().err
+    with pytest.raises(SeamsegError, match="400 x 300 pixels: set --tiles auto"):
         model.predict(rgb, tiles="off")
     with pytest.raises(SeamsegError, match="even in tiles of 128 pixels"):
         seer(100, error).predict(rgb)

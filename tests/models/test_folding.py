@@ -1,12 +1,16 @@
 """Folding norms into convolutions: same outputs, another object, any kind of norm; and what happens without oneDNN."""
 
 import copy
+from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
+from seamseg.cli.doctor_bench import hints
+from seamseg.engine.profiling import STAGES
+from seamseg.engine.train.precision import number_type
 from seamseg.errors import InputError
 from seamseg.models.build import build_network
 from seamseg.models.folded import FoldedBlock, FoldedRPNHead, FoldedSemanticHead
@@ -158,8 +162,45 @@ def test_bf16_is_near():
 def test_precisions():
     cpu = torch.device("cpu")
     assert choose_precision("fp32", cpu) == torch.float32
-    assert choose_precision("auto", cpu) == (torch.bfloat16 if fused.bf16_is_fast() else torch.float32)
+    assert choose_precision("auto", cpu) == (torch.bfloat16 if fused.bf16_is_fast(cpu) else torch.float32)
     with pytest.raises(InputError, match="needs a GPU"):
         choose_precision("fp16", cpu)
     with pytest.raises(InputError, match="auto, fp32"):
         choose_precision("int4", cpu)
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+@pytest.mark.parametrize("amx", [True, False])
+def test_auto_is_the_same_for_training_prediction_and_doctor(monkeypatch, bf16, amx):
+    """bf16 where the CPU has instructions for it: oneDNN accepts it on every CPU with AVX-512, and is slow there."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    cpu = torch.device("cpu")
+    wanted = torch.bfloat16 if bf16 or amx else torch.float32
+    assert choose_precision("auto", cpu) == number_type("auto", cpu) == wanted
+    said = " ".join(hints({**dict.fromkeys(STAGES, 0.0), "body": 1.0}, "cpu", "fp32", 0.0))
+    assert ("--precision bf16" in said, "fp32 is the fastest" in said) == (bf16 or amx, not (bf16 or amx))
+    # asked for, it is still served by oneDNN in one pass
+    with torch.no_grad():
+        x = torch.ones(2, 4, dtype=torch.bfloat16)
+        assert fused._usable("linear", x, x)
+
+
+def test_auto_is_about_the_gpu_that_is_used(monkeypatch):
+    current = [0]
+
+    @contextmanager
+    def on(device):
+        before, current[0] = current[0], device.index
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: current[0] == 1)
+    for index, wanted in enumerate((torch.float32, torch.bfloat16)):
+        device = torch.device("cuda", index)
+        assert choose_precision("auto", device) == number_type("auto", device) == wanted
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_precision("auto", device) == torch.float32

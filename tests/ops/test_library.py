@@ -8,9 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import seamseg
-from seamseg.ops import implementations, kernels
+from seamseg import compiled
+from seamseg.cli.main import main
+from seamseg.ops import _library, implementations, kernels
 
 PACKAGE = Path(seamseg.__file__).parent
 # the clone may be installed as editable: its kernels are not those of the copy
@@ -70,3 +75,133 @@ def test_a_kernel_that_does_not_load(copy):
     state, _, said = report(path=copy)
     assert state["CPU"].startswith("they do not load here (")
     assert "no compiled operators for the CPU: they do not load here" in said
+
+
+# (code, capabilities that it runs on, capabilities that it does not run on)
+CODES = [
+    ("sm_80", [(8, 0), (8, 6), (8, 9)], [(7, 5), (9, 0), (8, 7), (10, 0), (12, 0)]),
+    ("sm_86", [(8, 6), (8, 9)], [(8, 0), (8, 7), (9, 0)]),
+    ("sm_87", [(8, 7)], [(8, 6), (8, 9)]),
+    ("sm_90", [(9, 0)], [(8, 9), (10, 0)]),
+    ("compute_90", [(9, 0), (10, 0), (10, 3), (11, 0), (12, 1)], [(8, 9), (7, 5)]),
+    ("sm_90a", [(9, 0)], [(8, 9), (10, 0)]),
+    ("compute_90a", [(9, 0)], [(10, 0), (12, 0)]),
+    ("sm_100a", [(10, 0)], [(10, 3), (9, 0)]),
+    ("sm_100f", [(10, 0), (10, 3)], [(9, 0), (10, 1), (12, 0)]),
+    ("compute_120f", [(12, 0), (12, 1)], [(10, 3), (13, 0)]),
+    ("sm_120", [(12, 0), (12, 1)], [(10, 0), (9, 0)]),
+    ("PTX", [], [(9, 0)]),
+    ("sm_90x", [], [(9, 0)]),
+]
+numbers = st.tuples(st.integers(5, 13), st.integers(0, 9))
+
+
+@pytest.mark.parametrize(("code", "runs", "fails"), CODES, ids=[code for code, _, _ in CODES])
+def test_which_code_runs_on_which_gpu(code, runs, fails):
+    assert [card for card in runs if not compiled.runs_on(code, card)] == []
+    assert [card for card in fails if compiled.runs_on(code, card)] == []
+
+
+@given(numbers, numbers)
+def test_which_code_runs_on_any_gpu(own, card):
+    def runs(code, capability=card):
+        return compiled.runs_on(code.format(f"{own[0]}{own[1]}"), capability)
+
+    for code in ("sm_{}", "compute_{}", "sm_{}a", "compute_{}a", "sm_{}f", "compute_{}f"):
+        assert runs(code, own)
+    assert runs("compute_{}") == (card >= own)
+    assert runs("sm_{}a") == runs("compute_{}a") == (card == own)
+    # machine code stays within its major version, and what it runs on its PTX runs on, too
+    assert not runs("sm_{}") or (card[0] == own[0] and runs("compute_{}"))
+    assert not runs("sm_{}f") or runs("compute_{}f")
+    assert not runs("compute_{}f") or (card[0] == own[0] and runs("compute_{}"))
+
+
+GPUS = {"Tesla T4": (7, 5), "H100": (9, 0), "RTX 3090": (8, 6), "RTX 5090": (12, 0)}
+DEFAULT = ["sm_80", "sm_90", "compute_90"]
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine with GPUs, and a package that was built for some architectures; what is loaded is a list of names."""
+
+    def make(gpus, architectures=DEFAULT):
+        report = {"_C_cuda": "built", **({} if architectures is None else {"architectures": architectures})}
+        (tmp_path / "kernels.json").write_text(json.dumps(report))
+        monkeypatch.setattr(compiled, "_PACKAGE", tmp_path)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: gpus[i])
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: GPUS[gpus[i]])
+        monkeypatch.setattr(_library, "_kernels", dict(_library._kernels))
+        loaded = []
+        monkeypatch.setattr(_library, "_import", loaded.append)
+        return loaded
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("gpus", "architectures"),
+    [(["H100"], DEFAULT), (["RTX 3090", "H100", "RTX 5090"], DEFAULT), (["Tesla T4"], None), (["Tesla T4"], ["sm_75"])],
+)
+def test_loaded_where_it_runs_on_every_gpu(machine, gpus, architectures, recwarn):
+    loaded = machine(gpus, architectures)
+    _library._load_cuda_kernels()
+    assert loaded == ["_C_cuda"] and kernels()["GPU"] == "loaded" and not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("gpus", "architectures", "card", "wanted"),
+    [
+        (["Tesla T4"], DEFAULT, "GPU 0, Tesla T4 (sm_75)", "7.5"),
+        (["H100", "Tesla T4"], DEFAULT, "GPU 1, Tesla T4 (sm_75)", "7.5;9.0"),
+        (["RTX 5090", "RTX 3090"], ["sm_90a"], "GPU 0, RTX 5090 (sm_120), GPU 1, RTX 3090 (sm_86)", "8.6;12.0"),
+    ],
+)
+def test_left_out_where_it_does_not_run_on_every_gpu(machine, gpus, architectures, card, wanted, capsys):
+    loaded = machine(gpus, architectures)
+    with pytest.warns(UserWarning) as warned:
+        _library._load_cuda_kernels()
+    assert loaded == [] and len(warned) == 1
+    reason = f"compiled for {', '.join(architectures)}, not for {card}"
+    command = f'TORCH_CUDA_ARCH_LIST="{wanted}" pip install --no-build-isolation --no-deps --force-reinstall .'
+    said = str(warned[0].message)
+    assert f"no compiled operators for the GPU: {reason}. Everything works, slower. To compile them: {command}" in said
+    main(["doctor"])
+    assert f"kernels, GPU      {reason}; to compile them: {command}\n" in capsys.readouterr().out
+
+
+AT_IMPORT = """
+import torch
+torch.version.cuda = "13.0"
+def never(*_):
+    raise SystemExit("a GPU was asked for at import")
+asking = ("is_available", "init", "_lazy_init", "device_count", "get_device_name", "get_device_capability")
+for name in asking:
+    setattr(torch.cuda, name, never)
+from seamseg import ops
+print(ops.kernels()["GPU"])
+torch.cuda.device_count = lambda: 1
+torch.cuda.get_device_name = lambda i: "Tesla T4"
+torch.cuda.get_device_capability = lambda i: (7, 5)
+# what torch does when it initialises CUDA
+for call, _ in torch.cuda._queued_calls:
+    if call.__module__.startswith("seamseg"):
+        call()
+print(ops.kernels()["GPU"])
+"""
+
+
+def test_import_does_not_ask_for_gpus(copy):
+    """It would initialise CUDA, after which no forked process could use it; they are compared when CUDA starts."""
+    (copy / "seamseg/kernels.json").write_text(
+        json.dumps({"_C": "switched off", "_C_cuda": "built", "architectures": DEFAULT})
+    )
+    (copy / "seamseg/_C_cuda.abi3.so").write_bytes(b"not a library")
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    done = subprocess.run([sys.executable, "-c", AT_IMPORT], env=environment, capture_output=True, text=True, cwd=copy)
+    assert done.returncode == 0, done.stderr
+    before, after = done.stdout.splitlines()
+    assert before == "built; loaded with the first use of a GPU"
+    assert after.startswith("compiled for sm_80, sm_90, compute_90, not for GPU 0, Tesla T4 (sm_75); to compile them:")
+    assert done.stderr.count("no compiled operators for the GPU") == 1

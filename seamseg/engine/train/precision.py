@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import torch
 
-
-def bf16_is_fast(device: torch.device) -> bool:
-    """Whether the device multiplies bfloat16 numbers itself; where it does not, they cost several times float32."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    # private names, so that a release without them means no
-    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return device.type == "cpu" and any(getattr(torch.cpu, name, bool)() for name in checks)
+from seamseg.ops.fused import bf16_is_fast
 
 
 def number_type(precision: str, device: torch.device) -> torch.dtype:
