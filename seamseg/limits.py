@@ -21,6 +21,8 @@ CONFIG_BYTES = MIB
 """Largest INI file, class list or class mapping."""
 MODEL_METADATA_BYTES = 64 * MIB
 """Largest `metadata.bin` of a model."""
+SNAPSHOT_BYTES = 16 * GIB
+"""Largest snapshot in a zip file."""
 TEXT_BYTES = GIB
 """Largest `metadata.bin` of a data set, list of images or evaluation."""
 ANNOTATION_BYTES = 4 * GIB

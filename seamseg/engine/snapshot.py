@@ -194,9 +194,12 @@ def load_snapshot(file: str | Path | IO[bytes], name: str | None = None, mmap: b
     average = state.get("ema", {})
     if not isinstance(average, Mapping) or not all(isinstance(average.get(p, {}), Mapping) for p in NETWORK_MODULES):
         raise InputError(f"{name}: its 'ema', the moving average of the weights, is damaged")
+    config = content.get("config") or ""
+    if not isinstance(config, str):
+        raise InputError(f"{name}: its 'config' is no text but a {type(config).__name__}")
     metadata, training, resume = (content.get(key) for key in ("metadata", "training_meta", "resume"))
     return Snapshot(
-        config=str(content.get("config") or ""),
+        config=config,
         state_dict=dict(state),
         training_meta=dict(training) if isinstance(training, Mapping) else {},
         metadata=dict(metadata) if isinstance(metadata, Mapping) else None,
