@@ -25,6 +25,10 @@ SNAPSHOT_BYTES = 16 * GIB
 """Largest snapshot in a zip file."""
 TEXT_BYTES = GIB
 """Largest `metadata.bin` of a data set, list of images or evaluation."""
+EVALUATION_BYTES = 64 * MIB
+"""Largest summary of an evaluation."""
+LINE_BYTES = 64 * MIB
+"""Longest line of a JSON Lines file."""
 ANNOTATION_BYTES = 4 * GIB
 """Largest JSON of annotations: LVIS, the largest in use, has 1.1 GiB."""
 PHOTO_BYTES = 256 * MIB
@@ -72,7 +76,7 @@ def read_limited(file: IO[bytes], limit: int, name: str, what: str) -> bytes:
     return parts[0] if len(parts) <= 2 and not parts[-1] else b"".join(parts)
 
 
-def check_member(name: str, packed: int, size: int, limit: int, what: str) -> None:
+def check_member(name: str, packed: int, size: int, limit: int, what: str, free: int = FREE_BYTES) -> None:
     """Check the sizes that an archive states of a member before it is read.
 
     Parameters
@@ -80,29 +84,30 @@ def check_member(name: str, packed: int, size: int, limit: int, what: str) -> No
     name, what : as of :func:`read_limited`
     packed, size : in the archive, and inflated, in bytes
     limit : bytes
+    free : up to so many bytes the ratio may be any
 
     Raises
     ------
     TooLarge
-        if it is larger than `limit`, or above 16 MiB more than 20 times its size in the archive
+        if it is larger than `limit`, or larger than `free` and more than 20 times its size in the archive
     """
     if size > limit:
         raise TooLarge(f"{name}: {in_words(size)} are above {in_words(limit)}, the limit of a {what}")
-    if size > max(FREE_BYTES, RATIO * packed):
+    if size > max(free, RATIO * packed):
         raise TooLarge(
             f"{name}: {in_words(packed)} would be inflated to {in_words(size)}; the limit is {RATIO} times the size "
-            f"in the archive, or {in_words(FREE_BYTES)}"
+            f"in the archive, or {in_words(free)}"
         )
 
 
-def read_member(archive: zipfile.ZipFile, member: str, limit: int, what: str, name: str = "") -> bytes:
+def read_member(archive: zipfile.ZipFile, member: str, limit: int, what: str) -> bytes:
     """A member of a zip file; never inflates more than the header states.
 
     Parameters
     ----------
     archive, member : of which the member with this name
     limit : bytes
-    what, name : as of :func:`read_limited`
+    what : as of :func:`read_limited`
 
     Raises
     ------
@@ -112,7 +117,7 @@ def read_member(archive: zipfile.ZipFile, member: str, limit: int, what: str, na
         if it is damaged, encrypted or of a kind that Python cannot read
     """
     info = archive.getinfo(member)
-    name = name or f"{archive.filename}:{member}"
+    name = f"{archive.filename}:{member}"
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         # the other kinds inflate a block at a time, of any size
         raise NotImplementedError("compression method other than deflate")
@@ -130,13 +135,13 @@ def inflate(data: bytes, size: int) -> bytes:
     return content
 
 
-def parse_json(data: bytes | str, what: Callable[[Any], Any] | None = None) -> Any:
+def parse_json(data: bytes | str, constant: Callable[[str], Any] | None = None) -> Any:
     """As `json.loads`, for text of anybody.
 
     Parameters
     ----------
     data : the text
-    what : called for NaN and Infinity, which are no JSON
+    constant : called for NaN and Infinity, which are no JSON
 
     Raises
     ------
@@ -145,11 +150,11 @@ def parse_json(data: bytes | str, what: Callable[[Any], Any] | None = None) -> A
         hundred bytes of memory
     """
     brackets = (b"[", b"{") if isinstance(data, bytes) else ("[", "{")
-    containers = sum(data.count(bracket) for bracket in brackets)  # type: ignore[arg-type]
+    containers = sum(data.count(bracket) for bracket in brackets)  # type: ignore[arg-type, misc]
     if containers > _FREE_CONTAINERS + len(data) // _BYTES_OF_CONTAINER:
         raise ValueError(f"{containers} lists and objects in {in_words(len(data))}, which no annotations have")
     try:
-        return json.loads(data, parse_constant=what)
+        return json.loads(data, parse_constant=constant)
     except RecursionError:
         raise ValueError("its lists and objects are nested too deep") from None
 
@@ -193,5 +198,5 @@ class LimitedTarInfo(tarfile.TarInfo):
     def _proc_sparse(self, archive: Any) -> Any:
         raise SparseMember(self.name)
 
-    def _proc_gnusparse_10(self, next: Any, *_: Any) -> Any:  # noqa: A002
+    def _proc_gnusparse_10(self, next: Any, *_: Any) -> Any:
         raise SparseMember(self.name)

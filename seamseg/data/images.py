@@ -13,10 +13,13 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from seamseg.errors import InputError
+from seamseg.files import read_bytes
 
 MAX_PIXELS = 201_326_592
 """Largest picture that is decoded, 192 Mi pixels: a few kilobytes of a hostile file can claim terabytes."""
 
+_PROGRAMS = ("EPS", "WMF")
+"""Formats of which Pillow has another program make a picture."""
 _GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")
 _MASK_MODES = ("1", "L", "P", "I", *_GREY_16)
 _pillow_limit = threading.Lock()
@@ -101,6 +104,10 @@ def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None = N
         with _no_pillow_limit():
             image = Image.open(path if data is None else BytesIO(data))
         with image:
+            if image.format in _PROGRAMS:
+                raise UnreadableImage(
+                    f"{path}: a {image.format} file, which is a program and not a picture; convert it"
+                )
             if image.width * image.height > MAX_PIXELS:
                 raise UnreadableImage(
                     f"{path}: {image.width} x {image.height} pixels are above the limit of "
@@ -138,7 +145,7 @@ def _may_be_turned(image: Image.Image, path: Path, data: bytes | None = None) ->
     # asked for EXIF, Pillow decodes the whole of a PNG, since the block may follow the pixels
     if image.format != "PNG":
         return True
-    content = path.read_bytes() if data is None else data
+    content = read_bytes(path, "photo") if data is None else data
     return any(word in content for word in (b"eXIf", b"Raw profile type", b"XML:com.adobe.xmp"))
 
 

@@ -1,4 +1,4 @@
-"""Whether a snapshot file holds what it states, checked before `torch.load` reads it: in both formats of `torch.save`."""
+"""Whether a snapshot holds what it states, checked before `torch.load` reads it: in both formats of `torch.save`."""
 
 from __future__ import annotations
 

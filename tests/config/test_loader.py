@@ -68,7 +68,10 @@ def test_unknown_names(text: str, expected: str) -> None:
         ("[scheduler]\ntype = cosine", "my.ini: [scheduler] type = cosine: expected one of linear, step, poly"),
         ("[body]\nbody = resnet51", "my.ini: [body] body = resnet51: expected one of resnet18, resnet34"),
         ("[body]\nnormalization_mode = batch", "expected one of bn, syncbn"),
-        ("[dataloader]\ntrain_batch_size = 0", "my.ini: [dataloader] train_batch_size = 0: expected a value from 1 to 65536"),
+        (
+            "[dataloader]\ntrain_batch_size = 0",
+            "my.ini: [dataloader] train_batch_size = 0: expected a value from 1 to 65536",
+        ),
     ],
 )
 def test_wrong_values(text: str, expected: str) -> None:
