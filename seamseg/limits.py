@@ -38,6 +38,7 @@ FREE_BYTES = 16 * MIB
 """Members of an archive up to this size are inflated whatever their ratio."""
 RATIO = 20
 """A larger member may not be more times its size in the archive: trained weights reach 1.1, annotations 10."""
+_PROGRAMS = ("EPS", "WMF")
 _TAR_HEADER_BYTES = 64 * KIB
 _EOF_HEADER, _HEADER_ERROR = tarfile.EOFHeaderError, tarfile.HeaderError  # type: ignore[attr-defined]
 _BYTES_OF_CONTAINER = 16
@@ -133,6 +134,12 @@ def inflate(data: bytes, size: int) -> bytes:
     if len(content) != size or not (inflater.eof or not inflater.unconsumed_tail):
         raise zlib.error(f"it does not hold the stated {size} bytes")
     return content
+
+
+def refuse_program(image: Any) -> None:
+    """OSError if an open Pillow image, whatever its name, is of a format that Pillow has another program draw (EPS)."""
+    if image.format in _PROGRAMS:
+        raise OSError(f"it is {image.format}, a program that draws and no picture; convert it")
 
 
 def parse_json(data: bytes | str, constant: Callable[[str], Any] | None = None) -> Any:

@@ -14,12 +14,11 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from seamseg.errors import InputError
 from seamseg.files import read_bytes
+from seamseg.limits import refuse_program
 
 MAX_PIXELS = 201_326_592
 """Largest picture that is decoded, 192 Mi pixels: a few kilobytes of a hostile file can claim terabytes."""
 
-_PROGRAMS = ("EPS", "WMF")
-"""Formats of which Pillow has another program make a picture."""
 _GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")
 _MASK_MODES = ("1", "L", "P", "I", *_GREY_16)
 _pillow_limit = threading.Lock()
@@ -104,10 +103,7 @@ def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None = N
         with _no_pillow_limit():
             image = Image.open(path if data is None else BytesIO(data))
         with image:
-            if image.format in _PROGRAMS:
-                raise UnreadableImage(
-                    f"{path}: a {image.format} file, which is a program and not a picture; convert it"
-                )
+            refuse_program(image)
             if image.width * image.height > MAX_PIXELS:
                 raise UnreadableImage(
                     f"{path}: {image.width} x {image.height} pixels are above the limit of "

@@ -12,10 +12,10 @@ import umsgpack
 
 from seamseg.errors import InputError
 from seamseg.files import read_bytes, write_atomically
-from seamseg.limits import MIB, TEXT_BYTES, in_words
+from seamseg.limits import KIB, TEXT_BYTES, in_words
 from seamseg.panoptic_map import VOID
 
-_OBJECT_BYTES = MIB
+_OBJECT_BYTES = 256 * KIB
 
 
 @dataclass(frozen=True)

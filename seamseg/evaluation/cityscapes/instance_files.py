@@ -13,7 +13,7 @@ from PIL import Image
 from seamseg.cityscapes_labels import LABEL_OF
 from seamseg.errors import InputError
 from seamseg.files import read_bytes
-from seamseg.limits import MIB
+from seamseg.limits import MIB, refuse_program
 
 LIST_BYTES = 64 * MIB
 """Largest list of the instances of a frame."""
@@ -91,6 +91,7 @@ def read_mask(path: Path) -> Patch:
     """
     try:
         with Image.open(path) as image:
+            refuse_program(image)
             grey = image if image.mode in ("L", "1") else image.convert("L")
             box = grey.getbbox()
             inside = np.array(grey.crop(box)) != 0 if box else np.zeros((0, 0), bool)
