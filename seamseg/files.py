@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from seamseg.errors import InputError, SeamsegError
+from seamseg.limits import TEXT_BYTES, read_limited
 
 PARTIAL = ".partial"
 """Ending of files that are being written; one left by a killed process may be deleted."""
@@ -62,10 +63,11 @@ def write_json(path: str | Path, content: Any, indent: int | None = None) -> Non
     write_atomically(Path(path), (json.dumps(content, indent=indent, allow_nan=False) + "\n").encode())
 
 
-def read_bytes(path: Path, what: str) -> bytes:
-    """The content of `path`; InputError that calls the file `what` if it cannot be read."""
+def read_bytes(path: Path, what: str, limit: int = TEXT_BYTES) -> bytes:
+    """The content of `path`; InputError that calls the file `what` if it cannot be read or exceeds `limit` bytes."""
     try:
-        return path.read_bytes()
+        with open(path, "rb") as file:
+            return read_limited(file, limit, str(path), what)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file ({what})") from None
     except OSError as error:

@@ -16,14 +16,15 @@ PACKAGE = Path(seamseg.__file__).parent
 SCRIPTS = PACKAGE.parent / "scripts"
 
 # the labels of Cityscapes are facts that converters, writers and the evaluation share
-GROUND = {"errors", "files", "version", "cityscapes_labels"}
+GROUND = {"errors", "files", "limits", "version", "cityscapes_labels"}
 PARTS = {"structures", "panoptic_map", "maps", "ops", *GROUND}
 BELOW_ENGINE = {"config", "backbones", "heads", "fusion", "models", "data", "evaluation", "visualize", "report", *PARTS}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "version": set(),
-    "files": {"errors"},
+    "limits": {"errors"},
+    "files": {"errors", "limits"},
     "cityscapes_labels": set(),
     "compiled": set(),
     "panoptic_map": set(),
@@ -31,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "structures": {"panoptic_map"},
     "ops": {"errors", "compiled"},
     "inplace_abn": {"ops"},
-    "config": {"errors"},
+    "config": {"errors", "files", "limits"},
     "backbones": PARTS,
     "heads": {"backbones", *PARTS},
     "fusion": PARTS,

@@ -16,6 +16,8 @@ from seamseg.config.experiments import near_files, packaged
 from seamseg.config.sections import SECTIONS, Config
 from seamseg.config.values import ValueProblem, format_value, parse_value
 from seamseg.errors import InputError, did_you_mean
+from seamseg.files import read_bytes
+from seamseg.limits import CONFIG_BYTES
 
 KINDS = ("panoptic", "instance_seg", "detection")
 """The tasks, each with its own packaged defaults."""
@@ -40,15 +42,13 @@ def load_config(path: str | Path, kind: str = "panoptic", overrides: Sequence[st
     path = Path(path)
     if not path.exists():
         path = packaged(str(path)) or path
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder, not a config file")
+    if not path.exists():
+        raise InputError(f"{path}: no such config file{near_files(path)}")
     try:
         # Windows editors put a byte order mark in front
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such config file{near_files(path)}") from None
-    except IsADirectoryError:
-        raise InputError(f"{path}: is a folder, not a config file") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot read the config file: {error.strerror or error}") from None
+        text = read_bytes(path, "config file", CONFIG_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{path}: not a config file: it is not UTF-8 text") from None
     return config_from_string(text, kind, str(path), overrides)
@@ -113,7 +113,7 @@ def _read_ini(text: str, source: str) -> _Texts:
         raise InputError(f"{source}: line {error.lineno}: the section [{error.section}] is there twice") from None
     except configparser.ParsingError as error:
         line, words = error.errors[0]
-        raise InputError(f"{source}: line {line}: not `key = value`: {words}") from None
+        raise InputError(f"{source}: line {line}: not `key = value`: {words:.80}") from None
     return {section: dict(parser[section]) for section in parser.sections()}
 
 
@@ -158,7 +158,9 @@ def _typed(texts: _Texts, kind: str, source: str, origins: Mapping[tuple[str, st
                 values[spec.name] = parse_value(text, hints[spec.name], spec.metadata)
             except ValueProblem as problem:
                 origin = origins.get((name, spec.name), source)
-                raise InputError(f"{origin}: [{name}] {spec.name} = {' '.join(text.split())}: {problem}") from None
+                shown = " ".join(text.split())
+                shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+                raise InputError(f"{origin}: [{name}] {spec.name} = {shown}: {problem}") from None
         sections[name] = cls(**values)
     config = Config(kind=kind, texts=texts, **sections)
     check(config, source)

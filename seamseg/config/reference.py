@@ -69,6 +69,8 @@ def _range(spec: Field) -> str:
         return f" > {above}" + (f", ≤ {high}" if high is not None else "")
     if low is not None and high is not None:
         return f", {low} to {high}"
+    if high is not None:
+        return f", ≤ {high}"
     return f" ≥ {low}" if low is not None else ""
 
 

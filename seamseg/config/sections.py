@@ -9,6 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+CHANNELS = 16_384
+"""Most channels of a layer."""
+PROPOSALS = 1_000_000
+"""Most proposals or samples of an image."""
+
 
 def key(
     doc: str,
@@ -17,14 +22,17 @@ def key(
     minimum: float | None = None,
     maximum: float | None = None,
     above: float | None = None,
+    most: int | None = None,
     ours: bool = False,
 ) -> Any:
     """A key with its documentation and what its value, or each of its values, must satisfy.
 
     Keys whose type allows None may be empty, which reads as None. `minimum` and `maximum` are allowed values, `above`
-    is not. `ours` marks keys that the original does not know, whose defaults reproduce it.
+    is not; `most` is the largest number of values. Maxima of sizes are far above any sane experiment: a configuration
+    may come with the model of somebody else. `ours` marks keys that the original does not know, whose defaults
+    reproduce it.
     """
-    limits = {"choices": choices, "minimum": minimum, "maximum": maximum, "above": above}
+    limits = {"choices": choices, "minimum": minimum, "maximum": maximum, "above": above, "most": most}
     return field(metadata={"doc": doc, "ours": ours, **limits})
 
 
@@ -84,46 +92,46 @@ class Body:
     )
     activation: str = key("activation behind each norm", choices=("leaky_relu", "elu"))
     activation_slope: float = key("negative slope of leaky_relu, alpha of elu", minimum=0)
-    gn_groups: int = key("groups of the group norm", minimum=1)
+    gn_groups: int = key("groups of the group norm", minimum=1, maximum=CHANNELS)
     body_params: dict[str, Any] = key("further arguments of the backbone: dilation, dropout, ...")
     num_frozen: int = key("the first modules mod1..modN are not trained", minimum=0, maximum=5)
     bn_frozen: bool = key("the learning rate of norm layers is 0")
-    out_channels: dict[str, int] = key("channels of the outputs of mod1..mod5")
-    out_strides: dict[str, int] = key("strides of the outputs of mod1..mod5")
+    out_channels: dict[str, int] = key("channels of the outputs of mod1..mod5", maximum=CHANNELS)
+    out_strides: dict[str, int] = key("strides of the outputs of mod1..mod5", maximum=1024)
 
 
 @dataclass(frozen=True)
 class Fpn:
     """The feature pyramid."""
 
-    out_channels: int = key("channels of each level", minimum=1)
-    extra_scales: int = key("levels beyond the body's, by strided convolutions", minimum=0)
+    out_channels: int = key("channels of each level", minimum=1, maximum=CHANNELS)
+    extra_scales: int = key("levels beyond the body's, by strided convolutions", minimum=0, maximum=8)
     interpolation: str = key("upsampling on the way down", choices=("nearest", "bilinear"))
-    inputs: list[str] = key("modules of the body that feed the pyramid")
-    out_strides: tuple[int, ...] = key("stride of each level, extra ones included", minimum=1)
+    inputs: list[str] = key("modules of the body that feed the pyramid", most=16)
+    out_strides: tuple[int, ...] = key("stride of each level, extra ones included", minimum=1, maximum=65536, most=16)
 
 
 @dataclass(frozen=True)
 class Rpn:
     """Region proposals."""
 
-    hidden_channels: int = key("channels of the hidden convolution", minimum=1)
-    stride: int = key("stride of the head on its level", minimum=1)
-    anchor_ratios: tuple[float, ...] = key("height / width of the anchors", above=0)
-    anchor_scale: float = key("anchor size as a multiple of the level's stride", above=0)
+    hidden_channels: int = key("channels of the hidden convolution", minimum=1, maximum=CHANNELS)
+    stride: int = key("stride of the head on its level", minimum=1, maximum=64)
+    anchor_ratios: tuple[float, ...] = key("height / width of the anchors", above=0, maximum=1000, most=64)
+    anchor_scale: float = key("anchor size as a multiple of the level's stride", above=0, maximum=10_000)
     nms_threshold: float = key("IoU from which a proposal suppresses another", minimum=0, maximum=1)
-    num_pre_nms_train: int = key("proposals before NMS, training", minimum=1)
-    num_post_nms_train: int = key("proposals after NMS, training", minimum=1)
-    num_pre_nms_val: int = key("proposals before NMS, inference", minimum=1)
-    num_post_nms_val: int = key("proposals after NMS, inference", minimum=1)
+    num_pre_nms_train: int = key("proposals before NMS, training", minimum=1, maximum=PROPOSALS)
+    num_post_nms_train: int = key("proposals after NMS, training", minimum=1, maximum=PROPOSALS)
+    num_pre_nms_val: int = key("proposals before NMS, inference", minimum=1, maximum=PROPOSALS)
+    num_post_nms_val: int = key("proposals after NMS, inference", minimum=1, maximum=PROPOSALS)
     min_size: int = key("proposals with a shorter side are dropped; 0 keeps all", minimum=0)
-    num_samples: int = key("anchors an image that the losses look at", minimum=1)
+    num_samples: int = key("anchors an image that the losses look at", minimum=1, maximum=PROPOSALS)
     pos_ratio: float = key("at most this part of the samples is positive", minimum=0, maximum=1)
     pos_threshold: float = key("IoU from which an anchor is positive", minimum=0, maximum=1)
     neg_threshold: float = key("IoU under which an anchor is negative", minimum=0, maximum=1)
     void_threshold: float = key("anchors with this part on crowd are ignored; 0 ignores none", minimum=0, maximum=1)
-    fpn_min_level: int = key("first pyramid level", minimum=0)
-    fpn_levels: int = key("number of pyramid levels", minimum=1)
+    fpn_min_level: int = key("first pyramid level", minimum=0, maximum=16)
+    fpn_levels: int = key("number of pyramid levels", minimum=1, maximum=16)
     sigma: float = key("sharpness of the smooth L1 loss", above=0)
 
 
@@ -131,8 +139,8 @@ class Rpn:
 class Roi:
     """Boxes, classes and masks of things."""
 
-    roi_size: tuple[int, int] = key("height and width of the features of a region", minimum=1)
-    num_samples: int = key("proposals an image that the losses look at", minimum=1)
+    roi_size: tuple[int, int] = key("height and width of the features of a region", minimum=1, maximum=128)
+    num_samples: int = key("proposals an image that the losses look at", minimum=1, maximum=PROPOSALS)
     pos_ratio: float = key("at most this part of the samples is positive", minimum=0, maximum=1)
     pos_threshold: float = key("IoU from which a proposal is positive", minimum=0, maximum=1)
     neg_threshold_hi: float = key("upper IoU bound of negatives", minimum=0, maximum=1)
@@ -141,15 +149,15 @@ class Roi:
     void_is_background: bool = key("void pixels of a mask count as background")
     nms_threshold: float = key("IoU from which a detection suppresses another of its class", minimum=0, maximum=1)
     score_threshold: float = key("detections at or below this score are dropped", minimum=0, maximum=1)
-    max_predictions: int = key("detections an image at most", minimum=1)
-    fpn_min_level: int = key("first pyramid level", minimum=0)
-    fpn_levels: int = key("number of pyramid levels", minimum=1)
+    max_predictions: int = key("detections an image at most", minimum=1, maximum=10_000)
+    fpn_min_level: int = key("first pyramid level", minimum=0, maximum=16)
+    fpn_levels: int = key("number of pyramid levels", minimum=1, maximum=16)
     fpn_canonical_scale: float = key("side in pixels of a box that belongs to the canonical level", above=0)
     fpn_canonical_level: int = key("pyramid level of such a box")
     sigma: float = key("sharpness of the smooth L1 loss", above=0)
     bbx_reg_weights: tuple[float, float, float, float] = key("factors of the box codes", above=0)
-    fc_channels: int = key("channels of the two fully connected layers", minimum=1, ours=True)
-    conv_channels: int = key("channels of the mask branch", minimum=1, ours=True)
+    fc_channels: int = key("channels of the two fully connected layers", minimum=1, maximum=65_536, ours=True)
+    conv_channels: int = key("channels of the mask branch", minimum=1, maximum=CHANNELS, ours=True)
     sample_empty_images: bool = key("images without things give negatives too; the original skips them", ours=True)
     fixed_samples: bool = key(
         "always num_samples rows an image, so that a GPU never waits for a count; where proposals are too few, rows "
@@ -162,13 +170,13 @@ class Roi:
 class Sem:
     """The semantic head."""
 
-    fpn_min_level: int = key("first pyramid level", minimum=0)
-    fpn_levels: int = key("number of pyramid levels", minimum=1)
-    pooling_size: tuple[int, int] = key("window of the global branch, in cells of the level", minimum=1)
+    fpn_min_level: int = key("first pyramid level", minimum=0, maximum=16)
+    fpn_levels: int = key("number of pyramid levels", minimum=1, maximum=16)
+    pooling_size: tuple[int, int] = key("window of the global branch, in cells of the level", minimum=1, maximum=4096)
     ohem: float | None = key(
         "part of the pixels of an image, the worst ones, that counts in the loss; empty counts all", above=0, maximum=1
     )
-    hidden_channels: int = key("channels of each branch", minimum=1, ours=True)
+    hidden_channels: int = key("channels of each branch", minimum=1, maximum=CHANNELS, ours=True)
 
 
 @dataclass(frozen=True)
@@ -220,19 +228,19 @@ class Scheduler:
 class Dataloader:
     """Images and batches."""
 
-    shortest_size: int = key("shortest side of the network's input", minimum=1)
+    shortest_size: int = key("shortest side of the network's input", minimum=1, maximum=8192)
     longest_max_size: int = key(
-        "longest side at most, training; inference allows at least 4 times the shortest size", minimum=1
+        "longest side at most, training; inference allows at least 4 times the shortest size", minimum=1, maximum=32_768
     )
-    train_batch_size: int | None = key("images a batch and process, training", minimum=1)
-    val_batch_size: int | None = key("images a batch and process, validation; empty is 1", minimum=1)
+    train_batch_size: int | None = key("images a batch and process, training", minimum=1, maximum=65_536)
+    val_batch_size: int | None = key("images a batch and process, validation; empty is 1", minimum=1, maximum=65_536)
     rgb_mean: tuple[float, float, float] = key("mean of the channels of images in 0..1")
     rgb_std: tuple[float, float, float] = key("standard deviation of the channels", above=0)
     random_flip: bool = key("flip half of the training images")
     random_scale: tuple[float, ...] | None = key(
-        "two values: a range of scales; another number: a choice; empty: none", above=0
+        "two values: a range of scales; another number: a choice; empty: none", above=0, maximum=100, most=1000
     )
-    num_workers: int = key("processes that read images; 0 reads in the main one", minimum=0)
+    num_workers: int = key("processes that read images; 0 reads in the main one", minimum=0, maximum=1024)
     train_set: str = key("split to train on")
     val_set: str = key("split to validate on")
     coco_gt: str = key(
@@ -240,7 +248,10 @@ class Dataloader:
     )
     drop_last: bool = key("leave out the last, smaller batch of an epoch", ours=True)
     crop_size: tuple[int, int] | None = key(
-        "height and width of a random crop of the scaled training image; empty for none", minimum=1, ours=True
+        "height and width of a random crop of the scaled training image; empty for none",
+        minimum=1,
+        maximum=32_768,
+        ours=True,
     )
     color_jitter: tuple[float, float, float, float] | None = key(
         "largest change of brightness, contrast, saturation (factors 1 +- x) and hue (turns, up to .5) of training "
@@ -263,7 +274,7 @@ class Dataloader:
         ours=True,
     )
     persistent_workers: bool = key("the processes that read images live on from epoch to epoch", ours=True)
-    prefetch: int = key("batches that each of them prepares ahead", minimum=1, ours=True)
+    prefetch: int = key("batches that each of them prepares ahead", minimum=1, maximum=1024, ours=True)
     broken_limit: float = key(
         "a training image that cannot be read is said, counted and replaced by another, until they are more than this "
         "part of the epoch's; 0 stops at the first",

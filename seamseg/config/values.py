@@ -15,6 +15,9 @@ _MANY = {int: "whole numbers", float: "numbers", str: "quoted names"}
 _EXAMPLES = {int: "(4, 8)", float: "(.5, 1.)", str: '["mod2", "mod3"]'}
 _DICT_EXAMPLES = {int: '{"mod1": 64}', Any: '{"gamma": .9}'}
 
+_LONGEST = 65_536
+"""Characters of a tuple, list or dict: the parser of Python takes a hundred bytes for each"""
+
 
 class ValueProblem(ValueError):
     """The text does not fit the key; the message says what was expected."""
@@ -27,7 +30,8 @@ def parse_value(text: str, annotation: Any, limits: Mapping[str, Any]) -> Any:
     ----------
     text : as it stands in the file
     annotation : resolved type of the key: bool, int, float, str, a `tuple`, `list` or `dict` of them, or one `| None`
-    limits : `choices`, `minimum`, `maximum` (both included) and `above` (not included), those that there are
+    limits : `choices`, `minimum`, `maximum` (both included), `above` (not included) and `most`, the largest number of
+        values, those that there are
 
     Raises
     ------
@@ -43,8 +47,12 @@ def parse_value(text: str, annotation: Any, limits: Mapping[str, Any]) -> Any:
     choices = limits.get("choices")
     if choices and value not in choices:
         raise ValueProblem(f"expected one of {', '.join(choices)}")
-    for number in value if isinstance(value, (tuple, list)) else (value,):
-        _check_range(number, limits)
+    values = value if isinstance(value, (tuple, list)) else list(value.values()) if isinstance(value, dict) else [value]
+    if (most := limits.get("most")) is not None and len(values) > most:
+        raise ValueProblem(f"expected at most {most} values, got {len(values)}")
+    for number in values:
+        if isinstance(number, (int, float)):
+            _check_range(number, limits)
     return value
 
 
@@ -87,6 +95,8 @@ def _read(text: str, kind: Any) -> Any:
         return _BOOLEANS[text.lower()]
     if kind in (int, float):
         return _number(text, kind, kind)
+    if len(text) > _LONGEST:
+        raise ValueProblem(f"expected at most {_LONGEST} characters, got {len(text)}")
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

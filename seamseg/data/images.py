@@ -13,6 +13,8 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from seamseg.errors import InputError
+from seamseg.files import read_bytes
+from seamseg.limits import refuse_program
 
 MAX_PIXELS = 201_326_592
 """Largest picture that is decoded, 192 Mi pixels: a few kilobytes of a hostile file can claim terabytes."""
@@ -101,6 +103,7 @@ def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None = N
         with _no_pillow_limit():
             image = Image.open(path if data is None else BytesIO(data))
         with image:
+            refuse_program(image)
             if image.width * image.height > MAX_PIXELS:
                 raise UnreadableImage(
                     f"{path}: {image.width} x {image.height} pixels are above the limit of "
@@ -138,7 +141,7 @@ def _may_be_turned(image: Image.Image, path: Path, data: bytes | None = None) ->
     # asked for EXIF, Pillow decodes the whole of a PNG, since the block may follow the pixels
     if image.format != "PNG":
         return True
-    content = path.read_bytes() if data is None else data
+    content = read_bytes(path, "photo") if data is None else data
     return any(word in content for word in (b"eXIf", b"Raw profile type", b"XML:com.adobe.xmp"))
 
 

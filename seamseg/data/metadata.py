@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ import umsgpack
 
 from seamseg.errors import InputError
 from seamseg.files import read_bytes, write_atomically
+from seamseg.limits import KIB, TEXT_BYTES, in_words
 from seamseg.panoptic_map import VOID
+
+_OBJECT_BYTES = 256 * KIB
 
 
 @dataclass(frozen=True)
@@ -66,15 +70,15 @@ class Metadata:
         return Metadata(self.num_stuff, self.num_thing, self.categories, self.palette, self.original_ids)
 
 
-def read_metadata(path: str | Path) -> Metadata:
-    """Read `metadata.bin`.
+def read_metadata(path: str | Path, limit: int = TEXT_BYTES) -> Metadata:
+    """Read `metadata.bin`, of at most `limit` bytes.
 
     Raises
     ------
     InputError
-        if the file is missing, is not metadata or contradicts itself
+        if the file is missing, too large, is not metadata or contradicts itself
     """
-    return parse_metadata(read_bytes(Path(path), "data set metadata"), str(path))
+    return parse_metadata(read_bytes(Path(path), "data set metadata", limit), str(path))
 
 
 def parse_metadata(data: bytes, source: str = "metadata.bin") -> Metadata:
@@ -86,22 +90,41 @@ def parse_metadata(data: bytes, source: str = "metadata.bin") -> Metadata:
         if the bytes are not metadata or contradict themselves
     """
     try:
-        content = umsgpack.unpackb(data)
-    except (umsgpack.UnpackException, TypeError, ValueError) as error:
+        content = _unpack(BytesIO(data))
+    except _Malformed as error:
+        raise InputError(f"{source}: not a metadata file: {error}") from error
+    except KeyError as error:
+        raise InputError(f"{source}: not a metadata file: the key {error} is missing") from error
+    except (TypeError, AttributeError) as error:
+        raise InputError(f"{source}: not a metadata file: {error}") from error
+    except (umsgpack.UnpackException, ValueError, OverflowError, RecursionError, NotImplementedError) as error:
         raise InputError(f"{source}: not a metadata file, or a truncated one ({type(error).__name__})") from error
+    if "meta" not in content:
+        raise InputError(f"{source}: not a metadata file: the key 'meta' is missing")
+    return metadata_of(content["meta"], source, content.get("images", []))
+
+
+def metadata_of(meta: Any, source: str, images: Sequence[ImageInfo] = ()) -> Metadata:
+    """Metadata from plain data: the keys of `meta` in `metadata.bin`; `source` names it in errors.
+
+    Raises
+    ------
+    InputError
+        if a key is missing or they contradict each other
+    """
     try:
-        meta = content["meta"]
+        names, palette, ids = (_list(meta, key) for key in ("categories", "palette", "original_ids"))
         metadata = Metadata(
             num_stuff=int(meta["num_stuff"]),
             num_thing=int(meta["num_thing"]),
-            categories=[str(name) for name in meta["categories"]],
-            palette=[_colour(rgb) for rgb in meta["palette"]],
-            original_ids=[int(i) for i in meta["original_ids"]],
-            images=[_image(entry) for entry in content.get("images", [])],
+            categories=[_text(name) for name in names],
+            palette=[_colour(rgb) for rgb in palette],
+            original_ids=[int(i) for i in ids],
+            images=list(images),
         )
     except KeyError as error:
         raise InputError(f"{source}: not a metadata file: the key {error} is missing") from error
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{source}: not a metadata file: {error}") from error
     _check(metadata, source)
     return metadata
@@ -126,6 +149,64 @@ def pack_metadata(metadata: Metadata) -> bytes:
         {"id": i.id, "cat": list(i.cat), "size": list(i.size), "iscrowd": list(i.iscrowd)} for i in metadata.images
     ]
     return umsgpack.packb({"meta": meta, "images": images})
+
+
+class _Malformed(ValueError):
+    """The content is not that of a metadata file; the message is what is wrong with it."""
+
+
+class _Window:
+    """Reads an object of a stream, which may not be longer than any sane image's."""
+
+    def __init__(self, stream: BytesIO) -> None:
+        self._stream, self.left = stream, _OBJECT_BYTES
+
+    def read(self, count: int) -> bytes:
+        self.left -= count
+        if self.left < 0:
+            raise _Malformed(f"an entry is larger than {in_words(_OBJECT_BYTES)}")
+        return self._stream.read(count)
+
+
+def _unpack(stream: BytesIO) -> dict[str, Any]:
+    """The content of `metadata.bin`, image by image: a byte of it may stand for an object of a hundred."""
+    content: dict[str, Any] = {}
+    for _ in range(_length(stream, 0x80, 0xDE, "map")):
+        key = umsgpack.unpack(_Window(stream))
+        if not isinstance(key, str) or key in content:
+            raise _Malformed(f"the key {key!r:.40} is no text or there twice")
+        if key == "images":
+            count = _length(stream, 0x90, 0xDC, "list")
+            content[key] = [_image(umsgpack.unpack(_Window(stream))) for _ in range(count)]
+        else:
+            content[key] = umsgpack.unpack(_Window(stream))
+    return content
+
+
+def _length(stream: BytesIO, short: int, long: int, what: str) -> int:
+    """Entries of the map or list that begins here; `short`, `long`: codes of msgpack for up to 15, and more, of them"""
+    code = int.from_bytes(stream.read(1), "big")
+    if short <= code < short + 16:
+        return code - short
+    if code not in (long, long + 1):
+        raise _Malformed(f"a byte {code:#04x} is where a {what} should begin")
+    return int.from_bytes(stream.read(2 if code == long else 4), "big")
+
+
+def _list(meta: Any, key: str) -> list[Any]:
+    value = meta[key]
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"`{key}` is no list but a {type(value).__name__}")
+    if len(value) > VOID:
+        raise ValueError(f"{len(value)} entries in `{key}`, of at most {VOID} classes")
+    return list(value)
+
+
+def _text(name: Any) -> str:
+    # the text of a list of lists may be of any length
+    if not isinstance(name, (str, bytes, int, float)):
+        raise TypeError(f"a category is no text but a {type(name).__name__}")
+    return str(name)
 
 
 def _colour(rgb: Sequence[Any]) -> tuple[int, int, int]:

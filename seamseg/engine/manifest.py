@@ -20,6 +20,7 @@ from typing import Any
 
 from seamseg.errors import InputError, SeamsegError
 from seamseg.files import cannot_write, replacing
+from seamseg.limits import parse_json
 
 MANIFEST = "predictions.jsonl"
 _RANK = "predictions.rank{}.jsonl"
@@ -282,7 +283,7 @@ def parsed(data: bytes) -> Line | None:
     if not data.endswith(b"\n"):
         return None
     try:
-        content = json.loads(data)
+        content = parse_json(data)
     except ValueError:
         return None
     return content if isinstance(content, dict) else None

@@ -11,21 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-import umsgpack
 from torch import Tensor
 
 from seamseg.config import Config, config_from_string, load_config
-from seamseg.data.metadata import Metadata, parse_metadata, read_metadata
+from seamseg.config.checks import head_parameters
+from seamseg.data.metadata import Metadata, metadata_of, parse_metadata, read_metadata
 from seamseg.engine.missing_model import require_model
-from seamseg.engine.snapshot import Snapshot, load_snapshot
+from seamseg.engine.snapshot import NETWORK_MODULES, Snapshot, load_snapshot
 from seamseg.errors import InputError
 from seamseg.files import read_bytes
+from seamseg.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, read_member
 
 SNAPSHOT_NAMES = ("model_best.pth.tar", "model_last.pth.tar")
 """Snapshots of a run folder, the preferred first."""
 
 CONFIG_NAME = "config.ini"
 METADATA_NAME = "metadata.bin"
+
+_SPARE_PARAMETERS = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ def open_model(
         raise InputError(f"{found.name}: is a model for {task(found.snapshot)}, not for {kind}")
     model = ModelFile(_config(found, config, overrides, kind), _metadata(found, meta), found.snapshot, found.name)
     check_classes(model.snapshot, model.metadata, model.name)
+    _check_size(model)
     return model
 
 
@@ -104,6 +108,19 @@ def digest(path: str | Path) -> str:
         raise InputError(f"{file}: cannot read the model: {error.strerror or error}") from error
 
 
+def _check_size(model: ModelFile) -> None:
+    """InputError if the configuration asks for a far larger network than the snapshot has: before that is built."""
+    counts = head_parameters(model.config)
+    parts = (model.snapshot.state_dict.get(part, {}) for part in NETWORK_MODULES)
+    held = sum(tensor.numel() for part in parts for tensor in part.values() if isinstance(tensor, Tensor))
+    if (wanted := sum(counts.values())) > 2 * held + _SPARE_PARAMETERS:
+        most = max(counts, key=counts.__getitem__)
+        raise InputError(
+            f"{model.name}: its configuration asks for {wanted} parameters ([{most}] for most of them), the snapshot "
+            f"has {held}: is it the configuration of another model?"
+        )
+
+
 def _sha256(stream: IO[bytes]) -> str:
     state = hashlib.sha256()
     while block := stream.read(1 << 20):
@@ -126,8 +143,8 @@ def _from_folder(folder: Path) -> _Parts:
     config, metadata = folder / CONFIG_NAME, folder / METADATA_NAME
     return _Parts(
         load_snapshot(found),
-        _decoded(read_bytes(config, "configuration"), str(config)) if config.is_file() else None,
-        read_metadata(metadata) if metadata.is_file() else None,
+        _decoded(read_bytes(config, "configuration", CONFIG_BYTES), str(config)) if config.is_file() else None,
+        read_metadata(metadata, MODEL_METADATA_BYTES) if metadata.is_file() else None,
         str(found),
     )
 
@@ -151,7 +168,9 @@ def _from_zip(path: Path) -> _Parts:
             if snapshot is None:
                 raise InputError(f"{path}: this zip holds no *.tar snapshot: it is no published model")
             # read in memory: no path of the archive ever reaches the disk
-            content = {member: archive.read(member) for member in (snapshot, config, metadata) if member is not None}
+            wanted = ((config, CONFIG_BYTES, "configuration"), (metadata, MODEL_METADATA_BYTES, "metadata file"))
+            content = {m: read_member(archive, m, limit, what) for m, limit, what in wanted if m is not None}
+            content[snapshot] = read_member(archive, snapshot, SNAPSHOT_BYTES, "snapshot")
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
         # RuntimeError: encrypted, or packed in a way that Python does not know
         raise InputError(f"{path}: damaged or unreadable zip ({error}); download it again") from None
@@ -189,7 +208,7 @@ def _config(found: _Parts, config: str | Path | None, overrides: Sequence[str], 
 def _metadata(found: _Parts, meta: str | Path | None) -> Metadata:
     if meta is not None:
         path = Path(meta)
-        return read_metadata(path / METADATA_NAME if path.is_dir() else path)
+        return read_metadata(path / METADATA_NAME if path.is_dir() else path, MODEL_METADATA_BYTES)
     if found.metadata is not None:
         return found.metadata
     if found.snapshot.metadata is not None:
@@ -210,7 +229,7 @@ def metadata_header(metadata: Metadata) -> dict[str, Any]:
 
 def metadata_from_header(header: dict[str, Any], name: str) -> Metadata:
     """The inverse of :func:`metadata_header`; `name` is the snapshot's, for errors."""
-    return parse_metadata(umsgpack.packb({"meta": header, "images": []}), name)
+    return metadata_of(header, name)
 
 
 def task(snapshot: Snapshot) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from seamseg.data.images import open_image
+from seamseg.data.images import MAX_PIXELS, open_image
 from seamseg.data.metadata import Metadata
 from seamseg.engine.class_names import choose_classes
 from seamseg.engine.privacy import LEAST_SCORE, hide_classes
@@ -24,6 +25,7 @@ from seamseg.evaluation.coco_writer import CocoPanopticWriter, encode_panoptic
 from seamseg.evaluation.evaluator import class_infos
 from seamseg.evaluation.id_png import id_picture
 from seamseg.files import replacing, write_atomically
+from seamseg.limits import MODEL_METADATA_BYTES, check_member, parse_json
 from seamseg.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.structures import Prediction
 from seamseg.visualize import draw_overlay
@@ -323,9 +325,9 @@ class Panoptic(PanopticResult):
             if the file is missing, broken or something else
         """
         try:
-            with np.load(path, allow_pickle=False) as content:
-                facts = json.loads(str(content["facts"]))
-                id_map = content["id_map"]
+            with zipfile.ZipFile(path) as archive:
+                facts = parse_json(str(_array(archive, "facts", MODEL_METADATA_BYTES)))
+                id_map = _array(archive, "id_map", 4 * MAX_PIXELS + 1024)
             classes = facts["classes"]
             classes["palette"] = [tuple(rgb) for rgb in classes["palette"]]
             segments = [NamedSegment(**{**s, "box": tuple(s["box"])}) for s in facts["segments"]]
@@ -334,7 +336,17 @@ class Panoptic(PanopticResult):
             result = Panoptic(id_map, segments, Metadata(**classes), None, None if photo is None else Path(photo))
         except FileNotFoundError:
             raise InputError(f"{path}: no such file") from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            EOFError,
+            RuntimeError,
+            MemoryError,
+            *_BROKEN_ZIP,
+        ) as error:
             raise InputError(f"{path}: not a result that was saved as .npz: {error}") from None
         return result
 
@@ -350,6 +362,17 @@ class Panoptic(PanopticResult):
             return self.draw()
         except InputError:  # a notebook must not fail because a file has moved
             return replace(self, source=None).draw()
+
+
+_BROKEN_ZIP = (zipfile.BadZipFile, zlib.error)
+
+
+def _array(archive: zipfile.ZipFile, name: str, limit: int) -> np.ndarray:
+    info = archive.getinfo(f"{name}.npy")
+    # a map may be a single segment, and is then a thousand times its size in the file
+    check_member(f"{archive.filename}:{info.filename}", info.compress_size, info.file_size, limit, "result", free=limit)
+    with archive.open(info) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def only_classes(result: PanopticResult, classes: Sequence[int]) -> PanopticResult:

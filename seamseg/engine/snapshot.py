@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import pickle
-import re
 import warnings
 import zipfile
 import zlib
@@ -19,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from seamseg.engine.pickle_check import CodeInPickle, RefusedPickle
+from seamseg.engine.snapshot_check import check_snapshot, is_plain
 from seamseg.errors import InputError
 from seamseg.files import replacing
 
@@ -153,7 +153,7 @@ def _records_are_whole(file: IO[bytes]) -> bool:
     try:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
-            return bool(entries) and all(map(_is_plain, entries)) and archive.testzip() is None
+            return bool(entries) and all(map(is_plain, entries)) and archive.testzip() is None
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError):
         return False
 
@@ -164,12 +164,6 @@ def _cause_of(error: RuntimeError) -> BaseException:
     if isinstance(cause, (OSError, KeyboardInterrupt)):
         return cause
     return OSError(str(error).splitlines()[0])
-
-
-def _is_plain(entry: zipfile.ZipInfo) -> bool:
-    # torch takes an entry with the folder bit (0x10) for one without data, which Python's reader does not look at
-    stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
-    return stored and not entry.external_attr & 0x10
 
 
 def load_snapshot(file: str | Path | IO[bytes], name: str | None = None, mmap: bool = False) -> Snapshot:
@@ -200,9 +194,12 @@ def load_snapshot(file: str | Path | IO[bytes], name: str | None = None, mmap: b
     average = state.get("ema", {})
     if not isinstance(average, Mapping) or not all(isinstance(average.get(p, {}), Mapping) for p in NETWORK_MODULES):
         raise InputError(f"{name}: its 'ema', the moving average of the weights, is damaged")
+    config = content.get("config") or ""
+    if not isinstance(config, str):
+        raise InputError(f"{name}: its 'config' is no text but a {type(config).__name__}")
     metadata, training, resume = (content.get(key) for key in ("metadata", "training_meta", "resume"))
     return Snapshot(
-        config=str(content.get("config") or ""),
+        config=config,
         state_dict=dict(state),
         training_meta=dict(training) if isinstance(training, Mapping) else {},
         metadata=dict(metadata) if isinstance(metadata, Mapping) else None,
@@ -236,17 +233,20 @@ def _load(opened: IO[bytes], name: str, source: str | Path | IO[bytes]) -> Any:
     head = opened.read(2)
     opened.seek(0)
     try:
+        check_snapshot(opened)
+        opened.seek(0)
         with torch.serialization.safe_globals(_plain_data()), warnings.catch_warnings():
             # of pickles that torch did not write; the error says so
             warnings.filterwarnings("ignore", message="Detected pickle protocol")
             return torch.load(source, map_location="cpu", weights_only=True, mmap=not hasattr(source, "read"))
-    except Exception as error:  # the parser of untrusted bytes fails in any way it likes
-        offender = re.search(r"GLOBAL (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
-        if offender is None:
-            raise InputError(f"{name}: {_damage(head)}") from None
+    except CodeInPickle as error:
         raise InputError(
-            f"{name}: refused: it holds pickled code ({offender[1]}), which could do anything when loaded"
+            f"{name}: refused: it holds pickled code ({error}), which could do anything when loaded"
         ) from None
+    except RefusedPickle as error:
+        raise InputError(f"{name}: refused: {error}") from None
+    except Exception:  # the parser of untrusted bytes fails in any way it likes
+        raise InputError(f"{name}: {_damage(head)}") from None
 
 
 def _damage(head: bytes) -> str:

@@ -8,6 +8,7 @@ from typing import IO, Any
 
 from seamseg.data.images import UnreadableImage
 from seamseg.errors import InputError
+from seamseg.limits import PHOTO_BYTES, read_limited
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _MAGIC = re.compile(r"[*\[]")
@@ -122,7 +123,7 @@ def read_url(url: str) -> bytes:
     """The content of a file; UnreadableImage if it cannot be read."""
     try:
         with open_url(url) as file:
-            return file.read()
+            return read_limited(file, PHOTO_BYTES, url, "photo")
     except UnreadableImage:
         raise
     except InputError as error:

@@ -5,7 +5,6 @@ A pixel of colour (R, G, B) belongs to segment R + 256 G + 65536 B; 0 is void.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from seamseg.errors import InputError
 from seamseg.evaluation.id_png import MAX_ID, read_id_png, read_id_runs, write_id_png
 from seamseg.evaluation.matching import SegmentInfo
 from seamseg.evaluation.scores import ClassInfo
+from seamseg.files import read_bytes
+from seamseg.limits import ANNOTATION_BYTES, parse_json
 from seamseg.maps.id_runs import IdRuns
 
 __all__ = [
@@ -167,12 +168,8 @@ def _read_json(path: Path) -> Any:
     if path.is_dir():
         raise InputError(f"{path}: is a folder; name a COCO panoptic JSON")
     try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
+        return parse_json(read_bytes(path, "COCO panoptic JSON", ANNOTATION_BYTES))
+    except ValueError as error:
         raise InputError(f"{path}: not a JSON file, or a truncated one: {error}") from error
 
 

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -24,6 +25,7 @@ from seamseg.evaluation.evaluator import Comparison
 from seamseg.evaluation.matching import Touch
 from seamseg.evaluation.scores import ClassInfo, PanopticScores, or_none
 from seamseg.files import read_bytes, replacing, write_json
+from seamseg.limits import EVALUATION_BYTES, LINE_BYTES, in_words, parse_json
 
 FORMAT = "seamseg evaluation 1"
 _UNFINISHED = "seamseg evaluation, not finished"
@@ -232,15 +234,17 @@ class Evaluation:
         """
         path = self.folder / IMAGES
         try:
-            with open(path, encoding="utf-8") as lines:
-                for number, line in enumerate(lines, start=1):
+            with open(path, "rb") as lines:
+                for number, line in enumerate(iter(partial(lines.readline, LINE_BYTES + 1), b""), start=1):
+                    if len(line) > LINE_BYTES:
+                        raise InputError(f"{path}, line {number}: is longer than {in_words(LINE_BYTES)}")
                     try:
-                        yield ImageRecord.from_json(json.loads(line, parse_constant=_no_number))
-                    except (ValueError, KeyError, TypeError, RecursionError) as error:
+                        yield ImageRecord.from_json(parse_json(line, _no_number))
+                    except (ValueError, KeyError, TypeError) as error:
                         raise InputError(f"{path}, line {number}: not the record of an image: {error}") from error
         except FileNotFoundError:
             raise InputError(f"{path}: no such file (a line for each image); evaluate again with --out") from None
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             raise InputError(f"{path}: cannot be read: {error}") from error
 
 
@@ -259,8 +263,8 @@ def begin_evaluation(folder: Path, own_maps: bool) -> bool:
     """
     path = folder / SUMMARY
     try:
-        had_maps = json.loads(path.read_bytes()).get("own_maps") is True
-    except (OSError, ValueError, AttributeError, RecursionError):
+        had_maps = parse_json(read_bytes(path, "summary", EVALUATION_BYTES)).get("own_maps") is True
+    except (InputError, ValueError, AttributeError):
         had_maps = False
     write_json(path, {"format": _UNFINISHED, "own_maps": own_maps})
     return had_maps
@@ -308,9 +312,9 @@ def read_evaluation(folder: str | Path) -> Evaluation:
     """
     folder = Path(folder)
     path = folder / SUMMARY
-    raw = read_bytes(path, "the summary that `seamseg evaluate --out` writes")
+    raw = read_bytes(path, "summary that `seamseg evaluate --out` writes", EVALUATION_BYTES)
     try:
-        content = json.loads(raw, parse_constant=_no_number)
+        content = parse_json(raw, _no_number)
         if content["format"] == _UNFINISHED:
             raise InputError(f"{folder}: this evaluation was interrupted or failed; run `seamseg evaluate` again")
         if content["format"] != FORMAT:
@@ -333,7 +337,7 @@ def read_evaluation(folder: str | Path) -> Evaluation:
             None if content["photos"] is None else folder / content["photos"],
             content.get("own_maps") is True,
         )
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise InputError(f"{path}: not the summary of an evaluation ({type(error).__name__}: {error})") from error
 
 

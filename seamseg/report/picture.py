@@ -16,6 +16,7 @@ from seamseg.errors import InputError
 from seamseg.evaluation.coco_panoptic import read_id_png
 from seamseg.evaluation.record import Evaluation, ImageRecord, SegmentRecord
 from seamseg.files import below
+from seamseg.limits import refuse_program
 from seamseg.maps.resize import resize_nearest
 
 JPEG_QUALITY = 80
@@ -128,6 +129,7 @@ def _photo(folder: Path | None, name: str | None, shape: tuple[int, int]) -> byt
     size = shape[::-1]
     try:
         with Image.open(path) as image:
+            refuse_program(image)
             longest = max(size)
             image.draft("RGB", (longest, longest))  # a JPEG is decoded at a fraction of its size
             upright = ImageOps.exif_transpose(image).convert("RGB")

@@ -51,7 +51,7 @@ def test_unknown_names(text: str, expected: str) -> None:
         ("[optimizer]\nlr = 1e400", "expected a number"),
         ("[optimizer]\nlr = -1", "my.ini: [optimizer] lr = -1: expected"),
         ("[roi]\nnum_samples = 1.5", "my.ini: [roi] num_samples = 1.5: expected a whole number"),
-        ("[roi]\nnum_samples = 0", "my.ini: [roi] num_samples = 0: expected at least 1"),
+        ("[roi]\nnum_samples = 0", "my.ini: [roi] num_samples = 0: expected a value from 1 to 1000000"),
         ("[roi]\nscore_threshold = 5", "my.ini: [roi] score_threshold = 5: expected a value from 0 to 1"),
         ("[rpn]\nanchor_scale = 0", "my.ini: [rpn] anchor_scale = 0: expected more than 0"),
         ("[optimizer]\nnesterov = perhaps", "my.ini: [optimizer] nesterov = perhaps: expected yes or no"),
@@ -68,7 +68,10 @@ def test_unknown_names(text: str, expected: str) -> None:
         ("[scheduler]\ntype = cosine", "my.ini: [scheduler] type = cosine: expected one of linear, step, poly"),
         ("[body]\nbody = resnet51", "my.ini: [body] body = resnet51: expected one of resnet18, resnet34"),
         ("[body]\nnormalization_mode = batch", "expected one of bn, syncbn"),
-        ("[dataloader]\ntrain_batch_size = 0", "my.ini: [dataloader] train_batch_size = 0: expected at least 1"),
+        (
+            "[dataloader]\ntrain_batch_size = 0",
+            "my.ini: [dataloader] train_batch_size = 0: expected a value from 1 to 65536",
+        ),
     ],
 )
 def test_wrong_values(text: str, expected: str) -> None:

@@ -17,6 +17,7 @@ from PIL import Image
 from seamseg.data.images import image_size, open_image, open_mask
 from seamseg.errors import InputError
 from seamseg.files import read_bytes
+from seamseg.limits import ANNOTATION_BYTES, PHOTO_BYTES, LimitedTarInfo, SparseMember, check_member, inflate
 
 _STORED, _DEFLATED, _TAR = 0, 8, -1
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
@@ -77,12 +78,16 @@ class Member:
             return self.crc == other.crc
         return self._content() == other._content()
 
-    def read_bytes(self) -> bytes:
-        """The content; InputError if the archive is damaged, or another one has another file of this path."""
+    def read_bytes(self, limit: int = PHOTO_BYTES, what: str = "photo or map") -> bytes:
+        """The content; InputError if it is larger than `limit` bytes, which is the limit of a `what`, the archive is
+        damaged, or another one has another file of this path."""
         self.check_rival()
-        return self._content()
+        return self._content(limit, what)
 
-    def _content(self) -> bytes:
+    def _content(self, limit: int = ANNOTATION_BYTES, what: str = "file") -> bytes:
+        check_member(str(self), self.packed, self.size, limit, what)
+        if self.packed > limit:
+            raise InputError(f"{self}: the archive is damaged (wrong size); download it again")
         try:
             with self.archive.open("rb") as file:
                 file.seek(self.offset)
@@ -93,7 +98,7 @@ class Member:
                     file.seek(name + extra, 1)
                 data = file.read(self.packed)
             if self.method == _DEFLATED:
-                data = zlib.decompress(data, -15, self.size)
+                data = inflate(data, self.size)
         except (OSError, struct.error, zlib.error) as error:
             raise InputError(f"{self}: cannot be unpacked: {error}; download the archive again") from None
         if len(data) != self.size or (self.method != _TAR and zlib.crc32(data) != self.crc):
@@ -212,11 +217,13 @@ def _zip_members(archive: Path) -> list[Member]:
 
 def _tar_members(archive: Path) -> list[Member]:
     try:
-        with tarfile.open(archive, "r:") as file:
+        with tarfile.open(archive, "r:", tarinfo=LimitedTarInfo) as file:
             found = {_clean(info.name): info for info in file}
             named = {path: _target(found, path) for path in found}
             entries = [(path, info) for path, info in named.items() if info is not None and info.isreg()]
-    except (OSError, tarfile.TarError) as error:
+    except SparseMember as member:
+        raise InputError(f"{archive}: {member} is packed in an unusual way (sparse); unpack the archive") from None
+    except (OSError, tarfile.TarError, ValueError) as error:
         raise InputError(
             f"{archive}: not a tar file, or a truncated one ({error}); download it again, or move it away"
         ) from None
@@ -241,9 +248,9 @@ def _clean(path: str) -> str:
     return "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
-def read_file(file: File, what: str = "source") -> bytes:
-    """The content of a file; InputError that calls it `what` if it cannot be read."""
-    return read_bytes(file, what) if isinstance(file, Path) else file.read_bytes()
+def read_file(file: File, what: str = "source", limit: int = PHOTO_BYTES) -> bytes:
+    """The content of a file; InputError that calls it `what` if it cannot be read or exceeds `limit` bytes."""
+    return read_bytes(file, what, limit) if isinstance(file, Path) else file.read_bytes(limit, what)
 
 
 def stamp(file: File) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from typing import Any
 
@@ -10,6 +9,7 @@ from seamseg.data.folder import IMAGE_ENDINGS, DatasetFolder
 from seamseg.data.prepare.problems import Problem, error, warning
 from seamseg.errors import InputError
 from seamseg.files import PARTIAL, read_bytes
+from seamseg.limits import ANNOTATION_BYTES, parse_json
 
 _SHOWN = 20
 """Stray files that are named one by one; of more only the number is told."""
@@ -57,11 +57,11 @@ def check_coco_files(folder: DatasetFolder, listed: dict[str, list[str]]) -> lis
             problems.append(warning(path, "no such file: AP of boxes and masks cannot be scored on this split"))
             continue
         try:
-            content = json.loads(path.read_bytes())
+            content = parse_json(read_bytes(path, "annotations", ANNOTATION_BYTES))
             problems += [
                 Problem(str(path), text, is_error) for text, is_error in _check_coco(content, folder, set(ids))
             ]
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as failure:
+        except (ValueError, KeyError, TypeError, AttributeError, InputError) as failure:
             problems.append(error(path, f"not COCO annotations ({type(failure).__name__}: {failure})"))
     return problems
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from seamseg.data.metadata import Metadata
 from seamseg.data.prepare.convert import ordered_classes
 from seamseg.errors import InputError
 from seamseg.files import read_bytes
+from seamseg.limits import CONFIG_BYTES, parse_json
 from seamseg.panoptic_map import VOID
 
 
@@ -38,7 +38,7 @@ def read_class_list(path: str | Path) -> ClassList:
         naming file and class, if something is missing or said twice
     """
     path = Path(path)
-    text = read_bytes(path, "class list").decode("utf-8-sig", errors="replace")
+    text = read_bytes(path, "class list", CONFIG_BYTES).decode("utf-8-sig", errors="replace")
     is_json = path.suffix.lower() == ".json" or re.match(r"\s*(\{|\[\s*\{)", text) is not None
     entries, void = _from_json(text, path) if is_json else _from_ini(text, path)
     return build_class_list(entries, void, str(path))
@@ -71,7 +71,7 @@ def coco_categories(categories: Any, source: str) -> list[dict[str, Any]]:
 
 def _from_json(text: str, path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except ValueError as error:
         raise InputError(f"{path}: not JSON: {error}") from None
     if isinstance(content, list):

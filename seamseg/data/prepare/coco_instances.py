@@ -21,6 +21,9 @@ from seamseg.data.prepare.writer import Frame, Instances
 from seamseg.errors import InputError
 from seamseg.panoptic_map import VOID
 
+_FARTHEST = 16
+"""Sides of its photo that a corner of a polygon may be away."""
+
 
 def prepare_instances(
     out: str | Path,
@@ -158,6 +161,10 @@ def decode_segmentation(
     try:
         if isinstance(segmentation, list):
             usable = [polygon for polygon in segmentation if len(polygon) >= 6]
+            # pycocotools walks along the edges in steps of a fifth of a pixel, and beyond 2^31 steps out of its memory
+            farthest = _FARTHEST * max(height, width)
+            if not all(-farthest <= value <= farthest for polygon in usable for value in polygon):
+                raise ValueError(f"a corner is more than {farthest} pixels away")
             rle = coco_mask.merge(coco_mask.frPyObjects(usable, height, width)) if usable else None
         elif isinstance(segmentation["counts"], list):
             rle = coco_mask.frPyObjects(segmentation, height, width)

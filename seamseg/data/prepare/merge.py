@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +18,7 @@ from seamseg.data.prepare.segments import number_segments
 from seamseg.data.prepare.writer import Frame, Instances
 from seamseg.errors import InputError, did_you_mean
 from seamseg.files import read_bytes
+from seamseg.limits import CONFIG_BYTES, parse_json
 from seamseg.panoptic_map import VOID
 
 
@@ -93,7 +93,7 @@ def read_rules(path: str | Path) -> MergeRules:
     """
     path = Path(path)
     try:
-        content: Any = json.loads(read_bytes(path, "class mapping"))
+        content: Any = parse_json(read_bytes(path, "class mapping", CONFIG_BYTES))
     except ValueError as error:
         raise InputError(f"{path}: not JSON: {error}") from None
     if not isinstance(content, dict):

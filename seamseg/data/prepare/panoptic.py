@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +28,7 @@ from seamseg.data.prepare.pairs import Partners, tree_files
 from seamseg.data.prepare.segments import number_segments
 from seamseg.data.prepare.writer import Frame, Instances
 from seamseg.errors import InputError
+from seamseg.limits import ANNOTATION_BYTES, parse_json
 from seamseg.panoptic_map import VOID
 
 COCO_SPLITS = ("train2017", "val2017")
@@ -129,7 +129,7 @@ def convert_panoptic(out: str | Path, sources: Mapping[str, PanopticSource], opt
 def load_json(path: File) -> dict[str, Any]:
     """A JSON object; InputError if the file is anything else."""
     try:
-        content = json.loads(read_file(path, "annotations"))
+        content = parse_json(read_file(path, "annotations", ANNOTATION_BYTES))
     except ValueError as error:
         raise InputError(f"{path}: not JSON, or a truncated one: {error}") from None
     if not isinstance(content, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +27,7 @@ from seamseg.data.prepare.segments import number_segments
 from seamseg.data.prepare.vistas_labels import GROUP_ENDING, INSTANCES_PER_LABEL, is_group
 from seamseg.data.prepare.writer import Frame, Instances
 from seamseg.errors import InputError
+from seamseg.limits import CONFIG_BYTES, parse_json
 from seamseg.panoptic_map import VOID
 
 SPLITS = ("training", "validation")
@@ -109,7 +109,7 @@ def read_labels(config: File) -> VistasLabels:
         if it is not one
     """
     try:
-        labels = json.loads(read_file(config, "labels of Vistas"))["labels"]
+        labels = parse_json(read_file(config, "labels of Vistas", CONFIG_BYTES))["labels"]
         entries = [_entry(k, label) for k, label in enumerate(labels)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{config}: not the labels of Mapillary Vistas ({type(error).__name__}: {error})") from None

@@ -27,6 +27,7 @@ from seamseg.data.prepare.archives import File, photo_size, read_file, read_phot
 from seamseg.data.prepare.parallel import parallel_map
 from seamseg.errors import InputError
 from seamseg.files import PARTIAL, below, cannot_write, replacing, write_atomically
+from seamseg.limits import parse_json
 
 _JOURNALS = ".prepare"
 
@@ -201,7 +202,7 @@ class _Journal:
         values = []
         for line in self._path.read_text(encoding="utf-8").splitlines():
             try:
-                values.append(json.loads(line))
+                values.append(parse_json(line))
             except ValueError:  # the line that was being written when the process was killed
                 break
         if not values or values[0] != self._header:

@@ -13,6 +13,7 @@ from seamseg.engine.inputs.source import PHOTO_ENDINGS, Container, Source
 from seamseg.engine.inputs.video import Video, is_video, require_decoder
 from seamseg.engine.urls import expand_numbers, find_urls, is_url, name_of_url
 from seamseg.errors import InputError
+from seamseg.files import read_bytes
 
 LIST_ENDING = ".txt"
 
@@ -116,10 +117,8 @@ def _named(places: Sequence[str], relative: Sequence[PurePosixPath]) -> list[Sou
 
 def _of_list(path: Path) -> tuple[list[str], list[PurePosixPath]]:
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such list of images") from None
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_bytes(path, "list of images").decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
         raise InputError(f"{path}: cannot be read as a list of images, one path a line: {error}") from None
     places = []
     for line in dict.fromkeys(line.strip() for line in lines):

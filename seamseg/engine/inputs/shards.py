@@ -6,7 +6,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -15,6 +15,7 @@ from PIL import Image
 from seamseg.data.images import UnreadableImage, open_image
 from seamseg.engine.inputs.source import PHOTO_ENDINGS, Item, PhotoFile, Source
 from seamseg.engine.urls import explain, is_url, open_url
+from seamseg.limits import PHOTO_BYTES, LimitedTarInfo, SparseMember, in_words
 
 SHARD_ENDINGS = (".tar", ".tar.gz", ".tgz")
 
@@ -30,17 +31,27 @@ def _is_photo(member: str) -> bool:
     return path.name.lower().endswith(PHOTO_ENDINGS) and not path.name.startswith(".")
 
 
-class _Strict(tarfile.TarInfo):
-    """The head of a member. One that is cut off or garbage is an error; `tarfile` would take it for the end."""
+class _Begun:
+    """A file of which the first bytes have been looked at."""
 
-    @classmethod
-    def fromtarfile(cls, tarfile_: Any) -> _Strict:
-        try:
-            return super().fromtarfile(tarfile_)
-        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
-            raise
-        except tarfile.HeaderError as error:
-            raise tarfile.ReadError(f"{error} where a file or the end mark should be") from error
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.head = file.read(2)
+
+    def read(self, count: int) -> bytes:
+        """As of a file."""
+        data, self.head = self.head[:count], self.head[count:]
+        return data + self._file.read(count - len(data))
+
+
+def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """The photos of a tar file."""
+    while (member := archive.next()) is not None:
+        archive.members.clear()  # type: ignore[attr-defined]  # it keeps all of them, and a small file may have many
+        if member.issparse():
+            raise SparseMember(member.name)
+        if member.isfile() and _is_photo(member.name):
+            yield member
 
 
 @dataclass(frozen=True)
@@ -66,16 +77,25 @@ class Shard(PhotoFile):
         """The photos in order; one that cannot be opened where the shard breaks off."""
         seen: set[str] = set()
         try:
-            with closing(self._file()) as file, tarfile.open(fileobj=file, mode="r|*", tarinfo=_Strict) as archive:
-                for member in archive:
-                    if not member.isfile() or not _is_photo(member.name):
-                        continue
-                    stream = archive.extractfile(member)
-                    assert stream is not None
-                    content = stream.read()
-                    if len(content) < member.size:
-                        raise EOFError("it ends in the middle of a file")
-                    yield Member(self._source(member.name, seen), content)
+            with closing(self._file()) as file:
+                begun: Any = _Begun(file)
+                # other compressions inflate a block to any size
+                mode: Any = "r|gz" if begun.head == b"\x1f\x8b" else "r|"
+                with tarfile.open(fileobj=begun, mode=mode, tarinfo=LimitedTarInfo) as archive:
+                    for member in _members(archive):
+                        source = self._source(member.name, seen)
+                        if member.size > PHOTO_BYTES:
+                            limit = f"{in_words(member.size)} are above {in_words(PHOTO_BYTES)}, the limit of a photo"
+                            yield replace(source, problem=limit)
+                            continue
+                        stream = archive.extractfile(member)
+                        assert stream is not None
+                        content = stream.read()
+                        if len(content) < member.size:
+                            raise EOFError("it ends in the middle of a file")
+                        yield Member(source, content)
+        except SparseMember as error:
+            yield self._broken(len(seen), f"cannot be read after {len(seen)} images: {error} is a sparse file")
         except UnreadableImage as error:
             yield self._broken(len(seen), str(error).removeprefix(f"{self.place}: "))
         except OSError as error:

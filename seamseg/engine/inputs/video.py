@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from seamseg.data.images import UnreadableImage
+from seamseg.data.images import MAX_PIXELS, UnreadableImage
 from seamseg.engine.inputs.source import Item, PhotoFile, Source
 from seamseg.engine.urls import is_url, open_url
 from seamseg.errors import InputError
@@ -70,6 +70,7 @@ class Video(PhotoFile):
                     return
                 stream = container.streams.video[0]
                 stream.thread_type = "AUTO"
+                stream.codec_context.options = {"max_pixels": str(MAX_PIXELS)}
                 for frame in container.decode(stream):
                     yield Frame(self._source(count), frame)
                     count += 1

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from seamseg.errors import InputError
 from seamseg.files import cannot_write, write_atomically
+from seamseg.limits import parse_json
 
 METRICS_NAME = "metrics.jsonl"
 
@@ -86,7 +87,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     # what follows the last line break was cut off, even where it happens to be JSON
     for line in lines[:-1]:
         try:
-            content = json.loads(line)
+            content = parse_json(line)
         except ValueError:
             continue
         if isinstance(content, dict) and isinstance(content.get("step"), int):

@@ -12,6 +12,11 @@ from PIL import Image
 
 from seamseg.cityscapes_labels import LABEL_OF
 from seamseg.errors import InputError
+from seamseg.files import read_bytes
+from seamseg.limits import MIB, refuse_program
+
+LIST_BYTES = 64 * MIB
+"""Largest list of the instances of a frame."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,8 @@ def read_instance_list(path: Path, root: Path) -> list[PredictedInstance]:
         if the file cannot be read, or a line is not of the form
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_bytes(path, "list of instances", LIST_BYTES).decode().splitlines()
+    except UnicodeDecodeError as error:
         raise InputError(f"{path}: cannot be read as text: {error}") from error
     limit = os.path.abspath(root)
     found: dict[Path, PredictedInstance] = {}
@@ -86,6 +91,7 @@ def read_mask(path: Path) -> Patch:
     """
     try:
         with Image.open(path) as image:
+            refuse_program(image)
             grey = image if image.mode in ("L", "1") else image.convert("L")
             box = grey.getbbox()
             inside = np.array(grey.crop(box)) != 0 if box else np.zeros((0, 0), bool)

@@ -9,6 +9,7 @@ from PIL import Image
 
 from seamseg.cityscapes_labels import INSTANCES_FROM, LABEL_OF, LICENSE_PLATES
 from seamseg.errors import InputError
+from seamseg.limits import refuse_program
 
 _HIGHEST = 0xFFFF
 _MODES = ("1", "L", "P", "I;16", "I;16L", "I;16B", "I")
@@ -33,6 +34,7 @@ def read_map(path: Path, what: str) -> np.ndarray:
     """
     try:
         with Image.open(path) as image:
+            refuse_program(image)
             if image.mode not in _MODES:
                 raise InputError(f"{path}: {what} have one channel, this image is of mode {image.mode}")
             values = np.array(image)

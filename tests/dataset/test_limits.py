@@ -1,0 +1,206 @@
+"""Sources and photos that would fill the memory: refused in one line, with little of it, however small the file is."""
+
+import bz2
+import io
+import json
+import struct
+import sys
+import tarfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bombs import MIB, refusals, state_sizes, zeros_zip
+from PIL import Image
+
+from seamseg.data.images import open_image, open_mask
+from seamseg.data.prepare.archives import SourceTree
+from seamseg.data.prepare.class_file import read_class_list
+from seamseg.data.prepare.coco_instances import decode_segmentation
+from seamseg.data.prepare.merge import read_rules
+from seamseg.data.prepare.panoptic import load_json
+from seamseg.data.prepare.vistas import read_labels
+from seamseg.data.prepare.writer import Frame
+from seamseg.engine.inputs.shards import Shard
+from seamseg.errors import InputError
+from seamseg.evaluation.cityscapes.maps import read_map
+from seamseg.evaluation.coco_panoptic import read_coco_panoptic
+from seamseg.evaluation.id_png import read_id_png
+
+SIZE = 96
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures by /proc")
+
+
+def gzipped_tar(path: Path, *members: tuple[tarfile.TarInfo, int]) -> Path:
+    """Members with so many MiB of zeros, whatever their headers state, as .tar.gz."""
+    packer = zlib.compressobj(1, wbits=31)
+    with open(path, "wb") as file:
+        for info, size in members:
+            file.write(packer.compress(info.tobuf(tarfile.GNU_FORMAT)))
+            for _ in range(size):
+                file.write(packer.compress(bytes(MIB)))
+        file.write(packer.compress(bytes(1024)) + packer.flush())
+    return path
+
+
+def member(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info
+
+
+def png(path: Path, width: int, height: int) -> Path:
+    """An empty RGB picture, of which only the first rows are there."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    rows = zlib.compress(bytes(8 * MIB), 1)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
+    return path
+
+
+@linux
+def test_memory_of_each_refusal(tmp_path: Path) -> None:
+    zips = {}
+    for name in ("stated", "hidden", "map"):
+        (tmp_path / name).mkdir()
+        zips[name] = zeros_zip(tmp_path / name / "all.zip", {"a.json": SIZE})
+    state_sizes(zips["hidden"], 1000)
+    large = gzipped_tar(tmp_path / "large.tar.gz", (member("a.jpg", 300 * MIB), 300))
+    names = gzipped_tar(tmp_path / "names.tar.gz", (member("x", SIZE * MIB, tarfile.GNUTYPE_LONGNAME), SIZE))
+    header = tarfile.TarInfo("a.jpg").tobuf()
+    (tmp_path / "many.tar.gz").write_bytes(zlib.compress(b"", wbits=31))
+    many = gzipped_tar(tmp_path / "many.tar.gz", *[(member("label", 0), 0)] * 60_000)
+    brackets = tmp_path / "brackets.json"
+    brackets.write_text("[" + "[]," * (4 * MIB) + "[]]")
+    photo = png(tmp_path / "60000.png", 60_000, 60_000)
+    assert len(header) == 512
+    cases = {
+        f"read_file(SourceTree({str(zips['stated'].parent)!r}).file('a.json'), 'x', 1 << 32)": "the limit is 20 times",
+        f"read_file(SourceTree({str(zips['hidden'].parent)!r}).file('a.json'))": "cannot be unpacked: it does not hold",
+        f"read_photo(SourceTree({str(zips['map'].parent)!r}).file('a.json'))": "the limit is 20 times",
+        f"shard({str(large)!r})": "300 MiB are above 256 MiB, the limit of a photo",
+        f"shard({str(names)!r})": "broken tar after 0 images: ReadError: a header of 96 MiB, the limit is 64 KiB",
+        f"shard({str(many)!r})": "accepted: []",
+        f"load_json(Path({str(brackets)!r}))": "4194305 lists and objects in 12 MiB, which no annotations have",
+        f"open_image({str(photo)!r})": "60000 x 60000 pixels are above the limit of 201 megapixels",
+        f"read_id_png({str(photo)!r})": "3600000000 pixels) exceeds limit",
+        f"read_map(Path({str(photo)!r}), 'maps')": "3600000000 pixels) exceeds limit",
+    }
+    setup = """
+from seamseg.data.images import open_image
+from seamseg.data.prepare.archives import SourceTree, read_file, read_photo
+from seamseg.data.prepare.panoptic import load_json
+from seamseg.engine.inputs.shards import Shard
+from seamseg.evaluation.cityscapes.maps import read_map
+from seamseg.evaluation.id_png import read_id_png
+
+def shard(path):
+    return [item.open() for item in Shard(path, "s", "s").items()]
+"""
+    for (call, expected), (message, growth) in zip(cases.items(), refusals(setup, "load_json(Path('x'))", list(cases))):
+        assert expected in message and "\n" not in message, (call, message)
+        assert growth < 60, f"{call}: {growth} MiB to refuse it"
+
+
+def problems(path: Path) -> list[str]:
+    found = []
+    for item in Shard(str(path), "s", "s").items():
+        try:
+            item.open()
+            found.append("")
+        except InputError as error:
+            found.append(str(error))
+    return found
+
+
+def test_a_large_member_costs_no_other_photo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seamseg.engine.inputs.shards.PHOTO_BYTES", 1000)
+    picture = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(picture, "PNG")
+    with tarfile.open(tmp_path / "s.tar", "w") as archive:
+        for name, data in (("a.png", picture.getvalue()), ("b.png", bytes(1001)), ("c.png", picture.getvalue())):
+            archive.addfile(member(name, len(data)), io.BytesIO(data))
+    first, second, third = problems(tmp_path / "s.tar")
+    assert first == third == ""
+    assert second == f"{tmp_path}/s.tar:b.png: 1001 bytes are above 1000 bytes, the limit of a photo"
+
+
+def test_tar_files_of_other_kinds(tmp_path: Path) -> None:
+    sparse = member("a.jpg", 512, tarfile.GNUTYPE_SPARSE).tobuf(tarfile.GNU_FORMAT)
+    (tmp_path / "sparse.tar").write_bytes(sparse + bytes(1024))
+    assert problems(tmp_path / "sparse.tar") == [
+        f"{tmp_path}/sparse.tar: cannot be read after 0 images: a.jpg is a sparse file"
+    ]
+    with pytest.raises(InputError, match=r"sparse\.tar: a\.jpg is packed in an unusual way \(sparse\)"):
+        SourceTree(tmp_path)
+    (tmp_path / "b.tar").write_bytes(bz2.compress(bytes(10_240)))
+    assert "broken tar after 0 images" in problems(tmp_path / "b.tar")[0]
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "read",
+    [load_json, read_rules, read_labels, read_class_list, read_coco_panoptic],
+    ids=lambda read: read.__name__,
+)
+def test_deep_json_is_one_line(tmp_path: Path, read) -> None:
+    path = tmp_path / "x.json"
+    for text in (DEEP, '{"a":' * 100_000, '{"categories": ' + DEEP):
+        path.write_text(text)
+        with pytest.raises(InputError) as error:
+            read(path)
+        assert str(path) in str(error.value) and "\n" not in str(error.value) and "nested too deep" in str(error.value)
+
+
+def test_small_files_have_small_limits(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(["x" * (1 << 20)]))
+    for read in (read_rules, read_labels, read_class_list):
+        with pytest.raises(InputError, match="is larger than 1 MiB, the limit of a"):
+            read(path)
+
+
+@pytest.mark.parametrize("far", [1e3, 1e9, 1e18, float("nan"), float("inf")])
+def test_polygons_far_away(far: float) -> None:
+    frame = Frame("a", Path("a.jpg"), Path("a.json"), "a.jpg")
+    with pytest.raises(InputError, match=r"a\.jpg: a broken `segmentation`.*a corner is more than 160 pixels away"):
+        decode_segmentation([[0, 0, far, 0, far, far]], 10, 10, frame)
+    assert decode_segmentation([[-4, -4, 14, -4, 14, 14]], 10, 10, frame)[0].any()
+
+
+@pytest.mark.parametrize("name", ["a.eps", "a.png", "a.jpg"])
+def test_programs_are_no_pictures(tmp_path: Path, name: str) -> None:
+    """Pillow would start Ghostscript."""
+    path = tmp_path / name
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
+    for read in (open_image, open_mask, read_id_png, lambda path: read_map(path, "maps")):
+        with pytest.raises(InputError, match="it is EPS, a program that draws and no picture"):
+            read(path)
+
+
+def test_a_photo_at_an_endless_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    from seamseg.engine.urls import read_url
+
+    fsspec.filesystem("memory").pipe("/limits/a.jpg", b"x" * 5000)
+    assert len(read_url("memory://limits/a.jpg")) == 5000
+    monkeypatch.setattr("seamseg.engine.urls.PHOTO_BYTES", 4999)
+    with pytest.raises(InputError, match=r"memory://limits/a\.jpg: is larger than 4\.\d+ KiB, the limit of a photo"):
+        read_url("memory://limits/a.jpg")
+
+
+def test_an_npz_whose_map_is_too_large(tmp_path: Path) -> None:
+    from seamseg.engine.result import Panoptic
+
+    np.savez(tmp_path / "a.npz", facts=np.array("{}"), id_map=np.zeros(4, np.int32))
+    with pytest.raises(InputError, match="not a result that was saved"):
+        Panoptic.load(tmp_path / "a.npz")
+    state_sizes(tmp_path / "a.npz", 4_000_000_000)
+    with pytest.raises(InputError, match=r"a\.npz:facts\.npy: 3\.725 GiB are above 64 MiB, the limit of a result"):
+        Panoptic.load(tmp_path / "a.npz")
