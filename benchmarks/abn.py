@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from timing import Case, options, report
@@ -79,14 +80,11 @@ def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
     for shape in LAYERS:
         for last in (True, False):
             for dtype in (torch.float32, torch.bfloat16):
-                yield (
-                    f"layer {'NHWC' if last else 'NCHW'} {dtype}",
-                    lambda s=shape, n=last, d=dtype: step_of_layer(s, n, d),
-                )
+                yield f"layer {'NHWC' if last else 'NCHW'} {dtype}", partial(step_of_layer, shape, last, dtype)
     for last in (True, False):
         for peer in ("BatchNorm + LeakyReLU_", *upstream()):
             name = f"body {'NHWC' if last else 'NCHW'} {peer}"
-            yield name, lambda n=last, p=peer: step_of_body((256, 512), n, p)
+            yield name, partial(step_of_body, (256, 512), last, peer)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import train_step
@@ -109,11 +110,11 @@ def main() -> None:
         modules[name] = build_training_module(config, VISTAS.num_stuff, VISTAS.num_thing).to(device).train()
         change(modules[name])
     kept = {name: kept_bytes(module, batch) / 2**20 for name, module in modules.items()}
-    peaks = {name: peak_bytes(lambda m=m: step(m, batch), arguments.device) / 2**20 for name, m in modules.items()}
+    peaks = {name: peak_bytes(partial(step, m, batch), arguments.device) / 2**20 for name, m in modules.items()}
     seconds: dict[str, list[float]] = {name: [] for name in SIDES}
     for _ in range(arguments.rounds):
         for name, module in modules.items():
-            side = train_step.Side(name, lambda m=module: step(m, batch))
+            side = train_step.Side(name, partial(step, module, batch))
             train_step.measure(side, device)
             seconds[name] += side.seconds
     print(f"torch {torch.__version__}, {device}, {height}x{width}\n")

@@ -3,21 +3,25 @@
     python benchmarks/train_step.py --device cuda --json results/train_step_gpu.json
     python benchmarks/train_step.py --device cpu --size 256x512 --rounds 1
 
-plain: fp32, contiguous, eager. fast: bf16, channels last, compiled, a fixed number of samples. checkpointed: fast, and
-body and pyramid computed a second time instead of kept. The sides take turns; medians are printed. A step is forward,
-backward and an update by SGD with momentum. The peak is that of the allocator in one more step, above the weights and
-momenta that stand before it (benchmarks/memory.py). FLOPs are those of matrix products and convolutions of the plain
-step, counted by torch, so that work done twice does not make a side look faster; the ceiling is a large product of
-bf16 (on the CPU: float32) matrices in the same run. Weights are random, the picture is noise with rectangles on it.
+plain: fp32 (convolutions in TF32, torch's default on a GPU), contiguous, eager. fast: bf16, channels last, compiled, a
+fixed number of samples. checkpointed: fast, and body and pyramid computed a second time instead of kept. The sides
+take turns; medians are printed. A step is the upload of its batch, forward, backward and an update by SGD with
+momentum. All sides get the batch in page-locked memory, as a loader gives it; plain uploads it when the step begins,
+the others as the trainer does, on a stream of its own during the step before. The peak is that of the allocator in one
+more step, above what stands before it: weights, momenta and the batches that wait (benchmarks/memory.py). FLOPs are
+those of matrix products and convolutions of the plain step, counted by torch, so that work done twice does not make a
+side look faster; the ceiling is a large product of bf16 (on the CPU: float32) matrices in the same run. Weights are
+random, the picture is noise with rectangles on it.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from seamseg.config import load_config
 from seamseg.engine.distributed import World
 from seamseg.engine.train.compiled import compile_static_part
+from seamseg.engine.train.feed import prefetched
 from seamseg.engine.train.logs import TextLog
 from seamseg.engine.train.optimizer import build_optimizer
 from seamseg.engine.train.step import Stepper
@@ -67,9 +72,12 @@ def make(name: str, batch: Batch, world: World) -> Side:
     optimizer = build_optimizer(module.net, config)
     stepper = Stepper(config, module, optimizer, world)
     rates = [1e-4 for _ in optimizer.param_groups]
+    batches = itertools.repeat(batch.pin_memory() if world.device.type == "cuda" else batch)
+    # a Stepper uploads what is not on its device when the step begins
+    coming: Iterator[Batch] = batches if name == "plain" else (fed.batch for fed in prefetched(batches, world.device))
 
     def step() -> None:
-        stepper([batch], rates)
+        stepper([next(coming)], rates)
         # the sides share the memory: none keeps more than weights and momenta while another runs
         optimizer.zero_grad(set_to_none=True)
 
@@ -116,7 +124,7 @@ def main() -> None:
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     height, width = (int(n) for n in arguments.size.split("x"))
-    batch, world = street(noise(height, width), VISTAS), World(device=device)
+    batch, world = street(noise(height, width), VISTAS).with_facts(), World(device=device)
 
     counter = FlopCounterMode(display=False)
     with counter:
