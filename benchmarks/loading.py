@@ -182,10 +182,13 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--data", type=Path, help="dataset folder (default: one made for the occasion)")
     parser.add_argument("--split", default="train", help="of --data (default: %(default)s)")
+    parser.add_argument(
+        "--size", type=int, default=1024, help="height of the photos that are made (default: %(default)s)"
+    )
     arguments: argparse.Namespace = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if arguments.data is None:
-            root, large = (make_folder(Path(folder) / str(h), (h, 2 * h)) for h in (1024, 2048))
+            root, large = (make_folder(Path(folder) / str(h), (h, 2 * h)) for h in (arguments.size, 2 * arguments.size))
             count = IMAGES
         else:
             root, large = arguments.data, None

@@ -39,7 +39,10 @@ SETTINGS = (
 
 def run(*words: object) -> None:
     """Run a command that must succeed."""
-    subprocess.run([str(w) for w in words], check=True, capture_output=True, text=True)
+    done = subprocess.run([str(w) for w in words], capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise SystemExit(f"two_nodes.py: {' '.join(map(str, words))}: {reason}")
 
 
 @contextmanager
