@@ -26,8 +26,6 @@ from seamseg.models.training import TrainingModule
 from seamseg.ops.abn_replay import checkpointed
 from seamseg.structures import Batch
 
-CONFIG = train_step.CONFIG.with_name("cityscapes_r50.ini")
-
 
 class Again(nn.Module):
     """A module of which only the output is kept, where anything is trained."""
@@ -98,12 +96,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="512x1024", help="HEIGHTxWIDTH of the image (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="steps of each side (default: %(default)s)")
+    parser.add_argument("--config", default="cityscapes_r50", help="an experiment of configs/ (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     height, width = (int(n) for n in arguments.size.split("x"))
     batch = street(noise(height, width), VISTAS).to(device)
-    config = load_config(CONFIG, overrides=["general.precision=fp32"])
+    config = load_config(train_step.CONFIGS / f"{arguments.config}.ini", overrides=["general.precision=fp32"])
     modules = {}
     for name, change in SIDES.items():
         torch.manual_seed(0)

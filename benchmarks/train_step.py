@@ -1,4 +1,4 @@
-"""A training step of vistas_r50 on one image, plain and with everything that makes it fast.
+"""A training step of one image, plain and with everything that makes it fast.
 
     python benchmarks/train_step.py --device cuda --json results/train_step_gpu.json
     python benchmarks/train_step.py --device cpu --size 256x512 --rounds 1
@@ -40,7 +40,7 @@ from seamseg.engine.train.step import Stepper
 from seamseg.models.build import build_training_module
 from seamseg.structures import Batch
 
-CONFIG = Path(__file__).parents[1] / "configs" / "vistas_r50.ini"
+CONFIGS = Path(__file__).parents[1] / "configs"
 SIDES = {
     "plain": ("precision=fp32", "channels_last=no"),
     "fast": ("precision=bf16", "channels_last=yes", "compile=yes", "roi.fixed_samples=yes"),
@@ -61,10 +61,10 @@ class Side:
     peak: int = 0
 
 
-def make(name: str, batch: Batch, world: World) -> Side:
+def make(name: str, batch: Batch, world: World, experiment: str) -> Side:
     """A side with a network of its own."""
     overrides = [o if "." in o else f"general.{o}" for o in SIDES[name]]
-    config = load_config(CONFIG, overrides=overrides)
+    config = load_config(CONFIGS / f"{experiment}.ini", overrides=overrides)
     torch.manual_seed(0)
     module = build_training_module(config, VISTAS.num_stuff, VISTAS.num_thing).to(world.device).train()
     if config.general.compile:
@@ -119,6 +119,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
     parser.add_argument("--size", default="1920x2304", help="HEIGHTxWIDTH of the image (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=10, help="steps of each side (default: %(default)s)")
+    parser.add_argument("--config", default="vistas_r50", help="an experiment of configs/ (default: %(default)s)")
     parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES), help="default: all")
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
@@ -128,10 +129,10 @@ def main() -> None:
 
     counter = FlopCounterMode(display=False)
     with counter:
-        make("plain", batch, world).step()
+        make("plain", batch, world, arguments.config).step()
     flops, top = counter.get_total_flops(), ceiling(device)
     rows = []
-    sides = [make(name, batch, world) for name in arguments.sides]
+    sides = [make(name, batch, world, arguments.config) for name in arguments.sides]
     for side in sides:
         # compiling, and the choice of algorithms
         for _ in range(2 if device.type == "cuda" else 1):
@@ -162,11 +163,13 @@ def main() -> None:
             f"{row['peak_ratio']:>8.2f}{row['tflops']:>9.3f}{row['of_ceiling']:>8.2f}"
         )
     if arguments.json:
-        said = {"torch": torch.__version__, "device": str(device), "size": [height, width], "flops": flops}
+        said = {"torch": torch.__version__, "device": str(device), "config": arguments.config, "size": [height, width]}
         if device.type == "cuda":
             said["card"] = torch.cuda.get_device_name(device)
         with open(arguments.json, "w") as file:
-            json.dump({**said, "ceiling": top, "rounds": arguments.rounds, "rows": rows}, file, indent=1)
+            json.dump(
+                {**said, "flops": flops, "ceiling": top, "rounds": arguments.rounds, "rows": rows}, file, indent=1
+            )
 
 
 if __name__ == "__main__":
