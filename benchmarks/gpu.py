@@ -6,10 +6,11 @@
     python benchmarks/gpu.py --device cpu --small --out /tmp/results      # does it still work?
 
 Needs no network: the Python that runs it has torch; packages that it lacks may lie in a folder of wheels (`--wheels`).
-Each step runs in processes of its own with a time limit, and writes `gpu_STEP.json` (on a CPU `cpu_STEP.json`): device,
-versions, commit, date, seconds, results. A step that fails writes `gpu_STEP.failed.json` with the end of its output,
-and the others go on. A step that has been done on this device with these sources is not done again without `--again`.
-Exit code 1 if a step failed. The order is that of value, so that a short loan of a machine is used well.
+Each step runs in processes of its own with a time limit, and writes `gpu_STEP.json` (on a CPU `cpu_STEP.json`):
+device, versions, commit, date, seconds, results. A step that fails, or that needs what is not here, writes
+`gpu_STEP.failed.json` with the end of its output, and the others go on. A step that has been done on this device with
+these sources is not done again without `--again`. Exit code 1 if a step failed. The order is that of value, so that a
+short loan of a machine is used well.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from gpu_machine import ROOT, Failed, LeftOut, Machine
 from gpu_steps import STEPS, Step
 
 RESULTS = Path(__file__).parent / "results"
-FINISHED = ("done", "needs a GPU", "left out")
+FINISHED = ("done", "needs a GPU")
 
 
 def unpack(wheels: Path) -> Path:
@@ -111,7 +112,8 @@ def farewell(arguments: argparse.Namespace, statuses: dict[str, str], machine: M
     """What is done and what remains, with the command for it."""
     print("\n" + "\n".join(f"{name:<14}{status}" for name, status in statuses.items()))
     folders = [arguments.out, RESULTS]
-    left = [s.name for s in STEPS.values() if s.name != "tables" and not is_done(machine, s, folders)]
+    steps = [s for s in STEPS.values() if s.name != "tables" and statuses.get(s.name) != "left out"]
+    left = [step.name for step in steps if not is_done(machine, step, folders)]
     if not left:
         print("nothing remains")
         return
@@ -129,9 +131,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", metavar="NAME,...", help=f"of {','.join(STEPS)} (default: all, in this order)")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="default: %(default)s")
-    parser.add_argument(
-        "--small", action="store_true", help="the smallest form of everything, whose figures mean nothing"
-    )
+    parser.add_argument("--small", action="store_true", help="the smallest form, whose figures mean nothing")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="default: benchmarks/results")
     parser.add_argument("--time-limit", type=float, metavar="MIN", help="no step begins or goes on beyond it")
     parser.add_argument("--wheels", type=Path, metavar="DIR", help="a folder of wheels that this Python lacks")
@@ -143,6 +143,9 @@ def main() -> int:
     """Run the steps."""
     arguments, begin = parse(), time.monotonic()
     steps = chosen(arguments)
+    if steps == [STEPS["tables"]]:
+        tables(arguments)
+        return 0
     if arguments.wheels:
         sys.path.insert(0, str(unpack(arguments.wheels)))
     if importlib.util.find_spec("torch") is None:

@@ -171,11 +171,12 @@ def test_a_step_that_is_broken_itself_fails_alone(bench):
 
 def test_what_cannot_be_done_here_is_written_down(bench):
     found, name, done = bench.run(lambda machine, seconds: {}, needs=("no_such_module",))
-    assert name == "cpu_ops.json" and done and found["status"] == "left out"
+    assert name == "cpu_ops.failed.json" and found["status"] == "left out"
     assert found["results"]["reason"] == "cannot be imported here: no_such_module"
+    assert not done, "it is tried again, with wheels say"
     with mock.patch.object(bench.machine, "kernels", lambda: {"CPU": "loaded"}):
-        found, _, _ = bench.run(gpu_steps.build)
-    assert found["status"] == "needs a GPU" and "CPU" in found["results"]["kernels"]
+        found, name, done = bench.run(gpu_steps.build)
+    assert name == "cpu_ops.json" and done and found["status"] == "needs a GPU" and "CPU" in found["results"]["kernels"]
     assert bench.run(gpu_steps.sanitizer)[0]["status"] == "needs a GPU"
 
 
@@ -193,6 +194,11 @@ def test_what_is_wrong_is_one_line(tmp_path):
     ):
         done = command(*words)
         assert done.returncode == 1 and done.stderr.startswith(said) and done.stderr.count("\n") == 1
+
+
+def test_the_tables_need_no_gpu():
+    done = command("--steps", "tables")
+    assert done.returncode == 0 and "no table changes" in done.stdout
 
 
 @pytest.mark.slow
