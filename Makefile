@@ -10,7 +10,7 @@ export MALLOC_MMAP_THRESHOLD_ ?= 268435456
 export MALLOC_TRIM_THRESHOLD_ ?= 8589934592
 export MALLOC_TOP_PAD_        ?= 268435456
 
-.PHONY: help setup kernels demo test test-slow lint format docs clean
+.PHONY: help setup kernels demo test test-slow gpu lint format docs clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -52,6 +52,10 @@ test: setup  ## the fast tests
 
 test-slow: setup  ## the long tests too
 	$(PYTEST) -m 'not gpu'
+
+# the Python that is there and no network: a machine with a GPU may be lent for minutes
+gpu:  ## on a machine with a GPU: kernels, checks, figures (STEPS=build,ops for some, GPU="--time-limit 9"; benchmarks/results/README.md)
+	$(PYTHON) benchmarks/gpu.py $(if $(STEPS),--steps $(STEPS)) $(GPU)
 
 lint: setup  ## style, formatting and types
 	$(BIN)/ruff check .

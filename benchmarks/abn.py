@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from timing import Case, options, report
@@ -79,15 +80,20 @@ def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
     for shape in LAYERS:
         for last in (True, False):
             for dtype in (torch.float32, torch.bfloat16):
-                yield (
-                    f"layer {'NHWC' if last else 'NCHW'} {dtype}",
-                    lambda s=shape, n=last, d=dtype: step_of_layer(s, n, d),
-                )
+                yield f"layer {'NHWC' if last else 'NCHW'} {dtype}", partial(step_of_layer, shape, last, dtype)
     for last in (True, False):
         for peer in ("BatchNorm + LeakyReLU_", *upstream()):
             name = f"body {'NHWC' if last else 'NCHW'} {peer}"
-            yield name, lambda n=last, p=peer: step_of_body((256, 512), n, p)
+            yield name, partial(step_of_body, (256, 512), last, peer)
+
+
+def main() -> None:
+    """Time the cases in turns and print a table."""
+    arguments = options(__doc__).parse_args()
+    if not upstream():
+        print("inplace-abn is left out: the package is not installed")
+    report(cases(), arguments)
 
 
 if __name__ == "__main__":
-    report(cases(), options(__doc__).parse_args())
+    main()

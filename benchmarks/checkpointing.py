@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import train_step
@@ -24,8 +25,6 @@ from seamseg.models.build import build_training_module
 from seamseg.models.training import TrainingModule
 from seamseg.ops.abn_replay import checkpointed
 from seamseg.structures import Batch
-
-CONFIG = train_step.CONFIG.with_name("cityscapes_r50.ini")
 
 
 class Again(nn.Module):
@@ -97,23 +96,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="512x1024", help="HEIGHTxWIDTH of the image (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="steps of each side (default: %(default)s)")
+    parser.add_argument("--config", default="cityscapes_r50", help="an experiment of configs/ (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     height, width = (int(n) for n in arguments.size.split("x"))
     batch = street(noise(height, width), VISTAS).to(device)
-    config = load_config(CONFIG, overrides=["general.precision=fp32"])
+    config = load_config(train_step.CONFIGS / f"{arguments.config}.ini", overrides=["general.precision=fp32"])
     modules = {}
     for name, change in SIDES.items():
         torch.manual_seed(0)
         modules[name] = build_training_module(config, VISTAS.num_stuff, VISTAS.num_thing).to(device).train()
         change(modules[name])
     kept = {name: kept_bytes(module, batch) / 2**20 for name, module in modules.items()}
-    peaks = {name: peak_bytes(lambda m=m: step(m, batch), arguments.device) / 2**20 for name, m in modules.items()}
+    peaks = {name: peak_bytes(partial(step, m, batch), arguments.device) / 2**20 for name, m in modules.items()}
     seconds: dict[str, list[float]] = {name: [] for name in SIDES}
     for _ in range(arguments.rounds):
         for name, module in modules.items():
-            side = train_step.Side(name, lambda m=module: step(m, batch))
+            side = train_step.Side(name, partial(step, module, batch))
             train_step.measure(side, device)
             seconds[name] += side.seconds
     print(f"torch {torch.__version__}, {device}, {height}x{width}\n")

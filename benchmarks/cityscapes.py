@@ -13,6 +13,7 @@ panoptic tool has its ground truth made beforehand (createPanopticImgs), which o
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import sys
@@ -127,6 +128,8 @@ def cases(root: Path, workers: int) -> Iterator[tuple[str, Callable[[], Case]]]:
 
 
 if __name__ == "__main__":
+    if importlib.util.find_spec("cityscapesscripts") is None:
+        raise SystemExit("cityscapes.py: the peer is not installed: pip install cityscapesscripts")
     parser = options(__doc__)
     parser.add_argument("--frames", type=int, default=20, help="how many (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=1, help="threads of ours (default: %(default)s)")

@@ -17,15 +17,13 @@ from timing import Case, options, report
 from seamseg.config import load_config
 from seamseg.models.build import build_training_module
 
-CONFIG = "cityscapes_r50.ini"
 
-
-def step(fixed: bool, side: int, device: str) -> Callable[[], None]:
+def step(fixed: bool, side: int, experiment: str, device: str) -> Callable[[], None]:
     """Make a network and a batch; the result takes one step without an optimiser."""
     from network import CONFIGS
 
     torch.manual_seed(0)
-    config = load_config(CONFIGS / CONFIG, overrides=[f"roi.fixed_samples={'yes' if fixed else 'no'}"])
+    config = load_config(CONFIGS / f"{experiment}.ini", overrides=[f"roi.fixed_samples={'yes' if fixed else 'no'}"])
     module = build_training_module(config, CITYSCAPES.num_stuff, CITYSCAPES.num_thing).train().to(device)
     batch = street([smooth(side, 2 * side, (16, 32))], CITYSCAPES).with_facts().to(device)
     parameters = [p for p in module.parameters() if p.requires_grad]
@@ -40,11 +38,12 @@ def step(fixed: bool, side: int, device: str) -> Callable[[], None]:
 def main() -> None:
     """Measure and print."""
     parser = options(__doc__)
+    parser.add_argument("--config", default="cityscapes_r50", help="an experiment of configs/ (default: %(default)s)")
     parser.add_argument("--side", type=int, default=512, help="height of the picture (default: %(default)s)")
     arguments = parser.parse_args()
 
     def case() -> Case:
-        sides = (step(fixed, arguments.side, arguments.device) for fixed in (True, False))
+        sides = (step(fixed, arguments.side, arguments.config, arguments.device) for fixed in (True, False))
         return Case(f"training step, {arguments.side} x {2 * arguments.side}", "exact samples", *sides)
 
     report([("training step", case)], arguments)

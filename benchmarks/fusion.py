@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -77,6 +78,7 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
     def paste(name: str, peer: str) -> Case:
         p = scene(device)
         masks, boxes = p.mask_logits, p.boxes
+        assert masks is not None
 
         def empty() -> Tensor:
             return torch.zeros(HEIGHT, WIDTH, dtype=torch.long, device=device)
@@ -101,7 +103,7 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
 
     name = f"paste_masks_into {COUNT} masks"
     for peer in ("plain form", "grid_sample, whole picture"):
-        yield name, lambda p=peer: paste(name, p)
+        yield name, partial(paste, name, peer)
     yield "fuse + to_result", lambda: fusion("fuse + to_result")
 
 

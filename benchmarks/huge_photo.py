@@ -2,11 +2,13 @@
 
     python benchmarks/huge_photo.py 8000x4000 12000x8400 40000x200 --tiles off 1024
     python benchmarks/huge_photo.py 12000x8400 --shortest-size 8400 --network small --tiles 2048
+    python benchmarks/huge_photo.py 12000x8400 --device cuda --json huge.json
 
-vistas_r50 with random weights, on the CPU, given what a trained network would give: the best 100 detections of an image
+vistas_r50 with random weights, given what a trained network would give: the best 100 detections of an image
 are kept whatever their score. `--network small` is toy_city_r18, to see the memory of the maps of the largest photos
 without waiting for hours. The peak is VmHWM, all of the process: torch, the weights and the decoded photo are in it,
-and `before` is the peak until then. The allocator is set as the command line sets it.
+and `before` is the peak until then; on a GPU, `GPU GiB` is the peak of torch's allocator there. The allocator of the
+CPU is set as the command line sets it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 NETWORKS = {"vistas_r50": "vistas_r50", "small": "toy_city_r18"}
@@ -31,7 +35,9 @@ def peak_gib() -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**20
 
 
-def predict(size: tuple[int, int], tiles: str, overlap: int | None, shortest: int | None, network: str) -> dict:
+def predict(
+    size: tuple[int, int], tiles: str, overlap: int | None, shortest: int | None, network: str, device_name: str
+) -> dict[str, Any]:
     """One photo of `(width, height)` in this process: its peak, seconds, and how many tiles the network saw."""
     import numpy as np
     import torch
@@ -52,15 +58,15 @@ def predict(size: tuple[int, int], tiles: str, overlap: int | None, shortest: in
     metadata = Metadata(STUFF, THINGS, list(map(str, range(count))), [(0, 0, 0)] * count, list(range(count)), [])
     tiling = Tiling(int(tiles) if tiles.isdecimal() else tiles, overlap)
     transform = test_transform(config, shortest, None if shortest is None else max(*size, shortest))
-    predictor = Predictor(net, metadata, transform, Thresholds(0.0, 0.5, 0), torch.device("cpu"), tiling=tiling)
-    seen = []
-    see = predictor._see
-    predictor._see = lambda images: seen.append(images[0].shape) or see(images)  # type: ignore[method-assign]
+    device = torch.device(device_name)
+    predictor = Predictor(net.to(device), metadata, transform, Thresholds(0.0, 0.5, 0), device, tiling=tiling)
+    seen = mock.Mock(wraps=predictor._see)
     blotches = np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
     photo = Image.fromarray(blotches).resize(size, Image.Resampling.BICUBIC)
     before = peak_gib()
     start = time.perf_counter()
-    result = predictor.predict(photo)
+    with mock.patch.object(predictor, "_see", seen):
+        result = predictor.predict(photo)
     seconds = time.perf_counter() - start
     assert result.size == size[::-1]
     width, height = transform.size_of(size)
@@ -68,7 +74,8 @@ def predict(size: tuple[int, int], tiles: str, overlap: int | None, shortest: in
         "before": before,
         "peak": peak_gib(),
         "seconds": seconds,
-        "views": len(seen),
+        "gpu": torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None,
+        "views": seen.call_count,
         "network": f"{width}x{height}",
     }
 
@@ -81,32 +88,41 @@ def main() -> None:
     parser.add_argument("--tile-overlap", type=int, help="of the tiles (default: a quarter)")
     parser.add_argument("--shortest-size", type=int, help="of the network's input, longest side unlimited")
     parser.add_argument("--network", choices=NETWORKS, default="vistas_r50")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--json", help="also write the numbers to this file")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         width, height = map(int, arguments.sizes[0].split("x"))
-        options = (arguments.tile_overlap, arguments.shortest_size, arguments.network)
+        options = (arguments.tile_overlap, arguments.shortest_size, arguments.network, arguments.device)
         print(json.dumps(predict((width, height), arguments.tiles[0], *options)))
         return
 
     from seamseg.cli.malloc import SETTINGS
 
-    print(f"{'photo':<14}{'input':<14}{'tiles':<8}{'views':>6}{'before GiB':>12}{'peak GiB':>10}{'seconds':>9}")
+    print(f"{'photo':<14}{'input':<14}{'tiles':<8}{'views':>6}{'before GiB':>12}{'peak GiB':>10}", end="")
+    print(f"{'GPU GiB':>9}{'seconds':>9}")
+    rows = []
     for size in arguments.sizes:
         for tiles in arguments.tiles:
-            command = [sys.executable, __file__, size, "--tiles", tiles, "--network", arguments.network, "--child"]
+            command = [sys.executable, __file__, size, "--tiles", tiles, "--network", arguments.network]
+            command += ["--device", arguments.device, "--child"]
             for option in ("tile_overlap", "shortest_size"):
                 if (value := getattr(arguments, option)) is not None:
                     command += [f"--{option.replace('_', '-')}", str(value)]
             done = subprocess.run(
                 command, env={**os.environ, **SETTINGS}, check=True, stdout=subprocess.PIPE, text=True
             )
-            row = json.loads(done.stdout)
+            row = {"photo": size, "tiles": tiles, **json.loads(done.stdout)}
+            gpu = "-" if row["gpu"] is None else f"{row['gpu']:.2f}"
+            rows.append(row)
             print(
                 f"{size:<14}{row['network']:<14}{tiles:<8}{row['views']:>6}{row['before']:>12.2f}{row['peak']:>10.2f}"
-                f"{row['seconds']:>9.1f}",
+                f"{gpu:>9}{row['seconds']:>9.1f}",
                 flush=True,
             )
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps({"device": arguments.device, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ class Training:
         self.killed: set[int] = set()
         self.notes = folder / f"{name}.pids"
         self.notes.mkdir()
-        train = ["train", folder / "toy.ini", folder / "data", "--log-dir", self.run, "--resume", "auto"]
+        train: list[object] = ["train", folder / "toy.ini", folder / "data", "--log-dir", self.run, "--resume", "auto"]
         train += ["--device", "cpu", "--quiet"]
         for setting in (
             f"scheduler.epochs={epochs}",
@@ -69,7 +69,7 @@ class Training:
             f"general.val_interval={max(2, epochs // 8)}",
         ):
             train += ["--set", setting]
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command: list[object] = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
         command += ["--max-restarts", str(restarts), "--monitor-interval", "0.1", __file__, "--work", self.notes]
         environment = {
             **os.environ,

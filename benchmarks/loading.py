@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -94,7 +95,7 @@ class PlainDataset(Dataset):
         flip = rng.random() < 0.5
         shortest = int(self.transform.shortest_size * rng.uniform(*SCALE))
         image = Image.open(folder.image_path(info.id)).convert("RGB")
-        layers = [Image.open(path) for path in folder.mask_paths(info.id)]
+        layers: list[Image.Image] = [Image.open(path) for path in folder.mask_paths(info.id)]
         if flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             layers = [layer.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for layer in layers]
@@ -168,15 +169,12 @@ def loader_case(name: str, root: Path, split: str, shortest: int, option: dict[s
 def cases(root: Path, split: str, large: Path | None) -> Iterator[tuple[str, Callable[[], Case]]]:
     """By name."""
     for name, option in OPTIONS.items():
-        yield f"item, {name}", lambda n=f"item, {name}", o=option: item_case(n, root, split, 1024, o)  # type: ignore[misc]
+        yield f"item, {name}", partial(item_case, f"item, {name}", root, split, 1024, option)
     for name in ("default", "fast_decode"):
         if large is not None:
-            yield (
-                f"item, large, {name}",
-                lambda n=f"item, large, {name}", o=OPTIONS[name]: item_case(n, large, split, 1024, o),  # type: ignore[misc]
-            )
+            yield f"item, large, {name}", partial(item_case, f"item, large, {name}", large, split, 1024, OPTIONS[name])
     for name in ("default", "device_transforms", "crop, device, fast_decode"):
-        yield f"loader, {name}", lambda n=f"loader, {name}", o=OPTIONS[name]: loader_case(n, root, split, 1024, o)  # type: ignore[misc]
+        yield f"loader, {name}", partial(loader_case, f"loader, {name}", root, split, 1024, OPTIONS[name])
 
 
 def main() -> None:
@@ -184,10 +182,13 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--data", type=Path, help="dataset folder (default: one made for the occasion)")
     parser.add_argument("--split", default="train", help="of --data (default: %(default)s)")
+    parser.add_argument(
+        "--size", type=int, default=1024, help="height of the photos that are made (default: %(default)s)"
+    )
     arguments: argparse.Namespace = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if arguments.data is None:
-            root, large = (make_folder(Path(folder) / str(h), (h, 2 * h)) for h in (1024, 2048))
+            root, large = (make_folder(Path(folder) / str(h), (h, 2 * h)) for h in (arguments.size, 2 * arguments.size))
             count = IMAGES
         else:
             root, large = arguments.data, None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from abn import BatchNormLeakyReLU
@@ -93,24 +94,26 @@ def main() -> None:
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
     images = torch.randn(1, 3, *arguments.size, device=arguments.device)
-    kinds = {
+    kinds: dict[str, tuple[Callable[..., nn.Module], bool]] = {
         "BatchNorm + LeakyReLU": (BatchNormLeakyReLU, True),
         "in-place ABN, separate sum": (InPlaceABN, True),
         "in-place ABN": (InPlaceABN, False),
     }
-    rows = []
+    rows: list[dict[str, float]] = []
     print(f"ResNet-50 body, 1 x 3 x {arguments.size[0]} x {arguments.size[1]}, {arguments.device}\n")
     print(f"{'':<30}{'kept MiB':>10}{'of peer':>9}{'peak MiB':>10}{'of peer':>9}")
     for name, (norm, separate) in kinds.items():
         network = body(norm, separate, arguments.device)
         kept = kept_bytes(network, images) / 2**20
-        peak = peak_bytes(lambda n=network: step(n, images), arguments.device) / 2**20
-        rows.append({"norm": name, "kept_mib": kept, "peak_mib": peak})
+        peak = peak_bytes(partial(step, network, images), arguments.device) / 2**20
+        rows.append({"kept_mib": kept, "peak_mib": peak})
         shares = kept / rows[0]["kept_mib"], peak / rows[0]["peak_mib"]
         print(f"{name:<30}{kept:>10.1f}{shares[0]:>9.2f}{peak:>10.1f}{shares[1]:>9.2f}")
     if arguments.json:
         with open(arguments.json, "w") as file:
-            json.dump({"torch": torch.__version__, "device": arguments.device, "rows": rows}, file, indent=1)
+            json.dump(
+                {"torch": torch.__version__, "device": arguments.device, "rows": dict(zip(kinds, rows))}, file, indent=1
+            )
 
 
 if __name__ == "__main__":

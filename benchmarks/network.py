@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ORIGINAL = {
@@ -68,7 +69,9 @@ def inference(side: int) -> Callable[[], Stages]:
         proposals = network.proposals(obj_logits, bbx_logits * 0.1, anchors, features.valid_sizes, training=False)
         watch.stop("rpn")
         network.detect(features, proposals)
-        boxes = proposals[0][:100]
+        first = proposals[0]
+        assert first is not None
+        boxes = first[:100]
         classes = torch.arange(boxes.shape[0]) % 37
         masks = network.mask(features, [boxes], [classes])[0]
         watch.stop("roi")
@@ -121,15 +124,16 @@ def training(side: int, precision: str) -> Callable[[], Stages]:
 
 
 def table(name: str, runs: list[Stages]) -> Stages:
-    """Print medians beside the original's times; gives the medians."""
+    """Print medians beside the original's times, where it was measured at this size; gives the medians."""
     medians = {stage: statistics.median(run[stage] for run in runs) for stage in runs[0]}
     print(f"\n{name:<20}{'ours':>10}{'original':>10}{'ratio':>8}")
-    original = ORIGINAL[" ".join(name.split()[:2])]
+    original = ORIGINAL.get(" ".join(name.split()[:2]), {})
     seconds = [stage for stage in medians if not stage.endswith("MiB")]
-    rows = {stage: (medians[stage], original[stage]) for stage in medians}
-    rows["all, s"] = (sum(medians[s] for s in seconds), sum(original[s] for s in seconds))
+    rows = {stage: (medians[stage], original.get(stage)) for stage in medians}
+    rows["all, s"] = (sum(medians[s] for s in seconds), sum(original[s] for s in seconds) if original else None)
     for stage, (ours, theirs) in rows.items():
-        print(f"{stage:<20}{ours:>10.3f}{theirs:>10.2f}{theirs / ours:>8.1f}", flush=True)
+        peer = f"{'-':>10}{'-':>8}" if theirs is None else f"{theirs:>10.2f}{theirs / ours:>8.1f}"
+        print(f"{stage:<20}{ours:>10.3f}{peer}", flush=True)
     return medians
 
 
@@ -141,6 +145,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each (default: %(default)s)")
     parser.add_argument("--sides", type=int, nargs="+", default=[512, 1024], help="shortest sides for inference")
+    parser.add_argument("--training-side", type=int, default=512, help="height for training (default: %(default)s)")
     parser.add_argument("--plain", action="store_true", help="without the compiled operators")
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
@@ -151,9 +156,10 @@ def main() -> None:
     if any(name not in os.environ for name in SETTINGS) and sys.platform == "linux":
         # as the command line does it; docs/performance.md
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **SETTINGS})
-    cases = {f"inference {side}": lambda side=side: inference(side) for side in arguments.sides}
+    cases = {f"inference {side}": partial(inference, side) for side in arguments.sides}
+    side = arguments.training_side
     for precision in ("fp32", "bf16"):
-        cases[f"training 512 {precision}"] = lambda precision=precision: training(512, precision)
+        cases[f"training {side} {precision}"] = partial(training, side, precision)
     medians = {}
     for name, make in cases.items():
         if name.split()[0] in arguments.what:

@@ -9,14 +9,15 @@ on a CPU: `--rounds 1 head`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from timing import Case, options, report
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from seamseg.backbones.residual import NormFactory
-from seamseg.heads.semantic.head import SemanticHead
+from seamseg.heads.semantic.head import MiniDeepLab, SemanticHead
 from seamseg.ops.norm import ABN
 from seamseg.ops.pooling import box_filter_pool
 from seamseg.ops.reference.pooling import box_filter_pool as plain_form
@@ -39,6 +40,7 @@ def usual_head(head: SemanticHead, levels: Sequence[Tensor]) -> Tensor:
     """The same numbers as usually written: the input is pooled as it is, the classifier runs on all levels enlarged."""
     outputs = []
     for level, x in zip(head.output, levels):
+        assert isinstance(level, MiniDeepLab)
         window = [min(k, size) for k, size in zip(level.pooling_size, x.shape[-2:])]
         before = [(k - 1) // 2 for k in window]
         after = [k - 1 - b for k, b in zip(window, before)]
@@ -72,7 +74,7 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
 
     def semantic_head(name: str, layout: torch.memory_format) -> Case:
         norm: NormFactory = ABN
-        head: nn.Module = SemanticHead(256, 19, norm).eval().to(device, memory_format=layout)
+        head = SemanticHead(256, 19, norm).eval().to(device).to(memory_format=layout)
         finest = feature_map(torch.float32, layout, 256)
         levels = [finest[..., :: 2**i, :: 2**i].contiguous(memory_format=layout) for i in range(4)]
 
@@ -86,11 +88,11 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
             kind = f"{said}, {str(dtype).removeprefix('torch.')}"
             for native in (False, True):
                 name = f"pool forward, {kind}"
-                yield name, lambda n=name, d=dtype, m=layout, a=native: forward(n, d, m, a)
+                yield name, partial(forward, name, dtype, layout, native)
             name = f"pool backward, {kind}"
-            yield name, lambda n=name, d=dtype, m=layout: backward(n, d, m)
+            yield name, partial(backward, name, dtype, layout)
         name = f"semantic head 256 x 256 x 512, {said}"
-        yield name, lambda n=name, m=layout: semantic_head(n, m)
+        yield name, partial(semantic_head, name, layout)
 
 
 def main() -> None:

@@ -100,7 +100,8 @@ def outlines(mask: np.ndarray) -> list[list[float]]:
     padded = np.pad(mask, 1)
     if find_contours is not None:
         return [(np.fliplr(c) - 1).ravel().tolist() for c in find_contours(padded, 0.5)]
-    inside, steps = padded.astype(bool), {}
+    inside = padded.astype(bool)
+    steps: dict[tuple[int, int], list[tuple[int, int]]] = {}
     top, bottom = ((-1, 0), (0, 0), (0, 1)), ((1, 0), (1, 1), (1, 0))
     left, right = ((0, -1), (1, 0), (0, 0)), ((0, 1), (0, 1), (1, 1))
     for (dy, dx), start, end in (top, bottom, left, right):  # edges between pixels, the mask on the right hand

@@ -11,6 +11,7 @@ torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from timing import Case, boxes_of_scene, options, report
@@ -116,10 +117,10 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
             for dtype in (torch.float32, torch.float16) if device == "cuda" else (torch.float32,):
                 kind = "" if dtype == torch.float32 else ", float16"
                 name = f"roi_features {layout} {'backward' if backward else 'forward'}{kind}"
-                yield name, lambda n=name, m=memory_format, b=backward, d=dtype: against_peer(n, m, b, d)  # type: ignore[misc]
+                yield name, partial(against_peer, name, memory_format, backward, dtype)
     for backward in (False, True):
         name = f"roi_features {'backward' if backward else 'forward'}, numbers"
-        yield name, lambda n=name, b=backward: against_plain(n, torch.channels_last, b)  # type: ignore[misc]
+        yield name, partial(against_plain, name, torch.channels_last, backward)
 
     def masks() -> Case:
         generator = torch.Generator().manual_seed(0)

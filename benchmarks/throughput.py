@@ -24,13 +24,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 if TYPE_CHECKING:
     import torch
 
     from seamseg.engine.predictor import Predictor
 
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "compile": {"compile": True},
     "graphs": {"cuda_graphs": True},
@@ -114,7 +115,8 @@ def files(predictor: Predictor, photos: Sequence[Path], out: Path, arguments: ar
     from seamseg.engine.distributed import World
     from seamseg.engine.inference import predict_all
     from seamseg.engine.inputs.source import Source
-    from seamseg.engine.manifest import ManifestFolder, header
+    from seamseg.engine.manifest import header
+    from seamseg.engine.outputs import FolderOutputs
     from seamseg.engine.writers import make_writers
 
     sources = [Source(path, path.stem, path.name) for path in photos]
@@ -128,14 +130,12 @@ def files(predictor: Predictor, photos: Sequence[Path], out: Path, arguments: ar
         finally:
             inside += time.perf_counter() - start
 
-    predictor.raw = raw  # type: ignore[method-assign]
-    out.mkdir(parents=True)
     writers = make_writers(("overlay", "coco"), out, predictor.metadata)
     start = time.perf_counter()
-    manifest = ManifestFolder(out, header("random", "0" * 64, {}))
-    tally = predict_all(predictor, sources, writers, World(device=predictor.device), manifest, 1, arguments.workers)
+    outputs = FolderOutputs(out, writers, header("random", "0" * 64, {}))
+    with mock.patch.object(predictor, "raw", raw):
+        tally = predict_all(predictor, sources, outputs, World(device=predictor.device), workers=arguments.workers)
     wall = time.perf_counter() - start
-    predictor.raw = see  # type: ignore[method-assign]
     assert tally.done == len(photos), tally
     return {"images/s": len(photos) / wall, "outside": 1 - inside / wall}
 
@@ -194,11 +194,11 @@ def main() -> None:
             files(predictors[name], photos[: 2 * WARM_UP], folder / f"{name}-first", arguments)
             table[name].update(files(predictors[name], photos, folder / name, arguments))
             print(f"  {name:<8} predict {table[name]['images/s']:7.2f} images/s, outside {table[name]['outside']:.1%}")
-    table["load"] = os.getloadavg()[0]
-    print(f"  load {table['load']:.1f}")
+    load = os.getloadavg()[0]
+    print(f"  load {load:.1f}")
     if arguments.json:
         said = {"torch": torch.__version__, "device": gpu[2:], "size": arguments.size, "precision": arguments.precision}
-        Path(arguments.json).write_text(json.dumps({**said, **table}, indent=1))
+        Path(arguments.json).write_text(json.dumps({**said, "load": load, "variants": table}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,23 +1,27 @@
-"""A training step of vistas_r50 on one image, plain and with everything that makes it fast.
+"""A training step of one image, plain and with everything that makes it fast.
 
     python benchmarks/train_step.py --device cuda --json results/train_step_gpu.json
     python benchmarks/train_step.py --device cpu --size 256x512 --rounds 1
 
-plain: fp32, contiguous, eager. fast: bf16, channels last, compiled, a fixed number of samples. checkpointed: fast, and
-body and pyramid computed a second time instead of kept. The sides take turns; medians are printed. A step is forward,
-backward and an update by SGD with momentum. The peak is that of the allocator in one more step, above the weights and
-momenta that stand before it (benchmarks/memory.py). FLOPs are those of matrix products and convolutions of the plain
-step, counted by torch, so that work done twice does not make a side look faster; the ceiling is a large product of
-bf16 (on the CPU: float32) matrices in the same run. Weights are random, the picture is noise with rectangles on it.
+plain: fp32 (convolutions in TF32, torch's default on a GPU), contiguous, eager. fast: bf16, channels last, compiled, a
+fixed number of samples. checkpointed: fast, and body and pyramid computed a second time instead of kept. The sides
+take turns; medians are printed. A step is the upload of its batch, forward, backward and an update by SGD with
+momentum. All sides get the batch in page-locked memory, as a loader gives it; plain uploads it when the step begins,
+the others as the trainer does, on a stream of its own during the step before. The peak is that of the allocator in one
+more step, above what stands before it: weights, momenta and the batches that wait (benchmarks/memory.py). FLOPs are
+those of matrix products and convolutions of the plain step, counted by torch, so that work done twice does not make a
+side look faster; the ceiling is a large product of bf16 (on the CPU: float32) matrices in the same run. Weights are
+random, the picture is noise with rectangles on it.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,13 +33,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from seamseg.config import load_config
 from seamseg.engine.distributed import World
 from seamseg.engine.train.compiled import compile_static_part
+from seamseg.engine.train.feed import prefetched
 from seamseg.engine.train.logs import TextLog
 from seamseg.engine.train.optimizer import build_optimizer
 from seamseg.engine.train.step import Stepper
 from seamseg.models.build import build_training_module
 from seamseg.structures import Batch
 
-CONFIG = Path(__file__).parents[1] / "configs" / "vistas_r50.ini"
+CONFIGS = Path(__file__).parents[1] / "configs"
 SIDES = {
     "plain": ("precision=fp32", "channels_last=no"),
     "fast": ("precision=bf16", "channels_last=yes", "compile=yes", "roi.fixed_samples=yes"),
@@ -56,10 +61,10 @@ class Side:
     peak: int = 0
 
 
-def make(name: str, batch: Batch, world: World) -> Side:
+def make(name: str, batch: Batch, world: World, experiment: str) -> Side:
     """A side with a network of its own."""
     overrides = [o if "." in o else f"general.{o}" for o in SIDES[name]]
-    config = load_config(CONFIG, overrides=overrides)
+    config = load_config(CONFIGS / f"{experiment}.ini", overrides=overrides)
     torch.manual_seed(0)
     module = build_training_module(config, VISTAS.num_stuff, VISTAS.num_thing).to(world.device).train()
     if config.general.compile:
@@ -67,9 +72,12 @@ def make(name: str, batch: Batch, world: World) -> Side:
     optimizer = build_optimizer(module.net, config)
     stepper = Stepper(config, module, optimizer, world)
     rates = [1e-4 for _ in optimizer.param_groups]
+    batches = itertools.repeat(batch.pin_memory() if world.device.type == "cuda" else batch)
+    # a Stepper uploads what is not on its device when the step begins
+    coming: Iterator[Batch] = batches if name == "plain" else (fed.batch for fed in prefetched(batches, world.device))
 
     def step() -> None:
-        stepper([batch], rates)
+        stepper([next(coming)], rates)
         # the sides share the memory: none keeps more than weights and momenta while another runs
         optimizer.zero_grad(set_to_none=True)
 
@@ -111,19 +119,20 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
     parser.add_argument("--size", default="1920x2304", help="HEIGHTxWIDTH of the image (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=10, help="steps of each side (default: %(default)s)")
+    parser.add_argument("--config", default="vistas_r50", help="an experiment of configs/ (default: %(default)s)")
     parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES), help="default: all")
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     height, width = (int(n) for n in arguments.size.split("x"))
-    batch, world = street(noise(height, width), VISTAS), World(device=device)
+    batch, world = street(noise(height, width), VISTAS).with_facts(), World(device=device)
 
     counter = FlopCounterMode(display=False)
     with counter:
-        make("plain", batch, world).step()
+        make("plain", batch, world, arguments.config).step()
     flops, top = counter.get_total_flops(), ceiling(device)
     rows = []
-    sides = [make(name, batch, world) for name in arguments.sides]
+    sides = [make(name, batch, world, arguments.config) for name in arguments.sides]
     for side in sides:
         # compiling, and the choice of algorithms
         for _ in range(2 if device.type == "cuda" else 1):
@@ -154,11 +163,13 @@ def main() -> None:
             f"{row['peak_ratio']:>8.2f}{row['tflops']:>9.3f}{row['of_ceiling']:>8.2f}"
         )
     if arguments.json:
-        said = {"torch": torch.__version__, "device": str(device), "size": [height, width], "flops": flops}
+        said = {"torch": torch.__version__, "device": str(device), "config": arguments.config, "size": [height, width]}
         if device.type == "cuda":
             said["card"] = torch.cuda.get_device_name(device)
         with open(arguments.json, "w") as file:
-            json.dump({**said, "ceiling": top, "rounds": arguments.rounds, "rows": rows}, file, indent=1)
+            json.dump(
+                {**said, "flops": flops, "ceiling": top, "rounds": arguments.rounds, "rows": rows}, file, indent=1
+            )
 
 
 if __name__ == "__main__":

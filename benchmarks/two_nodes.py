@@ -27,13 +27,22 @@ from seamseg.engine.snapshot import NETWORK_MODULES, load_snapshot
 TOY_CITY = Path(__file__).parents[1] / "configs" / "toy_city_r18.ini"
 ADDRESSES = ("10.231.77.1", "10.231.77.2")
 PORT = 29500
-SETTINGS = ("scheduler.burn_in_steps=2", "dataloader.train_batch_size=2", "general.precision=fp32")
-SETTINGS += ("body.normalization_mode=syncbn", "general.val_interval=1", "general.log_interval=1")
+SETTINGS = (
+    "scheduler.burn_in_steps=2",
+    "dataloader.train_batch_size=2",
+    "general.precision=fp32",
+    "body.normalization_mode=syncbn",
+    "general.val_interval=1",
+    "general.log_interval=1",
+)
 
 
 def run(*words: object) -> None:
     """Run a command that must succeed."""
-    subprocess.run([str(w) for w in words], check=True, capture_output=True, text=True)
+    done = subprocess.run([str(w) for w in words], capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise SystemExit(f"two_nodes.py: {' '.join(map(str, words))}: {reason}")
 
 
 @contextmanager

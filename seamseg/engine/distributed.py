@@ -2,7 +2,7 @@
 
 Any launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT will do; without them there is one
 process and no group. Collectives of Python objects and of CPU tensors go through gloo, those of CUDA tensors through
-NCCL.
+NCCL, or through gloo with SEAMSEG_CUDA_BACKEND=gloo: slower, but several processes can share one GPU, which NCCL refuses.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from seamseg.ops.sync import forget_groups, limit_waiting
 T = TypeVar("T")
 
 _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_BACKEND_VARIABLE = "SEAMSEG_CUDA_BACKEND"
 _TIMEOUT_VARIABLE = "SEAMSEG_TIMEOUT_MINUTES"
 _TIMEOUT_MINUTES = 10
 """Longer than any process works on its own while others wait: a snapshot on a slow disk, torch.compile at the start."""
@@ -122,6 +123,16 @@ def _timeout() -> timedelta:
     return timedelta(minutes=minutes)
 
 
+def _backend(device: torch.device) -> str:
+    """What `init_process_group` is asked for."""
+    if device.type != "cuda":
+        return "gloo"
+    backend = os.environ.get(_BACKEND_VARIABLE, "nccl")
+    if backend not in ("nccl", "gloo"):
+        raise InputError(f"{_BACKEND_VARIABLE}={backend}: must be nccl or gloo")
+    return f"cpu:gloo,cuda:{backend}"
+
+
 @contextmanager
 def distributed(device: str = "auto") -> Iterator[World]:
     """Join the launcher's process group for the length of a `with` block; a lone process joins none.
@@ -136,7 +147,7 @@ def distributed(device: str = "auto") -> Iterator[World]:
     Raises
     ------
     InputError
-        if the environment is half set or there are fewer GPUs than processes
+        if the environment is half set or wrong, or there are fewer GPUs than processes
     SeamsegError
         if the other processes cannot be reached, or are lost within the block
     """
@@ -147,7 +158,7 @@ def distributed(device: str = "auto") -> Iterator[World]:
     if size == 1:
         yield world
         return
-    backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
+    backend = _backend(world.device)
     timeout = _timeout()
     limit_waiting(timeout)
     try:

@@ -16,7 +16,8 @@ from seamseg.engine.distributed import (
 )
 from seamseg.errors import InputError, SeamsegError
 
-VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SEAMSEG_TIMEOUT_MINUTES")
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+VARIABLES += ("SEAMSEG_TIMEOUT_MINUTES", "SEAMSEG_CUDA_BACKEND")
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +102,35 @@ def test_who_takes_the_group_down(monkeypatch, device, error, leaves):
     except BaseException as raised:
         assert raised is error
     assert bool(left) == leaves
+
+
+@pytest.mark.parametrize(
+    ("device", "variable", "backend"),
+    [
+        ("cpu", None, "gloo"),
+        ("cuda", None, "cpu:gloo,cuda:nccl"),
+        ("cuda", "nccl", "cpu:gloo,cuda:nccl"),
+        ("cuda", "gloo", "cpu:gloo,cuda:gloo"),
+    ],
+)
+def test_what_collectives_go_through(monkeypatch, device, variable, backend):
+    """gloo for CUDA tensors is a choice: NCCL does not let two processes share a GPU. Nothing here asks for one."""
+    asked = []
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    if variable is not None:
+        monkeypatch.setenv("SEAMSEG_CUDA_BACKEND", variable)
+    monkeypatch.setattr(module, "choose_device", lambda name, local_rank: torch.device(device))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(module.dist, "init_process_group", lambda backend, **kwargs: asked.append(backend))
+    monkeypatch.setattr(module.dist, "destroy_process_group", lambda: None)
+    with distributed(device):
+        pass
+    assert asked == [backend]
+    monkeypatch.setenv("SEAMSEG_CUDA_BACKEND", "mpi")
+    if device == "cuda":
+        with pytest.raises(InputError, match="SEAMSEG_CUDA_BACKEND=mpi: must be nccl or gloo"), distributed(device):
+            pass
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -17,6 +17,13 @@ from torch import Tensor
 
 FLOATING = (torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+TOLERANCES = {
+    torch.float32: (1e-4, 1e-5),
+    torch.float64: (1e-6, 1e-7),
+    torch.bfloat16: (1e-2, 1e-2),
+    torch.float16: (2e-3, 2e-3),
+}
+"""rtol and atol between two implementations of an operator, by the dtype of a result."""
 WILD_VALUES = (math.nan, math.inf, -math.inf, 0.0, -1.0, 1e9, -1e9, 3e38, 1e-40, 2.0**31, -(2.0**63))
 
 
@@ -177,7 +184,7 @@ def _fit_abn(scene: Scene, v: _Values) -> None:
     if "y" in v and v["activation"] == 1:
         low = v["parameter"] * (v["y"].double().clamp(-3, 0).exp() - 1)
         v["y"] = torch.where(v["y"] > 0, v["y"], low.to(v["y"].dtype))
-    like = v.get("x", v.get("y"))
+    like = v["x"] if "x" in v else v["y"]
     for name in ("dy", "residual"):
         if v.get(name) is not None:
             v[name] = scene.normal(*like.shape)

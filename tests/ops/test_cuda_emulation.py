@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from seamseg.ops import implementations
 
-from .arguments import plausible
+from .arguments import TOLERANCES, plausible
 from .cuda_emulation.worker import load_operators, tensors_of
 from .emulator import ROOT, Fault, Raised, Worker, obstacle, shared_declarations
 from .mistakes import describe
@@ -20,12 +20,6 @@ EMULATED = [
 ]
 ON_REGIONS = [name for name in OPERATORS if name.startswith(("abn_", "roi_"))]
 FEWER = {"upsample_ohem_loss": 4, "paste_masks_into": 2}  # many threads, or many launches
-TOLERANCES = {
-    torch.float32: (1e-4, 1e-5),
-    torch.float64: (1e-6, 1e-7),
-    torch.bfloat16: (1e-2, 1e-2),
-    torch.float16: (2e-3, 2e-3),
-}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,230 @@
+"""The tables of what ran on a GPU, from `benchmarks/results/gpu_*.json` into the documents, between their markers.
+
+`python benchmarks/gpu.py --steps tables` writes them. Without results they read "not yet". What was run in its small
+form or on a CPU does not count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+NOT_YET = "**not yet**"
+Results = dict[str, dict[str, Any]]
+"""The records of `gpu.py` by step, those of failures as STEP.failed."""
+
+STATE = [
+    ("`csrc/cuda/*`: built for the card", "yes", "-", "build"),
+    ("every operator against the CPU, kernels and plain torch (`operators.py`)", "yes", "yes, under sanitizers", "ops"),
+    ("`csrc/cuda/*` under compute-sanitizer: memcheck, racecheck", "yes", "-", "sanitizer"),
+    (
+        "`pytest -m gpu`: network, training step, waits, uploads",
+        "-",
+        "host reads are counted on the CPU: none",
+        "tests",
+    ),
+    ("the golden network in fp32, bf16, fp16 (`golden.py`)", "-", "fp32 and bf16 on the CPU", "parity"),
+    (
+        "`train_step.py`: bf16, channels last, compiled, checkpointed, uploads on a stream of their own",
+        "-",
+        "tests run compiled code on the CPU with `aot_eager` and, narrow, with generated C++",
+        "train_step",
+    ),
+    (
+        "`throughput.py`: `seamseg predict --cuda-graphs`, `--compile`; class maps downloaded as int16",
+        "-",
+        "what is recorded and when, by recordings that copy and run; the script on the CPU",
+        "throughput",
+    ),
+    ("`fusion.py`: the panoptic map", "yes", "yes", "fusion"),
+    ("`memory.py`, `huge_photo.py`", "-", "on the CPU", "memory"),
+    ("two processes on one card through gloo (`one_card.py`)", "-", "on the CPU", "distributed"),
+    ("`toy_city.py`: training and prediction, fp32 against bf16", "-", "on the CPU", "toy_city"),
+    ("training with NCCL (several GPUs)", "-", "-", None),
+    (
+        "`[general] precision = fp16` with its loss scale, snapshots of the GPU's random numbers",
+        "-",
+        "on the CPU",
+        None,
+    ),
+]
+"""What there is to run: code, compiled with nvcc, emulated or run on a CPU by the tests, and the step that runs it."""
+
+
+def read(folder: Path) -> Results:
+    """The records of a folder that count."""
+    found = {}
+    for path in sorted(folder.glob("gpu_*.json")):
+        record = json.loads(path.read_text())
+        if record.get("small") is False and "step" in record:
+            found[path.name.removeprefix("gpu_").removesuffix(".json")] = record
+    return found
+
+
+def done(results: Results, step: str) -> dict[str, Any] | None:
+    """The results of a step that has been done."""
+    record = results.get(step)
+    return record["results"] if record is not None and record["status"] == "done" else None
+
+
+def where(results: Results, step: str) -> str:
+    """Device and day of a step."""
+    record = results[step]
+    return f"{record['device']}, {record['date'][:10]}"
+
+
+def table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    """Of Markdown."""
+    lines = ["| " + " | ".join(row) + " |" for row in (heads, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]])
+
+
+def state(results: Results) -> str:
+    """What has run on a GPU."""
+
+    def outcome(step: str | None) -> str:
+        if step is None or (step not in results and f"{step}.failed" not in results):
+            return NOT_YET
+        record = max((results[s] for s in (step, f"{step}.failed") if s in results), key=lambda r: r["date"])
+        place = f"{record['date'][:10]}, {record['device']}"
+        if record["status"] == "done":
+            return place
+        return f"**{record['status']}** ({place}): {str(record['results'].get('reason', ''))[:120]}"
+
+    rows = [(code, compiled, emulated, outcome(step)) for code, compiled, emulated, step in STATE]
+    return table(("code", "compiled (nvcc 13, sm_80, sm_90)", "without a GPU", "ran on a GPU"), rows)
+
+
+def best_variant(results: dict[str, Any]) -> tuple[str, dict[str, float]]:
+    """The variant with the most images a second from file to file."""
+    return max(results["variants"].items(), key=lambda item: item[1]["images/s"])
+
+
+def sides(results: dict[str, Any], number: str) -> list[float]:
+    """A number of the sides of the training step that are not plain."""
+    return [row[number] for row in results["rows"] if row["side"] != "plain"]
+
+
+def fused_ms(results: dict[str, Any]) -> float:
+    """Milliseconds of the fusion."""
+    return next(row["ours_ms"] for row in results["rows"] if row["case"] == "fuse + to_result")
+
+
+def goals(results: Results) -> str:
+    """Goals for an H200, and what was measured."""
+
+    def measured(step: str, number: Callable[[dict[str, Any]], float], met: Callable[[float], bool], form: str) -> str:
+        found = done(results, step)
+        if found is None:
+            return NOT_YET
+        value = number(found)
+        return f"{form.format(value)}, {'met' if met(value) else 'missed'} ({where(results, step)})"
+
+    rows = [
+        (
+            "`seamseg predict`, 1024x2048, bf16, from file to file",
+            ">= 40 images/s",
+            measured("throughput", lambda r: best_variant(r)[1]["images/s"], lambda v: v >= 40, "{:.1f} images/s"),
+        ),
+        (
+            "the part of it outside of the network",
+            "< 20 %",
+            measured("throughput", lambda r: best_variant(r)[1]["outside"], lambda v: v < 0.2, "{:.0%}"),
+        ),
+        (
+            "training step of vistas_r50, 1920x2304, against plain fp32: images a second",
+            ">= 3 times",
+            measured("train_step", lambda r: max(sides(r, "speed_ratio")), lambda v: v >= 3, "{:.2f} times"),
+        ),
+        (
+            "the same: peak memory",
+            "<= 0.5 times",
+            measured("train_step", lambda r: min(sides(r, "peak_ratio")), lambda v: v <= 0.5, "{:.2f} times"),
+        ),
+        (
+            "100 detections and a class map of 1024x2048 to a panoptic map",
+            "<= 2 ms",
+            measured("fusion", fused_ms, lambda v: v <= 2, "{:.2f} ms"),
+        ),
+    ]
+    return table(("on a GPU", "goal for an H200", "measured"), rows)
+
+
+def figures(results: Results) -> str:
+    """All figures, a row each."""
+    rows = [(what, f"`{script}`", said, where(results, step)) for step, script, what, said in _figures(results)]
+    return table(
+        ("what", "command", "result", "device, date"), rows or [("all of the steps", "`make gpu`", NOT_YET, "-")]
+    )
+
+
+def _figures(results: Results) -> Iterator[tuple[str, str, str, str]]:
+    """Step, script, what was measured, the figure."""
+    if found := done(results, "train_step"):
+        for row in found["rows"]:
+            said = f"{row['seconds']:.3f} s ({row['speed_ratio']:.2f} times plain), peak {row['peak_mib']:.0f} MiB "
+            said += f"({row['peak_ratio']:.2f}), {row['of_ceiling']:.0%} of the bf16 ceiling"
+            yield "train_step", "train_step.py", f"training step of vistas_r50, 1920x2304, {row['side']}", said
+    if found := done(results, "throughput"):
+        for name, row in found["variants"].items():
+            said = f"network {1 / row['wall']:.1f} images/s, from file to file {row['images/s']:.1f}, "
+            said += f"outside of the network {row['outside']:.0%}"
+            yield "throughput", "throughput.py", f"prediction, 1024x2048, {found['precision']}, {name}", said
+    if found := done(results, "fusion"):
+        for row in found["rows"]:
+            said = f"{row['ours_ms']:.2f} ms, {row['peer']} {row['peer_ms']:.2f} ms"
+            yield "fusion", "fusion.py", f"{row['case']}, 1024x2048", said
+    if found := done(results, "memory"):
+        for name, row in found["training"]["rows"].items():
+            yield (
+                "memory",
+                "memory.py",
+                f"ResNet-50 body, 512x1024, {name}",
+                f"keeps {row['kept_mib']:.0f} MiB, peak {row['peak_mib']:.0f}",
+            )
+        for row in found["huge_photo"]["rows"]:
+            said = f"{row['seconds']:.1f} s, {row['gpu']:.1f} GiB of the GPU, {row['peak']:.1f} of the host"
+            yield "memory", "huge_photo.py", f"a photo of {row['photo']}, tiles {row['tiles']}", said
+    if found := done(results, "parity"):
+        for row in found["rows"]:
+            said = f"pyramid within {row['pyramid']:.0e}, {row['semantic']:.2%} of the pixels, PQ {row['PQ']:.3f}"
+            yield "parity", "golden.py", f"seeded network against the original's numbers, {row['precision']}", said
+    if found := done(results, "toy_city"):
+        for name, row in found["runs"].items():
+            last = list(row["losses"].values())[-1]
+            said = f"last loss {last:.3f}, PQ {100 * row['PQ']:.1f}, {row['seconds']:.0f} s"
+            yield "toy_city", "toy_city.py", f"toy city, {found['epochs']} epochs, {name}", said
+
+
+PLACES: list[tuple[str, str, Callable[[Results], str]]] = [
+    ("README.md", "gpu goals", goals),
+    ("docs/performance.md", "gpu goals", goals),
+    ("docs/performance.md", "gpu figures", figures),
+    ("benchmarks/results/README.md", "gpu state", state),
+]
+"""File, marker, table."""
+
+
+def rendered(results: Results, root: Path) -> dict[str, str]:
+    """The files with their tables, by name."""
+    texts: dict[str, str] = {}
+    for name, marker, make in PLACES:
+        text = texts.get(name) or (root / name).read_text(encoding="utf-8")
+        begin, end = f"<!-- {marker} -->\n", f"<!-- end of {marker} -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise SystemExit(f"gpu_tables.py: {name}: needs one {begin.strip()} and one {end}")
+        before, rest = text.split(begin)
+        texts[name] = before + begin + make(results) + "\n" + end + rest.split(end)[1]
+    return texts
+
+
+def write(results: Results, root: Path) -> list[str]:
+    """Write the files that change; their names."""
+    changed = [
+        name for name, text in rendered(results, root).items() if text != (root / name).read_text(encoding="utf-8")
+    ]
+    for name in changed:
+        (root / name).write_text(rendered(results, root)[name], encoding="utf-8")
+    return changed

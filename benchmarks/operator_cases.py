@@ -1,0 +1,221 @@
+"""Cases that random arguments of the operators seldom meet: many boxes, repeated sums, vectors, over 2^31 elements.
+
+`python benchmarks/operators.py` runs them. On a CPU the large ones are small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+
+import torch
+from timing import boxes_of_scene
+from torch import Tensor
+from torch.testing import assert_close
+
+from seamseg.ops.extract_boxes import extract_boxes
+from seamseg.ops.labels import count_labels
+from seamseg.ops.nms import nms, nms_fixed
+from seamseg.ops.pooling import box_filter_pool
+
+OPS = torch.ops.seamseg
+LEAKY = (0, 0.01)
+"""Activation and parameter of ABN."""
+HALF = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+class LeftOut(Exception):
+    """The device is too small for a case."""
+
+
+def outcome(case: Callable[[torch.device], None], device: torch.device) -> str:
+    """`equal`, or what differs, or why the case was left out."""
+    try:
+        case(device)
+    except LeftOut as reason:
+        return f"left out: {reason}"
+    except torch.OutOfMemoryError as error:
+        return f"left out: {str(error).splitlines()[0]}"
+    except AssertionError as error:
+        return "differs: " + " ".join(str(error).split())[:300]
+    return "equal"
+
+
+def many_boxes(device: torch.device) -> None:
+    """Suppression beyond a block of 256 boxes, in several groups, with limits: the indices of the CPU."""
+    generator = torch.Generator().manual_seed(0)
+    for count, groups, limit in product((257, 1000, 6500), (1, 3, 65), (-1, 1, 20, 300)):
+        boxes = boxes_of_scene(count, generator, 150)
+        scores = torch.randperm(count, generator=generator).float() / count
+        group = torch.randint(0, groups, (count,), generator=generator)
+        wanted = nms(boxes, scores, 0.5, limit, group)
+        b, s, g = (t.to(device) for t in (boxes, scores, group))
+        assert torch.equal(nms(b, s, 0.5, limit, g).cpu(), wanted), ("nms", count, groups, limit)
+        if limit > 0:
+            fixed = nms_fixed(boxes, scores, 0.5, limit, group)
+            found = nms_fixed(b, s, 0.5, limit, g)
+            for x, y in zip(found, fixed):
+                assert torch.equal(x.cpu(), y), ("nms_fixed", count, groups, limit)
+
+
+def roi_arguments(channels: int, dtype: torch.dtype) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    """Levels of a pyramid of 256 x 512, boxes that overlap a lot, the image and the level of each."""
+    generator = torch.Generator().manual_seed(0)
+    levels = [torch.randn(2, channels, 256 // s, 512 // s, generator=generator).to(dtype) for s in (4, 8, 16)]
+    boxes = boxes_of_scene(400, generator, 60, 256, 512)
+    index, level = (torch.randint(0, n, (400,), generator=generator) for n in (2, 3))
+    return levels, boxes, index, level
+
+
+def roi_backward_repeats(device: torch.device) -> None:
+    """The gradient of ROI sampling with a fixed order of its sums: the same bits twice, the CPU's numbers."""
+    for dtype, channels, last in product(HALF, (16, 72, 256), (True, False)):
+        levels, boxes, index, level = roi_arguments(channels, dtype)
+        dy = torch.randn(400, channels, 7, 7, generator=torch.Generator().manual_seed(1)).to(dtype)
+        shapes = [side for x in levels for side in x.shape]
+
+        def gradients(
+            where: torch.device, deterministic: bool, tensors: tuple = (dy, boxes, index, level, shapes, last)
+        ) -> list[Tensor]:
+            y, b, i, n = (t.to(where) for t in tensors[:4])
+            layout = [tensors[5]] * 3
+            return OPS.roi_sampling_backward(y, tensors[4], layout, b, i, n, [256, 512], False, False, deterministic)
+
+        wanted = gradients(torch.device("cpu"), True)
+        first, second, scattered = (gradients(device, fixed) for fixed in (True, True, False))
+        for a, b, c, reference in zip(first, second, scattered, wanted):
+            assert torch.equal(a, b), ("not repeatable", dtype, channels, last)
+            for found in (a, c):
+                assert_close(found.cpu(), reference, rtol=HALF[dtype], atol=HALF[dtype])
+
+
+def roi_vectors(device: torch.device) -> None:
+    """ROI sampling channels last, at and off the 16 bytes that its vectors need."""
+    for dtype, channels, shift in product(HALF, (8, 12, 64, 256), (0, 1, 4, 8)):
+        levels, boxes, index, level = roi_arguments(channels, dtype)
+        there = []
+        for x in levels:
+            store = torch.zeros(shift + x.numel(), dtype=dtype, device=device)
+            rows = store[shift:].view(x.shape[0], *x.shape[2:], channels)
+            there.append(rows.copy_(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+        wanted = OPS.roi_sampling(levels, boxes, index, level, [256, 512], 7, 7, False, False)
+        rest = [t.to(device) for t in (boxes, index, level)]
+        found = OPS.roi_sampling(there, *rest, [256, 512], 7, 7, False, False)
+        assert_close(found.cpu(), wanted, rtol=HALF[dtype], atol=HALF[dtype])
+
+
+def abn_rows(device: torch.device) -> None:
+    """In-place ABN over rows of channels (channels last, and maps without pixels), with and without a residual."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(5000, 64), (3, 2048), (2, 3, 40, 60), (1, 257, 33, 65), (2, 64, 128, 256), (130, 256, 14, 14)]
+    for shape, dtype, residual in product(shapes, HALF, (True, False)):
+
+        def draw(shape: tuple[int, ...] = shape, dtype: torch.dtype = dtype) -> Tensor:
+            x = torch.randn(shape, generator=generator).to(dtype)
+            return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+        x, dy, other = draw(), draw(), draw() if residual else None
+        weights = [torch.rand(shape[1], generator=generator) + 0.5 for _ in range(4)]
+
+        def results(where: torch.device, given: tuple = (x, dy, other, *weights)) -> Iterator[Tensor]:
+            x, dy, other, *w = (None if t is None else t.to(where) for t in given)
+            yield from OPS.abn_statistics(x)
+            yield OPS.abn_transform(x, *w[:3], other, *LEAKY)
+            yield from OPS.abn_backward_reduce(dy, x, other, w[0], *LEAKY)
+            yield from OPS.abn_backward_input(dy, x, other, *w, *LEAKY)
+
+        for found, wanted in zip(results(device), results(torch.device("cpu"))):
+            # sums of thousands of numbers around 0 cancel
+            size = max(1.0, float(wanted.double().abs().max())) if wanted.numel() else 1.0
+            assert_close(found.cpu(), wanted, rtol=HALF[dtype], atol=HALF[dtype] * size)
+
+
+def sides(device: torch.device, gigabytes: float) -> tuple[int, int]:
+    """Height and width of a map of a little more than 2^31 elements; on a CPU of 2^13."""
+    if device.type == "cpu":
+        return 64, 136
+    free = torch.cuda.mem_get_info(device)[0] / 2**30
+    if free < gigabytes:
+        raise LeftOut(f"{gigabytes:g} GiB are needed, {free:.0f} are free")
+    return 32768, 65552
+
+
+def large_abn(device: torch.device) -> None:
+    """In-place ABN of more than 2^31 elements, in planes and in rows: closed forms, and parts of the map alone."""
+    height, width = sides(device, 20)
+    shape = (2, 4, height // 4, width // 2)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        x = torch.empty(shape, dtype=torch.bfloat16, device=device, memory_format=layout)
+        channel = torch.arange(4, device=device, dtype=torch.float32)
+        sign = 1 - 2 * (torch.arange(shape[3], device=device) % 2)
+        x.copy_((channel[:, None, None] + sign).to(x.dtype)[None].expand(shape))
+        mean, var = OPS.abn_statistics(x)
+        assert_close(mean, channel, rtol=1e-3, atol=1e-3)
+        assert_close(var, torch.ones_like(channel), rtol=1e-3, atol=1e-3)
+        ones = torch.ones_like(channel)
+        end = x[1:, :, -8:].clone(memory_format=layout)
+        y = OPS.abn_transform(x, channel, ones, ones, None, *LEAKY)
+        assert torch.equal(y[1:, :, -8:], OPS.abn_transform(end, channel, ones, ones, None, *LEAKY))
+        del y
+        total, moment = OPS.abn_backward_reduce(x, x, None, ones, *LEAKY)
+        parts = [OPS.abn_backward_reduce(p, p, None, ones, *LEAKY) for p in (x[:1], x[1:])]
+        for found, (a, b) in zip((total, moment), zip(*parts)):
+            assert_close(found, a + b, rtol=1e-3, atol=1e-3 * x.numel())
+        dx = OPS.abn_backward_input(x, x, None, ones, ones, channel, ones, *LEAKY)[0]
+        alone = OPS.abn_backward_input(end, end, None, ones, ones, channel, ones, *LEAKY)[0]
+        assert torch.equal(dx[1:, :, -8:], alone)
+        del x, dx
+
+
+def large_pool(device: torch.device) -> None:
+    """A pool of more than 2^31 elements: the last map is that of the map alone."""
+    height, width = sides(device, 40)
+    x = torch.randn(2, 4, height // 4, width // 2, dtype=torch.bfloat16, device=device)
+    found, alone = box_filter_pool(x, (5, 9))[1, 3:], box_filter_pool(x[1:, 3:].clone(), (5, 9))[0]
+    assert_close(found, alone, rtol=1e-2, atol=1e-2)
+
+
+def large_ids(device: torch.device) -> None:
+    """Ids in the last corner of more than 2^31 pixels have their boxes; so many labels are not counted but refused."""
+    height, width = sides(device, 6)
+    ids = torch.zeros(1, height, width, dtype=torch.uint8, device=device)
+    ids[0, 0, 0], ids[0, -2:, -3:] = 1, 2
+    found = extract_boxes(ids, 4).cpu().tolist()
+    assert found[1:] == [[0, 0, 1, 1], [height - 2, width - 3, height, width], [-1] * 4], found
+    if device.type == "cpu":
+        assert count_labels(ids[0], 3).tolist() == [ids.numel() - 7, 1, 6]
+        return
+    try:
+        count_labels(ids[0], 3)
+    except RuntimeError:
+        return
+    raise AssertionError("count_labels: takes more than 2^31 pixels")
+
+
+def large_levels(device: torch.device) -> None:
+    """ROI sampling at the end of a map of more than 2^31 elements: what one channel of it gives."""
+    height, width = sides(device, 12)
+    channels = 64 if device.type == "cuda" else 4
+    shape = (1, channels, height // 8, width // 8 + 8)
+    one = torch.randn(1, 1, *shape[2:], device=device, dtype=torch.bfloat16)
+    h, w = shape[2:]
+    corner = torch.tensor([[h - 40.5, w - 60.25, h - 1.0, w - 2.5], [h - 9.0, w - 9.0, h, w]], device=device)
+    index = torch.zeros(2, dtype=torch.long, device=device)
+    wanted = OPS.roi_sampling([one], corner, index, None, [0, 0], 7, 7, False, False)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        x = one.expand(shape).contiguous(memory_format=layout)
+        found = OPS.roi_sampling([x], corner, index, None, [0, 0], 7, 7, False, False)
+        assert_close(found, wanted.expand_as(found), rtol=1e-2, atol=1e-2)
+        del x
+
+
+CASES: dict[str, Callable[[torch.device], None]] = {
+    "case nms, many boxes": many_boxes,
+    "case roi_sampling_backward, repeated": roi_backward_repeats,
+    "case roi_sampling, vectors": roi_vectors,
+    "case abn, rows": abn_rows,
+    "case abn, beyond 2^31": large_abn,
+    "case box_filter_pool, beyond 2^31": large_pool,
+    "case extract_boxes and count_labels, beyond 2^31": large_ids,
+    "case roi_sampling, beyond 2^31": large_levels,
+}

@@ -1,0 +1,248 @@
+"""Every operator on a device against the CPU: cases that chance seldom meets, then random arguments for a while.
+
+    python benchmarks/operators.py --device cuda --seconds 240 --json operators.json
+    python benchmarks/operators.py --device cpu --seconds 5                # the CPU's kernels against plain torch
+    python benchmarks/operators.py --seed 1795000000 --seconds 0 nms       # one round from a seed, of one operator
+
+The arguments are those of the tests (`tests/ops/arguments.py`): all dtypes, layouts and small sizes, empty ones too.
+Every other call has its tensors one element off a 16-byte boundary. A reference and the device get the same values;
+results and arguments that are written to must agree within the tolerances of the tests. On a GPU the reference is
+the operator on the CPU, on the CPU plain torch. The device works in a process of its own: what ends it, or breaks its
+CUDA context, is a failure of the operator at work, and the others go on without that one.
+
+Exit code 1 if anything differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import operator_cases
+
+import seamseg.ops.reference
+from seamseg.ops import implementations, kernels
+from tests.ops.arguments import TOLERANCES, plausible
+
+OTHER_NAMES = {"roi_valid_mask": "valid_mask"}
+"""Plain forms that are not named as their operator."""
+MOST_FAILURES = 5
+"""Of an operator, that are written down."""
+
+
+@dataclass
+class Tally:
+    """What was seen of an operator.
+
+    Attributes
+    ----------
+    compared : calls whose results were compared, of them `empty` with a tensor of no elements, `unaligned` off 16 bytes
+    refused : calls that the reference does not take
+    refused_here : messages of calls that only the device does not take
+    failures : seeds and differences, the first few
+    """
+
+    compared: int = 0
+    empty: int = 0
+    unaligned: int = 0
+    refused: int = 0
+    refused_here: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """All tensors in lists and tuples."""
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in tensors(item)]
+    return [value] if isinstance(value, Tensor) else []
+
+
+def plain_form(name: str) -> Callable[..., Any]:
+    """The plain implementation of an operator."""
+    wanted = OTHER_NAMES.get(name, name)
+    for info in pkgutil.iter_modules(seamseg.ops.reference.__path__):
+        module = importlib.import_module(f"seamseg.ops.reference.{info.name}")
+        if hasattr(module, wanted):
+            return getattr(module, wanted)
+    raise LookupError(f"seamseg.ops.reference has no {wanted}")
+
+
+def moved(value: Any, device: torch.device, shift: int) -> Any:
+    """The same on a device: of the same strides, `shift` elements behind the start of its storage."""
+    if isinstance(value, (list, tuple)):
+        return [moved(item, device, shift) for item in value]
+    if not isinstance(value, Tensor):
+        return value
+    expanded = [size > 1 and stride == 0 for size, stride in zip(value.shape, value.stride())]
+    if any(expanded):
+        once = value[tuple(slice(0, 1) if one else slice(None) for one in expanded)]
+        return moved(once, device, shift).expand(value.shape)
+    span = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride())) if value.numel() else 0
+    storage = torch.empty(shift + span, dtype=value.dtype, device=device)
+    return storage.as_strided(value.shape, value.stride(), shift).copy_(value)
+
+
+def check_equal(name: str, found: Any, wanted: Any) -> None:
+    """Raise AssertionError where tensors differ by more than rounding."""
+    for x, y in zip(tensors(found), tensors(wanted), strict=True):
+        x = x.cpu()
+        if name == "upsample_ohem_loss" and x.shape == y.shape:
+            both = x.isfinite() & y.isfinite()  # which of equal losses are selected is not specified
+            x, y = x[both], y[both]
+        rtol, atol = TOLERANCES.get(y.dtype, (0, 0))
+        assert_close(x, y, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def compare(name: str, seed: int, device: torch.device, tally: Tally) -> None:
+    """Call an operator with the arguments of a seed."""
+    operator = getattr(torch.ops.seamseg, name).default
+    reference = plain_form(name) if device.type == "cpu" else operator
+    theirs, shift = plausible(name, seed), seed % 2
+    ours = moved(plausible(name, seed), device, shift)
+    try:
+        wanted = reference(*theirs)
+    except (RuntimeError, ValueError, IndexError):
+        tally.refused += 1
+        return
+    try:
+        found = operator(*ours)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        if device.type == "cuda" and "CUDA error" in str(error):
+            raise
+        tally.refused_here = [*tally.refused_here, f"seed {seed}: {str(error).splitlines()[0]}"][:MOST_FAILURES]
+        return
+    tally.compared += 1
+    tally.unaligned += shift
+    tally.empty += any(t.numel() == 0 for t in tensors(theirs))
+    try:
+        check_equal(name, [found, ours], [wanted, theirs])
+    except AssertionError as error:
+        words = " ".join(str(error).split())[:300]
+        tally.failures = [*tally.failures, f"seed {seed}: {words}"][:MOST_FAILURES]
+
+
+def work(arguments: argparse.Namespace) -> int:
+    """In the process of the device: all cases, then rounds of all operators until the time is over."""
+    device = torch.device(arguments.device)
+    now = Path(arguments.now) if arguments.now else None
+
+    def begin(name: str) -> bool:
+        chosen = not arguments.names or any(word in name for word in arguments.names)
+        if now is not None and chosen:
+            now.write_text(name)
+        return chosen and name not in arguments.without
+
+    cases = {}
+    for name, case in operator_cases.CASES.items():
+        if not arguments.no_cases and begin(name):
+            cases[name] = operator_cases.outcome(case, device)
+            print(f"{name}: {cases[name]}", flush=True)
+    names = [name for name in implementations() if begin(name)]
+    tallies = {name: Tally() for name in names}
+    rounds, deadline = 0, time.monotonic() + arguments.seconds
+    while rounds == 0 or time.monotonic() < deadline:
+        for name in names:
+            begin(name)
+            compare(name, arguments.seed + rounds, device, tallies[name])
+        rounds += 1
+    result = {
+        "seed": arguments.seed,
+        "rounds": rounds,
+        "kernels": kernels(),
+        "served": {name: implementations()[name] for name in names},
+        "cases": cases,
+        "operators": {name: asdict(tally) for name, tally in tallies.items()},
+    }
+    Path(arguments.json).write_text(json.dumps(result, indent=1))
+    return 0
+
+
+def in_a_process(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Let another process work, again without the operator that ended it; what it found."""
+    broken: dict[str, str] = {}
+    while True:
+        path, now = folder / "result.json", folder / "now"
+        command = [sys.executable, __file__, *arguments.names, "--in-process", "--device", arguments.device]
+        command += ["--seed", str(arguments.seed), "--seconds", str(arguments.seconds)]
+        command += ["--json", str(path), "--now", str(now), *(f"--without={name}" for name in broken)]
+        command += ["--no-cases"] if arguments.no_cases else []
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+        if path.exists():
+            return {**json.loads(path.read_text()), "broken": broken}
+        name = now.read_text() if now.exists() else ""
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        words = next((line for line in said if "CUDA error" in line), said[-1])
+        if not name or name in broken:
+            raise SystemExit(f"operators.py: {words}")
+        print(f"{name}: ended its process, exit code {done.returncode}: {words}", flush=True)
+        broken[name] = words
+
+
+def verdict(result: dict[str, Any]) -> int:
+    """Print what was found; the number of operators and cases that fail."""
+    print(f"\n{'operator':<30}{'served by':<14}{'compared':>9}{'empty':>7}{'unaligned':>10}{'refused':>8}{'fail':>6}")
+    bad = [*result["broken"]]
+    for name, row in result["operators"].items():
+        print(
+            f"{name:<30}{result['served'][name]:<14}{row['compared']:>9}{row['empty']:>7}{row['unaligned']:>10}"
+            f"{row['refused'] + len(row['refused_here']):>8}{len(row['failures']):>6}"
+        )
+        bad += [name] * bool(row["failures"])
+    bad += [name for name, outcome in result["cases"].items() if outcome.startswith("differs")]
+    print(f"\nseed {result['seed']}, {result['rounds']} rounds, {len(result['cases'])} cases; ", end="")
+    print(f"{len(bad)} fail: {', '.join(bad)}" if bad else "nothing differs")
+    for name in bad:
+        for line in result["operators"].get(name, {}).get("failures", [])[:2]:
+            print(f"  {name}: {line}")
+    return len(bad)
+
+
+def main() -> int:
+    """Compare and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="only operators and cases that contain one of these words")
+    parser.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=240, help="for random arguments (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of the first round (default: the time)")
+    parser.add_argument("--without", action="append", default=[], metavar="NAME", help="leave out an operator or case")
+    parser.add_argument("--no-cases", action="store_true", help="random arguments only")
+    parser.add_argument("--in-process", action="store_true", help="no process of its own: for compute-sanitizer")
+    parser.add_argument("--now", help=argparse.SUPPRESS)
+    parser.add_argument("--json", help="also write the numbers to this file")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="seamseg-operators-") as name:
+        if arguments.now is not None:
+            return work(arguments)
+        if arguments.in_process:
+            path, arguments.json = arguments.json, os.path.join(name, "result.json")
+            work(arguments)
+            result = {**json.loads(Path(arguments.json).read_text()), "broken": {}}
+        else:
+            path, result = arguments.json, in_a_process(arguments, Path(name))
+        bad = verdict(result)
+        if path:
+            Path(path).write_text(json.dumps({**result, "failing": bad}, indent=1))
+        return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Every script of benchmarks/ in its smallest form: it ends well and leaves the table and the JSON that it promises."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MODULES = {"timing", "street", "operator_cases", "gpu_machine", "gpu_steps", "gpu_tables"}
+"""What the scripts import, and no script itself."""
+CASE = r"\d  .+ +\d+\.\d\d +\d+\.\d\d"
+"""A row of `timing.report`: our milliseconds, the peer, its milliseconds, the ratio."""
+SMALLEST: dict[str, tuple[str, str]] = {
+    "abn": ("layer --rounds 1 --json OUT", CASE),
+    "boxes": ("--rounds 1 --json OUT 1000", CASE),
+    "checkpointing": ("--size 64x128 --rounds 1 --config toy_city_r18", r"body \+ pyramid +\d"),
+    "cityscapes": ("pixel --frames 1 --rounds 1 --json OUT", CASE),
+    "exports": ("ids --rounds 1 --json OUT", CASE),
+    "fixed_samples": ("--side 64 --rounds 1 --config toy_city_r18 --json OUT", CASE),
+    "fusion": ("--rounds 1 --json OUT", CASE),
+    "golden": ("flower --device cpu --json OUT", r"fp32 agrees with the original"),
+    "gpu": ("--device cpu --small --steps build,fusion,tables --out OUT", r"remain: ops"),
+    "histogram": ("uint8 --rounds 1 --json OUT", CASE),
+    "huge_photo": ("96x64 --network small --tiles off 64 --json OUT", r"96x64 .* 64 +\d"),
+    "inference": ("--rounds 1 --sides 64 --precision fp32 --json OUT maskrcnn", r"maskrcnn takes \d"),
+    "kill_ranks": ("--kills 1 --seed 3", r"kills: 1.*\n.*equal the undisturbed run's"),
+    "loading": ("item --rounds 1 --size 128 --json OUT", r"images/s, peer \d"),
+    "malloc": ("--rounds 1", r"ratio \d"),
+    "memory": ("--size 64 128 --json OUT", r"in-place ABN +\d"),
+    "network": ("--rounds 1 --sides 64 --training-side 64 --json OUT", r"training 64 bf16(.|\n)*all, s +\d"),
+    "one_card": ("--device cpu --steps 2 --json OUT", r"all agree"),
+    "operators": ("--device cpu --seconds 0 --no-cases --seed 7 --json OUT", r"nothing differs"),
+    "panoptic_quality": ("--pairs 2 --rounds 1 --workers 1", r"seamseg +\d(.|\n)*the same scores"),
+    "pooling": ("pool --rounds 1 --json OUT", CASE),
+    "prepare": ("cityscapes --rounds 1 --json OUT", CASE),
+    "roi": ("ids --rounds 1 --json OUT", CASE),
+    "scaling": ("--rounds 1 --side 64 --config toy_city_r18", r"scaling efficiency \d"),
+    "semantic": ("19 --rounds 1 --json OUT", CASE),
+    "soak_predict": ("--images 12 --kills 1", r"every photo once"),
+    "throughput": (
+        "plain --device cpu --size 64x96 --rounds 1 --photos 2 --workers 0 --config toy_city_r18 --json OUT",
+        r"plain +predict +\d.*outside \d",
+    ),
+    "toy_city": ("--device cpu --train 2 --val 1 --epochs 1 --log-interval 1 --json OUT", r"PQ +\d"),
+    "train_step": ("--device cpu --size 64x128 --rounds 1 --config toy_city_r18 --json OUT", r"checkpointed +\d"),
+    "two_nodes": ("--epochs 1 --images 2", r"the same weights to the bit"),
+    "waiting_threads": ("--rounds 1 --steps 1", r"OMP_NUM_THREADS=1 +\d"),
+}
+"""Arguments, and what the output must hold."""
+
+
+def _no_namespaces() -> str | None:
+    if shutil.which("ip") is None or os.geteuid() != 0:
+        return "network namespaces need root and the command `ip`"
+    made = subprocess.run(["ip", "netns", "add", "seamseg-probe"], capture_output=True, text=True)
+    subprocess.run(["ip", "netns", "del", "seamseg-probe"], capture_output=True)
+    return None if made.returncode == 0 else "ip netns add"
+
+
+def _no_cityscapesscripts() -> str | None:
+    return None if importlib.util.find_spec("cityscapesscripts") else "pip install cityscapesscripts"
+
+
+OBSTACLES: dict[str, Callable[[], str | None]] = {"two_nodes": _no_namespaces, "cityscapes": _no_cityscapesscripts}
+"""Scripts that need what may not be here, and a function that gives what they then say, in one line."""
+
+
+LEFT_OUT = {"abn": "inplace_abn", "panoptic_quality": "panopticapi"}
+"""Scripts with a peer that is seldom installed, and its module: a line of the output names it then."""
+
+
+def test_every_script_is_listed():
+    assert {path.stem for path in (ROOT / "benchmarks").glob("*.py")} == set(SMALLEST) | MODULES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALLEST)
+def test_smallest_form(name, tmp_path):
+    words, wanted = SMALLEST[name]
+    out = tmp_path / "out"
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *words.replace("OUT", str(out)).split()]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "TORCHDYNAMO_DISABLE": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1800)
+    if obstacle := OBSTACLES.get(name, lambda: None)():
+        assert done.returncode != 0 and obstacle in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+        pytest.skip(f"{name}.py: {obstacle}")
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    assert re.search(wanted, done.stdout), done.stdout[-3000:]
+    if name in LEFT_OUT and importlib.util.find_spec(LEFT_OUT[name]) is None:
+        assert f"{LEFT_OUT[name].replace('_', '-')} is left out" in done.stdout
+    if "--json" in words:
+        assert json.loads(out.read_text())
