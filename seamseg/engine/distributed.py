@@ -2,7 +2,8 @@
 
 Any launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT will do; without them there is one
 process and no group. Collectives of Python objects and of CPU tensors go through gloo, those of CUDA tensors through
-NCCL, or through gloo with SEAMSEG_CUDA_BACKEND=gloo: slower, but several processes can share one GPU, which NCCL refuses.
+NCCL, or through gloo with SEAMSEG_CUDA_BACKEND=gloo: slower, but several processes can share one GPU, which NCCL
+refuses.
 """
 
 from __future__ import annotations
