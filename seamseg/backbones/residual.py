@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from seamseg.ops.abn_projection import strided_pixels
 from seamseg.ops.activation import activate_
 from seamseg.ops.norm import InPlaceABN
 
@@ -73,7 +75,7 @@ class ResidualBlock(nn.Module):
         self.activation_param = float(layers["bn1"].activation_param)  # type: ignore[arg-type]
 
         if stride != 1 or in_channels != width:
-            self.proj_conv = nn.Conv2d(in_channels, width, 1, stride=stride, bias=False)
+            self.proj_conv = _Projection(in_channels, width, 1, stride=stride, bias=False)
             self.proj_bn = norm(width, activation="identity")
         self.has_projection = stride != 1 or in_channels != width
 
@@ -99,3 +101,11 @@ class ResidualBlock(nn.Module):
         if isinstance(self.proj_bn, InPlaceABN):
             return last.add_projection(branch, x, self.proj_conv, self.proj_bn, *activation)
         return last.add(branch, self.proj_bn(self.proj_conv(x)), *activation)
+
+
+class _Projection(nn.Conv2d):
+    """A 1x1 convolution without padding, with the workaround of :func:`strided_pixels`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        pixels, stride = strided_pixels(input, self.stride)
+        return functional.conv2d(pixels, self.weight, self.bias, stride)

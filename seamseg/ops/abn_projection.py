@@ -18,6 +18,9 @@ from ._check import describe
 from .abn import apply_norm, saved_for_backward
 from .abn_channels import Norm, Statistics, dense, gradients, normalise, transform
 
+_ONEDNN_CHANNELS = 16
+"""Channels that oneDNN's widest 1x1 kernels process at once."""
+
 
 def inplace_abn_projection(
     x: Tensor,
@@ -106,10 +109,15 @@ class _Projection(torch.autograd.Function):
         )
         del residual, dresidual
         needs = ctx.needs_input_grad
-        dshortcut, dprojection, _ = torch.ops.aten.convolution_backward(
-            *(dprojected, shortcut.to(y.dtype), projection.to(y.dtype), None),
-            *(stride, (0, 0), (1, 1), False, (0, 0), 1, [needs[3], needs[4], False]),
+        pixels, step = strided_pixels(shortcut, stride)
+        dpixels, dprojection, _ = torch.ops.aten.convolution_backward(
+            *(dprojected, pixels.to(y.dtype), projection.to(y.dtype), None),
+            *(step, (0, 0), (1, 1), False, (0, 0), 1, [needs[3], needs[4], False]),
         )
+        dshortcut = dpixels
+        if needs[3] and pixels is not shortcut:
+            dshortcut = torch.zeros_like(shortcut, dtype=dpixels.dtype)
+            dshortcut[:, :, :: stride[0], :: stride[1]] = dpixels
         return (
             dx if needs[0] else None,
             dweight if needs[1] else None,
@@ -122,7 +130,19 @@ class _Projection(torch.autograd.Function):
         )
 
 
+def strided_pixels(x: Tensor, stride: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
+    """Input and stride for a 1x1 convolution without padding, equivalent to `x` and `stride`.
+
+    With fewer than 16 channels, channels last and a stride, oneDNN's float32 kernel for the gradient of the weight
+    writes past its workspace (https://github.com/uxlfoundation/oneDNN/issues/6035): such an input is subsampled first.
+    """
+    if x.device.type != "cpu" or x.shape[1] >= _ONEDNN_CHANNELS or max(stride) == 1:
+        return x, stride
+    return x[:, :, :: stride[0], :: stride[1]], (1, 1)
+
+
 def _convolve(shortcut: Tensor, projection: Tensor, stride: tuple[int, int], like: Tensor) -> Tensor:
     # in the precision of the branch, so that both passes do the same thing whether autocast is on or not
     with torch.autocast(like.device.type, enabled=False):
-        return functional.conv2d(shortcut.to(like.dtype), projection.to(like.dtype), None, stride)
+        pixels, step = strided_pixels(shortcut, stride)
+        return functional.conv2d(pixels.to(like.dtype), projection.to(like.dtype), None, step)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from seamseg.backbones.residual import ResidualBlock
 from seamseg.backbones.resnet import RESNETS, ResNet
@@ -32,6 +33,40 @@ def test_block_gives_the_same_with_and_without_gradients(norm):
         without = block(x)
     assert torch.equal(x, kept), "the input is not written over"
     assert_close(without, block(x))
+
+
+class _Convolutions(TorchDispatchMode):
+    """Records kernel size, stride and input channels of each convolution, of backward passes too."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        position = {"aten::convolution": 0, "aten::convolution_backward": 1}.get(func._schema.name)
+        if position is not None:
+            x, weight = args[position : position + 2]
+            self.calls.add((func._schema.name, weight.shape[-1], max(args[position + 3]), x.shape[1]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("norm", [InPlaceABN, ABN])
+@pytest.mark.parametrize("size", [(9, 9), (8, 11)])
+def test_narrow_projections_are_subsampled_first(norm, size):
+    """oneDNN writes past its workspace for 1x1 convolutions with a stride and fewer than 16 channels (issue 6035)."""
+    torch.manual_seed(0)
+    block = ResidualBlock(8, (16, 16), norm, stride=2).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 8, *size).to(memory_format=torch.channels_last).requires_grad_()
+    with _Convolutions() as convolutions:
+        y = block(x)
+        dy = torch.randn_like(y)
+        gradients = torch.autograd.grad(y, [x, *block.parameters()], dy)
+    pointwise = {call for call in convolutions.calls if call[1] == 1}
+    assert pointwise == {("aten::convolution", 1, 1, 8), ("aten::convolution_backward", 1, 1, 8)}
+    wide = x.detach().double().requires_grad_()
+    expected = torch.autograd.grad(block.double()(wide), [wide, *block.parameters()], dy.double())
+    for gradient, wanted in zip(gradients, expected):
+        assert_close(gradient.double(), wanted, rtol=1e-3, atol=1e-4)
 
 
 def test_block_wants_two_or_three_convolutions():
