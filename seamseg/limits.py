@@ -101,6 +101,13 @@ def check_member(name: str, packed: int, size: int, limit: int, what: str, free:
         )
 
 
+def packed_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
+    """The size of a member in the archive; BadZipFile if the file has no room for what the header states."""
+    if info.header_offset + info.compress_size > archive.start_dir:
+        raise zipfile.BadZipFile(f"{info.filename} states a packed size of {in_words(info.compress_size)}")
+    return info.compress_size
+
+
 def read_member(archive: zipfile.ZipFile, member: str, limit: int, what: str) -> bytes:
     """A member of a zip file; never inflates more than the header states.
 
@@ -122,7 +129,7 @@ def read_member(archive: zipfile.ZipFile, member: str, limit: int, what: str) ->
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         # the other kinds inflate a block at a time, of any size
         raise NotImplementedError("compression method other than deflate")
-    check_member(name, info.compress_size, info.file_size, limit, what)
+    check_member(name, packed_size(archive, info), info.file_size, limit, what)
     with archive.open(info) as file:
         return read_limited(file, info.file_size, name, what)
 

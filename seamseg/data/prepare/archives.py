@@ -17,7 +17,15 @@ from PIL import Image
 from seamseg.data.images import image_size, open_image, open_mask
 from seamseg.errors import InputError
 from seamseg.files import read_bytes
-from seamseg.limits import ANNOTATION_BYTES, PHOTO_BYTES, LimitedTarInfo, SparseMember, check_member, inflate
+from seamseg.limits import (
+    ANNOTATION_BYTES,
+    PHOTO_BYTES,
+    LimitedTarInfo,
+    SparseMember,
+    check_member,
+    inflate,
+    packed_size,
+)
 
 _STORED, _DEFLATED, _TAR = 0, 8, -1
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
@@ -86,8 +94,6 @@ class Member:
 
     def _content(self, limit: int = ANNOTATION_BYTES, what: str = "file") -> bytes:
         check_member(str(self), self.packed, self.size, limit, what)
-        if self.packed > limit:
-            raise InputError(f"{self}: the archive is damaged (wrong size); download it again")
         try:
             with self.archive.open("rb") as file:
                 file.seek(self.offset)
@@ -202,6 +208,8 @@ def _zip_members(archive: Path) -> list[Member]:
     try:
         with zipfile.ZipFile(archive) as file:
             entries = [info for info in file.infolist() if not info.is_dir()]
+            for info in entries:
+                packed_size(file, info)
     except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise InputError(
             f"{archive}: not a zip file, or a truncated one ({error}); download it again, or move it away"

@@ -83,17 +83,16 @@ class Shard(PhotoFile):
                 mode: Any = "r|gz" if begun.head == b"\x1f\x8b" else "r|"
                 with tarfile.open(fileobj=begun, mode=mode, tarinfo=LimitedTarInfo) as archive:
                     for member in _members(archive):
-                        source = self._source(member.name, seen)
                         if member.size > PHOTO_BYTES:
                             limit = f"{in_words(member.size)} are above {in_words(PHOTO_BYTES)}, the limit of a photo"
-                            yield replace(source, problem=limit)
+                            yield replace(self._source(member.name, seen), problem=limit)
                             continue
                         stream = archive.extractfile(member)
                         assert stream is not None
                         content = stream.read()
                         if len(content) < member.size:
                             raise EOFError("it ends in the middle of a file")
-                        yield Member(source, content)
+                        yield Member(self._source(member.name, seen), content)
         except SparseMember as error:
             yield self._broken(len(seen), f"cannot be read after {len(seen)} images: {error} is a sparse file")
         except UnreadableImage as error:
