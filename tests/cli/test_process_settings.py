@@ -105,3 +105,35 @@ def test_other_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("GOMP_SPINCOUNT", "1")
     process_settings.apply()
     assert process_settings.describe_malloc() == "not glibc: left alone"
+
+
+TRAINING = """
+import hashlib
+from seamseg.cli import process_settings
+process_settings.apply()
+import torch
+from seamseg.ops.norm import InPlaceABN
+
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3), InPlaceABN(32), torch.nn.Conv2d(32, 64, 3), InPlaceABN(64))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(3):
+    net(torch.randn(2, 3, 64, 64)).square().mean().backward()
+    optimizer.step()
+weights = b"".join(p.detach().numpy().tobytes() for p in net.parameters())
+print(torch.get_num_threads(), hashlib.sha256(weights).hexdigest())
+"""
+
+
+@gnu_openmp
+@pytest.mark.slow
+def test_the_time_that_threads_spin_does_not_change_the_result() -> None:
+    results = []
+    for variables in ({}, {"OMP_WAIT_POLICY": "passive"}):
+        env = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+        command = [sys.executable, "-c", TRAINING]
+        env |= {"OMP_NUM_THREADS": "2", **variables}
+        results.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
+    printed = {process.communicate()[0] for process in results}
+    assert len(printed) == 1
+    assert printed.pop().startswith("2 ")
