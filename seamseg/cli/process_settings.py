@@ -20,7 +20,7 @@ MALLOC = {
 holes of that size would double the peak for huge photos, and filling one takes longer than getting it anew."""
 MALLOC_SWITCH = "SEAMSEG_MALLOC"
 """Set it to `off` and the allocator is left alone."""
-SPIN = {"GOMP_SPINCOUNT": 1000}
+SPIN = {"GOMP_SPINCOUNT": 3000}
 """How often a thread of libgomp checks for work before it sleeps. Its default, 300000, takes several milliseconds, in
 which it occupies a core that the thread it waits for may need once another program runs. Results stay the same."""
 _SPIN_OF_USER = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
