@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
@@ -93,12 +92,13 @@ def main() -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
+        from seamseg.cli import process_settings
+
+        process_settings.apply()
         width, height = map(int, arguments.sizes[0].split("x"))
         options = (arguments.tile_overlap, arguments.shortest_size, arguments.network, arguments.device)
         print(json.dumps(predict((width, height), arguments.tiles[0], *options)))
         return
-
-    from seamseg.cli.malloc import SETTINGS
 
     print(f"{'photo':<14}{'input':<14}{'tiles':<8}{'views':>6}{'before GiB':>12}{'peak GiB':>10}", end="")
     print(f"{'GPU GiB':>9}{'seconds':>9}")
@@ -110,9 +110,7 @@ def main() -> None:
             for option in ("tile_overlap", "shortest_size"):
                 if (value := getattr(arguments, option)) is not None:
                     command += [f"--{option.replace('_', '-')}", str(value)]
-            done = subprocess.run(
-                command, env={**os.environ, **SETTINGS}, check=True, stdout=subprocess.PIPE, text=True
-            )
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             row = {"photo": size, "tiles": tiles, **json.loads(done.stdout)}
             gpu = "-" if row["gpu"] is None else f"{row['gpu']:.2f}"
             rows.append(row)

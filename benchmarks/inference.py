@@ -161,11 +161,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="of torch (default: %(default)s)")
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
-    from seamseg.cli.malloc import SETTINGS
+    from seamseg.cli import process_settings
 
-    if any(name not in os.environ for name in SETTINGS) and sys.platform == "linux":
-        # as the command line does it, for all sides; docs/performance.md
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **SETTINGS})
+    # as the command line does it, for all sides; docs/performance.md
+    process_settings.apply()
     import torch
 
     torch.set_num_threads(arguments.threads)

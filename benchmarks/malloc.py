@@ -13,7 +13,9 @@ import statistics
 import subprocess
 import sys
 
-from seamseg.cli.malloc import SETTINGS
+from seamseg.cli.process_settings import MALLOC
+
+SETTINGS = {name: str(value) for name, value in MALLOC.items()}
 
 _FORWARD = """
 import time, torch

@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -151,11 +150,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.plain:
         os.environ["SEAMSEG_PLAIN_OPS"] = "1"
-    from seamseg.cli.malloc import SETTINGS
+    from seamseg.cli import process_settings
 
-    if any(name not in os.environ for name in SETTINGS) and sys.platform == "linux":
-        # as the command line does it; docs/performance.md
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **SETTINGS})
+    # as the command line does it, for all sides; docs/performance.md
+    process_settings.apply()
     cases = {f"inference {side}": partial(inference, side) for side in arguments.sides}
     side = arguments.training_side
     for precision in ("fp32", "bf16"):

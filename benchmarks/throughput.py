@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -154,11 +153,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="of torch (default: its own choice)")
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
-    from seamseg.cli.malloc import SETTINGS
+    from seamseg.cli import process_settings
 
-    if any(name not in os.environ for name in SETTINGS) and sys.platform == "linux":
-        # as the command line does it; docs/performance.md
-        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **SETTINGS})
+    # as the command line does it, for all sides; docs/performance.md
+    process_settings.apply()
     import torch
 
     from seamseg.data.images import open_image

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -50,6 +52,17 @@ def measure(case: Case, rounds: int) -> Row:
     return Row(case.name, case.peer, mine, peers, peers / mine, gap)
 
 
+def processor() -> str:
+    """Name of the CPU, and of the instruction set that oneDNN is limited to, if it is."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
+    return f"{name}, ONEDNN_MAX_CPU_ISA={limit}" if limit else name
+
+
 def synchronize() -> None:
     """Wait for the GPU, where there is one."""
     if torch.cuda.is_available():
@@ -85,7 +98,7 @@ def report(cases: Iterable[tuple[str, Callable[[], Case]]], arguments: argparse.
     """Make, measure and print the cases that were asked for; the inputs of a case live only as long as it does."""
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {arguments.device}\n")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {arguments.device}, {processor()}\n")
     print(f"{'case':<50}{'ours ms':>10}  {'peer':<34}{'peer ms':>10}{'ratio':>8}{'difference':>12}")
     rows = []
     for name, make in cases:
@@ -99,7 +112,12 @@ def report(cases: Iterable[tuple[str, Callable[[], Case]]], arguments: argparse.
         )
         rows.append(row)
     if arguments.json:
-        said = {"torch": torch.__version__, "threads": torch.get_num_threads(), "device": arguments.device}
+        said = {
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "device": arguments.device,
+            "cpu": processor(),
+        }
         with open(arguments.json, "w") as file:
             json.dump({**said, "rows": [asdict(row) for row in rows]}, file, indent=1)
     return rows

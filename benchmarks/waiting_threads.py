@@ -1,96 +1,192 @@
-"""A training step on a CPU that others use, too: threads that spin while they wait, threads that sleep, one thread.
+"""Training and prediction on a CPU that other programs use, too: how long threads spin before they sleep.
 
-    python benchmarks/waiting_threads.py [--rounds 3] [--neighbours 1] [--steps 5]
+    python benchmarks/waiting_threads.py [--rounds 5] [--settings NAME=VALUE ...] [training] [predict]
 
-Each measurement is a process of its own, because the variables are read when one starts: the median of a few steps of
-`toy_city_r18` on a picture of 128x256, with as many threads as there are cores, alone and beside busy loops. They take
-turns; medians and their ratio to the default are printed. Anything else on the machine is a neighbour as well.
+The threads of an operator wait for each other at its end. libgomp lets them spin first (`GOMP_SPINCOUNT`), then sleep.
+`training`: a step of the demo (toy_city_r18, 4 images of 128x256); `predict`: vistas_r50 at 512x767, from file to file.
+Both run alone, beside one niced busy loop, and beside as many busy loops as there are cores. The loops have a session
+of their own, as programs of another terminal have: Linux divides the CPU between sessions first (sched_autogroup), and
+`nice` counts within one only.
+
+Each setting is a process of its own, because libgomp reads it when it is loaded; in each round every process works once
+for each kind of neighbours. Medians are printed, with their ratio to the first setting without neighbours.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-SETTINGS = {
-    "default": {},
-    "OMP_WAIT_POLICY=passive": {"OMP_WAIT_POLICY": "passive"},
-    "OMP_NUM_THREADS=1": {"OMP_NUM_THREADS": "1"},
-}
+SETTINGS = ["GOMP_SPINCOUNT=300000", "GOMP_SPINCOUNT=3000", "OMP_WAIT_POLICY=passive", "OMP_NUM_THREADS=1"]
+"""Variables of a process; the first are the reference, libgomp's default."""
+CORES = os.cpu_count() or 1
+NEIGHBOURS = {"none": (0, 0), "niced": (1, 19), "all": (CORES, 0)}
+"""Number of busy loops and their nice level."""
+REPEATS = {"training": 3, "predict": 1}
+"""Steps or photos of a measurement; it is their median."""
 
 
-def work(steps: int) -> None:
-    """Print the median seconds of a step; the first one does not count."""
-    import time
-
+def training() -> Callable[[], object]:
+    """A training step of the demo, four images."""
     import torch
     from street import CITYSCAPES, noise, street
 
     from seamseg.config import load_config
+    from seamseg.engine.distributed import World
+    from seamseg.engine.train.optimizer import build_optimizer
+    from seamseg.engine.train.step import Stepper
     from seamseg.models.build import build_training_module
 
     torch.manual_seed(0)
     config = load_config(Path(__file__).parents[1] / "configs" / "toy_city_r18.ini")
     module = build_training_module(config, CITYSCAPES.num_stuff, CITYSCAPES.num_thing).train()
-    batch = street(noise(128, 256), CITYSCAPES)
-    times = []
-    for _ in range(steps + 1):
-        start = time.perf_counter()
-        torch.stack(list(module(batch).means.values())).sum().backward()
-        module.zero_grad(set_to_none=True)
-        times.append(time.perf_counter() - start)
-    print(statistics.median(times[1:]))
+    optimizer = build_optimizer(module.net, config)
+    stepper = Stepper(config, module, optimizer, World(device=torch.device("cpu")))
+    batch = street(noise(128, 256, 4), CITYSCAPES)
+    return lambda: stepper([batch], [1e-4 for _ in optimizer.param_groups])
+
+
+def predict(folder: Path) -> Callable[[], object]:
+    """Prediction of one photo."""
+    import torch
+
+    from seamseg.engine.profiling import StageProfile, random_predictor, write_picture
+
+    photo = folder / "street.jpg"
+    write_picture(photo, (512, 767))
+    return StageProfile(random_predictor(torch.device("cpu"), 512), photo, folder, made_up=True).run
+
+
+def work(name: str) -> None:
+    """For each line of stdin, do the work and print its median seconds."""
+    from seamseg.cli import process_settings
+
+    process_settings.apply()
+    with tempfile.TemporaryDirectory() as folder:
+        run = training() if name == "training" else predict(Path(folder))
+        run()
+        print("ready", flush=True)
+        for _ in sys.stdin:
+            times = []
+            for _ in range(REPEATS[name]):
+                start = time.perf_counter()
+                run()
+                times.append(time.perf_counter() - start)
+            print(statistics.median(times), flush=True)
+
+
+def variables(setting: str) -> dict[str, str]:
+    """The environment that a setting stands for."""
+    return dict(pair.split("=", 1) for pair in setting.split(",") if "=" in pair)
+
+
+class Worker:
+    """A process that does one kind of work with the variables of one setting."""
+
+    def __init__(self, name: str, variables: dict[str, str]) -> None:
+        environment = {key: v for key, v in os.environ.items() if not key.startswith(("OMP_", "GOMP_"))} | variables
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--work", name],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._line()
+
+    def seconds(self) -> float:
+        """One measurement."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return float(self._line())
+
+    def stop(self) -> None:
+        """End the process."""
+        self.process.kill()
+        self.process.wait()
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit("a process that measures has ended")
+        return line
 
 
 @contextmanager
-def busy_loops(count: int) -> Iterator[None]:
-    """So many processes that each keep a core busy."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+def busy_loops(count: int, nice: int) -> Iterator[None]:
+    """So many processes that each keep a core busy, all in one session."""
+    loop = f"{sys.executable} -c 'while True: pass' & "
+    shell = subprocess.Popen(["nice", "-n", str(nice), "sh", "-c", loop * count + "wait"], start_new_session=True)
     try:
+        # the scheduler has spread them by then
+        time.sleep(0.5 if count else 0)
         yield
     finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
-
-
-def seconds(variables: dict[str, str], neighbours: int, steps: int) -> float:
-    """Median seconds of a step in a fresh process with these variables of OpenMP, and no others of them."""
-    environment = {name: v for name, v in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))} | variables
-    command = [sys.executable, __file__, "--steps", str(steps), "--work"]
-    with busy_loops(neighbours):
-        done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    return float(done.stdout)
+        os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="processes of each kind (default: %(default)s)")
-    parser.add_argument("--neighbours", type=int, default=1, help="busy loops (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=5, help="steps of a process (default: %(default)s)")
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("what", nargs="*", default=list(REPEATS), help="training, predict (default: both)")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each kind (default: %(default)s)")
+    parser.add_argument("--settings", nargs="+", default=SETTINGS, help="NAME=VALUE[,...] (default: %(default)s)")
+    parser.add_argument("--neighbours", nargs="+", choices=list(NEIGHBOURS), default=list(NEIGHBOURS))
+    parser.add_argument("--json", help="also write the numbers to this file")
+    parser.add_argument("--work", choices=list(REPEATS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
-        work(arguments.steps)
+        work(arguments.work)
         return
-    cases = [(name, neighbours) for neighbours in (0, arguments.neighbours) for name in SETTINGS]
-    times: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
-    for _ in range(arguments.rounds):
-        for name, neighbours in cases:
-            times[name, neighbours].append(seconds(SETTINGS[name], neighbours, arguments.steps))
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}\n")
-    print(f"{'busy loops':<12}{'setting':<26}{'s a step':>10}{'ratio':>8}")
-    for name, neighbours in cases:
-        median = statistics.median(times[name, neighbours])
-        ratio = statistics.median(times["default", neighbours]) / median
-        print(f"{neighbours:<12}{name:<26}{median:>10.3f}{ratio:>8.2f}")
+    from timing import processor
+
+    load, rows = os.getloadavg()[0], []
+    print(f"{processor()}, {CORES} cores, load {load:.1f}, {arguments.rounds} rounds\n")
+    for name in arguments.what:
+        rows += measure(name, arguments)
+    if arguments.json:
+        said = {"cpu": processor(), "cores": CORES, "load_before": load, "rounds": arguments.rounds}
+        with open(arguments.json, "w") as file:
+            json.dump({**said, "rows": rows}, file, indent=1)
+
+
+def measure(name: str, arguments: argparse.Namespace) -> list[dict[str, object]]:
+    """Measure one kind of work, and print it."""
+    settings, kinds, rounds = arguments.settings, arguments.neighbours, arguments.rounds
+    times: dict[tuple[str, str], list[float]] = {(n, s): [] for n in kinds for s in settings}
+    with ExitStack() as stack:
+        workers = {}
+        for setting in settings:
+            workers[setting] = Worker(name, variables(setting))
+            stack.callback(workers[setting].stop)
+        for _ in range(rounds):
+            for neighbours in kinds:
+                with busy_loops(*NEIGHBOURS[neighbours]):
+                    for setting, worker in workers.items():
+                        times[neighbours, setting].append(worker.seconds())
+    print(f"{name:<10}{'neighbours':<12}{'setting':<26}{'s':>8}{'to the reference alone':>24}")
+    rows: list[dict[str, object]] = []
+    reference = statistics.median(times[kinds[0], settings[0]])
+    for (neighbours, setting), values in times.items():
+        median = statistics.median(values)
+        print(f"{'':<10}{neighbours:<12}{setting:<26}{median:>8.3f}{median / reference:>24.2f}", flush=True)
+        rows.append(
+            {"work": name, "neighbours": neighbours, "setting": setting, "seconds": median, "ratio": median / reference}
+        )
+    return rows
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import sys
 from importlib import metadata
 from types import ModuleType
 
-from seamseg.cli import malloc
+from seamseg.cli import process_settings
 from seamseg.config import experiments
 from seamseg.data.prepare.parallel import available_cores
 from seamseg.version import __version__
@@ -75,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
         "processor",
         f"{available_cores()} cores to use" + (f", torch uses {torch.get_num_threads()} threads" if torch else ""),
     )
-    _say("malloc", malloc.describe())
+    _say("malloc", process_settings.describe_malloc())
+    _say("OpenMP", process_settings.describe_spin())
     if torch is not None:
         _say("GPU", _gpus(torch, problems))
     _say("launcher", _launcher())

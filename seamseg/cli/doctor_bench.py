@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from seamseg.cli import malloc
+from seamseg.cli import process_settings
 from seamseg.data.prepare.parallel import available_cores
 from seamseg.errors import InputError
 
@@ -91,10 +91,13 @@ def hints(stages: dict[str, float], device: str, precision: str, load: float) ->
         cores, threads = available_cores(), torch.get_num_threads()
         if load > cores:
             said.append(f"the load of this machine is {load:.1f} on {cores} cores: measure again when it is quiet")
-        if threads < cores:
+        # without the variable torch has a thread for each physical core
+        if threads < cores and "OMP_NUM_THREADS" in os.environ:
             said.append(f"torch uses {threads} of {cores} cores: unset OMP_NUM_THREADS, or set it to {cores}")
-        if malloc.describe() != "large buffers are kept":
-            said.append(f"malloc: {malloc.describe()} (docs/performance.md)")
+        if process_settings.describe_malloc() != "large buffers are kept":
+            said.append(f"malloc: {process_settings.describe_malloc()} (docs/performance.md)")
+        if "GOMP_SPINCOUNT=" not in process_settings.describe_spin():
+            said.append(f"OpenMP: {process_settings.describe_spin()} (docs/performance.md)")
         if not one_pass_works():
             said.append("this PyTorch lacks oneDNN's fused operators: activations take a pass of their own")
         fast = bf16_is_fast(torch.device("cpu"))

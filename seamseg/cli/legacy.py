@@ -11,14 +11,14 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 
-from seamseg.cli import malloc
+from seamseg.cli import process_settings
 from seamseg.cli.launcher import is_main_process
 from seamseg.cli.main import main
 
 
 def run_script(translate: Callable[[Sequence[str]], list[str]]) -> int:
     """Run a script of the original by its translation; returns the exit code."""
-    malloc.keep_buffers()
+    process_settings.apply()
     argv = translate(sys.argv[1:])
     if is_main_process():
         print(f"this is now: seamseg {shlex.join(argv)}", file=sys.stderr)

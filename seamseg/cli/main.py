@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
-from seamseg.cli import malloc
+from seamseg.cli import process_settings
 from seamseg.errors import SeamsegError, Terminated
 from seamseg.version import __version__
 
@@ -37,7 +37,7 @@ EXIT_TERMINATED = 143
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 ok, 1 the work failed, 2 bad usage or input, 128 + a signal."""
     if argv is None:
-        malloc.keep_buffers()
+        process_settings.apply()
         argv = sys.argv[1:]
     # as long as the arguments are not parsed nobody else can say whether a traceback is wanted
     debug = "--debug" in argv

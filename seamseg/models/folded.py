@@ -118,8 +118,8 @@ class FoldedRPNHead(nn.Module):
     def forward(self, levels: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
         """As :class:`seamseg.heads.rpn.head.RPNHead`."""
         obj_logits, bbx_logits, shapes = [], [], []
-        for x in levels:
-            scores = self.scores(self.hidden(x)).permute(0, 2, 3, 1)
+        for level, x in enumerate(levels):
+            scores = self.scores(self.hidden(x, level=level), level=level).permute(0, 2, 3, 1)
             n, h, w, _ = scores.shape
             obj_logits.append(scores[..., : self.num_anchors].reshape(n, -1))
             bbx_logits.append(scores[..., self.num_anchors :].reshape(n, -1, 4))

@@ -44,7 +44,7 @@ class _Fused(nn.Module):
         self.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
         self.activation = activation
         self.activation_param = activation_param
-        self._packed: Tensor | None = None
+        self._packed: dict[int, Tensor] = {}
 
     def _unary(self) -> tuple[str, list[float], str]:
         """What oneDNN is asked to do in the same pass; of the activations leaky ReLU only."""
@@ -54,12 +54,12 @@ class _Fused(nn.Module):
         return activate_(y, self.activation, self.activation_param)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        self._packed = None
+        self._packed = {}
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
         # a packed weight can neither be copied nor saved
-        return {**self.__dict__, "_packed": None}
+        return {**self.__dict__, "_packed": {}}
 
 
 class FusedConv2d(_Fused):
@@ -81,13 +81,14 @@ class FusedConv2d(_Fused):
         self.stride, self.padding, self.dilation = list(like.stride), list(like.padding), list(like.dilation)
         self.groups = like.groups
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None, level: int = 0) -> Tensor:
         """`N x I x H x W` -> `N x O x h x w`; the residual, of the shape of the result, is added before the activation.
 
-        The result is a new tensor.
+        The result is a new tensor. A layer that several levels of the pyramid share keeps a packed weight for each
+        `level`: oneDNN's layout depends on the size of the map, and a weight in another one is copied at every call.
         """
         if _usable("convolution", x, self.weight):
-            y = _attempt("convolution", lambda: self._one_pass(x, residual))
+            y = _attempt("convolution", lambda: self._one_pass(x, residual, level))
             if y is not None:
                 return y
         y = functional.conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
@@ -95,13 +96,13 @@ class FusedConv2d(_Fused):
             y = y.add_(residual)
         return self._activate(y)
 
-    def _one_pass(self, x: Tensor, residual: Tensor | None) -> Tensor:
+    def _one_pass(self, x: Tensor, residual: Tensor | None, level: int) -> Tensor:
         op = torch.ops.mkldnn
-        if self._packed is None:
-            self._packed = op._reorder_convolution_weight(
+        if level not in self._packed:
+            self._packed[level] = op._reorder_convolution_weight(
                 self.weight, self.padding, self.stride, self.dilation, self.groups, list(x.shape)
             )
-        settings = (self._packed, self.bias, self.padding, self.stride, self.dilation, self.groups)
+        settings = (self._packed[level], self.bias, self.padding, self.stride, self.dilation, self.groups)
         if residual is not None:
             return self._activate(op._convolution_pointwise.binary(x, residual, *settings, "add", 1.0, None, [], ""))
         unary = self._unary()
@@ -137,10 +138,10 @@ class FusedLinear(_Fused):
 
     def _one_pass(self, x: Tensor) -> Tensor:
         op = torch.ops.mkldnn
-        if self._packed is None:
-            self._packed = op._reorder_linear_weight(self.weight, x.shape[0])
+        if not self._packed:
+            self._packed[0] = op._reorder_linear_weight(self.weight, x.shape[0])
         unary = self._unary()
-        y = op._linear_pointwise(x, self._packed, self.bias, *unary)
+        y = op._linear_pointwise(x, self._packed[0], self.bias, *unary)
         return self._activate(y) if unary[0] == "none" else y
 
     def extra_repr(self) -> str:

@@ -1,4 +1,4 @@
-"""Commands under torchrun: every process starts once more with the allocator's settings and keeps its place."""
+"""Commands under torchrun: every process has the settings and keeps its place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from seamseg.cli import malloc
+from seamseg.cli import process_settings
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.distributed
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.distributed
 
 def torchrun(*words: str) -> subprocess.CompletedProcess[str]:
     """Run a command in two processes."""
-    unwanted = (*malloc.SETTINGS, malloc.SWITCH)
+    unwanted = (*process_settings.MALLOC, process_settings.MALLOC_SWITCH)
     env = {name: value for name, value in os.environ.items() if name not in unwanted} | {"OMP_NUM_THREADS": "1"}
     # --standalone finds a free port
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words]

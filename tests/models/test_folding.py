@@ -1,6 +1,9 @@
 """Folding norms into convolutions: same outputs, another object, any kind of norm; and what happens without oneDNN."""
 
 import copy
+import os
+import subprocess
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -204,3 +207,31 @@ def test_auto_is_about_the_gpu_that_is_used(monkeypatch):
         assert choose_precision("auto", device) == number_type("auto", device) == wanted
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_precision("auto", device) == torch.float32
+
+
+LEVELS = """
+import torch
+from torch import nn
+from seamseg.models.folded import FoldedRPNHead
+from seamseg.ops.fused import FusedConv2d
+
+def layer(like):
+    return FusedConv2d(like.weight, like.bias, like, "leaky_relu", 0.01)
+
+head = FoldedRPNHead(layer(nn.Conv2d(256, 256, 3, padding=1)), layer(nn.Conv2d(256, 15, 1)), 3)
+with torch.inference_mode():
+    sizes = ((128, 192), (64, 96), (4, 6))
+    levels = [torch.randn(1, 256, *size).to(memory_format=torch.channels_last) for size in sizes]
+    head(levels)
+    with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+        head(levels)
+"""
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx2_supported(), reason="the layouts of AVX2 differ between these levels")
+def test_levels_of_the_rpn_find_their_weights_packed():
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", LEVELS], env=environment, capture_output=True, text=True, check=True)
+    executed = [line for line in done.stdout.splitlines() if ",exec,cpu," in line]
+    assert sum(",convolution," in line for line in executed) == 6
+    assert not [line for line in executed if ",reorder," in line]
