@@ -2,8 +2,8 @@
 
     python benchmarks/abn_precision.py [gradients] [training] [--seeds N] [--steps N]
 
-In-place ABN rebuilds its normalised input from its rounded output. "rebuilt" does so whatever the scale, "norm alone" and
-"with conv" are what the layer does called by itself, and together with the convolution before it.
+In-place ABN rebuilds its normalised input from its rounded output. "rebuilt" does so whatever the scale; "norm alone"
+and "with conv" are what the layer does called by itself, and together with the convolution before it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from unittest import mock
 
@@ -26,12 +26,14 @@ from seamseg.ops.norm import ABN, InPlaceABN, NormSequential
 
 SCALES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-6)
 SIDES = ("BatchNorm", "rebuilt", "norm alone", "with conv")
+KINDS = 4
+"""Patterns in the images; pairs of them are classes."""
 ACTIVATIONS = (("leaky_relu", 0.01), ("elu", 1.0), ("identity", 1.0))
 
 
 def rebuilding() -> AbstractContextManager[object]:
-    """Take the rounding of the output for nothing."""
-    return mock.patch.object(abn_channels, "rounding_error", lambda square, dtype: torch.zeros_like(square))
+    """Take the output for exact, whatever the scale."""
+    return mock.patch.object(abn_channels, "spacing_of", lambda square, dtype: torch.zeros_like(square))
 
 
 class Layer:
@@ -118,17 +120,22 @@ class Network(nn.Module):
         """Logits of `N x 3 x 16 x 16`."""
         return self.classifier(self.blocks(self.stem(images)).mean((2, 3)))
 
+    def small_scales(self) -> Iterator[tuple[nn.Module, int]]:
+        """The norms, and how many of their first channels have small scales."""
+        for layer in self.modules():
+            if isinstance(layer, ABN):
+                yield layer, layer.num_features // 2
+
     def start(self, kind: str) -> None:
-        """Give scales their first values: `zero` at the end of every block, or `small` ones here and there."""
+        """Give scales their first values: `zero` at the end of every block, or some of each norm `small`."""
         generator = torch.Generator().manual_seed(7)
         with torch.no_grad():
             for name, layer in self.named_modules():
                 if kind == "zero" and name.endswith("bn3"):
                     layer.weight.zero_()
-                if kind == "small" and isinstance(layer, ABN):
-                    channels = layer.num_features // 2
-                    layer.weight[:channels] = 10 ** (-3 - 3 * torch.rand(channels, generator=generator))
-                    layer.bias.normal_(generator=generator)
+            for layer, channels in self.small_scales() if kind == "small" else ():
+                layer.weight[:channels] = 10 ** (-3 - 3 * torch.rand(channels, generator=generator))
+                layer.bias.normal_(generator=generator)
 
 
 def batch(generator: torch.Generator, templates: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -144,45 +151,74 @@ def batch(generator: torch.Generator, templates: Tensor, count: int) -> tuple[Te
     return images, high * (high + 1) // 2 + low
 
 
-def trained(side: str, kind: str, seed: int, steps: int) -> float:
-    """Mean loss over the last tenth of a training, every side with the same start and the same images."""
+def network(side: str, seed: int) -> Network:
+    """With batch norm or in-place ABN; the same weights for both."""
     torch.manual_seed(seed)
-    kinds, blocks = 4, 8
-    net = Network(ABN if side.startswith("BatchNorm") else InPlaceABN, blocks, kinds * (kinds + 1) // 2)
-    net.start(kind)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+    return Network(ABN if side.startswith("BatchNorm") else InPlaceABN, 4, KINDS * (KINDS + 1) // 2)
+
+
+def train(net: Network, side: str, seed: int, steps: int, lr: float, small: bool = False) -> list[float]:
+    """Losses of a training with a cosine schedule; with `small` the scales that are small stay as they are."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4)
     generator = torch.Generator().manual_seed(seed)
-    templates = torch.randn(kinds, 3, 5, 5, generator=torch.Generator().manual_seed(99))
+    templates = torch.randn(KINDS, 3, 5, 5, generator=torch.Generator().manual_seed(99))
     losses = []
     with rebuilding() if side == "rebuilt" else nullcontext():
         for step in range(steps):
-            optimizer.param_groups[0]["lr"] = 0.05 * (1 + math.cos(math.pi * step / steps)) / 2
-            images, labels = batch(generator, templates, 64)
+            optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
+            images, labels = batch(generator, templates, 32)
             with torch.autocast("cpu", torch.bfloat16, enabled=side != "BatchNorm fp32"):
                 logits = net(images)
             loss = functional.cross_entropy(logits.float(), labels)
             optimizer.zero_grad()
             loss.backward()
+            for layer, channels in net.small_scales() if small else ():
+                layer.weight.grad[:channels] = -1e-4 * layer.weight.detach()[:channels]
             optimizer.step()
-            losses.append(float(loss))
-    last = losses[-max(1, steps // 10) :]
-    return statistics.mean(last)
+            losses.append(float(loss.detach()))
+    return losses
 
 
 def training(seeds: int, steps: int) -> None:
-    """Print final losses."""
-    print(f"loss at the end of {steps} steps, of {seeds} seeds\n")
-    for kind in ("usual", "zero", "small"):
-        for side in ("BatchNorm fp32", "BatchNorm", "rebuilt", "with conv"):
-            losses = [trained(side, kind, seed, steps) for seed in range(seeds)]
-            print(f"{kind:<8}{side:<16}" + "".join(f"{loss:8.3f}" for loss in losses), flush=True)
+    """Print losses."""
+    sides = ("BatchNorm fp32", "BatchNorm", "rebuilt", "with conv")
+    print(f"fine-tuning for {steps // 4} steps, mean loss of the first and of the second half, each of {seeds} seeds")
+    pretrained = []
+    for seed in range(seeds):
+        net = network("BatchNorm", seed)
+        net.start("small")
+        train(net, "BatchNorm fp32", seed, steps, 0.05, small=True)
+        pretrained.append(net.state_dict())
+    for side in sides:
+        line = f"{side:<16}"
+        for seed, state in enumerate(pretrained):
+            net = network(side, seed)
+            net.load_state_dict(state)
+            losses = train(net, side, seed + 1000, steps // 4, 0.01)
+            line += "  " + "".join(f"{statistics.mean(half):7.3f}" for half in halves(losses))
+        print(line, flush=True)
+    for kind in ("small", "zero"):
+        print(f"from a start with {kind} scales, {steps} steps, mean loss of the first and of the second half")
+        for side in sides:
+            line = f"{side:<16}"
+            for seed in range(seeds):
+                net = network(side, seed)
+                net.start(kind)
+                losses = train(net, side, seed, steps, 0.05 if kind == "small" else 0.2)
+                line += "  " + "".join(f"{statistics.mean(half):7.3f}" for half in halves(losses))
+            print(line, flush=True)
+
+
+def halves(losses: list[float]) -> tuple[list[float], list[float]]:
+    """The first and the second half."""
+    return losses[: len(losses) // 2], losses[len(losses) // 2 :]
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", help="gradients, training (default: both)")
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each kind (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=400, help="of each training (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=240, help="of each training (default: %(default)s)")
     options = parser.parse_args()
     if "gradients" in options.parts or not options.parts:
         gradients()

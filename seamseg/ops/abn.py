@@ -94,8 +94,8 @@ def inplace_abn(
     residual : added before the activation, in the shape of `x`; None for nothing. The sum is undone in the backward
         pass: of a residual block only its output stays in memory, besides the residual, which its producer keeps.
     deferred : from :func:`seamseg.ops.abn_kernel_gradient.defer_scale_gradient`, where `x` comes from a convolution.
-        Scales that are less than what storing the output rounds off (1/256 of its root mean square in bfloat16) get
-        their gradient through its kernel; without it that gradient shrinks with the square of the scale.
+        Scales below the spacing of the numbers that the output is stored in (1/128 of its root mean square in bfloat16)
+        get their gradient through its kernel; without it that gradient shrinks with the square of the scale.
 
     Returns
     -------

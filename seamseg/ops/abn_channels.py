@@ -14,6 +14,10 @@ from .abn_replay import remembered
 from .abn_steps import abn_backward_input, abn_backward_reduce, abn_statistics, abn_transform, activation_code
 
 
+CORRECTED = 16
+"""Spacings of the stored numbers below which the gradient of a scale is corrected by the kernel's."""
+
+
 class Norm(NamedTuple):
     """What a normalisation is besides its parameters; see :func:`seamseg.ops.abn.inplace_abn`."""
 
@@ -121,9 +125,10 @@ def gradient_sums(
 ) -> GradientSums:
     """The sums over pixels and ranks that the gradients are made of; arguments as for :func:`gradients`.
 
-    A channel is unresolved if gamma is less than what storing `y` rounds off, at the root mean square of `z` (1/256 of
-    it in bfloat16): `x_hat` cannot be rebuilt there. With `deferred` the gradient of gamma is left to the kernel before
-    the norm (:mod:`seamseg.ops.abn_kernel_gradient`), else it shrinks with the square of gamma over the rounding.
+    A channel is unresolved if gamma is less than the spacing of the numbers that `y` is stored in, at the root mean
+    square of `z` (1/128 of it in bfloat16): `x_hat` cannot be rebuilt there. With `deferred` the gradient of gamma comes
+    from the kernel before the norm (:mod:`seamseg.ops.abn_kernel_gradient`), which also corrects that of scales up to
+    `CORRECTED` spacings; else it shrinks with the square of gamma over the spacing.
     """
     code, parameter = activation_code(norm.activation, norm.parameter)
     gamma = gamma_of(weight, statistics.invstd, norm.eps)
@@ -133,9 +138,9 @@ def gradient_sums(
     sums = torch.stack((dbias, dgamma, squares, torch.full_like(dbias, y.numel() // y.shape[1])))
     if norm.training and norm.group is not None:
         distributed.all_reduce(sums, group=norm.group)
-    rounding = rounding_error(sums[2] / sums[3].clamp(min=1), y.dtype)
-    unresolved = gamma < rounding
-    known = torch.where(unresolved, 0.0 if deferred else (gamma / rounding) ** 2, 1.0)
+    spacing = spacing_of(sums[2] / sums[3].clamp(min=1), y.dtype)
+    unresolved, corrected = gamma < spacing, gamma < CORRECTED * spacing
+    known = torch.where(unresolved, 0.0 if deferred else (gamma / spacing) ** 2, 1.0)
     dgamma = dgamma * known
     if norm.training:
         # dx = gamma invstd (dz - mean(dz) - x_hat mean(dz x_hat))
@@ -145,7 +150,7 @@ def gradient_sums(
         offset = slope = torch.zeros_like(scale)
         if deferred:
             # the kernel's part is sum(dz x) then, without the mean
-            dgamma = torch.where(unresolved, -statistics.mean * statistics.invstd * dbias, dgamma)
+            dgamma = torch.where(corrected, -statistics.mean * statistics.invstd * dbias, dgamma)
     # a negative weight gets the gradient of its absolute value
     sign = torch.ones_like(gamma) if weight is None else torch.where(weight < 0, -1.0, 1.0).to(gamma.dtype)
     return GradientSums(
@@ -155,13 +160,13 @@ def gradient_sums(
         slope,
         dgamma.mul(sign).to(gamma.dtype if weight is None else weight.dtype),
         dbias if bias is None else dbias.to(bias.dtype),
-        torch.where(unresolved, sign / gamma, 0.0),
+        torch.where(corrected, sign / gamma, 0.0),
     )
 
 
-def rounding_error(mean_square: Tensor, dtype: torch.dtype) -> Tensor:
-    """The most that storing a number of this mean square in `dtype` rounds off."""
-    return mean_square.sqrt() * (torch.finfo(dtype).eps / 2)
+def spacing_of(mean_square: Tensor, dtype: torch.dtype) -> Tensor:
+    """How far numbers of this mean square are apart in `dtype`."""
+    return mean_square.sqrt() * torch.finfo(dtype).eps
 
 
 def dense(x: Tensor, like: Tensor | None = None) -> Tensor:
