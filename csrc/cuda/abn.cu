@@ -66,8 +66,8 @@ Tensor abn_transform(const Tensor& x, const Tensor& mean, const Tensor& scale, c
   return y;
 }
 
-std::tuple<Tensor, Tensor> abn_backward_reduce(const Tensor& dy, const Tensor& y, std::optional<Tensor> residual,
-                                               const Tensor& bias, int64_t activation, double parameter) {
+std::tuple<Tensor, Tensor, Tensor> abn_backward_reduce(const Tensor& dy, const Tensor& y, std::optional<Tensor> residual,
+                                                       const Tensor& bias, int64_t activation, double parameter) {
   const char* op = "abn_backward_reduce";
   const Layout layout = layout_of(y, op);
   check_like(dy, y, op, "dy");
@@ -77,7 +77,8 @@ std::tuple<Tensor, Tensor> abn_backward_reduce(const Tensor& dy, const Tensor& y
   const Stage stage = first_stage(layout);
   Tensor sum = torch::stable::new_empty(y, {layout.channels}, wide_type(y));
   Tensor moment = torch::stable::new_empty(y, {layout.channels}, wide_type(y));
-  Tensor partial = torch::stable::new_empty(y, {stage.parts, 2, layout.channels}, wide_type(y));
+  Tensor squares = torch::stable::new_empty(y, {layout.channels}, wide_type(y));
+  Tensor partial = torch::stable::new_empty(y, {stage.parts, 3, layout.channels}, wide_type(y));
   dispatch_floating(y, op, [&](auto zero) {
     using T = decltype(zero);
     using W = wide_t<T>;
@@ -88,9 +89,10 @@ std::tuple<Tensor, Tensor> abn_backward_reduce(const Tensor& dy, const Tensor& y
                      layout, b, act, mutable_data<W>(partial));
     });
     SEAMSEG_LAUNCH(reduce_join<W>, blocks_for(layout.channels, kThreads), kThreads, stream, data<W>(partial),
-                   stage.parts, layout.channels, mutable_data<W>(sum), mutable_data<W>(moment));
+                   stage.parts, layout.channels, mutable_data<W>(sum), mutable_data<W>(moment),
+                   mutable_data<W>(squares));
   });
-  return {sum, moment};
+  return {sum, moment, squares};
 }
 
 std::tuple<Tensor, Tensor> abn_backward_input(const Tensor& dy, const Tensor& y, std::optional<Tensor> residual,

@@ -110,50 +110,58 @@ __global__ void transform(const T* x, const T* residual, T* y, int64_t count, La
   }
 }
 
-// partial: gridDim.y x 2 x channels, sums of dz and of dz (z - bias).
+// partial: gridDim.y x 3 x channels, sums of dz, of dz (z - bias) and of act^-1(y)^2.
 template <class T, class A>
 __global__ void reduce_partial(const T* dy, const T* y, const T* residual, Layout layout, const wide_t<T>* bias,
                                A activation, wide_t<T>* partial) {
   using W = wide_t<T>;
-  __shared__ W sums[kThreads], moments[kThreads];
-  W sum = 0, moment = 0;
+  __shared__ W sums[kThreads], moments[kThreads], squares[kThreads];
+  W sum = 0, moment = 0, square = 0;
   const int64_t c = visit(layout, [&](int64_t i) {
     const int64_t channel = layout.rows ? static_cast<int64_t>(blockIdx.x) * kLanes + threadIdx.x % kLanes : blockIdx.x;
     const W out = static_cast<W>(y[i]);
     const W dz = static_cast<W>(dy[i]) * activation.slope_at(out);
-    W z = activation.invert(out) - bias[channel];
+    const W before = activation.invert(out);
+    W z = before - bias[channel];
     if (residual != nullptr) z -= static_cast<W>(residual[i]);
     sum += dz;
     moment += dz * z;
+    square += before * before;
   });
   const int t = threadIdx.x;
   sums[t] = sum;
   moments[t] = moment;
+  squares[t] = square;
   const int lanes = layout.rows ? kLanes : 1;
   for (int half = kThreads / 2; half >= lanes; half /= 2) {
     __syncthreads();
     if (t < half) {
       sums[t] += sums[t + half];
       moments[t] += moments[t + half];
+      squares[t] += squares[t + half];
     }
   }
   if (t < lanes && c >= 0) {
-    W* out = partial + static_cast<int64_t>(blockIdx.y) * 2 * layout.channels + c;
+    W* out = partial + static_cast<int64_t>(blockIdx.y) * 3 * layout.channels + c;
     out[0] = sums[t];
     out[layout.channels] = moments[t];
+    out[2 * layout.channels] = squares[t];
   }
 }
 
 template <class W>
-__global__ void reduce_join(const W* partial, int64_t parts, int64_t channels, W* sum, W* moment) {
+__global__ void reduce_join(const W* partial, int64_t parts, int64_t channels, W* sum, W* moment, W* squares) {
   for (int64_t c = grid_start(); c < channels; c += grid_step()) {
-    double total = 0, weighted = 0;
+    double total = 0, weighted = 0, squared = 0;
     for (int64_t p = 0; p < parts; ++p) {
-      total += partial[p * 2 * channels + c];
-      weighted += partial[(p * 2 + 1) * channels + c];
+      const W* own = partial + p * 3 * channels + c;
+      total += own[0];
+      weighted += own[channels];
+      squared += own[2 * channels];
     }
     sum[c] = static_cast<W>(total);
     moment[c] = static_cast<W>(weighted);
+    squares[c] = static_cast<W>(squared);
   }
 }
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 from seamseg.backbones.residual import NormFactory
 from seamseg.backbones.resnet import ResNet
 from seamseg.ops.abn_replay import checkpointed
+from seamseg.ops.norm import NormSequential
 
 
 class FPN(nn.Module):
@@ -102,4 +103,4 @@ class FPNBody(nn.Module):
 
 def _conv_norm(in_channels: int, out_channels: int, kernel: int, stride: int, norm: NormFactory) -> nn.Sequential:
     conv = nn.Conv2d(in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, bias=False)
-    return nn.Sequential(OrderedDict(conv=conv, bn=norm(out_channels)))
+    return NormSequential(OrderedDict(conv=conv, bn=norm(out_channels)))

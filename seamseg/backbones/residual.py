@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from seamseg.ops.abn_projection import strided_pixels
 from seamseg.ops.activation import activate_
-from seamseg.ops.norm import InPlaceABN
+from seamseg.ops.norm import InPlaceABN, NormSequential, run_layers
 
 NormFactory = Callable[..., nn.Module]
 """Makes a norm + activation layer: `norm(channels)` or `norm(channels, activation="identity")`."""
@@ -70,7 +70,7 @@ class ResidualBlock(nn.Module):
             )
             layers[f"bn{i}"] = norm(out) if i < last else norm(out, activation="identity")
             width = out
-        self.convs = nn.Sequential(layers)
+        self.convs = NormSequential(layers)
         self.activation = str(layers["bn1"].activation)
         self.activation_param = float(layers["bn1"].activation_param)  # type: ignore[arg-type]
 
@@ -81,26 +81,25 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`N x in_channels x H x W` -> `N x channels[-1] x H/stride x W/stride`."""
-        branch = x
-        for layer in list(self.convs)[:-1]:
-            branch = layer(branch)
-        last = self.convs[-1]
-        if isinstance(last, InPlaceABN):
-            return self._rebuildable_sum(branch, last, x)
+        if isinstance(self.convs[-1], InPlaceABN):
+            return self._rebuildable_sum(x)
         shortcut = self.proj_bn(self.proj_conv(x)) if self.has_projection else x
-        branch = last(branch)
+        branch = self.convs(x)
         # without gradients nobody needs the addends
         total = branch + shortcut if torch.is_grad_enabled() else branch.add_(shortcut)
         return activate_(total, self.activation, self.activation_param)
 
-    def _rebuildable_sum(self, branch: Tensor, last: InPlaceABN, x: Tensor) -> Tensor:
+    def _rebuildable_sum(self, x: Tensor) -> Tensor:
         # norm, sum and activation in one: of all of them only the result is kept for the backward pass
+        *layers, convolution, last = self.convs
+        assert isinstance(last, InPlaceABN)
+        branch, deferred = last.convolve(convolution, run_layers(layers, x))
         activation = (self.activation, self.activation_param)
         if not self.has_projection:
-            return last.add(branch, x, *activation)
+            return last.add(branch, x, *activation, deferred)
         if isinstance(self.proj_bn, InPlaceABN):
-            return last.add_projection(branch, x, self.proj_conv, self.proj_bn, *activation)
-        return last.add(branch, self.proj_bn(self.proj_conv(x)), *activation)
+            return last.add_projection(branch, x, self.proj_conv, self.proj_bn, *activation, deferred)
+        return last.add(branch, run_layers((self.proj_conv, self.proj_bn), x), *activation, deferred)
 
 
 class _Projection(nn.Conv2d):

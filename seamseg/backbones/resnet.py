@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from seamseg.backbones.residual import NormFactory, ResidualBlock
 from seamseg.ops.abn_replay import checkpointed
+from seamseg.ops.norm import NormSequential
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class ResNet(nn.Module):
         dilations = _four(dilation, "dilation")
         dropouts = _four(dropout, "dropout")
 
-        self.mod1 = nn.Sequential(
+        self.mod1 = NormSequential(
             OrderedDict(
                 conv1=nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=caffe_mode),
                 bn1=norm(64),

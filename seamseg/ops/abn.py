@@ -77,6 +77,7 @@ def inplace_abn(
     activation_param: float = 0.01,
     group: distributed.ProcessGroup | None = None,
     residual: Tensor | None = None,
+    deferred: Tensor | None = None,
 ) -> Tensor:
     """In-place ABN: `act(x_hat * (|weight| + eps) + bias + residual)`, keeping only its output for the backward pass.
 
@@ -92,18 +93,25 @@ def inplace_abn(
         local, as DistributedDataParallel wants them.
     residual : added before the activation, in the shape of `x`; None for nothing. The sum is undone in the backward
         pass: of a residual block only its output stays in memory, besides the residual, which its producer keeps.
-        In half precision this rounds: a scale much smaller than the residual blurs the gradient of its own weight.
+    deferred : from :func:`seamseg.ops.abn_kernel_gradient.defer_scale_gradient`, where `x` comes from a convolution.
+        Scales below the spacing of the numbers that the output is stored in (1/128 of its root mean square in bfloat16)
+        get their gradient through its kernel; without it that gradient shrinks with the square of the scale.
 
     Returns
     -------
     a new tensor in the shape and memory format of `x`
     """
     norm = Norm(running_mean, running_var, training, momentum, eps, activation, activation_param, group)
-    return apply_norm(x, weight, bias, norm, residual)
+    return apply_norm(x, weight, bias, norm, residual, deferred)
 
 
 def apply_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: Norm, residual: Tensor | None = None
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    norm: Norm,
+    residual: Tensor | None = None,
+    deferred: Tensor | None = None,
 ) -> Tensor:
     """:func:`inplace_abn` with its options as a :class:`Norm`."""
     check_input("inplace_abn", x, weight, bias, norm.running_mean, norm.running_var, norm.training)
@@ -114,7 +122,7 @@ def apply_norm(
         residual = residual.to(x.dtype)
     tensors = (x, residual, weight, bias)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        return _InPlaceABN.apply(*tensors, *norm)
+        return _InPlaceABN.apply(*tensors, deferred, *norm)
     x = dense(x)
     return normalise(x, None if residual is None else dense(residual, like=x), weight, bias, norm)[0]
 
@@ -170,9 +178,16 @@ def saved_for_backward(ctx: Any) -> tuple[Any, ...]:
 class _InPlaceABN(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, *settings: Any
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        deferred: Tensor | None,
+        *settings: Any,
     ) -> Tensor:
         ctx.norm = norm = Norm(*settings)
+        ctx.deferred = deferred is not None
         x = dense(x)
         residual = None if residual is None else dense(residual, like=x)
         y, (mean, invstd, total) = normalise(x, residual, weight, bias, norm)
@@ -185,12 +200,14 @@ class _InPlaceABN(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple:
         y, residual, weight, bias, mean, invstd, total = saved_for_backward(ctx)
         statistics = Statistics(mean, invstd, ctx.local_total if total is None else total)
-        dx, dresidual, dweight, dbias = gradients(dense(dy, like=y), y, residual, weight, bias, ctx.norm, statistics)
+        dy = dense(dy, like=y)
+        dx, dresidual, sums = gradients(dy, y, residual, weight, bias, ctx.norm, statistics, ctx.deferred)
         needs_x, needs_residual, needs_weight, needs_bias = ctx.needs_input_grad[:4]
         return (
             dx if needs_x else None,
             dresidual if needs_residual else None,
-            dweight if needs_weight else None,
-            dbias if needs_bias else None,
+            sums.dweight if needs_weight else None,
+            sums.dbias if needs_bias else None,
+            sums.deferred if ctx.deferred else None,
             *[None] * len(ctx.norm),
         )

@@ -13,6 +13,9 @@ from torch import Tensor, distributed
 from .abn_replay import remembered
 from .abn_steps import abn_backward_input, abn_backward_reduce, abn_statistics, abn_transform, activation_code
 
+CORRECTED = 16
+"""Spacings of the stored numbers below which the gradient of a scale is corrected by the kernel's."""
+
 
 class Norm(NamedTuple):
     """What a normalisation is besides its parameters; see :func:`seamseg.ops.abn.inplace_abn`.
@@ -83,22 +86,27 @@ def gradients(
     bias: Tensor | None,
     norm: Norm,
     statistics: Statistics,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of input, residual (empty without one), weight and bias from the output `y` and its gradient.
+    deferred: bool,
+) -> tuple[Tensor, Tensor, GradientSums]:
+    """Gradients of input and residual (empty without one) from the output `y` and its gradient, and those of the rest.
 
-    Those of weight and bias are of this rank alone, as DistributedDataParallel wants them.
+    Those of weight and bias are of this rank alone, as DistributedDataParallel wants them. `deferred` is explained at
+    :func:`gradient_sums`.
     """
     code, parameter = activation_code(norm.activation, norm.parameter)
-    sums = gradient_sums(dy, y, residual, weight, bias, norm, statistics)
+    sums = gradient_sums(dy, y, residual, weight, bias, norm, statistics, deferred)
     beta = bias_of(bias, sums.scale)
     dx, dresidual = abn_backward_input(
         dy, y, residual, beta, sums.scale, sums.offset, sums.slope / sums.gamma, code, parameter
     )
-    return dx, dresidual, sums.dweight, sums.dbias
+    return dx, dresidual, sums
 
 
 class GradientSums(NamedTuple):
-    """The gradient of the input is `scale dz + offset + slope x_hat`; the rest is what the parameters get. All `C`."""
+    """The gradient of the input is `scale dz + offset + slope x_hat`; the rest is what the parameters get. All `C`.
+
+    `deferred` times the scalar product of a channel's kernel and its gradient is to be added to `dweight`.
+    """
 
     gamma: Tensor
     scale: Tensor
@@ -106,6 +114,7 @@ class GradientSums(NamedTuple):
     slope: Tensor
     dweight: Tensor
     dbias: Tensor
+    deferred: Tensor
 
 
 def gradient_sums(
@@ -116,27 +125,53 @@ def gradient_sums(
     bias: Tensor | None,
     norm: Norm,
     statistics: Statistics,
+    deferred: bool,
 ) -> GradientSums:
-    """The sums over pixels and ranks that the gradients are made of; arguments as for :func:`gradients`."""
+    """The sums over pixels and ranks that the gradients are made of; arguments as for :func:`gradients`.
+
+    A channel is unresolved if gamma is less than the spacing of the numbers that `y` is stored in, at the root mean
+    square of `z` (1/128 of it in bfloat16): `x_hat` cannot be rebuilt there. With `deferred` the gradient of gamma comes
+    from the kernel before the norm (:mod:`seamseg.ops.abn_kernel_gradient`), which also corrects that of scales up to
+    `CORRECTED` spacings; else it shrinks with the square of gamma over the spacing.
+    """
     code, parameter = activation_code(norm.activation, norm.parameter)
     gamma = gamma_of(weight, statistics.invstd, norm.eps)
-    dbias, moment = abn_backward_reduce(dy, y, residual, bias_of(bias, gamma), code, parameter)
+    dbias, moment, squares = abn_backward_reduce(dy, y, residual, bias_of(bias, gamma), code, parameter)
     dgamma = moment / gamma
     scale = gamma * statistics.invstd
+    sums = torch.stack((dbias, dgamma, squares, torch.full_like(dbias, y.numel() // y.shape[1])))
+    if norm.training and norm.group is not None:
+        _require_alive(norm.group)
+        distributed.all_reduce(sums, group=norm.group)
+    spacing = spacing_of(sums[2] / sums[3].clamp(min=1), y.dtype)
+    unresolved, corrected = gamma < spacing, gamma < CORRECTED * spacing
+    known = torch.where(unresolved, 0.0 if deferred else (gamma / spacing) ** 2, 1.0)
+    dgamma = dgamma * known
     if norm.training:
         # dx = gamma invstd (dz - mean(dz) - x_hat mean(dz x_hat))
-        sums = torch.stack((dbias, dgamma))
-        if norm.group is not None:
-            _require_alive(norm.group)
-            distributed.all_reduce(sums, group=norm.group)
-        mean_dz, mean_dz_x = (sums / statistics.total).to(scale.dtype)
-        offset, slope = -scale * mean_dz, -scale * mean_dz_x
+        mean_dz, mean_dz_x = (sums[:2] / statistics.total).to(scale.dtype)
+        offset, slope = -scale * mean_dz, -scale * (mean_dz_x * known)
     else:
         offset = slope = torch.zeros_like(scale)
-    if weight is not None:
-        # a negative weight gets the gradient of its absolute value
-        dgamma = torch.where(weight < 0, -dgamma, dgamma).to(weight.dtype)
-    return GradientSums(gamma, scale, offset, slope, dgamma, dbias if bias is None else dbias.to(bias.dtype))
+        if deferred:
+            # the kernel's part is sum(dz x) then, without the mean
+            dgamma = torch.where(corrected, -statistics.mean * statistics.invstd * dbias, dgamma)
+    # a negative weight gets the gradient of its absolute value
+    sign = torch.ones_like(gamma) if weight is None else torch.where(weight < 0, -1.0, 1.0).to(gamma.dtype)
+    return GradientSums(
+        gamma,
+        scale,
+        offset,
+        slope,
+        dgamma.mul(sign).to(gamma.dtype if weight is None else weight.dtype),
+        dbias if bias is None else dbias.to(bias.dtype),
+        torch.where(corrected, sign / gamma, 0.0),
+    )
+
+
+def spacing_of(mean_square: Tensor, dtype: torch.dtype) -> Tensor:
+    """How far numbers of this mean square are apart in `dtype`."""
+    return mean_square.sqrt() * torch.finfo(dtype).eps
 
 
 def dense(x: Tensor, like: Tensor | None = None) -> Tensor:

@@ -17,6 +17,7 @@ from torch.nn import functional
 from ._check import describe
 from .abn import apply_norm, saved_for_backward
 from .abn_channels import Norm, Statistics, dense, gradients, normalise, transform
+from .abn_kernel_gradient import defer_scale_gradient, scale_gradient
 
 _ONEDNN_CHANNELS = 16
 """Channels that oneDNN's widest 1x1 kernels process at once."""
@@ -33,6 +34,7 @@ def inplace_abn_projection(
     projection_weight: Tensor | None,
     projection_bias: Tensor | None,
     projection_norm: Norm,
+    deferred: Tensor | None = None,
 ) -> Tensor:
     """In-place ABN of `x` with the residual `abn(conv2d(shortcut, projection, stride=stride))`.
 
@@ -44,6 +46,7 @@ def inplace_abn_projection(
     projection : `C x C_in x 1 x 1`
     stride : of the projection
     projection_weight, projection_bias, projection_norm : of the norm after the projection, whose activation is identity
+    deferred : of the branch's last norm; see :func:`seamseg.ops.abn.inplace_abn`
 
     Returns
     -------
@@ -57,10 +60,13 @@ def inplace_abn_projection(
     tensors = (x, weight, bias, shortcut, projection, projection_weight, projection_bias)
     tracked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if tracked and not torch.compiler.is_compiling():
-        return _Projection.apply(*tensors, norm, projection_norm, stride)
+        return _Projection.apply(*tensors, deferred, norm, projection_norm, stride)
+    inner = None
+    if tracked and projection_weight is not None:
+        projection, inner = defer_scale_gradient(projection, projection_weight)
     residual = _convolve(shortcut, projection, stride, like=x)
-    residual = apply_norm(residual, projection_weight, projection_bias, projection_norm)
-    return apply_norm(x, weight, bias, norm, residual)
+    residual = apply_norm(residual, projection_weight, projection_bias, projection_norm, deferred=inner)
+    return apply_norm(x, weight, bias, norm, residual, deferred)
 
 
 class _Projection(torch.autograd.Function):
@@ -74,11 +80,12 @@ class _Projection(torch.autograd.Function):
         projection: Tensor,
         projection_weight: Tensor | None,
         projection_bias: Tensor | None,
+        deferred: Tensor | None,
         norm: Norm,
         projection_norm: Norm,
         stride: tuple[int, int],
     ) -> Tensor:
-        ctx.settings = norm, projection_norm, stride
+        ctx.settings = norm, projection_norm, stride, deferred is not None
         x = dense(x)
         projected = dense(_convolve(shortcut, projection, stride, x), like=x)
         residual, inner = normalise(projected, None, projection_weight, projection_bias, projection_norm)
@@ -93,7 +100,7 @@ class _Projection(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple:
-        norm, projection_norm, stride = ctx.settings
+        norm, projection_norm, stride, deferred = ctx.settings
         saved = saved_for_backward(ctx)
         y, weight, bias, shortcut, projection, projection_weight, projection_bias = saved[:7]
         outer, inner = (
@@ -103,29 +110,33 @@ class _Projection(torch.autograd.Function):
         projected = dense(_convolve(shortcut, projection, stride, y), like=y)
         residual = transform(projected, None, projection_weight, projection_bias, projection_norm, inner)
         del projected
-        dx, dresidual, dweight, dbias = gradients(dense(dy, like=y), y, residual, weight, bias, norm, outer)
-        dprojected, _, dprojection_weight, dprojection_bias = gradients(
-            dresidual, residual, None, projection_weight, projection_bias, projection_norm, inner
+        dx, dresidual, sums = gradients(dense(dy, like=y), y, residual, weight, bias, norm, outer, deferred)
+        dprojected, _, inner_sums = gradients(
+            dresidual, residual, None, projection_weight, projection_bias, projection_norm, inner, True
         )
         del residual, dresidual
         needs = ctx.needs_input_grad
         pixels, step = strided_pixels(shortcut, stride)
         dpixels, dprojection, _ = torch.ops.aten.convolution_backward(
             *(dprojected, pixels.to(y.dtype), projection.to(y.dtype), None),
-            *(step, (0, 0), (1, 1), False, (0, 0), 1, [needs[3], needs[4], False]),
+            *(step, (0, 0), (1, 1), False, (0, 0), 1, [needs[3], needs[4] or needs[5], False]),
         )
         dshortcut = dpixels
         if needs[3] and pixels is not shortcut:
             dshortcut = torch.zeros_like(shortcut, dtype=dpixels.dtype)
             dshortcut[:, :, :: stride[0], :: stride[1]] = dpixels
+        if needs[5]:
+            dscale = scale_gradient(projection, dprojection, inner_sums.deferred)
+            dprojection_weight = inner_sums.dweight + dscale.to(inner_sums.dweight.dtype)
         return (
             dx if needs[0] else None,
-            dweight if needs[1] else None,
-            dbias if needs[2] else None,
+            sums.dweight if needs[1] else None,
+            sums.dbias if needs[2] else None,
             dshortcut.to(shortcut.dtype) if needs[3] else None,
             dprojection.to(projection.dtype) if needs[4] else None,
             dprojection_weight if needs[5] else None,
-            dprojection_bias if needs[6] else None,
+            inner_sums.dbias if needs[6] else None,
+            sums.deferred if deferred else None,
             *[None] * 3,
         )
 

@@ -45,11 +45,11 @@ abn_transform = define(
 
 abn_backward_reduce = define(
     "abn_backward_reduce(Tensor dy, Tensor y, Tensor? residual, Tensor bias, int activation, float parameter)"
-    " -> (Tensor sum, Tensor moment)",
+    " -> (Tensor sum, Tensor moment, Tensor squares)",
     _plain.abn_backward_reduce,
-    lambda dy, y, residual, bias, activation, parameter: (_channels(y), _channels(y)),
+    lambda dy, y, residual, bias, activation, parameter: (_channels(y), _channels(y), _channels(y)),
 )
-"""Sums over the pixels of `dz = dy act'(z)` and of `dz (z - residual - bias)`, with `act(z) = y`."""
+"""Sums over the pixels of `dz = dy act'(z)`, of `dz (z - residual - bias)` and of `z^2`, with `act(z) = y`."""
 
 abn_backward_input = define(
     "abn_backward_input(Tensor dy, Tensor y, Tensor? residual, Tensor bias, Tensor scale, Tensor offset, Tensor slope,"

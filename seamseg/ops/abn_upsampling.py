@@ -19,6 +19,7 @@ from torch.nn import functional
 from ._check import describe
 from .abn import saved_for_backward
 from .abn_channels import Norm, Statistics, batch_statistics, dense, gradient_sums, transform
+from .abn_kernel_gradient import scale_gradient
 from .abn_replay import remembered
 from .abn_steps import abn_backward_input, activation_code
 
@@ -86,7 +87,7 @@ class _UpsampleABN(torch.autograd.Function):
         norm = ctx.norm
         statistics = Statistics(mean, invstd, ctx.local_total if total is None else total)
         dy = dense(dy, like=y)
-        sums = gradient_sums(dy, y, None, weight, bias, norm, statistics)
+        sums = gradient_sums(dy, y, None, weight, bias, norm, statistics, True)
 
         # through the statistics every output pixel gets offset + slope x_hat = constant + factor (x - centre) W_k
         pixels, taps = _pixels(x), _taps(kernel, x)
@@ -108,12 +109,13 @@ class _UpsampleABN(torch.autograd.Function):
         )
         dx = dx.index_add(0, rows, dchosen)
         dkernel = dkernel + dtaps.view(2, 2, *kernel.shape[:2]).permute(2, 3, 0, 1)
+        dscale = scale_gradient(kernel, dkernel, sums.deferred, dim=1)
         needs = ctx.needs_input_grad
         return (
             dx if needs[0] else None,
             None,
             dkernel.to(kernel.dtype) if needs[2] else None,
-            sums.dweight if needs[3] else None,
+            sums.dweight + dscale.to(sums.dweight.dtype) if needs[3] else None,
             sums.dbias if needs[4] else None,
             None,
         )

@@ -5,14 +5,17 @@ Constructors and state-dict keys are those of the `inplace-abn` package, so that
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.func import functional_call
 from torch.nn import functional
 
 from .abn import abn, apply_norm
 from .abn_channels import Norm
+from .abn_kernel_gradient import defer_scale_gradient
 from .abn_projection import inplace_abn_projection
 from .abn_replay import replaying
 from .abn_upsampling import upsample_abn_rows
@@ -123,6 +126,11 @@ class InPlaceABN(ABN):
     """ABN that keeps its output instead of its input for the backward pass; scale `|weight| + eps`.
 
     Parameters and state are those of :class:`ABN`; leaky_relu and elu need a positive parameter.
+
+    Notes
+    -----
+    In half precision scales near 0 need the kernel of the layer before for their gradient: call the two together, with
+    :func:`run_layers`, :class:`NormSequential` or :meth:`convolve` (docs/ops.md).
     """
 
     _invertible = True
@@ -135,16 +143,39 @@ class InPlaceABN(ABN):
         statistics = (self.running_mean, self.running_var, self._of_the_batch(), self.momentum, self.eps)
         return Norm(*statistics, activation, activation_param, group, self.num_batches_tracked)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`N x C x ...` to the same shape."""
-        return apply_norm(x, self.weight, self.bias, self._norm(self.activation, self.activation_param))
+    def forward(self, x: Tensor, deferred: Tensor | None = None) -> Tensor:
+        """`N x C x ...` to the same shape; `deferred` as from :meth:`convolve`."""
+        norm = self._norm(self.activation, self.activation_param)
+        return apply_norm(x, self.weight, self.bias, norm, deferred=deferred)
 
-    def add(self, x: Tensor, residual: Tensor, activation: str, activation_param: float) -> Tensor:
+    def convolve(self, layer: nn.Module, x: Tensor, channels: slice = slice(None)) -> tuple[Tensor, Tensor | None]:
+        """`layer(x)` for this norm to take, and what its argument `deferred` is then.
+
+        Parameters
+        ----------
+        layer : convolution or linear layer
+        x : its input
+        channels : those of this norm that the layer makes
+        """
+        weight = self.weight
+        tracked = torch.is_grad_enabled() and weight is not None and weight.requires_grad
+        # frozen statistics do not cancel a bias
+        if not tracked or not (layer.bias is None or self._of_the_batch()):
+            return layer(x), None
+        assert isinstance(weight, Tensor) and isinstance(layer.weight, Tensor)
+        dim = int(isinstance(layer, nn.ConvTranspose2d))
+        kernel, deferred = defer_scale_gradient(layer.weight, weight[channels], dim)
+        return functional_call(layer, {"weight": kernel}, (x,)), deferred
+
+    def add(
+        self, x: Tensor, residual: Tensor, activation: str, activation_param: float, deferred: Tensor | None = None
+    ) -> Tensor:
         """`activation(norm(x) + residual)`, keeping only the result: the end of a residual block.
 
-        The layer's own activation takes no part.
+        The layer's own activation takes no part. `deferred` as from :meth:`convolve`.
         """
-        return apply_norm(x, self.weight, self.bias, self._norm(activation, activation_param), residual)
+        norm = self._norm(activation, activation_param)
+        return apply_norm(x, self.weight, self.bias, norm, residual, deferred)
 
     def add_projection(
         self,
@@ -154,10 +185,12 @@ class InPlaceABN(ABN):
         shortcut_norm: InPlaceABN,
         activation: str,
         activation_param: float,
+        deferred: Tensor | None = None,
     ) -> Tensor:
         """`activation(norm(x) + shortcut_norm(convolution(shortcut)))`, keeping only the result and `shortcut`.
 
-        The convolution must be 1x1 without bias. Activations of the two layers take no part.
+        The convolution must be 1x1 without bias. Activations of the two layers take no part. `deferred`, of the branch,
+        as from :meth:`convolve`.
         """
         if convolution.bias is not None or any(convolution.padding) or convolution.groups != 1:
             raise ValueError(
@@ -175,6 +208,7 @@ class InPlaceABN(ABN):
             shortcut_norm.weight,
             shortcut_norm.bias,
             shortcut_norm._norm("identity", 1.0),
+            deferred,
         )
 
     def upsample_rows(self, x: Tensor, rows: Tensor, convolution: nn.ConvTranspose2d) -> Tensor:
@@ -228,6 +262,27 @@ def synchronised_over(group: distributed.ProcessGroup | None) -> distributed.Pro
         return None
     group = distributed.group.WORLD if group is None else group
     return group if distributed.get_world_size(group) > 1 else None
+
+
+def run_layers(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
+    """The layers one after the other; in-place norms together with a convolution or linear layer before them."""
+    layers, deferred = list(layers), None
+    for layer, following in zip(layers, [*layers[1:], None]):
+        if isinstance(following, InPlaceABN) and isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
+            x, deferred = following.convolve(layer, x)
+        elif deferred is not None:
+            x, deferred = layer(x, deferred), None
+        else:
+            x = layer(x)
+    return x
+
+
+class NormSequential(nn.Sequential):
+    """A sequence that runs by :func:`run_layers`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The input of the first layer to the output of the last."""
+        return run_layers(self, x)
 
 
 class ActivatedGroupNorm(nn.GroupNorm):

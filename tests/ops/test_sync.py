@@ -17,8 +17,8 @@ from torch.testing import assert_close
 
 from seamseg.backbones.residual import ResidualBlock
 from seamseg.inplace_abn import inplace_abn_sync
-from seamseg.ops import sync
-from seamseg.ops.norm import InPlaceABN, InPlaceABNSync
+from seamseg.ops import abn_channels, sync
+from seamseg.ops.norm import InPlaceABN, InPlaceABNSync, NormSequential
 from seamseg.ops.sync import active_group, forget_groups, set_group
 
 CHANNELS = 3
@@ -219,6 +219,24 @@ def check_residual_blocks(rank, world):
             assert_close(many, one)
 
 
+def check_scales_too_small(rank, world):
+    """Gradients of scales that go through the kernel, here all, add up to those of one process."""
+    counts = [3, 1, 0][:world]
+    torch.manual_seed(0)
+    single = NormSequential(nn.Conv2d(2, CHANNELS, 3, bias=False), InPlaceABN(CHANNELS)).double()
+    parallel = NormSequential(copy.deepcopy(single[0]), layer_with_weights(InPlaceABNSync, ("leaky_relu", 0.01)))
+    parallel.load_state_dict(single.state_dict())
+    x = torch.randn(sum(counts), 2, 7, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    dy = torch.randn(sum(counts), CHANNELS, 5, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    start = sum(counts[:rank])
+    mine = slice(start, start + counts[rank])
+    single(x).backward(dy + 0.3)
+    with mock.patch.object(abn_channels, "spacing_of", lambda square, dtype: torch.full_like(square, torch.inf)):
+        parallel(x[mine]).backward(dy[mine] + 0.3)
+    distributed.all_reduce(parallel[1].weight.grad)
+    assert_close(parallel[1].weight.grad, single[1].weight.grad)
+
+
 def check_residual_without_gradients(rank, world):
     """Ranks with and without gradients make the same collective calls forward."""
     torch.manual_seed(0)
@@ -260,6 +278,7 @@ CHECKS = [
     check_averages_without_momentum,
     check_data_parallel,
     check_residual_blocks,
+    check_scales_too_small,
     check_residual_without_gradients,
 ]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.backbones.residual import NormFactory
-from seamseg.ops.norm import InPlaceABN
+from seamseg.ops.norm import InPlaceABN, NormSequential, run_layers
 
 
 class ROIHead(nn.Module):
@@ -40,7 +40,7 @@ class ROIHead(nn.Module):
         self.with_masks = with_masks
         self.roi_size = roi_size
         cells = (roi_size[0] // 2) * (roi_size[1] // 2)
-        self.fc = nn.Sequential(
+        self.fc = NormSequential(
             OrderedDict(
                 fc1=nn.Linear(cells * in_channels, fc_channels, bias=False),
                 bn1=norm(fc_channels),
@@ -59,7 +59,7 @@ class ROIHead(nn.Module):
                 layers[f"bn{i}"] = norm(conv_channels)
             layers["conv_up"] = nn.ConvTranspose2d(conv_channels, conv_channels, 2, stride=2, bias=False)
             layers["bn_up"] = norm(conv_channels)
-            self.conv = nn.Sequential(layers)
+            self.conv = NormSequential(layers)
             self.roi_msk = nn.Conv2d(conv_channels, num_things, 1)
 
     def boxes(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,20 +75,18 @@ class ROIHead(nn.Module):
         With `rows` (int64 `P`) only those regions get logits, `P x things x 28 x 28`; the others still take part in the
         batch statistics.
         """
-        for layer in list(self.conv)[:-2]:
-            x = layer(x)
-        enlarge, norm = self.conv[-2], self.conv[-1]
+        *layers, enlarge, norm = self.conv
+        x = run_layers(layers, x)
         if rows is not None and norm.training and isinstance(norm, InPlaceABN):
             assert isinstance(enlarge, nn.ConvTranspose2d)
             # the other regions are needed in the statistics only: no map is made of them
             return self.roi_msk(norm.upsample_rows(x, rows, enlarge))
-        x = norm(enlarge(x))
+        x = run_layers((enlarge, norm), x)
         return self.roi_msk(x if rows is None else x[rows])
 
     def masks_of(self, x: Tensor, classes: Tensor) -> Tensor:
         """Mask logits `K x 28 x 28` of features `K x C x 14 x 14`, each for the thing class of its region (`K`)."""
-        for layer in self.conv:
-            x = layer(x)
+        x = self.conv(x)
         # the other classes' logits need not be made
         weight, bias = self.roi_msk.weight.flatten(1)[classes], self.roi_msk.bias
         pixels = x.permute(0, 2, 3, 1).flatten(1, 2)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.backbones.residual import NormFactory
+from seamseg.ops.norm import run_layers
 
 
 class RPNHead(nn.Module):
@@ -51,7 +52,7 @@ class RPNHead(nn.Module):
         """
         obj_logits, bbx_logits, shapes = [], [], []
         for x in levels:
-            hidden = self.bn1(self.conv1(x))
+            hidden = run_layers((self.conv1, self.bn1), x)
             n, _, h, w = hidden.shape
             obj_logits.append(self.conv_obj(hidden).permute(0, 2, 3, 1).reshape(n, -1))
             bbx_logits.append(self.conv_bbx(hidden).permute(0, 2, 3, 1).reshape(n, -1, 4))

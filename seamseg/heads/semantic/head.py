@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.backbones.residual import NormFactory
+from seamseg.ops.norm import InPlaceABN, run_layers
 from seamseg.ops.pooling import box_filter_pool
 
 
@@ -37,9 +38,20 @@ class MiniDeepLab(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """`N x in_channels x h x w` -> `N x hidden_channels x h x w`."""
         # a 1x1 convolution without bias commutes with the average and its padding; this way round fewer are averaged
-        context = box_filter_pool(self.conv1_glb(x), self.pooling_size)
-        x = torch.cat([self.conv1_3x3(x), self.conv1_dil(x), context], dim=1)
-        return self.bn2(self.conv2(self.bn1(x)))
+        parts = [self._convolve(i, x) for i in range(3)]
+        context = box_filter_pool(parts[2][0], self.pooling_size)
+        x = torch.cat([parts[0][0], parts[1][0], context], dim=1)
+        deferred = [d for _, d in parts if d is not None]
+        x = self.bn1(x, torch.cat(deferred)) if deferred else self.bn1(x)
+        return run_layers((self.conv2, self.bn2), x)
+
+    def _convolve(self, i: int, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        convolution = (self.conv1_3x3, self.conv1_dil, self.conv1_glb)[i]
+        width = convolution.out_channels
+        if not isinstance(self.bn1, InPlaceABN):
+            return convolution(x), None
+        # the average of the last, too, is linear in the kernel
+        return self.bn1.convolve(convolution, x, slice(i * width, (i + 1) * width))
 
 
 class SemanticHead(nn.Module):

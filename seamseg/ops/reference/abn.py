@@ -31,11 +31,12 @@ def abn_transform(
 
 def abn_backward_reduce(
     dy: Tensor, y: Tensor, residual: Tensor | None, bias: Tensor, activation: int, parameter: float
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """See :func:`seamseg.ops.abn_steps.abn_backward_reduce`."""
     dz, z = _rebuild(dy, y, residual, bias, activation, parameter)
     dims = [0, *range(2, y.dim())]
-    return dz.sum(dims), dz.mul_(z).sum(dims)
+    squares = deactivate(_wide(y), _NAMES[activation], parameter).square().sum(dims)
+    return dz.sum(dims), dz.mul_(z).sum(dims), squares
 
 
 def abn_backward_input(
