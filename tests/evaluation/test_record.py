@@ -137,7 +137,7 @@ def test_a_line_comes_back_as_it_was():
         (IMAGES, None, "images.jsonl: no such file"),
         (IMAGES, "{}\n", "line 1: not the record of an image"),
         (IMAGES, "[]\n", "line 1: not the record of an image"),
-        (IMAGES, "\udcff", "cannot be read"),
+        (IMAGES, "\udcff", "line 1: not the record of an image: 'utf-8' codec can't decode"),
     ],
 )
 def test_broken_folders_are_named(files, tmp_path, name, content, words):

@@ -116,6 +116,8 @@ def _named(places: Sequence[str], relative: Sequence[PurePosixPath]) -> list[Sou
 
 
 def _of_list(path: Path) -> tuple[list[str], list[PurePosixPath]]:
+    if not path.exists():
+        raise InputError(f"{path}: no such list of images")
     try:
         lines = read_bytes(path, "list of images").decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
