@@ -2,8 +2,7 @@
 
 Any launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT will do; without them there is one
 process and no group. Collectives of Python objects and of CPU tensors go through gloo, those of CUDA tensors through
-NCCL, or through gloo with SEAMSEG_CUDA_BACKEND=gloo: slower, but several processes can share one GPU, which NCCL
-refuses.
+NCCL; with SEAMSEG_CUDA_BACKEND=gloo also through gloo, which is slower, but lets several processes share one GPU.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ def command(*words, **options):
 def test_what_is_wrong_is_one_line(tmp_path):
     for words, said in (
         (("--steps", "opps"), "gpu.py: --steps opps: choose among build,ops,"),
-        (("--wheels", tmp_path, "--steps", "tables"), f"gpu.py: --wheels {tmp_path}: there is no .whl file"),
+        (("--wheels", tmp_path, "--steps", "build"), f"gpu.py: --wheels {tmp_path}: there is no .whl file"),
     ):
         done = command(*words)
         assert done.returncode == 1 and done.stderr.startswith(said) and done.stderr.count("\n") == 1
