@@ -105,7 +105,7 @@ def asymmetric_steps(world, number, way):
 
 @pytest.mark.distributed
 def test_threads_and_files_of_asymmetric_steps():
-    in_processes(3, (asymmetric_steps, 40, "find"))
+    in_processes(3, (asymmetric_steps, 16, "find"))
 
 
 @pytest.mark.slow
