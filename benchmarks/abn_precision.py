@@ -36,6 +36,18 @@ def rebuilding() -> AbstractContextManager[object]:
     return mock.patch.object(abn_channels, "spacing_of", lambda square, dtype: torch.zeros_like(square))
 
 
+def scale_of(norm: ABN) -> nn.Parameter:
+    """The weight of an affine norm."""
+    assert norm.weight is not None
+    return norm.weight
+
+
+def bias_of(norm: ABN) -> nn.Parameter:
+    """The bias of an affine norm."""
+    assert norm.bias is not None
+    return norm.bias
+
+
 class Layer:
     """A 1x1 convolution and a norm, whose offsets and residual are about 1 in size; the loss depends on `x_hat` too."""
 
@@ -51,15 +63,15 @@ class Layer:
         self.norm = InPlaceABN(64, activation=activation[0], activation_param=activation[1])
         with torch.no_grad():
             self.convolution.weight.copy_((random(64, 32, 1, 1) / 32**0.5).bfloat16())
-            self.norm.weight.fill_(scale)
-            self.norm.bias.copy_(random(64))
+            scale_of(self.norm).fill_(scale)
+            bias_of(self.norm).copy_(random(64))
         self.residual = random(4, 64, 32, 32).bfloat16() if residual else None
         self.noise = random(4, 64, 32, 32)
 
     def exact(self) -> tuple[Tensor, Tensor]:
         """The gradients of the norm's input and weight, in float64; makes `dy`."""
         x = functional.conv2d(self.input.double(), self.convolution.weight.detach().double()).requires_grad_()
-        weight = self.norm.weight.detach().double().requires_grad_()
+        weight = scale_of(self.norm).detach().double().requires_grad_()
         y = self._separate(x, weight)
         x_hat = functional.batch_norm(x.detach(), None, None, training=True)
         self.dy = (self.noise + 0.3 + 0.3 * x_hat).bfloat16()
@@ -75,15 +87,15 @@ class Layer:
             else:
                 x = self.convolution(self.input)
             if side == "BatchNorm":
-                y = self._separate(x, self.norm.weight)
+                y = self._separate(x, scale_of(self.norm))
             elif self.residual is None:
                 y = self.norm(x, deferred)
             else:
                 y = self.norm.add(x, self.residual, *self.activation, deferred)
-            return torch.autograd.grad(y, (x, self.norm.weight), self.dy)
+            return torch.autograd.grad(y, (x, scale_of(self.norm)), self.dy)
 
     def _separate(self, x: Tensor, weight: Tensor) -> Tensor:
-        scale, bias = weight + self.norm.eps, self.norm.bias.detach().to(weight.dtype)
+        scale, bias = weight + self.norm.eps, bias_of(self.norm).detach().to(weight.dtype)
         z = functional.batch_norm(x, None, None, scale, bias, training=True)
         return activate(z if self.residual is None else z + self.residual.to(x.dtype), *self.activation)
 
@@ -120,22 +132,26 @@ class Network(nn.Module):
         """Logits of `N x 3 x 16 x 16`."""
         return self.classifier(self.blocks(self.stem(images)).mean((2, 3)))
 
-    def small_scales(self) -> Iterator[tuple[nn.Module, int]]:
+    def small_scales(self) -> Iterator[tuple[ABN, int]]:
         """The norms, and how many of their first channels have small scales."""
         for layer in self.modules():
             if isinstance(layer, ABN):
                 yield layer, layer.num_features // 2
+
+    def small_weights(self) -> Tensor:
+        """The absolute values of all small scales."""
+        return torch.cat([scale_of(layer).detach()[:channels].abs() for layer, channels in self.small_scales()])
 
     def start(self, kind: str) -> None:
         """Give scales their first values: `zero` at the end of every block, or some of each norm `small`."""
         generator = torch.Generator().manual_seed(7)
         with torch.no_grad():
             for name, layer in self.named_modules():
-                if kind == "zero" and name.endswith("bn3"):
-                    layer.weight.zero_()
+                if kind == "zero" and name.endswith("bn3") and isinstance(layer, ABN):
+                    scale_of(layer).zero_()
             for layer, channels in self.small_scales() if kind == "small" else ():
-                layer.weight[:channels] = 10 ** (-3 - 3 * torch.rand(channels, generator=generator))
-                layer.bias.normal_(generator=generator)
+                scale_of(layer)[:channels] = 10 ** (-3 - 3 * torch.rand(channels, generator=generator))
+                bias_of(layer).normal_(generator=generator)
 
 
 def batch(generator: torch.Generator, templates: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -167,13 +183,15 @@ def train(net: Network, side: str, seed: int, steps: int, lr: float, small: bool
         for step in range(steps):
             optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
             images, labels = batch(generator, templates, 32)
-            with torch.autocast("cpu", torch.bfloat16, enabled=side != "BatchNorm fp32"):
+            with torch.autocast("cpu", torch.bfloat16, enabled=not side.endswith("fp32")):
                 logits = net(images)
             loss = functional.cross_entropy(logits.float(), labels)
             optimizer.zero_grad()
             loss.backward()
             for layer, channels in net.small_scales() if small else ():
-                layer.weight.grad[:channels] = -1e-4 * layer.weight.detach()[:channels]
+                gradient = scale_of(layer).grad
+                assert gradient is not None
+                gradient[:channels] = -1e-4 * scale_of(layer).detach()[:channels]
             optimizer.step()
             losses.append(float(loss.detach()))
     return losses
@@ -181,9 +199,10 @@ def train(net: Network, side: str, seed: int, steps: int, lr: float, small: bool
 
 def training(seeds: int, steps: int) -> None:
     """Print losses."""
-    sides = ("BatchNorm fp32", "BatchNorm", "rebuilt", "with conv")
-    print(f"fine-tuning for {steps // 4} steps, mean loss of the first and of the second half, each of {seeds} seeds")
-    pretrained = []
+    sides = ("BatchNorm fp32", "BatchNorm", "in-place fp32", "rebuilt", "with conv")
+    print(f"fine-tuning for {steps // 4} steps: mean loss of the first and of the second half, and how far the small")
+    print(f"scales end from where float32 takes them, over its way there; each of {seeds} seeds")
+    pretrained, exact = [], {}
     for seed in range(seeds):
         net = network("BatchNorm", seed)
         net.start("small")
@@ -194,8 +213,13 @@ def training(seeds: int, steps: int) -> None:
         for seed, state in enumerate(pretrained):
             net = network(side, seed)
             net.load_state_dict(state)
+            before = net.small_weights()
             losses = train(net, side, seed + 1000, steps // 4, 0.01)
-            line += "  " + "".join(f"{statistics.mean(half):7.3f}" for half in halves(losses))
+            if side.endswith("fp32"):
+                # a scale of in-place ABN is an absolute value, which does not pass 0: it has a float32 of its own
+                exact[seed] = before, net.small_weights()
+            error = (net.small_weights() - exact[seed][1]).norm() / (exact[seed][1] - exact[seed][0]).norm()
+            line += "  " + "".join(f"{statistics.mean(half):7.3f}" for half in halves(losses)) + f"{error:8.2f}"
         print(line, flush=True)
     for kind in ("small", "zero"):
         print(f"from a start with {kind} scales, {steps} steps, mean loss of the first and of the second half")
