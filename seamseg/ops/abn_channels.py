@@ -13,7 +13,6 @@ from torch import Tensor, distributed
 from .abn_replay import remembered
 from .abn_steps import abn_backward_input, abn_backward_reduce, abn_statistics, abn_transform, activation_code
 
-
 CORRECTED = 16
 """Spacings of the stored numbers below which the gradient of a scale is corrected by the kernel's."""
 
@@ -126,9 +125,9 @@ def gradient_sums(
     """The sums over pixels and ranks that the gradients are made of; arguments as for :func:`gradients`.
 
     A channel is unresolved if gamma is less than the spacing of the numbers that `y` is stored in, at the root mean
-    square of `z` (1/128 of it in bfloat16): `x_hat` cannot be rebuilt there. With `deferred` the gradient of gamma comes
-    from the kernel before the norm (:mod:`seamseg.ops.abn_kernel_gradient`), which also corrects that of scales up to
-    `CORRECTED` spacings; else it shrinks with the square of gamma over the spacing.
+    square of `z` (1/128 of it in bfloat16): `x_hat` cannot be rebuilt there. With `deferred` the gradient of gamma
+    comes from the kernel before the norm (:mod:`seamseg.ops.abn_kernel_gradient`), which also corrects that of scales
+    up to `CORRECTED` spacings; else it shrinks with the square of gamma over the spacing.
     """
     code, parameter = activation_code(norm.activation, norm.parameter)
     gamma = gamma_of(weight, statistics.invstd, norm.eps)
