@@ -53,7 +53,7 @@ test: setup  ## the fast tests
 test-slow: setup  ## the long tests too
 	$(PYTEST) -m 'not gpu'
 
-# the Python that is there and no network: a machine with a GPU may be lent for minutes
+# the Python that is there and no network: a machine with a GPU may be at hand for minutes only
 gpu:  ## on a machine with a GPU: kernels, checks, figures (STEPS=build,ops for some, GPU="--time-limit 9"; benchmarks/results/README.md)
 	$(PYTHON) benchmarks/gpu.py $(if $(STEPS),--steps $(STEPS)) $(GPU)
 

@@ -10,7 +10,7 @@ Each step runs in processes of its own with a time limit, and writes `gpu_STEP.j
 device, versions, commit, date, seconds, results. A step that fails, or that needs what is not here, writes
 `gpu_STEP.failed.json` with the end of its output, and the others go on. A step that has been done on this device with
 these sources is not done again without `--again`. Exit code 1 if a step failed. The order is that of value, so that a
-short loan of a machine is used well.
+few minutes on a machine are used well.
 """
 
 from __future__ import annotations

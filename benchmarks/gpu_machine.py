@@ -17,6 +17,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT_LINES = 60
+KERNELS = """
+import json, torch
+if torch.cuda.is_available():
+    torch.cuda.init()  # the library for the GPU is loaded then
+from seamseg.ops import kernels
+print(json.dumps(kernels()))
+"""
 _FACTS = """
 import json, sys, torch
 cuda = sys.argv[1] == "cuda"
@@ -78,8 +85,9 @@ class Machine:
 
     def kernels(self) -> dict[str, str]:
         """By device, "loaded" or why the kernels are not there, in a fresh process."""
-        code = "import json; from seamseg.ops import kernels; print(json.dumps(kernels()))"
-        done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=self.environment, capture_output=True)
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", KERNELS], env=self.environment, capture_output=True
+        )
         lines = done.stdout.decode().strip().splitlines()
         return json.loads(lines[-1]) if done.returncode == 0 and lines else {"GPU": done.stderr.decode()[-300:]}
 

@@ -157,9 +157,9 @@ def large_abn(device: torch.device) -> None:
         y = OPS.abn_transform(x, channel, ones, ones, None, *LEAKY)
         assert torch.equal(y[1:, :, -8:], OPS.abn_transform(end, channel, ones, ones, None, *LEAKY))
         del y
-        total, moment = OPS.abn_backward_reduce(x, x, None, ones, *LEAKY)
+        whole = OPS.abn_backward_reduce(x, x, None, ones, *LEAKY)
         parts = [OPS.abn_backward_reduce(p, p, None, ones, *LEAKY) for p in (x[:1], x[1:])]
-        for found, (a, b) in zip((total, moment), zip(*parts)):
+        for found, (a, b) in zip(whole, zip(*parts)):
             assert_close(found, a + b, rtol=1e-3, atol=1e-3 * x.numel())
         dx = OPS.abn_backward_input(x, x, None, ones, ones, channel, ones, *LEAKY)[0]
         alone = OPS.abn_backward_input(end, end, None, ones, ones, channel, ones, *LEAKY)[0]

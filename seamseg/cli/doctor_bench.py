@@ -96,8 +96,8 @@ def hints(stages: dict[str, float], device: str, precision: str, load: float) ->
             said.append(f"torch uses {threads} of {cores} cores: unset OMP_NUM_THREADS, or set it to {cores}")
         if process_settings.describe_malloc() != "large buffers are kept":
             said.append(f"malloc: {process_settings.describe_malloc()} (docs/performance.md)")
-        if "GOMP_SPINCOUNT=" not in process_settings.describe_spin():
-            said.append(f"OpenMP: {process_settings.describe_spin()} (docs/performance.md)")
+        if not process_settings.limits_spin():
+            said.append("OpenMP threads spin while they wait, slow beside other programs: docs/performance.md")
         if not one_pass_works():
             said.append("this PyTorch lacks oneDNN's fused operators: activations take a pass of their own")
         fast = bf16_is_fast(torch.device("cpu"))
@@ -105,7 +105,7 @@ def hints(stages: dict[str, float], device: str, precision: str, load: float) ->
             said.append("this CPU has bfloat16 in hardware: --precision bf16 about halves convolutions, results differ")
         if not fast:
             said.append("this CPU has no bfloat16 in hardware: fp32 is the fastest")
-        state = kernels().get("cpu", "")
+        state = kernels().get("CPU", "")
         if "compiled" not in state and "loaded" not in state and os.environ.get("SEAMSEG_PLAIN_OPS"):
             said.append("SEAMSEG_PLAIN_OPS is set: the compiled operators are not used")
     elif precision == "fp32":

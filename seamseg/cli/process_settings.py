@@ -47,6 +47,11 @@ def describe_malloc() -> str:
     return "glibc defaults: CPU work takes longer than it need"
 
 
+def limits_spin() -> bool:
+    """Whether a variable says how OpenMP threads wait."""
+    return any(name in os.environ for name in _SPIN_OF_USER)
+
+
 def describe_spin() -> str:
     """One line on the threads that wait."""
     found = [f"{name}={os.environ[name]}" for name in _SPIN_OF_USER if name in os.environ]

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 from unittest import mock
 
@@ -214,3 +215,14 @@ def test_all_steps_in_their_smallest_form(tmp_path):
     assert {name: (ROOT / name).read_text() for name in DOCUMENTS} == texts
     again = command("--device", "cpu", "--small", "--out", tmp_path, timeout=600)
     assert again.returncode == 0 and again.stdout.count("done before") == len(gpu_steps.STEPS) - 1
+
+
+def test_kernels_are_asked_for_after_cuda_has_started(monkeypatch, capsys):
+    """The library for the GPU is loaded when CUDA is initialised, not at import."""
+    cuda = types.SimpleNamespace(is_available=lambda: True, started=False)
+    cuda.init = lambda: setattr(cuda, "started", True)
+    ops = types.SimpleNamespace(kernels=lambda: {"GPU": "loaded" if cuda.started else "built"})
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    monkeypatch.setitem(sys.modules, "seamseg.ops", ops)
+    exec(gpu_machine.KERNELS, {})
+    assert json.loads(capsys.readouterr().out) == {"GPU": "loaded"}

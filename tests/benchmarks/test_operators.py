@@ -13,6 +13,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
+import operator_cases
 import operators
 
 CPU = torch.device("cpu")
@@ -73,3 +74,8 @@ def test_an_operator_that_ends_its_process_fails_and_the_others_go_on(monkeypatc
     assert len(calls) == 2 and result["broken"] == {"nms": "RuntimeError: CUDA error: illegal"}
     assert operators.verdict(result) == 1
     assert "1 fail: nms" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("case", [operator_cases.large_abn, operator_cases.large_pool])
+def test_cases_run_small_on_a_cpu(case):
+    case(CPU)

@@ -21,6 +21,7 @@ CASE = r"\d  .+ +\d+\.\d\d +\d+\.\d\d"
 """A row of `timing.report`: our milliseconds, the peer, its milliseconds, the ratio."""
 SMALLEST: dict[str, tuple[str, str]] = {
     "abn": ("layer --rounds 1 --json OUT", CASE),
+    "abn_precision": ("gradients", r"identity \+ residual +1e-06 +\d"),
     "boxes": ("--rounds 1 --json OUT 1000", CASE),
     "checkpointing": ("--size 64x128 --rounds 1 --config toy_city_r18", r"body \+ pyramid +\d"),
     "cityscapes": ("pixel --frames 1 --rounds 1 --json OUT", CASE),
