@@ -67,7 +67,7 @@ def read_bytes(path: Path, what: str, limit: int = TEXT_BYTES) -> bytes:
     """The content of `path`; InputError that calls the file `what` if it cannot be read or exceeds `limit` bytes."""
     try:
         with open(path, "rb") as file:
-            return read_limited(file, limit, str(path), what)
+            return read_limited(file, limit, str(path), what, expected=os.fstat(file.fileno()).st_size)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file ({what})") from None
     except OSError as error:

@@ -31,16 +31,20 @@ LINE_BYTES = 64 * MIB
 """Longest line of a JSON Lines file."""
 ANNOTATION_BYTES = 4 * GIB
 """Largest JSON of annotations: LVIS, the largest in use, has 1.1 GiB."""
-PHOTO_BYTES = 256 * MIB
-"""Largest file of a picture that is read into memory: from an archive, a shard or a URL."""
+PHOTO_BYTES = GIB
+"""Largest file of a picture that is read into memory, from an archive, a shard or a URL: above an uncompressed one of
+`MAX_PIXELS` (`seamseg/data/images.py`) with four bytes a pixel, 768 MiB."""
 
 FREE_BYTES = 16 * MIB
 """Members of an archive up to this size are inflated whatever their ratio."""
-RATIO = 20
-"""A larger member may not be more times its size in the archive: trained weights reach 1.1, annotations 10."""
+RATIO = 50
+"""A larger member may not be more times its size in the archive: trained weights reach 1.1, annotations 10, indented
+ones 25."""
 _PROGRAMS = ("EPS", "WMF")
 _TAR_HEADER_BYTES = 64 * KIB
+_BLOCK_BYTES = 4 * MIB
 _EOF_HEADER, _HEADER_ERROR = tarfile.EOFHeaderError, tarfile.HeaderError  # type: ignore[attr-defined]
+_COMPRESSIONS = {b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _BYTES_OF_CONTAINER = 16
 _FREE_CONTAINERS = 1 << 18
 
@@ -57,19 +61,20 @@ class TooLarge(InputError):
     """A file, or a member of an archive, is larger than its limit."""
 
 
-def read_limited(file: IO[bytes], limit: int, name: str, what: str) -> bytes:
+def read_limited(file: IO[bytes], limit: int, name: str, what: str, expected: int = 0) -> bytes:
     """The rest of a file or stream; TooLarge if that is more than `limit` bytes, of which no more are read.
 
     Parameters
     ----------
     file : to read from
     limit : bytes
-    name, what : of the file in the error, as in "NAME: more than 1 MiB, the limit of a WHAT"
+    name, what : of the file in the error, as in "NAME: is larger than 1 MiB, the limit of a WHAT"
+    expected : bytes that it probably has, which are read at once; all others are read in blocks
     """
-    data = file.read(limit + 1)
+    data = file.read(min(limit, max(expected, _BLOCK_BYTES)) + 1)  # memory for so many bytes is reserved
     parts, left = [data], limit + 1 - len(data)
     while data and left > 0:  # a stream may give less than it was asked for
-        data = file.read(left)
+        data = file.read(min(left, _BLOCK_BYTES))
         parts.append(data)
         left -= len(data)
     if left <= 0:
@@ -90,8 +95,11 @@ def check_member(name: str, packed: int, size: int, limit: int, what: str, free:
     Raises
     ------
     TooLarge
-        if it is larger than `limit`, or larger than `free` and more than 20 times its size in the archive
+        if it is larger than `limit`, of a negative size, or larger than `free` and more than :data:`RATIO` times its
+        size in the archive
     """
+    if min(packed, size) < 0:
+        raise TooLarge(f"{name}: the archive states a size of {min(packed, size)} bytes")
     if size > limit:
         raise TooLarge(f"{name}: {in_words(size)} are above {in_words(limit)}, the limit of a {what}")
     if size > max(free, RATIO * packed):
@@ -106,6 +114,12 @@ def packed_size(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
     if info.header_offset + info.compress_size > archive.start_dir:
         raise zipfile.BadZipFile(f"{info.filename} states a packed size of {in_words(info.compress_size)}")
     return info.compress_size
+
+
+def check_method(info: zipfile.ZipInfo) -> None:
+    """NotImplementedError if a member is neither stored nor deflated: the other kinds inflate a block to any size."""
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise NotImplementedError("compression method other than deflate")
 
 
 def read_member(archive: zipfile.ZipFile, member: str, limit: int, what: str) -> bytes:
@@ -126,12 +140,10 @@ def read_member(archive: zipfile.ZipFile, member: str, limit: int, what: str) ->
     """
     info = archive.getinfo(member)
     name = f"{archive.filename}:{member}"
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        # the other kinds inflate a block at a time, of any size
-        raise NotImplementedError("compression method other than deflate")
+    check_method(info)
     check_member(name, packed_size(archive, info), info.file_size, limit, what)
     with archive.open(info) as file:
-        return read_limited(file, info.file_size, name, what)
+        return read_limited(file, info.file_size, name, what, expected=info.file_size)
 
 
 def inflate(data: bytes, size: int) -> bytes:
@@ -173,6 +185,11 @@ def parse_json(data: bytes | str, constant: Callable[[str], Any] | None = None) 
         raise ValueError("its lists and objects are nested too deep") from None
 
 
+def compression(head: bytes) -> str:
+    """What compressed a file that begins with these 6 bytes: bzip2, xz or zstd; empty if it was none of them."""
+    return next((name for magic, name in _COMPRESSIONS.items() if head.startswith(magic)), "")
+
+
 class SparseMember(tarfile.ReadError):
     """A member of a tar file of which only parts are stored; its size is whatever its header states."""
 
@@ -201,13 +218,20 @@ class LimitedTarInfo(tarfile.TarInfo):
     def fromtarfile(cls, archive: Any) -> LimitedTarInfo:
         """See `tarfile.TarInfo`"""
         try:
-            return super().fromtarfile(archive)
+            info = super().fromtarfile(archive)
+            info._block(info.size)  # an extended header for all files may have set it
+            return info
         except _EOF_HEADER:
             raise
         except _HEADER_ERROR as error:
             raise tarfile.ReadError(f"{error} where a file or the end mark should be") from error
         except IndexError:
             raise tarfile.ReadError("it ends in the middle of a header") from None
+
+    def _block(self, count: int) -> int:
+        if count < 0:  # of an extended header; `tarfile` would seek backwards, to read the same header again
+            raise tarfile.ReadError(f"a file with a size of {count} bytes")
+        return super()._block(count)  # type: ignore[misc, no-any-return]
 
     def _proc_sparse(self, archive: Any) -> Any:
         raise SparseMember(self.name)

@@ -228,7 +228,7 @@ class Scheduler:
 class Dataloader:
     """Images and batches."""
 
-    shortest_size: int = key("shortest side of the network's input", minimum=1, maximum=8192)
+    shortest_size: int = key("shortest side of the network's input", minimum=1, maximum=16384)
     longest_max_size: int = key(
         "longest side at most, training; inference allows at least 4 times the shortest size", minimum=1, maximum=32_768
     )

@@ -109,9 +109,10 @@ def _number(value: Any, target: type, kind: Any) -> Any:
     fits = isinstance(value, (str, int) if target is int else (str, int, float)) and not isinstance(value, bool)
     try:
         number = target(value) if fits else None
-    except (ValueError, OverflowError):
-        number = None
-    if number is None or not math.isfinite(number):
+        finite = number is not None and math.isfinite(number)
+    except (ValueError, OverflowError):  # also of isfinite, for a whole number beyond all floats
+        finite = False
+    if not finite:
         raise ValueProblem(f"expected {expected(kind)}")
     return number
 

@@ -78,7 +78,7 @@ def read_metadata(path: str | Path, limit: int = TEXT_BYTES) -> Metadata:
     InputError
         if the file is missing, too large, is not metadata or contradicts itself
     """
-    return parse_metadata(read_bytes(Path(path), "data set metadata", limit), str(path))
+    return parse_metadata(read_bytes(Path(path), "metadata file", limit), str(path))
 
 
 def parse_metadata(data: bytes, source: str = "metadata.bin") -> Metadata:

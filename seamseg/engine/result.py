@@ -25,7 +25,7 @@ from seamseg.evaluation.coco_writer import CocoPanopticWriter, encode_panoptic
 from seamseg.evaluation.evaluator import class_infos
 from seamseg.evaluation.id_png import id_picture
 from seamseg.files import replacing, write_atomically
-from seamseg.limits import MODEL_METADATA_BYTES, check_member, packed_size, parse_json
+from seamseg.limits import MODEL_METADATA_BYTES, check_member, check_method, packed_size, parse_json
 from seamseg.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.structures import Prediction
 from seamseg.visualize import draw_overlay
@@ -371,6 +371,7 @@ def _array(archive: zipfile.ZipFile, name: str, limit: int) -> np.ndarray:
     info = archive.getinfo(f"{name}.npy")
     # a map may be a single segment, and is then a thousand times its size in the file
     name = f"{archive.filename}:{info.filename}"
+    check_method(info)
     check_member(name, packed_size(archive, info), info.file_size, limit, "result", free=limit)
     with archive.open(info) as file:
         return np.lib.format.read_array(file, allow_pickle=False)

@@ -49,6 +49,8 @@ def test_unknown_names(text: str, expected: str) -> None:
         ("[optimizer]\nlr =", "my.ini: [optimizer] lr = : is empty, expected a number"),
         ("[optimizer]\nlr = nan", "expected a number"),
         ("[optimizer]\nlr = 1e400", "expected a number"),
+        (f"[roi]\nnum_samples = {'9' * 400}", "expected a whole number"),
+        (f"[rpn]\nanchor_ratios = (1, {'9' * 400})", "expected a tuple of numbers"),
         ("[optimizer]\nlr = -1", "my.ini: [optimizer] lr = -1: expected"),
         ("[roi]\nnum_samples = 1.5", "my.ini: [roi] num_samples = 1.5: expected a whole number"),
         ("[roi]\nnum_samples = 0", "my.ini: [roi] num_samples = 0: expected a value from 1 to 1000000"),

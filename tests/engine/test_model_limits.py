@@ -61,9 +61,9 @@ def bombs(folder: Path, size: int) -> dict[str, tuple[Path, str]]:
         "config": (zeros_zip(folder / "c.zip", {"config.ini": size}, model__tar=tar), "the limit of a configuration"),
         "metadata": (
             zeros_zip(folder / "m.zip", {"metadata.bin": size}, model__tar=tar, config__ini=ini),
-            "the limit of a metadata file" if size > 64 else "the limit is 20 times",
+            "the limit of a metadata file" if size > 64 else "the limit is 50 times",
         ),
-        "snapshot": (zeros_zip(folder / "s.zip", {"model.tar": size}, config__ini=ini), "the limit is 20 times"),
+        "snapshot": (zeros_zip(folder / "s.zip", {"model.tar": size}, config__ini=ini), "the limit is 50 times"),
         "small header": (
             state_sizes(zeros_zip(folder / "h.zip", {"model.tar": size}), 1000),
             "damaged or unreadable zip",
@@ -271,7 +271,7 @@ def test_odd_metadata(tmp_path: Path, data: bytes, expected: str) -> None:
         (f"[rpn]\nanchor_ratios = {(1,) * 1000}", "expected at most 64 values, got 1000"),
         (f"[rpn]\nanchor_ratios = {(1,) * 30000}", "...: expected at most 65536 characters, got 90000"),
         (f"[scheduler]\nparams = {'[' * 90}", "[scheduler] params = [[["),
-        ("[dataloader]\nshortest_size = 1000000", "shortest_size = 1000000: expected a value from 1 to 8192"),
+        ("[dataloader]\nshortest_size = 1000000", "shortest_size = 1000000: expected a value from 1 to 16384"),
         ('[body]\nout_channels = {"mod1": 10000000}', 'out_channels = {"mod1": 10000000}: expected at most 16384'),
         (
             '[body]\nbody_params = {"classes": 1000000000}',

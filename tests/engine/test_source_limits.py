@@ -1,12 +1,17 @@
 """Sources and photos that would fill the memory: refused in one line, with little of it, however small the file is."""
 
 import bz2
+import gzip
 import io
 import json
+import lzma
 import struct
 import sys
 import tarfile
+import tracemalloc
+import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +19,8 @@ import pytest
 from bombs import MIB, refusals, state_sizes, zeros_zip
 from PIL import Image
 
-from seamseg.data.images import open_image, open_mask
-from seamseg.data.prepare.archives import SourceTree
+from seamseg.data.images import MAX_PIXELS, open_image, open_mask
+from seamseg.data.prepare.archives import Member, SourceTree
 from seamseg.data.prepare.class_file import read_class_list
 from seamseg.data.prepare.coco_instances import decode_segmentation
 from seamseg.data.prepare.merge import read_rules
@@ -27,6 +32,8 @@ from seamseg.errors import InputError
 from seamseg.evaluation.cityscapes.maps import read_map
 from seamseg.evaluation.coco_panoptic import read_coco_panoptic
 from seamseg.evaluation.id_png import read_id_png
+from seamseg.files import read_bytes
+from seamseg.limits import ANNOTATION_BYTES, PHOTO_BYTES, LimitedTarInfo, check_member, read_limited
 
 SIZE = 64
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures by /proc")
@@ -69,17 +76,17 @@ def test_memory_of_each_refusal(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         zips[name] = zeros_zip(tmp_path / name / "all.zip", {"a.json": SIZE})
     state_sizes(zips["hidden"], 1000)
-    large = gzipped_tar(tmp_path / "large.tar.gz", (member("a.jpg", 300 * MIB), 300))
+    large = gzipped_tar(tmp_path / "large.tar.gz", (member("a.jpg", 1536 * MIB), 300))
     names = gzipped_tar(tmp_path / "names.tar.gz", (member("x", SIZE * MIB, tarfile.GNUTYPE_LONGNAME), SIZE))
     many = gzipped_tar(tmp_path / "many.tar.gz", *[(member("label", 0), 0)] * 60_000)
     brackets = tmp_path / "brackets.json"
     brackets.write_text("[" + "[]," * (4 * MIB) + "[]]")
     photo = png(tmp_path / "60000.png", 60_000, 60_000)
     cases = {
-        f"read_file(SourceTree({str(zips['stated'].parent)!r}).file('a.json'), 'x', 1 << 32)": "the limit is 20 times",
+        f"read_file(SourceTree({str(zips['stated'].parent)!r}).file('a.json'), 'x', 1 << 32)": "the limit is 50 times",
         f"read_file(SourceTree({str(zips['hidden'].parent)!r}).file('a.json'))": "cannot be unpacked: it does not hold",
-        f"read_photo(SourceTree({str(zips['map'].parent)!r}).file('a.json'))": "the limit is 20 times",
-        f"shard({str(large)!r})": "300 MiB are above 256 MiB, the limit of a photo",
+        f"read_photo(SourceTree({str(zips['map'].parent)!r}).file('a.json'))": "the limit is 50 times",
+        f"shard({str(large)!r})": "1.5 GiB are above 1 GiB, the limit of a photo",
         f"shard({str(names)!r})": "broken tar after 0 images: ReadError: a header of 64 MiB, the limit is 64 KiB",
         f"shard({str(many)!r})": "accepted: []",
         f"load_json(Path({str(brackets)!r}))": "4194306 lists and objects in 12 MiB, which no annotations have",
@@ -134,8 +141,73 @@ def test_tar_files_of_other_kinds(tmp_path: Path) -> None:
     ]
     with pytest.raises(InputError, match=r"sparse\.tar: a\.jpg is packed in an unusual way \(sparse\)"):
         SourceTree(tmp_path)
-    (tmp_path / "b.tar").write_bytes(bz2.compress(bytes(10_240)))
-    assert "broken tar after 0 images" in problems(tmp_path / "b.tar")[0]
+
+
+def pax_tar(path: Path, kind: bytes, size: int) -> Path:
+    """A file whose extended header gives it another size."""
+    record = f"size={size}\n"
+    record = f"{len(record) + 3} {record}"
+    header = member("x", len(record), kind).tobuf(tarfile.USTAR_FORMAT) + record.encode().ljust(512, b"\0")
+    first = member("labels.txt", 0).tobuf(tarfile.USTAR_FORMAT)
+    data = first + header + member("a.jpg", 9).tobuf(tarfile.USTAR_FORMAT) + bytes(10_240)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE], ids=["one file", "all files"])
+@pytest.mark.parametrize("size", [-1536, -512, -7, -1])
+def test_negative_sizes_in_tar_files(tmp_path: Path, kind: bytes, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CVE-2025-8194: `tarfile` reads the same header for ever."""
+    left, read = iter(range(20)), LimitedTarInfo.frombuf
+    monkeypatch.setattr(LimitedTarInfo, "frombuf", lambda *a: (next(left), read(*a))[1])
+    path = pax_tar(tmp_path / "a.tar", kind, size)
+    problem = f"a file with a size of {size} bytes"
+    with pytest.raises(InputError, match=rf"a\.tar: not a tar file, or a truncated one \({problem}\)"):
+        SourceTree(tmp_path)
+    assert problems(path) == [f"{path}: broken tar after 0 images: ReadError: {problem}"]
+
+
+def test_a_negative_size_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(bytes(1024))
+    for packed, size in ((-1, -1), (-1, 4), (4, -1)):
+        with pytest.raises(InputError, match=r"a\.jpg: the archive states a size of -1 bytes"):
+            Member(tmp_path / "a.tar", "a.jpg", -1, 0, packed, size, 0).read_bytes()
+
+
+@pytest.mark.parametrize(("pack", "name"), [(bz2.compress, "bzip2"), (lzma.compress, "xz"), (gzip.compress, "gzip")])
+def test_tar_files_under_the_name_of_another_kind(tmp_path: Path, pack: Callable[[bytes], bytes], name: str) -> None:
+    path = tmp_path / "b.tar"
+    path.write_bytes(pack(bytes(10_240)))
+    with pytest.raises(InputError, match=rf"b\.tar: is compressed by {name} and cannot be read in place; unpack it"):
+        SourceTree(tmp_path)
+    refused = [f"{path}: is compressed by {name}, which is not read; compress it by gzip instead"]
+    assert problems(path) == ([] if name == "gzip" else refused)
+
+
+def test_memory_is_not_reserved_for_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b"x" * 3 * MIB)
+    for read in (
+        lambda: read_bytes(path, "file", 4096 * MIB),
+        lambda: read_limited(io.BytesIO(path.read_bytes()), 4096 * MIB, "a", "file"),
+    ):
+        tracemalloc.start()
+        assert len(read()) == 3 * MIB
+        assert tracemalloc.get_traced_memory()[1] < 16 * MIB
+        tracemalloc.stop()
+
+
+def test_streams_are_read_in_blocks_to_the_limit() -> None:
+    data = bytes(range(256)) * 40 * 1024  # 10 MiB
+    for expected in (0, len(data), 1 << 40):
+        assert read_limited(io.BytesIO(data), len(data), "a", "file", expected) == data
+        with pytest.raises(InputError, match="a: is larger than 10 MiB, the limit of a file"):
+            read_limited(io.BytesIO(data + b"x"), len(data), "a", "file", expected)
+
+
+def test_limits_admit_what_is_usual() -> None:
+    assert PHOTO_BYTES > 4 * MAX_PIXELS + MIB
+    check_member("a.json", 100 * MIB, 2500 * MIB, ANNOTATION_BYTES, "file")  # indented annotations
 
 
 DEEP = "[" * 100_000
@@ -190,6 +262,19 @@ def test_a_photo_at_an_endless_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamseg.engine.urls.PHOTO_BYTES", 4999)
     with pytest.raises(InputError, match=r"memory://limits/a\.jpg: is larger than 4\.\d+ KiB, the limit of a photo"):
         read_url("memory://limits/a.jpg")
+
+
+def test_an_npz_of_another_compression(tmp_path: Path) -> None:
+    from seamseg.engine.result import Panoptic
+
+    np.savez(tmp_path / "a.npz", facts=np.array("{}"), id_map=np.zeros(4, np.int32))
+    with zipfile.ZipFile(tmp_path / "a.npz") as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_BZIP2) as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+    with pytest.raises(InputError, match=r"saved as \.npz: compression method other than deflate"):
+        Panoptic.load(tmp_path / "a.npz")
 
 
 def test_an_npz_whose_map_is_too_large(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from seamseg.limits import (
     LimitedTarInfo,
     SparseMember,
     check_member,
+    compression,
     inflate,
     packed_size,
 )
@@ -225,6 +226,10 @@ def _zip_members(archive: Path) -> list[Member]:
 
 def _tar_members(archive: Path) -> list[Member]:
     try:
+        with open(archive, "rb") as begin:
+            head = begin.read(6)
+        if kind := "gzip" if head.startswith(b"\x1f\x8b") else compression(head):
+            raise InputError(f"{archive}: is compressed by {kind} and cannot be read in place; unpack it")
         with tarfile.open(archive, "r:", tarinfo=LimitedTarInfo) as file:
             found = {_clean(info.name): info for info in file}
             named = {path: _target(found, path) for path in found}

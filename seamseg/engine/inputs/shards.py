@@ -15,7 +15,7 @@ from PIL import Image
 from seamseg.data.images import UnreadableImage, open_image
 from seamseg.engine.inputs.source import PHOTO_ENDINGS, Item, PhotoFile, Source
 from seamseg.engine.urls import explain, is_url, open_url
-from seamseg.limits import PHOTO_BYTES, LimitedTarInfo, SparseMember, in_words
+from seamseg.limits import PHOTO_BYTES, LimitedTarInfo, SparseMember, compression, in_words
 
 SHARD_ENDINGS = (".tar", ".tar.gz", ".tgz")
 
@@ -36,7 +36,7 @@ class _Begun:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self.head = file.read(2)
+        self.head = file.read(6)
 
     def read(self, count: int) -> bytes:
         """As of a file."""
@@ -80,7 +80,10 @@ class Shard(PhotoFile):
             with closing(self._file()) as file:
                 begun: Any = _Begun(file)
                 # other compressions inflate a block to any size
-                mode: Any = "r|gz" if begun.head == b"\x1f\x8b" else "r|"
+                if kind := compression(begun.head):
+                    yield self._broken(0, f"is compressed by {kind}, which is not read; compress it by gzip instead")
+                    return
+                mode: Any = "r|gz" if begun.head.startswith(b"\x1f\x8b") else "r|"
                 with tarfile.open(fileobj=begun, mode=mode, tarinfo=LimitedTarInfo) as archive:
                     for member in _members(archive):
                         if member.size > PHOTO_BYTES:
