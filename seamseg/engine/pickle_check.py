@@ -13,13 +13,15 @@ import re
 from collections.abc import Callable
 from typing import IO, Any
 
+from seamseg.limits import FREE_BYTES
+
 PICKLE_BYTES = 4 << 20
 """Largest pickle, without the storages: a hundred bytes a tensor."""
 
 _ITEM_SIZES = {"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1}
 _ITEM_SIZES |= {"Bool": 1, "ComplexFloat": 8, "ComplexDouble": 16}
 _STORAGE = re.compile(r"torch(?:\.cuda)? (\w+)Storage")
-_CONSTANT = re.compile(r"torch (bool|b?float\d+|u?int\d+|complex\d+)|numpy ndarray|numpy\.dtypes \w+DType")
+_CONSTANT = re.compile(r"torch (bool|b?float\d+(_\w+)?|u?int\d+|complex\d+)|numpy ndarray|numpy\.dtypes \w+DType")
 _NUMPY_TYPE = re.compile(r"[<>=|]?([biufc]\d{1,2}|\?)")
 _MULTIARRAY = r"numpy\.(core|_core)\.multiarray"
 
@@ -44,7 +46,7 @@ class _Stand:
 
 
 _MARK = _Stand("mark")
-_DATA = _Stand("data")
+_DATA, _BYTES = _Stand("data"), _Stand("bytes")
 
 
 class LimitedStream:
@@ -103,6 +105,7 @@ class _Machine:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
         self.storage = storage
+        self.expanded = 0
 
     def step(self, name: str, argument: Any) -> None:
         stack = self.stack
@@ -129,10 +132,18 @@ class _Machine:
         elif name in ("REDUCE", "NEWOBJ"):
             arguments = stack.pop()
             stack.append(_call(stack.pop(), arguments))
+            self._count_expanded(stack[-1])
         elif name == "BUILD":
             _build(stack, stack.pop())
         elif name not in ("PROTO", "STOP"):
             raise ValueError(f"the instruction {name}")
+
+    def _count_expanded(self, made: _Stand) -> None:
+        # expanded tensors are a normal thing to save, but what copies them must not need far more than the file
+        if made.kind == "tensor" and made.of and made.of[0] > made.of[1]:
+            self.expanded += made.of[0]
+            if self.expanded > FREE_BYTES:
+                raise RefusedPickle(f"a tensor of {made.of[0]} bytes has a storage of {made.of[1]}")
 
     def _since_mark(self) -> list[Any]:
         items = []
@@ -175,6 +186,8 @@ class _Machine:
 
 def _global(name: str) -> _Stand:
     name = name.replace("__builtin__ ", "builtins ")
+    if name == "torch.storage UntypedStorage":
+        return _Stand("storage type", 1)
     storage = _STORAGE.fullmatch(name)
     if storage and storage[1] in _ITEM_SIZES:
         return _Stand("storage type", _ITEM_SIZES[storage[1]])
@@ -220,7 +233,7 @@ def _is_size(value: Any) -> bool:
 def _is_key(value: Any) -> bool:
     # the hash of tuples within tuples is computed without end
     plain = isinstance(value, tuple) and all(isinstance(v, (str, int, float)) for v in value)
-    return value is None or isinstance(value, (str, int, float)) or plain or _is(value, "data")
+    return value is None or isinstance(value, (str, int, float)) or plain or value in (_DATA, _BYTES)
 
 
 def _container(kind: str) -> Callable[[tuple[Any, ...]], _Stand | None]:
@@ -232,10 +245,11 @@ def _container(kind: str) -> Callable[[tuple[Any, ...]], _Stand | None]:
     return make
 
 
-def _tensor(arguments: tuple[Any, ...]) -> _Stand | None:
+def _tensor(arguments: tuple[Any, ...], item: int = 0) -> _Stand | None:
     if len(arguments) < 4 or not _is(arguments[0], "storage"):
         return None
-    (storage_bytes, item), offset, size, stride = arguments[0].of, *arguments[1:4]
+    (storage_bytes, item_of_storage), offset, size, stride = arguments[0].of, *arguments[1:4]
+    item = item or item_of_storage
     sizes = [offset, *size, *stride] if isinstance(size, tuple) and isinstance(stride, tuple) else []
     if not sizes or len(size) != len(stride) or len(size) > 64 or not all(map(_is_size, sizes)):
         return None
@@ -243,9 +257,17 @@ def _tensor(arguments: tuple[Any, ...]) -> _Stand | None:
     for extent, step in zip(size, stride):
         count *= extent
         end += (extent - 1) * step
-    if count and max(count, end) * item > storage_bytes:
-        raise RefusedPickle(f"a tensor of {max(count, end) * item} bytes has a storage of {storage_bytes}")
-    return _Stand("tensor")
+    if count and end * item > storage_bytes:
+        raise RefusedPickle(f"a tensor of {end * item} bytes has a storage of {storage_bytes}")
+    return _Stand("tensor", (count * item, storage_bytes))
+
+
+def _tensor_of_type(arguments: tuple[Any, ...]) -> _Stand | None:
+    """Of a dtype that has no storage type of its own, such as uint16 and float8."""
+    if len(arguments) not in (7, 8) or not _is(arguments[6], "constant") or arguments[7:] not in ((), (None,)):
+        return None
+    dtype = re.fullmatch(r"torch [a-z]+(\d+).*", arguments[6].of)
+    return _tensor(arguments, max(int(dtype[1]) // 8, 1)) if dtype else None
 
 
 def _first(kind: str, made: str) -> Callable[[tuple[Any, ...]], _Stand | None]:
@@ -259,7 +281,12 @@ def _numbers(arguments: tuple[Any, ...]) -> _Stand | None:
 
 def _text(arguments: tuple[Any, ...]) -> _Stand | None:
     fits = arguments and isinstance(arguments[0], str)
-    return _DATA if fits and all(a in ("latin1", "latin-1") for a in arguments[1:]) else None
+    return _BYTES if fits and all(a in ("latin1", "latin-1") for a in arguments[1:]) else None
+
+
+def _byte_array(arguments: tuple[Any, ...]) -> _Stand | None:
+    # of a number it would make so many zeros; before Python 3.8 it was written as text
+    return _DATA if arguments in ((), (_BYTES,)) or _text(arguments) else None
 
 
 def _device(arguments: tuple[Any, ...]) -> _Stand | None:
@@ -273,7 +300,7 @@ def _numpy_type(arguments: tuple[Any, ...]) -> _Stand | None:
 
 def _numpy_scalar(arguments: tuple[Any, ...]) -> _Stand | None:
     fits = len(arguments) == 2 and _is(arguments[0], "numpy type")
-    return _DATA if fits and (arguments[1] is _DATA or isinstance(arguments[1], str)) else None
+    return _DATA if fits and (arguments[1] is _BYTES or isinstance(arguments[1], str)) else None
 
 
 def _numpy_array(arguments: tuple[Any, ...]) -> _Stand | None:
@@ -286,12 +313,13 @@ _CALLS: dict[str, Callable[[tuple[Any, ...]], _Stand | None]] = {
     "collections Counter": _container("dict"),
     "builtins set": _container("set"),
     "builtins complex": _numbers,
-    "builtins bytearray": _text,
+    "builtins bytearray": _byte_array,
     "_codecs encode": _text,
     "torch Size": _numbers,
     "torch device": _device,
     "torch._utils _rebuild_tensor": _tensor,
     "torch._utils _rebuild_tensor_v2": _tensor,
+    "torch._utils _rebuild_tensor_v3": _tensor_of_type,
     "torch._utils _rebuild_parameter": _first("tensor", "tensor"),
     "torch.nn.parameter Parameter": _first("tensor", "tensor"),
     "numpy dtype": _numpy_type,

@@ -150,7 +150,9 @@ def evil(path: Path, content: Any, old: bool = False) -> Path:
     ("content", "expected"),
     [
         (lambda: torch.zeros(1).expand(1 << 20, 1 << 20), "a tensor of 4398046511104 bytes has a storage of 4"),
+        (lambda: {str(i): torch.zeros(1).expand(1 << 20) for i in range(5)}, "of 4194304 bytes has a storage of 4"),
         (lambda: Call(bytearray, 1 << 30), "builtins.bytearray of unusual arguments"),
+        (lambda: Call(bytearray, np.int64(1 << 40)), "builtins.bytearray of unusual arguments"),
         (lambda: Call(OrderedDict, torch.zeros(9, 2)), "collections.OrderedDict of unusual arguments"),
         (lambda: Call(set, [torch.zeros(2)]), "builtins.set of unusual arguments"),
         (lambda: Call(np.dtype, "V2000000000"), "numpy.dtype of unusual arguments"),
@@ -158,7 +160,18 @@ def evil(path: Path, content: Any, old: bool = False) -> Path:
         (lambda: Call(torch.FloatTensor, 1 << 40), "holds pickled code (torch.FloatTensor)"),
         (lambda: {((1, 2), 3): 1}, "keys that are neither names nor numbers"),
     ],
-    ids=["expanded", "bytearray", "rows as items", "set of tensors", "dtype", "tensor", "legacy", "key"],
+    ids=[
+        "expanded",
+        "many expanded",
+        "bytearray",
+        "scalar bytearray",
+        "rows as items",
+        "set of tensors",
+        "dtype",
+        "tensor",
+        "legacy",
+        "key",
+    ],
 )
 def test_things_made_of_nothing(tmp_path: Path, content: Callable[[], Any], expected: str, old: bool) -> None:
     path = tmp_path / "model.pth.tar"
@@ -167,6 +180,14 @@ def test_things_made_of_nothing(tmp_path: Path, content: Callable[[], Any], expe
         made = {"x": made}
     assert f"refused: {'it ' if 'holds' in expected else ''}" in refusal(evil(path, made, old))
     assert expected in refusal(path)
+
+
+def test_a_tensor_of_another_type_than_its_storage(tmp_path: Path) -> None:
+    path = evil(tmp_path / "model.pth.tar", {"x": torch.zeros(4, dtype=torch.uint16)})
+    with zipfile.ZipFile(path) as archive:
+        pickled = archive.read("model.pth/data.pkl")
+    repacked(path, data_pkl=pickled.replace(b"ctorch\nuint16\n", b"ctorch\nuint64\n"))
+    assert "a tensor of 32 bytes has a storage of 8" in refusal(path)
 
 
 def test_storages_longer_than_their_records(tmp_path: Path) -> None:
@@ -224,8 +245,14 @@ def test_usual_contents_still_load(tmp_path: Path) -> None:
         "plain": {"set": {1, 2}, "bytes": b"\xff\0", "size": torch.Size([1, 2]), "dtype": torch.float16},
         "device": torch.device("cpu"),
         "empty": torch.zeros(0, 5),
+        "expanded": torch.ones(3, 1).expand(3, 4),
+        "windows": torch.arange(6.0).unfold(0, 3, 1),
+        "bytearray": [bytearray(b"a\xff"), bytearray()],
     }
-    for old in (False, True):
+    types = torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn
+    for old in (True, False):
+        if not old:  # torch cannot load them from its old format
+            content["types"] = [torch.arange(5).to(dtype)[1:] for dtype in types]
         torch.save(content, tmp_path / "x.pth", _use_new_zipfile_serialization=not old)
         found = load_tensors(tmp_path / "x.pth", "x")
         assert str(found) == str(content)
