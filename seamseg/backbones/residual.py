@@ -99,7 +99,7 @@ class ResidualBlock(nn.Module):
             return last.add(branch, x, *activation, deferred)
         if isinstance(self.proj_bn, InPlaceABN):
             return last.add_projection(branch, x, self.proj_conv, self.proj_bn, *activation, deferred)
-        return last.add(branch, run_layers((self.proj_conv, self.proj_bn), x), *activation, deferred)
+        return last.add(branch, self.proj_bn(self.proj_conv(x)), *activation, deferred)
 
 
 class _Projection(nn.Conv2d):

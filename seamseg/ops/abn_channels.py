@@ -129,8 +129,8 @@ def gradient_sums(
 ) -> GradientSums:
     """The sums over pixels and ranks that the gradients are made of; arguments as for :func:`gradients`.
 
-    A channel is unresolved if gamma is less than the spacing of the numbers that `y` is stored in, at the root mean
-    square of `z` (1/128 of it in bfloat16): `x_hat` cannot be rebuilt there. With `deferred` the gradient of gamma
+    A channel is unresolved if `gamma x_hat` is less than the spacing of the numbers that `y` is stored in, at the root
+    mean square of `z` (1/128 of it in bfloat16): `x_hat` cannot be rebuilt there. With `deferred` the gradient of gamma
     comes from the kernel before the norm (:mod:`seamseg.ops.abn_kernel_gradient`), which also corrects that of scales
     up to `CORRECTED` spacings; else it shrinks with the square of gamma over the spacing.
     """
@@ -144,13 +144,19 @@ def gradient_sums(
         _require_alive(norm.group)
         distributed.all_reduce(sums, group=norm.group)
     spacing = spacing_of(sums[2] / sums[3].clamp(min=1), y.dtype)
-    unresolved, corrected = gamma < spacing, gamma < CORRECTED * spacing
-    known = torch.where(unresolved, 0.0 if deferred else (gamma / spacing) ** 2, 1.0)
+    # the variance of x_hat, far below 1 where that of x is below eps
+    variance = (1 - norm.eps * statistics.invstd**2).clamp(min=0)
+    size = gamma * variance.sqrt()
+    unresolved, corrected = size < spacing, size < CORRECTED * spacing
+    known = torch.where(unresolved, 0.0 if deferred else (size / spacing) ** 2, 1.0)
     dgamma = dgamma * known
     if norm.training:
         # dx = gamma invstd (dz - mean(dz) - x_hat mean(dz x_hat))
         mean_dz, mean_dz_x = (sums[:2] / statistics.total).to(scale.dtype)
         offset, slope = -scale * mean_dz, -scale * (mean_dz_x * known)
+        if deferred:
+            # what the kernel's part lacks: its dx holds the rebuilt sum times that variance
+            dgamma = torch.where(corrected, dgamma * variance, dgamma)
     else:
         offset = slope = torch.zeros_like(scale)
         if deferred:

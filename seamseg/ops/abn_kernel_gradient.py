@@ -9,8 +9,8 @@ be had from it. But `x` is linear in the kernel `W` of the convolution before th
 
 which costs a product of the size of the kernel: no map is kept or read, and nothing waits for the device. Such channels
 go without the third term of `dx = gamma invstd (dz - mean(dz) - x_hat mean(dz x_hat))`. Where `x_hat` is rebuilt, but
-roughly, the whole `dx` is used and `<W, dL/dW>` is `gamma` times what the rebuilt sum is off by, up to a product of two
-errors: it is a correction.
+roughly, the whole `dx` is used, and `<W, dL/dW>` is `gamma (S - S' var(x_hat))` with the true and the rebuilt sum `S`,
+`S'`, up to a product of two errors: added to `gamma S' var(x_hat)` it corrects.
 """
 
 from __future__ import annotations

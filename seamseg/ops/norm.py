@@ -153,17 +153,16 @@ class InPlaceABN(ABN):
 
         Parameters
         ----------
-        layer : convolution or linear layer
+        layer : convolution or linear layer; any other is only run
         x : its input
         channels : those of this norm that the layer makes
         """
-        weight = self.weight
+        weight, dim = self.weight, _output_channels(layer)
         tracked = torch.is_grad_enabled() and weight is not None and weight.requires_grad
         # frozen statistics do not cancel a bias
-        if not tracked or not (layer.bias is None or self._of_the_batch()):
+        if not tracked or dim is None or not (layer.bias is None or self._of_the_batch()):
             return layer(x), None
         assert isinstance(weight, Tensor) and isinstance(layer.weight, Tensor)
-        dim = int(isinstance(layer, nn.ConvTranspose2d))
         kernel, deferred = defer_scale_gradient(layer.weight, weight[channels], dim)
         return functional_call(layer, {"weight": kernel}, (x,)), deferred
 
@@ -264,14 +263,24 @@ def synchronised_over(group: distributed.ProcessGroup | None) -> distributed.Pro
     return group if distributed.get_world_size(group) > 1 else None
 
 
+def _output_channels(layer: nn.Module) -> int | None:
+    """The dimension of the output channels in a layer's kernel; None where no other kernel can take its place."""
+    # a kernel that is computed, as by weight norm or pruning, is no parameter
+    if "weight" not in layer._parameters:
+        return None
+    if isinstance(layer, nn.ConvTranspose2d):
+        return 1 if layer.groups == 1 else None
+    return 0 if isinstance(layer, (nn.Conv2d, nn.Linear)) else None
+
+
 def run_layers(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
     """The layers one after the other; in-place norms together with a convolution or linear layer before them."""
     layers, deferred = list(layers), None
     for layer, following in zip(layers, [*layers[1:], None]):
-        if isinstance(following, InPlaceABN) and isinstance(layer, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
-            x, deferred = following.convolve(layer, x)
-        elif deferred is not None:
+        if deferred is not None:
             x, deferred = layer(x, deferred), None
+        elif isinstance(following, InPlaceABN):
+            x, deferred = following.convolve(layer, x)
         else:
             x = layer(x)
     return x

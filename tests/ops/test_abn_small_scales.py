@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch import nn
 from torch.testing import assert_close
 
@@ -168,3 +169,45 @@ def test_compiled_without_graph_breaks(in_channels, stride):
         results.append([p.grad for p in module.parameters()])
     for eager, compiled in zip(*results):
         assert_close(compiled, eager, rtol=0.02, atol=0.02 * float(eager.abs().max()))
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.05, 0.02, 1e-3])
+def test_channels_of_small_variance(scale):
+    """Their `x_hat` is far below 1: it is lost at scales at which that of others is not."""
+    torch.manual_seed(0)
+    module = convolution_and_norm()
+    with torch.no_grad():
+        module[0].weight[::2] *= 5e-4
+        module[0].weight.copy_(module[0].weight.bfloat16())
+        module[1].weight.fill_(scale)
+        module[1].bias.uniform_(0.5, 1.5)
+    x, found = torch.randn(4, 16, 20, 20).bfloat16(), []
+    for dtype in (torch.float64, torch.bfloat16):
+        net = copy.deepcopy(module).double() if dtype == torch.float64 else module
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype != torch.float64):
+            y = net(x.to(dtype))
+        dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)) + 0.3
+        found.append(torch.autograd.grad(y, net[1].weight, dy.to(y.dtype))[0].double())
+    for channels in (slice(0, None, 2), slice(1, None, 2)):
+        exact, rounded = (gradient[channels] for gradient in found)
+        assert (rounded - exact).norm() < 0.05 * exact.norm()
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1)),
+        lambda: nn.utils.prune.random_unstructured(nn.Conv2d(4, 4, 1), "weight", 0.3),
+        lambda: nn.ConvTranspose2d(4, 4, 2, groups=2),
+        lambda: nn.ConvTranspose2d(4, 4, 2, groups=4),
+    ],
+)
+def test_kernels_that_cannot_be_exchanged(layer):
+    """The norm is on its own then: the gradients of separate calls."""
+    torch.manual_seed(0)
+    layer, norm, x = layer(), InPlaceABN(4), torch.randn(2, 4, 5, 5)
+    found = []
+    for run in (NormSequential(layer, norm), lambda x: norm(layer(x))):
+        y = run(x)
+        found.append(torch.autograd.grad(y.pow(2).sum(), [*layer.parameters(), *norm.parameters()]))
+    assert_close(*found)
