@@ -122,13 +122,12 @@ DEFAULT = ["sm_80", "sm_90", "compute_90"]
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch):
+def machine(monkeypatch):
     """A machine with GPUs, and a package that was built for some architectures; what is loaded is a list of names."""
 
     def make(gpus, architectures=DEFAULT):
         report = {"_C_cuda": "built", **({} if architectures is None else {"architectures": architectures})}
-        (tmp_path / "kernels.json").write_text(json.dumps(report))
-        monkeypatch.setattr(compiled, "_PACKAGE", tmp_path)
+        monkeypatch.setattr(compiled, "_report", lambda: report)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: gpus[i])
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: GPUS[gpus[i]])
