@@ -139,8 +139,8 @@ class Kernels(build_ext):
 
 
 def sources_digest() -> str:
-    """What `seamseg.compiled` compares with the sources of a clone before it loads what was built of them."""
-    spec = importlib.util.spec_from_file_location("compiled", ROOT / "seamseg/compiled.py")
+    """What `seamseg.utils.native` compares with the sources of a clone before it loads what was built of them."""
+    spec = importlib.util.spec_from_file_location("compiled", ROOT / "seamseg/utils/native.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.digest(ROOT / "csrc")

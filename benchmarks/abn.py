@@ -17,7 +17,7 @@ import torch
 from timing import Case, options, report
 from torch import Tensor, nn
 
-from seamseg.backbones.resnet import RESNETS, ResNet
+from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.ops.norm import InPlaceABN
 
 LAYERS = [(1, 64, 256, 512), (1, 256, 128, 256), (1, 512, 64, 128), (1, 2048, 16, 32), (128, 256, 14, 14)]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.backbones.residual import ResidualBlock
+from seamseg.models.backbones.residual import ResidualBlock
 from seamseg.ops import abn_channels
 from seamseg.ops.activation import activate
 from seamseg.ops.norm import ABN, InPlaceABN, NormSequential

@@ -17,7 +17,7 @@ from timing import Case, boxes_of_scene, options, report
 from torch import Tensor
 from torchvision import ops as torchvision
 
-from seamseg.heads.rpn.anchors import AnchorGenerator
+from seamseg.models.heads.rpn import AnchorGenerator
 from seamseg.ops.boxes import box_iou, crowd_overlap, match_boxes
 from seamseg.ops.nms import nms, nms_fixed
 from seamseg.ops.reference import boxes as plain

@@ -29,9 +29,10 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from support import cityscapes_official as official
+from support.cityscapes_scenes import THINGS, labels_of, save, write_panoptic
+
 from seamseg.evaluation.cityscapes import evaluate_cityscapes
-from tests.evaluation.cityscapes import official
-from tests.evaluation.cityscapes.scenes import THINGS, labels_of, save, write_panoptic
 
 HEIGHT, WIDTH, INSTANCES = 1024, 2048, 30
 

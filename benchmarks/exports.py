@@ -18,13 +18,13 @@ import timing
 import torch
 from PIL import Image
 
-from seamseg.data.prepare.cityscapes_labels import cityscapes_classes
-from seamseg.engine.inputs.source import Source
-from seamseg.engine.layouts.mask_png import mask_png
-from seamseg.engine.layouts.pictures import write_grey_png
-from seamseg.engine.writers import make_writers
 from seamseg.evaluation.detections import paste_detections
-from seamseg.fusion import fuse, to_result
+from seamseg.formats.cityscapes.instance_files import mask_png
+from seamseg.formats.cityscapes.labels import cityscapes_classes
+from seamseg.formats.label_png import write_grey_png
+from seamseg.models.fusion import fuse, to_result
+from seamseg.predict.sources.base import Source
+from seamseg.predict.writers import make_writers
 from seamseg.structures import Prediction
 
 SIZE = (1024, 2048)

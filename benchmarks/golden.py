@@ -3,7 +3,7 @@
     python benchmarks/golden.py --device cuda --json golden.json
     python benchmarks/golden.py --device cpu flower
 
-The seeded weights and pictures of the tests (`tests/data`), on the folded network that predicts. For each precision:
+The seeded weights and pictures of the tests (`tests/golden`), on the folded network that predicts. For each precision:
 the largest error of the pyramid relative to its range, the part of the original's detections that are found (same
 class, IoU of the boxes from 0.9 on), the part of the pixels with the same class and with the same class on the fused
 map, and the panoptic quality of the fused map with the original's as ground truth. TF32 is float32 with cuDNN's TF32,
@@ -26,18 +26,17 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from golden_files import tensor
-from models.conftest import CITYSCAPES, NUM_STUFF, NUM_THING, golden_image, load_golden
+from support.golden_files import tensor
+from support.networks import CITYSCAPES, NUM_STUFF, NUM_THING, golden_image, load_golden
 
 from seamseg.config import load_config
-from seamseg.evaluation.matching import SegmentInfo
 from seamseg.evaluation.panoptic_quality import PanopticQuality
-from seamseg.evaluation.scores import ClassInfo
-from seamseg.fusion import fuse
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
+from seamseg.models.fusion import fuse
 from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.boxes import box_iou
+from seamseg.panoptic_map import ClassInfo, SegmentInfo
 from seamseg.structures import PackedSequence
 
 IMAGES = {"flower": "single0", "china": "single1", "astronaut": "single2"}

@@ -78,7 +78,7 @@ def sanitizer_tool() -> Path | None:
 def sanitizer(machine: Machine, seconds: float) -> dict[str, Any]:
     """A round of every operator under memcheck and racecheck."""
     if machine.device == "cpu":
-        raise LeftOut("needs a GPU", "on a CPU the tests run the kernels under sanitizers (tests/ops/cuda_emulation)")
+        raise LeftOut("needs a GPU", "the tests run the kernels under sanitizers on a CPU (tests/support)")
     tool = sanitizer_tool()
     if tool is None:
         raise LeftOut("left out", "compute-sanitizer is neither on the path nor in the CUDA toolkit")

@@ -14,9 +14,9 @@ from functools import partial
 import numpy as np
 from timing import Case, options, report
 
-from seamseg.evaluation.matching import SegmentInfo
 from seamseg.evaluation.panoptic_quality import PanopticQuality
-from seamseg.maps.histogram import joint_histogram
+from seamseg.idmaps.histogram import joint_histogram
+from seamseg.panoptic_map import SegmentInfo
 
 HEIGHT, WIDTH, SEGMENTS, CLASSES = 1024, 2048, 80, 19
 Maps = tuple[np.ndarray, np.ndarray]

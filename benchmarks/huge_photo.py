@@ -43,10 +43,10 @@ def predict(
     from PIL import Image
 
     from seamseg.config import load_config
-    from seamseg.data.metadata import Metadata
-    from seamseg.engine.photos import test_transform
-    from seamseg.engine.predictor import Predictor, Thresholds
-    from seamseg.engine.tiles import Tiling
+    from seamseg.formats.metadata import Metadata
+    from seamseg.inference.images import test_transform
+    from seamseg.inference.predictor import Predictor, Thresholds
+    from seamseg.inference.tiling.tiles import Tiling
     from seamseg.models.build import build_network
 
     torch.manual_seed(0)

@@ -40,7 +40,7 @@ def ours(side: int, photo: Path, out: Path, precision: str, folded: bool = True)
     """Our prediction; gives the seconds of its stages."""
     import torch
 
-    from seamseg.engine.profiling import StageProfile, random_predictor
+    from seamseg.predict.profiling import StageProfile, random_predictor
 
     predictor = random_predictor(torch.device("cpu"), side, precision, folded=folded)
     profile = StageProfile(predictor, photo, out, made_up=True)
@@ -76,7 +76,7 @@ def peer(side: int, photo: Path, out: Path) -> Run:
     from PIL import Image
 
     from seamseg.data.images import open_image
-    from seamseg.evaluation.coco_panoptic import write_id_png
+    from seamseg.formats.coco_panoptic import write_id_png
     from seamseg.visualize.palette import spread_palette
 
     model, colours = maskrcnn(side), spread_palette(DETECTIONS + 1)
@@ -108,7 +108,7 @@ def timed(run: Run) -> dict[str, float]:
 
 def compare(side: int, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Measure one size and print it."""
-    from seamseg.engine.profiling import write_picture
+    from seamseg.predict.profiling import write_picture
 
     photo = folder / f"street{side}.jpg"
     write_picture(photo, (side, side * 767 // 512))

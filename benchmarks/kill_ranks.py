@@ -35,7 +35,7 @@ PER_EPOCH = len(IMAGES) // 2
 
 def work(arguments: list[str]) -> int:
     """A process of the training, on a network of a hundredth of the size."""
-    from engine.conftest import narrow_body
+    from support.micro import narrow_body
 
     folder, rank = Path(arguments[0]), os.environ["RANK"]
     note = folder / f"pid.{rank}.new"
@@ -117,8 +117,8 @@ class Training:
 
 def verify_all(run: Path) -> int:
     """Check every snapshot with a name; how many there were."""
-    from seamseg.engine.snapshot import verify_snapshot
-    from seamseg.errors import InputError
+    from seamseg.checkpoints.snapshot import verify_snapshot
+    from seamseg.utils.errors import InputError
 
     count = 0
     for path in [*(run / "snapshots").glob("step-*.pth.tar"), *run.glob("model_*.pth.tar")]:
@@ -188,7 +188,7 @@ def differences(a: Path, b: Path) -> list[str]:
     """Names of what differs between two snapshots."""
     import torch
 
-    from seamseg.engine.snapshot import load_snapshot
+    from seamseg.checkpoints.snapshot import load_snapshot
 
     first, second = load_snapshot(a), load_snapshot(b)
     flat = [
@@ -208,7 +208,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of ranks and moments")
     parser.add_argument("--patience", type=float, default=240, help="seconds without progress that count as a hang")
     options = parser.parse_args()
-    from engine.conftest import make_dataset, write_config
+    from support.micro import make_dataset, write_config
 
     folder = Path(tempfile.mkdtemp(prefix="kill_ranks_"))
     make_dataset(folder / "data", IMAGES, [1])

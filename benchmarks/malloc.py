@@ -19,7 +19,7 @@ SETTINGS = {name: str(value) for name, value in MALLOC.items()}
 
 _FORWARD = """
 import time, torch
-from seamseg.backbones.resnet import RESNETS, ResNet
+from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.ops.norm import InPlaceABN
 net = ResNet(RESNETS["resnet50"], InPlaceABN).eval().to(memory_format=torch.channels_last)
 x = torch.randn(1, 3, 512, 1024).to(memory_format=torch.channels_last)

@@ -19,8 +19,8 @@ import torch
 from abn import BatchNormLeakyReLU
 from torch import Tensor, nn
 
-from seamseg.backbones.residual import ResidualBlock
-from seamseg.backbones.resnet import RESNETS, ResNet
+from seamseg.models.backbones.residual import ResidualBlock
+from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.ops.activation import activate_
 from seamseg.ops.norm import InPlaceABN
 

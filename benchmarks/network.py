@@ -50,8 +50,8 @@ def inference(side: int) -> Callable[[], Stages]:
     from street import smooth
 
     from seamseg.config import load_config
-    from seamseg.fusion import fuse, to_result
     from seamseg.models.build import build_network
+    from seamseg.models.fusion import fuse, to_result
     from seamseg.structures import PackedSequence, Prediction
 
     torch.manual_seed(0)

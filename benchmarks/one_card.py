@@ -30,17 +30,17 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from engine.conftest import CONFIG, narrow_body
-from engine.processes import launch
-from engine.train.equality import ALL_SAMPLES, batch_of, error, images_of
+from support.micro import CONFIG, narrow_body
+from support.processes import launch
+from support.step_equality import ALL_SAMPLES, batch_of, error, images_of
 
 from seamseg.config import config_from_string
-from seamseg.engine.distributed import World, distributed, gather_objects
-from seamseg.engine.train.optimizer import build_optimizer
-from seamseg.engine.train.parallel import in_parallel
-from seamseg.engine.train.step import Stepper
 from seamseg.models.build import build_training_module
 from seamseg.structures import Batch
+from seamseg.training.optim.optimizer import build_optimizer
+from seamseg.training.parallel import in_parallel
+from seamseg.training.step import Stepper
+from seamseg.utils.distributed import World, distributed, gather_objects
 
 WAYS = ("find", "fake")
 TOLERANCE = {"ranks": 0.0, "ways": 1e-3, "losses": 1e-2}

@@ -4,7 +4,7 @@
     python benchmarks/operators.py --device cpu --seconds 5                # the CPU's kernels against plain torch
     python benchmarks/operators.py --seed 1795000000 --seconds 0 nms       # one round from a seed, of one operator
 
-The arguments are those of the tests (`tests/ops/arguments.py`): all dtypes, layouts and small sizes, empty ones too.
+Arguments come from `tests/support/op_arguments.py`: all dtypes, layouts and small sizes, empty ones too.
 Every other call has its tensors one element off a 16-byte boundary. A reference and the device get the same values;
 results and arguments that are written to must agree within the tolerances of the tests. On a GPU the reference is
 the operator on the CPU, on the CPU plain torch. The device works in a process of its own: what ends it, or breaks its
@@ -36,10 +36,10 @@ from torch.testing import assert_close
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import operator_cases
+from support.op_arguments import TOLERANCES, plausible
 
 import seamseg.ops.reference
 from seamseg.ops import implementations, kernels
-from tests.ops.arguments import TOLERANCES, plausible
 
 OTHER_NAMES = {"roi_valid_mask": "valid_mask"}
 """Plain forms that are not named as their operator."""

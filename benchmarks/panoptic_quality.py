@@ -69,7 +69,7 @@ print(json.dumps([time.perf_counter() - start, result]))
 
 def scenes() -> list[np.ndarray]:
     """Landscape scenes as numbers of segments from 0, which is void."""
-    from seamseg.data.prepare.toy_city import render_scene
+    from seamseg.toy_city import render_scene
 
     out: list[np.ndarray] = []
     index = 0
@@ -114,7 +114,7 @@ def coloured(ids: np.ndarray, classes: np.ndarray, rng: np.random.Generator) -> 
 
 def make_pairs(folder: Path, pairs: int) -> None:
     """Two JSONs with their folders of PNGs."""
-    from seamseg.evaluation.id_png import write_id_png
+    from seamseg.formats.id_png import write_id_png
 
     drawn = scenes()
     annotations: dict[str, list[dict]] = {"gt": [], "pred": []}
@@ -216,8 +216,8 @@ def command_line(folder: Path, workers: int) -> tuple[dict, Run]:
 
 def in_memory(folder: Path, rounds: int) -> float:
     """Milliseconds a pair, from two dense maps in memory to counts, one thread."""
-    from seamseg.evaluation.coco_panoptic import read_coco_panoptic, segments_of
     from seamseg.evaluation.panoptic_quality import PanopticQuality
+    from seamseg.formats.coco_panoptic import read_coco_panoptic, segments_of
 
     gt, pred = (read_coco_panoptic(folder / f"{side}.json") for side in ("gt", "pred"))
     class_of = {k: k - 1 for k in range(1, CLASSES + 1)}

@@ -16,8 +16,8 @@ from timing import Case, options, report
 from torch import Tensor
 from torch.nn import functional
 
-from seamseg.backbones.residual import NormFactory
-from seamseg.heads.semantic.head import MiniDeepLab, SemanticHead
+from seamseg.models.backbones.residual import NormFactory
+from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead
 from seamseg.ops.norm import ABN
 from seamseg.ops.pooling import box_filter_pool
 from seamseg.ops.reference.pooling import box_filter_pool as plain_form

@@ -27,13 +27,12 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 from timing import Case, options, report
 
-from seamseg.cityscapes_labels import EVALUATED
-from seamseg.data.metadata import Metadata
-from seamseg.data.prepare.cityscapes import prepare_cityscapes
-from seamseg.data.prepare.cityscapes_labels import cityscapes_classes
-from seamseg.data.prepare.convert import Options
-from seamseg.data.prepare.parallel import available_cores
-from seamseg.data.prepare.vistas import prepare_vistas
+from seamseg.formats.cityscapes.labels import EVALUATED, cityscapes_classes
+from seamseg.formats.metadata import Metadata
+from seamseg.prepare.cityscapes import prepare_cityscapes
+from seamseg.prepare.convert import Options
+from seamseg.prepare.vistas import prepare_vistas
+from seamseg.utils.parallel import available_cores
 
 FRAMES = 3
 VISTAS_STUFF, VISTAS_THINGS = 28, 37

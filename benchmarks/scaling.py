@@ -22,12 +22,12 @@ from street import CITYSCAPES, noise, street
 from torch import multiprocessing
 
 from seamseg.config import Config, load_config
-from seamseg.engine.distributed import World, distributed
-from seamseg.engine.train.optimizer import build_optimizer
-from seamseg.engine.train.parallel import in_parallel
-from seamseg.engine.train.step import Stepper
 from seamseg.models.build import build_training_module
 from seamseg.structures import Batch
+from seamseg.training.optim.optimizer import build_optimizer
+from seamseg.training.parallel import in_parallel
+from seamseg.training.step import Stepper
+from seamseg.utils.distributed import World, distributed
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 

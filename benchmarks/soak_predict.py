@@ -59,9 +59,9 @@ def make_photos(folder: Path, count: int) -> None:
 
 def make_model(folder: Path) -> Path:
     """A run folder of a network of a hundredth of the size, after one epoch."""
-    from engine.conftest import make_dataset, narrow_body, write_config
+    from support.micro import make_dataset, narrow_body, write_config
 
-    from seamseg.engine.train.run import TrainingOptions, run_training
+    from seamseg.training.run import TrainingOptions, run_training
 
     make_dataset(folder / "data", [2, 1], [1])
     extra = ["scheduler.epochs=1", "scheduler.burn_in_steps=1"]
@@ -77,7 +77,7 @@ class Run:
     """`predict` in `size` processes, forked from this one, where torch is loaded."""
 
     def __init__(self, folder: Path, out: str, size: int, log: Path) -> None:
-        from engine.processes import free_port
+        from support.processes import free_port
 
         self.log = log
         port = free_port()
@@ -128,11 +128,11 @@ class Run:
 
 def predict(words: list[str], log: Path) -> int:
     """The command line, with a note of every PNG."""
-    from engine.conftest import narrow_body
+    from support.micro import narrow_body
 
     from seamseg.cli.main import main
-    from seamseg.engine.outputs import files
-    from seamseg.evaluation import coco_writer
+    from seamseg.formats import coco_writer
+    from seamseg.predict.sinks import files
 
     notes = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     write = coco_writer.write_id_png
@@ -283,8 +283,8 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     # loaded before the processes are forked
-    import seamseg.engine.inference
-    import seamseg.engine.train.run  # noqa: F401
+    import seamseg.predict.job
+    import seamseg.training.run  # noqa: F401
 
     os.environ["SEAMSEG_MALLOC"] = "off"
     folder = Path(tempfile.mkdtemp(prefix="soak_predict_"))

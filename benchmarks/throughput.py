@@ -28,7 +28,7 @@ from unittest import mock
 if TYPE_CHECKING:
     import torch
 
-    from seamseg.engine.predictor import Predictor
+    from seamseg.inference.predictor import Predictor
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "graphs": {"cuda_graphs": True},
     "both": {"compile": True, "cuda_graphs": True},
 }
-"""What each is, as arguments of :class:`seamseg.engine.acceleration.Acceleration`."""
+"""What each is, as arguments of :class:`seamseg.inference.acceleration.Acceleration`."""
 WARM_UP = 3
 """Images before those that count: CUDA graphs are recorded with the second of a size."""
 
@@ -45,8 +45,8 @@ def busy(predictor: Predictor) -> None:
     """Have a network of random weights find 100 things on every image, among 1000 proposals."""
     import torch
 
-    from seamseg.engine.profiling import MADE_UP
-    from seamseg.heads.rpn.proposals import ProposalGenerator
+    from seamseg.models.heads.rpn import ProposalGenerator
+    from seamseg.predict.profiling import MADE_UP
 
     net: Any = predictor.net
     chosen, select = net.proposals, net.selector
@@ -69,8 +69,8 @@ def busy(predictor: Predictor) -> None:
 
 def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Predictor:
     """The predictor of a variant."""
-    from seamseg.engine.acceleration import Acceleration
-    from seamseg.engine.profiling import random_predictor
+    from seamseg.inference.acceleration import Acceleration
+    from seamseg.predict.profiling import random_predictor
 
     predictor = random_predictor(device, min(arguments.size), arguments.precision, arguments.config)
     busy(predictor)
@@ -111,12 +111,12 @@ def network(predictors: dict[str, Predictor], image: torch.Tensor, rounds: int) 
 
 def files(predictor: Predictor, photos: Sequence[Path], out: Path, arguments: argparse.Namespace) -> dict[str, float]:
     """Images a second from file to file, and the part of the time outside of the network."""
-    from seamseg.engine.distributed import World
-    from seamseg.engine.inference import predict_all
-    from seamseg.engine.inputs.source import Source
-    from seamseg.engine.manifest import header
-    from seamseg.engine.outputs import FolderOutputs
-    from seamseg.engine.writers import make_writers
+    from seamseg.predict.job import predict_all
+    from seamseg.predict.manifest import header
+    from seamseg.predict.sinks import FolderOutputs
+    from seamseg.predict.sources.base import Source
+    from seamseg.predict.writers import make_writers
+    from seamseg.utils.distributed import World
 
     sources = [Source(path, path.stem, path.name) for path in photos]
     inside, see = 0.0, predictor.raw
@@ -160,8 +160,8 @@ def main() -> None:
     import torch
 
     from seamseg.data.images import open_image
-    from seamseg.engine.distributed import choose_device
-    from seamseg.engine.profiling import write_picture
+    from seamseg.predict.profiling import write_picture
+    from seamseg.utils.distributed import choose_device
 
     device = choose_device(arguments.device)
     arguments.size = tuple(int(side) for side in arguments.size.split("x"))

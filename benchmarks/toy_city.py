@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from seamseg.engine.train.metrics import read_metrics
+from seamseg.training.logging.metrics import read_metrics
 
 PRECISIONS = ("fp32", "bf16")
 

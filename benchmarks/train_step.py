@@ -31,14 +31,14 @@ from street import VISTAS, noise, street
 from torch.utils.flop_counter import FlopCounterMode
 
 from seamseg.config import load_config
-from seamseg.engine.distributed import World
-from seamseg.engine.train.compiled import compile_static_part
-from seamseg.engine.train.feed import prefetched
-from seamseg.engine.train.logs import TextLog
-from seamseg.engine.train.optimizer import build_optimizer
-from seamseg.engine.train.step import Stepper
 from seamseg.models.build import build_training_module
 from seamseg.structures import Batch
+from seamseg.training.logging.logs import TextLog
+from seamseg.training.optim.optimizer import build_optimizer
+from seamseg.training.prefetch import prefetched
+from seamseg.training.run import compile_static_part
+from seamseg.training.step import Stepper
+from seamseg.utils.distributed import World
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 SIDES = {

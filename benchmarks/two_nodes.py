@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from seamseg.engine.snapshot import NETWORK_MODULES, load_snapshot
+from seamseg.checkpoints.snapshot import NETWORK_MODULES, load_snapshot
 
 TOY_CITY = Path(__file__).parents[1] / "configs" / "toy_city_r18.ini"
 ADDRESSES = ("10.231.77.1", "10.231.77.2")

@@ -42,10 +42,10 @@ def training() -> Callable[[], object]:
     from street import CITYSCAPES, noise, street
 
     from seamseg.config import load_config
-    from seamseg.engine.distributed import World
-    from seamseg.engine.train.optimizer import build_optimizer
-    from seamseg.engine.train.step import Stepper
     from seamseg.models.build import build_training_module
+    from seamseg.training.optim.optimizer import build_optimizer
+    from seamseg.training.step import Stepper
+    from seamseg.utils.distributed import World
 
     torch.manual_seed(0)
     config = load_config(Path(__file__).parents[1] / "configs" / "toy_city_r18.ini")
@@ -60,7 +60,7 @@ def predict(folder: Path) -> Callable[[], object]:
     """Prediction of one photo."""
     import torch
 
-    from seamseg.engine.profiling import StageProfile, random_predictor, write_picture
+    from seamseg.predict.profiling import StageProfile, random_predictor, write_picture
 
     photo = folder / "street.jpg"
     write_picture(photo, (512, 767))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .engine.predictor import Predictor
+    from seamseg.inference.predictor import Predictor
 
 __all__ = ["__version__", "load"]
 
@@ -20,18 +20,18 @@ def load(model: Any, device: Any = "auto", config: Any = None, meta: Any = None,
     model : published zip, run folder, or snapshot
     device : auto (a GPU if there is one), cpu, cuda or cuda:N
     config, meta : INI file and `metadata.bin`, where the model does not hold them
-    **options : thresholds and sizes, see :func:`seamseg.engine.predictor.load_predictor`
+    **options : thresholds and sizes, see :func:`seamseg.inference.predictor.load_predictor`
 
     Returns
     -------
-    seamseg.engine.predictor.Predictor
+    seamseg.inference.predictor.Predictor
 
     Raises
     ------
-    seamseg.errors.InputError
+    seamseg.utils.errors.InputError
         if the model is missing, broken, or not what its configuration and metadata say
     """
     # `import seamseg` must not cost the import of torch
-    from .engine.predictor import load_predictor
+    from seamseg.inference.predictor import load_predictor
 
     return load_predictor(model, device, config, meta, **options)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from seamseg.ops.abn import inplace_abn
 from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync, synchronised_over
-from seamseg.ops.sync import active_group
-from seamseg.ops.sync import set_group as set_active_group
+from seamseg.ops.norm import set_group as set_active_group
+from seamseg.utils.process_groups import active_group
 
 __all__ = ["ABN", "InPlaceABN", "InPlaceABNSync", "active_group", "inplace_abn", "inplace_abn_sync", "set_active_group"]
 

@@ -202,18 +202,18 @@ class Pending:
 
 @dataclass(frozen=True)
 class Batch:
-    """Training images with their targets, as `seamseg.data.batches.collate` makes it.
+    """Training images with their targets, as `seamseg.data.loader.collate` makes it.
 
     `masks[i]` is `L x H x W` int64: L layers of instance ids, 0 void. The other targets are indexed by id, entry 0 is
     void: `categories[i]` int64 (255 for void), `iscrowd[i]` uint8, `boxes[i]` float32 `n x 4` (-1 where an id is
     absent from the mask).
 
-    `facts` repeats the small targets on the host. :func:`seamseg.data.batches.collate` writes them down before the
+    `facts` repeats the small targets on the host. :func:`seamseg.data.loader.collate` writes them down before the
     batch goes to a device, so that nobody waits for the device to learn what was known all along. Boxes may move
     afterwards, but ids, classes and whether a box is there may not change.
 
     With `pending`, one an image, the images are still bytes, uint8 `3 x H x W`, and neither they nor masks (of any
-    integer type) and boxes are flipped: `seamseg.engine.train.device_transforms.prepare_batch` does the rest.
+    integer type) and boxes are flipped: `seamseg.training.device_transforms.prepare_batch` does the rest.
     `broken` are the training images that could not be read and are replaced by others here: `(id, what was wrong)`.
     """
 

@@ -56,7 +56,7 @@ def test_padding_keeps_values_and_sizes(shapes, multiple):
 
 
 def test_padding_equals_the_original():
-    golden = np.load(Path(__file__).parent / "data" / "ops.npz")
+    golden = np.load(Path(__file__).parent / "golden" / "ops.npz")
     packed = PackedSequence(torch.from_numpy(golden["pad/a"]), None, torch.from_numpy(golden["pad/c"]))
     padded, valid = packed.as_padded(value=-1.0)
     assert np.array_equal(padded.numpy(), golden["pad/out"])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 
-from seamseg.export.backbone import ARCHITECTURES, convert_backbone
+from seamseg.checkpoints.torchvision_weights import ARCHITECTURES, convert_backbone
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

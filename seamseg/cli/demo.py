@@ -14,7 +14,7 @@ import argparse
 import os
 from pathlib import Path
 
-from seamseg.errors import InputError
+from seamseg.utils.errors import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--train {args.train} --val {args.val}: at least 2 scenes to train on and 1 to evaluate")
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise InputError("the demo runs in one process: start it without torchrun")
-    from seamseg.engine.demo import DemoOptions, run_demo
-    from seamseg.evaluation.table import format_table
+    from seamseg.demo import DemoOptions, run_demo
+    from seamseg.evaluation.tables import format_table
 
     options = DemoOptions(args.out, args.train, args.val, args.seed, tuple(args.set), args.device)
     scores = run_demo(options, lambda line: print(line, flush=True))

@@ -25,7 +25,7 @@ from types import ModuleType
 
 from seamseg.cli import process_settings
 from seamseg.config import experiments
-from seamseg.data.prepare.parallel import available_cores
+from seamseg.utils.parallel import available_cores
 from seamseg.version import __version__
 
 _PACKAGES = ("torch", "torchvision", "numpy", "pillow", "tensorboard", "pycocotools", "u-msgpack-python", "tqdm")
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         _say("GPU", _gpus(torch, problems))
     _say("launcher", _launcher())
     _say("experiments", ", ".join(experiments()) or "none found: the installation is incomplete")
-    maps = _imported("seamseg.maps.library", problems)
+    maps = _imported("seamseg.idmaps.library", problems)
     if maps is not None:
         _say("kernels, maps", maps.state)
     if torch is not None:
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _replay(path: str, device: str) -> int:
-    from seamseg.engine.train.replay import replay
+    from seamseg.training.debugging.replay import replay
 
     outcome = replay(path, device)
     dump = outcome.dump

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from seamseg.cli import process_settings
-from seamseg.data.prepare.parallel import available_cores
-from seamseg.errors import InputError
+from seamseg.utils.errors import InputError
+from seamseg.utils.parallel import available_cores
 
 CONVOLUTIONS = ("body", "FPN", "RPN head", "mask", "semantic")
 
@@ -38,9 +38,9 @@ def bench(model: str | None, size: str, rounds: int, device: str, precision: str
         raise InputError(f"--rounds must be at least 1, not {rounds}")
     import torch
 
-    from seamseg.engine.distributed import choose_device
-    from seamseg.engine.predictor import load_predictor
-    from seamseg.engine.profiling import STAGES, StageProfile, random_predictor, write_picture
+    from seamseg.inference.predictor import load_predictor
+    from seamseg.predict.profiling import STAGES, StageProfile, random_predictor, write_picture
+    from seamseg.utils.distributed import choose_device
 
     chosen, shortest = choose_device(device), min(height, width)
     if model is None:

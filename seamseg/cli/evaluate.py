@@ -22,9 +22,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seamseg.cli.launcher import is_main_process
-from seamseg.data.prepare.parallel import available_cores
-from seamseg.errors import InputError
+from seamseg.utils.errors import InputError
+from seamseg.utils.launcher import is_main_process
+from seamseg.utils.parallel import available_cores
 
 if TYPE_CHECKING:
     from seamseg.evaluation.scores import PanopticScores
@@ -72,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
         from seamseg.cli.evaluate_cityscapes import run_cityscapes
 
         return run_cityscapes(args, _worker_count(args))
-    from seamseg.evaluation.table import format_table
-    from seamseg.files import write_json
+    from seamseg.evaluation.tables import format_table
+    from seamseg.utils.files import write_json
 
     if args.out is not None and args.legacy_metrics:
         raise InputError("--out and --legacy-metrics exclude each other: the files hold maps of the official kind")
@@ -95,8 +95,8 @@ def _score_files(args: argparse.Namespace) -> PanopticScores:
         raise InputError(f"{extra} and --gt / --pred exclude each other: score either a model or files")
     if args.gt is None or args.pred is None:
         raise InputError("--gt and --pred go together: name the ground truth and the predictions")
-    from seamseg.engine.progress import progress
     from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
+    from seamseg.utils.progress import progress
 
     return evaluate_panoptic_json(
         args.gt,
@@ -124,7 +124,7 @@ def _score_model(args: argparse.Namespace) -> PanopticScores:
         raise InputError("say what to score: MODEL DATA, or --gt GT.json --pred PRED.json")
     if extra := _given(args, _FILE_OPTIONS):
         raise InputError(f"{extra} is for scoring files with --gt and --pred, not for MODEL DATA")
-    from seamseg.engine.evaluate import evaluate_model
+    from seamseg.validation.evaluate import evaluate_model
 
     return evaluate_model(
         args.model,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from seamseg.errors import InputError
+from seamseg.utils.errors import InputError
 
 _TAKEN = ("command", "gt", "pred", "protocol", "workers", "json", "quiet", "debug")
 """What the protocol makes use of; whatever else was given is said to be of no use."""
@@ -12,9 +12,9 @@ _TAKEN = ("command", "gt", "pred", "protocol", "workers", "json", "quiet", "debu
 
 def run_cityscapes(args: argparse.Namespace, workers: int) -> int:
     """Evaluate with so many threads, print the tables, write the JSON."""
-    from seamseg.engine.progress import progress
     from seamseg.evaluation.cityscapes import evaluate_cityscapes, format_cityscapes
-    from seamseg.files import write_json
+    from seamseg.utils.files import write_json
+    from seamseg.utils.progress import progress
 
     if extra := _useless(args):
         raise InputError(f"{extra} does not go with --protocol cityscapes, which takes --gt, --pred, --workers, --json")

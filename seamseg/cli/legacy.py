@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from seamseg.cli import process_settings
-from seamseg.cli.launcher import is_main_process
 from seamseg.cli.main import main
+from seamseg.utils.launcher import is_main_process
 
 
 def run_script(translate: Callable[[Sequence[str]], list[str]]) -> int:

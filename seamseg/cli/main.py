@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from seamseg.cli import process_settings
-from seamseg.errors import SeamsegError, Terminated
+from seamseg.utils.errors import SeamsegError, Terminated
 from seamseg.version import __version__
 
 COMMANDS = {
@@ -73,7 +73,7 @@ def _run(argv: Sequence[str]) -> int:
     if args.command is None:
         parser.print_help()
         return 0
-    from seamseg.engine.progress import set_quiet
+    from seamseg.utils.progress import set_quiet
 
     set_quiet(args.quiet)
     return int(command_module(args.command).run(args) or 0)

@@ -147,19 +147,19 @@ def run(args: argparse.Namespace) -> int:
     """Predict; 0, or 1 if some photos could not be read."""
     # before the libraries are loaded, which takes seconds
     formats = _check(args)
-    from seamseg.data.prepare.parallel import available_cores
-    from seamseg.engine.distributed import distributed
-    from seamseg.engine.inference import predict_all
-    from seamseg.engine.inputs.find import find_sources
-    from seamseg.engine.inputs.source import Source
-    from seamseg.engine.manifest import header
-    from seamseg.engine.model_file import digest
-    from seamseg.engine.outputs import open_outputs, parse_place
-    from seamseg.engine.predictor import load_predictor
-    from seamseg.engine.privacy import LEAST_SCORE
-    from seamseg.engine.writers import Writer, make_writers
-    from seamseg.engine.writers.anonymize import AnonymizeWriter
-    from seamseg.errors import InputError
+    from seamseg.checkpoints.bundle import digest
+    from seamseg.inference.anonymize import LEAST_SCORE
+    from seamseg.inference.predictor import load_predictor
+    from seamseg.predict.job import predict_all
+    from seamseg.predict.manifest import header
+    from seamseg.predict.sinks import open_outputs, parse_place
+    from seamseg.predict.sources.base import Source
+    from seamseg.predict.sources.find import find_sources
+    from seamseg.predict.writers import Writer, make_writers
+    from seamseg.predict.writers.anonymize import AnonymizeWriter
+    from seamseg.utils.distributed import distributed
+    from seamseg.utils.errors import InputError
+    from seamseg.utils.parallel import available_cores
 
     place = parse_place(args.out)
     if place.path is not None and place.path.exists() and not place.path.is_dir():
@@ -220,8 +220,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> list[str]:
     """The formats; InputError if an argument is wrong, as far as that can be told at once."""
-    from seamseg.engine.missing_model import require_model
-    from seamseg.errors import InputError
+    from seamseg.checkpoints.missing_model import require_model
+    from seamseg.utils.errors import InputError
 
     require_model(Path(args.model))
     for name in ("limit", "workers", "batch_size", "shard_photos"):
@@ -233,7 +233,7 @@ def _check(args: argparse.Namespace) -> list[str]:
 
 def _formats(args: argparse.Namespace) -> list[str]:
     """What --format says; InputError if other options do not go with it."""
-    from seamseg.errors import InputError
+    from seamseg.utils.errors import InputError
 
     if args.anonymize is None:
         for name in ("anonymize_style", "anonymize_score"):
@@ -264,7 +264,7 @@ _WITHOUT_EFFECT = {
 
 def _settings(args: argparse.Namespace, formats: list[str]) -> dict[str, Any]:
     """All options that change the outputs, also those of which this module knows nothing."""
-    from seamseg.engine.model_file import CONFIG_NAME, METADATA_NAME, digest
+    from seamseg.checkpoints.bundle import CONFIG_NAME, METADATA_NAME, digest
 
     settings = {name: value for name, value in vars(args).items() if name not in _WITHOUT_EFFECT}
     for name, own in (("config", CONFIG_NAME), ("meta", METADATA_NAME)):

@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING
 from seamseg.cli import prepare_texts as texts
 from seamseg.cli.prepare_check import add_check_arguments, run_check
 from seamseg.cli.prepare_export import add_export, run_export
-from seamseg.engine.progress import counter, is_quiet, progress
-from seamseg.errors import InputError
+from seamseg.utils.errors import InputError
+from seamseg.utils.progress import counter, is_quiet, progress
 
 if TYPE_CHECKING:
-    from seamseg.data.prepare.convert import Options, Prepared
+    from seamseg.prepare.convert import Options, Prepared
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -183,7 +183,7 @@ def _add_own(parser: argparse.ArgumentParser, words: tuple[str, ...], nargs: int
 
 
 def _cityscapes(args: argparse.Namespace) -> int:
-    from seamseg.data.prepare.cityscapes import prepare_cityscapes
+    from seamseg.prepare.cityscapes import prepare_cityscapes
 
     o = _options(args)
     done = prepare_cityscapes(args.root, args.out, _names(args), o.workers, o.progress, o.say, o.copy, o.symlink)
@@ -191,26 +191,26 @@ def _cityscapes(args: argparse.Namespace) -> int:
 
 
 def _vistas(args: argparse.Namespace) -> int:
-    from seamseg.data.prepare.vistas import prepare_vistas
+    from seamseg.prepare.vistas import prepare_vistas
 
     return _done(args, prepare_vistas(args.root, args.out, args.version, _names(args), _options(args)))
 
 
 def _coco(args: argparse.Namespace) -> int:
-    from seamseg.data.prepare.panoptic import prepare_coco
+    from seamseg.prepare.panoptic import prepare_coco
 
     return _done(args, prepare_coco(args.root, args.out, _names(args), _options(args)))
 
 
 def _panoptic(args: argparse.Namespace) -> int:
-    from seamseg.data.prepare.panoptic import prepare_panoptic
+    from seamseg.prepare.panoptic import prepare_panoptic
 
     splits = {name: (rest[0], rest[1], rest[2]) for name, rest in _own_splits(args, "PHOTOS JSON MASKS", (3,)).items()}
     return _done(args, prepare_panoptic(args.out, splits, _options(args)))
 
 
 def _folders(args: argparse.Namespace) -> int:
-    from seamseg.data.prepare.label_folders import prepare_folders
+    from seamseg.prepare.label_folders import prepare_folders
 
     splits = _own_splits(args, "PHOTOS LABELS [INSTANCES]", (2, 3))
     photo, label, instance = args.suffixes
@@ -219,14 +219,14 @@ def _folders(args: argparse.Namespace) -> int:
 
 
 def _instances(args: argparse.Namespace) -> int:
-    from seamseg.data.prepare.coco_instances import prepare_instances
+    from seamseg.prepare.coco_instances import prepare_instances
 
     splits = _own_splits(args, "PHOTOS JSON [LABELS]", (2, 3))
     return _done(args, prepare_instances(args.out, splits, args.classes, _options(args)))
 
 
 def _merge(args: argparse.Namespace) -> int:
-    from seamseg.data.prepare.merge import MergeRules, merge_datasets, read_rules
+    from seamseg.prepare.merge import MergeRules, merge_datasets, read_rules
 
     if len(args.parts) < 2:
         raise InputError("merge takes two or more dataset folders and OUT")
@@ -235,7 +235,7 @@ def _merge(args: argparse.Namespace) -> int:
 
 
 def _toy_city(args: argparse.Namespace) -> int:
-    from seamseg.data.prepare.toy_city import generate_toy_city
+    from seamseg.toy_city import generate_toy_city
 
     shown = counter("toy city")
     workers = getattr(args, "workers", None)
@@ -245,7 +245,7 @@ def _toy_city(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    from seamseg.data.prepare.convert import Options
+    from seamseg.prepare.convert import Options
 
     return Options(getattr(args, "workers", None), progress, _say, args.copy, args.symlink)
 

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seamseg.engine.progress import progress
-from seamseg.errors import InputError, SeamsegError
-from seamseg.files import write_json
+from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.files import write_json
+from seamseg.utils.progress import progress
 
 if TYPE_CHECKING:
-    from seamseg.data.prepare.check import Report
-    from seamseg.data.prepare.problems import Problem
+    from seamseg.prepare.check import Problem, Report
 
 _SHOWN = 50
 
@@ -36,7 +35,7 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_check(args: argparse.Namespace) -> int:
     """Check, print, and return 1 if there are errors."""
-    from seamseg.data.prepare.check import check_dataset
+    from seamseg.prepare.check import check_dataset
 
     workers, samples = getattr(args, "workers", None), getattr(args, "samples", 24)
     if samples < 0:
@@ -56,7 +55,7 @@ def run_check(args: argparse.Namespace) -> int:
 
 
 def _write_sheet(report: Report, path: Path, samples: int, workers: int | None) -> None:
-    from seamseg.data.prepare.contact_sheet import write_contact_sheet
+    from seamseg.prepare.contact_sheet import write_contact_sheet
 
     try:
         shown = write_contact_sheet(path, report, samples, workers)

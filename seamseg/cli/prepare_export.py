@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from seamseg.engine.progress import progress
+from seamseg.utils.progress import progress
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
@@ -20,8 +20,8 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 
 def run_export(args: argparse.Namespace) -> int:
     """Export and say what was written."""
-    from seamseg.data.prepare.convert import Options
-    from seamseg.engine.ground_truth import export_dataset
+    from seamseg.prepare.convert import Options
+    from seamseg.prepare.export import export_dataset
 
     options = Options(getattr(args, "workers", None), progress, copy=args.copy, symlink=args.symlink)
     formats = _words(args.format)

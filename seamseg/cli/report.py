@@ -15,7 +15,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from seamseg.errors import InputError
+from seamseg.utils.errors import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--photos {args.photos}: no such folder")
     if args.out is not None and args.out.is_dir():
         raise InputError(f"--out {args.out}: is a folder; name a file, as {args.out / 'report.html'}")
-    from seamseg.engine.progress import progress
     from seamseg.report import ReportOptions, find_evaluation, write_report
+    from seamseg.utils.progress import progress
 
     evaluation = find_evaluation(args.run)
     against = None if args.against is None else find_evaluation(args.against)

@@ -23,7 +23,7 @@ import os
 import sys
 from pathlib import Path
 
-from seamseg.cli.launcher import is_main_process, process_count
+from seamseg.utils.launcher import is_main_process, process_count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,9 +55,9 @@ def run(args: argparse.Namespace) -> int:
     if process_count() > 1:
         # DDP warns that no parameter was unused, which is so in some steps and not in others; read when torch starts
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from seamseg.engine.train.preemption import Preempted
-    from seamseg.engine.train.run import TrainingOptions, run_training
-    from seamseg.evaluation.table import format_table
+    from seamseg.evaluation.tables import format_table
+    from seamseg.training.preemption import Preempted
+    from seamseg.training.run import TrainingOptions, run_training
 
     options = TrainingOptions(
         config=args.config,

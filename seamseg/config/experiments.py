@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from seamseg.errors import InputError, did_you_mean
+from seamseg.utils.errors import InputError, did_you_mean
 
 _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = (_PACKAGE / "configs", _PACKAGE.parent / "configs")

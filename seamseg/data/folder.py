@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from seamseg.data.images import UnreadableImage, open_image, open_mask, open_reduced
-from seamseg.data.metadata import ImageInfo, Metadata, read_metadata
-from seamseg.errors import InputError
-from seamseg.files import read_bytes
+from seamseg.data.images import open_image, open_mask, open_reduced
+from seamseg.formats.metadata import ImageInfo, Metadata, read_metadata
+from seamseg.utils.errors import InputError, UnreadableImage
+from seamseg.utils.files import read_bytes
 
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg")
 

@@ -12,9 +12,9 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from seamseg.errors import InputError
-from seamseg.files import read_bytes
-from seamseg.limits import refuse_program
+from seamseg.utils.errors import InputError, UnreadableImage
+from seamseg.utils.files import read_bytes
+from seamseg.utils.limits import refuse_program
 
 MAX_PIXELS = 201_326_592
 """Largest picture that is decoded, 192 Mi pixels: a few kilobytes of a hostile file can claim terabytes."""
@@ -23,10 +23,6 @@ _GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")
 _MASK_MODES = ("1", "L", "P", "I", *_GREY_16)
 _pillow_limit = threading.Lock()
 T = TypeVar("T")
-
-
-class UnreadableImage(InputError):
-    """A file that is missing, broken, too large or no image."""
 
 
 def open_image(path: str | Path, data: bytes | None = None) -> Image.Image:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from seamseg.data.batches import collate
-from seamseg.data.class_uniform import ClassUniform
-from seamseg.data.dataset import PanopticDataset
-from seamseg.data.keys import KeyedBatches
+from seamseg.data.dataset import ClassUniform, PanopticDataset
+from seamseg.data.sample_index import KeyedBatches
 from seamseg.data.workers import WorkerSeed, dead_workers, deaf_children, worker_death
-from seamseg.errors import SeamsegError
+from seamseg.structures import Batch, PackedSequence
+from seamseg.utils.errors import InputError, SeamsegError
 
 
 class BatchLoader(DataLoader):
@@ -77,7 +76,7 @@ def train_loader(
 
     Parameters
     ----------
-    dataset : a :class:`PanopticDataset`, or another that takes :class:`seamseg.data.keys.ItemKey`
+    dataset : a :class:`PanopticDataset`, or another that takes :class:`seamseg.data.sample_index.ItemKey`
     batch_sampler : gives lists of indices; becomes `batch_sampler.sampler` of the loader
     num_workers : processes that read images; 0 reads in this one
     pin_memory : put the batches into page-locked memory
@@ -129,3 +128,72 @@ def _own_message(error: SeamsegError) -> str:
     # torch re-raises a worker's error with its whole traceback as the message; the last line ends with ours
     name = f"{type(error).__module__}.{type(error).__qualname__}: "
     return str(error).rpartition(name)[2].strip()
+
+
+def collate(items: Sequence[dict[str, Any]]) -> Batch:
+    """Gather items of :class:`seamseg.data.dataset.PanopticDataset`, as a DataLoader's `collate_fn`.
+
+    Nothing is padded here: sizes may differ, and the network pads when it needs one tensor.
+    """
+    masks = [item["msk"] for item in items]
+    if len({mask.dtype for mask in masks}) > 1:
+        masks = [mask.int() for mask in masks]  # few ids are held in bytes
+    return Batch(
+        images=PackedSequence([item["img"] for item in items]),
+        masks=PackedSequence(masks),
+        categories=PackedSequence([item["cat"] for item in items]),
+        iscrowd=PackedSequence([item["iscrowd"] for item in items]),
+        boxes=PackedSequence([item["bbx"] for item in items]),
+        ids=[item["id"] for item in items],
+        original_sizes=[item["size"] for item in items],
+        pending=[item["pending"] for item in items] if "pending" in items[0] else None,
+        broken=[broken for item in items for broken in item.get("broken", ())],
+    ).with_facts()
+
+
+class BrokenSamples:
+    """Counts the images of an epoch that others had to replace.
+
+    Parameters
+    ----------
+    limit : part of the images of an epoch that may be broken
+    images : of an epoch, in this process
+    warn : is told of each file, once
+    """
+
+    def __init__(self, limit: float, images: int, warn: Callable[[str], None]) -> None:
+        self.limit = limit
+        self._warn = warn
+        self._images = images
+        self._known: set[str] = set()
+        self._of_epoch: dict[str, str] = {}
+
+    @property
+    def count(self) -> int:
+        """Broken images of the epoch so far"""
+        return len(self._of_epoch)
+
+    def begin_epoch(self) -> None:
+        """Count anew."""
+        self._of_epoch = {}
+
+    def add(self, broken: Iterable[tuple[str, str]]) -> None:
+        """Take in what a batch says, `(id, what was wrong)` each (:attr:`seamseg.structures.Batch.broken`).
+
+        Raises
+        ------
+        InputError
+            if more images of the epoch are broken than the limit allows
+        """
+        self._of_epoch.update(broken)
+        if self.count > self.limit * self._images:
+            first = list(self._of_epoch.values())[:3]
+            more = f"; and {self.count - len(first)} more" if self.count > len(first) else ""
+            raise InputError(
+                f"{self.count} of the {self._images} training images of this epoch cannot be read, which is more than "
+                f"[dataloader] broken_limit = {self.limit:g} allows: {'; '.join(first)}{more}"
+            )
+        for image, reason in self._of_epoch.items():
+            if image not in self._known:
+                self._known.add(image)
+                self._warn(f"{reason}; another image takes its place")

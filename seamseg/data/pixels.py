@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from seamseg.errors import InputError
 from seamseg.structures import Pending
+from seamseg.utils.errors import InputError
 
 
 class Normalise:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import Sampler
 
-from seamseg.errors import InputError
+from seamseg.utils.errors import InputError
 
 
 class Segment(NamedTuple):

@@ -14,10 +14,10 @@ from PIL import Image
 from torch import Tensor
 
 from seamseg.data.pixels import Normalise, finish_image
-from seamseg.errors import InputError
-from seamseg.maps.resize import nearest_index
+from seamseg.idmaps.resize import nearest_index
 from seamseg.ops.extract_boxes import extract_boxes
 from seamseg.structures import Pending
+from seamseg.utils.errors import InputError
 
 
 class _Source(Protocol):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from seamseg.errors import SeamsegError
+from seamseg.utils.errors import SeamsegError
 
 _DEATH = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from seamseg.evaluation.coco_panoptic import read_coco_panoptic, read_id_png, write_id_png
-from seamseg.evaluation.coco_writer import CocoPanopticWriter, dataset_to_coco_panoptic
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
-from seamseg.evaluation.evaluator import PanopticEvaluator, category_ids, class_infos
-from seamseg.evaluation.matching import SegmentInfo
+from seamseg.evaluation.evaluator import PanopticEvaluator
 from seamseg.evaluation.panoptic_quality import PanopticQuality
-from seamseg.evaluation.scores import APScores, ClassInfo, ClassScores, InstanceScores, PanopticScores
+from seamseg.evaluation.scores import APScores, ClassScores, InstanceScores, PanopticScores
 from seamseg.evaluation.segments import gt_segments_from_instances
-from seamseg.evaluation.table import format_table
+from seamseg.evaluation.tables import format_table
+from seamseg.panoptic_map import ClassInfo, SegmentInfo, category_ids, class_infos
 
 if TYPE_CHECKING:
     from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision
@@ -22,7 +20,6 @@ __all__ = [
     "APScores",
     "ClassInfo",
     "ClassScores",
-    "CocoPanopticWriter",
     "ConfusionMatrix",
     "InstanceEvaluator",
     "InstanceScores",
@@ -33,13 +30,9 @@ __all__ = [
     "average_precision",
     "category_ids",
     "class_infos",
-    "dataset_to_coco_panoptic",
     "evaluate_panoptic_json",
     "format_table",
     "gt_segments_from_instances",
-    "read_coco_panoptic",
-    "read_id_png",
-    "write_id_png",
 ]
 
 

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from seamseg.errors import InputError
 from seamseg.evaluation.detections import paste_detections
-from seamseg.evaluation.scores import AP_NUMBERS, APScores, ClassAP, ClassInfo, InstanceScores
+from seamseg.evaluation.scores import AP_NUMBERS, APScores, ClassAP, InstanceScores
 from seamseg.ops.extract_boxes import extract_boxes
+from seamseg.panoptic_map import ClassInfo
 from seamseg.structures import Prediction
+from seamseg.utils.errors import InputError
 
 
 @dataclass(frozen=True)

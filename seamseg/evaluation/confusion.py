@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from seamseg.evaluation.scores import mean
-from seamseg.maps.histogram import joint_histogram
+from seamseg.idmaps.histogram import joint_histogram
 
 if TYPE_CHECKING:
     from torch import Tensor

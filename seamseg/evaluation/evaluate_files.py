@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from seamseg.errors import InputError
-from seamseg.evaluation.coco_panoptic import Annotation, CocoPanoptic, read_coco_panoptic, segments_of
 from seamseg.evaluation.evaluator import PanopticEvaluator
 from seamseg.evaluation.panoptic_quality import check_sizes
 from seamseg.evaluation.record import (
@@ -25,8 +23,10 @@ from seamseg.evaluation.record import (
     write_summary,
 )
 from seamseg.evaluation.scores import PanopticScores
-from seamseg.evaluation.threads import threaded_map
-from seamseg.maps.id_runs import joint_histogram_of_runs
+from seamseg.formats.coco_panoptic import Annotation, CocoPanoptic, read_coco_panoptic, segments_of
+from seamseg.idmaps.id_runs import joint_histogram_of_runs
+from seamseg.utils.errors import InputError
+from seamseg.utils.parallel import threaded_map
 
 
 @dataclass(frozen=True)

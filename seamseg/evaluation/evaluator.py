@@ -3,50 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.legacy import LegacyPanopticQuality
-from seamseg.evaluation.matching import Matches, SegmentLike, without
+from seamseg.evaluation.matching import Matches, without
 from seamseg.evaluation.panoptic_quality import PanopticQuality, check_sizes
-from seamseg.evaluation.scores import ClassInfo, PanopticScores
+from seamseg.evaluation.scores import PanopticScores
 from seamseg.evaluation.segments import flatten_layers, gt_segments_from_pairs, instances_as_they_are
-from seamseg.maps.histogram import joint_histogram
-from seamseg.panoptic_map import PanopticResult
+from seamseg.idmaps.histogram import joint_histogram
+from seamseg.panoptic_map import ClassInfo, PanopticResult, SegmentLike
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
-
-
-class ClassTable(Protocol):
-    """The part of a data set's metadata that tells the classes, stuff first."""
-
-    @property
-    def num_stuff(self) -> int: ...
-    @property
-    def num_thing(self) -> int: ...
-    @property
-    def categories(self) -> list[str]: ...
-    @property
-    def original_ids(self) -> list[int]: ...
-
-
-def category_ids(metadata: ClassTable) -> list[int]:
-    """The `category_id` of each class in COCO files: its id in the original data set; index + 1 if two are equal."""
-    original = [int(i) for i in metadata.original_ids]
-    count = metadata.num_stuff + metadata.num_thing
-    if len(original) == count and len(set(original)) == count:
-        return original
-    return list(range(1, count + 1))
-
-
-def class_infos(metadata: ClassTable) -> list[ClassInfo]:
-    """Name, id and kind of each class of a data set."""
-    return [
-        ClassInfo(name, identity, index >= metadata.num_stuff)
-        for index, (name, identity) in enumerate(zip(metadata.categories, category_ids(metadata)))
-    ]
 
 
 class Comparison(NamedTuple):

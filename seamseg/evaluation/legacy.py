@@ -16,9 +16,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from seamseg.evaluation.matching import Matches, SegmentInfo, SegmentLike, without
+from seamseg.evaluation.matching import Matches, without
 from seamseg.evaluation.panoptic_quality import PanopticQuality
-from seamseg.evaluation.scores import ClassInfo, ClassScores, PanopticScores, summarise
+from seamseg.evaluation.scores import ClassScores, PanopticScores, summarise
+from seamseg.panoptic_map import ClassInfo, SegmentInfo, SegmentLike
 
 
 class LegacyPanopticQuality(PanopticQuality):

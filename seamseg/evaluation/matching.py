@@ -15,46 +15,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
-from seamseg.errors import InputError
-
-VOID_ID = 0
-"""Id of pixels that belong to no segment."""
+from seamseg.panoptic_map import VOID_ID, SegmentLike
+from seamseg.utils.errors import InputError
 
 _MOST_IOU = 1 << 20
 """A stated area can make it more than 1; sums of it must stay exact."""
-
-
-class SegmentLike(Protocol):
-    """What is known of a segment; `area` None means: count it. `score` is for reports only."""
-
-    @property
-    def id(self) -> int: ...
-    @property
-    def category(self) -> int: ...
-    @property
-    def iscrowd(self) -> bool: ...
-    @property
-    def area(self) -> float | None: ...
-    @property
-    def score(self) -> float | None: ...
-
-
-@dataclass(frozen=True)
-class SegmentInfo:
-    """A segment as the annotations tell it.
-
-    `category` is the dense class index; `area` in pixels if it is known, maybe with a fraction, as stated.
-    """
-
-    id: int
-    category: int
-    iscrowd: bool = False
-    area: float | None = None
-    score: float | None = None
 
 
 class Touch(NamedTuple):
@@ -97,7 +66,7 @@ def match_segments(
 
     Parameters
     ----------
-    pairs : `K x 2`, (ground-truth id, predicted id) of pixels, 0 void (`seamseg.maps.histogram.joint_histogram`)
+    pairs : `K x 2`, (ground-truth id, predicted id) of pixels, 0 void (`seamseg.idmaps.histogram.joint_histogram`)
     counts : `K`, pixels of each pair; a pair may occur more than once
     gt_segments : of the ground truth, in the order of the annotations. Ids of the map that none of them has belong to
         no class, but are not void

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from seamseg.errors import InputError
-from seamseg.evaluation.matching import Matches, SegmentLike, Touch, match_segments
-from seamseg.evaluation.scores import ClassInfo, ClassScores, PanopticScores, summarise
-from seamseg.maps.histogram import joint_histogram
+from seamseg.evaluation.matching import Matches, Touch, match_segments
+from seamseg.evaluation.scores import ClassScores, PanopticScores, summarise
+from seamseg.idmaps.histogram import joint_histogram
+from seamseg.panoptic_map import ClassInfo, SegmentLike
+from seamseg.utils.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,12 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from seamseg.errors import InputError
 from seamseg.evaluation.evaluator import Comparison
 from seamseg.evaluation.matching import Touch
-from seamseg.evaluation.scores import ClassInfo, PanopticScores, or_none
-from seamseg.files import read_bytes, replacing, write_json
-from seamseg.limits import EVALUATION_BYTES, LINE_BYTES, in_words, parse_json
+from seamseg.evaluation.scores import PanopticScores, or_none
+from seamseg.panoptic_map import ClassInfo
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import read_bytes, replacing, write_json
+from seamseg.utils.limits import EVALUATION_BYTES, LINE_BYTES, in_words, parse_json
 
 FORMAT = "seamseg evaluation 1"
 _UNFINISHED = "seamseg evaluation, not finished"

@@ -7,14 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True)
-class ClassInfo:
-    """A class: its name, the id that reports show (its `category_id` in COCO files) and whether it is a thing."""
-
-    name: str
-    id: int
-    isthing: bool
+from seamseg.panoptic_map import ClassInfo
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from seamseg.errors import InputError
-from seamseg.evaluation.matching import SegmentInfo
-from seamseg.maps.arrays import as_array
-from seamseg.panoptic_map import VOID
+from seamseg.idmaps.histogram import as_array
+from seamseg.panoptic_map import VOID, SegmentInfo
+from seamseg.utils.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from seamseg.backbones.fpn import FPN, FPNBody
-from seamseg.backbones.resnet import RESNETS, ResNet
+from functools import partial
+
+import torch
+from torch import nn
+
 from seamseg.config import Config
-from seamseg.errors import InputError
-from seamseg.heads.roi.detections import DetectionSelector
-from seamseg.heads.roi.features import ROIExtractor
-from seamseg.heads.roi.head import ROIHead
-from seamseg.heads.roi.targets import ProposalMatcher
-from seamseg.heads.rpn.anchors import AnchorGenerator
-from seamseg.heads.rpn.head import RPNHead
-from seamseg.heads.rpn.proposals import ProposalGenerator
-from seamseg.heads.rpn.targets import AnchorMatcher
-from seamseg.heads.semantic.head import SemanticHead
+from seamseg.models.backbones.fpn import FPN, FPNBody
+from seamseg.models.backbones.residual import NormFactory
+from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.models.criterion import Criterion
-from seamseg.models.initialisation import initialise
-from seamseg.models.normalization import NormFactory, norm_factories
+from seamseg.models.heads.roi import DetectionSelector, ROIExtractor, ROIHead
+from seamseg.models.heads.roi_targets import ProposalMatcher
+from seamseg.models.heads.rpn import AnchorGenerator, AnchorMatcher, ProposalGenerator, RPNHead
+from seamseg.models.heads.semantic import SemanticHead
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.training import TrainingModule
+from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
+from seamseg.utils.errors import InputError
 
 
 def build_network(config: Config, num_stuff: int, num_thing: int) -> PanopticNet:
@@ -145,3 +145,76 @@ def _build_semantic(config: Config, norm: NormFactory, num_classes: int) -> Sema
 
 def _has_masks(config: Config) -> bool:
     return config.kind != "detection"
+
+
+def norm_factories(mode: str, activation: str, slope: float, gn_groups: int) -> tuple[NormFactory, NormFactory]:
+    """Factories for the static part (body, FPN, semantic head) and the dynamic part (RPN, ROI head).
+
+    Parameters
+    ----------
+    mode : bn, syncbn, gn, off, or two of them joined by `+`: the static and the dynamic part's (SPEC section 2)
+    activation, slope : of the layers
+    gn_groups : groups of group norm
+
+    Returns
+    -------
+    static, dynamic : `norm(channels)` or `norm(channels, activation="identity")`
+
+    Raises
+    ------
+    InputError
+        if the mode is unknown
+    """
+    kinds: dict[str, NormFactory] = {
+        "bn": InPlaceABN,
+        "syncbn": InPlaceABNSync,
+        "gn": partial(ActivatedGroupNorm, num_groups=gn_groups),
+        "off": ActivatedIdentity,
+    }
+    names = mode.split("+")
+    if len(names) > 2 or any(name not in kinds for name in names):
+        raise InputError(
+            f"[body] normalization_mode: unknown mode {mode!r}, give one of {', '.join(kinds)}, or two joined by +"
+        )
+    made = [partial(kinds[name], activation=activation, activation_param=slope) for name in names]
+    return made[0], made[-1]
+
+
+_OUTPUT_STD = {
+    "rpn_head.conv_obj": 0.01,
+    "rpn_head.conv_bbx": 0.01,
+    "roi_head.roi_cls": 0.01,
+    "roi_head.roi_bbx": 0.001,
+}
+"""Standard deviation of layers that should first say very little; the usual choice of Faster R-CNN."""
+
+
+@torch.no_grad()
+def initialise(net: PanopticNet, activation: str, slope: float) -> None:
+    """Fill the convolutions and linear layers of a network; norms keep weight 1 and bias 0.
+
+    Hidden layers keep the variance of the signal (He et al. 2015); biases are 0; outputs start small.
+
+    Parameters
+    ----------
+    net : changed in place
+    activation, slope : of the layers, which decide the gain
+    """
+    gain_slope = slope if activation == "leaky_relu" else 0.0
+    outputs = {"roi_head.roi_msk", "sem_head.conv_sem", *_OUTPUT_STD}
+    for name, module in net.named_modules():
+        if not isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
+            continue
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+        # drawn in a plain tensor: what a generator gives to a channels-last one lies elsewhere
+        weight = torch.empty(module.weight.shape, device=module.weight.device)
+        if name in _OUTPUT_STD:
+            nn.init.normal_(weight, std=_OUTPUT_STD[name])
+        elif name in outputs:
+            nn.init.xavier_normal_(weight)
+        elif name.startswith("body.backbone."):
+            nn.init.kaiming_normal_(weight, a=gain_slope, mode="fan_out")
+        else:
+            nn.init.kaiming_normal_(weight, a=gain_slope)
+        module.weight.copy_(weight)

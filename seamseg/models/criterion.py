@@ -8,11 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from seamseg.heads.roi.losses import box_loss, class_loss, mask_loss
-from seamseg.heads.roi.targets import box_targets, mask_targets
-from seamseg.heads.rpn.losses import rpn_losses
-from seamseg.heads.rpn.targets import AnchorMatcher
-from seamseg.heads.semantic.losses import semantic_loss, semantic_target
+from seamseg.models.heads.roi import box_loss, class_loss, mask_loss
+from seamseg.models.heads.roi_targets import box_targets, mask_targets
+from seamseg.models.heads.rpn import AnchorMatcher, rpn_losses
+from seamseg.models.heads.semantic import semantic_loss, semantic_target
 from seamseg.models.outputs import ROIOutputs, Things, TrainingOutputs
 from seamseg.structures import Batch
 

@@ -28,7 +28,7 @@ class FoldedBlock(nn.Module):
         self.projection = projection
 
     def forward(self, x: Tensor) -> Tensor:
-        """As :class:`seamseg.backbones.residual.ResidualBlock`."""
+        """As :class:`seamseg.models.backbones.residual.ResidualBlock`."""
         shortcut = x if self.projection is None else self.projection(x)
         for conv in list(self.convs)[:-1]:
             x = conv(x)
@@ -65,7 +65,7 @@ class FoldedDeepLab(nn.Module):
         self.activation_param = activation_param
 
     def forward(self, x: Tensor) -> Tensor:
-        """As :class:`seamseg.heads.semantic.head.MiniDeepLab`."""
+        """As :class:`seamseg.models.heads.semantic.MiniDeepLab`."""
         # an affine map commutes with the average and its padding
         context = box_filter_pool(self.context(x), self.pooling_size)
         total = self.joins[0](activate_(context, self.activation, self.activation_param))
@@ -90,7 +90,7 @@ class FoldedSemanticHead(nn.Module):
         self.min_level = min_level
 
     def forward(self, levels: Sequence[Tensor]) -> Tensor:
-        """As :class:`seamseg.heads.semantic.head.SemanticHead`."""
+        """As :class:`seamseg.models.heads.semantic.SemanticHead`."""
         used = levels[self.min_level : self.min_level + len(self.output)]
         parts = [classify(module(x)) for classify, module, x in zip(self.classifiers, self.output, used)]
         logits = parts[0]
@@ -116,7 +116,7 @@ class FoldedRPNHead(nn.Module):
         self.num_anchors = num_anchors
 
     def forward(self, levels: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
-        """As :class:`seamseg.heads.rpn.head.RPNHead`."""
+        """As :class:`seamseg.models.heads.rpn.RPNHead`."""
         obj_logits, bbx_logits, shapes = [], [], []
         for level, x in enumerate(levels):
             scores = self.scores(self.hidden(x, level=level), level=level).permute(0, 2, 3, 1)

@@ -14,11 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from seamseg.backbones.residual import ResidualBlock
-from seamseg.errors import InputError
-from seamseg.heads.roi.head import ROIHead
-from seamseg.heads.rpn.head import RPNHead
-from seamseg.heads.semantic.head import MiniDeepLab, SemanticHead
+from seamseg.models.backbones.residual import ResidualBlock
 from seamseg.models.folded import (
     FoldedBlock,
     FoldedBoxBranch,
@@ -27,9 +23,13 @@ from seamseg.models.folded import (
     FoldedSemanticHead,
     FoldedUpsampling,
 )
+from seamseg.models.heads.roi import ROIHead
+from seamseg.models.heads.rpn import RPNHead
+from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead
 from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.fused import FusedConv2d, FusedLinear, bf16_is_fast
 from seamseg.ops.norm import ABN, InPlaceABN
+from seamseg.utils.errors import InputError
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """What a network can compute in at inference, besides `auto`."""

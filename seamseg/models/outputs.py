@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seamseg.heads.select import upload
+from seamseg.models.heads.select import upload
 from seamseg.panoptic_map import VOID
 from seamseg.structures import Batch, Facts, PackedSequence
 

@@ -7,16 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from seamseg.backbones.fpn import FPNBody
-from seamseg.heads.roi.detections import DetectionSelector
-from seamseg.heads.roi.features import ROIExtractor
-from seamseg.heads.roi.head import ROIHead
-from seamseg.heads.roi.targets import ProposalMatcher, leading_rows
-from seamseg.heads.rpn.anchors import AnchorGenerator
-from seamseg.heads.rpn.head import RPNHead
-from seamseg.heads.rpn.proposals import ProposalGenerator
-from seamseg.heads.semantic.head import SemanticHead
+from seamseg.models.backbones.fpn import FPNBody
 from seamseg.models.dense import DensePart, RunDense, let_sizes_vary
+from seamseg.models.heads.roi import DetectionSelector, ROIExtractor, ROIHead
+from seamseg.models.heads.roi_targets import ProposalMatcher, leading_rows
+from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator, RPNHead
+from seamseg.models.heads.semantic import SemanticHead
 from seamseg.models.outputs import Features, ROIOutputs, Things, TrainingOutputs
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.upsample import upsample_argmax

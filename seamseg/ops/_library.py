@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from seamseg.compiled import find, not_covered, switched_off, warn_missing, why_not
+from seamseg.utils.native import find, not_covered, switched_off, warn_missing, why_not
 
 _library = torch.library.Library("seamseg", "DEF")
 _defined: list[str] = []

@@ -229,7 +229,7 @@ class InPlaceABNSync(InPlaceABN):
 
     Notes
     -----
-    The attribute `group` may be set at any time (:func:`seamseg.ops.sync.set_group`). While it is None the layer
+    The attribute `group` may be set at any time (:func:`seamseg.ops.norm.set_group`). While it is None the layer
     synchronises over all ranks, if torch.distributed is initialised. All ranks of the group must run the layer.
     """
 
@@ -350,3 +350,10 @@ class ActivatedIdentity(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.num_features}, {self.activation}({self.activation_param})"
+
+
+def set_group(module: nn.Module, group: distributed.ProcessGroup | None) -> None:
+    """Make every InPlaceABNSync inside `module` synchronise over `group` (None: over all ranks)."""
+    for layer in module.modules():
+        if isinstance(layer, InPlaceABNSync):
+            layer.group = group

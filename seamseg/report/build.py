@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from seamseg.errors import InputError
-from seamseg.evaluation.record import IMAGES, Evaluation, ImageRecord
-from seamseg.evaluation.threads import threaded_map
-from seamseg.files import replacing
-from seamseg.report.choose import change, choose
-from seamseg.report.page import block, frame
+from seamseg.evaluation.record import IMAGES, SUMMARY, Evaluation, ImageRecord, read_evaluation
 from seamseg.report.picture import picture
 from seamseg.report.statistics import ImageEntry, gather
 from seamseg.report.summary import Side, labels, summary
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import replacing
+from seamseg.utils.parallel import threaded_map
 
 Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
 
@@ -154,3 +157,93 @@ def _records(
         if image.image_id in wanted:
             partners = [(run, by_id[image.image_id]) for run, by_id in zip(runs[1:], others)]
             yield [(runs[0], image), *partners]
+
+
+SCRIPTS = (
+    "elements", "format", "colours", "data", "tooltip", "theme", "headline", "table", "charts", "confusion",
+    "errors", "paint", "panel", "filters", "cards", "segments", "viewer", "start",
+)  # fmt: skip
+"""The script files in the order in which they are joined; each has one idea."""
+
+
+def frame(title: str) -> tuple[str, str]:
+    """The page up to the data, and from the data on.
+
+    Nothing that is loaded or run is outside the page: the policy names the hashes of its one style and one script, and
+    pictures may come from the page itself only.
+    """
+    style = _asset("style.css")
+    script = '"use strict";\n(() => {\n' + "\n".join(_asset(f"script_{name}.js") for name in SCRIPTS) + "})();\n"
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    before, _, after = _asset("page.html").partition("{{data}}")
+    before = before.replace("{{policy}}", html.escape(policy)).replace("{{style}}", style)
+    return before.replace("{{title}}", html.escape(title)), after.replace("{{script}}", script)
+
+
+def block(kind: str, content: Any) -> Iterator[str]:
+    """A block of inert JSON, which the script looks up by its class."""
+    yield f'<script type="application/json" class="{kind}">'
+    # no `<` in it, so that nothing in a name can end the block or begin a comment
+    yield json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    yield "</script>\n"
+
+
+def _asset(name: str) -> str:
+    return (resources.files("seamseg.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+
+
+INSIDE_A_RUN = "evaluation"
+"""Folder of the evaluation within a run folder."""
+
+
+def find_evaluation(run: str | Path) -> Evaluation:
+    """The evaluation in `run`, or in its sub-folder `evaluation`.
+
+    Raises
+    ------
+    InputError
+        if there is none, with the command that makes one; or if it is broken
+    """
+    run = Path(run)
+    for folder in (run, run / INSIDE_A_RUN):
+        if (folder / SUMMARY).is_file():
+            return read_evaluation(folder)
+    if not run.is_dir():
+        raise InputError(f"{run}: no such folder; name a run or what `seamseg evaluate ... --out {run}` has written")
+    raise InputError(
+        f"{run}: holds no {SUMMARY}; make one with `seamseg evaluate {run} DATA --out {run / INSIDE_A_RUN}` (a model) "
+        f"or `seamseg evaluate --gt GT.json --pred PRED.json --out {run}` (files)"
+    )
+
+
+def change(image: ImageEntry, other: ImageEntry) -> float | None:
+    """PQ of an image in the first run minus that in the second; None if one of them has none."""
+    return None if image.pq is None or other.pq is None else image.pq - other.pq
+
+
+def choose(values: Sequence[float | None], most: int) -> list[int]:
+    """Positions of the lowest and the highest values, half and half, in their order; all if there are few.
+
+    Positions without a value come in last, when there is room.
+
+    Parameters
+    ----------
+    values : PQ of the images, or the change of it
+    most : positions to return at most
+    """
+    if len(values) <= most:
+        return list(range(len(values)))
+    known = sorted((value, k) for k, value in enumerate(values) if value is not None)
+    order = [k for _, k in known]
+    if len(order) <= most:
+        unknown = [k for k, value in enumerate(values) if value is None]
+        return sorted([*order, *unknown[: most - len(order)]])
+    low = (most + 1) // 2
+    return sorted([*order[:low], *order[len(order) - (most - low) :]])

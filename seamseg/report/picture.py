@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from seamseg.errors import InputError
-from seamseg.evaluation.coco_panoptic import read_id_png
 from seamseg.evaluation.record import Evaluation, ImageRecord, SegmentRecord
-from seamseg.files import below
-from seamseg.limits import refuse_program
-from seamseg.maps.resize import resize_nearest
+from seamseg.formats.coco_panoptic import read_id_png
+from seamseg.idmaps.resize import resize_nearest
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import below
+from seamseg.utils.limits import refuse_program
 
 JPEG_QUALITY = 80
 NARROW = 255

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seamseg.errors import InputError
 from seamseg.evaluation.record import SUMMARY, Evaluation
 from seamseg.report.statistics import ImageEntry, Statistics
+from seamseg.utils.errors import InputError
 from seamseg.visualize.palette import spread_palette
 
 HEADLINE = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from seamseg.maps.resize import nearest_index
+from seamseg.idmaps.resize import nearest_index
 from seamseg.panoptic_map import VOID, PanopticResult
 
 from .palette import as_palette, readable_on, spread_palette

@@ -6,7 +6,7 @@ import pytest
 
 from seamseg.cli import doctor_bench
 from seamseg.cli.main import main
-from seamseg.engine.profiling import STAGES
+from seamseg.predict.profiling import STAGES
 
 
 def test_stages_as_json(capsys):

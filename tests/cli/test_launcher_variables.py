@@ -2,8 +2,8 @@
 
 import pytest
 
-from seamseg.cli.launcher import is_main_process, process_count
-from seamseg.engine.distributed import _environment
+from seamseg.utils.distributed import _environment
+from seamseg.utils.launcher import is_main_process, process_count
 
 ADDRESS = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 

@@ -14,8 +14,8 @@ import pytest
 
 from seamseg.cli import main as frame
 from seamseg.cli.main import COMMANDS, main
-from seamseg.engine.progress import is_quiet, set_quiet
-from seamseg.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.progress import is_quiet, set_quiet
 from seamseg.version import __version__
 
 

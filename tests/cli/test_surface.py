@@ -3,14 +3,13 @@
 import json
 
 import pytest
-from golden_files import DATA
+from support.cli_surface import surface
+from support.golden_files import DATA
 
 from seamseg.cli.main import COMMANDS
 
-from .surface import surface
-
 STORED = json.loads((DATA / "cli_surface.json").read_text())
-HOW = "if that is meant: .venv/bin/python tests/cli/surface.py > tests/data/cli_surface.json"
+HOW = "if that is meant: .venv/bin/python tests/cli/surface.py > tests/golden/cli_surface.json"
 
 
 def test_the_commands() -> None:

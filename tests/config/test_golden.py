@@ -14,7 +14,7 @@ from seamseg.config.sections import SECTIONS
 from seamseg.config.values import parse_value
 
 ROOT = Path(__file__).parents[2]
-GOLDEN = json.loads((ROOT / "tests" / "data" / "configs.json").read_text())
+GOLDEN = json.loads((ROOT / "tests" / "golden" / "configs.json").read_text())
 EXPERIMENTS = {"vistas": "vistas_r50.ini", "cityscapes": "cityscapes_r50.ini"}
 KINDS = ("panoptic", "instance_seg", "detection")
 

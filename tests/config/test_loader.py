@@ -15,8 +15,8 @@ from seamseg.config import (
     find_experiment,
     load_config,
 )
-from seamseg.config.compare import differences
-from seamseg.errors import InputError
+from seamseg.config.loader import differences
+from seamseg.utils.errors import InputError
 
 
 def problem(text: str, kind: str = "panoptic", overrides: tuple[str, ...] = ()) -> str:

@@ -16,11 +16,11 @@ from pycocotools import mask as masks
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from seamseg.errors import InputError
 from seamseg.evaluation import ClassInfo, InstanceEvaluator, average_precision
 from seamseg.evaluation.coco_ap import encode_crop, require_pycocotools
 from seamseg.evaluation.scores import AP_NUMBERS
 from seamseg.structures import VOID, Prediction
+from seamseg.utils.errors import InputError
 
 CLASSES = [ClassInfo("road", 7, False), ClassInfo("car", 26, True), ClassInfo("person", 24, True)]
 SIZE = (120, 160)

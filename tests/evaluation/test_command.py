@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from seamseg.cli.main import main
-from seamseg.evaluation import write_id_png
+from seamseg.formats.id_png import write_id_png
 
 CATEGORIES = [{"id": 1, "name": "road", "isthing": 0}, {"id": 2, "name": "car", "isthing": 1}]
 
@@ -68,8 +68,8 @@ def test_bad_usage_is_one_line_and_exit_code_2(files, capsys, arguments, words):
 
 
 def test_model_on_a_data_set(files, tmp_path, capsys, monkeypatch):
-    from seamseg.engine import evaluate
     from seamseg.evaluation import evaluate_panoptic_json
+    from seamseg.validation import evaluate
 
     asked = {}
 

@@ -8,9 +8,10 @@ import json
 import numpy as np
 import pytest
 
-from seamseg.errors import InputError
-from seamseg.evaluation import evaluate_panoptic_json, write_id_png
+from seamseg.evaluation import evaluate_panoptic_json
 from seamseg.evaluation.record import read_evaluation
+from seamseg.formats.id_png import write_id_png
+from seamseg.utils.errors import InputError
 
 CONTENT = {
     "images": [{"id": 1, "file_name": "a.jpg"}],

@@ -9,14 +9,13 @@ import random
 import numpy as np
 import pytest
 import torch
-from engine.processes import launch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.panoptic_cases import CLASSES, infos, isthing, random_pair
+from support.processes import launch
 
-from seamseg.engine.distributed import distributed, sum_over_processes
 from seamseg.evaluation import ClassInfo, PanopticEvaluator
-
-from .cases import CLASSES, infos, isthing, random_pair
+from seamseg.utils.distributed import distributed, sum_over_processes
 
 IMAGES = 40
 

@@ -8,12 +8,11 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from support import panoptic_oracle as oracle
+from support.panoptic_cases import infos, random_pair
 
-from seamseg.errors import InputError
 from seamseg.evaluation import ClassInfo, PanopticEvaluator, PanopticQuality, SegmentInfo
-
-from . import oracle
-from .cases import infos, random_pair
+from seamseg.utils.errors import InputError
 
 
 def classes(isthing):

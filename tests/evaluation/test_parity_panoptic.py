@@ -12,15 +12,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from support.panoptic_cases import CASES, CLASSES, infos, isthing, random_pair, segment
+from support.panoptic_files import write_pairs
+from support.panoptic_parity import largest_difference, oracle_scores, our_scores
+from support.peers import official_panoptic
+from support.peers.hotcoco_panoptic import hotcoco_scores
+from support.peers.torchmetrics_panoptic import torchmetrics_scores
 
 from seamseg.evaluation import ClassInfo, PanopticEvaluator
-
-from .cases import CASES, CLASSES, infos, isthing, random_pair, segment
-from .panoptic_files import write_pairs
-from .parity import largest_difference, oracle_scores, our_scores
-from .peers import official_panoptic
-from .peers.hotcoco_panoptic import hotcoco_scores
-from .peers.torchmetrics_panoptic import torchmetrics_scores
 
 THINGS = isthing(CLASSES)
 

@@ -14,20 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.panoptic_files import Pair
+from support.panoptic_parity import largest_difference, our_scores
+from support.peers import official_panoptic
+from support.peers.hotcoco_panoptic import hotcoco_scores
 
-from seamseg.evaluation import (
-    ClassInfo,
-    PanopticQuality,
-    SegmentInfo,
-    evaluate_panoptic_json,
-    read_id_png,
-    write_id_png,
-)
-
-from .panoptic_files import Pair
-from .parity import largest_difference, our_scores
-from .peers import official_panoptic
-from .peers.hotcoco_panoptic import hotcoco_scores
+from seamseg.evaluation import ClassInfo, PanopticQuality, SegmentInfo, evaluate_panoptic_json
+from seamseg.formats.id_png import read_id_png, write_id_png
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ import json
 
 import numpy as np
 import pytest
+from support.panoptic_cases import infos, random_pair
 
-from seamseg.errors import InputError
-from seamseg.evaluation import ClassInfo, PanopticEvaluator, evaluate_panoptic_json, write_id_png
+from seamseg.evaluation import ClassInfo, PanopticEvaluator, evaluate_panoptic_json
 from seamseg.evaluation.record import (
     IMAGES,
     SUMMARY,
@@ -17,8 +17,8 @@ from seamseg.evaluation.record import (
     read_evaluation,
     segment_records,
 )
-
-from .cases import infos, random_pair
+from seamseg.formats.id_png import write_id_png
+from seamseg.utils.errors import InputError
 
 CATEGORIES = [
     {"id": 7, "name": "road", "isthing": 0, "color": [128, 64, 128]},

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from seamseg.errors import InputError
 from seamseg.evaluation import ClassInfo, PanopticEvaluator, SegmentInfo, gt_segments_from_instances
 from seamseg.evaluation.segments import flatten_layers, gt_segments_from_pairs
-from seamseg.maps.histogram import joint_histogram
+from seamseg.idmaps.histogram import joint_histogram
 from seamseg.structures import PanopticResult, Segment
+from seamseg.utils.errors import InputError
 
 # classes: 0 road, 1 sky (stuff), 2 car, 3 person (things)
 CLASSES = [ClassInfo(n, i, i >= 2) for i, n in enumerate(("road", "sky", "car", "person"))]

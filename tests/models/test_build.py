@@ -2,14 +2,12 @@
 
 import pytest
 import torch
+from support.networks import ROOT, tiny_config, toy_batch
 
 from seamseg.config import config_from_string, load_config
-from seamseg.errors import InputError
-from seamseg.models.build import build_criterion, build_network, build_training_module
-from seamseg.models.normalization import norm_factories
+from seamseg.models.build import build_criterion, build_network, build_training_module, norm_factories
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
-
-from .conftest import ROOT, tiny_config, toy_batch
+from seamseg.utils.errors import InputError
 
 NORMS = (InPlaceABN, InPlaceABNSync, ActivatedGroupNorm, ActivatedIdentity)
 

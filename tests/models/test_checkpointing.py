@@ -7,16 +7,15 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from engine.processes import launch
+from support.networks import part_of, tiny_config, toy_batch
+from support.processes import launch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from seamseg.engine.distributed import distributed
 from seamseg.models.build import build_training_module
 from seamseg.ops.abn_replay import checkpointed
 from seamseg.ops.norm import ABN, InPlaceABN
-
-from .conftest import part_of, tiny_config, toy_batch
+from seamseg.utils.distributed import distributed
 
 YES = "general.checkpoint_body=yes"
 DROPOUT = 'body.body_params={"dropout": 0.3}'

@@ -4,16 +4,15 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from engine.processes import launch
+from support.networks import part_of, tiny_config, toy_batch
+from support.processes import launch
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
-from seamseg.engine.distributed import distributed, gather_objects
-from seamseg.heads.roi.head import ROIHead
 from seamseg.models.build import build_training_module
+from seamseg.models.heads.roi import ROIHead
 from seamseg.ops.norm import InPlaceABN, InPlaceABNSync
-
-from .conftest import part_of, tiny_config, toy_batch
+from seamseg.utils.distributed import distributed, gather_objects
 
 pytestmark = pytest.mark.distributed
 

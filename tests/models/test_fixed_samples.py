@@ -2,11 +2,10 @@
 
 import pytest
 import torch
+from support.networks import tiny_config, toy_batch
 from torch.testing import assert_close
 
 from seamseg.models.build import build_training_module
-
-from .conftest import tiny_config, toy_batch
 
 ALL = ("roi.num_samples=300", "roi.pos_ratio=0.5", "rpn.num_samples=100000")
 """Room for every candidate: the two ways then differ in the rows that fill up only."""

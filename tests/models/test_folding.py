@@ -8,22 +8,21 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from support.networks import tiny_config
 from torch import nn
 from torch.testing import assert_close
 
 from seamseg.cli.doctor_bench import hints
-from seamseg.engine.profiling import STAGES
-from seamseg.engine.train.precision import number_type
-from seamseg.errors import InputError
 from seamseg.models.build import build_network
 from seamseg.models.folded import FoldedBlock, FoldedRPNHead, FoldedSemanticHead
 from seamseg.models.folding import choose_precision, fold_abn, for_inference
 from seamseg.ops import fused
 from seamseg.ops.fused import FusedConv2d, FusedLinear
 from seamseg.ops.norm import ABN, ActivatedGroupNorm
+from seamseg.predict.profiling import STAGES
 from seamseg.structures import PackedSequence
-
-from .conftest import tiny_config
+from seamseg.training.optim.precision import number_type
+from seamseg.utils.errors import InputError
 
 
 def network(**arguments):

@@ -2,16 +2,15 @@
 
 import pytest
 import torch
+from support.host_reads import HostReads
+from support.networks import tiny_config, toy_batch
 
-from seamseg.engine.distributed import World
-from seamseg.engine.train.optimizer import build_optimizer
-from seamseg.engine.train.step import Stepper
 from seamseg.models.build import build_network, build_training_module
 from seamseg.models.folding import for_inference
 from seamseg.structures import PackedSequence
-
-from .conftest import tiny_config, toy_batch
-from .host_reads import HostReads
+from seamseg.training.optim.optimizer import build_optimizer
+from seamseg.training.step import Stepper
+from seamseg.utils.distributed import World
 
 EXACT = 3
 """Reads of a step whose samples are drawn as the original does: the numbers of proposals, of candidates for the ROI

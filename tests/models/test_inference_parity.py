@@ -19,14 +19,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from golden_files import has, tensor
+from support.golden_files import has, tensor
+from support.networks import NUM_STUFF, assert_order, golden_image
 from torch.nn import functional
 
-from seamseg.fusion import fuse
 from seamseg.models.folding import fold_abn
+from seamseg.models.fusion import fuse
 from seamseg.structures import VOID, PackedSequence
-
-from .conftest import NUM_STUFF, assert_order, golden_image
 
 CASES = {"single0": ["flower"], "single1": ["china"], "single2": ["astronaut"], "batch01": ["flower", "china"]}
 

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from golden_files import DATA
+from support.golden_files import DATA
 
-from seamseg.backbones.resnet import RESNETS, ResNet
 from seamseg.config import default_config
+from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.models.build import build_network
 from seamseg.ops.norm import InPlaceABN
 

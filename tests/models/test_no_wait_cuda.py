@@ -5,15 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.networks import tiny_config, toy_batch
 
-from seamseg.engine.distributed import World
-from seamseg.engine.train.device_transforms import prepare_batch
-from seamseg.engine.train.optimizer import build_optimizer
-from seamseg.engine.train.step import Stepper
 from seamseg.models.build import build_training_module
 from seamseg.structures import Pending
-
-from .conftest import tiny_config, toy_batch
+from seamseg.training.device_transforms import prepare_batch
+from seamseg.training.optim.optimizer import build_optimizer
+from seamseg.training.step import Stepper
+from seamseg.utils.distributed import World
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
+from support.networks import tiny_config, toy_batch
 from torch.testing import assert_close
 
 from seamseg.models.build import build_network, build_training_module
 from seamseg.models.outputs import Things
 from seamseg.structures import PackedSequence
-
-from .conftest import tiny_config, toy_batch
 
 
 def training_module(**arguments):

@@ -6,13 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from golden_files import array, numpy_permutation, tensor
+from support.golden_files import array, numpy_permutation, tensor
+from support.networks import NUM_STUFF, assert_order, golden_batch, golden_training_module
 
 from seamseg.models.outputs import Things
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.structures import PackedSequence
-
-from .conftest import NUM_STUFF, assert_order, golden_batch, golden_training_module
 
 NEAR_ZERO = {f"sem_head.output.{i}.conv1_glb.weight" for i in (1, 2, 3)}
 """Their true gradient is nearly 0 in training mode: what is computed is rounding."""

@@ -4,13 +4,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import op_oracles as oracles
 from torch.autograd.graph import saved_tensors_hooks
 from torch.testing import assert_close
 
 from seamseg.ops.abn import abn, inplace_abn
 from seamseg.ops.activation import activate, activate_, activation_gradient, deactivate
-
-from . import oracles
 
 ACTIVATIONS = [("leaky_relu", 0.01), ("leaky_relu", 0.3), ("elu", 1.0), ("elu", 0.7), ("identity", 0.01)]
 FUNCTIONS = [(abn, False), (inplace_abn, True)]

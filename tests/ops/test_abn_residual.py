@@ -4,19 +4,18 @@ import itertools
 
 import pytest
 import torch
+from support import op_oracles as oracles
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.testing import assert_close
 
-from seamseg.backbones.residual import ResidualBlock
-from seamseg.backbones.resnet import RESNETS, ResNet
+from seamseg.models.backbones.residual import ResidualBlock
+from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.ops.abn import apply_norm, inplace_abn
 from seamseg.ops.abn_channels import Norm
 from seamseg.ops.abn_projection import inplace_abn_projection
 from seamseg.ops.norm import InPlaceABN
-
-from . import oracles
 
 ACTIVATIONS = [("leaky_relu", 0.01), ("elu", 0.7), ("identity", 1.0)]
 NAMES = ("x", "weight", "bias", "shortcut", "projection", "projection_weight", "projection_bias")

@@ -6,18 +6,17 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.utils.prune
+from support import op_oracles as oracles
 from torch import nn
 from torch.testing import assert_close
 
-from seamseg.backbones.residual import ResidualBlock
-from seamseg.heads.roi.head import ROIHead
-from seamseg.heads.rpn.head import RPNHead
-from seamseg.heads.semantic.head import MiniDeepLab
+from seamseg.models.backbones.residual import ResidualBlock
+from seamseg.models.heads.roi import ROIHead
+from seamseg.models.heads.rpn import RPNHead
+from seamseg.models.heads.semantic import MiniDeepLab
 from seamseg.ops import abn_channels
 from seamseg.ops.abn import inplace_abn
 from seamseg.ops.norm import InPlaceABN, NormSequential
-
-from . import oracles
 
 
 def convolution_and_norm():

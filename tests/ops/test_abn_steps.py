@@ -6,12 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.op_contract import check_operator
 from torch.testing import assert_close
 
 from seamseg.ops.abn_steps import abn_backward_input, abn_backward_reduce, abn_statistics, abn_transform
 from seamseg.ops.reference import abn as plain
-
-from .contract import check_operator
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 ACTIVATIONS = [(0, 0.01), (0, 0.3), (0, 1.0), (1, 1.0), (1, 0.7)]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.op_contract import check_operator
 from torch import nn
 from torch.testing import assert_close
 
@@ -13,8 +14,6 @@ from seamseg.ops.boxes import box_iou, crowd_overlap, match_boxes
 from seamseg.ops.nms import nms, nms_fixed
 from seamseg.ops.reference import boxes as plain
 from seamseg.ops.reference import nms as plain_nms
-
-from .contract import check_operator
 
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MASKS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64)

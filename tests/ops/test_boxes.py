@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import op_oracles as oracles
+from support.golden_ops import golden
 from torch.testing import assert_close
 
 from seamseg.ops.boxes import (
@@ -18,9 +20,6 @@ from seamseg.ops.boxes import (
     encode_boxes,
     invert_boxes,
 )
-
-from . import oracles
-from .golden import golden
 
 
 def random_boxes(n: int, seed: int, size: float = 50.0) -> torch.Tensor:

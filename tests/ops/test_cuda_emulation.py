@@ -2,14 +2,13 @@
 
 import pytest
 import torch
+from support.cuda_emulation.worker import load_operators, tensors_of
+from support.emulator import ROOT, Fault, Raised, Worker, obstacle, shared_declarations
+from support.op_arguments import TOLERANCES, plausible
+from support.op_mistakes import describe
 from torch.testing import assert_close
 
 from seamseg.ops import implementations
-
-from .arguments import TOLERANCES, plausible
-from .cuda_emulation.worker import load_operators, tensors_of
-from .emulator import ROOT, Fault, Raised, Worker, obstacle, shared_declarations
-from .mistakes import describe
 
 pytestmark = pytest.mark.skipif(obstacle() is not None, reason=obstacle() or "")
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from ops.test_boxes import random_boxes
 from seamseg.ops.boxes import box_iou, crowd_overlap, match_boxes
 from seamseg.ops.extract_boxes import extract_boxes
 from seamseg.ops.nms import nms
@@ -12,8 +13,6 @@ from seamseg.ops.paste import paste_masks_into
 from seamseg.ops.pooling import box_filter_pool
 from seamseg.ops.roi_sampling import roi_features, roi_sampling
 from seamseg.ops.upsample import upsample_argmax, upsample_ohem_loss
-
-from .test_boxes import random_boxes
 
 
 def cases(device):

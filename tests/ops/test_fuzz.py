@@ -5,14 +5,13 @@ import inspect
 import pkgutil
 
 import pytest
+from support.cuda_emulation.worker import load_operators
+from support.emulator import Fault, Raised, Worker, obstacle
+from support.op_arguments import plausible, plausible_for
+from support.op_mistakes import describe, perturbed
 
 import seamseg.ops
 from seamseg.ops import implementations
-
-from .arguments import plausible, plausible_for
-from .cuda_emulation.worker import load_operators
-from .emulator import Fault, Raised, Worker, obstacle
-from .mistakes import describe, perturbed
 
 load_operators()
 OPERATORS = sorted(implementations())

@@ -4,11 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.op_contract import check_operator
 
 from seamseg.ops.labels import count_labels, fill_free
 from seamseg.ops.reference import labels as plain
-
-from .contract import check_operator
 
 ID_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 SHAPES = st.one_of(st.tuples(st.integers(0, 40), st.integers(0, 60)), st.tuples(st.integers(0, 9)))

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seamseg
-from seamseg import compiled
 from seamseg.cli.main import main
 from seamseg.ops import _library, implementations, kernels
+from seamseg.utils import native as compiled
 
 PACKAGE = Path(seamseg.__file__).parent
 # the clone may be installed as editable: its kernels are not those of the copy

@@ -4,12 +4,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import op_oracles as oracles
+from support.golden_ops import golden
 from torch.testing import assert_close
 
 from seamseg.ops.losses import smooth_l1
-
-from . import oracles
-from .golden import golden
 
 
 @pytest.mark.parametrize("sigma", [1, 3])

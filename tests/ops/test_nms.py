@@ -6,12 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import op_oracles as oracles
+from support.golden_ops import golden, names
 
+from ops.test_boxes import random_boxes
 from seamseg.ops.nms import nms
-
-from . import oracles
-from .golden import golden, names
-from .test_boxes import random_boxes
 
 
 def portable(name: str) -> bool:

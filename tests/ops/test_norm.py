@@ -6,12 +6,11 @@ import re
 
 import pytest
 import torch
+from support.golden_ops import golden, names
 from torch import nn
 from torch.testing import assert_close
 
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
-
-from .golden import golden, names
 
 LAYERS = {"ABN": ABN, "InPlaceABN": InPlaceABN}
 CASES = sorted({n.split("/")[1] for n in names("abn/") if re.search(r"_(train|eval)/", n)})

@@ -4,12 +4,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import op_oracles as oracles
+from support.op_contract import check_operator
 
 from seamseg.ops.paste import paste_mask, paste_masks_into
 from seamseg.ops.reference.paste import paste_masks_into as paste_masks_into_plain
-
-from . import oracles
-from .contract import check_operator
 
 FULL = torch.full((4, 4), 9.0)
 ID_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

@@ -6,14 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import op_oracles as oracles
+from support.golden_ops import golden, names
+from support.op_contract import check_operator
 from torch.testing import assert_close
 
 from seamseg.ops.pooling import box_filter_pool
 from seamseg.ops.reference import pooling as plain
-
-from . import oracles
-from .contract import check_operator
-from .golden import golden, names
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 backward = torch.ops.seamseg.box_filter_pool_backward.default

@@ -4,14 +4,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import op_oracles as oracles
+from support.golden_ops import golden, names
+from support.op_contract import check_operator
 from torch.testing import assert_close
 
 from seamseg.ops.reference import roi_sampling as reference
 from seamseg.ops.roi_sampling import roi_features, roi_sampling
-
-from . import oracles
-from .contract import check_operator
-from .golden import golden, names
 
 CASES = [
     (i, p, size) for i in ("bilinear", "nearest") for p in ("border", "zero") for size in ((1, 1), (5, 7), (14, 14))

@@ -15,11 +15,12 @@ from torch import distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
-from seamseg.backbones.residual import ResidualBlock
 from seamseg.inplace_abn import inplace_abn_sync
-from seamseg.ops import abn_channels, sync
-from seamseg.ops.norm import InPlaceABN, InPlaceABNSync, NormSequential
-from seamseg.ops.sync import active_group, forget_groups, set_group
+from seamseg.models.backbones.residual import ResidualBlock
+from seamseg.ops import abn_channels
+from seamseg.ops.norm import InPlaceABN, InPlaceABNSync, NormSequential, set_group
+from seamseg.utils import process_groups as sync
+from seamseg.utils.process_groups import active_group, forget_groups
 
 CHANNELS = 3
 CASES = [

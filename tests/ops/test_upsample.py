@@ -4,14 +4,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import op_oracles as oracles
+from support.golden_ops import golden
+from support.op_contract import check_operator
 from torch.testing import assert_close
 
 from seamseg.ops.reference import upsample as plain
 from seamseg.ops.upsample import upsample_argmax, upsample_ohem_loss
-
-from . import oracles
-from .contract import check_operator
-from .golden import golden
 
 
 @pytest.mark.parametrize(("image", "valid"), [(0, (30, 36)), (1, (32, 21))])

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from .scenes import write_evaluation
+from support.report_scenes import write_evaluation
 
 NASTY = {
     26: '</script><script>document.title="taken"</script>',

@@ -14,18 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from support.report_pages import blocks, unpack
 
 from seamseg.cli.main import main
-from seamseg.errors import InputError
-from seamseg.evaluation.coco_panoptic import read_id_png
 from seamseg.evaluation.record import IMAGES, SUMMARY, read_evaluation
-from seamseg.files import below
-from seamseg.maps.resize import resize_nearest
+from seamseg.formats.coco_panoptic import read_id_png
+from seamseg.idmaps.resize import resize_nearest
 from seamseg.report import ReportOptions, find_evaluation, write_report
-from seamseg.report.choose import choose
+from seamseg.report.build import choose
 from seamseg.report.picture import pack
-
-from .pages import blocks, unpack
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import below
 
 
 @pytest.fixture(scope="module")

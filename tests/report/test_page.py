@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.report_pages import blocks, unpack
+from support.report_scenes import write_evaluation
 
 from seamseg.cli.main import main
 from seamseg.report import find_evaluation
-
-from .pages import blocks, unpack
-from .scenes import write_evaluation
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)

@@ -1,10 +1,9 @@
 """The protocol of the Cityscapes benchmark: pixel level, instance level and panoptic, equal to the official tools."""
 
 from seamseg.evaluation.cityscapes.evaluate import evaluate_cityscapes
-from seamseg.evaluation.cityscapes.frames import Frame, find_frames
 from seamseg.evaluation.cityscapes.instance_level import InstanceLevel, overlaps_of_frame
-from seamseg.evaluation.cityscapes.panoptic import CLASSES, segments_from_pairs
 from seamseg.evaluation.cityscapes.pixel_level import PixelLevel
+from seamseg.evaluation.cityscapes.results import CLASSES, segments_from_pairs
 from seamseg.evaluation.cityscapes.scores import (
     CityscapesScores,
     InstanceClassScores,
@@ -13,6 +12,7 @@ from seamseg.evaluation.cityscapes.scores import (
     PixelScores,
 )
 from seamseg.evaluation.cityscapes.table import format_cityscapes
+from seamseg.formats.cityscapes.layout import Frame, find_frames
 
 __all__ = [
     "CLASSES",

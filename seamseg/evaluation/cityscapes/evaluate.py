@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from seamseg.errors import InputError
-from seamseg.evaluation.cityscapes.frames import Frame, find_frames
-from seamseg.evaluation.cityscapes.instance_files import Patch, read_instance_list, read_mask
 from seamseg.evaluation.cityscapes.instance_level import (
     Distances,
     FrameOverlaps,
@@ -19,16 +16,18 @@ from seamseg.evaluation.cityscapes.instance_level import (
     overlaps_of_frame,
     wanted,
 )
-from seamseg.evaluation.cityscapes.maps import read_map
-from seamseg.evaluation.cityscapes.panoptic import CLASS_OF, CLASSES, segments_from_pairs
 from seamseg.evaluation.cityscapes.pixel_level import Histogram, PixelLevel
-from seamseg.evaluation.cityscapes.results import Results, find_results
+from seamseg.evaluation.cityscapes.results import CLASS_OF, CLASSES, Results, find_results, segments_from_pairs
 from seamseg.evaluation.cityscapes.scores import CityscapesScores
-from seamseg.evaluation.coco_panoptic import segments_of
 from seamseg.evaluation.evaluator import PanopticEvaluator
 from seamseg.evaluation.panoptic_quality import check_sizes
-from seamseg.evaluation.threads import threaded_map
-from seamseg.maps.histogram import joint_histogram
+from seamseg.formats.cityscapes.instance_files import Patch, read_instance_list, read_mask
+from seamseg.formats.cityscapes.labels import read_map
+from seamseg.formats.cityscapes.layout import Frame, find_frames
+from seamseg.formats.coco_panoptic import segments_of
+from seamseg.idmaps.histogram import joint_histogram
+from seamseg.utils.errors import InputError
+from seamseg.utils.parallel import threaded_map
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,10 @@ from pathlib import Path
 
 import numpy as np
 
-from seamseg.cityscapes_labels import EVALUATED, INSTANCES_FROM, LABELS, LICENSE_PLATES
-from seamseg.evaluation.cityscapes.instance_files import Patch
-from seamseg.evaluation.cityscapes.maps import label_of_instance
 from seamseg.evaluation.cityscapes.scores import AP_KEYS, InstanceClassScores, InstanceLevelScores
 from seamseg.evaluation.scores import mean
+from seamseg.formats.cityscapes.instance_files import Patch
+from seamseg.formats.cityscapes.labels import EVALUATED, INSTANCES_FROM, LABELS, LICENSE_PLATES, label_of_instance
 
 THRESHOLDS = np.arange(0.5, 1.0, 0.05)
 """Of the IoU; rounded as the benchmark's are, since an IoU of exactly .6 is possible."""

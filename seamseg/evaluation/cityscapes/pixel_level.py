@@ -15,12 +15,19 @@ from pathlib import Path
 
 import numpy as np
 
-from seamseg.cityscapes_labels import EVALUATED, INSTANCES_FROM, LABEL_OF, LABELS, LICENSE_PLATES, Label
-from seamseg.errors import InputError
-from seamseg.evaluation.cityscapes.maps import label_of_instance
 from seamseg.evaluation.cityscapes.scores import LabelScores, PixelScores
 from seamseg.evaluation.scores import mean
-from seamseg.maps.histogram import joint_histogram
+from seamseg.formats.cityscapes.labels import (
+    EVALUATED,
+    INSTANCES_FROM,
+    LABEL_OF,
+    LABELS,
+    LICENSE_PLATES,
+    Label,
+    label_of_instance,
+)
+from seamseg.idmaps.histogram import joint_histogram
+from seamseg.utils.errors import InputError
 
 AVERAGE_SIZE = {
     "person": 3462.4756337644,

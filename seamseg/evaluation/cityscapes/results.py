@@ -6,10 +6,58 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from seamseg.errors import InputError
-from seamseg.evaluation.cityscapes.frames import Frame, Stems, check_complete, predictions_by_frame
-from seamseg.evaluation.cityscapes.panoptic import CLASS_OF
-from seamseg.evaluation.coco_panoptic import Annotation, CocoPanoptic, read_coco_panoptic
+import numpy as np
+
+from seamseg.formats.cityscapes.labels import EVALUATED, INSTANCES_FROM, LABEL_OF, label_of_instance
+from seamseg.formats.cityscapes.layout import Frame, Stems, check_complete, predictions_by_frame
+from seamseg.formats.coco_panoptic import Annotation, CocoPanoptic, read_coco_panoptic
+from seamseg.panoptic_map import VOID_ID, ClassInfo, SegmentInfo
+from seamseg.utils.errors import InputError
+
+CLASSES = [ClassInfo(label.name, label.id, label.has_instances) for label in EVALUATED]
+"""The 19 classes in the order of the benchmark; `category_id` is the label id."""
+
+CLASS_OF = {info.id: index for index, info in enumerate(CLASSES)}
+"""Dense class by `category_id`."""
+
+
+def segments_from_pairs(
+    pairs: np.ndarray, counts: np.ndarray, path: Path = Path()
+) -> tuple[np.ndarray, list[SegmentInfo]]:
+    """The true segments of a frame, from the joint histogram of its `instanceIds` and another map.
+
+    Each value is a segment, whose id it is; a class of things where instances are not told apart is a crowd; labels
+    that are not evaluated are void.
+
+    Parameters
+    ----------
+    pairs, counts : `K x 2` and `K`, the first column being the values
+    path : of the image, for errors
+
+    Returns
+    -------
+    pairs : the same with void in the place of the values that are; pairs may occur more than once
+    segments : in the order of their ids, with areas; classes as in :data:`CLASSES`
+
+    Raises
+    ------
+    InputError
+        if a value is of no Cityscapes label
+    """
+    values, index = np.unique(pairs[:, 0], return_inverse=True)
+    areas = np.zeros(len(values), np.int64)
+    np.add.at(areas, index, counts)
+    labels = label_of_instance(values, path)
+    segments = []
+    for value, label, area in zip(values.tolist(), labels.tolist(), areas.tolist()):
+        if label in CLASS_OF:
+            crowd = value < INSTANCES_FROM and LABEL_OF[label].has_instances
+            segments.append(SegmentInfo(value, CLASS_OF[label], crowd, area))
+    kept = np.array([label in CLASS_OF for label in labels.tolist()], bool)
+    merged = pairs.copy()
+    merged[~kept[index], 0] = VOID_ID
+    return merged, segments
+
 
 LAYOUT = "panoptic.json (or *_panoptic.json) with its PNGs, pixel/*.png, instance/*.txt with their masks"
 """The parts that are looked for, in words."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from seamseg.evaluation.cityscapes.scores import AP_KEYS, CityscapesScores, InstanceLevelScores, PixelScores
-from seamseg.evaluation.table import format_table, percent
+from seamseg.evaluation.tables import format_table, percent
 
 
 def format_cityscapes(scores: CityscapesScores, per_class: bool = True) -> str:

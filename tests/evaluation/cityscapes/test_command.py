@@ -8,10 +8,10 @@ import shutil
 import numpy as np
 import pytest
 from PIL import Image
+from support.cityscapes_scenes import make_tree, save
 
 from seamseg.cli.main import main
 from seamseg.evaluation.cityscapes import evaluate_cityscapes
-from tests.evaluation.cityscapes.scenes import make_tree, save
 
 
 @pytest.fixture

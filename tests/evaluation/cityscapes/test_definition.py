@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from seamseg.cityscapes_labels import EVALUATED
-from seamseg.errors import InputError
 from seamseg.evaluation.cityscapes import InstanceLevel, PixelLevel, overlaps_of_frame, segments_from_pairs
-from seamseg.evaluation.cityscapes.instance_files import Patch
 from seamseg.evaluation.cityscapes.pixel_level import AVERAGE_SIZE
-from seamseg.maps.histogram import joint_histogram
+from seamseg.formats.cityscapes.instance_files import Patch
+from seamseg.formats.cityscapes.labels import EVALUATED
+from seamseg.idmaps.histogram import joint_histogram
+from seamseg.utils.errors import InputError
 
 
 def by_name(entries):

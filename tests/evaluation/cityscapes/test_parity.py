@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 from PIL import Image
+from support import cityscapes_official as official
+from support.cityscapes_scenes import THINGS, make_tree
 
 from seamseg.evaluation import evaluate_panoptic_json
 from seamseg.evaluation.cityscapes import evaluate_cityscapes
-from tests.evaluation.cityscapes import official
-from tests.evaluation.cityscapes.scenes import THINGS, make_tree
 
 CASES = {
     "four frames": (0, 4, False),

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from support import cityscapes_official as official
+from support.cityscapes_scenes import disturbed, labels_of, save, write_instances, write_panoptic
 
 from seamseg.evaluation.cityscapes import evaluate_cityscapes, find_frames
-from tests.evaluation.cityscapes import official
-from tests.evaluation.cityscapes.scenes import disturbed, labels_of, save, write_instances, write_panoptic
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,1 @@
+"""Snapshots, model bundles, pre-trained weights and their conversion."""

@@ -1,0 +1,261 @@
+"""A trained model wherever it lies: the published zip, a run folder, or a snapshot with its config and classes."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from torch import Tensor
+
+from seamseg.checkpoints.missing_model import require_model
+from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, load_snapshot
+from seamseg.config import Config, config_from_string, load_config
+from seamseg.config.loader import head_parameters
+from seamseg.formats.metadata import Metadata, metadata_of, parse_metadata, read_metadata
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import read_bytes
+from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, read_member
+
+SNAPSHOT_NAMES = ("model_best.pth.tar", "model_last.pth.tar")
+"""Snapshots of a run folder, the preferred first."""
+
+CONFIG_NAME = "config.ini"
+METADATA_NAME = "metadata.bin"
+
+_SPARE_PARAMETERS = 100_000_000
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """Everything that inference needs: what the network is, what its classes mean, and its weights."""
+
+    config: Config
+    metadata: Metadata
+    snapshot: Snapshot
+    name: str
+
+
+def open_model(
+    path: str | Path,
+    config: str | Path | None = None,
+    meta: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    kind: str = "panoptic",
+) -> ModelFile:
+    """Open a trained model.
+
+    Parameters
+    ----------
+    path : a zip with a `*.tar` snapshot and usually `config.ini` and `metadata.bin`; a run folder; or a snapshot
+    config : INI file to use instead of the model's own
+    meta : `metadata.bin`, or a data set folder that has one, to use instead of the model's own
+    overrides : `section.key=value` each
+    kind : the task that is wanted: panoptic, instance_seg or detection
+
+    Raises
+    ------
+    InputError
+        if something is missing or does not fit together
+    """
+    path = Path(path)
+    require_model(path)
+    if path.is_dir():
+        found = _from_folder(path)
+    elif _is_published(path):
+        found = _from_zip(path)
+    else:
+        found = _Parts(load_snapshot(path), None, None, str(path))
+    missing = [part for part in ("body", "rpn_head", "roi_head") if part not in found.snapshot.state_dict]
+    if missing:
+        raise InputError(f"{found.name}: has no {', '.join(missing)}: only weights to start from, no whole network")
+    if task(found.snapshot) != kind:
+        raise InputError(f"{found.name}: is a model for {task(found.snapshot)}, not for {kind}")
+    model = ModelFile(_config(found, config, overrides, kind), _metadata(found, meta), found.snapshot, found.name)
+    check_classes(model.snapshot, model.metadata, model.name)
+    _check_size(model)
+    return model
+
+
+@dataclass(frozen=True)
+class _Parts:
+    snapshot: Snapshot
+    config_text: str | None
+    metadata: Metadata | None
+    name: str
+
+
+def digest(path: str | Path) -> str:
+    """The SHA-256 of a model: of its zip or snapshot, or of the snapshot that a run folder is opened by.
+
+    Raises
+    ------
+    InputError
+        if it cannot be read
+    """
+    path = Path(path)
+    require_model(path)
+    file = _snapshot_in(path) if path.is_dir() else path
+    try:
+        with open(file, "rb") as stream:
+            return _sha256(stream)
+    except OSError as error:
+        raise InputError(f"{file}: cannot read the model: {error.strerror or error}") from error
+
+
+def _check_size(model: ModelFile) -> None:
+    """InputError if the configuration asks for a far larger network than the snapshot has: before that is built."""
+    counts = head_parameters(model.config)
+    parts = (model.snapshot.state_dict.get(part, {}) for part in NETWORK_MODULES)
+    held = sum(tensor.numel() for part in parts for tensor in part.values() if isinstance(tensor, Tensor))
+    if (wanted := sum(counts.values())) > 2 * held + _SPARE_PARAMETERS:
+        most = max(counts, key=counts.__getitem__)
+        raise InputError(
+            f"{model.name}: its configuration asks for {wanted} parameters ([{most}] for most of them), the snapshot "
+            f"has {held}: is it the configuration of another model?"
+        )
+
+
+def _sha256(stream: IO[bytes]) -> str:
+    state = hashlib.sha256()
+    while block := stream.read(1 << 20):
+        state.update(block)
+    return state.hexdigest()
+
+
+def _snapshot_in(folder: Path) -> Path:
+    found = next((folder / name for name in SNAPSHOT_NAMES if (folder / name).is_file()), None)
+    if found is None:
+        others = sorted(folder.glob("*.tar")) + sorted(folder.glob("*.pth"))
+        if len(others) != 1:
+            raise InputError(f"{folder}: not a run folder: it holds neither {' nor '.join(SNAPSHOT_NAMES)}")
+        found = others[0]
+    return found
+
+
+def _from_folder(folder: Path) -> _Parts:
+    found = _snapshot_in(folder)
+    config, metadata = folder / CONFIG_NAME, folder / METADATA_NAME
+    return _Parts(
+        load_snapshot(found),
+        _decoded(read_bytes(config, "configuration", CONFIG_BYTES), str(config)) if config.is_file() else None,
+        read_metadata(metadata, MODEL_METADATA_BYTES) if metadata.is_file() else None,
+        str(found),
+    )
+
+
+def _is_published(path: Path) -> bool:
+    # torch writes its own snapshots as zip files, too, whose pickle is called data.pkl
+    if not zipfile.is_zipfile(path):
+        return False
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return not any(Path(name).name == "data.pkl" for name in archive.namelist())
+    except (zipfile.BadZipFile, OSError, ValueError):
+        return False
+
+
+def _from_zip(path: Path) -> _Parts:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [n for n in archive.namelist() if not Path(n).name.startswith(".") and "__MACOSX" not in n]
+            snapshot, config, metadata = (_member(names, p, path) for p in ("*.tar", CONFIG_NAME, METADATA_NAME))
+            if snapshot is None:
+                raise InputError(f"{path}: this zip holds no *.tar snapshot: it is no published model")
+            # read in memory: no path of the archive ever reaches the disk
+            wanted = ((config, CONFIG_BYTES, "configuration"), (metadata, MODEL_METADATA_BYTES, "metadata file"))
+            content = {m: read_member(archive, m, limit, what) for m, limit, what in wanted if m is not None}
+            content[snapshot] = read_member(archive, snapshot, SNAPSHOT_BYTES, "snapshot")
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
+        # RuntimeError: encrypted, or packed in a way that Python does not know
+        raise InputError(f"{path}: damaged or unreadable zip ({error}); download it again") from None
+    return _Parts(
+        load_snapshot(io.BytesIO(content[snapshot]), f"{path}:{snapshot}"),
+        None if config is None else _decoded(content[config], f"{path}:{config}"),
+        None if metadata is None else parse_metadata(content[metadata], f"{path}:{metadata}"),
+        str(path),
+    )
+
+
+def _member(names: list[str], pattern: str, path: Path) -> str | None:
+    found = [name for name in names if PurePosixPath(name).match(pattern)]
+    if len(found) > 1:
+        raise InputError(f"{path}: holds {len(found)} files {pattern} ({', '.join(found[:3])}), expected one")
+    return found[0] if found else None
+
+
+def _decoded(text: bytes, source: str) -> str:
+    try:
+        return text.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{source}: not a configuration: it is not UTF-8 text") from None
+
+
+def _config(found: _Parts, config: str | Path | None, overrides: Sequence[str], kind: str) -> Config:
+    if config is not None:
+        return load_config(config, kind, overrides)
+    text = found.config_text if found.config_text is not None else found.snapshot.config
+    if not text.strip():
+        raise InputError(f"{found.name}: holds no configuration; give its INI file with --config")
+    return config_from_string(text, kind, f"config of {found.name}", overrides)
+
+
+def _metadata(found: _Parts, meta: str | Path | None) -> Metadata:
+    if meta is not None:
+        path = Path(meta)
+        return read_metadata(path / METADATA_NAME if path.is_dir() else path, MODEL_METADATA_BYTES)
+    if found.metadata is not None:
+        return found.metadata
+    if found.snapshot.metadata is not None:
+        return metadata_from_header(found.snapshot.metadata, found.name)
+    raise InputError(f"{found.name}: does not say what its classes are; give metadata.bin with --meta")
+
+
+def metadata_header(metadata: Metadata) -> dict[str, Any]:
+    """The classes as plain data for a snapshot."""
+    return {
+        "num_stuff": metadata.num_stuff,
+        "num_thing": metadata.num_thing,
+        "categories": list(metadata.categories),
+        "palette": [list(rgb) for rgb in metadata.palette],
+        "original_ids": list(metadata.original_ids),
+    }
+
+
+def metadata_from_header(header: dict[str, Any], name: str) -> Metadata:
+    """The inverse of :func:`metadata_header`; `name` is the snapshot's, for errors."""
+    return metadata_of(header, name)
+
+
+def task(snapshot: Snapshot) -> str:
+    """What the network of a snapshot does, by the heads it has: panoptic, instance_seg or detection."""
+    if "sem_head" in snapshot.state_dict:
+        return "panoptic"
+    masks = any("roi_msk" in str(key) for key in snapshot.state_dict.get("roi_head", ()))
+    return "instance_seg" if masks else "detection"
+
+
+def check_classes(snapshot: Snapshot, metadata: Metadata, name: str) -> None:
+    """Compare the class counts of a snapshot's heads with the metadata's.
+
+    Raises
+    ------
+    InputError
+        if they differ
+    """
+    for part, key, minus, wanted, what in (
+        ("sem_head", "conv_sem.weight", 0, metadata.num_classes, "classes"),
+        ("roi_head", "roi_cls.weight", 1, metadata.num_thing, "thing classes"),
+    ):
+        tensor = (snapshot.state_dict.get(part) or {}).get(key)
+        trained = tensor.shape[0] - minus if isinstance(tensor, Tensor) and tensor.dim() > 0 else wanted
+        if trained != wanted:
+            raise InputError(
+                f"{name}: was trained on {trained} {what}, the metadata lists {wanted}; "
+                "use the metadata.bin it was trained with"
+            )

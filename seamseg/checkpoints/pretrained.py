@@ -1,0 +1,99 @@
+"""Weights to start from: `--pre-train [module:]FILE` and `body.weights`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from seamseg.checkpoints.snapshot import (
+    NETWORK_MODULES,
+    LoadReport,
+    load_into,
+    load_module,
+    load_snapshot,
+    load_tensors,
+)
+from seamseg.utils.errors import InputError
+
+
+def load_pretrained(net: nn.Module, specification: str) -> LoadReport:
+    """Put those weights of a file into a network that fit it.
+
+    Parameters
+    ----------
+    net : the network
+    specification : `FILE`, a snapshot of which all parts are taken, or `PART:FILE` with PART one of body, rpn_head,
+        roi_head, sem_head; FILE is then a snapshot or a state dict of that part alone. Of a snapshot with a moving
+        average of the weights that is taken
+
+    Returns
+    -------
+    LoadReport, of what did not fit
+
+    Raises
+    ------
+    InputError
+        if the file is missing, broken, or nothing in it fits
+    """
+    part, path = _split(specification)
+    if part is None:
+        report = load_into(net, load_snapshot(path), strict=False, name=path)
+    else:
+        module = getattr(net, part)
+        if module is None:
+            raise InputError(f"--pre-train {specification}: this network has no {part}")
+        report = _load_part(module, load_tensors(path, path), part, path)
+    if report.loaded == 0:
+        raise InputError(f"--pre-train {specification}: nothing in it fits this network: {report}")
+    return report
+
+
+def load_body_weights(net: nn.Module, path: str) -> LoadReport:
+    """Put the weights of a backbone (`body.weights` of the configuration) into a network; errors as above."""
+    body: Any = net.body
+    report = _load_part(body, load_tensors(path, path), "body", path)
+    if report.loaded == 0:
+        raise InputError(f"[body] weights = {path}: nothing in it fits this network: {report}")
+    return report
+
+
+def _split(specification: str) -> tuple[str | None, str]:
+    part, colon, path = specification.partition(":")
+    if colon and part in NETWORK_MODULES:
+        return part, path
+    if colon and not Path(specification).exists() and len(part) > 1:
+        raise InputError(
+            f"--pre-train {specification}: no such file, and {part!r} is no part of the network: "
+            f"{', '.join(NETWORK_MODULES)}"
+        )
+    return None, specification
+
+
+def _part_state(content: Any, part: str, path: str) -> tuple[Mapping[str, Tensor], bool]:
+    """The state dict of a part in the content of a file, which is a snapshot or that state dict itself.
+
+    True with it if it is that of a moving average.
+    """
+    state = content.get("state_dict", content) if isinstance(content, Mapping) else None
+    average = state.get("ema") if isinstance(state, Mapping) else None
+    averaged = isinstance(average, Mapping) and isinstance(average.get(part), Mapping)
+    if averaged:
+        state = average
+    if isinstance(state, Mapping) and isinstance(state.get(part), Mapping):
+        state = state[part]
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise InputError(f"{path}: neither a snapshot with a {part!r} nor the state dict of one")
+    return state, averaged
+
+
+def _load_part(module: nn.Module, content: Any, part: str, path: str) -> LoadReport:
+    state, averaged = _part_state(content, part, path)
+    backbone = getattr(module, "backbone", None)
+    if isinstance(backbone, nn.Module) and not any(key.startswith(("backbone.", "fpn.")) for key in state):
+        # a backbone alone says nothing of the pyramid, which is not worth a word
+        module = backbone
+    return replace(load_module(module, state, part), averaged=averaged)

@@ -1,0 +1,361 @@
+"""Snapshots on disk: what is in them, how they are written, and how one gets into a network (SPEC section 1)."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import warnings
+import zipfile
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from seamseg.checkpoints.pickle_check import CodeInPickle, RefusedPickle
+from seamseg.checkpoints.snapshot_check import check_snapshot, is_plain
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import replacing
+
+NETWORK_MODULES = ("body", "rpn_head", "roi_head", "sem_head")
+"""The parts of the network, each with a state dict of its own in a snapshot."""
+
+_OPTIONAL_KEYS = ("num_batches_tracked",)
+_OLD_MULTIARRAY = "numpy.core.multiarray"
+
+
+@dataclass
+class Snapshot:
+    """The content of a snapshot.
+
+    Attributes
+    ----------
+    config : INI text of the configuration it was trained with
+    state_dict : state by part: body, rpn_head, roi_head, sem_head, optimizer, <name>_meter; and, where there is one,
+        `ema`: the moving average of the weights, again by part
+    training_meta : epoch, last_score, best_score, global_step
+    metadata : the classes it was trained on, as in `metadata.bin` without the images; the original has none
+    resume : what continuing to the bit needs beyond that, see :mod:`seamseg.training.checkpointing.checkpoint`;
+        the original has none
+    """
+
+    config: str
+    state_dict: dict[str, Any]
+    training_meta: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] | None = None
+    resume: dict[str, Any] | None = None
+
+    @property
+    def has_average(self) -> bool:
+        """Whether there is a moving average of the weights."""
+        return "ema" in self.state_dict
+
+    def weights(self, averaged: bool = True) -> Mapping[str, Any]:
+        """The network's state by part: the moving average, which is what was validated, or the weights themselves.
+
+        Without an average these are the weights in any case.
+        """
+        return {**self.state_dict, **self.state_dict["ema"]} if averaged and self.has_average else self.state_dict
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What lenient loading left out, as `part.key (why)`; `averaged` if the tensors are those of a moving average."""
+
+    skipped: list[str]
+    loaded: int
+    averaged: bool = False
+
+    def __str__(self) -> str:
+        of = " of the moving average" if self.averaged else ""
+        if not self.skipped:
+            return f"loaded {self.loaded} tensors{of}"
+        shown = ", ".join(self.skipped[:5]) + (", ..." if len(self.skipped) > 5 else "")
+        return f"loaded {self.loaded} tensors{of}, skipped {len(self.skipped)}: {shown}"
+
+
+def save_snapshot(path: str | Path, snapshot: Snapshot) -> None:
+    """Write a snapshot, whole or not at all, even if the machine stops meanwhile.
+
+    Raises
+    ------
+    SeamsegError
+        if it cannot be written
+    """
+    content: dict[str, Any] = {
+        "config": snapshot.config,
+        "state_dict": snapshot.state_dict,
+        "training_meta": snapshot.training_meta,
+    }
+    if snapshot.metadata is not None:
+        content["metadata"] = snapshot.metadata
+    if snapshot.resume is not None:
+        content["resume"] = snapshot.resume
+    write_tensors(Path(path), content)
+
+
+def write_tensors(path: Path, content: Any) -> None:
+    """`torch.save` to a file that appears whole or not at all, even if the machine stops meanwhile.
+
+    Raises
+    ------
+    SeamsegError
+        if it cannot be written
+    """
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:
+            raise _cause_of(error) from error
+        file.flush()
+        os.fsync(file.fileno())
+    fsync_folder(path.parent)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Have the names in a folder reach the disk, where the file system knows how to."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def verify_snapshot(path: str | Path) -> None:
+    """Read a snapshot once, from end to end, and compare what it holds with the checksums that it was written with.
+
+    torch writes a zip file with a CRC-32 of each record. Bytes between the records (padding, dates) that no reader
+    looks at are not covered. Snapshots of torch before 1.6 have no checksums: they are loaded only.
+
+    Raises
+    ------
+    InputError
+        if it is truncated, if a bit of its content has changed, or if it is no snapshot at all
+    """
+    try:
+        with open(path, "rb") as file:
+            zipped = file.read(2) == b"PK"
+            if zipped and not _records_are_whole(file):
+                raise InputError(f"{path}: {_damage(b'PK')}")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    # the structure, by the rules of torch; the tensors stay on the disk
+    load_snapshot(path, mmap=zipped)
+
+
+def _records_are_whole(file: IO[bytes]) -> bool:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            return bool(entries) and all(map(is_plain, entries)) and archive.testzip() is None
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError):
+        return False
+
+
+def _cause_of(error: RuntimeError) -> BaseException:
+    """What stopped torch's zip writer, which reports a full disk or Ctrl-C as an error about its own position."""
+    cause = error.__context__
+    if isinstance(cause, (OSError, KeyboardInterrupt)):
+        return cause
+    return OSError(str(error).splitlines()[0])
+
+
+def load_snapshot(file: str | Path | IO[bytes], name: str | None = None, mmap: bool = False) -> Snapshot:
+    """Read a snapshot of ours or of the original. Pickled code in it is refused, not run.
+
+    Parameters
+    ----------
+    file : path or open binary file
+    name : what to call it in errors
+    mmap : leave the tensors of a path on the disk until they are looked at
+
+    Raises
+    ------
+    InputError
+        if it is missing, truncated, holds more than data, or is not a snapshot
+    """
+    name = name or str(file)
+    content = load_tensors(file, name, mmap)
+    state = content.get("state_dict") if isinstance(content, Mapping) else None
+    if not isinstance(state, Mapping) or not any(part in state for part in NETWORK_MODULES):
+        raise InputError(
+            f"{name}: not a snapshot of this network: "
+            f"it must hold 'config' and a 'state_dict' with {', '.join(NETWORK_MODULES)}"
+        )
+    for part in NETWORK_MODULES:
+        if part in state and not isinstance(state[part], Mapping):
+            raise InputError(f"{name}: its {part!r} is no state dict but a {type(state[part]).__name__}")
+    average = state.get("ema", {})
+    if not isinstance(average, Mapping) or not all(isinstance(average.get(p, {}), Mapping) for p in NETWORK_MODULES):
+        raise InputError(f"{name}: its 'ema', the moving average of the weights, is damaged")
+    config = content.get("config") or ""
+    if not isinstance(config, str):
+        raise InputError(f"{name}: its 'config' is no text but a {type(config).__name__}")
+    metadata, training, resume = (content.get(key) for key in ("metadata", "training_meta", "resume"))
+    return Snapshot(
+        config=config,
+        state_dict=dict(state),
+        training_meta=dict(training) if isinstance(training, Mapping) else {},
+        metadata=dict(metadata) if isinstance(metadata, Mapping) else None,
+        resume=dict(resume) if isinstance(resume, Mapping) else None,
+    )
+
+
+def load_tensors(file: str | Path | IO[bytes], name: str, mmap: bool = False) -> Any:
+    """`torch.load` of tensors and plain data only, on the CPU, with one clear line when it fails.
+
+    With `mmap` tensors of a path stay on the disk until they are looked at.
+
+    Raises
+    ------
+    InputError
+    """
+    if isinstance(file, (str, Path)):
+        if Path(file).is_dir():
+            raise InputError(f"{name}: is a folder, not a snapshot file")
+        try:
+            with open(file, "rb") as opened:
+                return _load(opened, name, file if mmap else opened)
+        except FileNotFoundError:
+            raise InputError(f"{name}: no such file") from None
+        except OSError as error:
+            raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
+    return _load(file, name, file)
+
+
+def _load(opened: IO[bytes], name: str, source: str | Path | IO[bytes]) -> Any:
+    head = opened.read(2)
+    opened.seek(0)
+    try:
+        check_snapshot(opened)
+        opened.seek(0)
+        with torch.serialization.safe_globals(_plain_data()), warnings.catch_warnings():
+            # of pickles that torch did not write; the error says so
+            warnings.filterwarnings("ignore", message="Detected pickle protocol")
+            return torch.load(source, map_location="cpu", weights_only=True, mmap=not hasattr(source, "read"))
+    except CodeInPickle as error:
+        raise InputError(
+            f"{name}: refused: it holds pickled code ({error}), which could do anything when loaded"
+        ) from None
+    except RefusedPickle as error:
+        raise InputError(f"{name}: refused: {error}") from None
+    except Exception:  # the parser of untrusted bytes fails in any way it likes
+        raise InputError(f"{name}: {_damage(head)}") from None
+
+
+def _damage(head: bytes) -> str:
+    """What is wrong with a file that begins with these two bytes and that torch cannot load."""
+    if not head:
+        return "the file is empty; copy it again"
+    # torch writes zip files, and wrote pickles once
+    if head in (b"PK", b"\x80\x02"):
+        return "a truncated or damaged snapshot; copy it again"
+    if head[:1] == b"\x80":
+        return "refused: a pickle that torch.save did not write, which could do anything when loaded"
+    return "not a snapshot: it was not written by torch.save"
+
+
+def load_into(
+    net: nn.Module, snapshot: Snapshot, strict: bool = True, name: str = "snapshot", averaged: bool = True
+) -> LoadReport:
+    """Put the weights of a snapshot into a network.
+
+    Parameters
+    ----------
+    net : with the parts of :data:`NETWORK_MODULES` as attributes (None where the task has none)
+    snapshot : from :func:`load_snapshot`
+    strict : a part or tensor that is missing, has another shape or is not in the network is an error; otherwise it is
+        skipped and reported
+    name : what to call the snapshot in errors
+    averaged : take the moving average of the weights where the snapshot has one
+
+    Raises
+    ------
+    InputError
+        if `strict` and the network does not fit
+    """
+    skipped: list[str] = []
+    loaded = 0
+    state = snapshot.weights(averaged)
+    for part, module in network_parts(net).items():
+        if part not in state:
+            if strict:
+                raise InputError(f"{name}: has no {part!r}: it is a snapshot of another kind of network")
+            skipped.append(f"{part} (not in the file)")
+            continue
+        report = load_module(module, state[part], part)
+        loaded += report.loaded
+        skipped += report.skipped
+    if strict and skipped:
+        raise InputError(
+            f"{name}: does not fit this network: {len(skipped)} tensors differ, first {skipped[0]}; "
+            "is it another architecture, configuration or number of classes?"
+        )
+    return LoadReport(skipped, loaded, averaged and snapshot.has_average)
+
+
+def load_module(module: nn.Module, state: Mapping[str, Tensor], name: str) -> LoadReport:
+    """Put those tensors of `state` into a module that it has, with its shape; report the rest, of both sides.
+
+    Counters of norm layers, which old snapshots lack, are not worth a word. Keys of a body alone (`mod1...`) fit a body
+    with a pyramid (`backbone.mod1...`) too.
+    """
+    own = module.state_dict()
+    if not any(key in own for key in state) and any(f"backbone.{key}" in own for key in state):
+        state = {f"backbone.{key}": value for key, value in state.items()}
+    skipped, accepted = [], {}
+    for key, value in own.items():
+        if key not in state:
+            if not _is_optional(key):
+                skipped.append(f"{name}.{key} (not in the file)")
+        elif not isinstance(state[key], Tensor):
+            skipped.append(f"{name}.{key} (no tensor)")
+        elif state[key].shape != value.shape:
+            skipped.append(f"{name}.{key} ({_shape(state[key])} in the file, {_shape(value)} in the network)")
+        else:
+            accepted[key] = state[key]
+    skipped += [f"{name}.{key} (not in the network)" for key in state if key not in own and not _is_optional(key)]
+    module.load_state_dict(accepted, strict=False)
+    return LoadReport(skipped, len(accepted))
+
+
+def _is_optional(key: object) -> bool:
+    return str(key).endswith(_OPTIONAL_KEYS)
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a scalar"
+
+
+def network_parts(net: nn.Module) -> dict[str, nn.Module]:
+    """The parts of :data:`NETWORK_MODULES` that a network has, by name."""
+    parts = {part: getattr(net, part, None) for part in NETWORK_MODULES}
+    return {part: module for part, module in parts.items() if module is not None}
+
+
+def network_state(net: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """The state of a network by part, in the layout of a snapshot, on the CPU.
+
+    Where a tensor is on the CPU already it is the network's own, not a copy: write it before the next step.
+    """
+    return {
+        part: {key: value.detach().cpu().contiguous() for key, value in module.state_dict().items()}
+        for part, module in network_parts(net).items()
+    }
+
+
+def _plain_data() -> list[Any]:
+    # scores and meters of old snapshots may be numpy scalars and arrays, under the module names of old numpy releases
+    multiarray: Any = importlib.import_module("numpy._core.multiarray" if hasattr(np, "_core") else _OLD_MULTIARRAY)
+    kinds = [type(np.dtype(kind)) for kind in ("f8", "f4", "i8", "i4", "u1", "?")]
+    names: list[Any] = [np.ndarray, np.dtype, *kinds]
+    for function in ("scalar", "_reconstruct"):
+        target = getattr(multiarray, function)
+        names += [(target, f"{module}.{function}") for module in (_OLD_MULTIARRAY, "numpy._core.multiarray")]
+    return names

@@ -1,0 +1,119 @@
+"""torchvision's ResNet weights under the names of this project's bodies (SPEC section 1, keys of the bodies)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seamseg.checkpoints.snapshot import load_tensors, write_tensors
+from seamseg.models.backbones.resnet import RESNETS, ResNet
+from seamseg.ops.norm import ABN
+from seamseg.utils.errors import InputError, SeamsegError
+
+ARCHITECTURES = tuple(RESNETS)
+"""Names that :func:`convert_backbone` takes."""
+
+_LAYER = re.compile(r"layer([1-4])\.(\d+)\.(conv\d|bn\d|downsample\.[01])\.(.+)")
+_PARTS = {"downsample.0": "proj_conv", "downsample.1": "proj_bn"}
+
+
+@dataclass(frozen=True)
+class BackboneReport:
+    """What :func:`convert_backbone` found: tensors written, keys the file lacks, negative norm weights."""
+
+    converted: int
+    missing: list[str]
+    negative: int
+
+
+def convert_backbone(net: str, out: str | Path, weights: str | Path | None = None) -> BackboneReport:
+    """Write the weights of a torchvision ResNet as a state dict of our body.
+
+    Parameters
+    ----------
+    net : one of :data:`ARCHITECTURES`
+    out : file to write; `seamseg train --pre-train body:OUT` and `[body] weights` take it
+    weights : state dict with torchvision's names, possibly partial; None downloads torchvision's IMAGENET1K_V1
+
+    Raises
+    ------
+    InputError
+        if the weights cannot be read or are of another network
+    SeamsegError
+        if they cannot be downloaded or `out` cannot be written
+    """
+    if weights is None:
+        state, missing = rename(net, _download(net), f"torchvision's {net}")
+    else:
+        state, missing = rename(net, _unwrapped(load_tensors(weights, str(weights)), str(weights)), str(weights))
+    write_tensors(Path(out), state)
+    norms = [key for key, value in state.items() if key.endswith(".weight") and value.dim() == 1]
+    return BackboneReport(len(state), missing, sum(int((state[key] < 0).sum()) for key in norms))
+
+
+def rename(net: str, source: Mapping[str, Tensor], name: str = "weights") -> tuple[dict[str, Tensor], list[str]]:
+    """Tensors of a torchvision state dict under our keys, and our keys that it lacks.
+
+    The classifier is left out; so are counters of batches.
+
+    Raises
+    ------
+    InputError
+        if the tensors are of another network
+    """
+    with torch.device("meta"):
+        expected = ResNet(RESNETS[net], ABN).state_dict()
+    state: dict[str, Tensor] = {}
+    for key, value in source.items():
+        ours = our_key(str(key).removeprefix("module."))
+        if ours is None or ours.endswith("num_batches_tracked"):
+            continue
+        if not isinstance(value, Tensor) or ours not in expected or expected[ours].shape != value.shape:
+            raise InputError(f"{name}: {key} does not belong to a {net}: is it another network?")
+        state[ours] = value
+    if not state:
+        converted = any(str(key).startswith(("mod1.", "mod2.", "backbone.")) for key in source)
+        hint = "; its names are ours already: give it to --pre-train as it is" if converted else ""
+        raise InputError(f"{name}: holds no tensor with the names of a torchvision ResNet{hint}")
+    missing = [key for key in expected if key not in state and not key.endswith("num_batches_tracked")]
+    return state, missing
+
+
+def our_key(key: str) -> str | None:
+    """Our name of a tensor of torchvision's ResNets, None for what is no part of the body (the classifier)."""
+    if key.startswith(("conv1.", "bn1.")):
+        return f"mod1.{key}"
+    match = _LAYER.fullmatch(key)
+    if match is None:
+        return None
+    layer, block, part, rest = match.groups()
+    return f"mod{int(layer) + 1}.block{int(block) + 1}.{_PARTS.get(part, f'convs.{part}')}.{rest}"
+
+
+def _unwrapped(content: Any, name: str) -> Mapping[str, Tensor]:
+    """The state dict in the content of a file: that itself, or inside what training scripts wrap around it."""
+    for wrapper in ("state_dict", "model"):
+        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
+            content = content[wrapper]
+    if not isinstance(content, Mapping):
+        raise InputError(f"{name}: not a state dict")
+    return content
+
+
+def _download(net: str) -> Mapping[str, Tensor]:
+    try:
+        from torchvision import models
+    except (ImportError, RuntimeError) as error:
+        raise SeamsegError(f"torchvision cannot be imported ({error}); give a file with --weights") from None
+    try:
+        # the first weights, as the original took; torchvision's later ones come from another training recipe
+        return models.get_model_weights(net).IMAGENET1K_V1.get_state_dict(progress=True)
+    except (OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise SeamsegError(f"torchvision cannot download {net} ({reason}); give a file with --weights") from None

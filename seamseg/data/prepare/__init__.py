@@ -1,1 +1,0 @@
-"""Converters from other data sets to the folder format, and a generator of one."""

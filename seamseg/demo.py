@@ -1,0 +1,164 @@
+"""The whole road on a city that needs no download: generate, prepare, train, predict, evaluate, look."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from seamseg.checkpoints.bundle import digest
+from seamseg.config import find_experiment
+from seamseg.data.folder import DatasetFolder
+from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
+from seamseg.evaluation.record import read_evaluation, write_summary
+from seamseg.evaluation.scores import PanopticScores
+from seamseg.inference.predictor import load_predictor
+from seamseg.predict.job import predict_all
+from seamseg.predict.manifest import header
+from seamseg.predict.sinks import FolderOutputs
+from seamseg.predict.sources.base import Source
+from seamseg.predict.writers import make_writers
+from seamseg.prepare.cityscapes import prepare_cityscapes
+from seamseg.prepare.export import dataset_to_coco_panoptic
+from seamseg.report import write_report
+from seamseg.toy_city import generate_toy_city
+from seamseg.training.checkpointing.run_folder import RunFolder
+from seamseg.training.run import TrainingOptions, run_training
+from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import write_json
+from seamseg.utils.progress import counter, progress
+
+EXPERIMENT = "toy_city_r18"
+"""The packaged configuration that the demo trains."""
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What the command line says.
+
+    Attributes
+    ----------
+    out : run folder; everything is written there
+    train, val : scenes of each split
+    seed : of the city
+    overrides : `section.key=value` each, over the experiment
+    device : auto, cpu, cuda or cuda:N
+    """
+
+    out: Path
+    train: int = 300
+    val: int = 40
+    seed: int = 0
+    overrides: tuple[str, ...] = ()
+    device: str = "auto"
+
+
+def run_demo(options: DemoOptions, say: Callable[[str], None] = print) -> PanopticScores:
+    """Run all stages; those that are finished already are not done again.
+
+    The run folder gets `toy_city/raw` (as Cityscapes is distributed), `toy_city/data` (dataset folder), the snapshots,
+    `predictions/`, `evaluation/`, `metrics.json` and `report.html`.
+
+    Parameters
+    ----------
+    options : see :class:`DemoOptions`
+    say : receives a line a stage
+
+    Returns
+    -------
+    PanopticScores of the validation split
+
+    Raises
+    ------
+    InputError
+        if the folder holds a demo of other settings
+    """
+    out = options.out
+    _claim(options)
+    raw, data = out / "toy_city" / "raw", out / "toy_city" / "data"
+    stage = _Stages(say)
+
+    stage(f"generating {options.train} + {options.val} street scenes in {raw}")
+    generate_toy_city(raw, options.train, options.val, options.seed, progress=counter("toy city"))
+
+    stage(f"converting them to a dataset folder in {data}")
+    prepare_cityscapes(raw, data, ("train", "val"), progress=progress)
+
+    stage(f"training a ResNet-18 panoptic network in {out}")
+    last = RunFolder(out).last
+    run_training(
+        TrainingOptions(
+            config=find_experiment(EXPERIMENT),
+            data=data,
+            log_dir=out,
+            resume=last if last.exists() else None,
+            overrides=options.overrides,
+            device=options.device,
+        )
+    )
+
+    folder, predictions = DatasetFolder(data), out / "predictions"
+    stage(f"predicting the {options.val} held-out scenes into {predictions}")
+    predictor = load_predictor(last, options.device)
+    sources = [
+        Source(folder.image_path(image.id), image.id, folder.image_path(image.id).name) for image in folder.split("val")
+    ]
+    writers = make_writers(["overlay", "coco"], predictions, predictor.metadata)
+    outputs = FolderOutputs(predictions, writers, header(str(last), digest(last), {}))
+    predict_all(predictor, sources, outputs, World(device=predictor.device), restart=True)
+
+    stage("evaluating them against the ground truth, both as COCO panoptic files")
+    truth = dataset_to_coco_panoptic(folder, "val", out / "toy_city" / "val_panoptic.json")
+    evaluation = out / "evaluation"
+    scores = evaluate_panoptic_json(
+        truth, predictions / "panoptic.json", workers=2, progress=progress, out=evaluation, photos=data / "img"
+    )
+    write_summary(replace(read_evaluation(evaluation), title="Toy city: held-out scenes"))
+    write_json(out / "metrics.json", scores.to_json(), indent=2)
+
+    page = out / "report.html"
+    stage(f"drawing {page}")
+    write_report(page, read_evaluation(evaluation), progress=progress)
+    stage.finish()
+    return scores
+
+
+class _Stages:
+    """Numbers the stages and tells how long each took."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._number = 0
+        self._start = self._begin = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        self._close()
+        self._number += 1
+        self._start = time.monotonic()
+        self._say(f"[{self._number}/6] {text}")
+
+    def _close(self) -> None:
+        if self._number:
+            self._say(f"      {time.monotonic() - self._start:.0f} s")
+
+    def finish(self) -> None:
+        self._close()
+        self._say(f"done in {(time.monotonic() - self._begin) / 60:.1f} minutes")
+
+
+def _claim(options: DemoOptions) -> None:
+    """Remember the settings in the run folder; refuse to mix two sets of them in one."""
+    settings = {"train": options.train, "val": options.val, "seed": options.seed, "overrides": list(options.overrides)}
+    path = options.out / "demo.json"
+    if path.exists():
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            found = None
+        if found != settings:
+            raise InputError(f"{options.out}: holds a demo of other settings; name another --out or delete it")
+        return
+    write_json(path, settings)

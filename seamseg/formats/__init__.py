@@ -1,0 +1,1 @@
+"""File formats of others: labels, file names, reading and writing, one place each."""

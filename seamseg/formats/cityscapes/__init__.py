@@ -1,0 +1,1 @@
+"""The formats of Cityscapes: labels, folder layout, instance result files."""

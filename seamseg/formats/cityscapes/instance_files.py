@@ -1,0 +1,169 @@
+"""Instance results of a frame: a text file of lines `mask.png label confidence`, and the masks it names."""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from seamseg.formats.cityscapes.labels import LABEL_OF
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import read_bytes
+from seamseg.utils.limits import MIB, refuse_program
+
+LIST_BYTES = 64 * MIB
+"""Largest list of the instances of a frame."""
+
+
+@dataclass(frozen=True)
+class PredictedInstance:
+    """One line: the file of the mask, the label id and the confidence."""
+
+    mask: Path
+    label: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A mask inside the smallest box around it.
+
+    Attributes
+    ----------
+    shape : height and width of the whole mask
+    top, left : place of the box
+    inside : `h x w` bool; `0 x 0` for a mask without a pixel
+    """
+
+    shape: tuple[int, int]
+    top: int
+    left: int
+    inside: np.ndarray
+
+
+def read_instance_list(path: Path, root: Path) -> list[PredictedInstance]:
+    """The instances of a frame. Where two lines name one mask, the later one counts.
+
+    Parameters
+    ----------
+    path : of the text file; masks are named relative to its folder
+    root : the masks must lie below this folder
+
+    Raises
+    ------
+    InputError
+        if the file cannot be read, or a line is not of the form
+    """
+    try:
+        lines = read_bytes(path, "list of instances", LIST_BYTES).decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: cannot be read as text: {error}") from error
+    limit = os.path.abspath(root)
+    found: dict[Path, PredictedInstance] = {}
+    for number, line in enumerate(lines, start=1):
+        where = f"{path}, line {number}"
+        parts = line.split(" ")
+        if len(parts) != 3:
+            raise InputError(
+                f"{where}: has {len(parts)} words; wanted are three with one space between: mask.png labelID confidence"
+            )
+        name, label, score = parts[0], _number(parts[1], where, "label id"), _number(parts[2], where, "confidence")
+        mask = os.path.abspath(path.parent / name)
+        if os.path.isabs(name) or os.path.commonpath([limit, mask]) != limit:
+            raise InputError(f"{where}: {name} must be a relative path that stays inside {root}")
+        if int(label) not in LABEL_OF:
+            raise InputError(f"{where}: {parts[1]} is no Cityscapes label id (24 person, 26 car ...)")
+        found[Path(mask)] = PredictedInstance(Path(mask), int(label), score)
+    return list(found.values())
+
+
+def read_mask(path: Path) -> Patch:
+    """A predicted mask: what is not black.
+
+    Raises
+    ------
+    InputError
+        if the file is missing or broken
+    """
+    try:
+        with Image.open(path) as image:
+            refuse_program(image)
+            grey = image if image.mode in ("L", "1") else image.convert("L")
+            box = grey.getbbox()
+            inside = np.array(grey.crop(box)) != 0 if box else np.zeros((0, 0), bool)
+            return Patch((image.height, image.width), box[1] if box else 0, box[0] if box else 0, inside)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such mask") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InputError(f"{path}: not a readable mask: {error}") from error
+
+
+def _number(text: str, where: str, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise InputError(f"{where}: {text!r} is no {what}")
+    return value
+
+
+_ADLER = 65521
+
+
+def mask_png(crop: np.ndarray, corner: tuple[int, int], size: tuple[int, int]) -> bytes:
+    """An 8 bit grey PNG, 255 on the object and 0 elsewhere.
+
+    The empty rows above and below are put together from blocks that were compressed before: parts of a deflate stream
+    that end with a full flush may follow each other in any order.
+
+    Parameters
+    ----------
+    crop : bool, the object
+    corner : `(y, x)` of the crop, which lies inside the picture
+    size : `(height, width)` of the picture
+    """
+    (y, x), (rows, columns), (height, width) = corner, crop.shape, size
+    # a row begins with the number of its filter, 0 for none
+    lines = np.zeros((rows, width + 1), np.uint8)
+    lines[:, x + 1 : x + 1 + columns][crop] = 255
+    middle = lines.tobytes()
+    row = width + 1
+    checksum = zlib.adler32(middle, _adler_of_zeros(1, y * row))
+    checksum = _adler_of_zeros(checksum, (height - y - rows) * row)
+    parts = [b"\x78\x01", *_empty_rows(y, row), _deflate(middle), *_empty_rows(height - y - rows, row)]
+    data = b"".join(parts) + b"\x03\x00" + struct.pack(">I", checksum)
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
+
+
+def _empty_rows(count: int, row: int) -> list[bytes]:
+    return [_empty_block(k, row) for k in range(count.bit_length()) if count >> k & 1]
+
+
+@lru_cache(maxsize=256)
+def _empty_block(power: int, row: int) -> bytes:
+    """`2^power` rows of `row` zeros."""
+    return _deflate(bytes(row << power))
+
+
+def _deflate(data: bytes) -> bytes:
+    compressor = zlib.compressobj(1, zlib.DEFLATED, -15, 9, zlib.Z_RLE)
+    return compressor.compress(data) + compressor.flush(zlib.Z_FULL_FLUSH)
+
+
+def _adler_of_zeros(checksum: int, count: int) -> int:
+    """The Adler-32 after `count` zeros more: its low half stays, its high half grows by it each time."""
+    low, high = checksum & 0xFFFF, checksum >> 16
+    return ((high + count * low) % _ADLER) << 16 | low
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -1,0 +1,233 @@
+"""Write panoptic results, and the ground truth of our dataset folders, in the COCO panoptic format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from seamseg.formats.coco_panoptic import MAX_ID, default_folder, write_id_png
+from seamseg.panoptic_map import ClassInfo, ClassTable, PanopticResult, Segment, class_infos
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import below, replacing, write_json
+
+CocoEntry = dict[str, Any]
+"""An image in the JSON: its `image` and its `annotation`"""
+
+
+class PaintedClassTable(ClassTable, Protocol):
+    """The classes of a data set with their colours."""
+
+    @property
+    def palette(self) -> list[tuple[int, int, int]]: ...
+
+
+class CocoPanopticWriter:
+    """Writes a PNG an image as results come, and the JSON at the end; each file appears whole or not at all.
+
+    `category_id` is the id of the class in the original data set if these ids differ from each other, else the class
+    index + 1. Ids of segments are chosen so that the PNG shows each segment in a colour near that of its class.
+    Predicted crowds claim no instance, for which the format has no word in predictions: they become void.
+
+    Several processes may each hold a writer for the same folder: gather `images` and `annotations` in one of
+    them, give them to :meth:`extend` and write the JSON there.
+
+    Parameters
+    ----------
+    json_path : of the JSON
+    metadata : classes and colours
+    folder : of the PNGs, by default the JSON's path without `.json`, where readers look for them
+
+    Attributes
+    ----------
+    images, annotations : entries of the JSON so far
+    """
+
+    def __init__(self, json_path: str | Path, metadata: PaintedClassTable, folder: str | Path | None = None) -> None:
+        self.json_path = Path(json_path)
+        self.folder = default_folder(self.json_path) if folder is None else Path(folder)
+        self.classes = class_infos(metadata)
+        self.palette = [tuple(rgb) for rgb in metadata.palette]
+        self.images: list[dict[str, Any]] = []
+        self.annotations: list[dict[str, Any]] = []
+
+    def add(self, image_id: int | str, result: PanopticResult, photo_name: str | None = None) -> dict[str, Any]:
+        """Write the PNG of an image and remember its segments; may be called from several threads.
+
+        Parameters
+        ----------
+        image_id : unique; also the name of the PNG, `/` makes sub-folders
+        result : at the size of the photo
+        photo_name : file name of the photo, for the JSON
+
+        Returns
+        -------
+        annotation : its entry in the JSON; `segments_info` in the order of the segments, without crowds
+
+        Raises
+        ------
+        InputError
+            if the name leads out of the folder
+        """
+        segments = [s for s in result.segments if not s.iscrowd]
+        return self.add_map(image_id, result.id_map, segments, photo_name)
+
+    def add_map(
+        self, image_id: int | str, id_map: np.ndarray, segments: Sequence[Segment], photo_name: str | None = None
+    ) -> dict[str, Any]:
+        """As :meth:`add` for any id map; crowds are kept, ids without a segment become void."""
+        image, annotation = self._write_map(image_id, id_map, segments, photo_name)
+        self.images.append(image)
+        self.annotations.append(annotation)
+        return annotation
+
+    def write(self, image_id: int | str, result: PanopticResult, photo_name: str | None = None) -> CocoEntry:
+        """As :meth:`add`, but the segments are for the caller to remember, see :meth:`write_json_of`."""
+        segments = [s for s in result.segments if not s.iscrowd]
+        image, annotation = self._write_map(image_id, result.id_map, segments, photo_name)
+        return {"image": image, "annotation": annotation}
+
+    def _write_map(
+        self, image_id: int | str, id_map: np.ndarray, segments: Sequence[Segment], photo_name: str | None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        annotation, ids = encode_panoptic(image_id, id_map, segments, self.classes, self.palette)
+        path = below(self.folder, f"{image_id}.png")
+        if path is None:
+            raise InputError(f"{image_id!r} is no name for an image: its file would not lie below {self.folder}")
+        write_id_png(path, ids)
+        height, width = id_map.shape
+        image = {"id": image_id, "file_name": photo_name or f"{image_id}", "height": height, "width": width}
+        return image, annotation
+
+    def extend(self, images: Iterable[dict[str, Any]], annotations: Iterable[dict[str, Any]]) -> None:
+        """Take over what other writers have written."""
+        self.images.extend(images)
+        self.annotations.extend(annotations)
+
+    def write_json(self) -> Path:
+        """Write the JSON, images in the order of their ids.
+
+        Raises
+        ------
+        InputError
+            if two images have the same id
+        """
+        ids = [i["id"] for i in self.images]
+        if len(set(ids)) != len(ids):
+            twice = next(i for i in ids if ids.count(i) > 1)
+            raise _called_the_same(self.json_path, twice)
+        content = {
+            "images": sorted(self.images, key=lambda i: str(i["id"])),
+            "annotations": sorted(self.annotations, key=lambda a: str(a["image_id"])),
+            "categories": self._categories(),
+        }
+        write_json(self.json_path, content)
+        return self.json_path
+
+    def write_json_of(self, entries: Callable[[], Iterable[CocoEntry]]) -> Path:
+        """Write the JSON of any number of images in little memory.
+
+        Parameters
+        ----------
+        entries : gives what :meth:`write` returned, of each image; is called twice
+
+        Raises
+        ------
+        InputError
+            if two images have the same id
+        """
+        seen: set[int | str] = set()
+        with replacing(self.json_path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+            for part in ("image", "annotation"):
+                file.write(f'{"{" if part == "image" else "], "}"{part}s": [')
+                for k, entry in enumerate(entries()):
+                    file.write((", " if k else "") + json.dumps(entry[part], allow_nan=False))
+                    if part == "image":
+                        identity = entry[part]["id"]
+                        if identity in seen:
+                            raise _called_the_same(self.json_path, identity)
+                        seen.add(identity)
+            file.write(f'], "categories": {json.dumps(self._categories())}}}\n')
+        return self.json_path
+
+    def _categories(self) -> list[dict[str, Any]]:
+        return [
+            {"id": c.id, "name": c.name, "isthing": int(c.isthing), "color": list(colour)}
+            for c, colour in zip(self.classes, self.palette)
+        ]
+
+
+def encode_panoptic(
+    image_id: int | str,
+    id_map: np.ndarray,
+    segments: Sequence[Segment],
+    classes: Sequence[ClassInfo],
+    palette: Sequence[tuple[int, ...]],
+) -> tuple[dict[str, Any], np.ndarray]:
+    """One image in the COCO panoptic format.
+
+    Parameters
+    ----------
+    image_id : of the image; its PNG is `<image_id>.png`
+    id_map : `H x W` ids, those without a segment become void
+    segments : in any order, which is kept
+    classes, palette : of the data set; ids are chosen near the colours of their classes
+
+    Returns
+    -------
+    annotation : entry of the JSON
+    ids : `H x W` uint32, for the PNG
+    """
+    new_ids = _colour_ids(segments, palette)
+    highest = max(int(id_map.max(initial=0)), *(s.id for s in segments), 0)
+    lookup = np.zeros(highest + 1, np.uint32)
+    lookup[[s.id for s in segments]] = new_ids
+    annotation = {
+        "image_id": image_id,
+        "file_name": f"{image_id}.png",
+        "segments_info": [_entry(s, new, classes[s.category].id) for s, new in zip(segments, new_ids)],
+    }
+    return annotation, lookup[id_map]
+
+
+def _entry(segment: Segment, new_id: int, category_id: int) -> dict[str, Any]:
+    y0, x0, y1, x1 = (round(v) for v in segment.box)
+    entry = {
+        "id": new_id,
+        "category_id": category_id,
+        "iscrowd": int(segment.iscrowd),
+        "area": segment.area,
+        "bbox": [x0, y0, x1 - x0, y1 - y0],
+    }
+    if segment.score is not None:
+        entry["score"] = round(segment.score, 6)
+    return entry
+
+
+def _colour_ids(segments: Sequence[Segment], palette: Sequence[tuple[int, ...]]) -> list[int]:
+    used = {0}
+    out = []
+    for s in segments:
+        identity = next(i for i in _ids_near(tuple(palette[s.category])) if i not in used)
+        used.add(identity)
+        out.append(identity)
+    return out
+
+
+def _called_the_same(json_path: Path, identity: int | str) -> InputError:
+    return InputError(f"{json_path}: two images are called {identity}; give them different names")
+
+
+def _ids_near(colour: tuple[int, ...]) -> Iterable[int]:
+    """The id whose colour is `colour`, then ids of colours near it, then all others."""
+    # Steps by primes through windows of different widths, so that it takes long until a colour comes again.
+    windows = [
+        (max(c - reach, 0), min(c + reach, 255), c, step) for c, reach, step in zip(colour, (48, 44, 41), (37, 59, 71))
+    ]
+    for k in range(4096):
+        red, green, blue = (low + (c - low + k * step) % (high - low + 1) for low, high, c, step in windows)
+        yield red + 256 * green + 65536 * blue
+    yield from range(1, MAX_ID + 1)

@@ -1,0 +1,247 @@
+"""`metadata.bin`: the classes of a data set and what its masks hold (SPEC section 1 "Dataset folder")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import umsgpack
+
+from seamseg.panoptic_map import VOID
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import read_bytes, write_atomically
+from seamseg.utils.limits import KIB, TEXT_BYTES, in_words
+
+_OBJECT_BYTES = 256 * KIB
+
+
+@dataclass(frozen=True)
+class ImageInfo:
+    """What the mask of one image holds.
+
+    Attributes
+    ----------
+    id : name of the image without its ending
+    cat : class of each instance id of the mask; entry 0 is void (255)
+    size : `(height, width)`
+    iscrowd : 1 for each instance id that is a group of things which could not be told apart
+    """
+
+    id: str
+    cat: list[int]
+    size: tuple[int, int]
+    iscrowd: list[int]
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """The classes of a data set, stuff first, and its images.
+
+    Attributes
+    ----------
+    num_stuff, num_thing : number of classes of each kind
+    categories : `num_stuff + num_thing` names
+    palette : one `(r, g, b)` a class
+    original_ids : the id each class has in the data set it came from
+    images : may be empty, as in a model file that only needs the classes
+    """
+
+    num_stuff: int
+    num_thing: int
+    categories: list[str]
+    palette: list[tuple[int, int, int]]
+    original_ids: list[int]
+    images: list[ImageInfo] = field(default_factory=list)
+
+    @property
+    def num_classes(self) -> int:
+        """Stuff and thing classes together"""
+        return self.num_stuff + self.num_thing
+
+    def is_thing(self, category: int) -> bool:
+        """True if `category` is a thing class (void is not)."""
+        return self.num_stuff <= category < self.num_classes
+
+    def without_images(self) -> Metadata:
+        """The classes alone."""
+        return Metadata(self.num_stuff, self.num_thing, self.categories, self.palette, self.original_ids)
+
+
+def read_metadata(path: str | Path, limit: int = TEXT_BYTES) -> Metadata:
+    """Read `metadata.bin`, of at most `limit` bytes.
+
+    Raises
+    ------
+    InputError
+        if the file is missing, too large, is not metadata or contradicts itself
+    """
+    return parse_metadata(read_bytes(Path(path), "metadata file", limit), str(path))
+
+
+def parse_metadata(data: bytes, source: str = "metadata.bin") -> Metadata:
+    """Metadata from the bytes of `metadata.bin`; `source` names them in errors.
+
+    Raises
+    ------
+    InputError
+        if the bytes are not metadata or contradict themselves
+    """
+    try:
+        content = _unpack(BytesIO(data))
+    except _Malformed as error:
+        raise InputError(f"{source}: not a metadata file: {error}") from error
+    except KeyError as error:
+        raise InputError(f"{source}: not a metadata file: the key {error} is missing") from error
+    except (TypeError, AttributeError) as error:
+        raise InputError(f"{source}: not a metadata file: {error}") from error
+    except (umsgpack.UnpackException, ValueError, OverflowError, RecursionError, NotImplementedError) as error:
+        raise InputError(f"{source}: not a metadata file, or a truncated one ({type(error).__name__})") from error
+    if "meta" not in content:
+        raise InputError(f"{source}: not a metadata file: the key 'meta' is missing")
+    return metadata_of(content["meta"], source, content.get("images", []))
+
+
+def metadata_of(meta: Any, source: str, images: Sequence[ImageInfo] = ()) -> Metadata:
+    """Metadata from plain data: the keys of `meta` in `metadata.bin`; `source` names it in errors.
+
+    Raises
+    ------
+    InputError
+        if a key is missing or they contradict each other
+    """
+    try:
+        names, palette, ids = (_list(meta, key) for key in ("categories", "palette", "original_ids"))
+        metadata = Metadata(
+            num_stuff=int(meta["num_stuff"]),
+            num_thing=int(meta["num_thing"]),
+            categories=[_text(name) for name in names],
+            palette=[_colour(rgb) for rgb in palette],
+            original_ids=[int(i) for i in ids],
+            images=list(images),
+        )
+    except KeyError as error:
+        raise InputError(f"{source}: not a metadata file: the key {error} is missing") from error
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise InputError(f"{source}: not a metadata file: {error}") from error
+    _check(metadata, source)
+    return metadata
+
+
+def write_metadata(path: str | Path, metadata: Metadata) -> None:
+    """Write `metadata.bin`, whole or not at all."""
+    write_atomically(Path(path), pack_metadata(metadata))
+
+
+def pack_metadata(metadata: Metadata) -> bytes:
+    """The bytes of `metadata.bin`, the inverse of :func:`parse_metadata`."""
+    _check(metadata, "metadata")
+    meta = {
+        "num_stuff": metadata.num_stuff,
+        "num_thing": metadata.num_thing,
+        "categories": list(metadata.categories),
+        "palette": [list(rgb) for rgb in metadata.palette],
+        "original_ids": list(metadata.original_ids),
+    }
+    images = [
+        {"id": i.id, "cat": list(i.cat), "size": list(i.size), "iscrowd": list(i.iscrowd)} for i in metadata.images
+    ]
+    return umsgpack.packb({"meta": meta, "images": images})
+
+
+class _Malformed(ValueError):
+    """The content is not that of a metadata file; the message is what is wrong with it."""
+
+
+class _Window:
+    """Reads an object of a stream, which may not be longer than any sane image's."""
+
+    def __init__(self, stream: BytesIO) -> None:
+        self._stream, self.left = stream, _OBJECT_BYTES
+
+    def read(self, count: int) -> bytes:
+        self.left -= count
+        if self.left < 0:
+            raise _Malformed(f"an entry is larger than {in_words(_OBJECT_BYTES)}")
+        return self._stream.read(count)
+
+
+def _unpack(stream: BytesIO) -> dict[str, Any]:
+    """The content of `metadata.bin`, image by image: a byte of it may stand for an object of a hundred."""
+    content: dict[str, Any] = {}
+    for _ in range(_length(stream, 0x80, 0xDE, "map")):
+        key = umsgpack.unpack(_Window(stream))
+        if not isinstance(key, str) or key in content:
+            raise _Malformed(f"the key {key!r:.40} is no text or there twice")
+        if key == "images":
+            count = _length(stream, 0x90, 0xDC, "list")
+            content[key] = [_image(umsgpack.unpack(_Window(stream))) for _ in range(count)]
+        else:
+            content[key] = umsgpack.unpack(_Window(stream))
+    return content
+
+
+def _length(stream: BytesIO, short: int, long: int, what: str) -> int:
+    """Entries of the map or list that begins here; `short`, `long`: codes of msgpack for up to 15, and more, of them"""
+    code = int.from_bytes(stream.read(1), "big")
+    if short <= code < short + 16:
+        return code - short
+    if code not in (long, long + 1):
+        raise _Malformed(f"a byte {code:#04x} is where a {what} should begin")
+    return int.from_bytes(stream.read(2 if code == long else 4), "big")
+
+
+def _list(meta: Any, key: str) -> list[Any]:
+    value = meta[key]
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"`{key}` is no list but a {type(value).__name__}")
+    if len(value) > VOID:
+        raise ValueError(f"{len(value)} entries in `{key}`, of at most {VOID} classes")
+    return list(value)
+
+
+def _text(name: Any) -> str:
+    # the text of a list of lists may be of any length
+    if not isinstance(name, (str, bytes, int, float)):
+        raise TypeError(f"a category is no text but a {type(name).__name__}")
+    return str(name)
+
+
+def _colour(rgb: Sequence[Any]) -> tuple[int, int, int]:
+    red, green, blue = (int(channel) for channel in rgb)
+    return red, green, blue
+
+
+def _image(entry: dict[str, Any]) -> ImageInfo:
+    height, width = entry["size"]
+    cat = [int(c) for c in entry["cat"]]
+    return ImageInfo(str(entry["id"]), cat, (int(height), int(width)), [int(c) for c in entry["iscrowd"]])
+
+
+def _check(metadata: Metadata, source: str) -> None:
+    classes = metadata.num_classes
+    if metadata.num_stuff < 0 or metadata.num_thing < 0 or not 0 < classes <= VOID:
+        raise InputError(
+            f"{source}: {metadata.num_stuff} stuff and {metadata.num_thing} thing classes; together must be 1 to {VOID}"
+        )
+    for name in ("categories", "palette", "original_ids"):
+        length = len(getattr(metadata, name))
+        if length != classes:
+            raise InputError(f"{source}: {length} entries in `{name}`, but num_stuff + num_thing = {classes}")
+    for image in metadata.images:
+        if len(image.cat) != len(image.iscrowd):
+            raise InputError(
+                f"{source}: image {image.id!r} has {len(image.cat)} entries in `cat` "
+                f"but {len(image.iscrowd)} in `iscrowd`"
+            )
+        if not image.cat or image.cat[0] != VOID:
+            raise InputError(f"{source}: image {image.id!r}: the first entry of `cat` must be void ({VOID})")
+        if min(image.size) < 1:
+            raise InputError(f"{source}: image {image.id!r} has size {image.size}")
+        wrong = [c for c in image.cat if not (0 <= c < classes or c == VOID)]
+        if wrong:
+            raise InputError(
+                f"{source}: image {image.id!r} has class {wrong[0]} in `cat`, but classes are 0 to {classes - 1}"
+            )

@@ -1,1 +1,0 @@
-"""The heads of the network: region proposals, regions of interest, semantic classes."""

@@ -1,1 +1,0 @@
-"""Region proposals: network, anchors, targets, losses, proposals."""

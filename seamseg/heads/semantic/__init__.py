@@ -1,1 +1,0 @@
-"""Semantic classes: network, target, loss."""

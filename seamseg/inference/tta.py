@@ -1,0 +1,146 @@
+"""Several looks at each image, mirrored and at other sizes, merged to one prediction (test-time augmentation)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from seamseg.models.heads.select import upload
+from seamseg.models.outputs import Features
+from seamseg.models.panoptic import PanopticNet
+from seamseg.ops.nms import nms
+from seamseg.ops.upsample import upsample_mean_argmax
+from seamseg.structures import PackedSequence, Prediction
+from seamseg.utils.errors import InputError
+
+LEAST, MOST = 0.1, 4.0
+"""Scales that make sense."""
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """The looks at an image: at each of `scales` times its network size and, with `flip`, mirrored too.
+
+    Time grows by the sum of the squares of the scales, twice that with `flip`: `flip,0.75,1,1.25` takes 6.25 times as
+    long. The memory of the network is that of the largest scale.
+    """
+
+    scales: tuple[float, ...] = (1.0,)
+    flip: bool = False
+
+    @staticmethod
+    def parse(text: str | Augmentation | None) -> Augmentation | None:
+        """From `flip`, `0.75,1.0,1.25` or `flip,0.75,1.0,1.25`; None for what changes nothing.
+
+        Raises
+        ------
+        InputError
+            if a word is neither flip nor a scale between 0.1 and 4
+        """
+        if text is None:
+            return None
+        if isinstance(text, Augmentation):
+            return None if text == Augmentation() else text
+        scales, flip = [], False
+        for word in (w.strip() for w in text.split(",") if w.strip()):
+            if word.lower() == "flip":
+                flip = True
+                continue
+            try:
+                scale = float(word)
+            except ValueError:
+                raise InputError(f"--tta {text}: {word!r} is neither `flip` nor a scale such as 0.75") from None
+            if not LEAST <= scale <= MOST:
+                raise InputError(f"--tta {text}: scales must be between {LEAST} and {MOST:g}, not {word}")
+            scales.append(scale)
+        return Augmentation.parse(Augmentation(tuple(dict.fromkeys(scales)) or (1.0,), flip))
+
+    def looks(self) -> Iterator[tuple[float, bool]]:
+        """Scale and whether it is mirrored, of each look."""
+        for scale in self.scales:
+            for mirrored in (False, True)[: 1 + self.flip]:
+                yield scale, mirrored
+
+
+def predict_augmented(net: PanopticNet, images: Sequence[Tensor], augmentation: Augmentation) -> list[Prediction]:
+    """What the network says of images after several looks at each.
+
+    The class of a pixel is the one of highest probability on the mean over all looks, at full size. Detections of all
+    looks are brought back to the image's own pixels, masks mirrored back, and of those of one class that overlap the
+    best scored stays, by the network's own NMS threshold; so scores tend to rise, and more detections pass a threshold.
+
+    Parameters
+    ----------
+    net : in evaluation mode
+    images : `3 x H x W`, float32, on its device
+    augmentation : the looks
+
+    Returns
+    -------
+    list of Prediction, one an image, in pixels of the images
+    """
+    if len({tuple(image.shape) for image in images}) > 1:
+        # padding would be a different part of each look
+        return [predict_augmented(net, [image], augmentation)[0] for image in images]
+    height, width = int(images[0].shape[-2]), int(images[0].shape[-1])
+    found: list[list[Prediction]] = [[] for _ in images]
+    logits: list[list[Tensor]] = [[] for _ in images]
+    for scale, mirrored in augmentation.looks():
+        size = (max(1, round(height * scale)), max(1, round(width * scale)))
+        seen, maps = _look(net, [_view(image, size, mirrored) for image in images])
+        factors = (height / size[0], width / size[1])
+        for k, prediction in enumerate(seen):
+            found[k].append(_back(prediction, (height, width), factors, mirrored))
+            if maps is not None:
+                logits[k].append(maps[k].flip(-1) if mirrored else maps[k])
+    return [_merge(net, parts, views, (height, width)) for parts, views in zip(found, logits)]
+
+
+def _view(image: Tensor, size: tuple[int, int], mirrored: bool) -> Tensor:
+    if tuple(image.shape[-2:]) != size:
+        image = functional.interpolate(image[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
+    return image.flip(-1) if mirrored else image
+
+
+def _look(net: PanopticNet, views: list[Tensor]) -> tuple[list[Prediction], Tensor | None]:
+    """Predictions without class maps, and the logits these would come from: `N x C x h x w`, None without the head."""
+    kept: list[Tensor] = []
+
+    def keep_logits(features: Features) -> list[Tensor | None]:
+        maps = net.classify(features)
+        if maps is not None:
+            kept.append(maps.float())
+        return [None] * len(features.valid_sizes)
+
+    predictions = net.predict(PackedSequence(views), segment=keep_logits)
+    return predictions, kept[0] if kept else None
+
+
+def _back(p: Prediction, size: tuple[int, int], factors: tuple[float, float], mirrored: bool) -> Prediction:
+    """Detections of a look in pixels of the image."""
+    boxes = p.boxes * upload(torch.tensor(factors * 2, dtype=p.boxes.dtype), p.boxes.device)
+    masks = p.mask_logits
+    if mirrored:
+        y0, x0, y1, x1 = boxes.unbind(1)
+        boxes = torch.stack((y0, size[1] - x1, y1, size[1] - x0), 1)
+        masks = None if masks is None else masks.flip(-1)
+    return Prediction(boxes, p.classes, p.scores, masks, None, size)
+
+
+def _merge(net: PanopticNet, parts: list[Prediction], logits: list[Tensor], size: tuple[int, int]) -> Prediction:
+    boxes, classes = torch.cat([p.boxes for p in parts]), torch.cat([p.classes for p in parts])
+    scores = torch.cat([p.scores for p in parts])
+    masks = [p.mask_logits for p in parts if p.mask_logits is not None]
+    kept = nms(boxes, scores, net.selector.nms_threshold, groups=classes)
+    if 0 < net.selector.max_predictions < kept.shape[0]:
+        kept = kept[: net.selector.max_predictions]  # by falling score, as when one look had too many
+    else:
+        kept = kept[torch.argsort(classes[kept], stable=True)]
+    semantic = upsample_mean_argmax(logits, size) if logits else None
+    return Prediction(
+        boxes[kept], classes[kept], scores[kept], torch.cat(masks)[kept] if masks else None, semantic, size
+    )

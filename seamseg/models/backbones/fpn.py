@@ -1,0 +1,106 @@
+"""Feature pyramid (Lin et al. 2017) and the body of the network: a backbone with a pyramid on it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from seamseg.models.backbones.residual import NormFactory
+from seamseg.models.backbones.resnet import ResNet
+from seamseg.ops.abn_replay import checkpointed
+from seamseg.ops.norm import NormSequential
+
+
+class FPN(nn.Module):
+    """Top-down pyramid over the maps of a backbone (SPEC section 3 "FPN").
+
+    Parameters
+    ----------
+    in_channels : channels of the backbone's maps, finest first
+    out_channels : channels of every level
+    extra_scales : coarser levels, each half the size of the last, made from the backbone's last map
+    norm : factory of norm + activation layers
+    interpolation : how a coarse map is enlarged: `nearest` or `bilinear`
+    """
+
+    def __init__(
+        self,
+        in_channels: Sequence[int],
+        out_channels: int,
+        extra_scales: int,
+        norm: NormFactory,
+        interpolation: str = "nearest",
+    ) -> None:
+        super().__init__()
+        self.interpolation = interpolation
+        self.lateral = nn.ModuleList(_conv_norm(c, out_channels, 1, 1, norm) for c in in_channels)
+        self.output = nn.ModuleList(_conv_norm(out_channels, out_channels, 3, 1, norm) for _ in in_channels)
+        if extra_scales > 0:
+            widths = [in_channels[-1]] + [out_channels] * (extra_scales - 1)
+            self.extra = nn.ModuleList(_conv_norm(c, out_channels, 3, 2, norm) for c in widths)
+        self.extra_scales = extra_scales
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
+        """Maps of the backbone, finest first -> the levels `N x out_channels x h x w`, finest first."""
+        levels = [lateral(x) for lateral, x in zip(self.lateral, maps)]
+        for i in range(len(levels) - 2, -1, -1):
+            levels[i] = self._add_enlarged(levels[i], levels[i + 1])
+        levels = [output(x) for output, x in zip(self.output, levels)]
+        if self.extra_scales > 0:
+            x = maps[-1]
+            for extra in self.extra:
+                x = extra(x)
+                levels.append(x)
+        return levels
+
+    def _add_enlarged(self, fine: Tensor, coarse: Tensor) -> Tensor:
+        # a compiler never makes the enlarged map, and is not to make other code where sizes are not twice others
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or self.interpolation != "nearest":
+            return fine + self._enlarge(coarse, fine)
+        height, width = coarse.shape[-2:]
+        if fine.shape[-2:] != (2 * height, 2 * width):
+            return fine + self._enlarge(coarse, fine)
+        # each coarse value is added to its four pixels, the enlarged map never exists
+        cells = fine.unflatten(3, (width, 2)).unflatten(2, (height, 2))
+        cells.add_(coarse[:, :, :, None, :, None])
+        return fine
+
+    def _enlarge(self, x: Tensor, like: Tensor) -> Tensor:
+        size = like.shape[-2:]
+        if self.interpolation == "bilinear":
+            return functional.interpolate(x, size=size, mode="bilinear", align_corners=False)
+        return functional.interpolate(x, size=size, mode=self.interpolation)
+
+
+class FPNBody(nn.Module):
+    """Images to pyramid levels.
+
+    Parameters
+    ----------
+    backbone : network whose call gives a dict of maps
+    fpn : the pyramid
+    inputs : names of the maps that the pyramid takes, finest first
+    checkpoint : keep only the levels of the pyramid for the backward pass, which runs it again
+    """
+
+    def __init__(self, backbone: ResNet, fpn: FPN, inputs: Sequence[str], checkpoint: bool = False) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.fpn = fpn
+        self.inputs = tuple(inputs)
+        self.checkpoint = checkpoint
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Images `N x 3 x H x W` -> the levels of the pyramid, finest first."""
+        maps = self.backbone(images)
+        used = [maps[name] for name in self.inputs]
+        return checkpointed(self.fpn, used) if self.checkpoint else self.fpn(used)
+
+
+def _conv_norm(in_channels: int, out_channels: int, kernel: int, stride: int, norm: NormFactory) -> nn.Sequential:
+    conv = nn.Conv2d(in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, bias=False)
+    return NormSequential(OrderedDict(conv=conv, bn=norm(out_channels)))

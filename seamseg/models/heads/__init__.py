@@ -1,0 +1,1 @@
+"""RPN, ROI and semantic heads: module, targets, losses and inference."""

@@ -1,0 +1,235 @@
+"""The network that looks at regions of interest: what they are, their exact box, their mask."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from seamseg.models.backbones.residual import NormFactory
+from seamseg.models.heads.roi_targets import IGNORED_PIXEL
+from seamseg.ops.boxes import box_area
+from seamseg.ops.losses import smooth_l1
+from seamseg.ops.nms import nms
+from seamseg.ops.norm import InPlaceABN, NormSequential, run_layers
+from seamseg.ops.roi_sampling import roi_features
+
+
+@dataclass(frozen=True)
+class ROIExtractor:
+    """Fixed-size features of boxes from the level that suits their size (SPEC section 4 "FPN level of a box").
+
+    Parameters
+    ----------
+    roi_size : `(height, width)` of the features of a box
+    min_level, num_levels : the levels in use
+    canonical_scale, canonical_level : a box of this side (pixels) is looked up on this level
+    """
+
+    roi_size: tuple[int, int] = (14, 14)
+    min_level: int = 0
+    num_levels: int = 4
+    canonical_scale: float = 224.0
+    canonical_level: int = 2
+
+    def level_of(self, boxes: Tensor) -> Tensor:
+        """Index of the level, int64 `K`, of boxes `K x 4`."""
+        side = box_area(boxes).clamp(min=0).sqrt()
+        level = torch.floor(self.canonical_level + torch.log2(side / self.canonical_scale + 1e-6))
+        return level.clamp(self.min_level, self.min_level + self.num_levels - 1).long()
+
+    def __call__(self, levels: Sequence[Tensor], boxes: Tensor, index: Tensor, padded_size: tuple[int, int]) -> Tensor:
+        """Sample the features of boxes.
+
+        Parameters
+        ----------
+        levels : all levels of the pyramid, `N x C x h x w`, finest first
+        boxes : `K x 4`
+        index : int64 `K`, the image of each box
+        padded_size : `(height, width)` of the padded images the levels come from
+
+        Returns
+        -------
+        `K x C x roi_size`
+        """
+        used = list(levels[self.min_level : self.min_level + self.num_levels])
+        level = self.level_of(boxes) - self.min_level
+        return roi_features(used, boxes, index, level, padded_size, self.roi_size)
+
+
+class ROIHead(nn.Module):
+    """Class, box and (optionally) mask of regions (SPEC section 3 "ROI head").
+
+    Parameters
+    ----------
+    in_channels : channels of the features of a region
+    num_things : thing classes
+    norm : factory of norm + activation layers
+    roi_size : `(height, width)` of the features of a region
+    fc_channels, conv_channels : widths of the box and of the mask branch
+    with_masks : False leaves the mask branch out (detection)
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_things: int,
+        norm: NormFactory,
+        roi_size: tuple[int, int] = (14, 14),
+        fc_channels: int = 1024,
+        conv_channels: int = 256,
+        with_masks: bool = True,
+    ) -> None:
+        super().__init__()
+        self.num_things = num_things
+        self.with_masks = with_masks
+        self.roi_size = roi_size
+        cells = (roi_size[0] // 2) * (roi_size[1] // 2)
+        self.fc = NormSequential(
+            OrderedDict(
+                fc1=nn.Linear(cells * in_channels, fc_channels, bias=False),
+                bn1=norm(fc_channels),
+                fc2=nn.Linear(fc_channels, fc_channels, bias=False),
+                bn2=norm(fc_channels),
+            )
+        )
+        self.roi_cls = nn.Linear(fc_channels, num_things + 1)
+        self.roi_bbx = nn.Linear(fc_channels, num_things * 4)
+
+        if with_masks:
+            layers: OrderedDict[str, nn.Module] = OrderedDict()
+            for i in range(1, 5):
+                width = in_channels if i == 1 else conv_channels
+                layers[f"conv{i}"] = nn.Conv2d(width, conv_channels, 3, padding=1, bias=False)
+                layers[f"bn{i}"] = norm(conv_channels)
+            layers["conv_up"] = nn.ConvTranspose2d(conv_channels, conv_channels, 2, stride=2, bias=False)
+            layers["bn_up"] = norm(conv_channels)
+            self.conv = NormSequential(layers)
+            self.roi_msk = nn.Conv2d(conv_channels, num_things, 1)
+
+    def boxes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features `K x C x roi_size` -> class logits `K x (things + 1)` (0 = background), codes `K x things x 4`."""
+        x = functional.avg_pool2d(x, 2)
+        # folded for inference, the branch takes regions as they lie in memory
+        x = self.fc(x.flatten(1) if isinstance(self.fc, nn.Sequential) else x)
+        return self.roi_cls(x), self.roi_bbx(x).reshape(x.shape[0], self.num_things, 4)
+
+    def masks(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Mask logits `K x things x 28 x 28` of features `K x C x 14 x 14`.
+
+        With `rows` (int64 `P`) only those regions get logits, `P x things x 28 x 28`; the others still take part in the
+        batch statistics.
+        """
+        *layers, enlarge, norm = self.conv
+        x = run_layers(layers, x)
+        if rows is not None and norm.training and isinstance(norm, InPlaceABN):
+            assert isinstance(enlarge, nn.ConvTranspose2d)
+            # the other regions are needed in the statistics only: no map is made of them
+            return self.roi_msk(norm.upsample_rows(x, rows, enlarge))
+        x = run_layers((enlarge, norm), x)
+        return self.roi_msk(x if rows is None else x[rows])
+
+    def masks_of(self, x: Tensor, classes: Tensor) -> Tensor:
+        """Mask logits `K x 28 x 28` of features `K x C x 14 x 14`, each for the thing class of its region (`K`)."""
+        x = self.conv(x)
+        # the other classes' logits need not be made
+        weight, bias = self.roi_msk.weight.flatten(1)[classes], self.roi_msk.bias
+        pixels = x.permute(0, 2, 3, 1).flatten(1, 2)
+        logits = torch.bmm(pixels, weight[:, :, None]).squeeze(2)
+        if bias is not None:
+            logits = logits + bias[classes, None]
+        return logits.view(x.shape[0], *x.shape[2:])
+
+    def forward(self, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """All branches: class logits, box codes and (of `rows` only, if given) mask logits or None."""
+        cls_logits, bbx_logits = self.boxes(x)
+        return cls_logits, bbx_logits, self.masks(x, rows) if self.with_masks else None
+
+
+@dataclass(frozen=True)
+class DetectionSelector:
+    """The detections worth keeping (SPEC section 4 "Detections").
+
+    Parameters
+    ----------
+    nms_threshold : of two boxes of a class with at least this IoU only the better stays
+    score_threshold : scores must be above
+    max_predictions : at most this many of an image, the best of all classes
+    """
+
+    nms_threshold: float = 0.3
+    score_threshold: float = 0.05
+    max_predictions: int = 100
+
+    @torch.no_grad()
+    def __call__(self, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Select the detections of one image.
+
+        Parameters
+        ----------
+        boxes : `K x things x 4`, one box a proposal and class, clipped to the image
+        scores : `K x (things + 1)`, class 0 background
+
+        Returns
+        -------
+        boxes : `D x 4`
+        classes : int64 `D`, 0 = first thing
+        scores : `D`
+
+        Class by class (rising), then by falling score; by falling score alone when some had to be left out.
+        """
+        not_empty = (boxes[..., 2:] > boxes[..., :2]).all(dim=-1)
+        cls, row = torch.nonzero(((scores[:, 1:] > self.score_threshold) & not_empty).t(), as_tuple=True)
+        boxes, scores = boxes[row, cls], scores[row, cls + 1]
+
+        keep = nms(boxes, scores, self.nms_threshold, groups=cls)
+        keep = keep[torch.argsort(cls[keep], stable=True)]
+        if 0 < self.max_predictions < keep.shape[0]:
+            best = torch.argsort(scores[keep], descending=True, stable=True)
+            keep = keep[best[: self.max_predictions]]
+        return boxes[keep], cls[keep], scores[keep]
+
+
+def class_loss(cls_logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Mean cross-entropy of logits `M x (things + 1)` and labels `M` (0 = background), weighted by `M` weights."""
+    if weights is None:
+        return functional.cross_entropy(cls_logits.float(), labels)
+    losses = functional.cross_entropy(cls_logits.float(), labels, reduction="none")
+    return (losses * weights).sum() / weights.sum().clamp(min=1)
+
+
+def box_loss(bbx_logits: Tensor, labels: Tensor, codes: Tensor, sigma: float, weights: Tensor | None = None) -> Tensor:
+    """Smooth L1 of the true class's code, summed over the positives, over the number of samples.
+
+    Parameters
+    ----------
+    bbx_logits : `M x things x 4`
+    labels : int64 `M`, 0 = background
+    codes : `M x 4`; those of the background are not looked at
+    sigma : of the smooth L1 loss
+    weights : `M`, the number of samples is their sum; None for 1 each. Positives have weight 1
+    """
+    rows = torch.arange(labels.shape[0], device=labels.device)
+    said = bbx_logits[rows, (labels - 1).clamp(min=0)].float()
+    loss = torch.where((labels > 0)[:, None], smooth_l1(said, codes, sigma), 0.0).sum()
+    return loss / (labels.shape[0] if weights is None else weights.sum().clamp(min=1))
+
+
+def mask_loss(msk_logits: Tensor, labels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Binary cross-entropy of the true class's mask, mean over the pixels that are not ignored, and their number.
+
+    Parameters
+    ----------
+    msk_logits : `P x things x h x w`
+    labels : int64 `P`; of background (0) all pixels are ignored
+    targets : `P x h x w` from :func:`seamseg.models.heads.roi_targets.mask_targets`
+    """
+    said = msk_logits[torch.arange(labels.shape[0], device=labels.device), (labels - 1).clamp(min=0)].float()
+    counts = (targets != IGNORED_PIXEL).float()
+    loss = functional.binary_cross_entropy_with_logits(said, targets.clamp(min=0), weight=counts, reduction="sum")
+    count = counts.sum()
+    return loss / count.clamp(min=1), count

@@ -1,0 +1,232 @@
+"""Which proposals the ROI head learns from, and what it should say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from seamseg.models.heads.select import draw, nth_true, upload
+from seamseg.ops.boxes import crowd_overlap, encode_boxes, match_boxes
+from seamseg.ops.roi_sampling import roi_sampling
+
+BACKGROUND = -1
+"""A proposal that should say background."""
+IGNORED_PIXEL = -1
+"""A pixel of a mask target that takes no part in the loss."""
+
+
+def torch_permutation(n: int) -> Tensor:
+    """A random order of `n` things, from torch's global generator."""
+    return torch.randperm(n)
+
+
+class Sample(NamedTuple):
+    """The proposals of one image that the ROI head sees.
+
+    boxes : `M x 4`, positives first
+    match : int64 `M`, index of the ground-truth box or :data:`BACKGROUND`
+    weight : float32 `M`, 0 for a row that counts in no loss; None if all count
+    leading : the positives are among this many first rows
+    """
+
+    boxes: Tensor
+    match: Tensor
+    weight: Tensor | None
+    leading: int
+
+
+class _Candidates(NamedTuple):
+    """The boxes to sample from, `C x 4`; which are positive or negative, bool `C`; the ground truth each is nearest to,
+    int64 `C`; whether the image has anything to learn from."""
+
+    boxes: Tensor
+    positive: Tensor
+    negative: Tensor
+    nearest: Tensor
+    counts: bool
+
+
+@dataclass(frozen=True)
+class ProposalMatcher:
+    """Match proposals with ground-truth boxes and sample some of them (SPEC section 4 "ROI targets").
+
+    Parameters
+    ----------
+    num_samples : proposals of an image that take part in the losses
+    pos_ratio : at most this part of them positive
+    pos_threshold : IoU from which a proposal is positive
+    neg_threshold_hi, neg_threshold_lo : a negative proposal's IoU is below the one and at least the other
+    void_threshold : proposals with at least this part of their area on crowd are left out; 0 lets all take part
+    sample_empty_images : take negatives from images without ground truth too (the original takes none)
+    permutation : draws a random order of n things; int64 `n`
+    fixed : always give `num_samples` rows, drawn on the device, so that nobody waits for a count. Where there are too
+        few candidates, rows of weight 0 repeat them; all rows of an image without ground truth have weight 0, unless
+        `sample_empty_images`. `permutation` is not used
+    """
+
+    num_samples: int = 128
+    pos_ratio: float = 0.25
+    pos_threshold: float = 0.5
+    neg_threshold_hi: float = 0.5
+    neg_threshold_lo: float = 0.0
+    void_threshold: float = 0.7
+    sample_empty_images: bool = False
+    permutation: Callable[[int], Tensor] = torch_permutation
+    fixed: bool = False
+
+    @torch.no_grad()
+    def batch(
+        self,
+        proposals: Sequence[Tensor | None],
+        boxes: Sequence[Tensor | None],
+        crowd_masks: Sequence[Tensor | None],
+    ) -> list[Sample | None]:
+        """Match and sample the proposals of each image; the ground-truth boxes count as proposals too.
+
+        On a GPU the host waits once, not at all if `fixed`.
+
+        Parameters
+        ----------
+        proposals : `K x 4` or None; rows of NaN are no proposals
+        boxes : ground-truth boxes `G x 4` or None
+        crowd_masks : bool `H x W`, pixels of crowd; None for an image without crowd
+
+        Returns
+        -------
+        samples of each image, positives first; None for an image without any, if `fixed` only for one without boxes
+        and without proposals
+        """
+        images = [self._candidates(*image) for image in zip(proposals, boxes, crowd_masks, strict=True)]
+        if self.fixed:
+            return [None if image is None else self._sample_fixed(image) for image in images]
+        return self._sample(images)
+
+    def _candidates(
+        self, proposals: Tensor | None, boxes: Tensor | None, crowd_mask: Tensor | None
+    ) -> _Candidates | None:
+        if boxes is not None and boxes.shape[0] == 0:
+            boxes = None
+        learns = boxes is not None or self.sample_empty_images
+        parts = [b for b in (boxes, proposals) if b is not None]
+        if not parts or not (learns or self.fixed):
+            return None
+        candidates = torch.cat(parts)
+        usable = ~candidates.isnan().any(dim=1)
+        if crowd_mask is not None and self.void_threshold > 0:
+            # empty boxes have no overlap (NaN) and stay
+            usable = usable & ~(crowd_overlap(candidates, crowd_mask) >= self.void_threshold)
+        if boxes is None:
+            highest = candidates.new_zeros(candidates.shape[0])
+            nearest = torch.zeros_like(highest, dtype=torch.long)
+        else:
+            highest, nearest, _, _ = match_boxes(candidates, boxes)
+        positive = usable & (highest >= self.pos_threshold)
+        negative = usable & (highest < self.neg_threshold_hi) & (highest >= self.neg_threshold_lo) & ~positive
+        return _Candidates(candidates, positive, negative, nearest, learns)
+
+    def _sample(self, images: list[_Candidates | None]) -> list[Sample | None]:
+        present = [image for image in images if image is not None]
+        if not present:
+            return [None] * len(images)
+        counts = torch.stack([torch.stack((c.positive.sum(), c.negative.sum())) for c in present]).tolist()
+        orders: list[Tensor] = []
+        for num_positive, num_negative in counts:
+            orders.append(self.permutation(num_positive)[: self._most_positive])
+            orders.append(self.permutation(num_negative)[: self.num_samples - orders[-1].shape[0]])
+        ranks = iter(upload(torch.cat(orders), present[0].boxes.device).split([order.shape[0] for order in orders]))
+
+        samples: list[Sample | None] = []
+        for image in images:
+            if image is None:
+                samples.append(None)
+                continue
+            positive, negative = nth_true(image.positive, next(ranks)), nth_true(image.negative, next(ranks))
+            index = torch.cat([positive, negative])
+            match = torch.cat([image.nearest[positive], torch.full_like(negative, BACKGROUND)])
+            sample = Sample(image.boxes[index], match, None, positive.shape[0])
+            samples.append(sample if index.shape[0] > 0 else None)
+        return samples
+
+    def _sample_fixed(self, image: _Candidates) -> Sample:
+        device = image.boxes.device
+        positive = draw(image.positive, self._most_positive)
+        # positives, then negatives in a random order, then what is neither
+        keys = torch.where(image.negative, torch.rand(positive.shape, device=device), -1.0)
+        values, order = torch.where(positive, keys + 3.0, keys).topk(min(self.num_samples, positive.shape[0]))
+        found = (values >= 0).sum()
+        row = torch.arange(self.num_samples, device=device)
+        counts = row < found
+        index = order[row % found.clamp(min=1)]
+        match = torch.where(counts & positive[index], image.nearest[index], BACKGROUND)
+        # where nothing at all can be sampled the row may be of NaN: an empty box then
+        boxes = image.boxes[index].nan_to_num(0.0)
+        weight = counts.float() if image.counts else torch.zeros(self.num_samples, device=device)
+        return Sample(boxes, match, weight, self._most_positive)
+
+    @property
+    def _most_positive(self) -> int:
+        return int(self.num_samples * self.pos_ratio)
+
+
+def leading_rows(samples: Sequence[Sample | None], device: torch.device) -> Tensor:
+    """The rows, int64 `P`, that the leading samples of the images have in all their samples one after the other."""
+    rows, start = [torch.zeros(0, dtype=torch.long, device=device)], 0
+    for sample in samples:
+        if sample is not None:
+            rows.append(torch.arange(start, start + sample.leading, device=device))
+            start += sample.match.shape[0]
+    return torch.cat(rows)
+
+
+def box_targets(samples: Tensor, boxes: Tensor, match: Tensor, weights: tuple[float, ...]) -> Tensor:
+    """Box codes that the samples should say.
+
+    Parameters
+    ----------
+    samples : `M x 4`
+    boxes : ground-truth boxes `G x 4`
+    match : int64 `M` from :class:`ProposalMatcher`
+    weights : factors of the four numbers of a code
+
+    Returns
+    -------
+    `M x 4`; anything for a sample without a match
+    """
+    if boxes.shape[0] == 0:
+        return torch.zeros_like(samples)
+    codes = encode_boxes(samples, boxes[match.clamp(min=0)])
+    # numbers, not a tensor of them: its way to the device would be waited for
+    return torch.stack([code * weight for code, weight in zip(codes.unbind(1), weights, strict=True)], dim=1)
+
+
+def mask_targets(
+    samples: Tensor, match: Tensor, ids: Tensor, masks: Tensor, size: tuple[int, int], void_is_background: bool
+) -> Tensor:
+    """Masks that the samples should say, by nearest sampling of the id map inside the sample's box.
+
+    Parameters
+    ----------
+    samples : `M x 4`
+    match : int64 `M` from :class:`ProposalMatcher`
+    ids : int64 `G`, the instance id of each ground-truth box
+    masks : id map `L x H x W` of L layers, 0 void
+    size : `(height, width)` of a target
+    void_is_background : void pixels are background rather than ignored
+
+    Returns
+    -------
+    float32 `M x size`: 1, 0, or :data:`IGNORED_PIXEL`, which all pixels of a sample without a match are
+    """
+    if ids.shape[0] == 0:
+        return samples.new_full((samples.shape[0], *size), IGNORED_PIXEL, dtype=torch.float32)
+    index = torch.zeros(samples.shape[0], dtype=torch.long, device=samples.device)
+    sampled, _ = roi_sampling(masks[None], samples, index, size, interpolation="nearest")
+    target = (sampled == ids[match.clamp(min=0)][:, None, None, None]).any(dim=1).float()
+    ignored = (match == BACKGROUND)[:, None, None].expand_as(target)
+    if not void_is_background:
+        ignored = ignored | (sampled == 0).all(dim=1)
+    return torch.where(ignored, IGNORED_PIXEL, target)

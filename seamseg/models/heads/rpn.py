@@ -1,0 +1,410 @@
+"""The network of the region proposal head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from seamseg.models.backbones.residual import NormFactory
+from seamseg.models.heads.select import draw, first_true, nth_true, upload
+from seamseg.ops.boxes import clip_boxes, crowd_overlap, decode_boxes, encode_boxes, match_boxes
+from seamseg.ops.losses import smooth_l1
+from seamseg.ops.nms import nms_fixed
+from seamseg.ops.norm import run_layers
+from seamseg.structures import PackedSequence
+
+
+class AnchorGenerator:
+    """All anchors of a pyramid (SPEC section 4 "Anchors").
+
+    Parameters
+    ----------
+    strides : pixels of the image between the cells of each level
+    scale : side of a square anchor, in strides
+    ratios : height over width of the anchors of a cell
+    """
+
+    def __init__(self, strides: Sequence[int], scale: float, ratios: Sequence[float]) -> None:
+        self.strides = tuple(strides)
+        self.scale = scale
+        self.ratios = tuple(ratios)
+        self._cache: dict[tuple, Tensor] = {}
+        self._cells_of: dict[torch.device, list[Tensor]] = {}
+
+    def cell_anchors(self, stride: int) -> Tensor:
+        """The anchors of the first cell of a level, float64 `ratios x 4`."""
+        rows = []
+        for ratio in self.ratios:
+            height = stride * self.scale * math.sqrt(ratio)
+            width = stride * self.scale * math.sqrt(1 / ratio)
+            centre = stride / 2
+            rows.append([centre - height / 2, centre - width / 2, centre + height / 2, centre + width / 2])
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def __call__(self, shapes: Sequence[tuple[int, int]], device: torch.device | str = "cpu") -> Tensor:
+        """Anchors of levels of the given `(height, width)`, `A x 4`; ordered by level, row, column, ratio.
+
+        Raises
+        ------
+        ValueError
+            if there is not one shape for each stride
+        """
+        if len(shapes) != len(self.strides):
+            raise ValueError(f"AnchorGenerator: {len(shapes)} levels, but strides for {len(self.strides)}")
+        key = (tuple(shapes), str(device))
+        if key not in self._cache:
+            if len(self._cache) >= 16:
+                self._cache.clear()
+            # kept for later calls, which may be of another mode
+            with torch.inference_mode(False):
+                cells = self._cells(torch.device(device))
+                self._cache[key] = torch.cat([self._level(*level) for level in zip(self.strides, shapes, cells)])
+        return self._cache[key]
+
+    def _cells(self, device: torch.device) -> list[Tensor]:
+        """The anchors of the first cell of each level, in float32: rounded before they are shifted, as the published
+        networks saw them. Kept, as a new size of images would otherwise wait for their copy to the device."""
+        if device not in self._cells_of:
+            self._cells_of[device] = [self.cell_anchors(stride).float().to(device) for stride in self.strides]
+        return self._cells_of[device]
+
+    def _level(self, stride: int, shape: tuple[int, int], cell: Tensor) -> Tensor:
+        y = torch.arange(shape[0], dtype=torch.float32, device=cell.device) * stride
+        x = torch.arange(shape[1], dtype=torch.float32, device=cell.device) * stride
+        shift = torch.stack(torch.meshgrid(y, x, indexing="ij"), dim=-1).repeat(1, 1, 2)
+        return (shift[:, :, None, :] + cell).reshape(-1, 4)
+
+
+class RPNHead(nn.Module):
+    """Objectness and box codes for every anchor, with weights shared by the levels (SPEC section 3 "RPN head").
+
+    Parameters
+    ----------
+    in_channels : channels of the levels
+    num_anchors : anchors of a cell
+    hidden_channels : channels of the 3x3 convolution
+    norm : factory of norm + activation layers
+    stride : of the 3x3 convolution
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_anchors: int,
+        hidden_channels: int,
+        norm: NormFactory,
+        stride: int = 1,
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, hidden_channels, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = norm(hidden_channels)
+        self.conv_obj = nn.Conv2d(hidden_channels, num_anchors, 1)
+        self.conv_bbx = nn.Conv2d(hidden_channels, num_anchors * 4, 1)
+
+    def forward(self, levels: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
+        """Score the anchors of all levels.
+
+        Parameters
+        ----------
+        levels : feature maps `N x C x h x w`, finest first
+
+        Returns
+        -------
+        obj_logits : `N x A`, ordered by level, row, column, ratio
+        bbx_logits : `N x A x 4`
+        shapes : `(height, width)` of the grid of cells of each level
+        """
+        obj_logits, bbx_logits, shapes = [], [], []
+        for x in levels:
+            hidden = run_layers((self.conv1, self.bn1), x)
+            n, _, h, w = hidden.shape
+            obj_logits.append(self.conv_obj(hidden).permute(0, 2, 3, 1).reshape(n, -1))
+            bbx_logits.append(self.conv_bbx(hidden).permute(0, 2, 3, 1).reshape(n, -1, 4))
+            shapes.append((h, w))
+        return torch.cat(obj_logits, dim=1), torch.cat(bbx_logits, dim=1), shapes
+
+
+IGNORED = -2
+"""An anchor that takes no part in the losses."""
+BACKGROUND = -1
+"""An anchor that should say background."""
+
+
+@dataclass(frozen=True)
+class AnchorMatcher:
+    """Match anchors with ground-truth boxes and sample some of them (SPEC section 4 "RPN targets").
+
+    Parameters
+    ----------
+    num_samples : anchors of an image that take part in the losses
+    pos_ratio : at most this part of them positive
+    pos_threshold, neg_threshold : IoU from which an anchor is positive, below which it is negative
+    void_threshold : anchors with at least this part of their area on crowd are left out; 0 lets all take part
+    fixed : draw on the device, from its generator, so that nobody waits for a count. The default draws on the host,
+        from torch's global generator, as the original does
+    """
+
+    num_samples: int = 256
+    pos_ratio: float = 0.5
+    pos_threshold: float = 0.7
+    neg_threshold: float = 0.3
+    void_threshold: float = 0.7
+    fixed: bool = False
+
+    @torch.no_grad()
+    def batch(
+        self,
+        anchors: Tensor,
+        boxes: Sequence[Tensor | None],
+        valid_sizes: Sequence[tuple[int, int]],
+        crowd_masks: Sequence[Tensor | None],
+    ) -> Tensor:
+        """Match and sample the anchors of each image; on a GPU the host waits once, not at all if `fixed`.
+
+        Parameters
+        ----------
+        anchors : `A x 4`
+        boxes : ground-truth boxes `G x 4`, None for an image without any
+        valid_sizes : `(height, width)` of each image without its padding
+        crowd_masks : bool `H x W`, pixels of crowd; None for an image without crowd
+
+        Returns
+        -------
+        int64 `N x A`: index of the ground-truth box, :data:`BACKGROUND` or :data:`IGNORED`
+        """
+        matches = torch.stack(
+            [self._match(anchors, *image) for image in zip(boxes, valid_sizes, crowd_masks, strict=True)]
+        )
+        return self._sample_fixed(matches) if self.fixed else self._sample(matches)
+
+    def _match(
+        self, anchors: Tensor, boxes: Tensor | None, valid_size: tuple[int, int], crowd_mask: Tensor | None
+    ) -> Tensor:
+        height, width = valid_size
+        usable = (anchors[:, :2] >= 0).all(dim=1) & (anchors[:, 2] <= height) & (anchors[:, 3] <= width)
+        # an anchor that is not in use becomes an empty box, which overlaps nothing
+        anchors = torch.where(usable[:, None], anchors, 0.0)
+        if crowd_mask is not None and self.void_threshold > 0:
+            usable = usable & (crowd_overlap(anchors, crowd_mask) < self.void_threshold)
+            anchors = torch.where(usable[:, None], anchors, 0.0)
+        match = torch.where(usable, BACKGROUND, IGNORED)
+        if boxes is None or boxes.shape[0] == 0 or anchors.shape[0] == 0:
+            return match
+        highest, nearest, best_iou, best_anchor = match_boxes(anchors, boxes)
+        match = torch.where(highest < self.neg_threshold, match, IGNORED)
+        match = torch.where(highest >= self.pos_threshold, nearest, match)
+
+        # a box claims its best anchor even from a box that overlaps it more; of two claims the later box's stands
+        claims = torch.where(best_iou > 0, torch.arange(boxes.shape[0], device=boxes.device), IGNORED)
+        claimed = torch.full_like(match, IGNORED).scatter_reduce(0, best_anchor, claims, "amax")
+        return torch.where(usable, torch.where(claimed >= 0, claimed, match), IGNORED)
+
+    def _sample(self, matches: Tensor) -> Tensor:
+        positive, negative = matches >= 0, matches == BACKGROUND
+        counts = torch.stack((positive.sum(1), negative.sum(1)), dim=1).tolist()
+        # one draw for each kind of each image that has too many
+        draws: list[tuple[int, Tensor, Tensor]] = []
+        for i, (num_positive, num_negative) in enumerate(counts):
+            wanted = min(int(self.num_samples * self.pos_ratio), num_positive)
+            for mask, count, limit in (
+                (positive[i], num_positive, wanted),
+                (negative[i], num_negative, self.num_samples - wanted),
+            ):
+                if limit < count:
+                    draws.append((i, mask, torch.randperm(count)[:limit]))
+        if not draws:
+            return matches
+        ranks = upload(torch.cat([order for _, _, order in draws]), matches.device)
+        rows = list(matches)
+        for (i, mask, _), part in zip(draws, ranks.split([order.shape[0] for _, _, order in draws])):
+            kept = torch.zeros_like(mask).index_fill(0, nth_true(mask, part), True)
+            rows[i] = torch.where(mask & ~kept, IGNORED, rows[i])
+        return torch.stack(rows)
+
+    def _sample_fixed(self, matches: Tensor) -> Tensor:
+        positive = draw(matches >= 0, int(self.num_samples * self.pos_ratio))
+        # what the positives leave of the samples differs from image to image: rank the negatives instead of counting
+        keys = torch.where(matches == BACKGROUND, torch.rand(matches.shape, device=matches.device), -1.0)
+        best = torch.where(positive, 2.0, keys).topk(min(self.num_samples, matches.shape[1]), sorted=False)
+        kept = torch.zeros_like(positive).scatter(1, best.indices, best.values >= 0)
+        return torch.where(kept, matches, IGNORED)
+
+
+@dataclass(frozen=True)
+class ProposalGenerator:
+    """The best boxes of an image that do not overlap too much (SPEC section 4 "Proposals").
+
+    Parameters
+    ----------
+    nms_threshold : of two boxes with at least this IoU only the better stays
+    num_pre_nms_train, num_post_nms_train : boxes before and after NMS when training
+    num_pre_nms_val, num_post_nms_val : the same otherwise
+    min_size : boxes with a side below this are dropped, 0 keeps even empty ones
+    """
+
+    nms_threshold: float = 0.7
+    num_pre_nms_train: int = 12000
+    num_post_nms_train: int = 2000
+    num_pre_nms_val: int = 6000
+    num_post_nms_val: int = 300
+    min_size: float = 16.0
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        obj_logits: Tensor,
+        bbx_logits: Tensor,
+        anchors: Tensor,
+        valid_sizes: Sequence[tuple[int, int]],
+        training: bool,
+    ) -> PackedSequence:
+        """Choose the proposals of each image.
+
+        Parameters
+        ----------
+        obj_logits : `N x A`
+        bbx_logits : box codes `N x A x 4`
+        anchors : `A x 4`
+        valid_sizes : `(height, width)` of each image without its padding
+        training : which counts apply
+
+        Returns
+        -------
+        PackedSequence of boxes `K x 4` by falling score; None for an image without any. On a GPU their numbers are
+        waited for, once for all images: see :meth:`padded`
+        """
+        boxes, counts = self.padded(obj_logits, bbx_logits, anchors, valid_sizes, training)
+        return PackedSequence([rows[:count] if count > 0 else None for rows, count in zip(boxes, counts.tolist())])
+
+    @torch.no_grad()
+    def padded(
+        self,
+        obj_logits: Tensor,
+        bbx_logits: Tensor,
+        anchors: Tensor,
+        valid_sizes: Sequence[tuple[int, int]],
+        training: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """The proposals of each image in tensors whose shapes do not depend on their number.
+
+        Parameters
+        ----------
+        obj_logits, bbx_logits, anchors, valid_sizes, training : as for a call
+
+        Returns
+        -------
+        boxes : `N x K x 4`, those of an image by falling score, then NaN; K as many as there may be
+        counts : int64 `N`, the proposals of each image
+        """
+        candidates_of_images = []
+        for scores, codes, size in zip(obj_logits.float(), bbx_logits.float(), valid_sizes):
+            candidates = anchors
+            if self.min_size <= 0:
+                # nothing is dropped for its size, so only the best need decoding
+                best = best_scores(scores, self.num_pre_nms_train if training else self.num_pre_nms_val)
+                candidates, codes, scores = anchors[best], codes[best], scores[best]
+            boxes = clip_boxes(decode_boxes(candidates, codes), size)
+            candidates_of_images.append(self._candidates(boxes, scores, training))
+        return self._suppress(candidates_of_images, training)
+
+    def _candidates(self, boxes: Tensor, scores: Tensor, training: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """What NMS gets to see of an image: boxes and scores, by falling score, and which of them are large enough."""
+        large = torch.ones_like(scores, dtype=torch.bool)
+        if self.min_size > 0:
+            large = ((boxes[:, 2:] - boxes[:, :2]) >= self.min_size).all(dim=1)
+            scores = torch.where(large, scores, -torch.inf)
+        best = best_scores(scores, self.num_pre_nms_train if training else self.num_pre_nms_val)
+        return boxes[best], scores[best], large[best]
+
+    def _suppress(self, candidates: list[tuple[Tensor, Tensor, Tensor]], training: bool) -> tuple[Tensor, Tensor]:
+        """NMS of all images at once; gives what :meth:`padded` does."""
+        images = len(candidates)
+        boxes, scores, large = (torch.cat(parts) for parts in zip(*candidates))
+        lengths = [part.shape[0] for part, _, _ in candidates]
+        image = torch.cat([torch.full_like(part, i, dtype=torch.long) for i, (_, part, _) in enumerate(candidates)])
+        # small boxes form a group of their own, of which one stays: they cost nothing and suppress nothing
+        image = torch.where(large, image, images)
+        nowhere = torch.cat((torch.zeros_like(boxes[:1, :2]), torch.ones_like(boxes[:1, :2])), dim=1)
+        num_post = self.num_post_nms_train if training else self.num_post_nms_val
+        boxes = torch.where(large[:, None], boxes, nowhere) if self.min_size > 0 else boxes
+        kept, _ = nms_fixed(boxes, scores, self.nms_threshold, num_post, image)
+
+        image = torch.where(kept >= 0, image[kept], images)
+        order = torch.argsort(image, stable=True)
+        everyone = torch.arange(images, device=boxes.device)
+        stops = torch.searchsorted(image[order], everyone, right=True)
+        starts = torch.cat((stops.new_zeros(1), stops[:-1]))
+        most = max(lengths)
+        place = torch.arange(min(num_post, most) if num_post > 0 else most, device=boxes.device)
+        row = starts[:, None] + place
+        is_there = row < stops[:, None]
+        chosen = boxes[kept[order[torch.where(is_there, row, 0)]]]
+        return torch.where(is_there[:, :, None], chosen, torch.nan), stops - starts
+
+
+def best_scores(scores: Tensor, count: int) -> Tensor:
+    """Indices of the `count` highest of `K` scores by falling score; the lower index first among equals."""
+    if 0 < count < scores.shape[0]:
+        # NaN is the highest of all
+        least = torch.topk(scores, count, sorted=False).values.nan_to_num(torch.inf, torch.inf, -torch.inf).min()
+        above, equal = ~(scores <= least), scores == least
+        chosen = above | (equal & (equal.cumsum(0) <= count - above.sum()))
+        candidates = nth_true(chosen, torch.arange(count, device=scores.device))
+        return candidates[torch.argsort(scores[candidates], descending=True, stable=True)]
+    return torch.argsort(scores, descending=True, stable=True)
+
+
+def rpn_losses(
+    obj_logits: Tensor,
+    bbx_logits: Tensor,
+    anchors: Tensor,
+    matches: Tensor,
+    boxes: Sequence[Tensor | None],
+    sigma: float,
+    limit: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Objectness and box loss (SPEC section 4 "RPN targets").
+
+    Parameters
+    ----------
+    obj_logits, bbx_logits : `N x A` and `N x A x 4`
+    anchors : `A x 4`
+    matches : int64 `N x A` from :class:`seamseg.models.heads.rpn.AnchorMatcher`
+    boxes : ground-truth boxes of each image, `G x 4` or None
+    sigma : of the smooth L1 loss
+    limit : no more than this many anchors of an image are sampled; None if that is not known, which takes memory
+
+    Returns
+    -------
+    obj_loss : binary cross-entropy summed over the sampled anchors, over their number
+    bbx_loss : smooth L1 summed over the positive anchors, over the same number
+    count : that number, int64
+
+    Both losses are 0, with a graph, when nothing is sampled: ranks that train together run the same backward pass.
+    """
+    rows, counts = first_true(matches >= BACKGROUND, min(limit or matches.shape[1], matches.shape[1]))
+    image = torch.arange(matches.shape[0], device=matches.device)[:, None]
+    match = matches[image, rows]
+    positive = counts & (match >= 0)
+    count = counts.sum()
+
+    said = obj_logits[image, rows].float()
+    errors = functional.binary_cross_entropy_with_logits(said, positive.float(), reduction="none")
+    obj_loss = torch.where(counts, errors, 0.0).sum()
+
+    codes = torch.stack([_codes(anchors[row], gt, m) for row, gt, m in zip(rows, boxes, match)])
+    errors = smooth_l1(bbx_logits[image, rows].float(), codes, sigma)
+    bbx_loss = torch.where(positive[:, :, None], errors, 0.0).sum()
+    return obj_loss / count.clamp(min=1), bbx_loss / count.clamp(min=1), count
+
+
+def _codes(anchors: Tensor, boxes: Tensor | None, match: Tensor) -> Tensor:
+    """What the anchors of an image should say; anything for those without a match."""
+    if boxes is None or boxes.shape[0] == 0:
+        return torch.zeros_like(anchors)
+    return encode_boxes(anchors, boxes[match.clamp(min=0)])

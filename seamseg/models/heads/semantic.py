@@ -1,0 +1,143 @@
+"""The semantic head: a small DeepLab on every level of the pyramid, and one classifier over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from seamseg.models.backbones.residual import NormFactory
+from seamseg.ops.norm import InPlaceABN, run_layers
+from seamseg.ops.pooling import box_filter_pool
+from seamseg.ops.upsample import upsample_ohem_loss
+from seamseg.panoptic_map import VOID
+
+
+class MiniDeepLab(nn.Module):
+    """Local, wide and nearly global context of one level (SPEC section 3 "Semantic head").
+
+    Parameters
+    ----------
+    in_channels, hidden_channels : widths
+    norm : factory of norm + activation layers
+    pooling_size : `(height, width)` of the average's window, clipped to the map
+    """
+
+    def __init__(
+        self, in_channels: int, hidden_channels: int, norm: NormFactory, pooling_size: tuple[int, int]
+    ) -> None:
+        super().__init__()
+        self.pooling_size = pooling_size
+        self.conv1_3x3 = nn.Conv2d(in_channels, hidden_channels, 3, padding=1, bias=False)
+        self.conv1_dil = nn.Conv2d(in_channels, hidden_channels, 3, padding=6, dilation=6, bias=False)
+        self.conv1_glb = nn.Conv2d(in_channels, hidden_channels, 1, bias=False)
+        self.bn1 = norm(hidden_channels * 3)
+        self.conv2 = nn.Conv2d(hidden_channels * 3, hidden_channels, 1, bias=False)
+        self.bn2 = norm(hidden_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`N x in_channels x h x w` -> `N x hidden_channels x h x w`."""
+        # a 1x1 convolution without bias commutes with the average and its padding; this way round fewer are averaged
+        parts = [self._convolve(i, x) for i in range(3)]
+        context = box_filter_pool(parts[2][0], self.pooling_size)
+        x = torch.cat([parts[0][0], parts[1][0], context], dim=1)
+        deferred = [d for _, d in parts if d is not None]
+        x = self.bn1(x, torch.cat(deferred)) if deferred else self.bn1(x)
+        return run_layers((self.conv2, self.bn2), x)
+
+    def _convolve(self, i: int, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        convolution = (self.conv1_3x3, self.conv1_dil, self.conv1_glb)[i]
+        width = convolution.out_channels
+        if not isinstance(self.bn1, InPlaceABN):
+            return convolution(x), None
+        # the average of the last, too, is linear in the kernel
+        return self.bn1.convolve(convolution, x, slice(i * width, (i + 1) * width))
+
+
+class SemanticHead(nn.Module):
+    """Class logits for every cell of the finest level in use.
+
+    Parameters
+    ----------
+    in_channels : channels of the levels
+    num_classes : stuff and things together
+    norm : factory of norm + activation layers
+    min_level, num_levels : the levels in use
+    hidden_channels : width
+    pooling_size : see :class:`MiniDeepLab`
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        num_classes: int,
+        norm: NormFactory,
+        min_level: int = 0,
+        num_levels: int = 4,
+        hidden_channels: int = 128,
+        pooling_size: tuple[int, int] = (64, 64),
+    ) -> None:
+        super().__init__()
+        self.min_level = min_level
+        self.num_levels = num_levels
+        self.output = nn.ModuleList(
+            MiniDeepLab(in_channels, hidden_channels, norm, pooling_size) for _ in range(num_levels)
+        )
+        self.conv_sem = nn.Conv2d(hidden_channels * num_levels, num_classes, 1)
+
+    def forward(self, levels: Sequence[Tensor]) -> Tensor:
+        """All levels of the pyramid, finest first -> logits `N x num_classes x h x w` at the finest level's size."""
+        used = levels[self.min_level : self.min_level + self.num_levels]
+        size = used[0].shape[-2:]
+        # The classifier is linear and enlarging commutes with it: classify each level at its own size and add up,
+        # instead of enlarging and concatenating hidden_channels of every level.
+        weights = self.conv_sem.weight.chunk(self.num_levels, dim=1)
+        logits = functional.conv2d(self.output[0](used[0]), weights[0], self.conv_sem.bias)
+        for module, x, weight in zip(self.output[1:], used[1:], weights[1:]):
+            part = functional.conv2d(module(x), weight)
+            logits = logits + functional.interpolate(part, size=size, mode="bilinear", align_corners=False)
+        return logits
+
+
+def semantic_target(masks: Tensor, categories: Tensor) -> Tensor:
+    """Class of every pixel.
+
+    Parameters
+    ----------
+    masks : id map `L x H x W` of L layers, 0 void
+    categories : int64, the class of each id; entry 0 is void
+
+    Returns
+    -------
+    int64 `H x W`: the class of the first layer that is not void there, 255 where all are
+    """
+    target = categories[masks[0]]
+    for layer in masks[1:]:
+        target = torch.where(target == VOID, categories[layer], target)
+    return target
+
+
+def semantic_loss(
+    logits: Tensor,
+    padded_size: tuple[int, int],
+    targets: Sequence[Tensor],
+    ohem: float | None,
+) -> Tensor:
+    """Mean over the images of the mean over their hardest pixels (SPEC section 4 "Semantic").
+
+    Parameters
+    ----------
+    logits : `N x classes x h x w`
+    padded_size : `(height, width)` that the logits are enlarged to
+    targets : classes of each image, int64 `H x W` of its valid size, 255 void
+    ohem : part of the pixels that counts; None or 1 for all of them
+    """
+    # differences of a few pixels' logits decide: full precision, also where the network runs in less
+    with torch.autocast(logits.device.type, enabled=False):
+        losses = [
+            upsample_ohem_loss(image_logits, padded_size, (target.shape[0], target.shape[1]), target, ohem)
+            for image_logits, target in zip(logits.float(), targets)
+        ]
+    return torch.stack(losses).mean()

@@ -1,0 +1,1 @@
+"""Panoptic segmentation of folders, lists, videos, shards and URLs into files."""

@@ -1,0 +1,296 @@
+"""`predictions.jsonl`: a line for each photo that is done, by which a run that was killed goes on where it was.
+
+The first line says which model and settings it belongs to. While processes work each appends to a file of its own,
+`predictions.rank<k>.jsonl`; the main one merges them, in the order of the names, when all are done or when a run is
+started again. A line is written in one piece when the outputs of its photo are in place, so a kill can tear the last
+line only, which is then as if it had not been.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.files import cannot_write, replacing
+from seamseg.utils.limits import parse_json
+
+MANIFEST = "predictions.jsonl"
+_RANK = "predictions.rank{}.jsonl"
+_FORMAT = 1
+_SYNC_SECONDS = 2.0
+"""Between two fsyncs: what a power cut may cost; a kill costs nothing."""
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A photo that is done: where it was below the input, and the stamp of its file."""
+
+    relative: str
+    stamp: str
+
+
+def header(model: str, digest: str, settings: Mapping[str, Any]) -> Line:
+    """The first line of a manifest: name and checksum of the model, and all settings that change the outputs."""
+    return {"seamseg_predictions": _FORMAT, "model": model, "sha256": digest, "settings": dict(settings)}
+
+
+def differences(old: Line, new: Line) -> list[str]:
+    """What tells two headers apart, for people; nothing if runs with them belong together."""
+    if old.get("seamseg_predictions") != new["seamseg_predictions"]:
+        return [f"manifest format {old.get('seamseg_predictions')} (now {new['seamseg_predictions']})"]
+    found = []
+    if old.get("sha256") != new["sha256"]:
+        same = " before it changed" if old.get("model") == new["model"] else f" (now {new['model']})"
+        found.append(f"the model {old.get('model')}{same}")
+    # as JSON has them: a tuple is a list there
+    before, now = old.get("settings") or {}, json.loads(json.dumps(new["settings"]))
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key):
+            found.append(f"{key} {before.get(key)} (now {now.get(key)})")
+    return found
+
+
+class ManifestWriter:
+    """Appends lines to the file of this process; safe to use from several threads.
+
+    Attributes
+    ----------
+    names : of the photos with a line by this writer, and whether they went well
+    """
+
+    def __init__(self, path: Path, head: Line) -> None:
+        self.path = path
+        self.names: dict[str, bool] = {}
+        self._lock = threading.Lock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        self._length = 0
+        self._synced = time.monotonic()
+        self._append(head)
+
+    def add(self, line: Line) -> None:
+        """Append a line with at least `name` and `status`.
+
+        Raises
+        ------
+        SeamsegError
+            if it cannot be written
+        """
+        with self._lock:
+            self._append(line)
+            self.names[line["name"]] = line["status"] == "ok"
+
+    def _append(self, line: Line) -> None:
+        data = (json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n").encode()
+        try:
+            written = os.write(self._file, data)
+            if written < len(data):  # the disk is full: the next attempt says so
+                written += os.write(self._file, data[written:])
+            if written < len(data):
+                raise OSError(28, "No space left on device")
+            self._length += written
+            if time.monotonic() - self._synced > _SYNC_SECONDS:
+                os.fsync(self._file)
+                self._synced = time.monotonic()
+        except OSError as error:
+            # half a line must not stay in the way of others that may still come
+            os.ftruncate(self._file, self._length)
+            raise cannot_write(self.path, error) from error
+
+    def close(self) -> None:
+        """All lines are on the disk when it returns."""
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+        finally:
+            os.close(self._file)
+
+
+class ManifestFolder:
+    """The manifests in the folder of the outputs, as the main process handles them.
+
+    Parameters
+    ----------
+    out : folder of the outputs
+    head : of this run, see :func:`header`
+    """
+
+    def __init__(self, out: Path, head: Line) -> None:
+        self.out = out
+        self.head = head
+        self.path = out / MANIFEST
+
+    def rank_path(self, rank: int) -> Path:
+        """The file of a process while it works."""
+        return self.out / _RANK.format(rank)
+
+    def exists(self) -> bool:
+        """Whether any run has left its manifest here."""
+        return any(path.exists() for path in (self.path, *self._parts()))
+
+    def begin(self, restart: bool = False) -> dict[str, Done]:
+        """Bring what earlier runs have left into one file.
+
+        Parameters
+        ----------
+        restart : forget it instead
+
+        Returns
+        -------
+        done : by name, the photos whose outputs are there
+
+        Raises
+        ------
+        InputError
+            if it belongs to another model or other settings
+        SeamsegError
+            if it cannot be read or written
+        """
+        left = [path for path in (self.path, *self._parts()) if path.exists()]
+        if restart:
+            for path in left:
+                _unlink(path)
+            return {}
+        left = [path for path in left if self._belongs(path)]
+        if left and left != [self.path]:
+            self.merge()
+        return self.done(self._is_there)
+
+    def done(self, is_there: Callable[[Line], bool]) -> dict[str, Done]:
+        """By name, the photos of the merged file whose outputs are there."""
+        lines = (line for line in self.lines() if line["status"] == "ok" and is_there(line))
+        return {line["name"]: Done(line["relative"], line["stamp"]) for line in lines}
+
+    def merge(
+        self, written: Mapping[Path, int] | None = None, keep: Callable[[Line], bool] = lambda line: True
+    ) -> None:
+        """Merge the files of all processes into one, in the order of the names; of several lines the last counts.
+
+        Parameters
+        ----------
+        written : lines that the processes say they have written to each file
+        keep : whether a line still holds; others are as if they had not been
+
+        Raises
+        ------
+        SeamsegError
+            if lines are missing, since the machines do not share their storage
+        """
+        paths = [path for path in (self.path, *self._parts()) if path.exists()]
+        places: dict[str, tuple[int, int]] = {}
+        with ExitStack() as stack:
+            files = []
+            for number, path in enumerate(paths):
+                files.append(stack.enter_context(open(path, "rb")))
+                count = 0
+                for offset, line in _read(path, files[-1]):
+                    count += 1
+                    if keep(line):
+                        places[line["name"]] = number, offset
+                expected = 0 if written is None else written.get(path, 0)
+                if count < expected:
+                    raise SeamsegError(f"{path}: has {count} lines of {expected}; is it on storage that all share?")
+            missing = next((path for path, count in (written or {}).items() if count and path not in paths), None)
+            if missing is not None:
+                raise SeamsegError(f"{missing}: not seen here; all machines must share the storage of {self.out}")
+            with replacing(self.path) as temporary, open(temporary, "wb") as merged:
+                merged.write((json.dumps(self.head, allow_nan=False) + "\n").encode())
+                for name in sorted(places):
+                    number, offset = places[name]
+                    files[number].seek(offset)
+                    merged.write(files[number].readline())
+                merged.flush()
+                os.fsync(merged.fileno())
+        for path in paths:
+            if path != self.path:
+                _unlink(path)
+
+    def lines(self) -> Iterator[Line]:
+        """The lines of the merged file."""
+        if self.path.exists():
+            with open(self.path, "rb") as file:
+                for _, line in _read(self.path, file):
+                    yield line
+
+    def records(self, position: int) -> Callable[[], Iterator[Any]]:
+        """What the format at a position of the list of formats has noted of each photo, see `writers.Records`."""
+
+        def read() -> Iterator[Any]:
+            for line in self.lines():
+                if line["status"] == "ok" and (record := line["records"][position]) is not None:
+                    yield record
+
+        return read
+
+    def _parts(self) -> list[Path]:
+        return sorted(self.out.glob(_RANK.format("*")))
+
+    def _belongs(self, path: Path) -> bool:
+        """Whether a file has anything to keep; InputError if it is another run's."""
+        with open(path, "rb") as file:
+            first = file.readline()
+        head = parsed(first)
+        if head is None:
+            if path == self.path and first:
+                raise InputError(f"{path}: not a manifest of `seamseg predict`; --restart replaces it")
+            # killed before it had written its first line
+            _unlink(path)
+            return False
+        if found := differences(head, self.head):
+            raise InputError(
+                f"{self.out}: holds predictions of another run: {', '.join(found)}; choose another folder, or start "
+                "over with --restart"
+            )
+        return True
+
+    def _is_there(self, line: Line) -> bool:
+        # a power cut can leave a name without its content
+        try:
+            return all(os.stat(self.out / output).st_size > 0 for output in line["outputs"])
+        except OSError:
+            return False
+
+
+def _read(path: Path, file: Any) -> Iterator[tuple[int, Line]]:
+    """Place and content of each line after the first; a last one that is torn is left out."""
+    offset = len(file.readline())
+    while data := file.readline():
+        line = parsed(data)
+        if line is None or "name" not in line:
+            if not data.endswith(b"\n"):
+                return
+            raise InputError(f"{path}: damaged at byte {offset}; --restart starts over")
+        yield offset, line
+        offset += len(data)
+
+
+def parsed(data: bytes) -> Line | None:
+    """A line of a manifest; None for one that is torn or none."""
+    if not data.endswith(b"\n"):
+        return None
+    try:
+        content = parse_json(data)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise SeamsegError(f"{path}: cannot be removed: {error.strerror or error}") from error

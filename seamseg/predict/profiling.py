@@ -1,0 +1,140 @@
+"""Where the time of a prediction goes, stage by stage, from the photo's file to the files of its result."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from seamseg.config import load_config
+from seamseg.data.images import open_image
+from seamseg.formats.metadata import Metadata
+from seamseg.inference.images import test_transform
+from seamseg.inference.predictor import Predictor, Thresholds
+from seamseg.models.build import build_network
+from seamseg.models.folding import for_inference
+from seamseg.models.fusion import fuse, to_result
+from seamseg.models.outputs import Features
+from seamseg.predict.sources.base import Source
+from seamseg.predict.writers import make_writers
+from seamseg.structures import PackedSequence, Prediction
+from seamseg.visualize.palette import spread_palette
+
+STAGES = ("decode", "resize", "body", "FPN", "RPN head", "NMS", "ROI", "mask", "semantic", "fusion", "encode")
+"""In order; resize includes the normalisation, NMS the choice of proposals, ROI the second NMS, encode the drawing."""
+
+MADE_UP = 100
+"""Detections that a network of random weights is given, since it finds none of its own."""
+
+
+def random_predictor(
+    device: torch.device, shortest_size: int, precision: str = "fp32", config: str = "vistas_r50", folded: bool = True
+) -> Predictor:
+    """A network with random weights of a fixed seed and made-up classes, as many as Mapillary Vistas has."""
+    torch.manual_seed(0)
+    options = load_config(config)
+    metadata = Metadata(
+        28, 37, [f"class {i}" for i in range(65)], [tuple(row) for row in spread_palette(65).tolist()], list(range(65))
+    )
+    net = build_network(options, metadata.num_stuff, metadata.num_thing).eval()
+    net = for_inference(net, device, precision) if folded else net
+    transform = test_transform(options, shortest_size, max(4 * shortest_size, options.dataloader.longest_max_size))
+    return Predictor(net, metadata, transform, Thresholds.of(options), device)
+
+
+def write_picture(path: Path, size: tuple[int, int]) -> None:
+    """A JPEG of soft colours with some texture, `(height, width)`; always the same one."""
+    rng = np.random.default_rng(0)
+    coarse = Image.fromarray(rng.integers(0, 256, (16, 24, 3), dtype=np.uint8))
+    smooth = np.asarray(coarse.resize((size[1], size[0]), Image.Resampling.BICUBIC)).astype(np.int16)
+    smooth = smooth + rng.integers(-12, 13, (*size, 1), dtype=np.int16)
+    Image.fromarray(smooth.clip(0, 255).astype(np.uint8)).save(path, quality=92)
+
+
+class StageProfile:
+    """Runs a predictor on one photo, stage by stage.
+
+    Parameters
+    ----------
+    predictor : whose network is measured
+    photo : file
+    out : folder for the results, is made
+    made_up : take 1000 proposals as they come and :data:`MADE_UP` detections among them, for random weights
+    formats : of the result
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        photo: Path,
+        out: Path,
+        made_up: bool,
+        formats: tuple[str, ...] = ("overlay", "coco"),
+    ) -> None:
+        self.predictor = predictor
+        self.photo = photo
+        self.out = out
+        self.made_up = made_up
+        self.formats = formats
+        self.counts: dict[str, int] = {}
+
+    def run(self) -> dict[str, float]:
+        """Seconds of each of :data:`STAGES`; `counts` then has the numbers of proposals, detections and segments."""
+        p, net, seconds = self.predictor, self.predictor.net, dict.fromkeys(STAGES, 0.0)
+        last = time.perf_counter()
+
+        def mark(stage: str) -> None:
+            nonlocal last
+            if p.device.type == "cuda":
+                torch.cuda.synchronize(p.device)
+            now = time.perf_counter()
+            seconds[stage], last = now - last, now
+
+        with torch.inference_mode():
+            picture = open_image(self.photo)
+            mark("decode")
+            image = p.transform(picture)
+            mark("resize")
+            padded, sizes = PackedSequence([image.to(p.device)]).as_padded()
+            padded = padded.to(dtype=net.dtype, memory_format=net.memory_format)
+            maps = net.body.backbone(padded)
+            mark("body")
+            levels = net.body.fpn([maps[name] for name in net.body.inputs])
+            features = Features(levels, (int(padded.shape[-2]), int(padded.shape[-1])), sizes)
+            mark("FPN")
+            anchors, obj_logits, bbx_logits = net.score_anchors(features)
+            mark("RPN head")
+            if self.made_up:
+                bbx_logits = bbx_logits * 0.1
+            proposals = net.proposals(obj_logits, bbx_logits, anchors, sizes, training=False)
+            mark("NMS")
+            boxes, classes, scores = net.detect(features, proposals)[0]
+            mark("ROI")
+            rows = proposals[0]
+            if self.made_up and rows is not None:
+                boxes = rows[:MADE_UP]
+                classes = torch.arange(boxes.shape[0], device=boxes.device) % p.metadata.num_thing
+                scores = torch.linspace(0.99, 0.6, boxes.shape[0], device=boxes.device)
+            masks = net.mask(features, [boxes], [classes])[0]
+            mark("mask")
+            semantic = net.segment(features)[0]
+            mark("semantic")
+            prediction = Prediction(boxes, classes, scores, masks, semantic, sizes[0])
+            t = p.thresholds
+            fused = fuse(prediction, p.metadata.num_stuff, t.score_threshold, t.overlap_threshold, t.min_stuff_area)
+            result = to_result(fused, (picture.height, picture.width), p.metadata.num_stuff)
+            mark("fusion")
+        source = Source(self.photo, self.photo.stem, self.photo.name)
+        rgb = np.asarray(picture)
+        for writer in make_writers(self.formats, self.out, p.metadata):
+            writer.write(source, rgb, prediction, result)
+        mark("encode")
+        self.counts = {
+            "proposals": 0 if rows is None else len(rows),
+            "detections": len(boxes),
+            "segments": len(result.segments),
+        }
+        return seconds

@@ -1,0 +1,1 @@
+"""Where the images of a prediction run come from."""

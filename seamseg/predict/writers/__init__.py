@@ -1,0 +1,39 @@
+"""The formats that `predict` writes, one file each, and the threads that write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from seamseg.formats.metadata import Metadata
+from seamseg.predict.writers.base import Writer
+from seamseg.predict.writers.cityscapes import CityscapesWriter
+from seamseg.predict.writers.coco import CocoWriter
+from seamseg.predict.writers.overlay import OverlayWriter
+from seamseg.predict.writers.raw import RawWriter
+from seamseg.predict.writers.vistas import VistasWriter
+from seamseg.utils.errors import InputError
+
+__all__ = ["FORMATS", "Writer", "make_writers"]
+
+FORMATS: dict[str, Callable[[Path, Metadata], Writer]] = {
+    "overlay": OverlayWriter,
+    "coco": CocoWriter,
+    "raw": RawWriter,
+    "cityscapes": CityscapesWriter,
+    "vistas": VistasWriter,
+}
+
+
+def make_writers(formats: Sequence[str], out: Path, metadata: Metadata) -> list[Writer]:
+    """The writers of a list of formats.
+
+    Raises
+    ------
+    InputError
+        if one is unknown, the list is empty, or a format cannot hold the classes
+    """
+    unknown = [name for name in formats if name not in FORMATS]
+    if unknown or not formats:
+        raise InputError(f"--format {','.join(formats)}: choose among {', '.join(FORMATS)}, with commas between")
+    return [FORMATS[name](out, metadata) for name in dict.fromkeys(formats)]

@@ -1,0 +1,1 @@
+"""Converters to the dataset folder, check, merge, and export of data sets."""

@@ -1,0 +1,117 @@
+"""Instance-id maps → COCO detection annotations with run-length encoded masks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pycocotools import mask as coco_mask
+
+from seamseg.formats.metadata import Metadata
+from seamseg.utils.files import replacing
+
+
+def thing_annotations(
+    ids: np.ndarray, cat: Sequence[int], iscrowd: Sequence[int], classes: Metadata
+) -> list[dict[str, Any]]:
+    """The annotations of the things of one image, crowds included.
+
+    All instances are encoded from the runs of equal ids along the columns, found once for the whole image.
+
+    Parameters
+    ----------
+    ids : `L x H x W` instance ids, 0 void; layers hold different ids
+    cat, iscrowd : class and crowd flag by id
+    classes : tells which classes are things
+
+    Returns
+    -------
+    by rising id, dicts of `category_id`, `iscrowd`, `area` (pixels), `bbox` (`[x, y, width, height]`), `segmentation`
+    (compressed RLE with its counts as a string), `width`, `height`; ids without a pixel are left out
+    """
+    height, width = ids.shape[-2:]
+    found: dict[int, dict[str, Any]] = {}
+    for layer in ids:
+        for instance, (start, length) in _column_runs(layer).items():
+            category = cat[instance]
+            if not classes.is_thing(category):
+                continue
+            found[instance] = {
+                "category_id": category,
+                "iscrowd": int(iscrowd[instance]),
+                "area": int(length.sum()),
+                "bbox": _box(start, length, height),
+                "segmentation": _rle(start, length, height, width),
+                "width": width,
+                "height": height,
+            }
+    return [found[instance] for instance in sorted(found)]
+
+
+def _column_runs(ids: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Start and length of the runs of each id (but 0) in the `H x W` map read column after column."""
+    flat = np.ascontiguousarray(ids.T).ravel()
+    start = np.concatenate(([0], np.flatnonzero(flat[1:] != flat[:-1]) + 1))
+    length = np.diff(start, append=flat.size)
+    value = flat[start]
+    order = np.argsort(value, kind="stable")
+    order = order[np.searchsorted(value[order], 1) :]
+    instances, first = np.unique(value[order], return_index=True)
+    groups = np.split(order, first[1:]) if len(instances) else []
+    return {int(instance): (start[group], length[group]) for instance, group in zip(instances, groups)}
+
+
+def _box(start: np.ndarray, length: np.ndarray, height: int) -> list[float]:
+    last = start + length - 1
+    x0, x1 = start[0] // height, last[-1] // height
+    # a run that goes on in the next column touches the bottom and the top row
+    wraps = bool((last // height > start // height).any())
+    y0 = 0 if wraps else (start % height).min()
+    y1 = height - 1 if wraps else (last % height).max()
+    return [float(x0), float(y0), float(x1 - x0 + 1), float(y1 - y0 + 1)]
+
+
+def _rle(start: np.ndarray, length: np.ndarray, height: int, width: int) -> dict[str, Any]:
+    end = start + length
+    counts = np.empty(2 * len(start) + 1, dtype=np.int64)
+    counts[0] = start[0]
+    counts[1::2] = length
+    counts[2:-1:2] = start[1:] - end[:-1]
+    counts[-1] = height * width - end[-1]
+    kept = counts if counts[-1] else counts[:-1]
+    rle = coco_mask.frPyObjects({"counts": kept.tolist(), "size": [height, width]}, height, width)
+    return {"size": [height, width], "counts": rle["counts"].decode("ascii")}
+
+
+def write_coco_json(path: Path, classes: Metadata, images: Iterable[Mapping[str, Any]]) -> None:
+    """Write a COCO detection file, whole or not at all.
+
+    Parameters
+    ----------
+    path : `coco/<split>.json`
+    classes : their things become the categories, ids as in `metadata.bin`
+    images : mappings with `id`, `file_name`, `size` and `annotations` as :func:`thing_annotations` makes them;
+        annotation ids count from 1, since pycocotools takes a match with annotation 0 for none
+    """
+    images = list(images)
+    entries = (
+        {"id": i["id"], "file_name": i["file_name"], "width": i["size"][1], "height": i["size"][0]} for i in images
+    )
+    annotations = ({"image_id": i["id"], **a} for i in images for a in i["annotations"])
+    numbered = ({"id": number, **a} for number, a in enumerate(annotations, start=1))
+    categories = [{"id": c, "name": classes.categories[c]} for c in range(classes.num_stuff, classes.num_classes)]
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        # item by item: a large split would otherwise be in memory a second time as text
+        file.write('{"info": {"version": "1.0"},\n"images": [')
+        _write_items(file, entries)
+        file.write(f'],\n"categories": {json.dumps(categories)},\n"annotations": [')
+        _write_items(file, numbered)
+        file.write("]}\n")
+
+
+def _write_items(file: Any, items: Iterable[Mapping[str, Any]]) -> None:
+    for number, item in enumerate(items):
+        file.write(("," if number else "") + "\n" + json.dumps(item))

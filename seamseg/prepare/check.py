@@ -1,0 +1,395 @@
+"""What is wrong with a dataset folder, and what is in it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from seamseg.data.folder import IMAGE_ENDINGS, DatasetFolder
+from seamseg.data.images import open_image, open_mask
+from seamseg.formats.metadata import ImageInfo
+from seamseg.panoptic_map import VOID
+from seamseg.prepare.writer import Progress, no_progress
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import PARTIAL, read_bytes
+from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
+from seamseg.utils.parallel import parallel_map
+
+
+class Problem(NamedTuple):
+    """What is wrong (`text`) with which `file`; an error stops training, a warning may be meant."""
+
+    file: str
+    text: str
+    is_error: bool
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.text}"
+
+
+def error(file: Path | str, text: str) -> Problem:
+    """A problem that training would meet."""
+    return Problem(str(file), text, True)
+
+
+def warning(file: Path | str, text: str) -> Problem:
+    """A problem that may be meant."""
+    return Problem(str(file), text, False)
+
+
+_SHOWN = 20
+"""Stray files that are named one by one; of more only the number is told."""
+
+
+def check_lists(folder: DatasetFolder) -> tuple[dict[str, list[str]], list[Problem]]:
+    """The image ids by list, each once and known to the metadata, and what is wrong with the lists."""
+    known = {image.id for image in folder.metadata.images}
+    listed: dict[str, list[str]] = {}
+    problems = []
+    if not folder.splits:
+        problems.append(error(folder.root / "lst", "no list of images: expected, for example, lst/train.txt"))
+    for split in folder.splits:
+        path = folder.root / "lst" / f"{split}.txt"
+        try:
+            text = read_bytes(path, "list of images").decode("utf-8-sig", errors="replace")
+        except InputError as failure:
+            problems.append(error(path, str(failure).partition(": ")[2]))
+            continue
+        ids = [line.strip() for line in text.splitlines() if line.strip()]
+        if not ids:
+            problems.append(error(path, "the list is empty"))
+        counts = Counter(ids)
+        problems += [error(path, f"image {i!r} is listed {n} times") for i, n in counts.items() if n > 1]
+        problems += [error(path, f"image {i!r} is not in metadata.bin") for i in counts if i not in known]
+        listed[split] = [i for i in counts if i in known]
+    owners: dict[str, str] = {}
+    for split, ids in listed.items():
+        shared = [i for i in ids if owners.setdefault(i, split) != split]
+        if shared:
+            text = f"{len(shared)} images are also in {owners[shared[0]]}, the first is {shared[0]!r}"
+            problems.append(warning(folder.root / "lst" / f"{split}.txt", text))
+    bare = sorted(known - set(owners))
+    if bare and listed:
+        problems.append(warning(folder.root / "lst", f"{len(bare)} images are in no list, the first is {bare[0]!r}"))
+    return listed, problems
+
+
+def check_coco_files(folder: DatasetFolder, listed: dict[str, list[str]]) -> list[Problem]:
+    """Compare `coco/<split>.json` with lists, classes and sizes."""
+    problems = []
+    for split, ids in listed.items():
+        path = folder.root / "coco" / f"{split}.json"
+        if not path.is_file():
+            problems.append(warning(path, "no such file: AP of boxes and masks cannot be scored on this split"))
+            continue
+        try:
+            content = parse_json(read_bytes(path, "annotations", ANNOTATION_BYTES))
+            problems += [
+                Problem(str(path), text, is_error) for text, is_error in _check_coco(content, folder, set(ids))
+            ]
+        except (ValueError, KeyError, TypeError, AttributeError, InputError) as failure:
+            problems.append(error(path, f"not COCO annotations ({type(failure).__name__}: {failure})"))
+    return problems
+
+
+def _check_coco(content: dict[str, Any], folder: DatasetFolder, ids: set[str]) -> list[tuple[str, bool]]:
+    m = folder.metadata
+    sizes = {image.id: image.size for image in m.images}
+    found: list[tuple[str, bool]] = []
+    images = {image["id"]: (image["height"], image["width"]) for image in content["images"]}
+    for what, lost in (("lacks", sorted(ids - set(images))), ("has", sorted(set(images) - ids, key=str))):
+        if lost:
+            tail = "" if what == "lacks" else ", which the list lacks"
+            found.append((f"{what} {len(lost)} images{tail}, the first is {lost[0]!r}", True))
+    wrong = [i for i in ids & set(images) if images[i] != sizes[i]]
+    if wrong:
+        found.append((f"{len(wrong)} images have another size than in metadata.bin, the first is {min(wrong)!r}", True))
+    categories = {c["id"]: c["name"] for c in content["categories"]}
+    things = {k: m.categories[k] for k in range(m.num_stuff, m.num_classes)}
+    if categories != things:
+        found.append(("its categories are not the thing classes of metadata.bin", True))
+    strange = sum(a["category_id"] not in categories for a in content["annotations"])
+    stray = sum(a["image_id"] not in images for a in content["annotations"])
+    if strange or stray:
+        found.append((f"{strange} annotations of unknown categories and {stray} of unknown images", True))
+    numbers = Counter(a["id"] for a in content["annotations"])
+    if any(n > 1 for n in numbers.values()):
+        found.append(("annotation ids occur twice", True))
+    if 0 in numbers:
+        found.append(("an annotation has id 0, which pycocotools takes for no match; count from 1", False))
+    return found
+
+
+def check_strays(folder: DatasetFolder, listed: dict[str, list[str]]) -> list[Problem]:
+    """Files that nothing names, and what a conversion left behind that did not end."""
+    known = {image.id for image in folder.metadata.images}
+    problems = []
+    if (folder.root / ".prepare").exists():
+        problems.append(warning(folder.root / ".prepare", "a conversion did not end; run it again"))
+    for name, endings in (("img", IMAGE_ENDINGS), ("msk", (".png",))):
+        base = folder.root / name
+        stray = []
+        for path in sorted(base.rglob("*")) if base.is_dir() else []:
+            if path.is_dir() or (path.name.startswith(".") and not path.name.endswith(PARTIAL)):
+                continue
+            if path.name.endswith(PARTIAL) or _stem(path.relative_to(base).as_posix(), endings) not in known:
+                stray.append(path)
+        problems += [warning(path, "belongs to no image of metadata.bin") for path in stray[:_SHOWN]]
+        if len(stray) > _SHOWN:
+            problems.append(warning(base, f"{len(stray) - _SHOWN} more files belong to no image of metadata.bin"))
+    return problems
+
+
+def _stem(name: str, endings: tuple[str, ...]) -> str:
+    base, _, number = name.rpartition(".")
+    if number.isdecimal():  # a further layer of a mask
+        name = base
+    return next((name[: -len(e)] for e in endings if name.lower().endswith(e)), name)
+
+
+@dataclass(frozen=True)
+class ImageCheck:
+    """What one image holds.
+
+    Attributes
+    ----------
+    id : of the image
+    problems : what is wrong with its files
+    pixels : by class, 255 for void
+    segments, crowds : number of them by class
+    digest : of the photo's file, empty if it cannot be read
+    """
+
+    id: str
+    problems: list[Problem]
+    pixels: dict[int, int] = field(default_factory=dict)
+    segments: dict[int, int] = field(default_factory=dict)
+    crowds: dict[int, int] = field(default_factory=dict)
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is in a data set, and what is wrong with it.
+
+    Attributes
+    ----------
+    root : the folder
+    problems : errors before warnings
+    splits : images by list
+    images : what each image holds, in the order of the metadata
+    classes : a row a class: `name`, `kind`, `images`, `segments`, `crowds`, `pixels`, `share` (of the pixels that are
+        not void)
+    sizes : images by `(height, width)`, most frequent first
+    void : share of void pixels
+    """
+
+    root: Path
+    problems: list[Problem]
+    splits: dict[str, int]
+    images: list[ImageCheck]
+    classes: list[dict[str, Any]]
+    sizes: list[tuple[tuple[int, int], int]]
+    void: float
+
+    @property
+    def errors(self) -> list[Problem]:
+        """The problems that training would meet."""
+        return [p for p in self.problems if p.is_error]
+
+    @property
+    def warnings(self) -> list[Problem]:
+        """The problems that may be meant."""
+        return [p for p in self.problems if not p.is_error]
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, for programs."""
+        return {
+            "root": str(self.root),
+            "ok": not self.errors,
+            "errors": [{"file": p.file, "problem": p.text} for p in self.errors],
+            "warnings": [{"file": p.file, "problem": p.text} for p in self.warnings],
+            "splits": self.splits,
+            "images": len(self.images),
+            "classes": self.classes,
+            "sizes": [{"height": h, "width": w, "images": n} for (h, w), n in self.sizes],
+            "void": self.void,
+        }
+
+
+def check_dataset(root: str | Path, workers: int | None = None, progress: Progress = no_progress) -> Report:
+    """Read every file of a data set and compare them.
+
+    Errors are what would stop training or spoil scores: files that are missing, broken or do not fit each other, ids
+    without class, lists that name what is not there. Warnings are what is often a mistake: classes that never occur,
+    images without anything, files that nothing names, photos that are in two splits.
+
+    Parameters
+    ----------
+    root : the dataset folder
+    workers : processes, None for one a processor
+    progress : shows how far it is
+
+    Raises
+    ------
+    InputError
+        if `root` is no dataset folder, or its `metadata.bin` cannot be read
+    """
+    folder = DatasetFolder(root)
+    images = folder.metadata.images
+    problems: list[Problem] = []
+    if not images:
+        problems.append(error(folder.root / "metadata.bin", "lists no images"))
+    ids = Counter(image.id for image in images)
+    problems += [error(folder.root / "metadata.bin", f"lists image {i!r} {n} times") for i, n in ids.items() if n > 1]
+    results = parallel_map(partial(check_image, root=folder.root), images, workers)
+    checks: list[ImageCheck] = list(progress(results, total=len(images), desc="check"))
+    problems += [problem for check in checks for problem in check.problems]
+    listed, found = check_lists(folder)
+    problems += found
+    problems += check_coco_files(folder, listed)
+    problems += check_strays(folder, listed)
+    problems += _doubles(folder, checks, listed)
+    problems += _classes_of_splits(folder, checks, listed)
+    rows, void = _class_rows(folder, checks)
+    sizes = Counter(image.size for image in images).most_common()
+    ordered = sorted(problems, key=lambda p: not p.is_error)
+    return Report(folder.root, ordered, {k: len(v) for k, v in listed.items()}, checks, rows, sizes, void)
+
+
+def check_image(image: ImageInfo, root: Path) -> ImageCheck:
+    """Read photo and mask of an image, in a worker process."""
+    problems: list[Problem] = []
+    digest = ""
+    folder = _BareFolder(root)
+    try:
+        photo = folder.image_path(image.id)
+        width, height = open_image(photo).size
+        digest = hashlib.blake2b(photo.read_bytes(), digest_size=16).hexdigest()
+        if (height, width) != image.size:
+            problems.append(
+                error(photo, f"{width} x {height} pixels (width x height), metadata.bin says {_size(image.size)}")
+            )
+    except InputError as failure:
+        problems.append(_from_exception(failure))
+    try:
+        paths = folder.mask_paths(image.id)
+        layers = [open_mask(path) for path in paths]
+    except InputError as failure:
+        return ImageCheck(image.id, [*problems, _from_exception(failure)], digest=digest)
+    for path, layer in zip(paths, layers):
+        if layer.shape != image.size:
+            shown = f"{layer.shape[1]} x {layer.shape[0]} pixels (width x height)"
+            problems.append(error(path, f"the mask is {shown}, metadata.bin says {_size(image.size)}"))
+    counts = np.bincount(np.concatenate([layer.ravel() for layer in layers]))
+    problems += _check_ids(image, counts, paths[0])
+    counts = counts[: len(image.cat)]
+    pixels: Counter[int] = Counter()
+    segments: Counter[int] = Counter()
+    crowds: Counter[int] = Counter()
+    for number in np.flatnonzero(counts).tolist():
+        category = image.cat[number]
+        pixels[category] += int(counts[number])
+        if category != VOID:
+            segments[category] += 1
+            crowds[category] += image.iscrowd[number]
+    return ImageCheck(image.id, problems, dict(pixels), dict(segments), dict(+crowds), digest)
+
+
+def _check_ids(image: ImageInfo, counts: np.ndarray, path: Path) -> list[Problem]:
+    present = np.flatnonzero(counts)
+    beyond = present[present >= len(image.cat)].tolist()
+    problems = []
+    if beyond:
+        more = f" and {len(beyond) - 1} more" if len(beyond) > 1 else ""
+        problems.append(
+            error(path, f"instance id {beyond[0]}{more} without class: metadata.bin has ids 0 to {len(image.cat) - 1}")
+        )
+    unused = [k for k in range(1, len(image.cat)) if k >= len(counts) or not counts[k]]
+    if unused:
+        problems.append(warning(path, f"{len(unused)} of {len(image.cat) - 1} ids of metadata.bin have no pixel"))
+    if not any(image.cat[k] != VOID for k in present.tolist() if k < len(image.cat)):
+        problems.append(warning(path, "nothing but void"))
+    return problems
+
+
+class _BareFolder(DatasetFolder):
+    """Finds files without reading the metadata again."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+
+def _from_exception(failure: InputError) -> Problem:
+    path, _, text = str(failure).partition(": ")
+    return error(path, text)
+
+
+def _doubles(folder: DatasetFolder, checks: Sequence[ImageCheck], listed: dict[str, list[str]]) -> list[Problem]:
+    """Photos of the same content in two different lists: what is learnt from is then scored on."""
+    splits = {i: name for name, ids in listed.items() for i in ids}
+    first: dict[str, ImageCheck] = {}
+    problems = []
+    for check in checks:
+        if not check.digest or check.id not in splits:
+            continue
+        other = first.setdefault(check.digest, check)
+        if other is not check and splits[other.id] != splits[check.id]:
+            text = f"the photo of {check.id!r} ({splits[check.id]}) is that of {other.id!r} ({splits[other.id]})"
+            problems.append(warning(folder.root / "img", text))
+    return problems
+
+
+def _classes_of_splits(
+    folder: DatasetFolder, checks: Sequence[ImageCheck], listed: dict[str, list[str]]
+) -> list[Problem]:
+    m = folder.metadata
+    used = {check.id: set(check.segments) for check in checks}
+    by_split = {name: set().union(*(used.get(i, set()) for i in ids)) for name, ids in listed.items()}
+    everywhere: set[int] = set().union(*used.values()) if used else set()
+    path = folder.root / "metadata.bin"
+    absent = [repr(name) for k, name in enumerate(m.categories) if k not in everywhere]
+    problems = [warning(path, f"{len(absent)} classes never occur: {', '.join(absent)}")] if len(absent) > 1 else []
+    if len(absent) == 1:
+        problems = [warning(path, f"class {absent[0]} never occurs")]
+    training = [name for name in by_split if "train" in name]
+    if training:
+        learnt: set[int] = set().union(*(by_split[name] for name in training))
+        for name in sorted(set(by_split) - set(training)):
+            problems += [
+                warning(path, f"class {m.categories[k]!r} occurs in {name}, but not in {' or '.join(training)}")
+                for k in sorted(by_split[name] - learnt)
+            ]
+    twice = [name for name, n in Counter(m.categories).items() if n > 1]
+    return problems + [error(path, f"two classes are called {name!r}") for name in twice]
+
+
+def _class_rows(folder: DatasetFolder, checks: Sequence[ImageCheck]) -> tuple[list[dict[str, Any]], float]:
+    m = folder.metadata
+    pixels = sum((Counter(c.pixels) for c in checks), Counter())
+    known = sum(n for category, n in pixels.items() if category != VOID)
+    rows = [
+        {
+            "name": name,
+            "kind": "thing" if m.is_thing(k) else "stuff",
+            "images": sum(k in c.segments for c in checks),
+            "segments": sum(c.segments.get(k, 0) for c in checks),
+            "crowds": sum(c.crowds.get(k, 0) for c in checks),
+            "pixels": pixels[k],
+            "share": pixels[k] / known if known else 0.0,
+        }
+        for k, name in enumerate(m.categories)
+    ]
+    total = known + pixels[VOID]
+    return rows, pixels[VOID] / total if total else 0.0
+
+
+def _size(size: tuple[int, int]) -> str:
+    return f"{size[1]} x {size[0]}"

@@ -1,0 +1,142 @@
+"""The class list of one's own data, as INI or JSON."""
+
+from __future__ import annotations
+
+import configparser
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seamseg.formats.metadata import Metadata
+from seamseg.panoptic_map import VOID
+from seamseg.prepare.convert import ordered_classes
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import read_bytes
+from seamseg.utils.limits import CONFIG_BYTES, parse_json
+
+
+@dataclass(frozen=True)
+class ClassList:
+    """The classes, and what the values of a label picture mean: value → class, 255 for void."""
+
+    classes: Metadata
+    class_of: dict[int, int]
+
+
+def read_class_list(path: str | Path) -> ClassList:
+    """Read a class list.
+
+    INI has a section a class, with `id`, `kind` (stuff or thing) and, if one likes, `color` (`128 64 128`); the section
+    `[void]` has `ids`, the values that mean nothing. JSON is a list of
+    `{"id": 1, "name": "car", "isthing": 1, "color": [0, 0, 142]}`, as `categories` of COCO files, or an object with
+    such a list as `categories` and, if need be, the void values as `void`.
+
+    Raises
+    ------
+    InputError
+        naming file and class, if something is missing or said twice
+    """
+    path = Path(path)
+    text = read_bytes(path, "class list", CONFIG_BYTES).decode("utf-8-sig", errors="replace")
+    is_json = path.suffix.lower() == ".json" or re.match(r"\s*(\{|\[\s*\{)", text) is not None
+    entries, void = _from_json(text, path) if is_json else _from_ini(text, path)
+    return build_class_list(entries, void, str(path))
+
+
+def build_class_list(entries: list[dict[str, Any]], void: list[int], source: str) -> ClassList:
+    """Check the entries of a class list and put them in order; `source` names it in errors."""
+    if not entries:
+        raise InputError(f"{source}: no classes")
+    if len(entries) > VOID:
+        raise InputError(f"{source}: {len(entries)} classes, more than {VOID}")
+    for key in ("id", "name"):
+        values = [e[key] for e in entries]
+        twice = next((v for k, v in enumerate(values) if v in values[:k]), None)
+        if twice is not None:
+            raise InputError(f"{source}: two classes have the {key} {twice!r}")
+    both = next((e for e in entries if e["id"] in void), None)
+    if both is not None:
+        raise InputError(f"{source}: {both['id']} is the id of {both['name']!r}, and void")
+    classes, class_of = ordered_classes(entries)
+    return ClassList(classes, {**class_of, **dict.fromkeys(void, VOID)})
+
+
+def coco_categories(categories: Any, source: str) -> list[dict[str, Any]]:
+    """Entries of a class list from the `categories` of a COCO file; without `isthing` a class is a thing."""
+    if not isinstance(categories, list):
+        raise InputError(f"{source}: `categories` is no list")
+    return [_entry(c, f"{source}: category {k}", "isthing") for k, c in enumerate(categories)]
+
+
+def _from_json(text: str, path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    try:
+        content = parse_json(text)
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON: {error}") from None
+    if isinstance(content, list):
+        content = {"categories": content}
+    if not isinstance(content, dict) or "categories" not in content:
+        raise InputError(f"{path}: no list of classes: expected a list, or an object with `categories`")
+    void = content.get("void", [])
+    if not isinstance(void, list) or not all(isinstance(v, int) for v in void):
+        raise InputError(f"{path}: `void` must be a list of integers")
+    return coco_categories(content["categories"], str(path)), void
+
+
+def _from_ini(text: str, path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    parser = configparser.ConfigParser(interpolation=None, default_section="\0")
+    try:
+        parser.read_string(text)
+    except configparser.Error as error:
+        raise InputError(f"{path}: not an INI file: {' '.join(str(error).split())}") from None
+    entries, void = [], []
+    for name in parser.sections():
+        section = dict(parser[name])
+        if name == "void":
+            void = _integers(section.get("ids", ""), f"{path}: [void] ids")
+            continue
+        unknown = sorted(set(section) - {"id", "kind", "color"})
+        if unknown:
+            raise InputError(f"{path}: [{name}]: unknown key {unknown[0]!r}; there are id, kind and color")
+        entries.append(_entry({"name": name, **section}, f"{path}: [{name}]", "kind"))
+    return entries, void
+
+
+def _entry(given: Any, where: str, kind: str) -> dict[str, Any]:
+    try:
+        name, number = str(given["name"]), int(given["id"])
+        thing = _is_thing(given[kind]) if kind in given else kind == "isthing" and _is_thing(given.get("kind", 1))
+        colour = given.get("color")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise InputError(f"{where}: {what}") from None
+    if kind == "kind" and kind not in given:
+        raise InputError(f"{where}: 'kind' is missing: stuff or thing")
+    if number < 0:
+        raise InputError(f"{where}: id {number} is negative")
+    if isinstance(colour, str):
+        colour = _integers(colour, f"{where}: color")
+    if colour is not None and not _is_colour(colour):
+        raise InputError(f"{where}: color must be three numbers from 0 to 255")
+    return {"id": number, "name": name, "thing": thing, "color": colour}
+
+
+def _is_colour(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(isinstance(c, int) and 0 <= c <= 255 for c in value)
+
+
+def _is_thing(value: Any) -> bool:
+    known = {"thing": True, "things": True, "1": True, "true": True}
+    known |= {"stuff": False, "0": False, "false": False}
+    word = str(value).strip().lower()
+    if word not in known:
+        raise ValueError(f"{value!r} is neither stuff nor thing")
+    return known[word]
+
+
+def _integers(text: str, where: str) -> list[int]:
+    words = text.replace(",", " ").split()
+    if not words or not all(word.isdecimal() for word in words):
+        raise InputError(f"{where}: {text!r} are no integers")
+    return [int(word) for word in words]

@@ -1,0 +1,355 @@
+"""The ground truth of a dataset folder in the formats of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from seamseg.data.folder import DatasetFolder
+from seamseg.evaluation.segments import gt_segments_from_instances
+from seamseg.formats.cityscapes.labels import INSTANCES_FROM
+from seamseg.formats.cityscapes.layout import VOID_LABEL, city_of, frame_name, with_label_ids
+from seamseg.formats.coco_writer import CocoPanopticWriter
+from seamseg.formats.label_png import instance_picture, label_picture, write_grey_png
+from seamseg.formats.metadata import ImageInfo
+from seamseg.formats.vistas import (
+    INSTANCES_PER_LABEL,
+    config,
+    group_labels,
+    is_group,
+    photo_stem,
+    vistas_labels,
+    void_label,
+    with_panoptic_ids,
+)
+from seamseg.idmaps.id_runs import id_runs_of
+from seamseg.panoptic_map import Segment, SegmentInfo
+from seamseg.prepare.cityscapes import SPLITS
+from seamseg.prepare.convert import DEFAULTS, Options
+from seamseg.prepare.writer import put_photo
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import write_json
+from seamseg.utils.parallel import available_cores, threaded_map
+
+
+@dataclass(frozen=True)
+class TrueMap:
+    """Segment ids of an image, `H x W` int32 (0 void), and what they are: one segment a stuff class and a crowd."""
+
+    ids: np.ndarray
+    segments: list[SegmentInfo]
+
+
+def read_map(folder: DatasetFolder, image: ImageInfo) -> TrueMap:
+    """The map of an image; where instances overlap, the first layer has the pixel."""
+    mask = folder.read_mask(image.id)
+    return TrueMap(*gt_segments_from_instances(mask, image.cat, image.iscrowd, folder.metadata.num_stuff, image.id))
+
+
+def check_names(images: Sequence[ImageInfo], name_of: Callable[[str], str]) -> None:
+    """InputError if two images would have one name in a format without sub-folders."""
+    owners: dict[str, str] = {}
+    for image in images:
+        owner = owners.setdefault(name_of(image.id), image.id)
+        if owner != image.id:
+            raise InputError(f"images {owner!r} and {image.id!r} would both be called {name_of(image.id)!r}")
+
+
+def for_each(function: Callable[[ImageInfo], None], images: Sequence[ImageInfo], options: Options, desc: str) -> None:
+    """Call a function on all images, in threads, and show how far it is."""
+    done: Iterable[None] = threaded_map(function, images, options.workers or available_cores())
+    for _ in options.progress(done, len(images), desc):
+        pass
+
+
+class CocoGroundTruth:
+    """`OUT/coco/panoptic_<split>.json` and `OUT/coco/panoptic_<split>/<id>.png`; the photos stay in `DATA/img`."""
+
+    def __init__(self, folder: DatasetFolder, out: Path) -> None:
+        self.folder = folder
+        self.out = out / "coco"
+
+    def targets(self, split: str) -> list[Path]:
+        """The JSON and the folder of PNG"""
+        return [self.out / f"panoptic_{split}.json", self.out / f"panoptic_{split}"]
+
+    def write(self, split: str, options: Options) -> None:
+        """Write a split."""
+        workers = options.workers or available_cores()
+        dataset_to_coco_panoptic(self.folder, split, self.targets(split)[0], None, workers, options.progress)
+
+
+_SOURCES = {ours: (kind, theirs) for theirs, (kind, ours) in SPLITS.items()}
+
+
+class CityscapesGroundTruth:
+    """`OUT/cityscapes/gtFine/<split>/<city>/<frame>_gtFine_{instanceIds,labelIds}.png` and the photos, `leftImg8bit/`.
+
+    Instances are label * 1000 + number from 0 (16 bit), stuff and crowds the label alone, void is label 0. The split
+    `coarse` becomes `gtCoarse/train_extra`.
+
+    Raises
+    ------
+    InputError
+        if the data set has a class that Cityscapes lacks
+    """
+
+    def __init__(self, folder: DatasetFolder, out: Path) -> None:
+        self.folder = folder
+        self.out = out / "cityscapes"
+        self._classes = with_label_ids(folder.metadata, str(folder.root))
+
+    def targets(self, split: str) -> list[Path]:
+        """The folders of annotations and photos of a split"""
+        kind, name = _SOURCES.get(split, ("gtFine", split))
+        return [self.out / kind / name, self.out / "leftImg8bit" / name]
+
+    def write(self, split: str, options: Options) -> None:
+        """Write a split."""
+        annotations, photos = self.targets(split)
+        kind, link, labels = annotations.parent.name, options.link, self._classes.original_ids
+
+        def export(image: ImageInfo) -> None:
+            frame = frame_name(image.id)
+            city, truth = city_of(frame), read_map(self.folder, image)
+            instances = instance_picture(
+                truth.ids,
+                truth.segments,
+                labels,
+                self._classes.num_stuff,
+                INSTANCES_FROM,
+                1,
+                VOID_LABEL,
+                image.id,
+            )
+            pixels = label_picture(truth.ids, truth.segments, labels, VOID_LABEL)
+            photo = self.folder.image_path(image.id)
+            put_photo(photo, photos / city / f"{frame}_leftImg8bit{photo.suffix.lower()}", link)
+            write_grey_png(annotations / city / f"{frame}_{kind}_labelIds.png", pixels)
+            write_grey_png(annotations / city / f"{frame}_{kind}_instanceIds.png", instances)
+
+        images = self.folder.split(split)
+        check_names(images, frame_name)
+        for_each(export, images, options, f"{split}, cityscapes")
+
+
+_SPLITS = {"train": "training", "val": "validation"}
+
+
+class VistasGroundTruth:
+    """`OUT/vistas/`: `config.json` and, by split, `images/`, `instances/`, `labels/`, `panoptic/panoptic_2018.json`.
+
+    Instances are label * 256 + number from 0 (16 bit); labels are the original ids of the classes, void the label after
+    the last. Crowds have a label of their own, `<class>-group`, which is not evaluated. The splits `train` and `val`
+    are called `training` and `validation`.
+
+    Raises
+    ------
+    InputError
+        if the original ids of the classes are no labels
+    """
+
+    def __init__(self, folder: DatasetFolder, out: Path) -> None:
+        self.folder = folder
+        self.out = out / "vistas"
+        self._labels = vistas_labels(folder.metadata, str(folder.root))
+        self._groups = group_labels(folder.metadata, self._labels, str(folder.root))
+
+    def targets(self, split: str) -> list[Path]:
+        """The folder of a split"""
+        return [self.out / _SPLITS.get(split, split)]
+
+    def write(self, split: str, options: Options) -> None:
+        """Write a split."""
+        (root,), link, metadata = self.targets(split), options.link, self.folder.metadata
+        labels, void = [*self._labels, *self._groups.values()], void_label(self._labels)
+        panoptic = CocoPanopticWriter(
+            root / "panoptic" / "panoptic_2018.json", with_panoptic_ids(metadata, self._labels), root / "panoptic"
+        )
+
+        def export(image: ImageInfo) -> None:
+            name, truth = photo_stem(image.id), read_map(self.folder, image)
+            segments = self._with_groups(truth, image.id)
+            instances = instance_picture(
+                truth.ids,
+                segments,
+                labels,
+                metadata.num_stuff,
+                INSTANCES_PER_LABEL,
+                INSTANCES_PER_LABEL,
+                void * INSTANCES_PER_LABEL,
+                image.id,
+            )
+            pixels = label_picture(truth.ids, segments, labels, void)
+            photo = self.folder.image_path(image.id)
+            target = root / "images" / f"{name}{photo.suffix.lower()}"
+            put_photo(photo, target, link)
+            write_grey_png(root / "labels" / f"{name}.png", pixels)
+            write_grey_png(root / "instances" / f"{name}.png", instances)
+            panoptic.add_map(name, truth.ids, with_boxes(truth.ids, truth.segments, metadata.num_stuff), target.name)
+
+        images = self.folder.split(split)
+        check_names(images, photo_stem)
+        for_each(export, images, options, f"{split}, vistas")
+        panoptic.write_json()
+        write_json(self.out / "config.json", config(metadata, self._labels, self._groups), indent=1)
+
+    def _with_groups(self, truth: TrueMap, image: str) -> list[SegmentInfo]:
+        """The segments, crowds with their group, whose index follows the classes; InputError for a group of one."""
+        metadata = self.folder.metadata
+        of_group = {c: metadata.num_classes + k for k, c in enumerate(self._groups)}
+        for segment in truth.segments:
+            name = metadata.categories[segment.category]
+            if metadata.is_thing(segment.category) and is_group(name) and not segment.iscrowd:
+                raise InputError(
+                    f"image {image}: a single instance of {name!r}, but all regions of a class whose name ends in "
+                    "'group' are crowds in Vistas: use the format coco or cityscapes"
+                )
+        return [
+            replace(s, category=of_group[s.category]) if s.iscrowd and s.category in of_group else s
+            for s in truth.segments
+        ]
+
+
+__all__ = ["FORMATS", "export_dataset"]
+
+
+class GroundTruthFormat(Protocol):
+    """One format of a dataset folder."""
+
+    def targets(self, split: str) -> list[Path]:
+        """The files and folders that belong to a split alone."""
+
+    def write(self, split: str, options: Options) -> None:
+        """Write a split."""
+
+
+FORMATS: dict[str, Callable[[DatasetFolder, Path], GroundTruthFormat]] = {
+    "coco": CocoGroundTruth,
+    "cityscapes": CityscapesGroundTruth,
+    "vistas": VistasGroundTruth,
+}
+
+
+def export_dataset(
+    data: str | Path,
+    out: str | Path,
+    splits: Sequence[str] = (),
+    formats: Sequence[str] = ("coco",),
+    options: Options = DEFAULTS,
+    force: bool = False,
+) -> dict[str, int]:
+    """Write the ground truth of splits of a dataset folder in formats that other programs, and `prepare`, read.
+
+    Parameters
+    ----------
+    data : dataset folder
+    out : a folder for each format is made in it
+    splits : names of lists; all if none
+    formats : of :data:`FORMATS`
+    options : how; `workers` are threads
+    force : write over a split that is there
+
+    Returns
+    -------
+    images by split
+
+    Raises
+    ------
+    InputError
+        if a split or format is unknown or there already, or if a format cannot hold the data
+    """
+    folder = DatasetFolder(data)
+    unknown = [name for name in formats if name not in FORMATS]
+    if unknown or not formats:
+        raise InputError(f"--format {','.join(formats)}: choose among {', '.join(FORMATS)}, with commas between")
+    names = list(dict.fromkeys(splits or folder.splits))
+    if not names:
+        raise InputError(f"{folder.root / 'lst'}: no list of images, nothing to export")
+    counts = {name: len(folder.split(name)) for name in names}
+    writers = [FORMATS[name](folder, Path(out)) for name in dict.fromkeys(formats)]
+    _refuse_sharing(writers, names)
+    there = [t for w in writers for name in names for t in w.targets(name) if _has_content(t)]
+    if there and not force:
+        raise InputError(f"{there[0]}: there already; choose another folder, or write over it with --force")
+    for writer in writers:
+        for name in names:
+            writer.write(name, options)
+    return counts
+
+
+def _refuse_sharing(writers: Sequence[GroundTruthFormat], splits: Sequence[str]) -> None:
+    owners: dict[Path, str] = {}
+    for writer in writers:
+        for split in splits:
+            for target in writer.targets(split):
+                owner = owners.setdefault(target, split)
+                if owner != split:
+                    raise InputError(f"{target}: the splits {owner} and {split} would both be written there")
+
+
+def _has_content(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.exists()
+
+
+class DatasetLike(Protocol):
+    """The part of `seamseg.data.folder.DatasetFolder` that the export needs."""
+
+    @property
+    def metadata(self) -> Any: ...
+    def split(self, name: str) -> list[Any]: ...
+    def image_path(self, image_id: str) -> Path: ...
+    def read_mask(self, image_id: str) -> np.ndarray: ...
+
+
+def dataset_to_coco_panoptic(
+    dataset: DatasetLike,
+    split: str,
+    json_path: str | Path,
+    folder: str | Path | None = None,
+    workers: int = 1,
+    progress: Callable[[Iterable[Any], int, str], Iterable[Any]] | None = None,
+) -> Path:
+    """Write the ground truth of a split in the COCO panoptic format, so that predictions can be scored by file.
+
+    Image ids are those of the dataset folder.
+
+    Parameters
+    ----------
+    dataset : a `DatasetFolder`
+    split : name of the split
+    json_path, folder : as for :class:`CocoPanopticWriter`
+    workers : threads
+    progress : wraps the images, `progress(iterable, total, description)`
+
+    Returns
+    -------
+    json_path
+    """
+    writer = CocoPanopticWriter(json_path, dataset.metadata, folder)
+    num_stuff = dataset.metadata.num_stuff
+
+    def export(image: Any) -> None:
+        ids, infos = gt_segments_from_instances(
+            dataset.read_mask(image.id), image.cat, image.iscrowd, num_stuff, image.id
+        )
+        writer.add_map(image.id, ids, with_boxes(ids, infos, num_stuff), dataset.image_path(image.id).name)
+
+    images = dataset.split(split)
+    done: Iterable[Any] = threaded_map(export, images, workers)
+    for _ in done if progress is None else progress(done, len(images), f"exporting {split}"):
+        pass
+    return writer.write_json()
+
+
+def with_boxes(ids: np.ndarray, segments: Sequence[SegmentInfo], num_stuff: int) -> list[Segment]:
+    """Segments of a ground truth, whose areas are known, with the boxes that their pixels have in the id map."""
+    boxes = id_runs_of(ids).boxes(1 + max((s.id for s in segments), default=0)).tolist()
+    return [
+        Segment(s.id, s.category, s.category >= num_stuff, None, int(s.area or 0), tuple(boxes[s.id]), s.iscrowd)
+        for s in segments
+    ]

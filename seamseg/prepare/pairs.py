@@ -1,0 +1,126 @@
+"""Photos and annotations that belong together by their names, in folders with or without sub-folders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from seamseg.data.folder import IMAGE_ENDINGS
+from seamseg.formats.metadata import Metadata
+from seamseg.panoptic_map import VOID
+from seamseg.prepare.archives import File, SourceTree
+from seamseg.utils.errors import InputError
+
+PHOTO_ENDINGS = (*IMAGE_ENDINGS, ".bmp", ".tif", ".tiff", ".webp")
+"""Kinds of photos that are taken; those that a dataset folder cannot hold become PNG."""
+
+
+def is_photo(name: str) -> bool:
+    """True if the ending says so, in any case."""
+    return name.lower().endswith(PHOTO_ENDINGS)
+
+
+def tree_files(folder: str | Path, what: str) -> dict[str, File]:
+    """All files of a folder and its sub-folders and of the archives in it, or of an archive, by path below it.
+
+    Raises
+    ------
+    InputError
+        if there is neither folder nor archive; it calls it `what`
+    """
+    path = Path(folder)
+    if not path.exists():
+        raise InputError(f"{path}: no such folder or archive ({what})")
+    tree = SourceTree(path)
+    found: dict[str, File] = {}
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        prefix = f"{below}/" if below else ""
+        found.update((prefix + name, file) for name, file in tree.files(below).items())
+        waiting += [prefix + name for name in tree.folders(below) if not name.startswith((".", "__MACOSX"))]
+    return {name: found[name] for name in sorted(found)}
+
+
+def by_stem(files: Mapping[str, File], keep: Callable[[str], Any]) -> dict[str, File]:
+    """Files by path without ending, those whose name `keep` accepts; InputError if two differ in their ending only."""
+    found: dict[str, File] = {}
+    for name, file in files.items():
+        if not keep(name):
+            continue
+        stem = str(PurePosixPath(name).with_suffix(""))
+        if stem in found:
+            raise InputError(f"{file}: {found[stem]} has the same name; keep one of them")
+        found[stem] = file
+    return found
+
+
+def without_suffix(files: Mapping[str, File], suffix: str) -> dict[str, File]:
+    """Files by stem less `suffix`; those without it are left out."""
+    return {stem.removesuffix(suffix): file for stem, file in files.items() if stem.endswith(suffix)}
+
+
+class Partners:
+    """Files by path, which are found if their folders are laid out otherwise, too.
+
+    Parameters
+    ----------
+    files : by path, with or without endings
+    """
+
+    def __init__(self, files: Mapping[str, File]) -> None:
+        self._files = files
+        self._by_last_part: dict[str, File | None] = {}
+        for path, file in files.items():
+            last = PurePosixPath(path).name
+            self._by_last_part[last] = None if last in self._by_last_part else file
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def find(self, path: str) -> File | None:
+        """The file of that path, else the only one whose last part is that of `path`; None if there is no such file."""
+        return self._files.get(path) or self._by_last_part.get(PurePosixPath(path).name)
+
+
+def number_segments(
+    values: np.ndarray, describe: Callable[[int], tuple[int, int]], classes: Metadata
+) -> tuple[np.ndarray, list[int], list[int]]:
+    """Give the segments of a map ids from 1, by rising value.
+
+    Values of one stuff class become one segment. Each thing is a segment of its own.
+
+    Parameters
+    ----------
+    values : `H x W` or `L x H x W` integers
+    describe : `(class, crowd flag)` of a value that occurs; class 255 for void
+    classes : tells which classes are things
+
+    Returns
+    -------
+    ids : as `values`, uint8 or uint16, 0 void
+    cat, iscrowd : class and crowd flag by id; entry 0 is void
+    """
+    flat = values.ravel()
+    # only one value a run of equal ones is looked up: sorting all pixels would take most of the time
+    start = np.flatnonzero(np.concatenate(([True], flat[1:] != flat[:-1])))
+    present, run_value = np.unique(flat[start], return_inverse=True)
+    cat, iscrowd = [VOID], [0]
+    new_id = np.zeros(len(present), dtype=np.int64)
+    stuff: dict[int, int] = {}
+    for k, value in enumerate(present.tolist()):
+        category, crowd = describe(value)
+        if category == VOID:
+            continue
+        if not classes.is_thing(category) and category in stuff:
+            new_id[k] = stuff[category]
+            continue
+        new_id[k] = stuff[category] = len(cat)
+        cat.append(category)
+        iscrowd.append(int(crowd) if classes.is_thing(category) else 0)
+    dtype = np.uint8 if len(cat) <= 256 else np.uint16
+    ids = np.repeat(new_id[run_value.ravel()].astype(dtype), np.diff(start, append=flat.size))
+    return ids.reshape(values.shape), cat, iscrowd

@@ -1,0 +1,197 @@
+"""COCO panoptic annotations, a JSON and a folder of PNG → dataset folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seamseg.data.images import open_image, open_mask
+from seamseg.formats.metadata import Metadata
+from seamseg.panoptic_map import VOID
+from seamseg.prepare.archives import File, SourceTree, read_file
+from seamseg.prepare.class_file import build_class_list, coco_categories
+from seamseg.prepare.convert import (
+    DEFAULTS,
+    Options,
+    Prepared,
+    convert_splits,
+    distinct_ids,
+    find_splits,
+    id_of,
+    present_splits,
+)
+from seamseg.prepare.pairs import Partners, number_segments, tree_files
+from seamseg.prepare.writer import Frame, Instances
+from seamseg.utils.errors import InputError
+from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
+
+COCO_SPLITS = ("train2017", "val2017")
+_COLOUR_TYPES = (2, 3, 6)  # of a PNG: RGB, palette, RGBA
+
+
+@dataclass(frozen=True)
+class PanopticSource:
+    """A split: photos and masks by path below their folders, and the parsed JSON.
+
+    Attributes
+    ----------
+    photos, masks : a file by the name that the JSON calls it
+    content : of the JSON
+    name : of the JSON file, for errors
+    """
+
+    photos: Mapping[str, File]
+    masks: Mapping[str, File]
+    content: Mapping[str, Any]
+    name: str
+
+
+def prepare_panoptic(
+    out: str | Path, splits: Mapping[str, tuple[str, str, str]], options: Options = DEFAULTS
+) -> Prepared:
+    """Convert any data set in the COCO panoptic format.
+
+    The PNG holds ids as `R + 256 G + 65536 B`, or directly if it is grey. Crowds of things stay crowds; id 0 and what
+    belongs to no segment is void.
+
+    Parameters
+    ----------
+    out : the dataset folder
+    splits : by name of the list `(folder of photos, JSON file, folder of PNG)`; zip files do for folders
+    options : how
+
+    Raises
+    ------
+    InputError
+        if a file is missing or broken, or the splits have different categories
+    """
+    sources = {
+        name: PanopticSource(tree_files(photos, "photos"), tree_files(masks, "masks"), load_json(Path(path)), str(path))
+        for name, (photos, path, masks) in splits.items()
+    }
+    return convert_panoptic(out, sources, options)
+
+
+def prepare_coco(
+    root: str | Path, out: str | Path, splits: Sequence[str] = COCO_SPLITS, options: Options = DEFAULTS
+) -> Prepared:
+    """Convert COCO panoptic as it is downloaded.
+
+    `root` holds `train2017/`, `val2017/` and `annotations/panoptic_{train,val}2017` as `.json` and folders of PNG; each
+    folder may still be in its zip file. Splits that `root` lacks are left out.
+
+    Raises
+    ------
+    InputError
+        if nothing is found or a file is missing or broken
+    """
+    tree = SourceTree(root, ("", "annotations"))
+
+    def find(split: str) -> PanopticSource | None:
+        path = f"annotations/panoptic_{split}.json"
+        file = tree.file(path)
+        if file is None:
+            return None
+        masks = tree.files(f"annotations/panoptic_{split}") or tree.files(f"panoptic_{split}")
+        return PanopticSource(tree.files(split), masks, load_json(file), str(tree.root / path))
+
+    expected = (
+        "annotations/panoptic_val2017.json, annotations/panoptic_val2017/*.png and val2017/*.jpg, "
+        f"or their zip files{tree.hint}"
+    )
+    found = find_splits(splits, COCO_SPLITS, find, "COCO")
+    sources, missing = present_splits(found, root, expected, options.say)
+    for source in sources.values():
+        if not source.masks:
+            raise InputError(f"{source.name.removesuffix('.json')}: no folder of PNG, no zip file of it{tree.hint}")
+    return replace(convert_panoptic(out, sources, options), missing=missing)
+
+
+def convert_panoptic(out: str | Path, sources: Mapping[str, PanopticSource], options: Options) -> Prepared:
+    """Write the dataset folder of parsed sources, see :func:`prepare_panoptic`."""
+    lists = {name: coco_categories(s.content.get("categories"), s.name) for name, s in sources.items()}
+    first = next(iter(lists))
+    for name, categories in lists.items():
+        if categories != lists[first]:
+            raise InputError(f"{sources[name].name}: other categories than {sources[first].name}")
+    listed = build_class_list(lists[first], [], sources[first].name)
+    splits = distinct_ids({name: find_frames(source, options) for name, source in sources.items()})
+    read = partial(read_instances, classes=listed.classes, class_of=listed.class_of)
+    return convert_splits(out, listed.classes, splits, read, options)
+
+
+def load_json(path: File) -> dict[str, Any]:
+    """A JSON object; InputError if the file is anything else."""
+    try:
+        content = parse_json(read_file(path, "annotations", ANNOTATION_BYTES))
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON, or a truncated one: {error}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: not a COCO file: no object")
+    return content
+
+
+def find_frames(source: PanopticSource, options: Options) -> list[Frame]:
+    """The annotated images of a split, by id."""
+    try:
+        images = {image["id"]: str(image["file_name"]) for image in source.content["images"]}
+        photos, masks = Partners(source.photos), Partners(source.masks)
+        frames = []
+        for annotation in source.content["annotations"]:
+            name = images[annotation["image_id"]]
+            segments = [
+                (int(s["id"]), int(s["category_id"]), int(s.get("iscrowd", 0))) for s in annotation["segments_info"]
+            ]
+            mask = _file(masks, str(annotation["file_name"]), source.name)
+            photo = _file(photos, name, source.name)
+            frames.append(Frame(id_of(name), photo, mask, name, info=segments))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InputError(
+            f"{source.name}: not COCO panoptic annotations ({type(error).__name__}: {error}); expected `images`, "
+            "`categories` and `annotations` with `segments_info`"
+        ) from None
+    if not frames:
+        raise InputError(f"{source.name}: 0 images found: `annotations` is empty")
+    if len(images) > len(frames):
+        options.say(f"{source.name}: {len(images) - len(frames)} images without annotation, left out")
+    return sorted(frames, key=lambda frame: frame.id)
+
+
+def _file(files: Partners, name: str, source: str) -> File:
+    file = files.find(name)
+    if file is None:
+        raise InputError(f"{source}: names {name!r}, but there is no such file among {len(files)} in its folder")
+    return file
+
+
+def read_instances(frame: Frame, classes: Metadata, class_of: Mapping[int, int]) -> Instances:
+    """The segments of an image; InputError if PNG and JSON do not fit each other."""
+    known = {number: (category, crowd) for number, category, crowd in frame.info}
+
+    def describe(value: int) -> tuple[int, int]:
+        if value == 0:
+            return VOID, 0
+        if value not in known:
+            raise InputError(f"{frame.annotation}: has segment {value}, which the JSON does not describe")
+        category, crowd = known[value]
+        if category not in class_of:
+            raise InputError(
+                f"{frame.annotation}: segment {value} has category {category}, which the JSON does not list"
+            )
+        return class_of[category], crowd
+
+    return Instances(*number_segments(read_ids(frame.annotation), describe, classes))
+
+
+def read_ids(file: File) -> np.ndarray:
+    """The segment ids of a panoptic PNG, `H x W` int32."""
+    data = read_file(file, "panoptic PNG")
+    if data[:4] == b"\x89PNG" and len(data) > 25 and data[25] not in _COLOUR_TYPES:
+        return open_mask(str(file), data)
+    rgb = np.asarray(open_image(str(file), data)).astype(np.int32)
+    return rgb[..., 0] | rgb[..., 1] << 8 | rgb[..., 2] << 16

@@ -1,0 +1,290 @@
+"""Write a dataset folder from any source: in parallel, atomically, and on from where a killed run stopped.
+
+A converter lists its images as :class:`Frame` and has a function that reads the instances of one; everything else is
+here. Photos and masks appear whole or not at all; what is known of each finished image goes to a journal
+(`.prepare/<split>.jsonl`), so a restart goes on after it. The lists, `coco/*.json` and, last, `metadata.bin` follow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from PIL import Image
+
+from seamseg.data.folder import IMAGE_ENDINGS, DatasetFolder
+from seamseg.formats.metadata import ImageInfo, Metadata, pack_metadata, read_metadata, write_metadata
+from seamseg.prepare.annotations import thing_annotations, write_coco_json
+from seamseg.prepare.archives import File, photo_size, read_file, read_photo, stamp
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import PARTIAL, below, cannot_write, replacing, write_atomically
+from seamseg.utils.limits import parse_json
+from seamseg.utils.parallel import parallel_map
+
+_JOURNALS = ".prepare"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """An image of the source.
+
+    Attributes
+    ----------
+    id : its name in the dataset folder
+    photo : the file to link or copy; one that is not PNG or JPEG is stored as PNG
+    annotation : the file that the converter's reader opens
+    file_name : what `coco/<split>.json` calls the photo
+    second : a second file of annotations, if the source has one
+    info : what else the reader needs to know of the image; picklable, and equal if its `repr` is
+    """
+
+    id: str
+    photo: File
+    annotation: File
+    file_name: str
+    second: File | None = None
+    info: Any = None
+
+
+@dataclass(frozen=True)
+class Instances:
+    """What is to be seen on an image: `ids` `H x W` or `L x H x W` (0 void), class and crowd flag by id (0: 255, 0)."""
+
+    ids: np.ndarray
+    cat: list[int]
+    iscrowd: list[int]
+
+
+Reader = Callable[[Frame], Instances]
+Link = Literal["hard", "symbolic", "copy"]
+
+
+class Progress(Protocol):
+    """Passes items on and shows how far the work is."""
+
+    def __call__(self, iterable: Iterable[Any], total: int | None = None, desc: str = "") -> Iterable[Any]: ...
+
+
+def no_progress(iterable: Iterable[Any], total: int | None = None, desc: str = "") -> Iterable[Any]:
+    """Show nothing."""
+    return iterable
+
+
+class DatasetWriter:
+    """A dataset folder in the making.
+
+    Parameters
+    ----------
+    root : made if need be; splits that it has already stay
+    classes : of the data set; images in it are ignored
+    workers : processes, None for one a processor
+    progress : wraps the images as they are finished
+    link : how photos come here; where no hard link can be made they are copied
+
+    Raises
+    ------
+    InputError
+        if `root` is a file or holds a data set of other classes
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        classes: Metadata,
+        workers: int | None = None,
+        progress: Progress = no_progress,
+        link: Link = "hard",
+    ) -> None:
+        self.root = Path(root)
+        self.classes = classes.without_images()
+        self._workers, self._progress, self._link = workers, progress, link
+        self._images: dict[str, ImageInfo] = {}
+        if self.root.exists() and not self.root.is_dir():
+            raise InputError(f"{self.root}: a file, not a folder to write to")
+        if (self.root / "metadata.bin").is_file():
+            old = read_metadata(self.root / "metadata.bin")
+            if old.without_images() != self.classes:
+                raise InputError(f"{self.root}: holds a data set of other classes; choose another folder")
+            self._images = {image.id: image for image in old.images}
+        try:
+            for name in ("img", "msk", "lst", "coco", _JOURNALS):
+                (self.root / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(self.root, error) from error
+        for name in ("img", "msk"):
+            for partial_file in (self.root / name).glob(f".*{PARTIAL}"):
+                partial_file.unlink(missing_ok=True)
+
+    def is_finished(self, split: str, frames: Sequence[Frame]) -> bool:
+        """True if the folder has this split already, complete and of the same images."""
+        if not all((self.root / part).is_file() for part in (f"lst/{split}.txt", f"coco/{split}.json")):
+            return False
+        if not (self.root / "metadata.bin").is_file():
+            return False
+        folder = DatasetFolder(self.root)
+        wanted = {frame.id for frame in frames}
+        listed = set((self.root / "lst" / f"{split}.txt").read_text(encoding="utf-8").splitlines())
+        return (
+            listed == wanted <= {image.id for image in folder.metadata.images}
+            and all((self.root / "msk" / f"{i}.png").is_file() for i in wanted)
+            and all(any((self.root / "img" / f"{i}{e}").is_file() for e in IMAGE_ENDINGS) for i in wanted)
+        )
+
+    def add_split(self, split: str, frames: Sequence[Frame], read: Reader) -> None:
+        """Convert the images of a split that are not converted yet.
+
+        Parameters
+        ----------
+        split : name of the list
+        frames : in the order the list shall have
+        read : finds the instances of a frame; picklable
+
+        Raises
+        ------
+        InputError
+            naming the file, if one is broken or does not fit; run again when it is mended: finished images are kept
+        """
+        ids = [frame.id for frame in frames]
+        if len(set(ids)) != len(ids):
+            twice = next(i for k, i in enumerate(ids) if i in ids[:k])
+            raise InputError(f"{split}: two images of the source are called {twice!r}")
+        # a name is a path below `img` and a line of the list
+        odd = next(
+            (i for i in ids if below(self.root, i) is None or [line.strip() for line in i.splitlines()] != [i]), None
+        )
+        if odd is not None:
+            raise InputError(f"{split}: {odd!r} is no name for an image")
+        journal = _Journal(self.root / _JOURNALS / f"{split}.jsonl", self.classes)
+        records = {k: r for k, r in journal.read().items() if self._is_on_disk(r)}
+        todo = [f for f in frames if f.id not in records or records[f.id]["stamp"] != _stamp(f)]
+        work = partial(_convert, root=self.root, read=read, classes=self.classes, link=self._link)
+        results = parallel_map(work, todo, self._workers)
+        desc = split if len(todo) == len(frames) else f"{split} (of {len(frames)})"
+        with journal.appending(keep=[records[i] for i in ids if i in records]) as append:
+            for record in self._progress(results, total=len(todo), desc=desc):
+                append(record)
+                records[record["id"]] = record
+        ordered = [records[i] for i in ids]
+        write_coco_json(self.root / "coco" / f"{split}.json", self.classes, ordered)
+        write_atomically(self.root / "lst" / f"{split}.txt", "".join(f"{i}\n" for i in ids).encode())
+        for r in ordered:
+            self._images[r["id"]] = ImageInfo(r["id"], r["cat"], (r["size"][0], r["size"][1]), r["iscrowd"])
+
+    def finish(self) -> Metadata:
+        """Write `metadata.bin`: the folder is now a data set. Call it after the last split."""
+        metadata = Metadata(**{**vars(self.classes), "images": list(self._images.values())})
+        write_metadata(self.root / "metadata.bin", metadata)
+        shutil.rmtree(self.root / _JOURNALS, ignore_errors=True)
+        return metadata
+
+    def _is_on_disk(self, record: dict[str, Any]) -> bool:
+        return all((self.root / name).is_file() for name in record["files"])
+
+
+class _Journal:
+    """What is known of finished images, a line each; lines of another version of the classes do not count."""
+
+    def __init__(self, path: Path, classes: Metadata) -> None:
+        self._path = path
+        self._header = {"journal": 1, "classes": pack_metadata(classes).hex()}
+
+    def read(self) -> dict[str, dict[str, Any]]:
+        if not self._path.is_file():
+            return {}
+        values = []
+        for line in self._path.read_text(encoding="utf-8").splitlines():
+            try:
+                values.append(parse_json(line))
+            except ValueError:  # the line that was being written when the process was killed
+                break
+        if not values or values[0] != self._header:
+            return {}
+        return {record["id"]: record for record in values[1:]}
+
+    def appending(self, keep: list[dict[str, Any]]) -> _Appending:
+        lines = [json.dumps(line) + "\n" for line in (self._header, *keep)]
+        write_atomically(self._path, "".join(lines).encode())
+        return _Appending(self._path)
+
+
+class _Appending:
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def __enter__(self) -> Callable[[dict[str, Any]], None]:
+        return self._append
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def _append(self, record: dict[str, Any]) -> None:
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+
+
+def _stamp(frame: Frame) -> list[int]:
+    files = [frame.photo, frame.annotation, *([frame.second] if frame.second else [])]
+    known = [zlib.crc32(repr(frame.info).encode())] if frame.info is not None else []
+    return [value for file in files for value in stamp(file)] + known
+
+
+def _convert(frame: Frame, root: Path, read: Reader, classes: Metadata, link: Link) -> dict[str, Any]:
+    """Write photo and mask of one frame, in a worker process; the result is its line of the journal."""
+    source = _stamp(frame)
+    instances = read(frame)
+    layers = instances.ids[None] if instances.ids.ndim == 2 else instances.ids
+    size = (int(layers.shape[1]), int(layers.shape[2]))
+    photo_is = photo_size(frame.photo)
+    if photo_is != size:
+        raise InputError(
+            f"{frame.photo}: {photo_is[1]} x {photo_is[0]} pixels (width x height), but its annotation "
+            f"{frame.annotation} has {size[1]} x {size[0]}"
+        )
+    ending = frame.photo.suffix.lower()
+    photo = Path("img", frame.id + (ending if ending in IMAGE_ENDINGS else ".png"))
+    put_photo(frame.photo, root / photo, link)
+    masks = [Path("msk", f"{frame.id}.png" + (f".{k}" if k else "")) for k in range(len(layers))]
+    depth = np.uint8 if len(instances.cat) <= 256 else np.uint16
+    for path, layer in zip(masks, layers):
+        with replacing(root / path) as temporary:
+            # runs of equal ids are all there is to find: half the time of zlib's usual search, and smaller files
+            Image.fromarray(layer.astype(depth, copy=False)).save(temporary, format="PNG", compress_type=zlib.Z_RLE)
+    return {
+        "id": frame.id,
+        "file_name": frame.file_name,
+        "size": list(size),
+        "cat": instances.cat,
+        "iscrowd": instances.iscrowd,
+        "annotations": thing_annotations(layers, instances.cat, instances.iscrowd, classes),
+        "files": [str(photo), *map(str, masks)],
+        "stamp": source,
+    }
+
+
+def put_photo(source: File, target: Path, link: Link) -> None:
+    """Link or copy a photo, whole or not at all; one that is not PNG or JPEG is stored as PNG."""
+    with replacing(target) as temporary:
+        if source.suffix.lower() not in IMAGE_ENDINGS:
+            read_photo(source).save(temporary, format="PNG")
+        elif not isinstance(source, Path):
+            temporary.write_bytes(read_file(source))
+        elif link == "symbolic":
+            temporary.symlink_to(source.resolve())
+        elif link == "copy" or not _hard_link(source, temporary):
+            shutil.copyfile(source, temporary)
+
+
+def _hard_link(source: Path, target: Path) -> bool:
+    try:
+        os.link(source.resolve(), target)
+    except OSError:  # another disk, a file system without links, somebody else's file
+        return False
+    return True

@@ -1,0 +1,120 @@
+"""Writes scenes as a raw Cityscapes tree; resumable, in parallel, never a half-written file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from seamseg.toy_city.scene import render_scene
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import replacing, write_atomically
+from seamseg.utils.parallel import parallel_map
+
+CITY = "toyville"
+VERSION = 1
+"""Changes when the same seed gives other pictures."""
+
+_FIRST = {"train": 0, "val": 500_000}
+"""Number of a split's first scene: file names differ between splits, as those of Cityscapes do."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    root: Path
+    seed: int
+    split: str
+    index: int
+    size: tuple[int, int]
+
+    @property
+    def name(self) -> str:
+        return f"{CITY}_{_FIRST[self.split] + self.index:06d}_000019"
+
+    def paths(self) -> tuple[Path, Path, Path]:
+        """photo, instance ids, label ids"""
+        truth = self.root / "gtFine" / self.split / CITY / f"{self.name}_gtFine"
+        photo = self.root / "leftImg8bit" / self.split / CITY / f"{self.name}_leftImg8bit.png"
+        return photo, Path(f"{truth}_instanceIds.png"), Path(f"{truth}_labelIds.png")
+
+
+def generate_toy_city(
+    root: str | os.PathLike,
+    train: int = 400,
+    val: int = 40,
+    seed: int = 0,
+    size: tuple[int, int] = (256, 512),
+    workers: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[str]:
+    """Write a toy city under `root` as `leftImg8bit/` and `gtFine/`, as Cityscapes is distributed.
+
+    Scenes that are there already are left alone, so an interrupted call is finished by repeating it. Every scene
+    depends on `(seed, split, its number, size)` alone.
+
+    Parameters
+    ----------
+    train, val : number of scenes of the splits
+    size : `(height, width)` in pixels of landscape pictures; a fifth of the pictures are portrait, with it swapped
+    workers : processes; None takes one a processor, 1 stays in this one
+    progress : called with (scenes done, scenes in all)
+
+    Returns
+    -------
+    the ids of all scenes of the city, training first
+
+    Raises
+    ------
+    InputError
+        for a negative count, a size under 64 pixels, or a `root` that holds a toy city of other settings
+    """
+    if train < 0 or val < 0:
+        raise InputError(f"toy city: train and val must be 0 or more, got {train} and {val}")
+    if min(size) < 64:
+        raise InputError(f"toy city: size must be at least 64 pixels a side, got {size[0]}x{size[1]}")
+    folder = Path(root)
+    _check_settings(folder, {"version": VERSION, "seed": int(seed), "size": [int(s) for s in size]})
+    counts = {"train": train, "val": val}
+    jobs = [_Job(folder, int(seed), split, i, (size[0], size[1])) for split, n in counts.items() for i in range(n)]
+    for split in (s for s, n in counts.items() if n):
+        for top in ("leftImg8bit", "gtFine"):
+            (folder / top / split / CITY).mkdir(parents=True, exist_ok=True)
+    todo = [job for job in jobs if not all(path.is_file() for path in job.paths())]
+    done = len(jobs) - len(todo)
+    for _ in parallel_map(_write_scene, todo, workers):
+        done += 1
+        if progress is not None:
+            progress(done, len(jobs))
+    return [job.name for job in jobs]
+
+
+def _write_scene(job: _Job) -> None:
+    photo, ids = render_scene(job.seed, job.split, job.index, job.size)
+    label_ids = np.where(ids >= 1000, ids // 1000, ids).astype(np.uint8)
+    for path, array in zip(job.paths(), (photo, ids, label_ids)):
+        _save_png(path, array)
+
+
+def _save_png(path: Path, array: np.ndarray) -> None:
+    with replacing(path) as temporary:
+        Image.fromarray(array).save(temporary, format="PNG", compress_level=3)
+
+
+def _check_settings(folder: Path, settings: dict) -> None:
+    """Refuse to mix scenes of different settings in one folder."""
+    path = folder / "toy_city.json"
+    if path.is_file():
+        try:
+            found = json.loads(path.read_text())
+        except ValueError as error:
+            raise InputError(f"{path}: not readable ({error}); delete the folder and generate it again") from None
+        if found != settings:
+            raise InputError(f"{folder}: holds a toy city made with {found}, not {settings}; choose another folder")
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(settings).encode() + b"\n")

@@ -1,0 +1,1 @@
+"""Dumps of failed steps and their replay."""

@@ -1,0 +1,192 @@
+"""What a training leaves to read: the text log and the TensorBoard files of its run folder."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seamseg.evaluation.scores import AP_NUMBERS, HEADLINE, PanopticScores
+from seamseg.utils.errors import SeamsegError
+
+LOG_NAME = "training.log"
+
+_logger = logging.getLogger("seamseg")
+
+
+class TextLog:
+    """Lines that go to the console and, with the time, to `training.log` in the run folder.
+
+    Only the main process makes one with `enabled`; on the others it swallows everything.
+
+    Parameters
+    ----------
+    folder : run folder, must exist; None for no file
+    quiet : keep the console to warnings
+    enabled : False for a log that does nothing
+    """
+
+    def __init__(self, folder: Path | None, quiet: bool = False, enabled: bool = True) -> None:
+        self._handlers: list[logging.Handler] = []
+        self.enabled = enabled
+        if not enabled:
+            return
+        console = logging.StreamHandler(sys.stderr)
+        console.setLevel(logging.WARNING if quiet else logging.INFO)
+        console.setFormatter(logging.Formatter("%(message)s"))
+        self._handlers.append(console)
+        if folder is not None:
+            try:
+                file = logging.FileHandler(folder / LOG_NAME, encoding="utf-8")
+            except OSError as error:
+                raise SeamsegError(f"{folder / LOG_NAME}: cannot write: {error.strerror}") from error
+            file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+            self._handlers.append(file)
+        _logger.setLevel(logging.INFO)
+        _logger.propagate = False
+        for handler in self._handlers:
+            # a full disk shows where a snapshot is written; a log line must not print a traceback a step
+            handler.handleError = lambda record: None  # type: ignore[method-assign]
+            _logger.addHandler(handler)
+
+    def info(self, message: str) -> None:
+        """A line of the course of things."""
+        if self.enabled:
+            _logger.info(message)
+
+    def warning(self, message: str) -> None:
+        """A line about something that may be wrong."""
+        if self.enabled:
+            _logger.warning(message)
+
+    def failure(self, message: str) -> None:
+        """A line for the file alone: the command line prints the reason of its failure itself."""
+        record = _logger.makeRecord(_logger.name, logging.ERROR, "", 0, message, (), None)
+        for handler in self._handlers:
+            if isinstance(handler, logging.FileHandler):
+                handler.handle(record)
+
+    def close(self) -> None:
+        """Close the file; lines after this are lost."""
+        for handler in self._handlers:
+            _logger.removeHandler(handler)
+            handler.close()
+        self._handlers = []
+        self.enabled = False
+
+
+class Board:
+    """TensorBoard writer of the main process; without TensorBoard, or on other processes, it does nothing.
+
+    Parameters
+    ----------
+    folder : run folder; None for no files
+    purge_step : of a resumed run: what an earlier run wrote from this step on is hidden
+    """
+
+    def __init__(self, folder: Path | None, purge_step: int | None = None, log: TextLog | None = None) -> None:
+        self._writer: Any = None
+        if folder is None:
+            return
+        try:
+            # takes a second to import
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            if log is not None:
+                log.warning(f"no TensorBoard files are written: {error}; install it with `pip install tensorboard`")
+            return
+        self._writer = SummaryWriter(str(folder), purge_step=purge_step)
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is written"""
+        return self._writer is not None
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Numbers by tag."""
+        if self._writer is not None:
+            for tag, value in values.items():
+                self._writer.add_scalar(tag, value, step)
+
+    def picture(self, tag: str, rgb: np.ndarray, step: int) -> None:
+        """An `H x W x 3` uint8 picture."""
+        if self._writer is not None:
+            self._writer.add_image(tag, rgb, step, dataformats="HWC")
+
+    def text(self, tag: str, text: str, step: int = 0) -> None:
+        """Preformatted text."""
+        if self._writer is not None:
+            indented = "\n".join("    " + line for line in text.splitlines())
+            self._writer.add_text(tag, indented, step)
+
+    def close(self) -> None:
+        """Write what is pending."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds, as 1:02:03."""
+    whole = max(0, round(seconds))
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def remaining(seconds: float, now: float | None = None) -> str:
+    """A time that is left, and when it ends if that is more than an hour away.
+
+    Parameters
+    ----------
+    seconds : that are left
+    now : seconds since 1970; None for the clock
+    """
+    if seconds <= 3600:
+        return duration(seconds)
+    end = time.localtime((time.time() if now is None else now) + seconds)
+    return f"{duration(seconds)} (until {time.strftime('%d %b %H:%M', end)})"
+
+
+_GROUPS = {
+    "lr_norm": "lr/norm",
+    "lr_other": "lr/other",
+    "step_seconds": "time/step",
+    "data_seconds": "time/data",
+    "data_share": "time/data_share",
+    "images_per_second": "time/images_per_second",
+    "rss_peak_gib": "memory/rss_peak_gib",
+    "allocated_peak_gib": "memory/allocated_peak_gib",
+    "reserved_peak_gib": "memory/reserved_peak_gib",
+}
+
+_SHOWN = ("PQ", "PQ_things", "PQ_stuff", "SQ", "RQ", "PQ_dagger", "mIoU")
+
+
+def train_tag(name: str) -> str:
+    """The TensorBoard tag of a number that `metrics.jsonl` calls `name`."""
+    return _GROUPS.get(name, f"train/{name}")
+
+
+def validation_scalars(scores: PanopticScores) -> dict[str, float]:
+    """The scores by TensorBoard tag; what could not be measured is left out."""
+    values = {f"val/{name}": getattr(scores, name) for name in HEADLINE}
+    for key in ("PQ", "SQ", "RQ", "IoU"):
+        values |= {f"val_{key}/{c.info.name}": getattr(c, key) for c in scores.per_class}
+    if scores.instances is not None:
+        for kind, ap in scores.instances.kinds.items():
+            values |= {f"val/{kind}_{name}": getattr(ap, name) for name in AP_NUMBERS}
+            values |= {f"val_{kind}_AP/{c.info.name}": c.AP for c in ap.per_class}
+    return {tag: value for tag, value in values.items() if value == value}
+
+
+def validation_line(scores: PanopticScores, seconds: float) -> str:
+    """The scores in percent, and the time they took, for the text log."""
+    words = [f"{name} {100 * getattr(scores, name):.2f}" for name in _SHOWN]
+    if scores.instances is not None:
+        for kind, ap in scores.instances.kinds.items():
+            words.append(f"{kind} AP {100 * ap.AP:.2f} (AP50 {100 * ap.AP50:.2f}, AP75 {100 * ap.AP75:.2f})")
+    return f"{'  '.join(words)} ({scores.n_images} images, {duration(seconds)})"

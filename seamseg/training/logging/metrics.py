@@ -1,0 +1,110 @@
+"""`metrics.jsonl` of a run folder: every number of a training as one JSON object a line, for programs to read.
+
+A line has `kind` (train or validation), `step`, `epoch` (from 0), `time` (seconds since 1970) and numbers; null where a
+number is not finite. Lines are whole as soon as they are written, so that a killed run leaves at most one torn line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import cannot_write, write_atomically
+from seamseg.utils.limits import parse_json
+
+METRICS_NAME = "metrics.jsonl"
+
+
+class MetricsFile:
+    """Writes the lines of a run; without a folder it does nothing.
+
+    A new run begins a new file. A resumed run keeps what belongs to the part of the training that it builds upon, and
+    drops, atomically, what an earlier run wrote beyond: no step is there twice.
+
+    Parameters
+    ----------
+    folder : run folder; None on processes that do not write
+    resumed : `(step, epoch)` of a resumed run: its last step and its last finished epoch; None for a new run
+
+    Raises
+    ------
+    SeamsegError
+        if the file cannot be written
+    """
+
+    def __init__(self, folder: Path | None, resumed: tuple[int, int] | None = None) -> None:
+        self._file: IO[bytes] | None = None
+        self._torn = False
+        if folder is None:
+            return
+        path = folder / METRICS_NAME
+        kept = [] if resumed is None or not path.exists() else [m for m in read_metrics(path) if _within(m, *resumed)]
+        write_atomically(path, b"".join(_line(m) for m in kept))
+        try:
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise cannot_write(path, error) from error
+
+    def write(self, kind: str, step: int, epoch: int, values: dict[str, Any]) -> None:
+        """Append a line. A disk that is full costs lines here; it stops the training where a snapshot is written."""
+        if self._file is None:
+            return
+        content = {"kind": kind, "step": step, "epoch": epoch, "time": round(time.time(), 3), **values}
+        line = (b"\n" if self._torn else b"") + _line(content)
+        self._torn = True
+        with suppress(OSError):
+            self._torn = self._file.write(line) != len(line)
+
+    def close(self) -> None:
+        """Close the file; lines after this are lost."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl` or of the one in a run folder; what a kill or a full disk tore is left out.
+
+    Raises
+    ------
+    InputError
+        if there is no such file or it cannot be read
+    """
+    path = Path(path)
+    path = path / METRICS_NAME if path.is_dir() else path
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file (metrics of a training)") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot read the metrics: {error.strerror or error}") from error
+    found = []
+    # what follows the last line break was cut off, even where it happens to be JSON
+    for line in lines[:-1]:
+        try:
+            content = parse_json(line)
+        except ValueError:
+            continue
+        if isinstance(content, dict) and isinstance(content.get("step"), int):
+            found.append(content)
+    return found
+
+
+def _within(line: dict[str, Any], step: int, epoch: int) -> bool:
+    # the validation of an epoch that did not get finished comes again, after the same step
+    return line["step"] <= step and (line.get("kind") != "validation" or line.get("epoch", 0) <= epoch)
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    return json.dumps(_finite(content), allow_nan=False).encode() + b"\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,1 @@
+"""Optimizer, schedules, moving average, precision."""

@@ -1,0 +1,121 @@
+"""The moving average of the weights (`[optimizer] ema`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seamseg.checkpoints.snapshot import network_parts
+from seamseg.training.optim.running_statistics import running_statistics
+from seamseg.utils.errors import InputError
+
+_COUNT = "updates"
+
+
+class WeightAverage:
+    """Moving average of the trainable weights and of the running means and variances, in float32.
+
+    It starts as a copy. Update number t, from 0, keeps the part `min(decay, (1 + t) / (10 + t))` of it, so that the
+    weights a short training began with are soon forgotten. Running statistics are averaged like the weights they belong
+    to. Counters of norm layers and weights that are not trained are those of the network.
+
+    Parameters
+    ----------
+    net : with the parts of :data:`seamseg.checkpoints.snapshot.NETWORK_MODULES`, on its device
+    decay : part of the average that an update keeps, in the long run
+    """
+
+    def __init__(self, net: nn.Module, decay: float) -> None:
+        self.net = net
+        self.decay = decay
+        statistics = [b for b in running_statistics(net) if b.is_floating_point()]
+        self._live: list[Tensor] = [*(p for p in net.parameters() if p.requires_grad), *statistics]
+        self._statistics = len(statistics)
+        with torch.no_grad():
+            self._averages = [t.detach().clone(memory_format=torch.preserve_format).float() for t in self._live]
+        self._updates = torch.zeros((), dtype=torch.int64, device=self._live[0].device)
+
+    @property
+    def statistics(self) -> list[Tensor]:
+        """The averaged running statistics, which processes may hold different ones of."""
+        return self._averages[len(self._averages) - self._statistics :]
+
+    @torch.no_grad()
+    def update(self, skipped: Tensor) -> None:
+        """Take the network's present weights in, except where `skipped`: a bool scalar the host does not read."""
+        keep = ((1 + self._updates) / (10 + self._updates).double()).clamp(max=self.decay)
+        weight = torch.where(skipped, 0.0, 1.0 - keep).float()
+        # three passes, as foreach_lerp has no form that takes one weight from the device
+        change = list(torch._foreach_sub(_detached(self._live), self._averages))
+        torch._foreach_mul_(change, weight)
+        torch._foreach_add_(self._averages, change)
+        self._updates += ~skipped
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """The network holds the average inside a `with` block, and has its own weights back after it."""
+        live = _detached(self._live)
+        own = [tensor.clone() for tensor in live]
+        try:
+            torch._foreach_copy_(live, self._averages)
+            yield
+        finally:
+            torch._foreach_copy_(live, own)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The average by part under the keys of the network's state, and the number of updates.
+
+        The tensors are the average's own, on its device: copy them before the next step.
+        """
+        return {**self._by_part(), _COUNT: self._updates}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Any, source: str) -> None:
+        """Continue from a saved average.
+
+        Raises
+        ------
+        InputError
+            if it is that of another network or damaged
+        """
+        updates = state.get(_COUNT) if isinstance(state, Mapping) else None
+        if not isinstance(updates, Tensor) or updates.shape != ():
+            raise InputError(f"{source}: its moving average is damaged; go on without it with optimizer.ema=0")
+        own = {id(average): average for average in self._averages}
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for part, tensors in self._by_part().items():
+            saved = state.get(part)
+            for key, tensor in tensors.items():
+                value = saved.get(key) if isinstance(saved, Mapping) else None
+                if id(tensor) not in own:
+                    continue
+                if not isinstance(value, Tensor) or value.shape != tensor.shape:
+                    raise InputError(
+                        f"{source}: its moving average does not fit this network, first {part}.{key}; "
+                        "go on without it with optimizer.ema=0"
+                    )
+                pairs.append((tensor, value))
+        for tensor, value in pairs:
+            tensor.copy_(value)
+        self._updates.copy_(updates)
+
+    def reset(self) -> None:
+        """Start anew as a copy of the network's present weights."""
+        torch._foreach_copy_(self._averages, _detached(self._live))
+        self._updates.zero_()
+
+    def _by_part(self) -> dict[str, dict[str, Tensor]]:
+        average = {id(live): mean for live, mean in zip(self._live, self._averages)}
+        return {
+            # keep_vars: the network's own tensors, to be told by identity
+            part: {key: average.get(id(t), t.detach()) for key, t in module.state_dict(keep_vars=True).items()}
+            for part, module in network_parts(self.net).items()
+        }
+
+
+def _detached(tensors: list[Tensor]) -> list[Tensor]:
+    return [tensor.detach() for tensor in tensors]

@@ -1,0 +1,189 @@
+"""SGD or AdamW over two groups of parameters, those of normalisation layers and the others (SPEC section 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from seamseg.config import Config
+from seamseg.ops.norm import ABN
+from seamseg.utils.errors import InputError
+
+NORM_LAYERS = (ABN, _BatchNorm, nn.GroupNorm, nn.LayerNorm)
+
+
+def split_parameters(module: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The trainable parameters of normalisation layers, and all other trainable ones, each in the order of the modules.
+
+    The order is part of the snapshot format: an optimizer state names parameters by their place in it.
+    """
+    norm: list[nn.Parameter] = []
+    other: list[nn.Parameter] = []
+    seen: set[nn.Parameter] = set()
+    for layer in module.modules():
+        group = norm if isinstance(layer, NORM_LAYERS) else other
+        for parameter in layer.parameters(recurse=False):
+            if parameter.requires_grad and parameter not in seen:
+                seen.add(parameter)
+                group.append(parameter)
+    return norm, other
+
+
+def build_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
+    """SGD, or AdamW with `optimizer.type`; group 0 are the normalisation parameters, group 1 the others.
+
+    Normalisation parameters have learning rate 0 when `body.bn_frozen`, and weight decay only with
+    `optimizer.weight_decay_norm`. Parameters that need no gradient are in neither group.
+
+    Raises
+    ------
+    InputError
+        if a beta of AdamW is 1
+    """
+    options = config.optimizer
+    norm, other = split_parameters(net)
+    groups = [
+        {
+            "params": norm,
+            "lr": 0.0 if config.body.bn_frozen else options.lr,
+            "weight_decay": options.weight_decay if options.weight_decay_norm else 0.0,
+        },
+        {"params": other, "lr": options.lr, "weight_decay": options.weight_decay},
+    ]
+    fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in (*norm, *other))
+    optimizer: torch.optim.Optimizer
+    if options.type == "adamw":
+        for name, beta in (("momentum", options.momentum), ("beta2", options.beta2)):
+            if beta >= 1:
+                raise InputError(f"[optimizer] {name} = {beta}: with type = adamw it must be below 1")
+        optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=(options.momentum, options.beta2), fused=fused)
+    else:
+        optimizer = torch.optim.SGD(
+            groups,
+            lr=options.lr,
+            momentum=options.momentum,
+            nesterov=options.nesterov and options.momentum > 0,
+            fused=fused,
+        )
+    fill_state(optimizer)
+    return optimizer
+
+
+def fill_state(optimizer: torch.optim.Optimizer) -> None:
+    """Begin the state of all parameters with zeros, which gives the same first step as no state.
+
+    torch's fused SGD would leave it uninitialised where the first step is left out, and fails where a parameter gets
+    its first gradient later than others.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            if isinstance(optimizer, torch.optim.AdamW):
+                device = parameter.device if group["fused"] else torch.device("cpu")
+                state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+                state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
+                state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
+            elif group["momentum"] > 0:
+                state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
+
+
+@torch.no_grad()
+def step_unless(optimizer: torch.optim.Optimizer, skipped: Tensor) -> None:
+    """A step that, where `skipped`, changes neither parameters nor state; the flag is not read by the host.
+
+    Parameters
+    ----------
+    optimizer : of :func:`build_optimizer`, fused or not
+    skipped : bool scalar on the device of the parameters
+    """
+    if all(group["fused"] for group in optimizer.param_groups):
+        # how torch's GradScaler tells a fused optimizer; it compares with exactly 1
+        optimizer.found_inf = skipped.to(torch.float32)  # type: ignore[attr-defined]
+        try:
+            optimizer.step()
+        finally:
+            del optimizer.found_inf  # type: ignore[attr-defined]
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    states = [value for p in parameters for value in optimizer.state[p].values() if isinstance(value, Tensor)]
+    tensors = [p.detach() for p in parameters] + states
+    before = [tensor.clone() for tensor in tensors]
+    optimizer.step()
+    for tensor, old in zip(tensors, before):
+        # counters of AdamW may be on the CPU, where the flag must follow
+        tensor.copy_(torch.where(skipped.to(tensor.device), old, tensor))
+
+
+def set_learning_rates(optimizer: torch.optim.Optimizer, rates: list[float]) -> None:
+    """Give each parameter group its rate."""
+    for group, rate in zip(optimizer.param_groups, rates):
+        group["lr"] = rate
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], source: str) -> None:
+    """Take the momenta (and of AdamW the step counts) out of a saved optimizer state, also of the original's.
+
+    Rates, decay and momentum stay those of the configuration, so that they can be changed between two runs. A parameter
+    of which nothing is saved starts anew.
+
+    Parameters
+    ----------
+    optimizer : over the same parameters, with the device and memory format to keep
+    state : what `state_dict()` of the optimizer gave
+    source : file it comes from, for messages
+
+    Raises
+    ------
+    InputError
+        if it belongs to other parameters or another type of optimizer, or is damaged
+    """
+    saved, entries = _checked(state, source)
+    groups = optimizer.param_groups
+    counts, found = [len(g["params"]) for g in groups], [len(g["params"]) for g in saved]
+    if found != counts:
+        raise InputError(
+            f"{source}: its optimizer holds {found} parameters a group, this training {counts}; "
+            f"were body.num_frozen or the architecture changed? start anew with --pre-train {source}"
+        )
+    wanted = "adamw" if isinstance(optimizer, torch.optim.AdamW) else "sgd"
+    name = "adamw" if any("betas" in group for group in saved) else "sgd"
+    if name != wanted:
+        raise InputError(
+            f"{source}: its optimizer is {name}, this training's {wanted}; set optimizer.type = {name}, or start anew "
+            f"with --pre-train {source}"
+        )
+    for group, saved_group in zip(groups, saved):
+        for parameter, index in zip(group["params"], saved_group["params"]):
+            for key, target in optimizer.state[parameter].items():
+                value = entries.get(index, {}).get(key)
+                if value is not None:
+                    _fill(target, value, source)
+
+
+def _checked(state: Any, source: str) -> tuple[list[Mapping[str, Any]], Mapping[Any, Mapping[str, Any]]]:
+    groups = state.get("param_groups") if isinstance(state, Mapping) else None
+    entries = state.get("state") if isinstance(state, Mapping) else None
+    if (
+        not isinstance(groups, (list, tuple))
+        or not all(isinstance(g, Mapping) and isinstance(g.get("params"), (list, tuple)) for g in groups)
+        or not isinstance(entries, Mapping)
+        or not all(isinstance(entry, Mapping) for entry in entries.values())
+    ):
+        raise InputError(f"{source}: its optimizer state is damaged; start anew with --pre-train {source}")
+    return list(groups), entries
+
+
+@torch.no_grad()
+def _fill(target: Tensor, value: Any, source: str) -> None:
+    # older releases of torch wrote the step count as a number
+    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    if tensor.shape != target.shape:
+        raise InputError(
+            f"{source}: its optimizer has a {tuple(tensor.shape)} tensor where this training has "
+            f"{tuple(target.shape)}; start anew with --pre-train {source}"
+        )
+    target.copy_(tensor)

@@ -1,0 +1,1 @@
+"""Processes, files, URLs, progress, errors: what every room uses."""

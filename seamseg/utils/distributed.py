@@ -1,0 +1,300 @@
+"""One process or several: the process group of torchrun's environment, and the few collectives the engine needs.
+
+Any launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT will do; without them there is one
+process and no group. Collectives of Python objects and of CPU tensors go through gloo, those of CUDA tensors through
+NCCL; with SEAMSEG_CUDA_BACKEND=gloo also through gloo, which is slower, but lets several processes share one GPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.process_groups import forget_groups, limit_waiting
+
+T = TypeVar("T")
+
+_REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_BACKEND_VARIABLE = "SEAMSEG_CUDA_BACKEND"
+_TIMEOUT_VARIABLE = "SEAMSEG_TIMEOUT_MINUTES"
+_TIMEOUT_MINUTES = 10
+"""Longer than any process works on its own while others wait: a snapshot on a slow disk, torch.compile at the start."""
+_PATIENT_DAYS = 30
+_LOST_TOUCH = ("gloo", "NCCL", "peer", "Broken pipe", "timed out", "Timed out")
+"""Words of errors that another process has caused."""
+
+
+class TogetherError(SeamsegError):
+    """An error that all processes raise at the same point, after they have agreed on it, and outside of collectives."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Who this process is: `rank` of `size`, `local_rank` on its machine, and the device it computes on."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    device: torch.device = torch.device("cpu")
+
+    @property
+    def is_main(self) -> bool:
+        """True for the process that prints and writes the shared files."""
+        return self.rank == 0
+
+    @property
+    def is_distributed(self) -> bool:
+        """True if there are other processes."""
+        return self.size > 1
+
+    def shard(self, items: list[T]) -> list[T]:
+        """This process' part of a list: every item goes to exactly one process, so parts may differ by one item."""
+        return items[self.rank :: self.size]
+
+
+def choose_device(name: str = "auto", local_rank: int = 0) -> torch.device:
+    """The device that `--device` names: auto (a GPU if there is one), cpu, cuda or cuda:N.
+
+    Raises
+    ------
+    InputError
+        if there is no such device here
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device {name}: not a device, use auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise InputError(f"--device {name}: this PyTorch sees no GPU; use --device cpu, or run `seamseg doctor`")
+        index = local_rank if device.index is None else device.index
+        if index >= torch.cuda.device_count():
+            raise InputError(
+                f"--device {name}: process {local_rank} needs GPU {index}, there are {torch.cuda.device_count()}; "
+                "start fewer processes or use --device cpu"
+            )
+        return torch.device("cuda", index)
+    return device
+
+
+def _environment() -> tuple[int, int, int]:
+    """rank, world size and local rank as the launcher says; 0, 1, 0 if there is none."""
+    present = [name for name in _REQUIRED if name in os.environ]
+    if not present or os.environ.get("WORLD_SIZE") == "1":
+        return 0, 1, 0
+    missing = [name for name in _REQUIRED if name not in os.environ]
+    # MASTER_ADDR alone is often left in a shell; only a rank or a size means that a launcher is at work
+    if "RANK" not in present and "WORLD_SIZE" not in present:
+        return 0, 1, 0
+    if missing:
+        raise InputError(f"the environment sets {', '.join(present)} but not {', '.join(missing)}; start with torchrun")
+    try:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    except ValueError:
+        raise InputError("RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers; start with torchrun") from None
+    if not 0 <= rank < size:
+        raise InputError(f"RANK={rank} is not below WORLD_SIZE={size}; start with torchrun")
+    return rank, size, local_rank
+
+
+def _timeout() -> timedelta:
+    value = os.environ.get(_TIMEOUT_VARIABLE, str(_TIMEOUT_MINUTES))
+    try:
+        minutes = float(value)
+    except ValueError:
+        minutes = 0.0
+    if minutes <= 0:
+        raise InputError(f"{_TIMEOUT_VARIABLE}={value}: must be a positive number of minutes")
+    return timedelta(minutes=minutes)
+
+
+def _backend(device: torch.device) -> str:
+    """What `init_process_group` is asked for."""
+    if device.type != "cuda":
+        return "gloo"
+    backend = os.environ.get(_BACKEND_VARIABLE, "nccl")
+    if backend not in ("nccl", "gloo"):
+        raise InputError(f"{_BACKEND_VARIABLE}={backend}: must be nccl or gloo")
+    return f"cpu:gloo,cuda:{backend}"
+
+
+@contextmanager
+def distributed(device: str = "auto") -> Iterator[World]:
+    """Join the launcher's process group for the length of a `with` block; a lone process joins none.
+
+    A process fails as soon as it needs another that has died, and when it waits for one that has stopped longer than
+    SEAMSEG_TIMEOUT_MINUTES (10). It then ends without asking the others; the launcher ends, or restarts, them.
+
+    Parameters
+    ----------
+    device : as `--device`; `auto` and `cuda` mean the GPU numbered as the local rank
+
+    Raises
+    ------
+    InputError
+        if the environment is half set or wrong, or there are fewer GPUs than processes
+    SeamsegError
+        if the other processes cannot be reached, or are lost within the block
+    """
+    rank, size, local_rank = _environment()
+    world = World(rank, size, local_rank, choose_device(device, local_rank))
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
+    if size == 1:
+        yield world
+        return
+    backend = _backend(world.device)
+    timeout = _timeout()
+    limit_waiting(timeout)
+    try:
+        dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        reason = str(error).splitlines()[0]
+        raise SeamsegError(f"process {rank} of {size} cannot join the others at {address}: {reason}") from error
+    try:
+        yield world
+    except BaseException as error:
+        # NCCL's communicators can hang when one process takes them down and another is inside a collective; gloo's
+        # cannot, and after an error of all processes nobody is inside of one, as at the end
+        if world.device.type == "cpu" or isinstance(error, TogetherError):
+            _leave()
+        if isinstance(error, RuntimeError) and lost_touch(error):
+            raise SeamsegError(
+                f"process {rank} of {size} lost touch with the others: one has ended, see its message, or kept this "
+                f"one waiting for {timeout.total_seconds() / 60:g} minutes ({_TIMEOUT_VARIABLE}) "
+                f"({reason_of(error)})"
+            ) from error
+        raise
+    else:
+        _leave()
+
+
+def lost_touch(error: RuntimeError) -> bool:
+    """Whether an error of this process is, by its words, another one's doing."""
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in _LOST_TOUCH)
+
+
+def reason_of(error: RuntimeError) -> str:
+    """What torch says of a lost process, without the place in its own sources and the advice behind it."""
+    words = re.sub(r"^(\[[^]]*\]:?\s*)+", "", str(error).strip().splitlines()[0]) or str(error)
+    return words.split(". ")[0].strip()[:200]
+
+
+def _leave() -> None:
+    forget_groups()
+    dist.destroy_process_group()
+    # DDP holds groups in cycles; their threads must end now, not while the interpreter exits, which can abort
+    gc.collect()
+
+
+def barrier(world: World) -> None:
+    """Wait until every process is here."""
+    if world.is_distributed:
+        # a sum over gloo rather than dist.barrier(): the latter would first occupy a GPU, and warn
+        dist.all_reduce(torch.zeros(1))
+
+
+def patient_group(world: World) -> Any:
+    """A group for collectives that processes may reach days apart, since they work on their own until then.
+
+    One that dies is noticed by the others at once all the same. All processes must call this; None for a lone one.
+    """
+    return dist.new_group(backend="gloo", timeout=timedelta(days=_PATIENT_DAYS)) if world.is_distributed else None
+
+
+def gather_objects(world: World, value: T, group: Any = None) -> list[T]:
+    """What every process holds, by rank; every process gets the list. Values must be picklable.
+
+    `group` is that of all processes, or their :func:`patient_group`.
+    """
+    if not world.is_distributed:
+        return [value]
+    gathered: list[Any] = [None] * world.size
+    dist.all_gather_object(gathered, value, group=group)
+    return gathered
+
+
+def gather_to_main(world: World, value: T) -> list[T] | None:
+    """What every process holds, by rank, for the main process; None for the others. Values must be picklable."""
+    if not world.is_distributed:
+        return [value]
+    gathered: list[Any] | None = [None] * world.size if world.is_main else None
+    dist.gather_object(value, gathered, dst=0)
+    return gathered
+
+
+def broadcast_object(world: World, value: T | None, group: Any = None) -> T:
+    """What the main process holds, which must be no None; the others pass None. `group` as :func:`gather_objects`."""
+    holder: list[Any] = [value]
+    if world.is_distributed:
+        # on the CPU, where gloo is: the object of another device would go through NCCL
+        dist.broadcast_object_list(holder, src=0, group=group, device=torch.device("cpu"))
+    return holder[0]
+
+
+def shared_counter(world: World) -> Callable[[], int]:
+    """Gives 0, 1, 2, ..., each number once over all processes, at any time and from any thread.
+
+    Numbers go on from those of an earlier counter of the same process group.
+    """
+    if not world.is_distributed:
+        numbers = itertools.count()
+        return lambda: next(numbers)
+    store = dist.distributed_c10d._get_default_store()
+    return lambda: store.add("seamseg_counter", 1) - 1
+
+
+def max_over_processes(world: World, values: dict[str, float]) -> dict[str, float]:
+    """The largest of each number over the processes, which must all pass the same names."""
+    if not world.is_distributed or not values:
+        return values
+    largest = torch.tensor(list(values.values()), dtype=torch.float64)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return dict(zip(values, largest.tolist()))
+
+
+def mean_over_processes(world: World, values: dict[str, float]) -> dict[str, float]:
+    """Average each number over the processes, which must all pass the same names."""
+    if not world.is_distributed:
+        return values
+    total = torch.tensor(list(values.values()), dtype=torch.float64)
+    dist.all_reduce(total)
+    return dict(zip(values, (total / world.size).tolist()))
+
+
+def sum_over_processes(world: World, values: torch.Tensor) -> torch.Tensor:
+    """The sum of a CPU tensor over the processes."""
+    if not world.is_distributed:
+        return values
+    total = values.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def broadcast_buffers(world: World, module: nn.Module) -> None:
+    """Give every process the main process' buffers (running statistics)."""
+    broadcast_tensors(world, module.buffers())
+
+
+def broadcast_tensors(world: World, tensors: Iterable[torch.Tensor]) -> None:
+    """Give every process the main process' values of these tensors."""
+    if not world.is_distributed:
+        return
+    for tensor in tensors:
+        dist.broadcast(tensor.detach(), src=0)

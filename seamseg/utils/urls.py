@@ -1,0 +1,142 @@
+"""Photos and outputs at URLs, through fsspec where it is installed: s3://, gs://, https://, memory:// and others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import IO, Any
+
+from seamseg.utils.errors import InputError, UnreadableImage
+from seamseg.utils.limits import PHOTO_BYTES, read_limited
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_MAGIC = re.compile(r"[*\[]")
+
+
+def is_url(text: str) -> bool:
+    """Whether a text is a URL rather than a path."""
+    return _URL.match(text) is not None
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """The fsspec file system of a URL, and the path there.
+
+    Raises
+    ------
+    InputError
+        if fsspec or the library of the scheme is not installed, or there is no such scheme
+    """
+    try:
+        import fsspec
+    except ImportError:
+        raise InputError(f"{url}: URLs need fsspec, which is not installed; run `pip install fsspec`") from None
+    try:
+        return fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise InputError(f"{url}: fsspec needs another library for this scheme: {error}") from None
+    except ValueError as error:
+        raise InputError(f"{url}: fsspec cannot read this URL: {error}") from None
+    except Exception as error:  # credentials, the network: each library has errors of its own
+        raise InputError(f"{url}: cannot be reached: {explain(error)}") from error
+
+
+def find_urls(url: str, endings: Sequence[str]) -> tuple[str, list[str]]:
+    """The files of a URL of a file, folder or glob (`*`, `**`, `[...]`), or numbered as `{000..010}`, sorted.
+
+    Parameters
+    ----------
+    url : what the user named
+    endings : a folder is searched for
+
+    Returns
+    -------
+    root, urls : the URL of the folder that the names are below, and of each file
+
+    Raises
+    ------
+    InputError
+        if nothing is found or the URL cannot be read
+    """
+    numbered = expand_numbers(url)
+    if len(numbered) > 1:
+        return url.partition("{")[0].rpartition("/")[0], numbered
+    system, path = file_system(url)
+    try:
+        if url.startswith(("http://", "https://")) and (not _MAGIC.search(url)):
+            return url.rpartition("/")[0], [url]
+        if _MAGIC.search(url):
+            found = system.glob(path)
+            root = url[: _MAGIC.search(url).start()].rpartition("/")[0]  # type: ignore[union-attr]
+            what = "match this pattern"
+        elif system.isfile(path):
+            return url.rpartition("/")[0], [url]
+        else:
+            found = [p for p in system.find(path) if p.lower().endswith(tuple(endings)) and not _hidden(p, path)]
+            if not found and not system.exists(path):
+                raise FileNotFoundError
+            root, what = url.rstrip("/"), f"found in this folder; looked for {', '.join(endings)}"
+    except Exception as error:
+        raise InputError(f"{url}: cannot be listed: {explain(error)}") from error
+    if not found:
+        raise InputError(f"{url}: 0 images {what}")
+    return root, [system.unstrip_protocol(p) for p in sorted(found)]
+
+
+def expand_numbers(text: str) -> list[str]:
+    """`a{08..10}b` as `a08b`, `a09b`, `a10b`; any text without such a part as it is."""
+    head, brace, rest = text.partition("{")
+    inside, end, tail = rest.partition("}")
+    first, dots, last = inside.partition("..")
+    if not (brace and end and dots and first.isdecimal() and last.isdecimal()):
+        return [text]
+    return [
+        f"{head}{number:0{len(first)}}{after}"
+        for number in range(int(first), int(last) + 1)
+        for after in expand_numbers(tail)
+    ]
+
+
+def name_of_url(urls: Sequence[str], root: str) -> list[str]:
+    """The paths of URLs below `root`, a URL; without one, with the host as the first folder. Without what is asked."""
+    start = [part for part in root.partition("://")[2].split("/") if part]
+    names = []
+    for url in urls:
+        scheme, _, rest = url.partition("://")
+        if scheme in ("http", "https"):
+            rest = rest.partition("?")[0].partition("#")[0]
+        parts = [part for part in rest.split("/") if part not in ("", ".", "..")]
+        names.append("/".join(parts[len(start) :] if parts[: len(start)] == start else parts))
+    return names
+
+
+def open_url(url: str) -> IO[bytes]:
+    """A file to read; UnreadableImage if it cannot be opened."""
+    system, path = file_system(url)
+    try:
+        return system.open(path, "rb")
+    except Exception as error:
+        raise UnreadableImage(f"{url}: cannot be read: {explain(error)}") from error
+
+
+def read_url(url: str) -> bytes:
+    """The content of a file; UnreadableImage if it cannot be read."""
+    try:
+        with open_url(url) as file:
+            return read_limited(file, PHOTO_BYTES, url, "photo")
+    except UnreadableImage:
+        raise
+    except InputError as error:
+        raise UnreadableImage(str(error)) from error
+    except Exception as error:
+        raise UnreadableImage(f"{url}: cannot be read: {explain(error)}") from error
+
+
+def explain(error: BaseException) -> str:
+    """An error of a foreign library in a few words."""
+    if isinstance(error, FileNotFoundError):
+        return "no such file or folder"
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def _hidden(path: str, root: str) -> bool:
+    return any(part.startswith(".") for part in path[len(root) :].split("/"))

@@ -1,0 +1,1 @@
+"""A model scored on a data set; the evaluation folder."""

@@ -1,0 +1,125 @@
+"""Writes the evaluation folder of a model: predictions and ground truth as files, and what became of each segment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from seamseg.data.folder import DatasetFolder
+from seamseg.evaluation.confusion import ConfusionMatrix
+from seamseg.evaluation.record import (
+    Evaluation,
+    ImageRecord,
+    MapFiles,
+    SegmentRecord,
+    begin_evaluation,
+    image_record,
+    write_images,
+    write_summary,
+)
+from seamseg.evaluation.scores import PanopticScores
+from seamseg.evaluation.segments import gt_segments_from_instances
+from seamseg.formats.coco_writer import CocoPanopticWriter
+from seamseg.prepare.export import with_boxes
+from seamseg.utils.background import Background
+from seamseg.utils.distributed import World, gather_to_main, sum_over_processes
+from seamseg.validation.validator import Judged
+
+
+class EvaluationWriter:
+    """An observer of :class:`seamseg.validation.validator.Validator` that keeps what it sees in an evaluation folder.
+
+    Maps are written as images come; :meth:`finish` writes the rest, by the main process alone. The JSONs and the
+    outcomes wait in memory, some 10 KB an image.
+
+    Parameters
+    ----------
+    out : the folder (:mod:`seamseg.evaluation.record`); gets `ground_truth/`, `prediction/` and their JSONs, too
+    dataset : whose split is evaluated
+    world : the processes
+    """
+
+    def __init__(self, out: str | Path, dataset: DatasetFolder, world: World) -> None:
+        self.out = Path(out)
+        # maps of an evaluation that was there before must not be taken for those of this one
+        self._replaces = world.is_main and begin_evaluation(self.out, own_maps=True)
+        self.dataset = dataset
+        self.ground_truth = CocoPanopticWriter(self.out / "ground_truth.json", dataset.metadata)
+        self.prediction = CocoPanopticWriter(self.out / "prediction.json", dataset.metadata)
+        self.records: list[ImageRecord] = []
+        self._photos = dataset.root / "img"
+        self._confusion = ConfusionMatrix(dataset.metadata.num_classes)
+        self._background = Background()
+
+    def __call__(self, judged: Judged) -> None:
+        """Write the maps of an image and remember its outcome, in the background."""
+        self._confusion.merge(judged.alone.confusion)
+        self._background.submit(self._write, judged)
+
+    def _write(self, judged: Judged) -> None:
+        item, num_stuff = judged.item, self.dataset.metadata.num_stuff
+        photo = self.dataset.image_path(item.id).relative_to(self._photos).as_posix()
+        ids, truth = gt_segments_from_instances(item.mask.numpy(), item.cat, item.iscrowd, num_stuff, item.id)
+        gt_entry = self.ground_truth.add_map(item.id, ids, with_boxes(ids, truth, num_stuff), photo)
+        pred_entry = self.prediction.add(item.id, judged.result, photo)
+        names = gt_entry["file_name"], pred_entry["file_name"]
+        record = image_record(judged.comparison, judged.alone.scores(), ids.shape, item.id, photo, *names)
+        # the writers choose ids of their own, whose colours are those of the classes
+        gt_id = {s.id: entry["id"] for s, entry in zip(truth, gt_entry["segments_info"])}
+        pred_id = {s.id: entry["id"] for s, entry in zip(judged.comparison.pred, pred_entry["segments_info"])}
+        self.records.append(
+            replace(
+                record,
+                ground_truth=[_renamed(s, gt_id, pred_id) for s in record.ground_truth],
+                prediction=[_renamed(s, pred_id, gt_id) for s in record.prediction],
+            )
+        )
+
+    def finish(self, world: World, title: str, scores: PanopticScores) -> None:
+        """Bring the work of all processes together; all of them must call it.
+
+        Parameters
+        ----------
+        world : the processes
+        title : what was evaluated
+        scores : of all images
+        """
+        self._background.finish()
+        self._confusion.load_state_tensor(sum_over_processes(world, self._confusion.state_tensor()))
+        records = gather_to_main(world, self.records)
+        maps = [self._gathered(world, writer) for writer in (self.ground_truth, self.prediction)]
+        if records is None:
+            return
+        every = [record for part in records for record in part]
+        write_images(self.out, sorted(every, key=lambda record: str(record.image_id)))
+        metadata = self.dataset.metadata
+        summary = Evaluation(
+            self.out,
+            title,
+            scores.to_json(),
+            self.ground_truth.classes,
+            [(r, g, b) for r, g, b in metadata.palette[: metadata.num_classes]],
+            self._confusion.counts,
+            maps[0],
+            maps[1],
+            self._photos,
+            own_maps=True,
+        )
+        write_summary(summary)
+
+    def _gathered(self, world: World, writer: CocoPanopticWriter) -> MapFiles:
+        parts = gather_to_main(world, (writer.images, writer.annotations))
+        if parts is not None:
+            for images, entries in parts[1:]:
+                writer.extend(images, entries)
+            writer.write_json()
+            if self._replaces:
+                written = {writer.folder / entry["file_name"] for entry in writer.annotations}
+                for path in set(writer.folder.rglob("*.png")) - written:
+                    path.unlink()
+        return MapFiles(writer.json_path, writer.folder)
+
+
+def _renamed(segment: SegmentRecord, own: dict[int, int], other: dict[int, int]) -> SegmentRecord:
+    partner = None if segment.partner is None else other[segment.partner]
+    return replace(segment, id=own[segment.id], partner=partner)

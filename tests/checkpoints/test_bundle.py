@@ -1,0 +1,312 @@
+"""Trained models as a published zip, a run folder or a bare snapshot, whole and with something wrong."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from seamseg.checkpoints.bundle import metadata_from_header, metadata_header, open_model
+from seamseg.checkpoints.missing_model import VISTAS_MD5
+from seamseg.checkpoints.snapshot import Snapshot, save_snapshot
+from seamseg.formats.metadata import Metadata, pack_metadata, write_metadata
+from seamseg.utils.errors import InputError
+
+CONFIG = "[general]\nmin_stuff_area = 16\n"
+CLASSES = Metadata(2, 1, ["sky", "road", "car"], [(1, 2, 3), (4, 5, 6), (7, 8, 9)], [23, 7, 26])
+
+
+def parts(num_stuff: int = 2, num_thing: int = 1) -> dict[str, Any]:
+    """The tensors that tell the number of classes, and the modules that tell the task."""
+    classes = num_stuff + num_thing
+    return {
+        "body": {"backbone.mod1.conv1.weight": torch.zeros(64, 3, 7, 7)},
+        "rpn_head": {"conv1.weight": torch.zeros(1)},
+        "roi_head": {"roi_cls.weight": torch.zeros(num_thing + 1, 8), "roi_msk.weight": torch.zeros(num_thing, 8)},
+        "sem_head": {"conv_sem.weight": torch.zeros(classes, 8)},
+    }
+
+
+def write_snapshot(
+    path: Path,
+    config: str = CONFIG,
+    metadata: Metadata | None = CLASSES,
+    state: Mapping[str, Mapping[str, Tensor]] | None = None,
+) -> Path:
+    header = None if metadata is None else metadata_header(metadata)
+    save_snapshot(path, Snapshot(config, dict(state or parts()), {"epoch": 1}, header))
+    return path
+
+
+def snapshot_bytes(tmp_path: Path, **options: Any) -> bytes:
+    return write_snapshot(tmp_path / "bytes.tar", **options).read_bytes()
+
+
+def write_zip(path: Path, members: Mapping[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return path
+
+
+def published(tmp_path: Path, prefix: str = "", **changes: bytes | None) -> Path:
+    """A published model; `changes` replace or, with None, leave out its `tar`, `ini` and `bin`."""
+    members = {
+        "tar": snapshot_bytes(tmp_path, metadata=None, config=""),
+        "ini": CONFIG.encode(),
+        "bin": pack_metadata(CLASSES),
+    }
+    members = {kind: data for kind, data in {**members, **changes}.items() if data is not None}
+    names = {"tar": "seamseg_r50.tar", "ini": "config.ini", "bin": "metadata.bin"}
+    return write_zip(tmp_path / "model.zip", {prefix + names[kind]: data for kind, data in members.items()})
+
+
+def refusal(path: Path, **options: Any) -> str:
+    with pytest.raises(InputError) as error:
+        open_model(path, **options)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def assert_whole(path: Path, **options: Any) -> None:
+    model = open_model(path, **options)
+    assert model.config.general.min_stuff_area == 16
+    assert model.metadata.without_images() == CLASSES
+    assert set(model.snapshot.state_dict) == {"body", "rpn_head", "roi_head", "sem_head"}
+    assert str(path) in model.name
+
+
+# --- the three places
+
+
+@pytest.mark.parametrize("prefix", ["", "seamseg_r50_vistas/", "a/b/"])
+def test_published_zip(tmp_path: Path, prefix: str) -> None:
+    assert_whole(published(tmp_path, prefix))
+
+
+def test_a_zip_made_on_a_mac(tmp_path: Path) -> None:
+    path = published(tmp_path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("__MACOSX/._seamseg_r50.tar", b"resource fork")
+        archive.writestr("__MACOSX/._config.ini", b"resource fork")
+    assert_whole(path)
+
+
+def test_run_folder_prefers_the_best_snapshot(tmp_path: Path) -> None:
+    write_snapshot(tmp_path / "model_last.pth.tar", state={**parts(), "optimizer": {}})
+    write_snapshot(tmp_path / "model_best.pth.tar")
+    (tmp_path / "config.ini").write_text(CONFIG)
+    write_metadata(tmp_path / "metadata.bin", CLASSES)
+    assert_whole(tmp_path)
+    assert open_model(tmp_path).name.endswith("model_best.pth.tar")
+
+
+def test_run_folder_before_its_first_validation(tmp_path: Path) -> None:
+    write_snapshot(tmp_path / "model_last.pth.tar")
+    assert_whole(tmp_path)
+
+
+def test_an_unpacked_published_model(tmp_path: Path) -> None:
+    folder = tmp_path / "unpacked"
+    with zipfile.ZipFile(published(tmp_path)) as archive:
+        archive.extractall(folder)
+    assert_whole(folder)
+
+
+def test_our_own_snapshot_works_alone(tmp_path: Path) -> None:
+    assert_whole(write_snapshot(tmp_path / "model.pth.tar"))
+
+
+def test_a_bare_snapshot_of_the_original(tmp_path: Path) -> None:
+    path = write_snapshot(tmp_path / "model.pth.tar", metadata=None)
+    write_metadata(tmp_path / "metadata.bin", CLASSES)
+    (tmp_path / "my.ini").write_text(CONFIG)
+    assert_whole(path, meta=tmp_path / "metadata.bin")
+    assert_whole(path, meta=tmp_path)
+    assert_whole(path, meta=tmp_path / "metadata.bin", config=tmp_path / "my.ini")
+
+
+# --- what overrides what
+
+
+def test_overrides_and_another_config(tmp_path: Path) -> None:
+    path = published(tmp_path)
+    assert open_model(path, overrides=["general.min_stuff_area=7"]).config.general.min_stuff_area == 7
+    (tmp_path / "my.ini").write_text("[general]\nmin_stuff_area = 9\n")
+    model = open_model(path, tmp_path / "my.ini", overrides=["general.score_threshold=.25"])
+    assert (model.config.general.min_stuff_area, model.config.general.score_threshold) == (9, 0.25)
+
+
+def test_config_beside_the_snapshot_wins_over_the_one_inside(tmp_path: Path) -> None:
+    inside = "[general]\nmin_stuff_area = 99\n"
+    path = published(tmp_path, tar=snapshot_bytes(tmp_path, config=inside))
+    assert open_model(path).config.general.min_stuff_area == 16
+
+
+def test_a_zip_without_config_takes_the_one_inside_its_snapshot(tmp_path: Path) -> None:
+    assert_whole(published(tmp_path, ini=None, tar=snapshot_bytes(tmp_path)))
+
+
+def test_header_round_trip() -> None:
+    assert metadata_from_header(metadata_header(CLASSES), "model.tar") == CLASSES
+
+
+# --- something wrong
+
+
+def test_missing(tmp_path: Path) -> None:
+    message = refusal(tmp_path / "model.zip")
+    assert message.startswith(f"{tmp_path / 'model.zip'}: no such model; MODEL is a published .zip")
+    assert "run folder" in message and "Vistas" not in message
+    # the name of the published one: where it is, and nothing that is not known
+    message = refusal(tmp_path / "seamseg_r50_vistas.zip")
+    assert "README of the original project, github.com/mapillary/seamseg" in message and VISTAS_MD5 in message
+    assert "\n" not in message
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    assert "not a run folder: it holds neither model_best.pth.tar nor model_last.pth.tar" in refusal(tmp_path)
+
+
+def test_a_run_folder_with_a_broken_config(tmp_path: Path) -> None:
+    write_snapshot(tmp_path / "model_best.pth.tar")
+    (tmp_path / "config.ini").write_text("[optimizer]\nlearning_rate = 1\n")
+    assert "unknown key 'learning_rate' in [optimizer]" in refusal(tmp_path)
+    (tmp_path / "config.ini").write_bytes(b"\xff\xfe\x00")
+    assert "config.ini: not a configuration: it is not UTF-8 text" in refusal(tmp_path)
+
+
+def test_no_configuration(tmp_path: Path) -> None:
+    path = write_snapshot(tmp_path / "model.pth.tar", config="")
+    assert refusal(path).endswith("holds no configuration; give its INI file with --config")
+
+
+def test_a_typo_in_the_configuration_names_the_model(tmp_path: Path) -> None:
+    message = refusal(published(tmp_path, ini=b"[roi]\nnum_sampels = 3\n"))
+    assert str(tmp_path / "model.zip") in message
+    assert "unknown key 'num_sampels' in [roi]; did you mean 'num_samples'?" in message
+
+
+def test_no_classes(tmp_path: Path) -> None:
+    path = write_snapshot(tmp_path / "model.pth.tar", metadata=None)
+    assert refusal(path).endswith("does not say what its classes are; give metadata.bin with --meta")
+
+
+def test_broken_header(tmp_path: Path) -> None:
+    save_snapshot(tmp_path / "model.tar", Snapshot(CONFIG, parts(), {}, {"num_stuff": 2}))
+    assert "model.tar: not a metadata file: the key" in refusal(tmp_path / "model.tar")
+
+
+def test_missing_metadata_file(tmp_path: Path) -> None:
+    path = write_snapshot(tmp_path / "model.pth.tar")
+    assert "nowhere.bin: no such file" in refusal(path, meta=tmp_path / "nowhere.bin")
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ((3, 1), "was trained on 4 classes, the metadata lists 3; use the metadata.bin it was trained with"),
+        ((1, 2), "was trained on 2 thing classes, the metadata lists 1"),
+    ],
+)
+def test_metadata_of_another_class_count(tmp_path: Path, counts: tuple[int, int], expected: str) -> None:
+    path = write_snapshot(tmp_path / "model.pth.tar", state=parts(*counts))
+    assert expected in refusal(path)
+    assert expected in refusal(published(tmp_path, tar=snapshot_bytes(tmp_path, state=parts(*counts))))
+
+
+def test_a_snapshot_of_another_task(tmp_path: Path) -> None:
+    state = parts()
+    del state["sem_head"]
+    path = write_snapshot(tmp_path / "seg.tar", config="[optimizer]\nloss_weights = (1,1,1,1,1)", state=state)
+    assert refusal(path).endswith("seg.tar: is a model for instance_seg, not for panoptic")
+    del state["roi_head"]["roi_msk.weight"]
+    path = write_snapshot(tmp_path / "det.tar", config="[optimizer]\nloss_weights = (1,1,1,1)", state=state)
+    assert refusal(path).endswith("det.tar: is a model for detection, not for panoptic")
+    assert open_model(path, kind="detection").config.kind == "detection"
+    assert "is a model for panoptic, not for detection" in refusal(
+        write_snapshot(tmp_path / "pan.tar"), kind="detection"
+    )
+
+
+def test_a_snapshot_of_a_backbone_only(tmp_path: Path) -> None:
+    path = write_snapshot(tmp_path / "body.tar", state={"body": parts()["body"]})
+    assert refusal(path).endswith("has no rpn_head, roi_head: only weights to start from, no whole network")
+
+
+def test_zip_without_a_snapshot(tmp_path: Path) -> None:
+    assert refusal(published(tmp_path, tar=None)).endswith("holds no *.tar snapshot: it is no published model")
+
+
+def test_zip_without_metadata_needs_meta(tmp_path: Path) -> None:
+    path = published(tmp_path, bin=None)
+    assert "give metadata.bin with --meta" in refusal(path)
+    write_metadata(tmp_path / "metadata.bin", CLASSES)
+    assert_whole(path, meta=tmp_path / "metadata.bin")
+
+
+def test_zip_with_two_snapshots(tmp_path: Path) -> None:
+    path = published(tmp_path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("other.tar", b"")
+    assert "holds 2 files *.tar (seamseg_r50.tar, other.tar), expected one" in refusal(path)
+
+
+def test_truncated_zip(tmp_path: Path) -> None:
+    path = published(tmp_path)
+    path.write_bytes(path.read_bytes()[:-200])
+    assert "damaged" in refusal(path)
+
+
+def test_zip_with_a_flipped_byte(tmp_path: Path) -> None:
+    path = published(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[2000] ^= 0xFF
+    path.write_bytes(data)
+    message = refusal(path)
+    assert "damaged or unreadable zip (Bad CRC-32" in message and "download it again" in message
+
+
+def test_encrypted_zip(tmp_path: Path) -> None:
+    path = published(tmp_path)
+    data = bytearray(path.read_bytes())
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        start, first = archive.start_dir, archive.infolist()[0]
+    data[start + 8] |= 1
+    data[first.header_offset + 6] |= 1
+    path.write_bytes(data)
+    assert "damaged or unreadable zip" in refusal(path)
+    assert "encrypted" in refusal(path)
+
+
+def test_a_damaged_snapshot_in_a_zip_is_named(tmp_path: Path) -> None:
+    message = refusal(published(tmp_path, tar=b"PK..."))
+    assert message == f"{tmp_path / 'model.zip'}:seamseg_r50.tar: a truncated or damaged snapshot; copy it again"
+
+
+def test_damaged_metadata_in_a_zip_is_named(tmp_path: Path) -> None:
+    message = refusal(published(tmp_path, bin=pack_metadata(CLASSES)[:-7]))
+    assert message.startswith(f"{tmp_path / 'model.zip'}:metadata.bin: not a metadata file")
+
+
+def test_no_path_of_a_zip_reaches_the_disk(tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    path = write_zip(
+        inner / "model.zip",
+        {
+            "../evil.tar": snapshot_bytes(tmp_path, metadata=None),
+            "/config.ini": CONFIG.encode(),
+            "../../metadata.bin": pack_metadata(CLASSES),
+        },
+    )
+    before = sorted(tmp_path.rglob("*"))
+    assert_whole(path)
+    assert sorted(tmp_path.rglob("*")) == before

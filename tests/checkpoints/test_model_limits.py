@@ -1,0 +1,328 @@
+"""Models that would fill the memory: refused in one line, with little of it, however small the file is."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import sys
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import umsgpack
+from support.bombs import MIB, refusals, state_sizes, zeros_zip
+from support.small_snapshots import refusal
+
+from seamseg.checkpoints.bundle import metadata_header, open_model
+from seamseg.checkpoints.snapshot import Snapshot, load_tensors, save_snapshot
+from seamseg.formats.metadata import Metadata
+from seamseg.utils.errors import InputError
+
+CLASSES = Metadata(2, 1, ["sky", "road", "car"], [(1, 2, 3), (4, 5, 6), (7, 8, 9)], [23, 7, 26])
+PARTS = {
+    "body": {"weight": torch.zeros(4)},
+    "rpn_head": {"weight": torch.zeros(4)},
+    "roi_head": {"roi_cls.weight": torch.zeros(2, 8), "roi_msk.weight": torch.zeros(1, 8)},
+    "sem_head": {"conv_sem.weight": torch.zeros(3, 8)},
+}
+ALLOWED_MIB = 36
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures by /proc")
+
+
+def write_snapshot(path: Path, **changes: Any) -> Path:
+    content = {"config": "", "state_dict": PARTS, "training_meta": {}, "metadata": metadata_header(CLASSES)}
+    save_snapshot(path, Snapshot(**{**content, **changes}))
+    return path
+
+
+def repacked(path: Path, **records: bytes | None) -> Path:
+    """A snapshot with other contents of some records, of which `_` stands for `/`; None deflates the record."""
+    with zipfile.ZipFile(path) as archive:
+        found = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    root = next(iter(found)).partition("/")[0]
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in found.items():
+            change = records.get(name.removeprefix(f"{root}/").replace("/", "_").replace(".", "_"), data)
+            kind = zipfile.ZIP_DEFLATED if change is None else zipfile.ZIP_STORED
+            archive.writestr(name, data if change is None else change, kind)
+    return path
+
+
+def bombs(folder: Path, size: int) -> dict[str, tuple[Path, str]]:
+    """Models of `size` MiB, once inflated, with what refuses them."""
+    tar, ini = write_snapshot(folder / "good.tar").read_bytes(), b"[general]\n"
+    found = {
+        "config": (zeros_zip(folder / "c.zip", {"config.ini": size}, model__tar=tar), "the limit of a configuration"),
+        "metadata": (
+            zeros_zip(folder / "m.zip", {"metadata.bin": size}, model__tar=tar, config__ini=ini),
+            "the limit of a metadata file" if size > 64 else "the limit is 50 times",
+        ),
+        "snapshot": (zeros_zip(folder / "s.zip", {"model.tar": size}, config__ini=ini), "the limit is 50 times"),
+        "small header": (
+            state_sizes(zeros_zip(folder / "h.zip", {"model.tar": size}), 1000),
+            "damaged or unreadable zip",
+        ),
+    }
+    found["large packed size"] = (
+        state_sizes(zeros_zip(folder / "p.zip", {"model.tar": size}), size * MIB, size * MIB // 10),
+        "damaged or unreadable zip (model.tar states a packed size of",
+    )
+    run = folder / "run"
+    run.mkdir()
+    write_snapshot(run / "model_best.pth.tar")
+    with open(run / "config.ini", "wb") as file:
+        file.truncate(size * MIB)
+    found["run folder"] = (run, "config.ini: is larger than 1 MiB, the limit of a configuration")
+    deflated = folder / "deflated.pth.tar"
+    with torch.serialization.skip_data():
+        torch.save({"state_dict": {"body": {"x": torch.zeros(size * MIB // 4)}}}, deflated)
+    with zipfile.ZipFile(deflated) as archive:
+        pickled = archive.read("deflated.pth/data.pkl")
+    zeros_zip(deflated, {"a/data/0": size}, a=b"")
+    with zipfile.ZipFile(deflated, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("a/data.pkl", pickled, zipfile.ZIP_STORED)
+        with archive.open("a/data/0", "w", force_zip64=True) as record:
+            for _ in range(size):
+                record.write(bytes(MIB))
+    found["deflated storage"] = (deflated, "refused: its record a/data/0 is compressed")
+    empties = b"\x81\xa6images\x91\xdd" + struct.pack(">I", size * MIB // 8) + b"\x90" * (size * MIB // 8)
+    (folder / "metadata.bin").write_bytes(empties)
+    found["empty lists"] = (folder / "metadata.bin", "not a metadata file: an entry is larger than 256 KiB")
+    return found
+
+
+def measure(cases: dict[str, tuple[Path, str]], allowed: int) -> None:
+    calls = [
+        f"read_metadata({str(path)!r})" if path.suffix == ".bin" else f"open_model({str(path)!r})"
+        for path, _ in cases.values()
+    ]
+    setup = "from seamseg.checkpoints.bundle import open_model\nfrom seamseg.formats.metadata import read_metadata"
+    for (name, (path, expected)), (message, growth) in zip(
+        cases.items(), refusals(setup, f"open_model({str(path_of_good(cases))!r})", calls)
+    ):
+        assert expected in message and str(path) in message and "\n" not in message, (name, message)
+        assert growth < allowed, f"{name}: {growth} MiB to refuse it"
+
+
+def path_of_good(cases: dict[str, tuple[Path, str]]) -> Path:
+    return cases["run folder"][0].parent / "good.tar"
+
+
+@linux
+def test_memory_of_each_refusal(tmp_path: Path) -> None:
+    cases = bombs(tmp_path, 48)
+    assert all(path.is_dir() or path.stat().st_size < 40 * MIB for path, _ in cases.values())
+    measure(cases, ALLOWED_MIB)
+
+
+@linux
+@pytest.mark.slow
+def test_memory_of_each_refusal_at_full_size(tmp_path: Path) -> None:
+    measure(bombs(tmp_path, 4095), 1000)
+
+
+# --- what a pickle states and the file does not hold
+
+
+class Call:
+    """Is pickled as a call."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def evil(path: Path, content: Any, old: bool = False) -> Path:
+    torch.save({"state_dict": {"body": content}}, path, _use_new_zipfile_serialization=not old)
+    return path
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["zip", "old"])
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (lambda: torch.zeros(1).expand(1 << 20, 1 << 20), "a tensor of 4398046511104 bytes has a storage of 4"),
+        (lambda: {str(i): torch.zeros(1).expand(1 << 20) for i in range(5)}, "of 4194304 bytes has a storage of 4"),
+        (lambda: Call(bytearray, 1 << 30), "builtins.bytearray of unusual arguments"),
+        (lambda: Call(bytearray, np.int64(1 << 40)), "builtins.bytearray of unusual arguments"),
+        (lambda: Call(OrderedDict, torch.zeros(9, 2)), "collections.OrderedDict of unusual arguments"),
+        (lambda: Call(set, [torch.zeros(2)]), "builtins.set of unusual arguments"),
+        (lambda: Call(np.dtype, "V2000000000"), "numpy.dtype of unusual arguments"),
+        (lambda: Call(torch.Tensor, 1 << 40), "holds pickled code (torch.Tensor"),
+        (lambda: Call(torch.FloatTensor, 1 << 40), "holds pickled code (torch.FloatTensor)"),
+        (lambda: {((1, 2), 3): 1}, "keys that are neither names nor numbers"),
+    ],
+    ids=[
+        "expanded",
+        "many expanded",
+        "bytearray",
+        "scalar bytearray",
+        "rows as items",
+        "set of tensors",
+        "dtype",
+        "tensor",
+        "legacy",
+        "key",
+    ],
+)
+def test_things_made_of_nothing(tmp_path: Path, content: Callable[[], Any], expected: str, old: bool) -> None:
+    path = tmp_path / "model.pth.tar"
+    if isinstance(made := content(), torch.Tensor):
+        # torch saves the storage that a tensor is a view of
+        made = {"x": made}
+    assert f"refused: {'it ' if 'holds' in expected else ''}" in refusal(evil(path, made, old))
+    assert expected in refusal(path)
+
+
+def test_a_tensor_of_another_type_than_its_storage(tmp_path: Path) -> None:
+    path = evil(tmp_path / "model.pth.tar", {"x": torch.zeros(4, dtype=torch.uint16)})
+    with zipfile.ZipFile(path) as archive:
+        pickled = archive.read("model.pth/data.pkl")
+    repacked(path, data_pkl=pickled.replace(b"ctorch\nuint16\n", b"ctorch\nuint64\n"))
+    assert "a tensor of 32 bytes has a storage of 8" in refusal(path)
+
+
+def test_storages_longer_than_their_records(tmp_path: Path) -> None:
+    path = evil(tmp_path / "model.pth.tar", {"x": torch.arange(1000.0)})
+    assert torch.equal(load_tensors(path, "x")["state_dict"]["body"]["x"], torch.arange(1000.0))
+    repacked(path, data_0=bytes(16))
+    assert "refused: it states 4000 bytes for the storage '0' and holds 16" in refusal(path)
+    evil(path, {"x": torch.zeros(1000)}, old=True)
+    # 1000 as the pickle writes it
+    path.write_bytes(path.read_bytes().replace(b"M\xe8\x03", b"J\0\0\0\x40"))
+    assert "for the storage" in refusal(path) and "refused: it states 4294967296 bytes" in refusal(path)
+
+
+def test_records_that_two_readers_would_see_differently(tmp_path: Path) -> None:
+    path = evil(tmp_path / "model.pth.tar", {"x": torch.zeros(4)})
+    whole = path.read_bytes()
+    for data in (whole + b"tail", whole[:-2] + b"\x04\0tail", b"PK\x03\x04" + whole):
+        path.write_bytes(data)
+        assert refusal(path).endswith("a truncated or damaged snapshot; copy it again")
+    path.write_bytes(whole)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(archive.namelist()[0].upper(), b"")
+    assert refusal(path).endswith("a truncated or damaged snapshot; copy it again")
+
+
+def test_a_deflated_record_is_refused(tmp_path: Path) -> None:
+    path = repacked(write_snapshot(tmp_path / "model.pth.tar"), data_0=None)
+    assert "refused: its record model.pth/data/0 is compressed" in refusal(path) or "is compressed" in refusal(path)
+
+
+def test_a_large_pickle(tmp_path: Path) -> None:
+    for old in (False, True):
+        message = refusal(evil(tmp_path / "model.pth.tar", {"x": "y" * (5 << 20)}, old))
+        assert "refused: its pickle is larger than 4 MiB, the limit without the tensors" in message
+
+
+def test_texts_that_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "model.pth.tar"
+    deep: Any = ["x"]
+    for _ in range(40):
+        deep = [deep, deep]  # of 40 lists a text of a terabyte
+    torch.save({"config": deep, "state_dict": PARTS}, path)
+    assert refusal(path).endswith("its 'config' is no text but a list")
+    write_snapshot(path, config="[general]\n", metadata={**metadata_header(CLASSES), "categories": [deep] * 3})
+    with pytest.raises(InputError, match="not a metadata file: a category is no text but a list"):
+        open_model(path)
+
+
+def test_usual_contents_still_load(tmp_path: Path) -> None:
+    content = {
+        "x": torch.zeros(3, 4).t(),
+        "p": torch.nn.Parameter(torch.ones(2)),
+        "half": torch.ones(2, dtype=torch.bfloat16),
+        "numbers": [np.float64(1.5), np.int64(3), np.arange(6).reshape(2, 3), 1 << 70, -1, 2.5, None, True],
+        "plain": {"set": {1, 2}, "bytes": b"\xff\0", "size": torch.Size([1, 2]), "dtype": torch.float16},
+        "device": torch.device("cpu"),
+        "empty": torch.zeros(0, 5),
+        "expanded": torch.ones(3, 1).expand(3, 4),
+        "windows": torch.arange(6.0).unfold(0, 3, 1),
+        "bytearray": [bytearray(b"a\xff"), bytearray()],
+    }
+    types = torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn
+    for old in (True, False):
+        if not old:  # torch cannot load them from its old format
+            content["types"] = [torch.arange(5).to(dtype)[1:] for dtype in types]
+        torch.save(content, tmp_path / "x.pth", _use_new_zipfile_serialization=not old)
+        found = load_tensors(tmp_path / "x.pth", "x")
+        assert str(found) == str(content)
+
+
+# --- metadata
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"\x91" * 5000, "a byte 0x91 is where a map should begin"),
+        (b"\x81\xa4meta" + b"\x91" * 5000 + b"\0", "RecursionError"),
+        (b"\x81\xa4meta\xdd\xff\xff\xff\xff", "InsufficientDataException"),
+        (b"\x81\xa4meta\xdb\xff\xff\xff\xff", "an entry is larger than 256 KiB"),
+        (b"\xdf\xff\xff\xff\xff", "InsufficientDataException"),
+        (b"\x81\xa6images\xdd\xff\xff\xff\xff", "InsufficientDataException"),
+        (b"\x82\xa1a\1\xa1a\1", "the key 'a' is no text or there twice"),
+        (umsgpack.packb({"meta": {**metadata_header(CLASSES), "num_thing": 10**9}}), "must be 1 to 255"),
+        (
+            umsgpack.packb({"meta": {**metadata_header(CLASSES), "palette": [[0, 0, 0]] * 1000}}),
+            "1000 entries in `palette`, of at most 255 classes",
+        ),
+    ],
+)
+def test_odd_metadata(tmp_path: Path, data: bytes, expected: str) -> None:
+    from seamseg.formats.metadata import parse_metadata
+
+    with pytest.raises(InputError) as error:
+        parse_metadata(data, "m.bin")
+    assert expected in str(error.value) and str(error.value).startswith("m.bin: ") and "\n" not in str(error.value)
+
+
+# --- networks
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[fpn]\nout_channels = 1000000000", "[fpn] out_channels = 1000000000: expected a value from 1 to 16384"),
+        ("[roi]\nroi_size = (14, 100000)", "[roi] roi_size = (14, 100000): expected a value from 1 to 128"),
+        ("[rpn]\nnum_post_nms_val = 10000000", "[rpn] num_post_nms_val = 10000000: expected a value from 1 to 1000000"),
+        (f"[rpn]\nanchor_ratios = {(1,) * 1000}", "expected at most 64 values, got 1000"),
+        (f"[rpn]\nanchor_ratios = {(1,) * 30000}", "...: expected at most 65536 characters, got 90000"),
+        (f"[scheduler]\nparams = {'[' * 90}", "[scheduler] params = [[["),
+        ("[dataloader]\nshortest_size = 1000000", "shortest_size = 1000000: expected a value from 1 to 16384"),
+        ('[body]\nout_channels = {"mod1": 10000000}', 'out_channels = {"mod1": 10000000}: expected at most 16384'),
+        (
+            '[body]\nbody_params = {"classes": 1000000000}',
+            "body_params: classes 1000000000 is above the limit of 16384",
+        ),
+        ("[roi]\nfc_channels = 65536", "the channels and sizes ask for"),
+        ("[roi]\nroi_size = (128, 128)", "the channels and sizes ask for"),
+        ("[rpn]\nhidden_channels = 16384\n[roi]\nroi_size = (28, 28)\nfc_channels = 9000", "the snapshot has 56"),
+    ],
+)
+def test_absurd_networks(tmp_path: Path, text: str, expected: str) -> None:
+    path = write_snapshot(tmp_path / "model.pth.tar", config=text)
+    with pytest.raises(InputError) as error:
+        open_model(path)
+    message = str(error.value)
+    assert expected in message and str(path) in message and "\n" not in message and len(message) < 500
+
+
+def test_the_published_pickle_module_is_not_asked(tmp_path: Path) -> None:
+    """A pickle within the limits that hides a call behind data of the old format."""
+    buffer = io.BytesIO()
+    pickle.dump(0x1950A86A20F9469CFC6C, buffer, 2)
+    pickle.dump(1001, buffer, 2)
+    pickle.dump({}, buffer, 2)
+    pickle.dump(Call(print, "run"), buffer, 2)
+    (tmp_path / "model.pth.tar").write_bytes(buffer.getvalue())
+    assert "holds pickled code (builtins.print)" in refusal(tmp_path / "model.pth.tar")

@@ -1,0 +1,88 @@
+"""A snapshot into a network that it fits, or does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.small_snapshots import Net, assert_same, snapshot_of
+from torch import nn
+
+from seamseg.checkpoints.snapshot import load_into, load_module
+from seamseg.models.backbones.resnet import RESNETS, ResNet
+from seamseg.ops.norm import ABN
+from seamseg.utils.errors import InputError
+
+
+def test_missing_part(tmp_path: Path) -> None:
+    snapshot = snapshot_of(Net())
+    del snapshot.state_dict["sem_head"]
+    with pytest.raises(InputError, match=r"^m\.tar: has no 'sem_head': it is a snapshot of another kind of network$"):
+        load_into(Net(), snapshot, name="m.tar")
+    report = load_into(Net(), snapshot, strict=False)
+    assert report.skipped == ["sem_head (not in the file)"]
+
+
+def test_a_network_without_the_part_takes_the_rest() -> None:
+    assert load_into(Net(semantic=False), snapshot_of(Net())).skipped == []
+
+
+def test_another_class_count() -> None:
+    snapshot, net = snapshot_of(Net(classes=5)), Net(classes=3)
+    with pytest.raises(InputError) as error:
+        load_into(net, snapshot, name="m.tar")
+    assert str(error.value).startswith("m.tar: does not fit this network: 4 tensors differ, first roi_head.weight (5x4")
+    assert "5x4 in the file, 3x4 in the network" in str(error.value)
+
+
+def test_pre_training_skips_and_says_what_does_not_fit() -> None:
+    source, net = Net(classes=5), Net(classes=3)
+    before = net.roi_head.weight.clone()
+    report = load_into(net, snapshot_of(source), strict=False)
+    assert [line.partition(" ")[0] for line in report.skipped] == [
+        *("roi_head.weight", "roi_head.bias", "sem_head.weight", "sem_head.bias"),
+    ]
+    assert "skipped 4: roi_head.weight (5x4 in the file, 3x4 in the network), roi_head.bias (5 in" in str(report)
+    assert torch.equal(net.roi_head.weight, before)
+    assert_same(source.body, net.body)
+
+
+def test_missing_and_surplus_tensors() -> None:
+    net = Net()
+    state = dict(net.body.state_dict())
+    del state["conv.bias"]
+    state["conv2.weight"] = torch.zeros(1)
+    report = load_module(net.body, state, "body")
+    assert report.skipped == ["body.conv.bias (not in the file)", "body.conv2.weight (not in the network)"]
+
+
+def test_values_that_are_no_tensors() -> None:
+    net = Net()
+    report = load_module(net.rpn_head, {"weight": 3, "bias": net.rpn_head.bias}, "rpn_head")  # type: ignore[dict-item]
+    assert report.skipped == ["rpn_head.weight (no tensor)"]
+    assert report.loaded == 1
+
+
+def test_another_depth_does_not_pass_for_ours() -> None:
+    """Every tensor of a ResNet-50 has one of the same name and shape in a ResNet-101."""
+    with torch.device("meta"):
+        shallow, deep = ResNet(RESNETS["resnet50"], ABN), ResNet(RESNETS["resnet101"], ABN)
+    report = load_module(shallow, deep.state_dict(), "body")
+    assert report.skipped
+    assert all(line.endswith("(not in the network)") for line in report.skipped)
+
+
+def test_a_bare_backbone_fits_a_body_with_a_pyramid() -> None:
+    body = nn.ModuleDict({"backbone": nn.Linear(2, 2), "fpn": nn.Linear(2, 2)})
+    state = {"weight": torch.ones(2, 2), "bias": torch.ones(2)}
+    report = load_module(body, state, "body")
+    assert report.loaded == 2
+    assert torch.equal(body["backbone"].state_dict()["bias"], torch.ones(2))
+
+
+def test_half_precision_weights_load_into_a_float_network() -> None:
+    net, source = Net(), Net().half()
+    load_into(net, snapshot_of(source))
+    assert net.roi_head.weight.dtype == torch.float32
+    assert torch.equal(net.roi_head.weight, source.roi_head.weight.float())

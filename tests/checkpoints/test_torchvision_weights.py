@@ -1,0 +1,165 @@
+"""Torchvision ResNets under our names: against the original's map, and files that are partial or something else."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from seamseg.checkpoints.torchvision_weights import ARCHITECTURES, convert_backbone, our_key, rename
+from seamseg.cli.main import main
+from seamseg.models.backbones.resnet import RESNETS, ResNet
+from seamseg.ops.norm import InPlaceABN
+from seamseg.utils.errors import InputError, SeamsegError
+
+DATA = Path(__file__).parents[1] / "golden"
+MAP = json.loads((DATA / "convert_resnet_map.json").read_text())
+BODIES = json.loads((DATA / "keys_resnet_bodies.json").read_text())
+
+
+def torchvision_state(net: str) -> dict[str, Tensor]:
+    """Random weights under torchvision's names, classifier and counters included."""
+    shapes = {key: shape for key, shape, _ in BODIES[net]}
+    generator = torch.Generator().manual_seed(0)
+    state = {theirs: torch.randn(shapes[ours], generator=generator) for theirs, ours in MAP[net]}
+    state["fc.weight"], state["fc.bias"] = torch.zeros(1000, 512), torch.zeros(1000)
+    state["bn1.num_batches_tracked"] = torch.tensor(7)
+    return state
+
+
+@pytest.fixture(scope="module")
+def resnet18() -> dict[str, Tensor]:
+    return torchvision_state("resnet18")
+
+
+@pytest.mark.parametrize("net", MAP)
+def test_names_are_those_of_the_original(net: str) -> None:
+    assert {theirs: our_key(theirs) for theirs, _ in MAP[net]} == dict(MAP[net])
+
+
+def test_all_architectures_of_the_original() -> None:
+    assert set(ARCHITECTURES) == set(MAP)
+
+
+@pytest.mark.parametrize("key", ["fc.weight", "fc.bias", "layer5.0.conv1.weight", "conv10.weight", "mod1.conv1.weight"])
+def test_what_is_no_part_of_the_body(key: str) -> None:
+    assert our_key(key) is None
+
+
+def test_conversion_fills_a_body(tmp_path: Path, resnet18: dict[str, Tensor]) -> None:
+    torch.save(resnet18, tmp_path / "in.pth")
+    report = convert_backbone("resnet18", tmp_path / "out.pth", tmp_path / "in.pth")
+    assert (report.converted, report.missing) == (100, [])
+    state = torch.load(tmp_path / "out.pth", weights_only=True)
+    body = ResNet(RESNETS["resnet18"], InPlaceABN)
+    missing, unexpected = body.load_state_dict(state, strict=False)
+    assert not unexpected
+    assert all(key.endswith("num_batches_tracked") for key in missing)
+    for theirs, ours in MAP["resnet18"]:
+        assert torch.equal(state[ours], resnet18[theirs])
+
+
+def test_negative_norm_weights_are_copied_and_counted(resnet18: dict[str, Tensor], tmp_path: Path) -> None:
+    torch.save(resnet18, tmp_path / "in.pth")
+    report = convert_backbone("resnet18", tmp_path / "out.pth", tmp_path / "in.pth")
+    norms = [v for k, v in resnet18.items() if k.endswith(".weight") and v.dim() == 1]
+    assert report.negative == sum(int((v < 0).sum()) for v in norms) > 0
+    state = torch.load(tmp_path / "out.pth", weights_only=True)
+    assert torch.equal(state["mod1.bn1.weight"], resnet18["bn1.weight"])
+
+
+@pytest.mark.parametrize("wrapper", ["state_dict", "model"])
+def test_wrapped_and_parallel_state_dicts(wrapper: str, resnet18: dict[str, Tensor], tmp_path: Path) -> None:
+    wrapped = {wrapper: {f"module.{key}": value for key, value in resnet18.items()}, "epoch": 3}
+    torch.save(wrapped, tmp_path / "in.pth")
+    assert convert_backbone("resnet18", tmp_path / "out.pth", tmp_path / "in.pth").missing == []
+
+
+def test_partial_weights_convert_what_they_hold(
+    resnet18: dict[str, Tensor], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    partial = {key: value for key, value in resnet18.items() if not key.startswith("layer4.1.conv")}
+    torch.save(partial, tmp_path / "in.pth")
+    assert main(["convert-backbone", "resnet18", str(tmp_path / "out.pth"), "--weights", str(tmp_path / "in.pth")]) == 0
+    said = capsys.readouterr().out
+    assert "98 tensors of resnet18" in said
+    assert "lack 2 tensors" in said and "mod5.block2.convs.conv1.weight" in said
+    assert "negative" in said
+
+
+def test_weights_of_another_depth(resnet18: dict[str, Tensor]) -> None:
+    with pytest.raises(InputError, match=r"w\.pth: .* does not belong to a resnet50: is it another network\?"):
+        rename("resnet50", resnet18, "w.pth")
+    with pytest.raises(InputError, match=r"layer1\.2\.conv1\.weight does not belong to a resnet18"):
+        rename("resnet18", torchvision_state("resnet34"))
+
+
+def test_weights_with_our_names(resnet18: dict[str, Tensor]) -> None:
+    ours, _ = rename("resnet18", resnet18)
+    with pytest.raises(InputError, match="its names are ours already"):
+        rename("resnet18", ours)
+
+
+@pytest.mark.parametrize("content", [[1, 2], {"a": torch.zeros(1)}, {"state_dict": [1]}, torch.zeros(3)])
+def test_files_that_are_no_resnet(content: Any, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "in.pth")
+    with pytest.raises(InputError, match=r"in\.pth: (not a state dict|holds no tensor)"):
+        convert_backbone("resnet18", tmp_path / "out.pth", tmp_path / "in.pth")
+    assert not (tmp_path / "out.pth").exists()
+
+
+def test_values_that_are_no_tensors(resnet18: dict[str, Tensor]) -> None:
+    with pytest.raises(InputError, match="does not belong to a resnet18"):
+        rename("resnet18", {**resnet18, "conv1.weight": 3})  # type: ignore[dict-item]
+
+
+def test_missing_and_damaged_files(resnet18: dict[str, Tensor], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        convert_backbone("resnet18", tmp_path / "out.pth", tmp_path / "in.pth")
+    torch.save(resnet18, tmp_path / "in.pth")
+    data = (tmp_path / "in.pth").read_bytes()
+    (tmp_path / "in.pth").write_bytes(data[: len(data) // 2])
+    with pytest.raises(InputError, match="truncated or damaged"):
+        convert_backbone("resnet18", tmp_path / "out.pth", tmp_path / "in.pth")
+
+
+def test_a_folder_that_cannot_be_made(resnet18: dict[str, Tensor], tmp_path: Path) -> None:
+    torch.save(resnet18, tmp_path / "in.pth")
+    with pytest.raises(SeamsegError, match=r"out\.pth: cannot be written"):
+        convert_backbone("resnet18", tmp_path / "in.pth" / "out.pth", tmp_path / "in.pth")
+
+
+def test_no_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    load = builtins.__import__
+
+    def without_torchvision(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.partition(".")[0] == "torchvision":
+            raise ImportError("No module named 'torchvision'")
+        return load(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_torchvision)
+    assert main(["convert-backbone", "resnet18", str(tmp_path / "out.pth")]) == 1
+    said = capsys.readouterr().err
+    assert "torchvision cannot be imported" in said and "--weights" in said
+    assert said.count("\n") == 1
+
+
+def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Weights:
+        class IMAGENET1K_V1:
+            @staticmethod
+            def get_state_dict(progress: bool) -> None:
+                raise OSError("connection\nrefused")
+
+    torchvision = ModuleType("torchvision")
+    torchvision.models = SimpleNamespace(get_model_weights=lambda net: Weights)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torchvision", torchvision)
+    with pytest.raises(SeamsegError, match=r"cannot download resnet18 \(connection refused\); give a file with"):
+        convert_backbone("resnet18", tmp_path / "out.pth")

@@ -1,0 +1,256 @@
+"""Whatever a user hands over: the commands say one line and end with exit code 2, or give a right result."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from seamseg.formats.coco_panoptic import read_id_png
+from seamseg.formats.metadata import Metadata, read_metadata, write_metadata
+
+pytestmark = pytest.mark.usefixtures("narrow")
+
+QUIET = ("--device", "cpu", "--quiet")
+
+
+class Evil:
+    """Code that a careless loader would run."""
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, ("EVIL",)
+
+
+@pytest.fixture
+def data(micro: Path, tmp_path: Path) -> Path:
+    """A data set of its own to spoil."""
+    return Path(shutil.copytree(micro, tmp_path / "data"))
+
+
+@pytest.fixture
+def refused(
+    seamseg_main: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., str]:
+    """Runs a command that must fail with exit code 2 and one line; returns the line."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> str:
+        assert seamseg_main(*words, *QUIET) == 2
+        captured = capsys.readouterr()
+        lines = captured.err.strip().splitlines()
+        assert captured.out == "" and len(lines) == 1, captured
+        assert lines[0].startswith(f"seamseg {words[0]}: ") and "Traceback" not in lines[0]
+        assert not (tmp_path / "EVIL").exists() and not list(tmp_path.rglob("*.partial"))
+        return lines[0]
+
+    return run
+
+
+# --- models
+
+
+def truncated(snapshot: Path, path: Path) -> None:
+    path.write_bytes(snapshot.read_bytes()[:5000])
+
+
+def of_another_width(snapshot: Path, path: Path) -> None:
+    content = torch.load(snapshot, weights_only=True)
+    torch.save({**content, "config": content["config"].replace("hidden_channels = 16", "hidden_channels = 24")}, path)
+
+
+def of_another_program(snapshot: Path, path: Path) -> None:
+    torch.save({"conv1.weight": torch.zeros(64, 3, 7, 7)}, path)
+
+
+def with_code(snapshot: Path, path: Path) -> None:
+    content = torch.load(snapshot, weights_only=True)
+    torch.save({**content, "training_meta": Evil()}, path)
+
+
+def of_the_original(snapshot: Path, path: Path) -> None:
+    content = torch.load(snapshot, weights_only=True)
+    torch.save({key: content[key] for key in ("config", "state_dict", "training_meta")}, path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (truncated, "truncated or damaged snapshot; copy it again"),
+        (of_another_width, "does not fit this network"),
+        (of_another_program, "not a snapshot of this network"),
+        (with_code, "refused: it holds pickled code"),
+        (of_the_original, "give metadata.bin with --meta"),
+    ],
+)
+def test_models(micro_run, micro, tmp_path, refused, spoil, message) -> None:
+    path = tmp_path / "model.pth.tar"
+    spoil(micro_run / "model_last.pth.tar", path)
+    for words in (("predict", path, micro / "img", tmp_path / "out"), ("evaluate", path, micro)):
+        line = refused(*words)
+        assert message in line and "model.pth.tar" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_metadata_of_another_class_count(micro_run, micro, tmp_path, refused) -> None:
+    m = read_metadata(micro_run / "metadata.bin")
+    other = Metadata(m.num_stuff - 1, m.num_thing, m.categories[1:], m.palette[1:], m.original_ids[1:])
+    write_metadata(tmp_path / "other.bin", other)
+    words = ("--meta", tmp_path / "other.bin")
+    for command in (("predict", micro_run, micro / "img", tmp_path / "out"), ("evaluate", micro_run, micro)):
+        assert "was trained on 3 classes, the metadata lists 2" in refused(*command, *words)
+    assert not (tmp_path / "out").exists()
+
+
+# --- data sets
+
+
+def id_that_cat_lacks(data: Path) -> None:
+    path = data / "msk" / "val1.png"
+    ids = np.array(Image.open(path))
+    ids[0, 0] = 77
+    Image.fromarray(ids).save(path)
+
+
+def mask_of_another_size(data: Path) -> None:
+    Image.new("L", (9, 5)).save(data / "msk" / "val1.png")
+
+
+def photo_of_another_size(data: Path) -> None:
+    Image.new("RGB", (9, 5)).save(data / "img" / "val1.png")
+
+
+def zero_byte_photo(data: Path) -> None:
+    (data / "img" / "val1.png").write_bytes(b"")
+
+
+def no_photos(data: Path) -> None:
+    shutil.rmtree(data / "img")
+
+
+def empty_list(data: Path) -> None:
+    (data / "lst" / "val.txt").write_text("\n")
+    (data / "lst" / "train.txt").write_text("")
+
+
+def raw_cityscapes(data: Path) -> None:
+    shutil.rmtree(data)
+    (data / "leftImg8bit" / "val" / "aachen").mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (id_that_cat_lacks, "val1.png: the mask has instance id 77"),
+        (mask_of_another_size, "val1.png: the mask is 9 x 5 pixels"),
+        (photo_of_another_size, "val1.png: the image is 9 x 5 pixels"),
+        (zero_byte_photo, "val1.png: the file is empty (0 bytes)"),
+        (no_photos, "no photo of image"),
+        (empty_list, "the list is empty"),
+        (raw_cityscapes, "seamseg prepare cityscapes"),
+        (shutil.rmtree, "no such data set folder"),
+    ],
+)
+def test_data_sets(micro_run, micro_config, data, tmp_path, refused, spoil, message) -> None:
+    spoil(data)
+    assert message in refused("evaluate", micro_run, data, "--json", tmp_path / "scores.json")
+    assert not (tmp_path / "scores.json").exists()
+    # the same by training, here on the spoiled images
+    words = ("--set", "dataloader.train_set=val", "--log-dir", tmp_path / "run")
+    assert message in refused("train", micro_config, data, *words)
+    if not data.is_dir() or not (data / "lst" / "val.txt").is_file() or spoil is empty_list:
+        assert not (tmp_path / "run").exists(), "a run that was refused leaves nothing"
+
+
+def test_a_run_folder_that_is_there_stays(micro_config, micro, tmp_path, refused) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "notes.txt").write_text("mine")
+    refused("train", micro_config, tmp_path / "nowhere", "--log-dir", run)
+    assert sorted(p.name for p in run.iterdir()) == ["notes.txt", "training.log"]
+
+
+def test_a_config_with_a_typo(micro_config, micro, tmp_path, refused) -> None:
+    path = tmp_path / "my.ini"
+    path.write_text(micro_config.read_text().replace("shortest_size", "shortst_size"))
+    line = refused("train", path, micro, "--log-dir", tmp_path / "run")
+    assert "my.ini" in line and "'shortst_size' in [dataloader]; did you mean 'shortest_size'?" in line
+    assert not (tmp_path / "run").exists()
+
+
+# --- photos
+
+
+def test_folders_without_photos(micro_run, tmp_path, refused) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "readme.txt").write_text("no photo")
+    for inputs in ("photos", "photos/*.jpg"):
+        assert "0 images" in refused("predict", micro_run, tmp_path / inputs, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_photos_of_every_kind(micro_run, micro, tmp_path, seamseg_main) -> None:
+    """Each gives a result at its own size, turned as viewers turn it, equal to that of the plain photo."""
+    folder = tmp_path / "photos ä 街"
+    folder.mkdir()
+    street = Image.open(micro / "img" / "val0.png").convert("RGB").quantize(200)
+    plain, grey = street.convert("RGB"), street.convert("L")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    plain.save(folder / "plain.png")
+    street.save(folder / "palette.png")
+    plain.transpose(Image.Transpose.ROTATE_90).save(folder / "turned.png", exif=exif)
+    grey.save(folder / "grey.png")
+    Image.fromarray(np.asarray(grey).astype(np.uint16) * 257).save(folder / "grey16.png")
+    plain.convert("CMYK").save(folder / "cmyk.tif")
+    out = tmp_path / "out ö"
+    words = ("--format", "coco,overlay", "--workers", "0", "--min-area", "0")
+    assert seamseg_main("predict", micro_run, folder, out, *words, *QUIET) == 0
+    maps = {path.stem: read_id_png(path) for path in (out / "panoptic").iterdir()}
+    assert {name: ids.shape for name, ids in maps.items()} == dict.fromkeys(
+        ("plain", "palette", "turned", "grey", "grey16", "cmyk"), (64, 96)
+    )
+    for one, other in (("palette", "plain"), ("turned", "plain"), ("cmyk", "plain"), ("grey16", "grey")):
+        # ids are colours near that of the class, so the same map has the same ids
+        assert (maps[one] == maps[other]).mean() > 0.99, one
+    assert all(Image.open(path).size == (96, 64) for path in out.glob("*.jpg"))
+
+
+def test_names_of_every_kind(micro_run, micro, tmp_path, seamseg_main) -> None:
+    """As long as file systems allow, with blanks, dashes, quotes and bytes that are no text; links in a circle."""
+    folder, out = tmp_path / "photos", tmp_path / "out"
+    folder.mkdir()
+    names = ["--format.jpg", "with blank .jpg", "new\nline.jpg", "q'\"$HOME%41#?.jpg", "街" * 83 + ".jpg"]
+    for name in (*(os.fsencode(n) for n in names), b"\xff\xfe.jpg"):
+        shutil.copy(micro / "img" / "val0.png", os.path.join(os.fsencode(folder), name))
+    (folder / "circle").symlink_to(folder)
+    (folder / "self.jpg").symlink_to(folder / "self.jpg")
+    words = ("--workers", "0", "--format", "overlay,coco", *QUIET)
+    assert seamseg_main("predict", micro_run, folder, out, *words) == 1
+    assert sum(p.suffix == ".jpg" for p in out.iterdir()) == len(names) + 1
+    assert len(list((out / "panoptic").iterdir())) == len(names) + 1
+    (folder / "self.jpg").unlink()
+    assert seamseg_main("predict", micro_run, folder, out, *words) == 0
+    assert len(json.loads((out / "panoptic.json").read_text())["images"]) == len(names) + 1
+
+
+def test_outputs_around_the_photos(micro_run, micro, tmp_path, seamseg_main, monkeypatch) -> None:
+    """`predict RUN photos .` works on all of photos/, and outputs within photos/ are no photos the next time."""
+    (tmp_path / "photos" / "sub").mkdir(parents=True)
+    for name in ("a.png", "sub/b.png"):
+        shutil.copy(micro / "img" / "val0.png", tmp_path / "photos" / name)
+    monkeypatch.chdir(tmp_path)
+    assert seamseg_main("predict", micro_run, "photos", ".", "--workers", "0", *QUIET) == 0
+    assert sorted(p.as_posix() for p in Path().rglob("*.jpg")) == ["a.jpg", "sub/b.jpg"]
+    for _ in range(2):
+        assert seamseg_main("predict", micro_run, "photos", "photos/out", "--workers", "0", *QUIET) == 0
+        assert sorted(p.name for p in Path("photos/out").rglob("*.jpg")) == ["a.jpg", "b.jpg"]

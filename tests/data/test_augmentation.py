@@ -1,0 +1,194 @@
+"""Crop, colours, flip: in a worker, on the device, and against the plain way of Pillow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from seamseg.config import load_config
+from seamseg.data.dataset import PanopticDataset
+from seamseg.data.loader import collate
+from seamseg.data.pixels import jitter
+from seamseg.data.transforms import TrainTransform
+from seamseg.idmaps.resize import resize_nearest
+from seamseg.ops.extract_boxes import extract_boxes
+from seamseg.structures import Pending
+from seamseg.training.device_transforms import prepare_batch
+from seamseg.utils.errors import InputError
+
+MEAN, STD = (0.41738699, 0.45732192, 0.46886091), (0.25685097, 0.26509955, 0.29067996)
+JITTER = (0.4, 0.4, 0.4, 0.2)
+
+
+def scene(size: tuple[int, int], seed: int = 0, count: int = 6) -> tuple[Image.Image, np.ndarray, list[int], list[int]]:
+    """Noise, an id map of as many ids, and their classes."""
+    rng = np.random.default_rng(seed)
+    image = Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8))
+    mask = rng.integers(0, count, (1, *size)).astype(np.int32)
+    return image, mask, [255, *range(count - 1)], [0] * count
+
+
+def batch_of(items: list[dict]):
+    return collate([{**item, "id": str(i), "size": (1, 1)} for i, item in enumerate(items)])
+
+
+@pytest.fixture
+def options(tmp_path):
+    (tmp_path / "a.ini").write_text("[dataloader]\n")
+    loading = load_config(tmp_path / "a.ini", "panoptic").dataloader
+    return replace(loading, rgb_mean=MEAN, rgb_std=STD)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 80), st.integers(0, 9))
+def test_flip_and_scale_are_those_of_the_original(height, width, shortest, seed):
+    """The original mirrors first and scales then; here the scaled image is mirrored."""
+    image, mask, cat, crowd = scene((height, width), seed)
+    transform = TrainTransform(shortest, 200, MEAN, STD, True, (0.5, 2))
+    draw = transform.draw((height, width), Random(seed))
+    item = transform(image, mask, cat, crowd, Random(seed))
+    h, w = draw.size
+    if draw.pending.flip:
+        image, mask = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), mask[..., ::-1]
+    pixels = torch.from_numpy(np.array(image.resize((w, h), Image.Resampling.BILINEAR))).permute(2, 0, 1)
+    mean, std = (torch.tensor(v)[:, None, None] for v in (MEAN, STD))
+    assert torch.equal(item["img"], (pixels.float() / 255 - mean) / std)
+    classes = np.array(cat)[resize_nearest(mask, (h, w))]
+    assert np.array_equal(item["cat"].numpy()[item["msk"].numpy()], classes)
+
+
+@pytest.mark.parametrize("color_jitter", [None, JITTER])
+@pytest.mark.parametrize("crop_size", [None, (30, 40)])
+@pytest.mark.parametrize("count", [6, 300])
+def test_the_device_does_what_workers_do(options, color_jitter, crop_size, count):
+    args = (48, 100, MEAN, STD, True, (0.5, 2), crop_size, color_jitter)
+    scenes = [scene((50, 61), s, count if s % 2 else 6) for s in range(6)]
+    here, there = (
+        [TrainTransform(*args, on_device)(*parts, Random(s)) for s, parts in enumerate(scenes)]
+        for on_device in (False, True)
+    )
+    sent = batch_of(there)
+    assert sent.images.dtype == torch.uint8 and {p.flip for p in sent.pending} == {True, False}
+    assert sent.masks.dtype == (torch.uint8 if count <= 256 else torch.int32)
+    done, expected = prepare_batch(sent, options), batch_of(here)
+    assert done.pending is None and prepare_batch(done, options) is done
+    assert prepare_batch(expected, options) is expected
+    for name in ("images", "masks", "boxes", "categories", "iscrowd"):
+        for a, b in zip(getattr(done, name), getattr(expected, name), strict=True):
+            assert a.dtype == b.dtype and torch.equal(a, b), name
+
+
+def test_boxes_of_absent_ids_stay_absent(options):
+    item = TrainTransform(20, None, on_device=True)(
+        Image.new("RGB", (30, 20)), np.ones((1, 20, 30), np.int32), [255, 0], [0, 0]
+    )
+    item["msk"][0, :5, :3] = 1
+    item["pending"] = Pending(flip=True)
+    done = prepare_batch(batch_of([item]), options)
+    assert done.boxes[0].tolist() == [[-1, -1, -1, -1], [0, 0, 20, 30]]
+    assert torch.equal(done.boxes[0], extract_boxes(done.masks[0], 2))
+
+
+@pytest.mark.parametrize(("size", "crop"), [((50, 70), (30, 40)), ((50, 70), (200, 40)), ((64, 64), (64, 64))])
+def test_a_crop_is_a_window_of_the_scaled_image(size, crop):
+    image, mask, cat, crowd = scene(size)
+    smooth = image.resize((9, 7)).resize(image.size, Image.Resampling.BICUBIC)
+    transform = TrainTransform(64, None, crop_size=crop)
+    corners = Counter()
+    for seed in range(20):
+        draw = transform.draw(size, Random(seed))
+        item = transform(smooth, mask, cat, crowd, Random(seed))
+        (h, w), (y, x, ch, cw) = draw.size, draw.window
+        assert (ch, cw) == (min(h, crop[0]), min(w, crop[1])) == tuple(item["img"].shape[1:])
+        whole = np.asarray(smooth.resize((w, h), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+        gap = np.abs(item["img"].numpy() * 255 - whole[:, y : y + ch, x : x + cw])
+        assert gap.max() < 1.01  # Pillow holds the edges of a box in single precision
+        ids = resize_nearest(mask, (h, w))[:, y : y + ch, x : x + cw]
+        assert np.array_equal(item["cat"].numpy()[item["msk"].numpy()], np.array(cat)[ids])
+        assert torch.equal(item["bbx"], extract_boxes(item["msk"], len(item["cat"])))
+        corners[y, x] += 1
+    assert len(corners) == 1 if crop == (64, 64) else len(corners) > 10
+
+
+def test_instances_outside_the_crop_are_dropped():
+    mask = np.ones((1, 40, 40), np.int32)
+    mask[0, 25:, 25:] = 2
+    transform = TrainTransform(40, None, crop_size=(20, 20))
+    items = [transform(Image.new("RGB", (40, 40)), mask, [255, 3, 7], [0, 0, 0], Random(s)) for s in range(40)]
+    assert {tuple(item["cat"].tolist()) for item in items} == {(255, 3), (255, 3, 7)}
+    assert all(len(item["bbx"]) == len(item["cat"]) == item["msk"].max() + 1 for item in items)
+
+
+def test_factors_come_from_the_source_and_stay_within_their_bounds():
+    transform = TrainTransform(40, None, color_jitter=(0.2, 1.5, 0, 0.1))
+    drawn = [transform.draw((40, 50), Random(seed)).pending.jitter for seed in range(300)]
+    assert drawn[7] == transform.draw((40, 50), Random(7)).pending.jitter
+    low, high = np.min(drawn, axis=0), np.max(drawn, axis=0)
+    assert (low >= [0.8, 0, 1, -0.1]).all() and (high <= [1.2, 2.5, 1, 0.1]).all()
+    assert (low <= [0.82, 0.2, 1, -0.08]).all() and (high >= [1.18, 2.3, 1, 0.08]).all()
+
+
+def test_each_colour_factor_does_its_part():
+    pixels = torch.tensor([[[200, 20]], [[40, 30]], [[40, 10]]], dtype=torch.uint8)
+    assert torch.equal(jitter(pixels, (1, 1, 1, 0)), pixels)
+    assert torch.equal(jitter(pixels, (0.5, 1, 1, 0)), pixels // 2)
+    flat = jitter(pixels, (1, 0, 1, 0))
+    assert len(flat.unique()) == 1
+    grey = jitter(pixels, (1, 1, 0, 0))
+    assert torch.equal(grey[0], grey[1]) and torch.equal(grey[0], grey[2])
+    turned = jitter(pixels, (1, 1, 1, 1 / 3))
+    assert turned[:, 0, 0].tolist() == [40, 200, 40]  # red to green
+
+
+def test_without_new_options_the_chance_is_drawn_as_before():
+    rng = Random(3)
+    TrainTransform(40, None, random_flip=True, random_scale=(0.5, 2)).draw((40, 50), rng)
+    expected = Random(3)
+    expected.random(), expected.uniform(0.5, 2)
+    assert rng.getstate() == expected.getstate()
+
+
+def test_bad_options():
+    with pytest.raises(InputError, match="crop_size"):
+        TrainTransform(40, None, crop_size=(0, 5))
+    with pytest.raises(InputError, match="hue at most"):
+        TrainTransform(40, None, color_jitter=(0, 0, 0, 0.6))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_fast_decode(make_folder, turned):
+    """A reduced JPEG gives the same targets and nearly the same pixels, and is really reduced."""
+    root = make_folder([(256, 400)], ending=".jpg")
+    smooth = scene((256, 400))[0].resize((9, 7)).resize((400, 256), Image.Resampling.BICUBIC)
+    exif = Image.Exif()
+    if turned:
+        smooth = smooth.transpose(Image.Transpose.ROTATE_90)
+        exif[0x0112] = 6
+    smooth.save(root / "img" / "im0.jpg", quality=95, exif=exif)
+    transform = TrainTransform(60, 400, random_flip=True, random_scale=(0.5, 1))
+    plain, fast = (PanopticDataset(root, "train", transform, fast_decode=on) for on in (False, True))
+    for epoch in range(3):
+        plain.set_epoch(epoch)
+        fast.set_epoch(epoch)
+        a, b = plain[0], fast[0]
+        assert a["img"].shape == b["img"].shape and torch.equal(a["msk"], b["msk"]) and a["size"] == b["size"]
+        assert 0 < (a["img"] - b["img"]).abs().mean() < 0.01
+    sizes = [fast.read(0, size)[0].size for size in ((256, 400), (129, 100), (128, 200), (60, 90), (10, 10))]
+    assert sizes == [(400, 256), (400, 256), (200, 128), (100, 64), (50, 32)]
+
+
+def test_fast_decode_leaves_other_formats_alone_and_still_checks_sizes(make_folder):
+    root = make_folder([(64, 96), (64, 96)])
+    plain, fast = (PanopticDataset(root, "train", TrainTransform(20, 400), fast_decode=on) for on in (False, True))
+    assert torch.equal(plain[0]["img"], fast[0]["img"])
+    Image.new("RGB", (90, 64)).save(root / "img" / "im1.png")
+    with pytest.raises(InputError, match=r"im1.png: the image is 90 x 64 pixels"):
+        fast[1]

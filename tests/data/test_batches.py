@@ -1,0 +1,116 @@
+"""Items to batches, through DataLoader workers too."""
+
+import pickle
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from seamseg.data.dataset import PanopticDataset
+from seamseg.data.loader import collate, set_epoch, train_loader
+from seamseg.data.samplers import DistributedARBatchSampler
+from seamseg.data.transforms import TrainTransform
+from seamseg.data.workers import WorkerSeed
+from seamseg.structures import Batch, PackedSequence
+from seamseg.utils.errors import InputError
+
+
+def dataset(root):
+    return PanopticDataset(root, "train", TrainTransform(16, 64, random_flip=True, random_scale=(0.5, 2)))
+
+
+def same(a, b):
+    if isinstance(a, PackedSequence):
+        return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b))
+    return a == b
+
+
+def assert_same(a: Batch, b: Batch):
+    assert all(same(vars(a)[k], vars(b)[k]) for k in vars(a))
+
+
+def test_collate(make_folder):
+    data = dataset(make_folder())
+    items = [data[i] for i in (2, 0)]
+    batch = collate(items)
+    assert len(batch) == 2 and batch.ids == ["im2", "im0"] and batch.original_sizes == [(14, 14), (12, 20)]
+    assert torch.equal(batch.images[1], items[1]["img"])
+    assert batch.masks.dtype == torch.int64 and batch.iscrowd.dtype == torch.uint8
+    assert batch.categories.dtype == torch.int64 and batch.boxes.dtype == torch.float32
+
+
+def test_padding_of_the_original():
+    ops = np.load(Path(__file__).parents[1] / "golden" / "ops.npz")
+    packed = PackedSequence(torch.from_numpy(ops["pad/a"]), None, torch.from_numpy(ops["pad/c"]))
+    padded, sizes = packed.as_padded(-1)
+    assert torch.equal(padded, torch.from_numpy(ops["pad/out"])) and sizes == [tuple(s) for s in ops["pad/sizes"]]
+    assert torch.equal(packed.as_padded(multiple=6)[0], torch.from_numpy(ops["pad/out_snap6"]))
+
+
+def test_items_and_batches_pickle(make_folder):
+    data = dataset(make_folder())
+    assert torch.equal(pickle.loads(pickle.dumps(data))[0]["img"], data[0]["img"])
+    batch = collate([data[0], data[1]])
+    assert_same(pickle.loads(pickle.dumps(batch)), batch)
+
+
+def test_workers_load_what_the_main_process_loads(make_folder):
+    data = dataset(make_folder([(12, 20), (20, 12), (14, 14), (10, 18), (9, 30)]))
+    plain, parallel = (train_loader(data, DistributedARBatchSampler(data.img_sizes, 2), num_workers=n) for n in (0, 2))
+    for epoch in (0, 3):
+        set_epoch(plain, epoch)
+        expected = list(plain)
+        set_epoch(parallel, epoch)
+        for a, b in zip(parallel, expected, strict=True):
+            assert isinstance(a, Batch)
+            assert_same(a, b)
+    assert parallel.worker_init_fn.epoch == 3
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_errors_arrive_as_one_line(make_folder, workers):
+    root = make_folder()
+    (root / "img" / "im1.png").write_bytes(b"")
+    data = dataset(root)
+    loader = train_loader(data, DistributedARBatchSampler(data.img_sizes, 1), num_workers=workers)
+    with pytest.raises(InputError) as error:
+        list(loader)
+    assert str(error.value) == f"{root / 'img' / 'im1.png'}: the file is empty (0 bytes)"
+
+
+def test_pin_memory_reaches_every_tensor(make_folder, monkeypatch):
+    from torch.utils.data._utils.pin_memory import pin_memory  # what the DataLoader's thread calls
+
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+    data = dataset(make_folder())
+    batch = collate([data[0], data[1]])
+    assert_same(pin_memory(batch), batch)
+    assert len(pinned) == 10
+
+
+@pytest.mark.gpu
+def test_pinned_batches(make_folder):
+    data = dataset(make_folder())
+    loader = train_loader(data, DistributedARBatchSampler(data.img_sizes, 2), num_workers=1, pin_memory=True)
+    assert all(image.is_pinned() for batch in loader for image in batch.images)
+
+
+def test_worker_seeds_differ_and_repeat():
+    def draws(**who):
+        worker = who.pop("worker", 0)
+        WorkerSeed(**who)(worker)
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    state, np_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        cases = [{}, {"seed": 1}, {"rank": 1}, {"epoch": 1}, {"worker": 1}]
+        values = [draws(**c) for c in cases]
+        assert len(set(values)) == len(cases)
+        assert values == [draws(**c) for c in cases]
+    finally:
+        random.setstate(state)
+        np.random.set_state(np_state)
+        torch.set_rng_state(torch_state)

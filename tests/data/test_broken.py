@@ -1,0 +1,144 @@
+"""Training images that cannot be read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from seamseg.data.dataset import TRIES, PanopticDataset
+from seamseg.data.loader import BrokenSamples, set_epoch, train_loader
+from seamseg.data.sample_index import ItemKey
+from seamseg.data.samplers import DistributedARBatchSampler
+from seamseg.data.transforms import TrainTransform
+from seamseg.utils.errors import InputError
+
+SIZES = [(12, 20), (20, 12), (12, 24), (14, 14), (10, 18), (9, 30), (22, 12), (8, 20)]
+
+
+def dataset(root, replace_broken=True):
+    return PanopticDataset(root, "train", TrainTransform(16, 64, random_scale=(0.5, 2)), replace_broken=replace_broken)
+
+
+def empty_photo(root):
+    (root / "img" / "im2.png").write_bytes(b"")
+    return "im2.png: the file is empty"
+
+
+def cut_photo(root):
+    path = root / "img" / "im2.png"
+    path.write_bytes(path.read_bytes()[:200])
+    return "im2.png: broken image"
+
+
+def no_photo(root):
+    (root / "img" / "im2.png").unlink()
+    return "no photo of image 'im2'"
+
+
+def no_mask(root):
+    (root / "msk" / "im2.png").unlink()
+    return "no mask of image 'im2'"
+
+
+def misfit(root):
+    (root / "img" / "im2.png").write_bytes((root / "img" / "im0.png").read_bytes())
+    return "im2.png: the image is 20 x 12 pixels"
+
+
+@pytest.mark.parametrize("spoil", [empty_photo, cut_photo, no_photo, no_mask, misfit])
+def test_another_image_of_like_aspect_takes_the_place(make_folder, spoil):
+    root = make_folder(SIZES)
+    whole = dataset(root)
+    good = [whole[i] for i in range(len(SIZES))]
+    reason = spoil(root)
+    data = dataset(root)
+    taken = set()
+    for epoch in range(30):
+        item = data[ItemKey(epoch, 2, 2)]
+        assert item["size"][0] < item["size"][1] and item["id"] != "im2"
+        ((image, said),) = item["broken"]
+        assert image == "im2" and reason in said
+        again = dataset(root)[ItemKey(epoch, 2, 2)]
+        assert again["id"] == item["id"] and torch.equal(again["img"], item["img"])
+        taken.add(item["id"])
+    assert len(taken) > 2
+    for index in {0, 1, *range(3, len(SIZES))}:
+        assert torch.equal(data[index]["img"], good[index]["img"]) and data[index]["broken"] == []
+    with pytest.raises(InputError, match="im2"):
+        dataset(root, replace_broken=False)[2]
+
+
+def test_the_last_of_its_aspect_is_replaced_by_another(make_folder):
+    root = make_folder([(12, 20), (20, 12)])
+    (root / "img" / "im0.png").write_bytes(b"")
+    assert dataset(root)[0]["id"] == "im1"
+
+
+def test_a_data_set_of_broken_images_ends_clearly(make_folder):
+    root = make_folder([(12, 20)] * 30)
+    for path in (root / "img").iterdir():
+        path.write_bytes(b"")
+    data = dataset(root)
+    reads = []
+    read = data.read
+    data.read = lambda index, at_least=None: reads.append(index) or read(index, at_least)
+    with pytest.raises(InputError, match=r"im4.png: the file is empty.*the 9 images tried in its place cannot be read"):
+        data[4]
+    assert len(set(reads)) == len(reads) == TRIES
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_stay_whole_and_say_what_broke(make_folder, workers):
+    root = make_folder(SIZES)
+    no_mask(root)
+    (root / "img" / "im6.png").write_bytes(b"")
+    data = dataset(root)
+    loader = train_loader(data, DistributedARBatchSampler(data.img_sizes, 2), num_workers=workers)
+    set_epoch(loader, 1)
+    batches = list(loader)
+    assert sum(map(len, batches)) == len(SIZES)
+    assert sorted(image for batch in batches for image, _ in batch.broken) == ["im2", "im6"]
+    assert not {"im2", "im6"} & {i for batch in batches for i in batch.ids}
+
+
+class Log(list):
+    def __call__(self, message: str) -> None:
+        self.append(message)
+
+
+def test_broken_files_are_said_once():
+    log = Log()
+    broken = BrokenSamples(0.5, 10, log)
+    for epoch in range(3):
+        broken.begin_epoch()
+        broken.add([])
+        broken.add([("a", "a.png: empty")])
+        broken.add([("a", "a.png: empty")])
+        if epoch == 2:
+            broken.add([("b", "b.png: cut")])
+        assert broken.count == (2 if epoch == 2 else 1)
+    assert log == ["a.png: empty; another image takes its place", "b.png: cut; another image takes its place"]
+
+
+@pytest.mark.parametrize(("limit", "allowed"), [(0.0, 0), (0.1, 1), (0.25, 2), (0.3, 3)])
+def test_the_limit(limit, allowed):
+    log = Log()
+    broken = BrokenSamples(limit, 10, log)
+    broken.begin_epoch()
+    for number in range(allowed):
+        broken.add([(str(number), f"{number}.png: empty")])
+    with pytest.raises(InputError) as error:
+        broken.add([("last", "last.png: empty"), ("more", "more.png: empty")][: 1 + (allowed == 3)])
+    assert "training images of this epoch cannot be read" in str(error.value) and "broken_limit" in str(error.value)
+    assert ("last.png" in str(error.value)) == (allowed < 3) and len(log) == allowed
+    if allowed == 3:
+        assert str(error.value).startswith("5 of the 10") and str(error.value).endswith("and 2 more")
+
+
+def test_a_replacement_has_chance_of_its_own(make_folder):
+    """It does not look like its twin that is drawn in its own right in the same epoch."""
+    root = make_folder([(12, 20), (12, 20)])
+    (root / "img" / "im0.png").write_bytes(b"")
+    data = dataset(root)
+    shapes = [(data[ItemKey(e, 0, 0)]["img"].shape, data[ItemKey(e, 1, 1)]["img"].shape) for e in range(5)]
+    assert all(a != b for a, b in shapes)

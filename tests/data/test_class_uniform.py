@@ -1,0 +1,92 @@
+"""Rare classes more often."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from seamseg.data.dataset import ClassUniform
+from seamseg.data.sample_index import ItemKey, KeyedBatches
+from seamseg.data.samplers import DistributedARBatchSampler
+from seamseg.formats.metadata import ImageInfo
+from seamseg.utils.errors import InputError
+
+COMMON, RARE, PORTRAIT = 0, 1, 2
+
+
+def images(count: int = 400) -> list[ImageInfo]:
+    """A hundredth of the landscapes has the rare class; every fourth image is a portrait of another class."""
+    return [
+        ImageInfo(str(i), [255, PORTRAIT], (30, 20), [0, 0])
+        if i % 4 == 3
+        else ImageInfo(str(i), [255, COMMON, RARE] if i % 100 == 0 else [255, COMMON], (20, 30), [0, 0, 0])
+        for i in range(count)
+    ]
+
+
+def test_classes_come_equally_often():
+    every = images()
+    replace = ClassUniform(every, 1.0)
+    drawn = [replace(epoch, i) for epoch in range(10) for i in range(400) if i % 4 != 3]
+    assert all(every[k].size == (20, 30) for k in drawn)
+    rare = sum(RARE in every[k].cat for k in drawn) / len(drawn)
+    assert 0.46 < rare < 0.55  # half by class, and a few of the common ones
+    assert len(set(drawn)) > 250
+
+
+def test_the_part():
+    every = images()
+    replace = ClassUniform(every, 0.25)
+    kept = sum(replace(0, i) == i for i in range(400))
+    assert 270 < kept < 330
+    assert all(ClassUniform(every, 0)(0, i) == i for i in range(400))
+    with pytest.raises(InputError, match="class_uniform"):
+        ClassUniform(every, 1.5)
+
+
+def test_portraits_replace_portraits():
+    every = images()
+    replace = ClassUniform(every, 1.0)
+    assert {every[replace(0, i)].size for i in range(3, 400, 4)} == {(30, 20)}
+
+
+def test_images_of_void_alone_stay():
+    replace = ClassUniform([ImageInfo("a", [255], (20, 30), [0])], 1.0)
+    assert replace(0, 0) == 0
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_any_number_of_processes_draws_the_same(world):
+    every = images(64)
+    sizes = [image.size for image in every]
+
+    def keys(seed: int, epoch: int, world: int) -> list[ItemKey]:
+        found = []
+        for rank in range(world):
+            sampler = DistributedARBatchSampler(sizes, 2, world, rank, seed=seed)
+            batches = KeyedBatches(sampler, ClassUniform(every, 0.5, seed))
+            batches.set_epoch(epoch)
+            assert len(batches) == len(sampler)
+            for batch in batches:
+                assert len({every[k.image].size for k in batch}) == 1
+                found += batch
+        return found
+
+    alone = keys(1, 3, 1)
+    assert sorted(keys(1, 3, world)) == sorted(alone)
+    assert sorted(k.slot for k in alone) == list(range(64))
+    assert [k.image for k in alone] != [k.slot for k in alone] and {k.epoch for k in alone} == {3}
+    by_slot = {k.slot: k.image for k in alone}
+    for other in (keys(1, 4, world), keys(2, 3, world)):
+        assert {k.slot: k.image for k in other} != by_slot
+
+
+def test_repeated_images_look_different(make_folder):
+    from seamseg.data.dataset import PanopticDataset
+    from seamseg.data.transforms import TrainTransform
+
+    data = PanopticDataset(make_folder(), "train", TrainTransform(16, 64, random_scale=(0.5, 2)))
+    shapes = Counter(tuple(data[ItemKey(0, 0, slot)]["img"].shape) for slot in range(3))
+    assert len(shapes) == 3
+    assert tuple(data[ItemKey(0, 0, 0)]["img"].shape) == tuple(data[0]["img"].shape)

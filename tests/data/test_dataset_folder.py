@@ -1,0 +1,200 @@
+"""Dataset folders: read, written, and broken in every way users break them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import umsgpack
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from seamseg.data.dataset import PanopticDataset
+from seamseg.data.folder import DatasetFolder
+from seamseg.data.transforms import TrainTransform
+from seamseg.formats.metadata import ImageInfo, Metadata, pack_metadata, parse_metadata, read_metadata, write_metadata
+from seamseg.utils.errors import InputError
+
+GREEN = (0, 255, 0)
+
+
+def dataset(root, split="train", **options):
+    return PanopticDataset(root, split, TrainTransform(16, 64, random_flip=True, random_scale=(0.5, 2)), **options)
+
+
+def one_line(error) -> str:
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+@given(st.integers(0, 4), st.integers(1, 4), st.lists(st.tuples(st.text(max_size=5), st.integers(1, 9)), max_size=4))
+def test_metadata_round_trip(num_stuff, num_thing, images):
+    n = num_stuff + num_thing
+    infos = [ImageInfo(name, [255, *range(n)], (side, side + 1), [0] * (n + 1)) for name, side in images]
+    metadata = Metadata(num_stuff, num_thing, [f"class {i}" for i in range(n)], [GREEN] * n, list(range(n)), infos)
+    assert parse_metadata(pack_metadata(metadata)) == metadata
+    assert metadata.without_images().images == []
+    assert [metadata.is_thing(c) for c in (*range(n), 255)] == [False] * num_stuff + [True] * num_thing + [False]
+
+
+def raw(**changes):
+    meta = {"num_stuff": 1, "num_thing": 1, "categories": ["a", "b"], "palette": [GREEN] * 2, "original_ids": [1, 2]}
+    image = {"id": "x", "cat": [255, 1], "size": [2, 3], "iscrowd": [0, 0]}
+    meta.update({k: v for k, v in changes.items() if k in meta})
+    image.update({k: v for k, v in changes.items() if k in image})
+    return umsgpack.packb({"meta": meta, "images": [image]})
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "not a metadata file"),
+        (raw()[:-9], "truncated"),
+        (b"PK\x03\x04zip", "not a metadata file"),
+        (umsgpack.packb({"images": []}), "'meta' is missing"),
+        (umsgpack.packb([1, 2]), "not a metadata file"),
+        (raw(num_thing=2), "2 entries in `categories`, but num_stuff [+] num_thing = 3"),
+        (raw(palette=[GREEN]), "1 entries in `palette`"),
+        (raw(num_stuff=0, num_thing=0), "0 stuff and 0 thing"),
+        (raw(cat=[255, 2]), "'x' has class 2 in `cat`, but classes are 0 to 1"),
+        (raw(cat=[0, 1]), "must be void"),
+        (raw(iscrowd=[0]), "2 entries in `cat` but 1 in `iscrowd`"),
+        (raw(size=[0, 3]), "size"),
+        (raw(size=7), "not a metadata file"),
+    ],
+)
+def test_broken_metadata(tmp_path, data, reason):
+    path = tmp_path / "metadata.bin"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=reason) as error:
+        read_metadata(path)
+    assert str(path) in one_line(error)
+
+
+def test_missing_metadata_and_folder(tmp_path):
+    with pytest.raises(InputError, match=r"not a data set folder: it has no metadata.bin; `seamseg prepare"):
+        DatasetFolder(tmp_path)
+    (tmp_path / "leftImg8bit").mkdir()
+    with pytest.raises(InputError, match=r"raw Cityscapes, .*: seamseg prepare cityscapes .* OUT$"):
+        DatasetFolder(tmp_path)
+    with pytest.raises(InputError, match="no such data set folder"):
+        DatasetFolder(tmp_path / "none")
+
+
+@pytest.mark.parametrize("ending", [".png", ".jpg", ".jpeg", ".JPG", ".Jpeg", ".PNG"])
+def test_any_ending(make_folder, ending):
+    root = make_folder(ending=ending)
+    assert DatasetFolder(root).image_path("im1") == root / "img" / f"im1{ending}"
+
+
+def test_items(make_folder):
+    data = dataset(make_folder())
+    assert len(data) == 3 and data.img_sizes == [(12, 20), (20, 12), (14, 14)]
+    assert (data.num_stuff, data.num_thing, data.categories) == (2, 1, ["road", "sky", "car"])
+    item = data[1]
+    assert item["id"] == "im1" and item["size"] == (20, 12)
+    assert item["img"].shape[1:] == item["msk"].shape[1:]
+    assert item["cat"].tolist() == [255, 0, 2, 2] and item["iscrowd"].tolist() == [0, 0, 0, 1]
+    photo, mask, info = data.read(1)
+    assert photo.size == (12, 20) and mask.shape == (1, 20, 12) and info.id == "im1"
+
+
+def test_chance_depends_on_seed_epoch_and_index_alone(make_folder):
+    root = make_folder()
+    first, again = dataset(root), dataset(root)
+    _ = again[2], again[0]
+    assert all(torch.equal(first[1][k], again[1][k]) for k in ("img", "msk", "bbx"))
+    shapes = set()
+    for epoch in range(5):
+        again.set_epoch(epoch)
+        shapes.add(tuple(again[1]["img"].shape))
+    assert len(shapes) > 1
+    assert not torch.equal(dataset(root, seed=3)[1]["img"], first[1]["img"])
+
+
+def test_layers(make_folder):
+    root = make_folder()
+    overlay = np.zeros((12, 20), np.uint8)
+    overlay[3:5, 3:9] = 2
+    Image.fromarray(overlay).save(root / "msk" / "im0.png.1", format="PNG")
+    folder = DatasetFolder(root)
+    assert folder.read_mask("im0").shape == (2, 12, 20)
+    assert folder.read_mask("im1").shape == (1, 20, 12)
+    assert dataset(root)[0]["msk"].shape[0] == 2
+
+
+def test_lists_of_windows_editors(make_folder):
+    root = make_folder()
+    (root / "lst" / "val.txt").write_bytes(b"\xef\xbb\xbfim2\r\n\r\n  im0  \r\n")
+    assert [i.id for i in DatasetFolder(root).split("val")] == ["im2", "im0"]
+
+
+def rewrite(root: Path, **changes):
+    old = read_metadata(root / "metadata.bin")
+    images = [ImageInfo(**{**vars(i), **changes}) for i in old.images]
+    write_metadata(root / "metadata.bin", Metadata(**{**vars(old), "images": images}))
+
+
+def test_broken_splits(make_folder):
+    root = make_folder()
+    with pytest.raises(InputError, match="no split 'val'; it has: train"):
+        dataset(root, "val")
+    (root / "lst" / "val.txt").write_text("\n \n")
+    with pytest.raises(InputError, match=r"0 images found in .*val\.txt"):
+        dataset(root, "val")
+    (root / "lst" / "val.txt").write_text("im0\nother\n")
+    with pytest.raises(InputError, match=r"1 of 2 images are not in metadata\.bin, the first is 'other'"):
+        dataset(root, "val")
+    (root / "lst" / "val.txt").write_text("im0\nim1\nim0\n")
+    with pytest.raises(InputError, match="'im0' is listed twice"):
+        dataset(root, "val")
+
+
+def test_missing_photo_and_mask(make_folder):
+    root = make_folder()
+    (root / "img" / "im0.png").unlink()
+    with pytest.raises(InputError, match=r"img/im0: no photo .* \.png, \.jpg, \.jpeg"):
+        dataset(root)[0]
+    (root / "msk" / "im1.png").unlink()
+    with pytest.raises(InputError, match=r"im1\.png: no mask of image 'im1'"):
+        dataset(root)[1]
+
+
+def test_mask_of_another_size(make_folder):
+    root = make_folder()
+    Image.new("L", (7, 5)).save(root / "msk" / "im0.png")
+    with pytest.raises(InputError, match=r"im0\.png: the mask is 7 x 5 pixels .* says 20 x 12"):
+        dataset(root)[0]
+
+
+def test_photo_of_another_size(make_folder):
+    root = make_folder()
+    Image.new("RGB", (8, 5)).save(root / "img" / "im0.png")
+    with pytest.raises(InputError, match=r"im0\.png: the image is 8 x 5 pixels .* say 20 x 12; put the photo back"):
+        dataset(root)[0]
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (20, 12)).save(root / "img" / "im0.png", exif=exif)
+    with pytest.raises(InputError, match="EXIF orientation"):
+        dataset(root)[0]
+
+
+def test_id_that_cat_lacks(make_folder):
+    root = make_folder()
+    rewrite(root, cat=[255, 0, 2], iscrowd=[0, 0, 0])
+    with pytest.raises(InputError, match=r"im0\.png: the mask has instance id 3, but .* ids 0 to 2") as error:
+        dataset(root)[0]
+    one_line(error)
+
+
+def test_zero_byte_and_truncated_files(make_folder):
+    root = make_folder()
+    (root / "img" / "im0.png").write_bytes(b"")
+    with pytest.raises(InputError, match=r"im0\.png: the file is empty"):
+        dataset(root)[0]
+    path = root / "msk" / "im1.png"
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(InputError, match=r"msk/im1\.png: (broken|not an)"):
+        dataset(root)[1]

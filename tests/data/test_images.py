@@ -1,0 +1,219 @@
+"""Every kind of picture: the right pixels or one clear line."""
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from seamseg.data import images
+from seamseg.data.images import image_size, open_image, open_mask
+from seamseg.utils.errors import UnreadableImage
+
+RGB = np.random.RandomState(0).randint(0, 256, (13, 17, 3), dtype=np.uint8)
+GREY = RGB[..., 0]
+
+
+def pixels(path):
+    image = open_image(path)
+    assert image.mode == "RGB"
+    return np.asarray(image)
+
+
+def save(tmp_path, image, name="a.png", **options):
+    path = tmp_path / name
+    image.save(path, **options)
+    return path
+
+
+def png_16_bit_rgb(values):
+    """Pillow cannot write 16-bit colour: the PNG by hand."""
+    height, width, _ = values.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def test_rgb_and_any_case_of_the_ending(tmp_path):
+    assert np.array_equal(pixels(save(tmp_path, Image.fromarray(RGB), "A.PNG")), RGB)
+
+
+def test_grey(tmp_path):
+    assert np.array_equal(pixels(save(tmp_path, Image.fromarray(GREY))), np.repeat(GREY[..., None], 3, 2))
+    assert np.array_equal(pixels(save(tmp_path, Image.fromarray(GREY > 99)))[..., 0], (GREY > 99) * 255)
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif"])
+def test_16_bit_grey_is_scaled_not_clipped(tmp_path, name):
+    deep = GREY.astype(np.uint16) * 257
+    assert np.array_equal(pixels(save(tmp_path, Image.fromarray(deep), name))[..., 1], GREY)
+    dark = np.full((4, 4), 200, np.uint16)  # 200 of 65535
+    assert pixels(save(tmp_path, Image.fromarray(dark), name)).max() == 1
+
+
+def test_16_bit_colour(tmp_path):
+    path = tmp_path / "a.png"
+    path.write_bytes(png_16_bit_rgb(RGB.astype(np.uint16) * 257))
+    assert np.array_equal(pixels(path), RGB)
+
+
+def test_32_bit_and_float_grey(tmp_path):
+    wide = GREY.astype(np.int32)
+    assert np.array_equal(pixels(save(tmp_path, Image.fromarray(wide), "a.tif"))[..., 0], GREY)
+    assert np.array_equal(pixels(save(tmp_path, Image.fromarray(wide * 257), "a.tif"))[..., 0], GREY)
+    floats = GREY.astype(np.float32)
+    assert np.array_equal(pixels(save(tmp_path, Image.fromarray(floats / 255), "a.tif"))[..., 0], GREY)
+    floats[0, 0] = np.nan
+    assert pixels(save(tmp_path, Image.fromarray(floats), "a.tif"))[0, 0].tolist() == [0, 0, 0]
+
+
+def test_cmyk(tmp_path):
+    red = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
+    for name in ("a.jpg", "a.tif"):
+        assert np.abs(pixels(save(tmp_path, red, name)).astype(int) - [255, 0, 0]).max() <= 3
+
+
+@pytest.mark.filterwarnings("error")
+def test_palette_with_transparency(tmp_path):
+    image = Image.fromarray(GREY % 3, mode=None).convert("P")
+    image.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255] + [0] * 759)
+    path = save(tmp_path, image, transparency=bytes([0, 128, 255]))
+    assert np.array_equal(pixels(path), np.eye(3, dtype=np.uint8)[GREY % 3] * 255)
+
+
+def test_alpha_is_dropped(tmp_path):
+    rgba = np.dstack([RGB, GREY])
+    assert np.array_equal(pixels(save(tmp_path, Image.fromarray(rgba))), RGB)
+    la = Image.fromarray(np.dstack([GREY, RGB[..., 1]]))
+    assert np.array_equal(pixels(save(tmp_path, la))[..., 2], GREY)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation(tmp_path, orientation):
+    turn = {
+        1: lambda a: a,
+        2: lambda a: a[:, ::-1],
+        3: lambda a: a[::-1, ::-1],
+        4: lambda a: a[::-1],
+        5: lambda a: a.transpose(1, 0, 2),
+        6: lambda a: np.rot90(a, -1),
+        7: lambda a: a[::-1, ::-1].transpose(1, 0, 2),
+        8: lambda a: np.rot90(a),
+    }[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = save(tmp_path, Image.fromarray(RGB), exif=exif)
+    assert np.array_equal(pixels(path), turn(RGB))
+    assert image_size(path) == turn(RGB).shape[:2]
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+def test_broken_exif_does_not_cost_the_picture(tmp_path):
+    path = save(tmp_path, Image.fromarray(RGB), "a.jpg", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff nonsense", quality=100)
+    assert pixels(path).shape == RGB.shape
+    exif = Image.Exif()
+    exif[0x0112] = 77
+    assert np.array_equal(pixels(save(tmp_path, Image.fromarray(RGB), exif=exif)), RGB)
+
+
+def test_first_frame_of_several(tmp_path):
+    frames = [Image.new("RGB", (8, 8), c) for c in ("red", "blue")]
+    path = save(tmp_path, frames[0], "a.tif", save_all=True, append_images=frames[1:])
+    assert pixels(path)[0, 0].tolist() == [255, 0, 0]
+
+
+def test_extreme_sizes(tmp_path):
+    assert pixels(save(tmp_path, Image.new("RGB", (1, 1)))).shape == (1, 1, 3)
+    assert pixels(save(tmp_path, Image.new("L", (20000, 500)))).shape == (500, 20000, 3)
+
+
+def photo_bytes(kind="PNG"):
+    buffer = io.BytesIO()
+    noise = np.random.RandomState(1).randint(0, 256, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(buffer, kind)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "empty"),
+        (b"hello, world", "not an image"),
+        (photo_bytes()[:3000], "broken image"),
+        (photo_bytes("JPEG")[:1500], "broken image"),
+        (photo_bytes()[:20], "(not an|broken) image"),
+    ],
+)
+def test_unreadable(tmp_path, content, reason):
+    path = tmp_path / "photo.png"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableImage, match=reason) as error:
+        open_image(path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_missing_and_folder(tmp_path):
+    with pytest.raises(UnreadableImage, match="no such image"):
+        open_image(tmp_path / "none.png")
+    with pytest.raises(UnreadableImage, match="folder"):
+        open_image(tmp_path)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("side", [15000, 100000, 2**31 - 1])
+def test_decompression_bomb(tmp_path, side):
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    path = tmp_path / "bomb.png"
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)))
+    with pytest.raises(UnreadableImage, match="limit of 201 megapixels"):
+        open_image(path)
+
+
+@pytest.mark.filterwarnings("error")
+def test_large_photos_pass_without_pillows_warning(tmp_path):
+    before = Image.MAX_IMAGE_PIXELS
+    path = save(tmp_path, Image.new("1", (20000, 10000)))
+    assert image_size(path) == (10000, 20000)
+    assert before == Image.MAX_IMAGE_PIXELS
+    assert images.MAX_PIXELS >= 200e6
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32])
+def test_masks_of_any_depth(tmp_path, dtype):
+    ids = (GREY % 200).astype(dtype) * (1 if dtype == np.uint8 else 200)
+    mask = open_mask(save(tmp_path, Image.fromarray(ids), "m.png" if dtype != np.int32 else "m.tif"))
+    assert mask.dtype == np.int32 and np.array_equal(mask, ids)
+
+
+def test_masks_with_palette_or_one_bit(tmp_path):
+    image = Image.fromarray(GREY % 7).convert("P")
+    image.putpalette(list(range(255, -1, -1)) * 3)
+    assert np.array_equal(open_mask(save(tmp_path, image)), GREY % 7)
+    assert np.array_equal(open_mask(save(tmp_path, Image.fromarray(GREY > 99))), GREY > 99)
+
+
+def test_masks_must_be_integers(tmp_path):
+    with pytest.raises(UnreadableImage, match="single-channel"):
+        open_mask(save(tmp_path, Image.fromarray(RGB)))
+    with pytest.raises(UnreadableImage, match="negative"):
+        open_mask(save(tmp_path, Image.fromarray(np.full((2, 2), -1, np.int32)), "m.tif"))
+
+
+def test_masks_of_16_and_32_bits_are_exact(tmp_path):
+    wide = np.arange(65536, dtype=np.uint16).reshape(256, 256)
+    Image.fromarray(wide).save(tmp_path / "m16.png")
+    assert np.array_equal(open_mask(tmp_path / "m16.png"), wide)
+    # PNG ends at 16 bits; the content decides, not the ending
+    long = np.array([[0, 1, 65535], [65536, 16_777_217, 2**31 - 1]], np.int32)
+    Image.fromarray(long).save(tmp_path / "m32.png", format="TIFF")
+    read = open_mask(tmp_path / "m32.png")
+    assert np.array_equal(read, long) and read.dtype == np.int32

@@ -1,0 +1,125 @@
+"""Transforms against the original's tensors, and against Pillow."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from seamseg.data.transforms import TestTransform, TrainTransform, compact_ids, scaled_size
+from seamseg.idmaps.resize import resize_nearest
+from seamseg.utils.errors import InputError
+
+DATA = Path(__file__).parents[1] / "golden"
+OPS = np.load(DATA / "ops.npz")
+MEAN = (0.41738699, 0.45732192, 0.46886091)
+STD = (0.25685097, 0.26509955, 0.29067996)
+RAW = Image.fromarray(OPS["transform/raw"])
+MASK = OPS["transform/msk"][None]
+CAT, CROWD = OPS["transform/cat"].tolist(), OPS["transform/iscrowd"].tolist()
+
+CASES = {
+    "plain32": (TrainTransform(32, 100, MEAN, STD), None),
+    "long_limited": (TrainTransform(64, 60, MEAN, STD), None),
+    **{f"aug_seed{s}": (TrainTransform(32, 100, MEAN, STD, True, (0.5, 2)), s) for s in range(3)},
+    "aug_discrete": (TrainTransform(32, 100, MEAN, STD, True, (0.5, 1, 1.5)), 5),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_training_items_of_the_original(case):
+    transform, seed = CASES[case]
+    if seed is not None:
+        random.seed(seed)
+    item = transform(RAW, MASK, CAT, CROWD)
+    for name, value in item.items():
+        expected = torch.from_numpy(OPS[f"transform/{case}/{name}"])
+        assert value.dtype == expected.dtype
+        assert torch.equal(value, expected), name
+
+
+def test_own_source_of_chance_leaves_the_global_one_alone():
+    transform, _ = CASES["aug_seed1"]
+    state = random.getstate()
+    item = transform(RAW, MASK, CAT, CROWD, random.Random(1))
+    assert random.getstate() == state
+    assert torch.equal(item["img"], torch.from_numpy(OPS["transform/aug_seed1/img"]))
+
+
+def test_test_images_of_the_original():
+    image = TestTransform(32, None, MEAN, STD)(RAW)
+    assert torch.equal(image, torch.from_numpy(OPS["transform/test32/img"]))
+    image = TestTransform(None)(RAW)
+    assert torch.equal(image, torch.from_numpy(OPS["transform/test_nonorm/img"]))
+
+
+@pytest.mark.parametrize("name", ["flower", "china", "astronaut"])
+def test_real_photos_of_the_original(name):
+    stored = np.load(DATA / "inputs.npz")
+    resized = Image.fromarray(stored[f"{name}_resized_u8"])
+    image = TestTransform(int(stored[f"{name}_shortest"]), None, MEAN, STD)(resized)
+    stats = [image.mean(dtype=torch.float64), image.to(torch.float64).std(correction=0), image.max()]
+    assert np.allclose(stats, stored[f"{name}_tensor_stats"], rtol=1e-5)
+    samples = image.flatten()[torch.from_numpy(stored[f"{name}_tensor_idx"])]
+    assert torch.equal(samples, torch.from_numpy(stored[f"{name}_tensor_val"]))
+
+
+def test_sizes():
+    assert scaled_size((1024, 2048), 1024, 4096) == (1024, 2048)
+    assert scaled_size((500, 20000), 1024, None) == (1024, 40960)
+    assert scaled_size((500, 20000), 1024, 4096) == (102, 4096)
+    assert scaled_size((1, 1), 256, 512) == (256, 256)
+    assert scaled_size((1, 20000), 256, 512) == (1, 512)  # int() alone would give 0
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 200), st.integers(1, 400))
+def test_sizes_are_positive_and_below_the_limit(height, width, shortest, longest):
+    h, w = scaled_size((height, width), shortest, longest)
+    assert h >= 1 and w >= 1 and max(h, w) <= longest
+
+
+@settings(max_examples=200)
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 60), st.integers(1, 60))
+def test_nearest_is_pillows(height, width, new_height, new_width):
+    ids = np.arange(height * width, dtype=np.int32).reshape(height, width)
+    ours = resize_nearest(ids[None], (new_height, new_width))[0]
+    pillow = np.asarray(Image.fromarray(ids).resize((new_width, new_height), Image.Resampling.NEAREST))
+    assert np.array_equal(ours, pillow)
+
+
+@given(st.lists(st.integers(0, 6), min_size=4, max_size=30))
+def test_compacted_ids_keep_their_class(values):
+    ids = np.array(values).reshape(1, 1, -1)
+    cat, crowd = [255, 10, 11, 12, 13, 14, 15], [0, 1, 0, 1, 0, 1, 0]
+    new, classes, crowds = compact_ids(ids, cat, crowd)
+    assert np.array_equal(classes[new], np.array(cat)[ids]) and np.array_equal(crowds[new], np.array(crowd)[ids])
+    assert (new == 0).sum() == (ids == 0).sum()
+    assert set(np.unique(new)) | {0} == set(range(len(classes)))
+
+
+def test_instances_that_vanish_are_dropped():
+    mask = np.zeros((1, 60, 60), np.int32)
+    mask[0, 30, 30], mask[0, :20, :20] = 1, 2
+    item = TrainTransform(6, None)(Image.new("RGB", (60, 60)), mask, [255, 0, 2], [0, 0, 1])
+    assert item["cat"].tolist() == [255, 2] and item["iscrowd"].tolist() == [0, 1]
+    assert item["bbx"][1].tolist() == [0, 0, 2, 2]
+
+
+def test_layers_are_kept():
+    layers = np.stack([MASK[0], np.zeros_like(MASK[0])])
+    layers[1, 5:9, 6:20] = 5
+    item = TrainTransform(41, None)(RAW, layers, [*CAT, 7], [*CROWD, 0])
+    assert item["msk"].shape == (2, 41, 53) and item["bbx"][5].tolist() == [5, 6, 9, 20]
+
+
+def test_bad_arguments():
+    with pytest.raises(InputError, match="rgb_mean must be 3"):
+        TestTransform(10, None, (0.5,), STD)
+    with pytest.raises(InputError, match="rgb_std must be positive"):
+        TestTransform(10, None, MEAN, (1, 0, 1))
+    with pytest.raises(InputError, match="random_scale"):
+        TrainTransform(10, None, random_scale=(0, 1))

@@ -1,0 +1,392 @@
+"""COCO panoptic files: written, read, scored, and refused when they are broken."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from seamseg.evaluation import PanopticEvaluator, class_infos, evaluate_panoptic_json
+from seamseg.formats.coco_panoptic import read_coco_panoptic
+from seamseg.formats.coco_writer import CocoPanopticWriter
+from seamseg.formats.id_png import read_id_png, write_id_png
+from seamseg.prepare.export import dataset_to_coco_panoptic
+from seamseg.structures import PanopticResult, Segment
+from seamseg.utils.errors import InputError, SeamsegError
+
+
+@dataclass(frozen=True)
+class Meta:
+    num_stuff: int = 2
+    num_thing: int = 2
+    categories: tuple = ("road", "sky", "car", "person")
+    palette: tuple = ((0, 0, 0), (70, 130, 180), (0, 0, 142), (220, 20, 60))
+    original_ids: tuple = (7, 23, 26, 24)
+
+
+def random_result(seed, shift=0, size=(24, 31)):
+    rng = np.random.default_rng(seed)
+    ids = np.zeros(size, np.int32)
+    for i in range(1, 9):
+        y, x = rng.integers(0, size[0] - 4), rng.integers(0, size[1] - 4)
+        ids[y : y + rng.integers(3, 12), x : x + rng.integers(3, 12)] = i
+    ids = np.roll(ids, shift, 1)
+    segments = []
+    for i in np.unique(ids[ids > 0]).tolist():
+        rows, columns = np.nonzero(ids == i)
+        box = (rows.min(), columns.min(), rows.max() + 1, columns.max() + 1)
+        category = i % 4 if i < 3 else 2 + i % 2
+        score = 0.5 if category > 1 else None
+        segments.append(Segment(i, category, category > 1, score, rows.size, tuple(map(float, box)), i == 8))
+    return PanopticResult(ids, segments)
+
+
+def write(path, results, meta=None, **options):
+    writer = CocoPanopticWriter(path, meta or Meta(), **options)
+    for name, one in results.items():
+        writer.add(name, one, f"{name}.jpg")
+    return writer.write_json()
+
+
+@pytest.fixture
+def pair(tmp_path):
+    names = ("a", "sub/b", "c")
+    gt = write(tmp_path / "gt.json", {n: random_result(i) for i, n in enumerate(names)})
+    pred = write(tmp_path / "pred.json", {n: random_result(i, shift=1) for i, n in enumerate(names)})
+    return gt, pred
+
+
+def edit(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def first_pngs(*paths):
+    out = []
+    for path in paths:
+        read = read_coco_panoptic(path)
+        out.append(read.folder / read.annotations[0].file_name)
+    return out
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ids_survive_a_png(tmp_path, seed):
+    ids = np.random.default_rng(seed).integers(0, 1 << 24, (9, 14)).astype([np.int64, np.uint32, np.int32][seed])
+    write_id_png(tmp_path / "deep" / "x.png", ids)
+    back = read_id_png(tmp_path / "deep" / "x.png")
+    assert back.dtype == np.uint32
+    assert (back == ids).all()
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["x.png"]
+    with Image.open(tmp_path / "deep" / "x.png") as image:
+        rgb = np.array(image).astype(int)
+    assert (rgb[..., 0] + 256 * rgb[..., 1] + 65536 * rgb[..., 2] == ids).all()
+
+
+@pytest.mark.parametrize("mode", ["P", "RGBA"])
+def test_png_saved_again_by_other_programs(tmp_path, mode):
+    ids = np.array([[0, 70_000], [300, 5]])
+    write_id_png(tmp_path / "x.png", ids)
+    with Image.open(tmp_path / "x.png") as image:
+        image.convert(mode, **({"palette": Image.Palette.ADAPTIVE} if mode == "P" else {})).save(tmp_path / "y.png")
+    assert (read_id_png(tmp_path / "y.png") == ids).all()
+
+
+def test_ids_that_do_not_fit_a_png(tmp_path):
+    with pytest.raises(ValueError, match="16777215"):
+        write_id_png(tmp_path / "x.png", np.array([[1 << 24]]))
+
+
+def test_writer_describes_each_segment(tmp_path):
+    one = random_result(0)
+    path = write(tmp_path / "out" / "panoptic.json", {"a": one})
+    read = read_coco_panoptic(path)
+    assert [c.id for c in read.categories] == [7, 23, 26, 24]
+    assert [c.isthing for c in read.categories] == [False, False, True, True]
+    ids = read.read_ids(read.annotations[0])
+    entries = read.annotations[0].segments_info
+    kept = [s for s in one.segments if not s.iscrowd]
+    assert len({e["id"] for e in entries}) == len(entries) == len(kept)
+    for s, e in zip(kept, entries):
+        assert ((ids == e["id"]) == (one.id_map == s.id)).all()
+        assert e["category_id"] == Meta.original_ids[s.category]
+        assert e["area"] == s.area
+        y0, x0, y1, x1 = s.box
+        assert e["bbox"] == [x0, y0, x1 - x0, y1 - y0]
+    crowd = next(s for s in one.segments if s.iscrowd)
+    assert not ids[one.id_map == crowd.id].any()
+    assert read.photo_names == {"a": "a.jpg"}
+
+
+def test_colours_of_the_png_show_the_class(tmp_path):
+    count = 600
+    ids = np.arange(1, count + 1, dtype=np.int32).reshape(20, 30)
+    segments = [Segment(i, 2, True, 0.5, 1, (0.0, 0.0, 1.0, 1.0)) for i in range(1, count + 1)]
+    path = write(tmp_path / "x.json", {"a": PanopticResult(ids, segments)})
+    with Image.open(first_pngs(path)[0]) as image:
+        rgb = np.array(image).astype(int)
+    assert len({tuple(p) for p in rgb.reshape(-1, 3)}) == count
+    assert np.abs(rgb - Meta.palette[2]).max() <= 48
+    assert rgb[0, 0].tolist() == list(Meta.palette[2])
+
+
+def test_category_ids_when_the_original_ones_are_not_unique(tmp_path):
+    path = write(tmp_path / "x.json", {"a": random_result(0)}, Meta(original_ids=(1, 1, 2, 3)))
+    assert [c.id for c in read_coco_panoptic(path).categories] == [1, 2, 3, 4]
+
+
+def test_same_name_twice_is_an_error(tmp_path):
+    writer = CocoPanopticWriter(tmp_path / "x.json", Meta())
+    writer.add("a", random_result(0))
+    other = CocoPanopticWriter(tmp_path / "x.json", Meta())
+    other.add("a", random_result(1))
+    writer.extend(other.images, other.annotations)
+    with pytest.raises(InputError, match="two images are called a"):
+        writer.write_json()
+
+
+@pytest.mark.parametrize("name", ["../a", "b/../../a", "{tmp}/a"])
+def test_names_stay_in_the_folder(tmp_path, name):
+    writer = CocoPanopticWriter(tmp_path / "out" / "x.json", Meta())
+    with pytest.raises(InputError, match="is no name for an image"):
+        writer.add(name.format(tmp=tmp_path), random_result(0))
+    assert not list(tmp_path.rglob("*.png"))
+    writer.add("b/at 12:30", random_result(0))
+    assert [p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.png")] == ["out/x/b/at 12:30.png"]
+
+
+def test_ground_truth_against_itself(pair):
+    scores = evaluate_panoptic_json(pair[0], pair[0])
+    assert (scores.PQ, scores.SQ, scores.RQ, scores.PQ_dagger, scores.mIoU) == (1, 1, 1, 1, 1)
+    assert scores.n_images == 3
+
+
+def test_files_score_as_maps_in_memory(pair):
+    scores = evaluate_panoptic_json(*pair)
+    evaluator = PanopticEvaluator(class_infos(Meta()))
+    for i in range(3):
+        gt, pred = random_result(i), random_result(i, shift=1)
+        for one in (gt, pred):
+            one.id_map[np.isin(one.id_map, [s.id for s in one.segments if s.iscrowd])] = 0
+        claimed = [[s for s in one.segments if not s.iscrowd] for one in (gt, pred)]
+        evaluator.add(gt.id_map, claimed[0], pred.id_map, claimed[1])
+    assert 0 < scores.PQ < 1
+    assert scores.to_json() == evaluator.scores().to_json()
+
+
+def test_threads_and_progress_change_nothing(pair):
+    seen = []
+
+    def progress(items, total, description):
+        for item in items:
+            seen.append((total, description))
+            yield item
+
+    one, many = evaluate_panoptic_json(*pair), evaluate_panoptic_json(*pair, workers=4, progress=progress)
+    assert one.to_json() == many.to_json()
+    assert len(seen) == 3
+
+
+def test_folders_elsewhere(pair, tmp_path):
+    gt, pred = pair
+    wanted = evaluate_panoptic_json(gt, pred).to_json()
+    (tmp_path / "gt").rename(tmp_path / "g")
+    (tmp_path / "pred").rename(tmp_path / "p")
+    assert evaluate_panoptic_json(gt, pred, tmp_path / "g", tmp_path / "p").to_json() == wanted
+    with pytest.raises(InputError, match=r"gt: no such folder, where the PNGs of gt\.json"):
+        evaluate_panoptic_json(gt, pred)
+
+
+def test_prediction_named_after_the_photo(pair):
+    gt, pred = pair
+    wanted = evaluate_panoptic_json(gt, pred).to_json()
+
+    def number(content):
+        for i, (image, annotation) in enumerate(zip(content["images"], content["annotations"])):
+            image["id"] = annotation["image_id"] = 1000 + i
+
+    edit(gt, number)
+    assert evaluate_panoptic_json(gt, pred).to_json() == wanted
+
+
+def _drop_segment(content):
+    content["annotations"][0]["segments_info"].pop()
+
+
+def _extra_segment(content):
+    content["annotations"][0]["segments_info"].append({"id": 12345, "category_id": 7})
+
+
+def _unknown_category(content):
+    content["annotations"][0]["segments_info"][0]["category_id"] = 999
+
+
+def _twice(content):
+    content["annotations"][0]["segments_info"].append(dict(content["annotations"][0]["segments_info"][0]))
+
+
+def _incomplete(content):
+    del content["annotations"][0]["segments_info"][0]["id"]
+
+
+def _no_prediction(content):
+    del content["annotations"][1:]
+
+
+def _no_annotations(content):
+    del content["annotations"]
+
+
+def _no_file_name(content):
+    del content["annotations"][0]["file_name"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_drop_segment, ["image a", "is in the predicted map but not among its segments"]),
+        (_extra_segment, ["image a", "segment 12345 has no pixel"]),
+        (_unknown_category, ["image a", "category_id 999"]),
+        (_twice, ["image a", "is listed twice"]),
+        (_incomplete, ["image a", "incomplete"]),
+        (_no_prediction, ["no prediction for image c", "nor for 1 more", "there is one for a"]),
+        (_no_annotations, ["pred.json", "annotations"]),
+        (_no_file_name, ["pred.json", "file_name"]),
+    ],
+)
+def test_broken_predictions_are_told_in_one_line(pair, change, words):
+    gt, pred = pair
+    edit(pred, change)
+    with pytest.raises(InputError) as error:
+        evaluate_panoptic_json(gt, pred, workers=2)
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_predictions_are_found_by_the_name_of_the_photo(pair):
+    gt, pred = pair
+    wanted = evaluate_panoptic_json(gt, pred).to_json()
+
+    def rename(content):
+        for annotation in content["annotations"]:
+            annotation["image_id"] = f"city/{annotation['image_id']}_leftImg8bit"
+
+    edit(pred, rename)
+    assert evaluate_panoptic_json(gt, pred).to_json() == wanted
+    # two of one name in two folders: nobody can tell which is meant
+    edit(pred, lambda content: content["annotations"].append({**content["annotations"][0], "image_id": "other/a"}))
+    with pytest.raises(InputError, match=r"no prediction for image a .*; there is one for city/a_leftImg8bit"):
+        evaluate_panoptic_json(gt, pred)
+
+
+def test_more_predictions_than_images_are_fine(pair):
+    gt, pred = pair
+    edit(gt, lambda content: content["annotations"].pop())
+    assert evaluate_panoptic_json(gt, pred).n_images == 2
+
+
+def test_an_image_annotated_twice_is_told(pair):
+    gt, pred = pair
+    edit(gt, lambda content: content["annotations"].append(content["annotations"][0]))
+    with pytest.raises(InputError, match=r"gt\.json: image a is annotated twice"):
+        evaluate_panoptic_json(gt, pred)
+
+
+def test_missing_and_wrong_files(pair, tmp_path):
+    gt, pred = pair
+    with pytest.raises(InputError, match=r"none\.json: no such file"):
+        evaluate_panoptic_json(tmp_path / "none.json", pred)
+    with pytest.raises(InputError, match="is a folder; name a COCO panoptic JSON"):
+        evaluate_panoptic_json(tmp_path, pred)
+    text = gt.read_text()
+    gt.write_text(text[: len(text) // 2])
+    with pytest.raises(InputError, match="not a JSON file, or a truncated one"):
+        evaluate_panoptic_json(gt, pred)
+    gt.write_text("[]")
+    with pytest.raises(InputError, match="not a COCO panoptic file"):
+        evaluate_panoptic_json(gt, pred)
+
+
+def test_values_of_the_wrong_kind(pair):
+    gt, pred = pair
+    edit(pred, lambda content: content.update(images=["a", {"id": [], "file_name": "a"}]))
+    assert evaluate_panoptic_json(gt, pred).n_images == 3
+    edit(pred, lambda content: content["annotations"][0]["segments_info"][0].update(category_id=[7]))
+    with pytest.raises(InputError, match="a segment is incomplete"):
+        evaluate_panoptic_json(gt, pred)
+    edit(gt, lambda content: content["categories"][0].update(id="first"))
+    with pytest.raises(InputError, match="every category needs `id`"):
+        evaluate_panoptic_json(gt, pred)
+
+
+def test_ground_truth_without_categories(pair):
+    gt, pred = pair
+    edit(gt, lambda content: content.pop("categories"))
+    with pytest.raises(InputError, match="has no `categories`"):
+        evaluate_panoptic_json(gt, pred)
+
+
+def test_broken_pngs(pair):
+    gt_png, pred_png = first_pngs(*pair)
+    data = pred_png.read_bytes()
+    pred_png.write_bytes(data[: len(data) // 2])
+    with pytest.raises(InputError, match=r"a\.png: not a readable PNG"):
+        evaluate_panoptic_json(*pair)
+    pred_png.write_bytes(b"")
+    with pytest.raises(InputError, match=r"a\.png: not a readable PNG"):
+        evaluate_panoptic_json(*pair)
+    pred_png.unlink()
+    with pytest.raises(InputError, match=r"a\.png: no such panoptic PNG"):
+        evaluate_panoptic_json(*pair)
+    Image.new("I;16", (31, 24)).save(pred_png)
+    with pytest.raises(InputError, match="three channels of 8 bits"):
+        evaluate_panoptic_json(*pair)
+    write_id_png(pred_png, np.zeros((10, 12), int))
+    with pytest.raises(InputError, match=r"pred/a\.png: the prediction is 12 x 10 pixels .* truth 31 x 24"):
+        evaluate_panoptic_json(*pair)
+    assert gt_png.is_file()
+
+
+def test_file_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SeamsegError, match="cannot be written"):
+        write(tmp_path / "file" / "x.json", {})
+
+
+class Folder:
+    """As much of a dataset folder as the export needs."""
+
+    metadata = Meta()
+
+    def split(self, name):
+        return [
+            SimpleNamespace(id="a", cat=[255, 0, 2, 2, 0], iscrowd=[0, 0, 0, 1, 0]),
+            SimpleNamespace(id="b", cat=[255], iscrowd=[0]),
+        ]
+
+    def image_path(self, image_id):
+        return SimpleNamespace(name=f"{image_id}.png")
+
+    def read_mask(self, image_id):
+        mask = np.zeros((1, 3, 4), np.int32)
+        if image_id == "a":
+            mask[0, 0], mask[0, 1], mask[0, 2, :2], mask[0, 2, 3] = 1, 2, 3, 4
+        return mask
+
+
+def test_export_of_a_dataset_folder(tmp_path):
+    path = dataset_to_coco_panoptic(Folder(), "val", tmp_path / "val.json", workers=2)
+    read = read_coco_panoptic(path)
+    assert [a.image_id for a in read.annotations] == ["a", "b"]
+    entries = {(e["category_id"], e["iscrowd"]): e for e in read.annotations[0].segments_info}
+    assert {k: (e["area"], e["bbox"]) for k, e in entries.items()} == {
+        (7, 0): (5, [0, 0, 4, 3]),
+        (26, 0): (4, [0, 1, 4, 1]),
+        (26, 1): (2, [0, 2, 2, 1]),
+    }
+    assert evaluate_panoptic_json(path, path).PQ == 1.0

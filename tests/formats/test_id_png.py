@@ -1,0 +1,169 @@
+"""Panoptic PNGs of every kind, and broken ones: the ids are those that Pillow sees, or the file is named."""
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from support.id_streams import STRATEGIES, filtered_rows, random_ids, stream_of
+
+from seamseg.formats import id_png
+from seamseg.formats.id_png import read_id_png, read_id_runs, write_id_png
+from seamseg.utils.errors import InputError
+
+ADAM7 = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
+"""First row and column, steps."""
+
+
+def chunk(kind, content):
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def png(size, stream, header=(8, 2, 0, 0, 0), before=(), parts=1, after=()):
+    """A file of these chunks; `stream` is cut into `parts`."""
+    step = len(stream) // parts + 1
+    data = [chunk(b"IDAT", stream[i : i + step]) for i in range(0, len(stream), step)]
+    head = chunk(b"IHDR", struct.pack(">II5B", size[1], size[0], *header))
+    return b"".join([b"\x89PNG\r\n\x1a\n", head, *before, *data, *after, chunk(b"IEND", b"")])
+
+
+def seen_by_pillow(path):
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB")).astype(np.uint32) @ np.array([1, 256, 65536], np.uint32)
+
+
+@pytest.fixture(params=["kernel", "pillow"])
+def reader(request, monkeypatch):
+    """With our decoder, and as if it had not been compiled."""
+    if request.param == "pillow":
+        monkeypatch.setattr(id_png, "has_kernel", lambda: False)
+    else:
+        assert id_png.has_kernel()
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tmp_path_factory.mktemp("png") / "x.png"
+
+
+@given(
+    st.tuples(st.integers(1, 9), st.integers(1, 30)),
+    st.sampled_from([1, 3, 8]),
+    st.integers(0, 9),
+    st.sampled_from(STRATEGIES),
+    st.integers(1, 5),
+    st.booleans(),
+    st.integers(0, 10_000),
+)
+def test_the_usual_kind(path, size, run, level, strategy, parts, ancillary, seed):
+    rng = np.random.default_rng(seed)
+    ids = random_ids(rng, *size, run)
+    stream = stream_of(ids, rng.integers(0, 5, size[0]), level, strategy)
+    extra = {"before": [chunk(b"tEXt", b"a\0b"), chunk(b"tRNS", bytes(6))], "after": [chunk(b"tIME", bytes(7))]}
+    path.write_bytes(png(size, stream, parts=parts, **(extra if ancillary else {})))
+    found = read_id_png(path)
+    assert np.array_equal(found, ids) and np.array_equal(found, seen_by_pillow(path))
+    assert np.array_equal(read_id_runs(path).dense(), ids)
+
+
+@given(st.sampled_from(["P", "L", "1", "RGBA"]), st.integers(1, 9), st.integers(1, 30), st.integers(0, 1000))
+def test_other_modes(path, mode, height, width, seed):
+    rng = np.random.default_rng(seed)
+    rgba = rng.integers(0, 256, (height, width, 4), dtype=np.uint8)
+    image = Image.fromarray(rgba if mode == "RGBA" else np.ascontiguousarray(rgba[..., :3]))
+    image.convert(mode).save(path)
+    assert np.array_equal(read_id_png(path), seen_by_pillow(path))
+    assert np.array_equal(read_id_runs(path).dense(), seen_by_pillow(path))
+
+
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 1000))
+def test_interlaced(path, height, width, seed):
+    rng = np.random.default_rng(seed)
+    pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+    passes = [pixels[y::dy, x::dx] for y, x, dy, dx in ADAM7]
+    data = b"".join(filtered_rows(p, rng.integers(0, 5, len(p))) for p in passes if p.size)
+    path.write_bytes(png((height, width), zlib.compress(data), (8, 2, 0, 0, 1)))
+    ids = pixels.astype(np.uint32) @ np.array([1, 256, 65536], np.uint32)
+    assert np.array_equal(read_id_png(path), ids) and np.array_equal(ids, seen_by_pillow(path))
+
+
+@pytest.mark.parametrize("colour, channels", [(0, 1), (2, 3), (4, 2), (6, 4)])
+def test_16_bits_are_refused(tmp_path, colour, channels):
+    rows = b"".join(b"\0" + bytes(2 * channels * 4) for _ in range(3))
+    (tmp_path / "x.png").write_bytes(png((3, 4), zlib.compress(rows), (16, colour, 0, 0, 0)))
+    with pytest.raises(InputError, match=r"x\.png: a panoptic PNG has three channels of 8 bits, this one has 16"):
+        read_id_png(tmp_path / "x.png")
+
+
+def test_grey_with_alpha_is_refused(tmp_path):
+    Image.new("LA", (4, 3)).save(tmp_path / "x.png")
+    with pytest.raises(InputError, match="of mode LA"):
+        read_id_runs(tmp_path / "x.png")
+
+
+def test_every_wrong_bit_and_every_cut_is_found(tmp_path, reader):
+    path = tmp_path / "x.png"
+    ids = random_ids(np.random.default_rng(0), 6, 11, 3)
+    good = png((6, 11), stream_of(ids, [0, 1, 2, 3, 4, 2]), parts=2, after=[chunk(b"tIME", bytes(7))])
+    path.write_bytes(good)
+    assert np.array_equal(read_id_png(path), ids)
+    for bit in range(8 * len(good)):
+        wrong = bytearray(good)
+        wrong[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(wrong)
+        with pytest.raises(InputError, match=r"x\.png: (not a readable PNG|a panoptic PNG has three channels)"):
+            read_id_png(path)
+    for length in range(len(good)):
+        path.write_bytes(good[:length])
+        with pytest.raises(InputError, match=r"x\.png: not a readable PNG"):
+            read_id_runs(path)
+
+
+def test_a_file_whose_checksums_are_right_but_not_its_rows(tmp_path, reader):
+    path = tmp_path / "x.png"
+    stream = stream_of(np.zeros((6, 11), np.uint32), [0] * 6)
+    path.write_bytes(png((60, 11), stream))
+    with pytest.raises(
+        InputError, match=r"x\.png: not a readable PNG: it holds 204 bytes of the 2040 that 11 x 60 pixels"
+    ):
+        read_id_png(path)
+    path.write_bytes(png((6, 11), b""))
+    with pytest.raises(InputError, match=r"x\.png: not a readable PNG"):
+        read_id_png(path)
+    path.write_bytes(png((2**31 - 1, 2**31 - 1), stream))
+    with pytest.raises(InputError, match=r"x\.png: not a readable PNG"):
+        read_id_png(path)
+
+
+def test_rows_beyond_the_size_are_passed_over_as_pillow_does(tmp_path, reader):
+    path = tmp_path / "x.png"
+    ids = random_ids(np.random.default_rng(5), 6, 11)
+    path.write_bytes(png((4, 11), stream_of(ids, [0, 1, 2, 3, 4, 2])))
+    assert np.array_equal(read_id_png(path), ids[:4]) and np.array_equal(seen_by_pillow(path), ids[:4])
+
+
+def test_checksums_name_the_chunk(tmp_path, reader):
+    good = png((1, 2), stream_of(np.array([[1, 2]]), [0]))
+    at = good.index(b"IDAT")
+    (tmp_path / "x.png").write_bytes(good[: at + 6] + b"\0" + good[at + 7 :])
+    with pytest.raises(InputError, match="checksum of its IDAT chunk at byte 33 is wrong"):
+        read_id_png(tmp_path / "x.png")
+
+
+def test_several_pictures_are_left_to_pillow(tmp_path):
+    frames = [Image.fromarray(np.full((4, 5, 3), v, np.uint8)) for v in (1, 2)]
+    frames[0].save(tmp_path / "x.png", save_all=True, append_images=frames[1:])
+    assert b"acTL" in (tmp_path / "x.png").read_bytes()
+    assert (read_id_png(tmp_path / "x.png") == 0x010101).all()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 300), (300, 7)])
+def test_written_and_read(tmp_path, size, reader):
+    ids = random_ids(np.random.default_rng(3), *size, 4, 40)
+    write_id_png(tmp_path / "x.png", ids)
+    assert np.array_equal(read_id_png(tmp_path / "x.png"), ids)
+    assert np.array_equal(seen_by_pillow(tmp_path / "x.png"), ids)

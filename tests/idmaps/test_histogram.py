@@ -1,0 +1,136 @@
+"""Joint histogram: C and numpy, dtypes, failures."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seamseg.idmaps import library, plain
+from seamseg.idmaps.histogram import joint_histogram
+from seamseg.idmaps.library import functions
+
+labels = st.integers(0, 5)
+
+
+def check(a, b):
+    """The library against numpy."""
+    for found, wanted in zip(functions.joint_histogram(a, b), plain.joint_histogram(a, b)):
+        assert np.array_equal(found, wanted) and found.dtype == wanted.dtype == np.int64
+
+
+@given(st.lists(st.tuples(labels, labels), max_size=60), st.sampled_from([np.uint8, np.uint16, np.int32, np.int64]))
+def test_against_plain(pairs, dtype):
+    a, b = (np.array([p[i] for p in pairs], dtype=dtype) for i in (0, 1))
+    found, counts = joint_histogram(a, b)
+    expected = dict(Counter(zip(a.tolist(), b.tolist())))
+    assert [tuple(p) for p in found.tolist()] == sorted(expected)
+    assert dict(zip(map(tuple, found.tolist()), counts.tolist())) == expected
+    assert found.dtype == counts.dtype == np.int64
+
+
+def test_maps_tensors_and_large_ids():
+    a = torch.tensor([[0, 0, 256**3 - 1], [7, 7, 7]])
+    b = np.array([[1, 1, 256**3 - 1], [1, 0, 0]], dtype=np.uint32)
+    found, counts = joint_histogram(a, b)
+    assert found.tolist() == [[0, 1], [7, 0], [7, 1], [256**3 - 1, 256**3 - 1]]
+    assert counts.tolist() == [2, 2, 1, 1]
+    strided = joint_histogram(a.T, b.T)
+    assert strided[1].sum() == 6
+    assert strided[0].tolist() == found.tolist()
+
+
+TYPES = (np.bool_, np.uint8, np.int8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64)
+
+
+@given(
+    st.tuples(st.integers(0, 60), st.integers(0, 300)),
+    st.integers(1, 9),
+    st.sampled_from([3, 300, 2**40]),
+    st.tuples(st.sampled_from(TYPES), st.sampled_from(TYPES)),
+    st.sampled_from([1, 2, -1]),
+    st.integers(0, 1000),
+)
+def test_kernel_equals_plain(size, run, highest, types, step, seed):
+    rng = np.random.default_rng(seed)
+
+    def labels(dtype):
+        top = min(highest, 1 if dtype == np.bool_ else np.iinfo(dtype).max)
+        values = rng.choice(rng.integers(0, top, 40, endpoint=True), (size[0], size[1] // run + 1)).astype(dtype)
+        return values.repeat(run, 1)[:, : size[1]][:, ::step]
+
+    a, b = (labels(dtype) for dtype in types)
+    if int(a.max(initial=0)) * int(b.max(initial=0)) >= 2**60:
+        a = a % 1000
+    check(a, b)
+
+
+def test_many_labels_and_many_elements():
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randint(0, 3000, (2**22 + 5,), generator=generator) for _ in range(2))
+    found = joint_histogram(a, b)
+    counts = np.bincount((a * 3000 + b).numpy(), minlength=9_000_000)
+    assert np.array_equal(found[0] @ [3000, 1], counts.nonzero()[0])
+    assert np.array_equal(found[1], counts[counts > 0])
+
+
+@pytest.mark.parametrize("highest", [5, 1000])
+def test_runs_and_noise_in_turns(highest):
+    rng = np.random.default_rng(highest)
+    parts = [rng.integers(0, highest, 4096 // run + 1).repeat(run) for run in (1, 64, 1, 1, 700, 2, 1)]
+    a = np.concatenate(parts)
+    for b in (a[::-1].copy(), np.zeros_like(a), rng.integers(0, highest, a.size)):
+        check(a, b)
+
+
+def test_memory_that_must_not_be_written_to():
+    a = np.frombuffer(bytes(range(6)), np.uint8)
+    big_endian = np.arange(6, dtype=">i4")
+    found, counts = joint_histogram(a, big_endian)
+    assert found.tolist() == [[i, i] for i in range(6)] and counts.tolist() == [1] * 6
+
+
+def test_negative_labels_and_views():
+    a = np.random.default_rng(0).integers(-3, 9, (30, 40))
+    for x, y in [(a, a.astype(np.int32) + 1), (a[:, ::2], a[:, ::2] > 2), (a[:0], a[:0].astype(np.uint8)),
+                 (a * 10**15, a), (a.T, np.asfortranarray(a.T)), (a.astype(">i2"), a.astype(np.int8))]:  # fmt: skip
+        check(x, y)  # the function in front of both refuses negative ones
+
+
+def test_without_the_library(monkeypatch):
+    a, b = np.random.default_rng(0).integers(0, 2**20, (2, 30, 40))
+    expected = joint_histogram(a, b)
+    monkeypatch.setattr("seamseg.idmaps.library.functions", None)
+    for found, wanted in zip(joint_histogram(a, b), expected):
+        assert np.array_equal(found, wanted) and found.dtype == wanted.dtype
+    with pytest.raises(ValueError, match="must not be negative"):
+        joint_histogram(a - 2**20, b)
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match=r"one shape, got \(2, 3\) and \(6,\)"):
+        joint_histogram(np.zeros((2, 3), int), np.zeros(6, int))
+    with pytest.raises(TypeError, match="a must hold integers, got float64"):
+        joint_histogram(np.zeros(3), np.zeros(3, int))
+    with pytest.raises(TypeError, match=r"b must hold integers, got torch\.bfloat16"):
+        joint_histogram(np.zeros(3, int), torch.zeros(3, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="one shape"):
+        functions.joint_histogram(np.zeros((2, 3), int), np.zeros(5, int))
+    with pytest.raises(ValueError, match="integers, got complex128"):
+        functions.joint_histogram(np.zeros(3, int), np.zeros(3, complex))
+    with pytest.raises(ValueError, match="must not be negative"):
+        joint_histogram(np.array([-1, 0]), np.array([0, 0]))
+    with pytest.raises(ValueError, match="too large"):
+        joint_histogram(np.array([2**40]), np.array([2**40]))
+
+
+def test_maps_at_odd_addresses():
+    """As parts of a file's bytes are."""
+    a = np.repeat(np.arange(300), 7)
+    for dtype in (np.int16, np.uint32, np.int64):
+        odd = np.frombuffer(b"x" + a.astype(dtype).tobytes(), dtype, offset=1)
+        assert not odd.flags.aligned and library._native("a", odd).flags.aligned
+        pairs, counts = joint_histogram(odd, a)
+        assert pairs.tolist() == [[i, i] for i in range(300)] and set(counts.tolist()) == {7}

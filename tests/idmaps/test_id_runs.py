@@ -1,0 +1,150 @@
+"""Runs of ids from compressed rows: kernel against plain form and against what was compressed, broken streams."""
+
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.id_streams import STRATEGIES, random_ids, stream_of
+
+from seamseg.idmaps import plain
+from seamseg.idmaps.histogram import joint_histogram
+from seamseg.idmaps.id_runs import decode_id_runs, id_runs_of, joint_histogram_of_runs
+from seamseg.idmaps.library import functions
+
+
+def check(ids, stream):
+    runs = decode_id_runs(stream, *ids.shape)
+    assert np.array_equal(runs.dense(), ids)
+    assert runs.dense().dtype == np.uint32
+    expected = id_runs_of(ids)
+    assert np.array_equal(runs.starts, expected.starts) and np.array_equal(runs.ids, expected.ids)
+    assert runs.starts.dtype == runs.ids.dtype == expected.starts.dtype == expected.ids.dtype == np.int32
+
+
+@given(
+    st.tuples(st.integers(1, 12), st.integers(1, 40)),
+    st.sampled_from([1, 2, 5, 30]),
+    st.sampled_from([None, 0, 1, 2, 3, 4]),
+    st.integers(0, 9),
+    st.sampled_from(STRATEGIES),
+    st.sampled_from([9, 15]),
+    st.sampled_from([None, 17]),
+    st.integers(0, 10_000),
+)
+def test_kernel_equals_plain(size, run, kind, level, strategy, wbits, flush_every, seed):
+    rng = np.random.default_rng(seed)
+    ids = random_ids(rng, *size, run)
+    filters = rng.integers(0, 5, size[0]) if kind is None else np.full(size[0], kind)
+    stream = stream_of(ids, filters, level, strategy, wbits, flush_every)
+    check(ids, stream)
+    starts, values = plain.decode_id_runs(stream, *size)
+    expected = id_runs_of(ids)
+    assert np.array_equal(starts, expected.starts) and np.array_equal(values, expected.ids)
+
+
+@pytest.mark.parametrize("size", [(3, 90_000), (700, 257), (2, 11_000), (40_000, 1)])
+@pytest.mark.parametrize("run", [1, 3, 200])
+@pytest.mark.parametrize("level", [0, 1, 9])
+def test_more_than_the_window(size, run, level):
+    rng = np.random.default_rng(run)
+    ids = random_ids(rng, *size, run)
+    check(ids, stream_of(ids, rng.integers(0, 5, size[0]), level))
+
+
+def test_distances_of_every_length():
+    rng = np.random.default_rng(0)
+    pattern = rng.integers(0, 1 << 24, 12_000)
+    for period in [*range(1, 40), 300, 5000, 10_900, 10_923, 12_000]:  # 3 * 10 922 = 32 766, the longest distance
+        ids = np.resize(pattern[:period], (1, 40_000)).astype(np.uint32)
+        check(ids, stream_of(ids, [0], 9))
+
+
+def test_equal_rows():
+    ids = np.full((50, 60), 7, np.uint32)
+    for filters in ([2] * 50, [4] * 50, [0, 2] * 25, [4, 1] * 25):
+        check(ids, stream_of(ids, filters))
+    check(ids * 0, stream_of(ids * 0, [2] * 50))
+    assert decode_id_runs(stream_of(ids, [2] * 50), 50, 60).starts.tolist() == list(range(0, 3000, 60))
+
+
+@pytest.mark.parametrize("strategy", [zlib.Z_DEFAULT_STRATEGY, zlib.Z_FIXED])
+def test_a_wrong_bit_is_found(strategy):
+    rng = np.random.default_rng(1)
+    ids = random_ids(rng, 9, 21, 3)
+    stream = stream_of(ids, [0, 1, 2, 3, 4, 2, 4, 1, 3], 9, strategy)
+    for bit in range(8 * len(stream)):
+        wrong = bytearray(stream)
+        wrong[bit // 8] ^= 1 << bit % 8
+        try:
+            zlib.decompress(wrong)  # some bits mean nothing
+        except zlib.error:
+            with pytest.raises(ValueError):
+                decode_id_runs(wrong, 9, 21)
+        else:
+            assert np.array_equal(decode_id_runs(wrong, 9, 21).dense(), ids)
+    for length in range(len(stream)):
+        with pytest.raises(ValueError):
+            decode_id_runs(stream[:length], 9, 21)
+
+
+def test_wrong_streams():
+    ids = np.arange(12, dtype=np.uint32).reshape(3, 4)
+    stream = stream_of(ids, [0, 1, 2])
+    assert np.array_equal(decode_id_runs(stream + b"more", 3, 4).dense(), ids)
+    for height, width in ((2, 4), (4, 4), (3, 5), (0, 4), (3, -1), (2**20, 2**20)):
+        with pytest.raises(ValueError):
+            decode_id_runs(stream, height, width)
+    with pytest.raises(ValueError, match="unknown filter"):
+        decode_id_runs(zlib.compress(b"\5" + bytes(12)), 1, 4)
+    with pytest.raises(ValueError, match="not a zlib stream"):
+        decode_id_runs(zlib.compress(bytes(13))[2:], 1, 4)
+
+
+def test_no_memory_for_a_size_that_is_a_lie():
+    resource = pytest.importorskip("resource")
+    stream = stream_of(np.zeros((1, 4), np.uint32), [0])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match="too short for the size"):
+        decode_id_runs(stream, 1, 2**28)  # a row of 800 MB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+
+
+@given(st.integers(1, 9), st.integers(1, 30), st.integers(1, 6), st.integers(1, 6), st.integers(0, 1000))
+def test_histogram(height, width, run_a, run_b, seed):
+    rng = np.random.default_rng(seed)
+    a, b = (random_ids(rng, height, width, run) for run in (run_a, run_b))
+    found = joint_histogram_of_runs(id_runs_of(a), id_runs_of(b))
+    for x, y in zip(found, joint_histogram(a, b)):
+        assert np.array_equal(x, y) and x.dtype == y.dtype
+    arrays = [x for ids in (a, b) for x in (id_runs_of(ids).starts, id_runs_of(ids).ids)]
+    for x, y in zip(found, plain.joint_histogram_of_runs(*arrays, a.size)):
+        assert np.array_equal(x, y)
+
+
+def test_histogram_of_wrong_runs():
+    a, b = id_runs_of(np.zeros((2, 3), int)), id_runs_of(np.zeros((3, 2), int))
+    with pytest.raises(ValueError, match="sizes differ, 2 x 3 and 3 x 2"):
+        joint_histogram_of_runs(a, b)
+    compare = functions.joint_histogram_of_runs
+    starts = np.array([0, 4, 2], np.int32)
+    with pytest.raises(ValueError, match="rise"):
+        compare(starts, starts, starts, starts, 6)
+    with pytest.raises(ValueError, match="without runs"):
+        compare(starts[:0], starts[:0], starts, starts, 6)
+    with pytest.raises(ValueError, match="as many"):
+        compare(starts[:1], starts, starts, starts, 6)
+    with pytest.raises(ValueError, match="int32"):
+        compare(starts, starts, starts, starts.astype(np.int64), 6)
+    with pytest.raises(ValueError, match="64 bits"):
+        compare(starts, starts, starts, starts, 2**70)
+
+
+@given(st.integers(1, 9), st.integers(1, 30), st.integers(1, 6), st.integers(0, 1000))
+def test_boxes(height, width, run, seed):
+    ids = random_ids(np.random.default_rng(seed), height, width, run) % 7
+    found = id_runs_of(ids).boxes(6)
+    for k in range(6):
+        y, x = np.nonzero(ids == k)
+        assert found[k].tolist() == ([y.min(), x.min(), y.max() + 1, x.max() + 1] if len(y) else [-1] * 4)

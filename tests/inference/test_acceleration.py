@@ -1,0 +1,544 @@
+"""`--compile`, `--cuda-graphs`, `--pad-to`: the same results, few recordings, and one clear line where it cannot be.
+
+What a GPU records cannot be had here; the recordings of these tests copy, run and copy as it does, without a GPU.
+"""
+
+import threading
+import time
+from contextlib import contextmanager
+from unittest import mock
+
+import pytest
+import torch
+from support.networks import tiny_config
+from torch._dynamo.utils import counters
+
+import seamseg
+from seamseg.data.transforms import TestTransform
+from seamseg.formats.metadata import Metadata
+from seamseg.inference import cuda_graphs
+from seamseg.inference.acceleration import Acceleration, CompiledDense
+from seamseg.inference.cuda_graphs import CudaGraph, Recordings, fill, input_buffer, own, recorded_on_gpu
+from seamseg.inference.predictor import Predictor, Thresholds
+from seamseg.inference.tiling.tiles import Tiling
+from seamseg.inference.tta import Augmentation
+from seamseg.models.build import build_network
+from seamseg.models.dense import Dense
+from seamseg.models.folding import for_inference
+from seamseg.structures import PackedSequence
+from seamseg.utils import progress
+from seamseg.utils.errors import InputError, SeamsegError
+
+CPU = torch.device("cpu")
+METADATA = Metadata(2, 3, list("abcde"), [(i, i, i) for i in range(5)], list(range(5)), [])
+SIZES = ((64, 96), (65, 97), (96, 64), (101, 77))
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def network(precision="fp32", device=CPU, kind="panoptic"):
+    torch.manual_seed(0)
+    return for_inference(build_network(tiny_config(kind), 2, 3).eval(), device, precision)
+
+
+def image(size, seed=0):
+    return torch.randn(3, *size, generator=torch.Generator().manual_seed(seed))
+
+
+def predictor(net, recordings=None, tta=None):
+    looks = Augmentation.parse(tta)
+    thresholds = Thresholds(0.1, 0.5, 0)
+    return Predictor(net, METADATA, TestTransform(None), thresholds, CPU, augmentation=looks, recordings=recordings)
+
+
+def assert_close(found, wanted, tolerance=1e-4, agreeing=1.0):
+    """The same detections in the same order; classes of pixels may differ where two are equal within rounding."""
+    assert found.size == wanted.size and found.classes.tolist() == wanted.classes.tolist()
+    for name in ("boxes", "scores", "mask_logits"):
+        torch.testing.assert_close(
+            getattr(found, name), getattr(wanted, name), rtol=tolerance, atol=tolerance, msg=lambda m, n=name: n + m
+        )
+    assert (found.semantic == wanted.semantic).float().mean() >= agreeing
+
+
+class Copying:
+    """A recording as on a GPU: buffers of its own, written to by every call, and outputs that are copied out."""
+
+    def __init__(self, function, x):
+        self.input = input_buffer(x)
+        fill(self.input, x)
+        self.function = function
+        self.outputs = function(self.input)
+
+    def __call__(self, x):
+        fill(self.input, x)
+        for kept, new in zip(tensors(self.outputs), tensors(self.function(self.input))):
+            fill(kept, new)
+        return own(self.outputs)
+
+
+def tensors(dense):
+    semantic = [] if dense.semantic_logits is None else [dense.semantic_logits]
+    return [*dense.levels, dense.obj_logits, dense.bbx_logits, *semantic]
+
+
+@pytest.fixture
+def dynamo(monkeypatch):
+    # a command of another test may have been quiet
+    monkeypatch.setattr(progress, "_quiet", False)
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def test_compiled_once_with_and_without_recordings(dynamo, monkeypatch, capsys):
+    """By a backend that runs the traced graph as it is: the numbers are equal, and all sizes share one code, in the
+    first run of each, in the warm-up and the capture of its CUDA graph, and without graphs."""
+    FakeCuda(monkeypatch)
+    net = network()
+    wanted = [net.predict(PackedSequence([image(size)]))[0] for size in SIZES]
+    assert Acceleration(compile=True, backend="eager").apply(net, CPU) is None
+    assert isinstance(net.run_dense, CompiledDense)
+    plain, net.run_dense = net.run_dense, recorded_on_gpu(net.run_dense)
+    model = predictor(net, net.run_dense)
+    for size, expected in zip(SIZES, wanted):
+        for _ in range(2):  # the replay of a double does nothing: the second call gives what was captured
+            assert_close(model.raw([image(size)])[0], expected)
+    assert len(net.run_dense) == len(SIZES)
+    net.run_dense = plain
+    for size, expected in zip(SIZES, wanted):
+        assert_close(model.raw([image(size)])[0], expected)
+    assert not counters["graph_break"]
+    said = capsys.readouterr().err
+    assert said.startswith("cpu: compiling the network, first seen at 96 x 64 pixels;") and said.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "tolerance", "agreeing"), [("fp32", 1e-3, 0.999), ("bf16", None, 0.95)])
+def test_generated_code(dynamo, precision, tolerance, agreeing):
+    """fp32: rounding only. bf16: sums in another order differ by a last digit, 1/128, which may reorder detections;
+    so the maps are held against each other, before anything is chosen."""
+    net = network(precision)
+    part = net.dense_part()
+    run = CompiledDense(net, CPU)
+    with torch.inference_mode():
+        for size in SIZES[:3]:
+            x = image(size)[None].to(dtype=net.dtype, memory_format=torch.channels_last)
+            found, wanted = run(x), part(x)
+            assert [tuple(s) for s in found.shapes] == [tuple(s) for s in wanted.shapes]
+            for a, b in zip(tensors(found), tensors(wanted)):
+                assert a.dtype == b.dtype and a.shape == b.shape
+                assert (a - b).abs().max() <= (1e-5 if tolerance else 0.05) * b.abs().max()
+    wanted = network(precision).predict(PackedSequence([image(SIZES[0])]))[0]
+    net.run_dense = run
+    found = predictor(net).raw([image(SIZES[0])])[0]
+    if tolerance is not None:
+        assert_close(found, wanted, tolerance, agreeing)
+    assert (found.semantic == wanted.semantic).float().mean() >= agreeing
+
+
+@pytest.mark.parametrize("kind", ["panoptic", "instance_seg"])
+def test_recorded_network(kind):
+    """Batches, tiles and several looks through recordings give what the plain network gives, bit for bit."""
+    plain, net = network(kind=kind), network(kind=kind)
+    net.run_dense = recordings = Recordings(net.dense_part(), Copying, most=3)
+    images = [image((64, 96), seed) for seed in range(5)]
+    for tta in (None, "flip,0.5,1"):
+        one, other = predictor(plain, tta=tta), predictor(net, recordings, tta)
+        for group in (images[:1], images[1:2], images[2:3], images[:2], images[2:4], [images[4], image((80, 70))]):
+            for wanted, found in zip(one.raw(group), other.raw(group)):
+                if kind == "panoptic":
+                    assert_close(found, wanted, 0)
+                else:
+                    assert torch.equal(found.boxes, wanted.boxes) and found.semantic is None
+    assert len(recordings) == 3
+
+
+def test_tiles_are_recorded_once():
+    plain, net = network(), network()
+    net.run_dense = recordings = Recordings(net.dense_part(), Copying)
+    photo = (torch.rand(3, 300, 420, generator=torch.Generator().manual_seed(1)) * 255).byte()
+    wanted, found = (predictor(n, r).raw([photo], Tiling(128))[0] for n, r in ((plain, None), (net, recordings)))
+    assert_close(found, wanted, 0)
+    assert 1 <= len(recordings) <= 4
+
+
+def test_results_stay_when_the_next_image_comes():
+    net = network()
+    recordings = Recordings(net.dense_part(), Copying)
+    with torch.inference_mode():
+        first = [recordings(image((64, 96), 0)[None]) for _ in range(3)][-1]
+        before = [t.clone() for t in tensors(first)]
+        recordings(image((64, 96), 1)[None])
+    assert all(map(torch.equal, tensors(first), before))
+
+
+def square(x):
+    return Dense([x * x], x, x, [tuple(x.shape[-2:])], None)
+
+
+class Counting:
+    """How often a function was recorded, and for which widths; fails where there is no room."""
+
+    def __init__(self, room=100):
+        self.made = []
+        self.room = room
+
+    def __call__(self, function, x):
+        if len(self.made) >= self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.made.append(x.shape[-1])
+        return Copying(function, x)
+
+
+def ask(recordings, *widths):
+    for width in widths:
+        x = torch.full((1, 3, 2, width), float(width))
+        found = recordings(x)
+        assert torch.equal(found.levels[0], x * x) and found.shapes == [(2, width)]
+
+
+def test_what_is_recorded():
+    record = Counting()
+    recordings = Recordings(square, record, most=2)
+    ask(recordings, 4, 5, 6)
+    assert record.made == []  # each came once
+    ask(recordings, 4, 4, 5, 4)
+    assert record.made == [4, 5]
+    ask(recordings, 6)
+    assert record.made == [4, 5, 6] and len(recordings) == 2
+    ask(recordings, 4, 5)  # 5 was not used for longest: it must come twice again
+    assert record.made == [4, 5, 6]
+    ask(recordings, 5)
+    assert record.made == [4, 5, 6, 5]
+    # memory format and dtype make another one
+    x = torch.ones(1, 3, 2, 4).to(memory_format=torch.channels_last)
+    recordings(x), recordings(x)
+    assert record.made[-1] == 4 and len(record.made) == 5
+
+
+def test_no_room_for_a_recording():
+    record = Counting(room=1)
+    recordings = Recordings(square, record)
+    ask(recordings, 4, 4, 5, 5)
+    assert record.made == [4] and len(recordings) == 0
+    record.room = 9
+    ask(recordings, 5, 5)
+    assert len(recordings) == 1 and recordings.forget() and not recordings.forget() and len(recordings) == 0
+
+
+def test_recordings_share_the_memory_of_one_that_is_still_there(monkeypatch):
+    beside = []
+
+    class Fake(Copying):
+        def __init__(self, function, x, stream, other):
+            super().__init__(function, x)
+            beside.append(None if other is None else other.input.shape[-1])
+
+    monkeypatch.setattr(cuda_graphs, "CudaGraph", Fake)
+    monkeypatch.setattr(torch.cuda, "Stream", str)
+    recordings = recorded_on_gpu(square, most=1)
+    ask(recordings, 4, 4, 5, 5)
+    assert beside == [None, None]  # the only one had gone
+    recordings.most = 2
+    ask(recordings, 6, 6)
+    assert beside == [None, None, 5]
+    recordings.forget()
+    ask(recordings, 6, 6)
+    assert beside == [None, None, 5, None]
+
+
+class FakeCuda:
+    """The calls of `torch.cuda` that a capture makes, on a machine without a GPU; what ran on which device and stream.
+
+    The default of `torch.cuda.graph` is kept: one capture stream for the process, of the device that captures first.
+    """
+
+    def __init__(self, monkeypatch):
+        self.here = threading.local()
+        self.runs = []
+        self.capturing = 0
+        self.replays = 0
+        self.default_stream = None
+        names = ("Stream", "Event", "CUDAGraph", "graph", "device", "stream", "current_stream")
+        for name in names:
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+
+    def Event(self):
+        return mock.Mock()
+
+    def Stream(self, device=None):
+        made = mock.Mock()
+        made.device = self.current()[0] if device is None else torch.device(device)
+        return made
+
+    def CUDAGraph(self):
+        return mock.Mock(replay=self.replay)
+
+    def replay(self):
+        self.replays += 1
+
+    def current(self):
+        return getattr(self.here, "state", None) or (torch.device("cuda:0"), None, False)
+
+    def current_stream(self, device=None):
+        return self.current()[1] or mock.Mock()
+
+    @contextmanager
+    def _as(self, **changed):
+        before = self.current()
+        self.here.state = tuple(changed.get(k, v) for k, v in zip(("device", "stream", "captured"), before))
+        yield
+        self.here.state = before
+
+    def device(self, device):
+        return self._as(device=torch.device(device))
+
+    def stream(self, stream):
+        # a stream makes its device the current one
+        return self._as(stream=stream, device=stream.device)
+
+    @contextmanager
+    def graph(self, graph, pool=None, stream=None, capture_error_mode="global"):
+        if stream is None:
+            stream = self.default_stream = self.default_stream or self.Stream()
+        self.capturing += 1
+        with self._as(stream=stream, device=stream.device, captured=True):
+            yield
+        self.capturing -= 1
+
+    def run(self, x):
+        """A function that is recorded: notes where it is run."""
+        device, stream, captured = self.current()
+        self.runs.append((str(device), stream, captured, x.shape[-1]))
+        return square(x)
+
+
+class OnDevice(torch.Tensor):
+    """A tensor that claims to be on a GPU; copies of it lie on the CPU."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    device = torch.device("cuda:0")
+
+
+def on_device(device, width):
+    x = torch.ones(1, 3, 2, width).as_subclass(OnDevice)
+    x.device = torch.device(device)
+    return x
+
+
+def test_each_device_captures_on_its_own_stream(monkeypatch):
+    """Also where another device has captured before, and one stream for all graphs that share a pool."""
+    cuda = FakeCuda(monkeypatch)
+    first, second = recorded_on_gpu(cuda.run), recorded_on_gpu(cuda.run)
+    for device, recordings in (("cuda:0", first), ("cuda:1", second)):
+        for width in (4, 4, 5, 5):
+            recordings(on_device(device, width))
+        assert len(recordings) == 2
+    captured = [(device, stream, width) for device, stream, taken, width in cuda.runs if taken]
+    assert [(device, width) for device, _, width in captured] == [
+        ("cuda:0", 4), ("cuda:0", 5), ("cuda:1", 4), ("cuda:1", 5)
+    ]  # fmt: skip
+    streams = [stream for _, stream, _ in captured]
+    assert [str(stream.device) for stream in streams] == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
+    assert streams[0] is streams[1] and streams[2] is streams[3]
+    warm = [(device, stream) for device, stream, taken, _ in cuda.runs if stream is not None and not taken]
+    assert len(warm) == 4 * cuda_graphs.WARM_UP and all(str(stream.device) == device for device, stream in warm)
+    assert cuda.replays == 4 and not cuda.capturing
+
+
+def test_captures_of_several_threads_come_one_after_the_other(monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+    most, alone = [], []
+
+    def function(x):
+        # a warm-up may synchronise the device, which fails while another thread captures
+        captured = cuda.current()[2]
+        if cuda.current()[1] is not None:
+            alone.append(captured or not cuda.capturing)
+        time.sleep(0.005)
+        most.append(cuda.capturing)
+        return square(x)
+
+    def work(recordings):
+        for width in (4, 4, 5, 5):
+            recordings(on_device("cuda:0", width))
+
+    together = [recorded_on_gpu(function) for _ in range(4)]
+    threads = [threading.Thread(target=work, args=(recordings,)) for recordings in together]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(recordings) for recordings in together] == [2] * 4
+    assert max(most) == 1 and all(alone)
+
+
+def test_recordings_are_used_inside_and_outside_of_inference_mode():
+    recordings = Recordings(square, Copying)
+    with torch.inference_mode():
+        inside = torch.full((1, 3, 2, 4), 2.0)
+        recordings(inside), recordings(inside)
+    # a tensor of inference mode handed on, and a normal one
+    for x in (inside, torch.full((1, 3, 2, 4), 3.0), torch.full((1, 3, 2, 4), 3.0)):
+        assert torch.equal(recordings(x).levels[0], x * x)
+    assert len(recordings) == 2
+    with torch.inference_mode():
+        x = torch.full((1, 3, 2, 4), 5.0)
+        assert torch.equal(recordings(x).levels[0], x * x)
+
+
+def test_recordings_go_before_tiles_come(capsys):
+    """Where an image does not fit, the graphs are dropped first, and only then it is cut."""
+    net = network()
+    model = predictor(net)
+    net.run_dense = model.recordings = Recordings(net.dense_part(), Copying)
+    first, again, wanted = (model.raw([image((64, 96))])[0] for _ in range(3))
+    assert len(model.recordings) == 1
+    inner = net.proposals
+
+    class Full(type(inner)):
+        def __call__(self, *args, **kwargs):
+            if len(model.recordings):
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return inner(*args, **kwargs)
+
+    net.proposals = Full()
+    assert_close(model.raw([image((64, 96))])[0], wanted, 0)
+    assert len(model.recordings) == 0 and capsys.readouterr().err == ""
+    assert torch.equal(first.boxes, again.boxes)
+
+
+def test_padding_to_a_multiple():
+    """The same as an image in a batch with a larger one; the map keeps its size."""
+    net, padded = network(), network()
+    padded.pad_to = 32
+    small, large = image((50, 70)), image((64, 96))
+    wanted = net.predict(PackedSequence([small, large]))[0]
+    (found,) = predictor(padded).raw([small])
+    assert found.size == (50, 70) == tuple(found.semantic.shape)
+    # the number of images changes the order of sums
+    torch.testing.assert_close(found.boxes, wanted.boxes, rtol=1e-4, atol=1e-3)
+    assert (found.semantic == wanted.semantic).float().mean() > 0.999
+    net.run_dense = shapes = Recordings(net.dense_part(), Copying)
+    net.pad_to = 32
+    for size in ((50, 70), (33, 65), (64, 96)):
+        predictor(net).raw([image(size)])
+    assert len(shapes) == 1
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("--cuda-graphs",), 2, "--cuda-graphs needs a GPU, the device is cpu: leave it out"),
+        (("--pad-to", "0"), 2, "--pad-to 0: must be between 1 (no padding) and 1024"),
+        (("--pad-to", "32", "--tta", "flip"), 2, "--pad-to does not go with --tta"),
+        (("--compile",), 1, "torch.compile does not work here (No working C++ compiler): leave --compile out"),
+    ],
+)
+def test_what_cannot_be(micro_run, micro, tmp_path, seamseg_main, capsys, words, code, message):
+    photo = micro / "img" / "val0.png"
+    common = (micro_run, photo, tmp_path / "out", "--device", "cpu", "--workers", "0", "--quiet")
+    failing = RuntimeError("No working C++ compiler\nand many lines more")
+    with mock.patch("torch.compile", side_effect=failing):
+        assert seamseg_main("predict", *common, *words) == code
+    error = capsys.readouterr().err.strip()
+    assert message in error and "\n" not in error and "Traceback" not in error
+
+
+@pytest.mark.usefixtures("narrow")
+def test_padding_from_the_command_and_from_python(micro_run, micro, tmp_path, seamseg_main):
+    photo = micro / "img" / "val0.png"
+    common = ("--device", "cpu", "--workers", "0", "--quiet", "--format", "raw", "--pad-to", "48")
+    assert seamseg_main("predict", micro_run, photo, tmp_path, *common) == 0
+    model = seamseg.load(micro_run, device="cpu", pad_to=48)
+    assert model.net.pad_to == 48 and model.predict(photo).size == (64, 96)
+    with pytest.raises(InputError, match="needs a GPU"):
+        seamseg.load(micro_run, device="cpu", cuda_graphs=True)
+
+
+def test_a_compiler_that_fails_later(dynamo):
+    """In the midst of the work: one line, and memory that does not suffice stays what it is."""
+    errors = [ValueError("cannot lower\nthis and that"), torch.OutOfMemoryError("CUDA out of memory")]
+    for error, kind in zip(errors, (SeamsegError, torch.OutOfMemoryError)):
+        with mock.patch.object(CompiledDense, "_compile", side_effect=error):
+            run = CompiledDense(network(), CPU, "eager")
+            with torch.inference_mode(), pytest.raises(kind) as caught:
+                run(image((64, 96))[None])
+        if kind is SeamsegError:
+            assert "fails for 96 x 64 pixels" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_recorded_on_a_gpu(dynamo, capsys, precision, compiled):
+    """Replays give what the function that was recorded gives, for several sizes in turns, and keep what they gave.
+
+    Compiled, it is compiled once, for all sizes and for what is recorded.
+    """
+    device = torch.device("cuda")
+    net = network(precision, device)
+    function = CompiledDense(net, device) if compiled else net.dense_part()
+    recordings = recorded_on_gpu(function, most=2)
+    check_in_turns(recordings, function, device, net.dtype, SIZES[:3])
+    assert len(recordings) == 2
+    assert capsys.readouterr().err.count("compiling the network") == int(compiled)
+
+
+def check_in_turns(recordings, function, device, dtype, sizes, seed=0):
+    with torch.inference_mode():
+        for turn in range(3):
+            given = []
+            for size in sizes:
+                x = image(size, seed + turn)[None].to(device, dtype, memory_format=torch.channels_last)
+                given.append((tensors(recordings(x)), tensors(function(x))))
+            for found, wanted in given:
+                for a, b in zip(found, wanted):
+                    # a library may choose another algorithm
+                    assert a.device == b.device and (a - b).abs().max() <= 0.02 * b.abs().max()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_recorded_on_two_gpus():
+    """One after the other, then both at once from two threads: no graph is empty, none holds work of another device."""
+    made = []
+    for index in range(2):
+        device = torch.device("cuda", index)
+        net = network(device=device)
+        function = net.dense_part()
+        made.append((recorded_on_gpu(function), function, device, net.dtype))
+    for index, (recordings, *rest) in enumerate(made):
+        check_in_turns(recordings, *rest, SIZES[:2], seed=10 * index)
+        assert len(recordings) == 2 and recordings.forget()
+    failed = []
+
+    def work(index):
+        try:
+            recordings, *rest = made[index]
+            check_in_turns(recordings, *rest, SIZES[:3], seed=10 * index)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_predictions_by_graphs_on_a_gpu():
+    device = torch.device("cuda")
+    net = network(device=device)
+    net.run_dense = recordings = recorded_on_gpu(net.dense_part())
+    wanted = network(device=device).predict(PackedSequence([image((64, 96)).to(device)]))[0]
+    for _ in range(4):
+        found = net.predict(PackedSequence([image((64, 96)).to(device)]))[0]
+    assert len(recordings) == 1 and isinstance(next(iter(recordings._recordings.values())), CudaGraph)
+    torch.testing.assert_close(found.boxes, wanted.boxes, rtol=1e-3, atol=1e-2)

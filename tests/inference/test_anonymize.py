@@ -1,0 +1,149 @@
+"""Anonymous photos: nothing of a region is left but coarse averages, nothing else changes."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seamseg.inference.anonymize import CELLS, LEAST_CELL, MARGIN, Region, anonymize, clusters
+
+
+def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def within(mask: np.ndarray, radius: int) -> np.ndarray:
+    """Pixels not farther than `radius` along both axes, the slow way."""
+    out = np.zeros_like(mask)
+    for y, x in zip(*np.nonzero(mask)):
+        out[max(0, y - radius) : y + radius + 1, max(0, x - radius) : x + radius + 1] = True
+    return out
+
+
+@pytest.mark.parametrize("style", ["blur", "pixels"])
+@pytest.mark.parametrize(("height", "width"), [(200, 80), (60, 240), (20, 9), (1, 1)])
+def test_noise_is_averaged_away(style, height, width):
+    """The spread of an average of independent pixels falls with the root of their number."""
+    photo = noise(300, 300)
+    mask = np.zeros((300, 300), bool)
+    mask[30 : 30 + height, 40 : 40 + width] = True
+    out = anonymize(photo, [Region(mask)], style)  # type: ignore[arg-type]
+    cell = max(LEAST_CELL, -(-max(height, width) // CELLS))
+    assert abs(out[mask].astype(float) - 127.5).max() < 6 * 74 / min(cell, min(height, width) + 4)
+    # neighbouring pixels differed by 85 on average
+    if style == "blur" and height > 1:
+        assert abs(np.diff(out[30 : 30 + height, 40 : 40 + width].astype(int), axis=0)).mean() < 4
+
+
+@given(
+    st.integers(1, 90),
+    st.integers(1, 90),
+    st.integers(-30, 90),
+    st.integers(-30, 90),
+    st.sampled_from(["blur", "pixels"]),
+)
+@settings(max_examples=40, deadline=None)
+def test_only_the_region_and_its_margin_change(height, width, y, x, style):
+    photo = noise(80, 100)
+    before = photo.copy()
+    out = anonymize(photo, [Region(np.ones((height, width), bool), (y, x))], style)
+    assert np.array_equal(photo, before) and out.shape == photo.shape and out.dtype == np.uint8
+    inside = np.zeros((80, 100), bool)
+    inside[max(0, y) : max(0, y + height), max(0, x) : max(0, x + width)] = True
+    if not inside.any():
+        assert np.array_equal(out, photo)
+        return
+    rows, columns = inside.any(1).sum(), inside.any(0).sum()
+    reach = 2 + int(np.ceil(MARGIN * max(rows, columns)))
+    far = ~within(inside, reach + 2 * max(1, reach // 2))
+    assert np.array_equal(out[far], photo[far])
+    # within reach no pixel of the photo shines through: none is left as it was but by chance
+    near = within(inside, reach)
+    assert (out[near] == photo[near]).all(axis=-1).mean() < 0.2
+
+
+def test_details_of_equal_average_make_no_difference():
+    """Two photos that differ only inside of cells give one picture: nobody can tell which it was."""
+    mask = np.zeros((128, 128), bool)
+    mask[32:96, 32:96] = True
+    reach = 2 + int(np.ceil(MARGIN * 64))
+    start = 32 - reach - 2 * (reach // 2)  # where the grid begins
+    one = np.full((128, 128, 3), 100, np.uint8)
+    other = one.copy()
+    cell = LEAST_CELL
+    for y in range(start + 2 * cell, 88, cell):
+        for x in range(start + 2 * cell, 88, cell):
+            if y >= 32 and x >= 32:
+                other[y : y + cell, x : x + cell // 2] += 90
+                other[y : y + cell, x + cell // 2 : x + cell] -= 90
+    assert (one != other).any()
+    assert np.array_equal(anonymize(one, [Region(mask)]), anonymize(other, [Region(mask)]))
+
+
+def test_a_finer_region_brings_no_detail_back():
+    photo = noise(400, 400)
+    large = Region(np.ones((300, 300), bool), (50, 50))
+    small = Region(np.ones((10, 10), bool), (190, 190))
+    assert np.array_equal(anonymize(photo, [large, small]), anonymize(photo, [small, large]))
+    out = anonymize(photo, [large, small])[190:200, 190:200]
+    assert np.array_equal(out, anonymize(photo, [large])[190:200, 190:200])
+
+
+def test_colours_stay_near_those_of_the_object():
+    photo = np.full((100, 100, 3), (20, 40, 200), np.uint8)
+    photo[20:80, 20:80] = (220, 60, 20)
+    out = anonymize(photo, [Region(np.ones((60, 60), bool), (20, 20))])
+    assert np.abs(out[45:55, 45:55].astype(int) - (220, 60, 20)).max() < 8
+
+
+def test_nothing_to_hide():
+    photo = noise(30, 40)
+    for regions in ([], [Region(np.zeros((30, 40), bool))], [Region(np.ones((5, 5), bool), (30, 0))]):
+        assert np.array_equal(anonymize(photo, regions), photo)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 50), (50, 1), (3, 2)])
+def test_tiny_photos(size):
+    out = anonymize(noise(*size), [Region(np.ones(size, bool))])
+    assert out.shape == (*size, 3)
+
+
+def test_bad_arguments():
+    photo = noise(4, 4)
+    for options in ({"cells": 0}, {"margin": -1.0}, {"margin": float("nan")}, {"style": "black"}):
+        with pytest.raises(ValueError, match="anonymize"):
+            anonymize(photo, [], **options)
+    with pytest.raises(ValueError, match="uint8"):
+        anonymize(photo.astype(float), [])
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.floats(0, 0.3), st.integers(1, 64), st.integers(0, 9))
+@settings(max_examples=50, deadline=None)
+def test_clusters_share_out_the_mask(height, width, density, cells, seed):
+    mask = np.random.default_rng(seed).random((height, width)) < density
+    count = np.zeros(mask.shape, int)
+    for region in clusters(mask, cells):
+        (y, x), (h, w) = region.corner, region.mask.shape
+        assert region.part and region.mask[0].any() and region.mask[-1].any()
+        count[y : y + h, x : x + w] += region.mask
+    assert np.array_equal(count, mask.astype(int))
+
+
+def test_clusters_take_little_memory():
+    mask = np.zeros((1500, 1500), bool)
+    mask[100:-100, 100:-100] = True
+    tracemalloc.start()
+    (region,) = clusters(mask)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert region.mask.all() and peak < 4 * mask.size
+
+
+def test_clusters_lie_apart():
+    mask = np.zeros((640, 640), bool)
+    mask[10:30, 10:30] = mask[300:310, 5:600] = mask[312:330, 580:600] = mask[600:620, 600:620] = True
+    assert [r.corner for r in clusters(mask)] == [(10, 10), (300, 5), (600, 600)]

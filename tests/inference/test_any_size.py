@@ -1,0 +1,273 @@
+"""Photos of any size, kind and orientation, in tiles where that is asked for or where the memory does not suffice."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from support.tile_scenes import STUFF, SceneNet, scene
+from torch.nn import functional
+
+import seamseg
+from seamseg.data.transforms import TestTransform
+from seamseg.formats.coco_panoptic import read_id_png
+from seamseg.formats.metadata import Metadata
+from seamseg.inference import images as photos
+from seamseg.inference.predictor import Predictor, Thresholds
+from seamseg.inference.tiling import tiles as tiles_module
+from seamseg.inference.tiling.tiles import Tiling
+from seamseg.inference.tta import Augmentation
+from seamseg.utils.errors import InputError, SeamsegError
+
+METADATA = Metadata(STUFF, 1, ["a", "b", "c", "d"], [(i, i, i) for i in range(4)], list(range(4)), [])
+SMALL = (100, 100, 120, 140)
+LARGE = (150, 20, 280, 380)
+
+
+def predictor(net=None, tiling=Tiling(), shortest=None):  # noqa: B008  # frozen
+    thresholds = Thresholds(0.5, 0.5, 0)
+    device = torch.device("cpu")
+    return Predictor(net or SceneNet(), METADATA, TestTransform(shortest), thresholds, device, tiling=tiling)
+
+
+@pytest.fixture
+def rgb():
+    return scene((300, 400), [SMALL, LARGE], np.random.default_rng(0))
+
+
+def categories(result):
+    table = np.full(max(s.id for s in result.segments) + 1, 255)
+    for segment in result.segments:
+        table[segment.id] = segment.category
+    return table[result.id_map]
+
+
+def test_tiles_change_nothing_that_a_local_network_sees(rgb):
+    whole = predictor().predict(rgb)
+    for tiles, overlap in ((128, None), (160, 80), (128, 32)):
+        tiled = predictor().predict(rgb, tiles, overlap)
+        stuff = (categories(whole) != 3) & (categories(tiled) != 3)
+        assert np.array_equal(categories(tiled)[stuff], categories(whole)[stuff])
+        small, large = sorted((s for s in tiled.segments if s.isthing), key=lambda s: s.area)
+        assert small.box == SMALL and stuff.mean() > 0.5
+        assert large.box == pytest.approx(LARGE, abs=5)  # from the coarse view
+
+
+class LookingNet(SceneNet):
+    """Hands out class logits, as several looks at an image need them."""
+
+    def predict(self, images, segment=None):
+        found = super().predict(images)
+        if segment is None:
+            return found
+        logits = torch.stack([functional.one_hot(p.semantic, STUFF).permute(2, 0, 1) * 9 for p in found])
+        segment(SimpleNamespace(levels=logits, valid_sizes=[p.size for p in found]))
+        return [replace(p, semantic=None) for p in found]
+
+    def classify(self, features):
+        return features.levels
+
+
+@pytest.mark.parametrize(("tiles", "room"), [(128, None), (192, None), ("auto", 30000), (192, 30000)])
+def test_several_looks_at_each_tile(rgb, tiles, room):
+    """A mirrored look at a tile comes back to its place in the image, also where memory asks for smaller tiles."""
+    model = predictor(LookingNet(room=room))
+    model.augmentation = Augmentation.parse("flip")
+    result, plain = model.predict(rgb, tiles), predictor().predict(rgb)
+    assert len(model.net.sizes) > 8 and max(h * w for h, w in model.net.sizes) <= (room or tiles**2)
+    assert model.net.sizes[::2] == model.net.sizes[1::2], "each is seen twice"
+    stuff = (categories(result) != 3) & (categories(plain) != 3)
+    assert np.array_equal(categories(result)[stuff], categories(plain)[stuff]) and stuff.mean() > 0.5
+    small, large = sorted((s for s in result.segments if s.isthing), key=lambda s: s.area)
+    assert small.box == SMALL and large.box == pytest.approx(LARGE, abs=5)
+
+
+def test_ordinary_photos_are_seen_whole(rgb):
+    for model in (predictor(), predictor(tiling=Tiling("off")), predictor(tiling=Tiling(512))):
+        model.predict(rgb)
+        assert model.net.sizes == [(300, 400)]
+    model.predict(rgb, tiles=128)
+    assert len(model.net.sizes) > 2
+
+
+def test_a_photo_beyond_the_limit_is_seen_in_tiles(monkeypatch):
+    monkeypatch.setattr(tiles_module, "AUTO_LIMIT", 300 * 400)
+    monkeypatch.setattr(tiles_module, "AUTO_SIDE", 128)
+    model = predictor()
+    for size in ((300, 400), (300, 401), (1, 300000)):
+        result = model.predict(scene(size, [], np.random.default_rng(0)))
+        assert result.size == size and (result.id_map > 0).all()
+    assert model.net.sizes[0] == (300, 400) and max(h * w for h, w in model.net.sizes[1:]) <= 128**2
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 5000), (5000, 1), (2, 20000), (33, 77)])
+@pytest.mark.parametrize("tiles", ["auto", 128])
+def test_extreme_sizes(size, tiles):
+    result = predictor().predict(scene(size, [], np.random.default_rng(0)), tiles)
+    assert result.size == size and (result.id_map > 0).all()
+
+
+def test_the_map_has_the_photos_own_size(rgb):
+    for shortest in (50, 300, 700):
+        result = predictor(shortest=shortest).predict(rgb, tiles=128)
+        assert result.size == (300, 400) and sum(s.isthing for s in result.segments) == 2
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(128, 256), st.integers(16500, 90000))
+def test_too_little_memory_changes_nothing(height, width, side, room):
+    """Whatever fits: the map is that of a machine with more memory."""
+    rgb = scene((height, width), [], np.random.default_rng(height * width))
+    net = SceneNet(room=room)
+    for tiling in (Tiling(), Tiling(side)):
+        result = predictor(net, tiling).predict(rgb)
+        assert np.array_equal(categories(result), rgb[..., 0])
+    assert all(h * w <= room for h, w in net.sizes)
+
+
+def test_too_little_memory_is_said_once(rgb, capsys):
+    model = predictor(SceneNet(room=40000))
+    results = [model.predict(rgb) for _ in range(2)]
+    error = capsys.readouterr().err
+    assert error.count("input of 400 x 300 pixels at once: it is processed in tiles of 173 pixels, and so are") == 1
+    assert error.count("\n") == 1 and results[0].segments == results[1].segments
+    # the first try of each is the image itself, what is seen are tiles
+    assert max(h * w for h, w in model.net.sizes) <= 173**2
+
+
+def test_of_a_batch_that_does_not_fit_each_image_is_seen_alone(rgb, capsys):
+    model = predictor(SceneNet(room=200000))
+    images = [model.transform(Image.fromarray(rgb))] * 3
+    predictions = model.raw(images)
+    assert model.net.sizes == [(300, 400)] * 3 and len(predictions) == 3
+    assert all(p.semantic.dtype == torch.uint8 for p in predictions)
+    assert capsys.readouterr().err == ""
+
+
+def test_memory_that_suffices_for_nothing(rgb):
+    model = predictor(SceneNet(room=5000))
+    start, smaller = "cpu: not enough memory for a network input of", "set a smaller --shortest-size"
+    for photo, tiles, words in (
+        (rgb, "auto", f"{start} 400 x 300 pixels, not even in tiles of 128 pixels: {smaller}"),
+        (rgb, "off", f"{start} 400 x 300 pixels: set --tiles auto or {smaller}"),
+        (rgb[:70, :80], "auto", f"{start} 80 x 70 pixels: {smaller}"),
+    ):
+        with pytest.raises(SeamsegError) as caught:
+            model.predict(photo, tiles=tiles)
+        assert str(caught.value) == words
+    # on another device the CPU is one more way
+    error = SimpleNamespace(device=torch.device("cuda:1"))
+    said = str(Predictor._too_large(error, torch.empty(3, 70, 80)))
+    assert said == f"cuda:1: not enough memory for a network input of 80 x 70 pixels: {smaller} or use --device cpu"
+
+
+@pytest.mark.parametrize(("tiles", "overlap"), [("on", None), (64, None), (256, 200), (None, -1)])
+def test_bad_tiles(rgb, tiles, overlap):
+    with pytest.raises(InputError, match="tile"):
+        predictor().predict(rgb, tiles, overlap)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("tiles", ["auto", 128])
+def test_every_orientation(tmp_path, orientation, tiles):
+    """The map is that of the upright photo."""
+    rgb = scene((150, 260), [(20, 30, 40, 50)], np.random.default_rng(1))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(rgb).save(tmp_path / "photo.png", exif=exif)
+    upright = {
+        1: rgb,
+        2: rgb[:, ::-1],
+        3: rgb[::-1, ::-1],
+        4: rgb[::-1],
+        5: rgb.transpose(1, 0, 2),
+        6: np.rot90(rgb, -1),
+        7: rgb[::-1, ::-1].transpose(1, 0, 2),
+        8: np.rot90(rgb),
+    }[orientation]
+    result = predictor().predict(tmp_path / "photo.png", tiles)
+    expected = np.where(upright[..., 2] > 0, 3, upright[..., 0])
+    assert result.size == upright.shape[:2] and np.array_equal(categories(result), expected)
+
+
+GREY = np.arange(48, dtype=np.uint8).reshape(6, 8) * 5
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        Image.fromarray(GREY),
+        Image.fromarray(GREY.astype(np.uint16) * 257),
+        Image.fromarray(GREY.astype(np.int32)),
+        Image.fromarray(GREY.astype(np.float32)),
+        Image.fromarray(GREY).convert("LA"),
+        Image.fromarray(GREY).convert("RGBA"),
+        Image.fromarray(GREY).convert("P"),
+        Image.fromarray(255 - np.dstack([GREY, GREY, GREY, GREY * 0 + 255])).convert("RGB"),
+    ],
+    ids=lambda image: image.mode,
+)
+def test_images_of_every_kind(tmp_path, image):
+    """A PIL image is seen as the same picture in a file is; 16 bits become 8 by scaling, not by clipping."""
+    image.save(tmp_path / "photo.tif")
+    seen = []
+    model = predictor()
+    model.raw = lambda images, tiling: seen.append(images[0]) or [SceneNet()._see(images[0] * 0)]
+    for photo in (image, tmp_path / "photo.tif"):
+        assert model.predict(photo).size == (6, 8)
+    assert torch.equal(seen[0], seen[1])
+    levels = np.unique(seen[0].mul(255).round().numpy())
+    assert len(levels) == 48
+
+
+def test_cmyk_and_one_bit():
+    red = Image.new("CMYK", (9, 7), (0, 255, 255, 0))
+    seen = []
+    model = predictor()
+    model.raw = lambda images, tiling: seen.append(images[0]) or [SceneNet()._see(images[0] * 0)]
+    model.predict(red)
+    model.predict(Image.new("1", (9, 7), 1))
+    assert seen[0].flatten(1).mean(1).tolist() == [1, 0, 0] and seen[1].min() == 1
+
+
+def test_photos_for_tiles_stay_bytes(rgb):
+    image = Image.fromarray(rgb)
+    transform = TestTransform(None)
+    whole = photos.network_input(image, transform, Tiling())
+    part = photos.network_input(image, transform, Tiling(128))
+    assert whole.dtype == torch.float32 and torch.equal(part, (whole * 255).round().to(torch.uint8))
+    assert photos.is_for_tiles(part) and not photos.is_for_tiles(whole)
+    batches = list(photos.equal_size_batches([whole, part, whole, part], 2, lambda image: image))
+    assert [len(b) for b in batches] == [1, 2, 1] and all(not photos.is_for_tiles(image) for image in batches[1])
+
+
+@pytest.mark.usefixtures("narrow")
+def test_command(micro_run, micro, tmp_path, seamseg_main, capsys):
+    """Large photos in tiles beside small ones that are batched as ever."""
+    (tmp_path / "photos").mkdir()
+    street = Image.open(micro / "img" / "val0.png")
+    for name, size in (("a", (300, 200)), ("b", (96, 64)), ("c", (96, 64)), ("d", (64, 96))):
+        street.resize(size).save(tmp_path / "photos" / f"{name}.png")
+    words = ("--device", "cpu", "--format", "coco,raw,overlay", "--shortest-size", "200", "--longest-max-size", "400")
+    for out, more in (("whole", ()), ("tiles", ("--tiles", "192", "--tile-overlap", "64", "--batch-size", "2"))):
+        assert seamseg_main("predict", micro_run, tmp_path / "photos", tmp_path / out, *words, *more) == 0
+    content = json.loads((tmp_path / "tiles" / "panoptic.json").read_text())
+    assert [(i["width"], i["height"]) for i in content["images"]] == [(300, 200), (96, 64), (96, 64), (64, 96)]
+    one, other = (read_id_png(tmp_path / out / "panoptic" / "a.png") for out in ("whole", "tiles"))
+    assert one.shape == other.shape == (200, 300)
+    raw = torch.load(tmp_path / "tiles" / "a.pth.tar", weights_only=True)
+    assert raw["sem_pred"].shape == (200, 300) and raw["sem_pred"].dtype == torch.uint8
+    model = seamseg.load(micro_run, device="cpu", shortest_size=200, longest_max_size=400, tiles=192, tile_overlap=64)
+    result = model.predict(tmp_path / "photos" / "a.png")
+    crowds = [s.id for s in result.segments if s.iscrowd]  # the COCO format leaves them void
+    assert np.array_equal((result.id_map > 0) & ~np.isin(result.id_map, crowds), other > 0)
+
+    for bad, message in ((("--tiles", "many"), "auto, off or a side"), (("--tiles", "9"), "too small")):
+        capsys.readouterr()
+        assert seamseg_main("predict", micro_run, tmp_path / "photos", tmp_path / "x", *words, *bad) == 2
+        assert message in capsys.readouterr().err

@@ -1,0 +1,50 @@
+"""Classes by name: spelling, parts of Vistas' names, suggestions."""
+
+import pytest
+
+from seamseg.formats.metadata import Metadata
+from seamseg.inference.class_names import choose_classes
+from seamseg.utils.errors import InputError
+
+
+def of(*names):
+    return Metadata(0, len(names), list(names), [(0, 0, 0)] * len(names), list(range(len(names))))
+
+
+CITY = of("road", "traffic light", "person", "rider", "car")
+VISTAS = of("human--person", "human--rider--bicyclist", "human--rider--motorcyclist", "object--vehicle--car")
+
+
+@pytest.mark.parametrize(
+    ("names", "classes", "expected"),
+    [
+        ("person,car", CITY, [2, 4]),
+        (["Car", "traffic_light", "car"], CITY, [1, 4]),
+        (" traffic-light ,", CITY, [1]),
+        ("person", VISTAS, [0]),
+        ("rider,car", VISTAS, [1, 2, 3]),
+        ("human", VISTAS, [0, 1, 2]),
+        ("human--rider", VISTAS, [1, 2]),
+        ("object--vehicle--car", VISTAS, [3]),
+    ],
+)
+def test_names(names, classes, expected):
+    assert choose_classes(names, classes) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "classes", "message"),
+    [
+        ("persn", CITY, "no class 'persn'; did you mean person"),
+        ("Traffic lihgt", CITY, "did you mean traffic light"),
+        ("bicylist", VISTAS, "did you mean bicyclist"),
+        ("zzz", CITY, "it knows road, traffic light, person, rider, car"),
+        ("human--car", VISTAS, "no class 'human--car'"),
+        ("", CITY, "no class is named"),
+        ([], CITY, "no class is named"),
+    ],
+)
+def test_unknown_names(names, classes, message):
+    with pytest.raises(InputError, match="--anonymize: ") as raised:
+        choose_classes(names, classes, "--anonymize")
+    assert message in str(raised.value) and "\n" not in str(raised.value)

@@ -1,0 +1,134 @@
+"""Too little memory of a device, in the words of all who say so: smaller tiles, fewer graphs, or one line."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from support.tile_scenes import STUFF, SceneNet, scene
+
+from inference.test_acceleration import Copying, image, network, predictor
+from seamseg.data.transforms import TestTransform
+from seamseg.formats.metadata import Metadata
+from seamseg.inference.cuda_graphs import Recordings
+from seamseg.inference.predictor import Predictor, Thresholds
+from seamseg.inference.tiling.tiles import Tiling
+from seamseg.training.trainer import Trainer
+from seamseg.utils.device_memory import lacks_memory
+from seamseg.utils.errors import SeamsegError
+
+LACKING = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    RuntimeError("HIP error: hipErrorOutOfMemory"),
+]
+OTHERS = [
+    RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers "
+                 "are out of shared memory. Please try to raise your shared memory limit."),
+    RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    SeamsegError("not enough memory"),
+    ValueError("out of memory"),
+    None,
+]  # fmt: skip
+every_word = pytest.mark.parametrize("error", LACKING, ids=lambda error: str(error)[:48])
+
+
+def test_which_errors_are_about_memory():
+    assert [error for error in LACKING if not lacks_memory(error)] == []
+    assert [error for error in OTHERS if lacks_memory(error)] == []
+
+
+class Full(SceneNet):
+    """A network that has room for so many pixels, and says so by an error of the caller's choice."""
+
+    def __init__(self, room, error):
+        super().__init__()
+        self.most, self.error = room, error
+
+    def predict(self, images):
+        if sum(i.shape[-2] * i.shape[-1] for i in images) > self.most:
+            raise self.error
+        return super().predict(images)
+
+
+def seer(room, error, tiling=Tiling()):  # noqa: B008
+    metadata = Metadata(STUFF, 1, ["a", "b", "c", "d"], [(i, i, i) for i in range(4)], list(range(4)), [])
+    cpu = torch.device("cpu")
+    return Predictor(Full(room, error), metadata, TestTransform(None), Thresholds(0.5, 0.5, 0), cpu, tiling=tiling)
+
+
+@every_word
+def test_an_image_is_seen_in_tiles(error, capsys):
+    rgb = scene((300, 400), [], np.random.default_rng(0))
+    model = seer(20000, error)
+    result = model.predict(rgb)
+    assert result.size == (300, 400) and (result.id_map > 0).all()
+    assert "in tiles of 128" in capsys.readouterr().err
+    with pytest.raises(SeamsegError, match="400 x 300 pixels: set --tiles auto"):
+        model.predict(rgb, tiles="off")
+    with pytest.raises(SeamsegError, match="even in tiles of 128 pixels"):
+        seer(100, error).predict(rgb)
+
+
+def test_another_error_stays_what_it_is():
+    rgb = scene((300, 400), [], np.random.default_rng(0))
+    for tiles in ("auto", "off", 128):
+        with pytest.raises(RuntimeError, match="EXECUTION_FAILED"):
+            seer(100, OTHERS[1]).predict(rgb, tiles)
+
+
+@every_word
+def test_no_room_for_a_recording(error):
+    def fail(function, x):
+        raise error
+
+    recordings = Recordings(torch.square, fail)
+    for _ in range(3):
+        assert torch.equal(recordings(torch.full((1, 2), 3.0)), torch.full((1, 2), 9.0))
+    with pytest.raises(RuntimeError, match="EXECUTION"):
+        broken = Recordings(torch.square, lambda function, x: (_ for _ in ()).throw(OTHERS[1]))
+        broken(torch.ones(2)), broken(torch.ones(2))
+
+
+def test_recordings_go_before_tiles_become_smaller(capsys):
+    """What is recorded of one shape must not take the room from tiles of another."""
+    net = network()
+    model = predictor(net)
+    net.run_dense = model.recordings = Recordings(net.dense_part(), Copying)
+    for _ in range(3):
+        model.raw([image((64, 96))])
+    assert len(model.recordings) == 1
+    inner = net.proposals
+
+    class OnlyWithout(type(inner)):
+        def __call__(self, *args, **kwargs):
+            if len(model.recordings):
+                raise LACKING[1]
+            return inner(*args, **kwargs)
+
+    net.proposals = OnlyWithout()
+    photo = (torch.rand(3, 260, 260, generator=torch.Generator().manual_seed(1)) * 255).byte()
+    found = model.raw([photo], Tiling(256))[0]
+    assert capsys.readouterr().err == ""  # the tiles have the side that was asked for
+    wanted = predictor(network()).raw([photo], Tiling(256))[0]
+    assert torch.equal(found.semantic, wanted.semantic)
+
+
+@every_word
+def test_a_step_of_a_training(error):
+    def stepper(batches, rates):
+        raise error
+
+    fed = SimpleNamespace(source="", batch=SimpleNamespace(ids=["a", "b"]))
+    reporter = SimpleNamespace(begin_step=lambda *_: None, failed=lambda: None)
+    schedule = SimpleNamespace(get_lr=lambda *_: [0.1])
+    trainer = SimpleNamespace(
+        progress=SimpleNamespace(global_step=7), schedule=schedule, reporter=reporter, stepper=stepper
+    )
+    with pytest.raises(SeamsegError, match=r"step 7: the GPU's memory is full \(images a, b\); lower"):
+        Trainer._step(trainer, 0, [fed])

@@ -1,0 +1,242 @@
+"""Results: what they know, how they look, what they save, and that they survive pickling and reading back."""
+
+import json
+import pickle
+import sys
+from io import BytesIO
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
+from seamseg.formats.coco_panoptic import read_id_png
+from seamseg.formats.metadata import Metadata
+from seamseg.inference.result import NamedSegment, Panoptic
+from seamseg.structures import VOID, PanopticResult, Segment
+from seamseg.utils.errors import InputError, SeamsegError
+
+CITY = Metadata(
+    2,
+    2,
+    ["road", "sky", "person <b>", "car"],
+    [(128, 64, 128), (70, 130, 180), (220, 20, 60), (0, 0, 142)],
+    [7, 23, 24, 26],
+)
+
+
+def bare(height=60, width=80):
+    ids = np.zeros((height, width), np.int32)
+    ids[30:] = 1
+    ids[10:40, 20:40] = 2
+    ids[:5, :30] = 4
+    segments = [
+        Segment(1, 0, False, None, int((ids == 1).sum()), (30, 0, 60, 80)),
+        Segment(2, 3, True, 0.875, 600, (10, 20, 40, 40)),
+        Segment(4, 2, True, None, 150, (0, 0, 5, 30), iscrowd=True),
+    ]
+    return PanopticResult(ids, segments)
+
+
+@pytest.fixture
+def result():
+    return Panoptic.of(bare(), CITY, Image.new("RGB", (80, 60), (200, 100, 50)))
+
+
+def empty(height=4, width=5, photo=None):
+    return Panoptic.of(PanopticResult(np.zeros((height, width), np.int32), []), CITY, photo)
+
+
+def test_what_it_knows(result):
+    assert [(s.name, s.category) for s in result.segments] == [("road", 0), ("car", 3), ("person <b>", 2)]
+    assert all(isinstance(s, Segment) and isinstance(s, NamedSegment) for s in result.segments)
+    assert isinstance(result, PanopticResult) and result.size == (60, 80)
+    classes = result.classes
+    assert classes.dtype == np.uint8 and classes[50, 5] == 0 and classes[20, 30] == 3 and classes[2, 2] == 2
+    assert classes[20, 60] == VOID and (classes == 3).sum() == 600
+    assert result.mask(2).sum() == result.mask(result.segments[1]).sum() == 600
+    assert repr(result) == "Panoptic(80 x 60: 1 car, 1 person <b>, road)"
+    assert repr(empty()) == "Panoptic(5 x 4: no segments)" and (empty().classes == VOID).all()
+
+
+def test_equality(result):
+    again = Panoptic.of(bare(), CITY)
+    assert result == again and result != empty() and result != "result"
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(result)
+
+
+def test_pickle(result):
+    again = pickle.loads(pickle.dumps(result))
+    assert again == result and again.metadata == CITY and np.array_equal(again.photo, result.photo)
+
+
+def test_only(result):
+    kept = result.only("car")
+    assert [s.name for s in kept.segments] == ["car"] and set(np.unique(kept.id_map)) == {0, 2}
+    assert len(result.segments) == 3, "the result itself has changed"
+    assert result.only(["road"]).only("car").segments == []
+    with pytest.raises(InputError, match="did you mean car"):
+        result.only("cat")
+
+
+def test_draw(result):
+    picture = np.asarray(result.draw(labels=False))
+    assert picture.shape == (60, 80, 3) and tuple(picture[55, 70]) == (
+        (200 + 128) // 2,
+        (100 + 64) // 2,
+        (50 + 128) // 2,
+    )
+    assert np.array_equal(np.asarray(result.draw(opacity=0, labels=False, outlined=False)), result.photo)
+    colours = np.asarray(result.draw(opacity=1, labels=False, outlined=False))
+    assert tuple(colours[20, 30]) == (0, 0, 142)
+    alone = Panoptic.of(bare(), CITY).draw(labels=False, outlined=False)
+    shown = result.classes != 2  # crowds are drawn as void
+    assert np.array_equal(np.asarray(alone)[shown], colours[shown])
+    assert result.draw(Image.new("L", (160, 120))).size == (160, 120)
+    assert tuple(np.asarray(result.draw(classes="car", labels=False))[55, 70]) == (100, 50, 25)
+    assert not np.array_equal(np.asarray(result.draw()), picture), "labels are not drawn"
+    with pytest.raises(InputError, match="opacity"):
+        result.draw(opacity=1.5)
+    with pytest.raises(InputError, match="H x W x 3 uint8"):
+        result.draw(np.zeros((4, 4)))
+
+
+@given(st.floats(0, 1), st.integers(0, 255), st.integers(0, 255))
+@settings(max_examples=30, deadline=None)
+def test_opacity_mixes(opacity, photo, colour):
+    classes = Metadata(1, 0, ["x"], [(colour,) * 3], [0])
+    whole = PanopticResult(np.ones((1, 1), np.int32), [Segment(1, 0, False, None, 1, (0, 0, 1, 1))])
+    mixed = np.asarray(Panoptic.of(whole, classes).draw(np.full((1, 1, 3), photo, np.uint8), False, opacity))
+    assert abs(int(mixed[0, 0, 0]) - (photo * (1 - opacity) + colour * opacity)) <= 1.01
+
+
+def test_notebook(result, tmp_path):
+    with Image.open(BytesIO(result._repr_png_())) as picture:
+        assert picture.size == (80, 60) and picture.format == "PNG"
+    page = result._repr_html_()
+    assert "data:image/jpeg;base64," in page and "car &times; 1" in page and "person &lt;b&gt;" in page
+    assert "<b>" not in page and "12.5 %" in page
+    large = Panoptic.of(PanopticResult(np.zeros((1000, 4000), np.int32), []), CITY)
+    assert Image.open(BytesIO(large._repr_png_())).size == (1024, 256)
+    gone = Panoptic.of(bare(), CITY, tmp_path / "gone.jpg")
+    assert "<img" in gone._repr_html_(), "a photo that has moved must not break a notebook"
+    with pytest.raises(InputError, match=r"gone\.jpg"):
+        gone.draw()
+
+
+def test_a_photo_that_was_replaced(tmp_path):
+    Image.new("RGB", (10, 10)).save(tmp_path / "a.png")
+    with pytest.raises(InputError, match="now 10 x 10 pixels, the result is of 80 x 60"):
+        Panoptic.of(bare(), CITY, tmp_path / "a.png").draw()
+
+
+def test_to_coco(result):
+    annotation, picture = result.to_coco(17)
+    assert annotation["image_id"] == 17 and annotation["file_name"] == "17.png"
+    assert result.to_coco(17, "x/y.png")[0]["file_name"] == "x/y.png"
+    rgb = np.asarray(picture).astype(int)
+    ids = rgb[..., 0] + 256 * rgb[..., 1] + 65536 * rgb[..., 2]
+    assert [(s["category_id"], s["area"], s["bbox"]) for s in annotation["segments_info"]] == [
+        (7, (result.id_map == 1).sum(), [0, 30, 80, 30]),
+        (26, 600, [20, 10, 20, 30]),
+    ]
+    for info, own in zip(annotation["segments_info"], (1, 2)):
+        assert np.array_equal(ids == info["id"], result.id_map == own)
+    assert (ids[result.id_map == 4] == 0).all()
+    json.dumps(annotation)
+    assert empty().to_coco()[0]["segments_info"] == []
+
+
+@pytest.mark.parametrize(("ending", "kind"), [("jpg", "JPEG"), ("JPEG", "JPEG"), ("png", "PNG"), ("webp", "WEBP")])
+def test_save_pictures(result, tmp_path, ending, kind):
+    path = result.save(tmp_path / "new" / f"x.{ending}", opacity=0.2)
+    with Image.open(path) as picture:
+        assert picture.format == kind and picture.size == (80, 60)
+    if kind == "PNG":
+        assert np.array_equal(np.asarray(Image.open(path)), np.asarray(result.draw(opacity=0.2)))
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_saved_json_is_read_by_the_evaluation(result, tmp_path):
+    path = result.save(tmp_path / "street.json")
+    assert set(np.unique(read_id_png(tmp_path / "street" / "street.png"))) > {0}
+    scores = evaluate_panoptic_json(path, path)
+    assert scores.PQ == 1
+
+
+def test_npz_comes_back(result, tmp_path):
+    again = Panoptic.load(result.save(tmp_path / "a.npz"))
+    assert again == result and again.metadata == CITY and again.photo is None
+    assert all(isinstance(s, NamedSegment) for s in again.segments) and again.id_map.dtype == np.int32
+    assert Panoptic.load(empty().save(tmp_path / "b.npz")) == empty()
+    Image.new("RGB", (80, 60)).save(tmp_path / "photo.png")
+    assert Panoptic.load(tmp_path / "a.npz", tmp_path / "photo.png").photo.shape == (60, 80, 3)
+
+
+def test_files_that_are_no_results(result, tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return open, (str(tmp_path / "trapped"), "w")
+
+    np.savez(tmp_path / "trap.npz", id_map=np.array([Trap()], object), facts=np.array("{}"))
+    np.savez(tmp_path / "other.npz", x=np.zeros(3))
+    np.savez(tmp_path / "flat.npz", id_map=np.zeros(3), facts=np.array('{"segments": [], "classes": {"palette": []}}'))
+    (tmp_path / "text.npz").write_text("hello")
+    (tmp_path / "nothing.npz").write_bytes(b"")
+    whole = result.save(tmp_path / "whole.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    for name in ("trap", "other", "flat", "text", "nothing", "cut"):
+        with pytest.raises(InputError, match=f"{name}.npz: not a result"):
+            Panoptic.load(tmp_path / f"{name}.npz")
+    assert not (tmp_path / "trapped").exists()
+    with pytest.raises(InputError, match="no such file"):
+        Panoptic.load(tmp_path / "missing.npz")
+
+
+def test_saving_goes_wrong(result, tmp_path):
+    with pytest.raises(InputError, match=r"saved as \.jpg, .*\.npz"):
+        result.save(tmp_path / "x.gif")
+    with pytest.raises(InputError, match="only matter to pictures"):
+        result.save(tmp_path / "x.npz", opacity=0.3)
+    (tmp_path / "file").write_text("")
+    for ending in ("png", "npz", "json"):
+        with pytest.raises(SeamsegError, match="cannot be written"):
+            result.save(tmp_path / "file" / f"x.{ending}")
+
+
+def test_anonymize(result):
+    hidden = np.asarray(result.anonymize("car"))
+    assert hidden.shape == (60, 80, 3)
+    rng = np.random.default_rng(0)
+    noisy = Panoptic.of(bare(), CITY, Image.fromarray(rng.integers(0, 256, (60, 80, 3), dtype=np.uint8)))
+    out = np.asarray(noisy.anonymize("person <b>,car", "pixels"))
+    changed = (out != noisy.photo).any(-1)
+    assert changed[noisy.mask(2)].mean() > 0.99 and changed[noisy.mask(4)].mean() > 0.99 and not changed[50:, 60:].any()
+    with pytest.raises(InputError, match="keep_photo"):
+        Panoptic.of(bare(), CITY).anonymize("car")
+    with pytest.raises(InputError, match="blur or pixels"):
+        result.anonymize("car", "black")
+    with pytest.raises(InputError, match="between 0 and 1"):
+        result.anonymize("car", least_score=2)
+
+
+def test_supervision(result):
+    supervision = pytest.importorskip("supervision")
+    found = result.to_supervision()
+    assert isinstance(found, supervision.Detections) and len(found) == 1
+    assert found.xyxy.tolist() == [[20, 10, 40, 40]] and found.confidence.tolist() == [0.875]
+    assert found.class_id.tolist() == [3] and found.data["class_name"].tolist() == ["car"]
+    assert np.array_equal(found.mask[0], result.mask(2))
+    assert result.to_supervision(stuff=True).data["class_name"].tolist() == ["road", "car"]
+    assert len(empty().to_supervision()) == 0
+    drawn = supervision.MaskAnnotator().annotate(result.photo.copy(), found)
+    assert (drawn != result.photo).any()
+
+
+def test_supervision_is_missing(result, monkeypatch):
+    monkeypatch.setitem(sys.modules, "supervision", None)
+    with pytest.raises(SeamsegError, match="pip install supervision"):
+        result.to_supervision()

@@ -1,0 +1,150 @@
+"""Several looks at an image: their words, geometry, and that one look is none."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.micro import narrow_body
+
+import seamseg
+from seamseg.inference.tta import Augmentation, predict_augmented
+from seamseg.models.heads.roi import DetectionSelector
+from seamseg.ops.upsample import upsample_argmax, upsample_mean_argmax
+from seamseg.structures import PackedSequence, Prediction
+from seamseg.utils.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("text", "looks"),
+    [
+        ("flip", [(1, False), (1, True)]),
+        ("0.5,1", [(0.5, False), (1, False)]),
+        ("Flip, 2,2", [(2, False), (2, True)]),
+    ],
+)
+def test_words(text, looks):
+    augmentation = Augmentation.parse(text)
+    assert augmentation is not None and list(augmentation.looks()) == looks
+
+
+def test_words_that_change_nothing():
+    for text in (None, "", "1", "1.0,", Augmentation()):
+        assert Augmentation.parse(text) is None
+
+
+@pytest.mark.parametrize("text", ["flop", "0", "-1", "5", "nan", "inf", "1;2"])
+def test_wrong_words(text):
+    with pytest.raises(InputError, match="--tta"):
+        Augmentation.parse(text)
+
+
+class Seer:
+    """A stand-in for the network that knows where the bright square of an image is."""
+
+    def __init__(self):
+        self.selector = DetectionSelector(nms_threshold=0.5, max_predictions=3)
+        self.seen = []
+
+    def classify(self, features):
+        return features.levels
+
+    def predict(self, images, segment):
+        predictions = []
+        for image in images:
+            self.seen.append(image)
+            rows, columns = (image[0] > 0.5).any(1).nonzero().flatten(), (image[0] > 0.5).any(0).nonzero().flatten()
+            box = [rows.min(), columns.min(), rows.max() + 1, columns.max() + 1]
+            mask = torch.linspace(-1, 1, 28).expand(1, 28, 28)  # true on the right half
+            # a mirrored image shows it on the left
+            mask = mask.flip(-1) if float(image[1, 0, 0]) < float(image[1, 0, -1]) else mask
+            size = (image.shape[1], image.shape[2])
+            predictions.append(
+                Prediction(torch.tensor([box]).float(), torch.tensor([0]), torch.tensor([0.9]), mask, None, size)
+            )
+        stacked = torch.stack(list(images))
+        segment(SimpleNamespace(levels=stacked, valid_sizes=[tuple(i.shape[1:]) for i in images]))
+        return predictions
+
+
+def scene(height=40, width=60):
+    image = torch.zeros(3, height, width)
+    image[0, 10:20, 12:28] = 1
+    image[1] = torch.linspace(1, 0.1, width)  # falls to the right, so that mirrored ones are known
+    image[1, :, 0] = 1
+    return image
+
+
+@pytest.mark.parametrize("text", ["flip", "0.5", "2", "flip,0.5,1,2"])
+def test_all_looks_come_back_to_one_place(text):
+    image = scene()
+    net, augmentation = Seer(), Augmentation.parse(text)
+    found = predict_augmented(net, [image], augmentation)[0]
+    assert len(net.seen) == len(list(augmentation.looks()))
+    assert found.boxes.shape == (1, 4), "looks at one object were not merged"
+    assert (found.boxes[0] - torch.tensor([10.0, 12, 20, 28])).abs().max() <= 2
+    assert found.mask_logits[0, 0, -1] > 0 > found.mask_logits[0, 0, 0], "the mask was not mirrored back"
+    assert found.size == (40, 60) and found.semantic.shape == (40, 60)
+    assert (found.semantic != image.argmax(0)).float().mean() < 0.06
+
+
+def test_images_of_two_sizes_are_seen_apart():
+    net = Seer()
+    found = predict_augmented(net, [scene(), scene(50, 60)], Augmentation((1.0,), True))
+    assert [p.size for p in found] == [(40, 60), (50, 60)]
+    assert all(torch.isfinite(view).all() for view in net.seen)
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (37, 53), (64, 300)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_mean_of_one_view_is_the_plain_argmax(height, width, dtype):
+    torch.manual_seed(0)
+    logits = torch.randn(5, -(-height // 4), -(-width // 4)).to(dtype)
+    plain = upsample_argmax(logits, (height, width), (height, width))
+    assert (upsample_mean_argmax([logits], (height, width)) != plain).float().mean() < 1e-3
+
+
+def test_mean_of_several_views_is_that_of_their_probabilities():
+    torch.manual_seed(1)
+    views = [torch.randn(7, 9, 11) * 3, torch.randn(7, 5, 6) * 3, torch.randn(7, 20, 30)]
+    full = [torch.nn.functional.interpolate(v[None], (70, 90), mode="bilinear")[0].softmax(0) for v in views]
+    expected = sum(full).argmax(0)
+    assert (upsample_mean_argmax(views, (70, 90)) != expected).float().mean() < 1e-3
+    for wrong in ([], [torch.zeros(2, 3, 3), torch.zeros(3, 3, 3)], [torch.zeros(3, 3)]):
+        with pytest.raises((ValueError, IndexError)):
+            upsample_mean_argmax(wrong, (6, 6))
+
+
+@pytest.fixture(scope="module")
+def models(micro_run):
+    with narrow_body():
+        words = (None, "flip", "flip,0.5,1.5")
+        return {tta: seamseg.load(micro_run, device="cpu", tta=tta, min_stuff_area=0) for tta in words}
+
+
+def test_one_look_is_the_plain_prediction(models, micro):
+    model = models[None]
+    image = model.transform(Image.open(micro / "img" / "val0.png").convert("RGB"))
+    with torch.inference_mode():
+        once = predict_augmented(model.net, [image], Augmentation())[0]
+        plain = model.net.predict(PackedSequence([image]))[0]
+    assert torch.equal(once.scores.sort().values, plain.scores.sort().values)
+    assert (once.semantic != plain.semantic).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("tta", ["flip", "flip,0.5,1.5"])
+def test_mirrored_photos_have_mirrored_results(models, micro, tta):
+    """With `flip` nothing tells left from right any more."""
+    photo = Image.open(micro / "img" / "val0.png").convert("RGB")
+    model = models[tta]
+    one = model.predict(photo)
+    other = model.predict(photo.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
+    assert (one.classes != other.classes[:, ::-1]).mean() < 0.05
+    assert sum(s.area for s in one.segments) == one.id_map.size
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 200), (33, 77)])
+def test_odd_sizes(models, size):
+    result = models["flip,0.5,1.5"].predict(np.full((*size, 3), 120, np.uint8))
+    assert result.size == size

@@ -1,0 +1,166 @@
+"""Samples of fixed numbers: the same as the exact ones where all are taken, and rows that count nowhere fill up."""
+
+import pytest
+import torch
+from support.golden_files import crowd_mask_of, tensor
+from torch.testing import assert_close
+
+from seamseg.models.heads.roi import box_loss, class_loss
+from seamseg.models.heads.roi_targets import BACKGROUND, ProposalMatcher, leading_rows
+from seamseg.models.heads.rpn import BACKGROUND as BACKGROUND_ANCHOR
+from seamseg.models.heads.rpn import AnchorMatcher, ProposalGenerator, rpn_losses
+
+
+def ops(name):
+    return tensor("ops", name)
+
+
+def golden_images():
+    """Boxes, valid sizes and crowds of the four golden images."""
+    boxes = [ops("rpn/gt0"), ops("rpn/gt1"), None, ops("rpn/gt0")]
+    crowds = [ops("rpn/crowd_mask").bool(), crowd_mask_of(ops("rpn/crowd_bbx"), (96, 128)), None, None]
+    return boxes, [tuple(size) for size in ops("rpn/valid_size").tolist()], crowds
+
+
+# Anchors
+
+
+def test_every_anchor_is_taken_where_there_is_room():
+    found = AnchorMatcher(10**6, 0.5, fixed=True).batch(ops("rpn/anchors"), *golden_images())
+    assert_close(found, ops("rpn/match_all"), rtol=0, atol=0)
+
+
+def test_as_many_anchors_are_drawn_as_by_the_original():
+    exact, fixed = (
+        AnchorMatcher(64, 0.5, 0.6, 0.3, 0, fixed=choice).batch(ops("rpn/anchors"), *golden_images())
+        for choice in (False, True)
+    )
+    everything = AnchorMatcher(10**6, 1.0, 0.6, 0.3, 0).batch(ops("rpn/anchors"), *golden_images())
+    taken = fixed >= BACKGROUND_ANCHOR
+    assert_close(fixed[taken], everything[taken], rtol=0, atol=0)
+    for kind in (lambda match: match >= 0, lambda match: match == BACKGROUND_ANCHOR):
+        assert kind(fixed).sum(1).tolist() == kind(exact).sum(1).tolist()
+    assert not torch.equal(fixed, exact)
+
+
+def test_losses_look_at_no_more_anchors_than_there_are_samples():
+    found, boxes = ops("rpn/match_64_seed3_pos.6_novoid"), golden_images()[0]
+    results = []
+    for limit in (None, 64):
+        obj, bbx = ops("rpn/obj_logits").requires_grad_(), ops("rpn/bbx_logits").requires_grad_()
+        losses = rpn_losses(obj, bbx, ops("rpn/anchors"), found, boxes, 3.0, limit)
+        (losses[0] + losses[1]).backward()
+        results.append((*losses, obj.grad, bbx.grad))
+    assert_close(results[0], results[1])
+
+
+# Proposals
+
+
+@pytest.mark.parametrize("min_size", [0, 16, 10**4])
+def test_padded_proposals_are_those_of_a_call(min_size):
+    torch.manual_seed(0)
+    generator = ProposalGenerator(0.7, 300, 100, 200, 50, min_size)
+    anchors = ops("rpn/anchors")
+    arguments = (torch.randn(3, len(anchors)), torch.randn(3, len(anchors), 4) * 0.1, anchors, [(96, 128)] * 3, True)
+    boxes, counts = generator.padded(*arguments)
+    assert boxes.shape == (3, 100, 4)
+    for rows, count, wanted in zip(boxes, counts.tolist(), generator(*arguments)):
+        assert rows[count:].isnan().all()
+        assert (wanted is None) == (count == 0)
+        if wanted is not None:
+            assert_close(rows[:count], wanted, rtol=0, atol=0)
+    assert (counts == 0).all() == (min_size == 10**4)
+
+
+# Samples
+
+
+def roi_images():
+    return (
+        [ops("roi/prop0"), ops("roi/prop1"), ops("roi/prop0")],
+        [ops("rpn/gt0"), None, ops("rpn/gt0")],
+        [ops("rpn/crowd_mask").bool(), None, None],
+    )
+
+
+def as_set(boxes, match):
+    return {(*box, m) for box, m in zip(boxes.tolist(), match.tolist())}
+
+
+def test_all_candidates_are_sampled_where_there_is_room():
+    exact = ProposalMatcher(10**4).batch(*roi_images())
+    fixed = ProposalMatcher(600, 0.5, fixed=True).batch(*roi_images())
+    for wanted, found in zip(exact, fixed):
+        assert found.boxes.shape == (600, 4) and found.leading == 300
+        if wanted is None:
+            assert (found.weight == 0).all() and (found.match == BACKGROUND).all()
+            continue
+        count = int(found.weight.sum())
+        assert count == len(wanted.match) < 600
+        assert as_set(found.boxes[:count], found.match[:count]) == as_set(wanted.boxes, wanted.match)
+        assert (found.match[: wanted.leading] >= 0).all() and (found.match[wanted.leading :] == BACKGROUND).all()
+        # what fills up are the same rows again, without a word to say
+        assert (found.weight == (torch.arange(600) < count)).all()
+        assert_close(found.boxes, found.boxes[torch.arange(600) % count], rtol=0, atol=0)
+
+
+def test_as_many_proposals_are_drawn_as_exactly():
+    torch.manual_seed(0)
+    exact = ProposalMatcher(16).batch(*roi_images())
+    drawn = [ProposalMatcher(16, fixed=True).batch(*roi_images()) for _ in range(2)]
+    for wanted, found, again in zip(exact, *drawn):
+        if wanted is not None:
+            assert (found.match >= 0).tolist() == (wanted.match >= 0).tolist()
+            assert (found.weight == 1).all() and len(found.boxes.unique(dim=0)) == 16
+            assert not torch.equal(found.boxes, again.boxes)
+
+
+def test_each_candidate_is_drawn_as_often_as_exactly():
+    torch.manual_seed(0)
+    image = tuple(values[:1] for values in roi_images())
+    rates = []
+    everything = ProposalMatcher(10**4).batch(*image)[0].boxes
+    for fixed in (False, True):
+        matcher, hits = ProposalMatcher(32, fixed=fixed), torch.zeros(len(everything))
+        for _ in range(600):
+            hits += (matcher.batch(*image)[0].boxes[:, None] == everything).all(2).any(0)
+        rates.append(hits / 600)
+    # each rate has a deviation of at most 0.02
+    assert (rates[0] - rates[1]).abs().max() < 0.12
+    assert (rates[0] - rates[1]).abs().mean() < 0.03
+
+
+def test_images_without_ground_truth():
+    proposals = torch.cat([ops("roi/prop1"), torch.full((5, 4), torch.nan)])
+    for asked in (False, True):
+        (sample,) = ProposalMatcher(16, fixed=True, sample_empty_images=asked).batch([proposals], [None], [None])
+        assert (sample.weight == float(asked)).all() and (sample.match == BACKGROUND).all()
+        assert sample.boxes.isfinite().all() and sample.boxes.abs().sum() > 0
+
+
+def test_nothing_to_sample_gives_empty_boxes_of_weight_0():
+    padding = torch.full((5, 4), torch.nan)
+    (sample,) = ProposalMatcher(8, fixed=True).batch([padding], [torch.zeros(0, 4)], [None])
+    assert (sample.boxes == 0).all() and (sample.weight == 0).all()
+    boxes = torch.tensor([[0.0, 0, 10, 10]])
+    (sample,) = ProposalMatcher(8, fixed=True).batch([boxes], [boxes], [torch.ones(20, 20, dtype=torch.bool)])
+    assert (sample.weight == 0).all() and (sample.match == BACKGROUND).all()
+
+
+def test_leading_rows():
+    fixed = ProposalMatcher(16, fixed=True).batch(*roi_images())
+    assert leading_rows([fixed[0], None, fixed[2]], torch.device("cpu")).tolist() == [0, 1, 2, 3, 16, 17, 18, 19]
+
+
+# Losses
+
+
+def test_rows_of_weight_0_count_in_no_loss():
+    torch.manual_seed(0)
+    labels, weights = torch.tensor([2, 0, 1, 0, 0]), torch.tensor([1.0, 1, 1, 0, 0])
+    cls, bbx, codes = torch.randn(5, 4), torch.randn(5, 3, 4), torch.randn(5, 4)
+    assert_close(class_loss(cls, labels, weights), class_loss(cls[:3], labels[:3]))
+    assert_close(box_loss(bbx, labels, codes, 1.0, weights), box_loss(bbx[:3], labels[:3], codes[:3], 1.0))
+    nothing = torch.zeros(5)
+    assert class_loss(cls, labels * 0, nothing) == box_loss(bbx, labels * 0, codes, 1.0, nothing) == 0

@@ -1,0 +1,219 @@
+"""The ROI head: samples, targets, losses and detections against the original, and their properties."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.golden_files import crowd_mask_of, numpy_permutation, tensor
+from torch.testing import assert_close
+
+from seamseg.models.heads.roi import DetectionSelector, ROIExtractor, ROIHead, box_loss, class_loss, mask_loss
+from seamseg.models.heads.roi_targets import BACKGROUND, IGNORED_PIXEL, ProposalMatcher, box_targets, mask_targets
+from seamseg.ops.boxes import clip_boxes
+from seamseg.ops.norm import ABN, ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
+
+WEIGHTS = (10.0, 10.0, 5.0, 5.0)
+
+
+def ops(name):
+    return tensor("ops", name)
+
+
+# Samples
+
+
+@pytest.mark.parametrize(
+    "case, arguments",
+    [("match_all", (10**6, 0.25, 0.5, 0.5, 0.0, 0.7)), ("match_16_npseed11", (16, 0.25, 0.5, 0.5, 0.1, 0.7))],
+)
+def test_the_same_proposals_are_drawn_as_by_the_original(case, arguments):
+    matcher = ProposalMatcher(*arguments, permutation=numpy_permutation)
+    gt0, crowd_boxes = ops("rpn/gt0"), crowd_mask_of(ops("rpn/crowd_bbx"), (96, 128))
+    images = [
+        (ops("roi/prop0"), gt0, ops("rpn/crowd_mask").bool()),
+        (ops("roi/prop1"), None, None),
+        (None, gt0, None),
+        (ops("roi/prop0"), gt0, crowd_boxes),
+    ]
+    np.random.seed(11)
+    for i, sample in enumerate(matcher.batch(*zip(*images))):
+        if i == 1:
+            assert sample is None
+            continue
+        assert_close(sample.boxes, ops(f"roi/{case}/{i}/prop"), rtol=0, atol=0)
+        assert_close(sample.match, ops(f"roi/{case}/{i}/match"), rtol=0, atol=0)
+
+
+def test_images_without_ground_truth_give_negatives_when_asked():
+    image = [ops("roi/prop1")], [torch.zeros(0, 4)], [None]
+    assert ProposalMatcher().batch(*image) == [None]
+    (sample,) = ProposalMatcher(16, sample_empty_images=True).batch(*image)
+    assert sample.boxes.shape == (16, 4) and (sample.match == BACKGROUND).all()
+    assert ProposalMatcher(sample_empty_images=True).batch([None], [None], [None]) == [None]
+
+
+def test_nothing_left_outside_the_crowd_gives_nothing():
+    boxes = torch.tensor([[0.0, 0, 10, 10]])
+    assert ProposalMatcher().batch([boxes], [boxes], [torch.ones(20, 20, dtype=torch.bool)]) == [None]
+
+
+# Targets and losses
+
+
+def stored():
+    samples, match = ops("roi/match_all/0/prop"), ops("roi/match_all/0/match")
+    return samples, match, ops("rpn/gt0"), ops("roi/ids0").flatten()
+
+
+@pytest.mark.parametrize("void_is_background", [False, True])
+def test_targets_equal_the_original(void_is_background):
+    samples, match, boxes, ids = stored()
+    case = f"roi/lbl_vb{int(void_is_background)}"
+    codes = box_targets(samples, boxes, match, WEIGHTS)
+    assert_close(codes[match >= 0], ops(f"{case}/bbx"), rtol=1e-6, atol=1e-5)
+    masks = mask_targets(samples, match, ids, ops("roi/msk"), (28, 28), void_is_background)
+    assert (masks[match < 0] == IGNORED_PIXEL).all()
+    assert_close(masks[match >= 0], ops(f"{case}/msk").float(), rtol=0, atol=0)
+
+
+def test_overlapping_layers_all_count_in_the_mask_target():
+    layers = torch.zeros(2, 8, 8, dtype=torch.long)
+    layers[0, :4], layers[1, 2:6] = 1, 2
+    box = torch.tensor([[0.0, 0, 8, 8], [0, 0, 8, 8]])
+    one, two = mask_targets(box, torch.tensor([0, 1]), torch.tensor([1, 2]), layers, (8, 8), False)
+    assert one[:, 0].tolist() == [1, 1, 1, 1, 0, 0, -1, -1]
+    assert two[:, 0].tolist() == [0, 0, 1, 1, 1, 1, -1, -1]
+
+
+def test_losses_equal_the_original():
+    labels = ops("roi/lbl_vb0/cls")
+    codes, masks = torch.zeros(labels.shape[0], 4), ops("roi/lbl_vb0/msk").float()
+    codes[labels > 0] = ops("roi/lbl_vb0/bbx")
+    cls, bbx = ops("roi/cls_logits").requires_grad_(), ops("roi/bbx_logits").requires_grad_()
+    draws = np.random.RandomState(int(ops("roi/msk_logits_seed"))).randn(labels.shape[0], 8, 28, 28) * 2
+    msk = torch.from_numpy(draws.astype(np.float32)).requires_grad_()
+
+    losses = (
+        class_loss(cls, labels),
+        box_loss(bbx, labels, codes, 1.0),
+        mask_loss(msk[labels > 0], labels[labels > 0], masks)[0],
+    )
+    for loss, name in zip(losses, ("cls", "bbx", "msk")):
+        assert_close(loss, ops(f"roi/loss/{name}"))
+    sum(losses).backward()
+    assert_close(cls.grad, ops("roi/loss/dcls"))
+    assert_close(bbx.grad, ops("roi/loss/dbbx"))
+    assert_close(msk.grad.abs().sum((1, 2, 3)), ops("roi/loss/dmsk_sum_abs"), rtol=1e-4, atol=1e-6)
+
+
+def test_losses_without_positives_keep_their_graph():
+    labels = torch.zeros(5, dtype=torch.long)
+    cls, bbx = ops("roi/cls_logits")[:5], ops("roi/bbx_logits")[:5].requires_grad_()
+    msk = torch.zeros(0, 8, 28, 28, requires_grad=True)
+    losses = [
+        class_loss(cls, labels),
+        box_loss(bbx, labels, torch.zeros(5, 4), 1.0),
+        mask_loss(msk, labels[labels > 0], torch.zeros(0, 28, 28))[0],
+    ]
+    assert_close(torch.stack([loss.detach().double() for loss in losses]), ops("roi/loss_nopos"), rtol=1e-6, atol=1e-6)
+    (losses[1] + losses[2]).backward()
+    assert bbx.grad.abs().sum() == 0 and msk.grad is not None
+
+
+# Features
+
+
+def test_levels_equal_the_original():
+    wanted = ops("target_level/out")
+    level = ROIExtractor().level_of(ops("target_level/bbx"))
+    # the original has NaN for a box inside out; ours looks it up on the finest level
+    assert level[wanted.isnan()].tolist() == [0]
+    assert level[~wanted.isnan()].tolist() == wanted[~wanted.isnan()].tolist()
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(*[st.floats(-50, 2000)] * 4), min_size=1, max_size=8))
+def test_levels_are_always_in_use(boxes):
+    boxes = torch.tensor(boxes)
+    boxes = torch.cat([torch.minimum(boxes[:, :2], boxes[:, 2:]), torch.maximum(boxes[:, :2], boxes[:, 2:])], 1)
+    level = ROIExtractor(min_level=1, num_levels=2).level_of(boxes)
+    assert level.min() >= 1 and level.max() <= 2
+
+
+# Head
+
+
+def test_head_shapes_with_and_without_regions():
+    head = ROIHead(6, 3, InPlaceABN, (14, 14), fc_channels=8, conv_channels=4).eval()
+    for count in (0, 5):
+        cls, bbx, msk = head(torch.randn(count, 6, 14, 14))
+        assert cls.shape == (count, 4) and bbx.shape == (count, 3, 4) and msk.shape == (count, 3, 28, 28)
+    detection = ROIHead(6, 3, InPlaceABN, with_masks=False).eval()
+    assert detection(torch.randn(2, 6, 14, 14))[2] is None
+
+
+def test_mask_logits_of_some_rows_still_use_the_statistics_of_all():
+    torch.manual_seed(0)
+    head = ROIHead(6, 3, ABN, fc_channels=8, conv_channels=4)
+    x, rows = torch.randn(5, 6, 14, 14), torch.tensor([3, 1])
+    assert_close(head.masks(x, rows), head.masks(x)[rows])
+    head.masks(x, rows[:0]).sum().backward()
+    assert head.conv.conv1.weight.grad is not None
+
+
+# Detections
+
+
+@pytest.mark.parametrize("limit", [1000, 30])
+def test_detections_equal_the_original(limit):
+    boxes, classes, scores = DetectionSelector(0.5, 0.05, limit)(ops("pred_gen/boxes"), ops("pred_gen/scores"))
+    assert_close(boxes, ops(f"pred_gen/max{limit}/bbx"), rtol=0, atol=0)
+    assert_close(classes, ops(f"pred_gen/max{limit}/cls"), rtol=0, atol=0)
+    assert_close(scores, ops(f"pred_gen/max{limit}/obj"), rtol=0, atol=0)
+
+
+def test_boxes_of_a_batch_are_clipped_image_by_image():
+    boxes, index = ops("pred_gen/boxes") - 10, torch.tensor([0] * 70 + [2] * 50)
+    for image, size in ((0, (80, 90)), (2, (60, 70))):
+        assert_close(clip_boxes(boxes[index == image], size), ops(f"split_clip/{image}"), rtol=0, atol=0)
+
+
+def test_no_detections():
+    boxes, classes, scores = DetectionSelector()(torch.zeros(4, 2, 4), torch.ones(4, 3))
+    assert boxes.shape == (0, 4) and classes.shape == (0,) and scores.shape == (0,)
+
+
+def test_masks_that_are_all_void_cost_nothing():
+    msk = torch.randn(2, 3, 4, 4, requires_grad=True)
+    loss, _ = mask_loss(msk, torch.tensor([1, 3]), torch.full((2, 4, 4), -1.0))
+    loss.backward()
+    assert loss == 0 and msk.grad.abs().sum() == 0
+
+
+# Without regions
+
+
+@pytest.mark.parametrize("norm", [ABN, InPlaceABN, InPlaceABNSync, ActivatedGroupNorm, ActivatedIdentity])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_zero_rows(norm, dtype, channels_last):
+    """All of the head runs; every parameter and every level gets a gradient of 0, and no statistics move."""
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    head = ROIHead(16, 3, norm, fc_channels=32, conv_channels=16).to(wide, memory_format=memory_format)
+    levels = [torch.randn(2, 16, 32 >> i, 32 >> i, dtype=wide).to(memory_format=memory_format) for i in range(4)]
+    leaves = [level.requires_grad_() for level in levels]
+    before = {name: buffer.clone() for name, buffer in head.named_buffers()}
+    none = torch.zeros(0, dtype=torch.long)
+    for rows in (none, None):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            x = ROIExtractor()(levels, torch.zeros(0, 4), none, (64, 64))
+            logits = head(x, rows)
+        assert [tuple(t.shape) for t in logits] == [(0, 4), (0, 3, 4), (0, 3, 28, 28)]
+        head.zero_grad()
+        torch.stack([t.float().sum() for t in logits]).sum().backward()
+        for name, leaf in (*head.named_parameters(), *enumerate(leaves)):
+            assert leaf.grad is not None and torch.equal(leaf.grad, torch.zeros_like(leaf)), name
+    for name, buffer in head.named_buffers():
+        assert torch.equal(buffer, before[name]), name

@@ -1,0 +1,163 @@
+"""Region proposals: anchors, targets, losses and proposals against the original, and their properties."""
+
+import pytest
+import torch
+from support.golden_files import crowd_mask_of, tensor
+from torch.testing import assert_close
+
+from seamseg.models.heads.rpn import (
+    BACKGROUND,
+    IGNORED,
+    AnchorGenerator,
+    AnchorMatcher,
+    ProposalGenerator,
+    RPNHead,
+    best_scores,
+    rpn_losses,
+)
+from seamseg.ops.norm import InPlaceABN
+
+
+def ops(name):
+    return tensor("ops", name)
+
+
+# Anchors
+
+
+@pytest.mark.parametrize(
+    "name, scale, ratios", [("cityscapes", 8, (1.0, 0.5, 2.0)), ("vistas", 2, (0.2, 0.5, 1, 2, 5))]
+)
+def test_anchors_equal_the_original(name, scale, ratios):
+    strides = ops(f"anchors/{name}/strides").tolist()
+    generator = AnchorGenerator(strides, scale, ratios)
+    assert_close(torch.stack([generator.cell_anchors(s) for s in strides]), ops(f"anchors/{name}/base"), rtol=0, atol=0)
+    shapes = [tuple(hw) for hw in ops(f"anchors/{name}/hw").tolist()]
+    assert_close(generator(shapes), ops(f"anchors/{name}/shifted"), rtol=0, atol=0)
+    assert generator(shapes) is generator(shapes), "anchors of one size are made once"
+
+
+def test_anchors_made_at_inference_serve_training():
+    generator = AnchorGenerator([4], 8, (1.0,))
+    with torch.inference_mode():
+        generator([(3, 4)])
+    assert not generator([(3, 4)]).is_inference()
+
+
+def test_anchors_want_one_shape_a_level():
+    with pytest.raises(ValueError, match="1 levels, but strides for 2"):
+        AnchorGenerator([4, 8], 8, (1.0,))([(3, 4)])
+
+
+# Targets
+
+
+def matches(matcher):
+    """The four golden images: a crowd mask, crowd boxes, no ground truth, a small valid size."""
+    anchors, gt0, gt1 = ops("rpn/anchors"), ops("rpn/gt0"), ops("rpn/gt1")
+    crowds = [ops("rpn/crowd_mask").bool(), crowd_mask_of(ops("rpn/crowd_bbx"), (96, 128)), None, None]
+    sizes = [tuple(size) for size in ops("rpn/valid_size").tolist()]
+    return matcher.batch(anchors, [gt0, gt1, None, gt0], sizes, crowds)
+
+
+def test_every_anchor_is_matched_as_by_the_original():
+    assert_close(matches(AnchorMatcher(10**6, 0.5, 0.7, 0.3, 0.7)), ops("rpn/match_all"), rtol=0, atol=0)
+
+
+def test_the_same_anchors_are_drawn_as_by_the_original():
+    torch.manual_seed(3)
+    found = matches(AnchorMatcher(64, 0.5, 0.6, 0.3, 0))
+    assert_close(found, ops("rpn/match_64_seed3_pos.6_novoid"), rtol=0, atol=0)
+    counts = torch.stack([(found >= 0).sum(1), (found == BACKGROUND).sum(1)], dim=1)
+    assert_close(counts, ops("rpn/match_64_counts"), rtol=0, atol=0)
+
+
+def test_without_ground_truth_all_sampled_anchors_are_negative():
+    anchors = ops("rpn/anchors")
+    for boxes in (None, torch.zeros(0, 4)):
+        (match,) = AnchorMatcher(32).batch(anchors, [boxes], [(96, 128)], [None])
+        assert (match == BACKGROUND).sum() == 32
+        assert ((match == BACKGROUND) | (match == IGNORED)).all()
+
+
+def test_of_two_boxes_that_claim_an_anchor_the_later_one_gets_it():
+    anchors = torch.tensor([[0.0, 0, 10, 10], [50, 50, 60, 60]])
+    boxes = torch.tensor([[0.0, 0, 10, 4], [0, 0, 4, 10]])
+    assert AnchorMatcher().batch(anchors, [boxes], [(100, 100)], [None]).tolist() == [[1, BACKGROUND]]
+
+
+# Losses
+
+
+def losses(found, with_boxes=True):
+    boxes = [ops("rpn/gt0"), ops("rpn/gt1"), None, ops("rpn/gt0")] if with_boxes else [None] * 4
+    obj, bbx = ops("rpn/obj_logits").requires_grad_(), ops("rpn/bbx_logits").requires_grad_()
+    return (obj, bbx), rpn_losses(obj, bbx, ops("rpn/anchors"), found, boxes, 3.0)[:2]
+
+
+@pytest.mark.parametrize(
+    "case, found",
+    [
+        ("all", lambda: ops("rpn/match_all")),
+        ("64", lambda: ops("rpn/match_64_seed3_pos.6_novoid")),
+        ("nopos", lambda: ops("rpn/match_64_seed3_pos.6_novoid").clamp(max=BACKGROUND)),
+        ("void", lambda: torch.full_like(ops("rpn/match_all"), IGNORED)),
+    ],
+)
+def test_losses_equal_the_original(case, found):
+    (obj, bbx), (obj_loss, bbx_loss) = losses(found())
+    assert_close(obj_loss, ops(f"rpn/loss_{case}/obj"))
+    assert_close(bbx_loss, ops(f"rpn/loss_{case}/bbx"))
+    (obj_loss + bbx_loss).backward()
+    assert obj.grad is not None and bbx.grad is not None, "every rank runs the same backward pass"
+    if case == "64":
+        assert_close(obj.grad, ops("rpn/loss_64/dobj"))
+        assert_close(bbx.grad, ops("rpn/loss_64/dbbx"))
+
+
+# Head and proposals
+
+
+def test_head_orders_its_outputs_as_the_anchors():
+    head = RPNHead(8, 3, 16, InPlaceABN).eval()
+    levels = [torch.randn(2, 8, 4, 6), torch.randn(2, 8, 2, 3)]
+    obj, bbx, shapes = head(levels)
+    assert shapes == [(4, 6), (2, 3)]
+    assert obj.shape == (2, 90) and bbx.shape == (2, 90, 4)
+    hidden = head.bn1(head.conv1(levels[1]))
+    anchor = 4 * 6 * 3 + (1 * 3 + 2) * 3 + 1  # second level, row 1, column 2, ratio 1
+    assert_close(obj[:, anchor], head.conv_obj(hidden)[:, 1, 1, 2])
+    assert_close(bbx[:, anchor], head.conv_bbx(hidden)[:, 4:8, 1, 2])
+
+
+@pytest.mark.parametrize("min_size, training", [(0, False), (0, True), (16, False)])
+def test_proposals_equal_the_original(min_size, training):
+    generator = ProposalGenerator(0.7, 300, 100, 200, 50, min_size)
+    for image in range(2):
+        boxes, scores = ops("proposal_generator/boxes")[image], ops("proposal_generator/scores")[image]
+        wanted = ops(f"proposal_generator/minsize{min_size}_train{int(training)}/{image}")
+        # a box code of zeros is the anchor itself; moved inside, so that nothing is clipped: these boxes never were
+        (found,) = generator(scores[None], torch.zeros(1, *boxes.shape), boxes + 8, [(200, 200)], training)
+        assert (found is None) == (len(wanted) == 0)
+        if found is not None:
+            assert_close(found - 8, wanted, rtol=0, atol=1e-4)
+
+
+def test_an_image_without_proposals_has_none():
+    anchors, obj, bbx = torch.tensor([[0.0, 0, 4, 4]]), torch.zeros(1, 1), torch.zeros(1, 1, 4)
+    assert ProposalGenerator(min_size=16)(obj, bbx, anchors, [(9, 9)], training=True).all_none
+
+
+def test_proposals_are_clipped_to_the_valid_size():
+    anchors = torch.tensor([[-10.0, -10, 30, 30], [0, 0, 100, 100]])
+    (boxes,) = ProposalGenerator(min_size=0)(
+        torch.tensor([[1.0, 0.0]]), torch.zeros(1, 2, 4), anchors, [(40, 50)], training=False
+    )
+    assert boxes.tolist() == [[0, 0, 30, 30], [0, 0, 40, 50]]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 20, 100])
+def test_best_scores_are_the_head_of_a_stable_sort(count):
+    scores = torch.randint(0, 5, (50,), generator=torch.Generator().manual_seed(0)).float()
+    wanted = torch.argsort(scores, descending=True, stable=True)
+    assert best_scores(scores, count).tolist() == wanted[: count or None].tolist()

@@ -1,0 +1,99 @@
+"""The semantic head: its exact algebra against the plain form, and its loss against the original."""
+
+import pytest
+import torch
+from support.golden_files import tensor
+from torch.nn import functional
+from torch.testing import assert_close
+
+from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead, semantic_loss, semantic_target
+from seamseg.ops.norm import ABN, InPlaceABN
+
+
+def plain_context(x, window):
+    """Stride-1 average pool, replicate-padded back to the size of its input, with ordinary operations."""
+    h, w = min(window[0], x.shape[2]), min(window[1], x.shape[3])
+    y = functional.avg_pool2d(x, (h, w), stride=1)
+    top, left = (h - 1) // 2, (w - 1) // 2
+    return functional.pad(y, (left, w - 1 - left, top, h - 1 - top), mode="replicate")
+
+
+def plain_mini_deeplab(module, x):
+    """As the paper draws it: pool, then convolve."""
+    context = module.conv1_glb(plain_context(x, module.pooling_size))
+    x = torch.cat([module.conv1_3x3(x), module.conv1_dil(x), context], dim=1)
+    return module.bn2(module.conv2(module.bn1(x)))
+
+
+def plain_head(head, levels):
+    """As the paper draws it: enlarge, concatenate, classify."""
+    maps = [plain_mini_deeplab(m, x) for m, x in zip(head.output, levels[head.min_level :])]
+    size = maps[0].shape[-2:]
+    maps = [functional.interpolate(x, size=size, mode="bilinear", align_corners=False) for x in maps]
+    return head.conv_sem(torch.cat(maps, dim=1))
+
+
+def make(norm=ABN, **arguments):
+    torch.manual_seed(0)
+    head = SemanticHead(6, 5, norm, hidden_channels=4, pooling_size=(5, 6), **arguments)
+    levels = [torch.randn(2, 6, h, w) for h, w in ((23, 31), (12, 16), (6, 8), (3, 4), (2, 2))]
+    return head, levels
+
+
+@pytest.mark.parametrize("norm", [ABN, InPlaceABN])
+@pytest.mark.parametrize("training", [False, True])
+def test_head_equals_its_plain_form_with_gradients(norm, training):
+    head, levels = make(norm)
+    head.train(training)
+    results = []
+    for forward in (head, lambda x: plain_head(head, x)):
+        leaves = [x.clone().requires_grad_() for x in levels]
+        out = forward(leaves)
+        out.square().mean().backward()
+        gradients = [x.grad for x in leaves[:4]] + [p.grad.clone() for p in head.parameters()]
+        head.zero_grad()
+        results.append((out.detach(), gradients))
+    (out, gradients), (plain_out, plain_gradients) = results
+    assert_close(out, plain_out, rtol=1e-5, atol=1e-5)
+    for ours, plain in zip(gradients, plain_gradients):
+        assert_close(ours, plain, rtol=1e-4, atol=1e-6)
+
+
+def test_head_uses_its_levels_only():
+    head, levels = make(min_level=1, num_levels=2)
+    assert head.eval()(levels).shape == (2, 5, 12, 16)
+
+
+def test_head_keeps_channels_last():
+    head, levels = make()
+    head = head.eval().to(memory_format=torch.channels_last)
+    levels = [x.contiguous(memory_format=torch.channels_last) for x in levels]
+    assert head(levels).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_window_is_clipped_to_the_map():
+    module = MiniDeepLab(3, 2, ABN, (64, 64)).eval()
+    x = torch.randn(1, 3, 4, 7)
+    assert_close(module(x), plain_mini_deeplab(module, x))
+
+
+@pytest.mark.parametrize("ohem", ["0.25", "None", "1.0", "0.01"])
+def test_loss_equals_the_original(ohem):
+    # logits of two images of different size: padding is what the crop to the valid size takes off
+    logits = [tensor("ops", f"sem_loss/logits{i}") for i in range(2)]
+    targets = [tensor("ops", f"sem_loss/sem{i}") for i in range(2)]
+    height, width = (max(x.shape[d] for x in logits) for d in (1, 2))
+    padded = torch.stack(
+        [functional.pad(x, (0, width - x.shape[2], 0, height - x.shape[1])) for x in logits]
+    ).requires_grad_()
+    loss = semantic_loss(padded, (height, width), targets, None if ohem == "None" else float(ohem))
+    assert_close(loss, tensor("ops", f"sem_loss/ohem_{ohem}/loss"))
+    loss.backward()
+    for i, (gradient, x) in enumerate(zip(padded.grad, logits)):
+        wanted = tensor("ops", f"sem_loss/ohem_{ohem}/grad{i}")
+        assert_close(gradient[:, : x.shape[1], : x.shape[2]], wanted, rtol=1e-4, atol=1e-7)
+
+
+def test_target_takes_the_first_layer_that_is_not_void():
+    masks = torch.tensor([[[0, 1, 2]], [[3, 3, 0]]])
+    assert semantic_target(masks, torch.tensor([255, 4, 255, 7])).tolist() == [[7, 4, 255]]

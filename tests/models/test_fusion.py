@@ -1,0 +1,139 @@
+"""Fusion against the original and a plain form; the map at the image's own size."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from support.golden_files import array, has, tensor
+
+from seamseg.models.fusion import FusedMap, fuse, to_result
+from seamseg.ops.boxes import invert_boxes
+from seamseg.ops.roi_sampling import roi_sampling
+from seamseg.structures import VOID, Prediction
+
+CASES = ("a", "b_none", "c_lowscores", "d_ties", "e_area0")
+
+
+def golden_case(case):
+    """Prediction and parameters (score threshold, overlap threshold, minimal area, number of stuff classes)."""
+    semantic = tensor("ops", f"pan_pre/{case}/sem")
+    size = (int(semantic.shape[0]), int(semantic.shape[1]))
+    if has("ops", f"pan_pre/{case}/bbx"):
+        parts = (tensor("ops", f"pan_pre/{case}/{name}") for name in ("bbx", "cls", "obj", "msk"))
+    else:
+        parts = torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), torch.zeros(0), torch.zeros(0, 28, 28)
+    score, overlap, area, num_stuff = array("ops", f"pan_pre/{case}/params").tolist()
+    boxes, classes, scores, masks = parts
+    prediction = Prediction(boxes, classes, scores, masks, semantic, size)
+    return prediction, (int(num_stuff), score, overlap, int(area))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fusion_with_empty_segments_equals_the_original(case):
+    prediction, parameters = golden_case(case)
+    fused = fuse(prediction, *parameters, keep_empty=True)
+    assert fused.ids.dtype == torch.int32, "half the memory of int64"
+    assert torch.equal(fused.ids.long(), tensor("ops", f"pan_pre/{case}/out_msk").long())
+    assert fused.categories == array("ops", f"pan_pre/{case}/out_cat").tolist()
+    assert fused.iscrowd == array("ops", f"pan_pre/{case}/out_iscrowd").astype(bool).tolist()
+    np.testing.assert_allclose(fused.scores, array("ops", f"pan_pre/{case}/out_obj"), rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fusion_without_empty_segments_is_the_same_picture(case):
+    prediction, parameters = golden_case(case)
+    kept, ours = (fuse(prediction, *parameters, keep_empty=k) for k in (True, False))
+    assert torch.equal(torch.tensor(kept.categories)[kept.ids], torch.tensor(ours.categories)[ours.ids])
+    present = torch.unique(ours.ids).tolist()
+    assert [i for i in present if i > 0] == list(range(1, len(ours.categories))), "every segment has a pixel"
+
+
+def plain_fuse(prediction, num_stuff, score_threshold, overlap_threshold, min_stuff_area):
+    """As the contract says it, with whole-image masks."""
+    height, width = prediction.size
+    keep = prediction.scores > score_threshold
+    boxes, classes, scores = prediction.boxes[keep], prediction.classes[keep], prediction.scores[keep]
+    masks = prediction.mask_logits[keep].sigmoid()[:, None]
+    inverted = invert_boxes(boxes, (28, 28), (height, width))
+    planes, _ = roi_sampling(masks, inverted, torch.arange(len(boxes)), (height, width), padding="zero")
+    planes = planes[:, 0] > 0.5
+    ids, categories = torch.zeros(height, width, dtype=torch.long), [VOID]
+    for k in torch.argsort(scores, descending=True, stable=True).tolist():
+        taken = (planes[k] & (ids > 0)).sum() / planes[k].sum()
+        free = planes[k] & (ids == 0)
+        if taken > overlap_threshold or not free.any():
+            continue
+        ids[free] = len(categories)
+        categories.append(int(classes[k]) + num_stuff)
+    for category in torch.unique(prediction.semantic).tolist():
+        free = (prediction.semantic == category) & (ids == 0)
+        if free.sum() >= max(min_stuff_area, 1):
+            ids[free] = len(categories)
+            categories.append(category)
+    return ids, categories
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10**6), st.integers(0, 12), st.sampled_from([0.0, 0.3, 0.9]))
+def test_fusion_equals_its_plain_form(seed, count, overlap):
+    generator = torch.Generator().manual_seed(seed)
+    size = (41, 57)
+    corner = torch.rand(count, 2, generator=generator) * 50 - 8
+    boxes = torch.cat([corner, corner + 1 + torch.rand(count, 2, generator=generator) * 40], dim=1)
+    prediction = Prediction(
+        boxes,
+        torch.randint(0, 3, (count,), generator=generator),
+        torch.rand(count, generator=generator),
+        torch.randn(count, 28, 28, generator=generator) + 1,
+        torch.randint(0, 5, size, generator=generator),
+        size,
+    )
+    fused = fuse(prediction, 2, 0.2, overlap, 40)
+    ids, categories = plain_fuse(prediction, 2, 0.2, overlap, 40)
+    assert fused.categories == categories
+    # rounding may move a pixel whose probability is .5
+    assert (fused.ids == ids).float().mean() > 0.999
+
+
+def test_semantic_things_without_detection_are_crowds():
+    semantic = torch.tensor([[0, 0, 3, 3]])
+    nothing = torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), torch.zeros(0), torch.zeros(0, 28, 28)
+    fused = fuse(Prediction(*nothing, semantic, (1, 4)), 2, 0.5, 0.5, 1)
+    assert fused.categories == [VOID, 0, 3] and fused.iscrowd == [False, False, True]
+    assert fuse(Prediction(*nothing, None, (1, 4)), 2).ids.sum() == 0
+
+
+def test_detections_without_masks_are_an_error():
+    prediction = Prediction(
+        torch.tensor([[0.0, 0, 4, 4]]), torch.tensor([0]), torch.tensor([0.9]), None, torch.zeros(8, 8).long(), (8, 8)
+    )
+    with pytest.raises(ValueError, match="no masks"):
+        fuse(prediction, 2)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 90), st.integers(1, 90))
+def test_native_size_is_that_of_pillow(height, width, new_height, new_width):
+    ids = torch.arange(height * width).reshape(height, width)
+    count = height * width
+    fused = FusedMap(ids, [VOID, *[0] * (count - 1)], [0.0] * count, [False] * count)
+    result = to_result(fused, (new_height, new_width), 1)
+    wanted = np.asarray(Image.fromarray(ids.numpy().astype(np.int32)).resize((new_width, new_height), Image.NEAREST))
+    np.testing.assert_array_equal(result.id_map, wanted)
+    assert [s.id for s in result.segments] == [i for i in np.unique(wanted).tolist() if i > 0]
+
+
+def test_segments_are_described_at_the_native_size():
+    ids = torch.zeros(4, 6, dtype=torch.long)
+    ids[1:3, 2:5], ids[3, 5] = 1, 2
+    fused = FusedMap(ids, [VOID, 3, 0, 2], [0.0, 0.75, 1.0, 1.0], [False, False, False, True])
+    result = to_result(fused, (8, 12), 2)
+    thing, stuff = result.segments
+    assert (thing.id, thing.category, thing.isthing, thing.score, thing.area) == (1, 3, True, 0.75, 24)
+    assert thing.box == (2.0, 4.0, 6.0, 10.0)
+    assert (stuff.id, stuff.isthing, stuff.score, stuff.area) == (2, False, None, 4)
+    assert result.size == (8, 12) and result.id_map.dtype == np.int32
+    small = to_result(fused, (2, 3), 2)
+    assert [s.id for s in small.segments] == [i for i in np.unique(small.id_map).tolist() if i > 0], "gone if vanished"

@@ -1,0 +1,109 @@
+"""Residual blocks and ResNet: shapes, strides, options, and the memory trick of the sum."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from seamseg.models.backbones.residual import ResidualBlock
+from seamseg.models.backbones.resnet import RESNETS, ResNet
+from seamseg.ops.norm import ABN, ActivatedIdentity, InPlaceABN
+
+
+@pytest.mark.parametrize("channels", [(4, 4), (2, 2, 8)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_block_is_activation_of_the_sum(channels, stride):
+    torch.manual_seed(0)
+    block = ResidualBlock(4, channels, ABN, stride=stride)
+    x = torch.randn(2, 4, 9, 9)
+    shortcut = block.proj_bn(block.proj_conv(x)) if block.has_projection else x
+    wanted = nn.functional.leaky_relu(block.convs(x) + shortcut, 0.01)
+    assert_close(block(x), wanted)
+    assert block.has_projection == (stride != 1 or channels[-1] != 4)
+
+
+@pytest.mark.parametrize("norm", [InPlaceABN, ABN, ActivatedIdentity])
+def test_block_gives_the_same_with_and_without_gradients(norm):
+    torch.manual_seed(0)
+    block = ResidualBlock(4, (4, 4), norm).eval()
+    x = torch.randn(2, 4, 9, 9)
+    kept = x.clone()
+    with torch.no_grad():
+        without = block(x)
+    assert torch.equal(x, kept), "the input is not written over"
+    assert_close(without, block(x))
+
+
+class _Convolutions(TorchDispatchMode):
+    """Records kernel size, stride and input channels of each convolution, of backward passes too."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        position = {"aten::convolution": 0, "aten::convolution_backward": 1}.get(func._schema.name)
+        if position is not None:
+            x, weight = args[position : position + 2]
+            self.calls.add((func._schema.name, weight.shape[-1], max(args[position + 3]), x.shape[1]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("norm", [InPlaceABN, ABN])
+@pytest.mark.parametrize("size", [(9, 9), (8, 11)])
+def test_narrow_projections_are_subsampled_first(norm, size):
+    """oneDNN writes past its workspace for 1x1 convolutions with a stride and fewer than 16 channels (issue 6035)."""
+    torch.manual_seed(0)
+    block = ResidualBlock(8, (16, 16), norm, stride=2).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 8, *size).to(memory_format=torch.channels_last).requires_grad_()
+    with _Convolutions() as convolutions:
+        y = block(x)
+        dy = torch.randn_like(y)
+        gradients = torch.autograd.grad(y, [x, *block.parameters()], dy)
+    pointwise = {call for call in convolutions.calls if call[1] == 1}
+    assert pointwise == {("aten::convolution", 1, 1, 8), ("aten::convolution_backward", 1, 1, 8)}
+    wide = x.detach().double().requires_grad_()
+    expected = torch.autograd.grad(block.double()(wide), [wide, *block.parameters()], dy.double())
+    for gradient, wanted in zip(gradients, expected):
+        assert_close(gradient.double(), wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_block_wants_two_or_three_convolutions():
+    with pytest.raises(ValueError, match="channels has 1 entries"):
+        ResidualBlock(4, (4,), ABN)
+
+
+def test_strides_and_channels():
+    for name, width in (("resnet18", 1), ("resnet50", 4)):
+        body = ResNet(RESNETS[name], InPlaceABN).eval()
+        with torch.no_grad():
+            maps = body(torch.randn(1, 3, 64, 96))
+        assert {k: x.shape[1] for k, x in maps.items()} == body.out_channels
+        assert {k: 64 // x.shape[2] for k, x in maps.items()} == body.out_strides
+        assert body.out_channels["mod5"] == 512 * width
+
+
+@pytest.mark.parametrize("dilation, stride", [(1, 32), ((1, 1, 1, 2), 16), ((1, 1, 2, 4), 8)])
+def test_dilation_keeps_the_size(dilation, stride):
+    body = ResNet(RESNETS["resnet18"], InPlaceABN, dilation=dilation).eval()
+    assert body.out_strides["mod5"] == stride
+    with torch.no_grad():
+        assert body(torch.randn(1, 3, 64, 64))["mod5"].shape[-1] == 64 // stride
+
+
+def test_classifier_dropout_and_wrong_options():
+    body = ResNet(RESNETS["resnet18"], InPlaceABN, dropout=(0, 0, 0.5, 0.5), classes=7)
+    assert body(torch.randn(2, 3, 32, 32))["classifier"].shape == (2, 7)
+    assert sum(isinstance(m, nn.Dropout2d) for m in body.modules()) == 4
+    with pytest.raises(ValueError, match="dilation has 3 entries"):
+        ResNet(RESNETS["resnet18"], InPlaceABN, dilation=(1, 1, 2))
+
+
+def test_freezing_takes_the_gradient_of_the_first_stages():
+    body = ResNet(RESNETS["resnet18"], InPlaceABN)
+    body.freeze(2)
+    frozen = {name.split(".")[0] for name, p in body.named_parameters() if not p.requires_grad}
+    assert frozen == {"mod1", "mod2"}
+    body(torch.randn(2, 3, 32, 32))["mod5"].sum().backward()
+    assert body.mod3.block1.convs.conv1.weight.grad is not None

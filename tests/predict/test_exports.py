@@ -1,0 +1,275 @@
+"""Predictions are written in each format, read back and scored: the scores are those in memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support import cityscapes_official as official
+from support.export_scenes import CLASSES, Guesser, make_city
+from support.processes import launch
+
+from seamseg.config import load_config
+from seamseg.data.folder import DatasetFolder
+from seamseg.evaluation.cityscapes import evaluate_cityscapes
+from seamseg.evaluation.coco_ap import ImageInstances, Instance, average_precision, encode_crop, instances_of_map
+from seamseg.evaluation.confusion import ConfusionMatrix
+from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
+from seamseg.formats.cityscapes.layout import city_of
+from seamseg.formats.metadata import Metadata
+from seamseg.idmaps.histogram import joint_histogram
+from seamseg.panoptic_map import class_infos
+from seamseg.predict.sources.base import Source
+from seamseg.predict.sources.find import refuse_sharing
+from seamseg.predict.writers import make_writers
+from seamseg.prepare.export import export_dataset
+from seamseg.structures import VOID, Prediction
+from seamseg.utils.distributed import World, distributed, gather_objects
+from seamseg.utils.errors import InputError
+from seamseg.validation.validator import Validator
+
+FORMATS = ("coco", "cityscapes", "vistas")
+
+
+def write_all(data: Path, out: Path, config: Path, world: World, formats=FORMATS):
+    """Validate the guesser and write what it says; the scores."""
+    settings = load_config(config)
+    with_ap = Validator.open(data, "val", settings, world, quiet=True)
+    classes = with_ap.dataset.metadata
+    writers = make_writers(formats, out, classes)
+    records = {}
+
+    def observe(judged):
+        name = judged.item.id
+        source = Source(Path(f"{name}_leftImg8bit.png"), f"bonn/{name}_leftImg8bit", f"bonn/{name}.png")
+        records[name] = [writer.write(source, None, judged.prediction, judged.result) for writer in writers]
+        for writer in writers:
+            assert all(path.is_file() for path in writer.paths(source))
+
+    scores = with_ap(Guesser(), observe)
+    everything = {name: record for part in gather_objects(world, records) for name, record in part.items()}
+    for k, writer in enumerate(writers if world.is_main else ()):
+        writer.finish(lambda k=k: (everything[name][k] for name in sorted(everything)))
+    return scores
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory, micro_config):
+    """The data, the folder of predictions, the folder of ground truth, and the scores in memory."""
+    root = tmp_path_factory.mktemp("exports")
+    data = make_city(root / "data")
+    scores = write_all(data, root / "pred", micro_config, World())
+    assert 0.01 < scores.PQ < 0.9 and scores.n_images == 3
+    export_dataset(data, root / "gt", formats=("coco", "cityscapes"))
+    return data, root / "pred", root / "gt", scores
+
+
+def test_the_files_of_each_format(exported):
+    _, pred, _, _ = exported
+    frame = "bonn_000001_000019"
+    for name in (
+        f"panoptic/bonn/{frame}_leftImg8bit.png",
+        *(f"cityscapes/{part}" for part in (f"pixel/{frame}.png", f"panoptic/{frame}.png", f"instance/{frame}.txt")),
+        *(f"vistas/{part}/{frame}_leftImg8bit.png" for part in ("labels", "instances", "panoptic")),
+        f"vistas/instances/{frame}_leftImg8bit.txt",
+    ):
+        assert (pred / name).is_file(), name
+    city = json.loads((pred / "cityscapes" / "panoptic.json").read_text())
+    assert [a["image_id"] for a in city["annotations"]] == [f"bonn_{k:06d}_000019" for k in range(3)]
+    assert [c["id"] for c in city["categories"]] == [7, 23, 24, 26]
+    vistas = json.loads((pred / "vistas" / "panoptic.json").read_text())
+    assert [c["id"] for c in vistas["categories"]] == [8, 24, 25, 27]
+    with Image.open(pred / "vistas" / "instances" / f"{frame}_leftImg8bit.png") as picture:
+        assert picture.mode == "I;16" and picture.size == (70, 81)
+
+
+def test_panoptic_scores_from_files(exported, tmp_path):
+    _, pred, gt, scores = exported
+    truth = gt / "coco" / "panoptic_val.json"
+    official = evaluate_panoptic_json(truth, pred / "cityscapes" / "panoptic.json")
+    for name in ("PQ", "SQ", "RQ", "PQ_things", "PQ_stuff"):
+        assert getattr(official, name) == pytest.approx(getattr(scores, name), abs=1e-12)
+    assert [(c.TP, c.FP, c.FN) for c in official.per_class] == [(c.TP, c.FP, c.FN) for c in scores.per_class]
+    # other ids and names, the same maps
+    content = json.loads(truth.read_text())
+    for entry in (*content["images"], *content["annotations"]):
+        key = "image_id" if "image_id" in entry else "id"
+        entry[key] += "_leftImg8bit"
+    for entry in (*content["categories"], *(s for a in content["annotations"] for s in a["segments_info"])):
+        key = "category_id" if "category_id" in entry else "id"
+        entry[key] += 1
+    (tmp_path / "gt.json").write_text(json.dumps(content))
+    shifted = evaluate_panoptic_json(
+        tmp_path / "gt.json", pred / "vistas" / "panoptic.json", gt_folder=truth.with_suffix("")
+    )
+    assert pytest.approx(scores.PQ, abs=1e-12) == shifted.PQ
+
+
+@pytest.mark.parametrize(
+    ("folder", "ending", "void"), [("cityscapes/pixel", "", 0), ("vistas/labels", "_leftImg8bit", 27)]
+)
+def test_miou_from_label_pictures(exported, folder, ending, void):
+    data, pred, _, scores = exported
+    dataset = DatasetFolder(data)
+    of_label = {void: VOID, **{label: k for k, label in enumerate(CLASSES.original_ids)}}
+    confusion = ConfusionMatrix(4)
+    for image in dataset.split("val"):
+        truth = np.array(image.cat)[dataset.read_mask(image.id)[0]].astype(np.int64)
+        with Image.open(pred / folder / f"{image.id}{ending}.png") as picture:
+            assert picture.mode == "L"
+            found = np.array(picture)
+        assert set(np.unique(found)) <= set(of_label)
+        mapped = np.vectorize(of_label.get)(found).astype(np.int64)
+        classes = {k: k for k in range(4)}
+        confusion.add_pairs(*joint_histogram(truth, mapped), classes, classes)
+    assert float(np.nanmean(confusion.iou().tolist())) == pytest.approx(scores.mIoU, abs=1e-12)
+
+
+@pytest.mark.parametrize(("folder", "ending"), [("cityscapes/instance", ""), ("vistas/instances", "_leftImg8bit")])
+def test_average_precision_from_instance_files(exported, micro_config, folder, ending):
+    pytest.importorskip("pycocotools")
+    data, pred, _, _ = exported
+    config = load_config(micro_config, overrides=["general.eval_coco=yes"])
+    wanted = Validator.open(data, "val", config, World(), quiet=True)(Guesser()).instances
+    dataset, infos = DatasetFolder(data), class_infos(CLASSES)
+    images = []
+    for image in dataset.split("val"):
+        found = []
+        for line in (pred / folder / f"{image.id}{ending}.txt").read_text().splitlines():
+            path, label, score = line.split()
+            with Image.open(pred / folder / path) as picture:
+                assert picture.mode == "L"
+                mask = np.array(picture)
+            assert set(np.unique(mask)) == {0, 255} and mask.shape == image.size
+            counts = encode_crop(mask > 0, (0, 0), image.size)
+            found.append(Instance({24: 0, 26: 1}[int(label)], (0, 0, 1, 1), counts, float(score)))
+        assert len(found) == 8
+        truth = instances_of_map(torch.from_numpy(dataset.read_mask(image.id)), image.cat, image.iscrowd, 2, 4)
+        images.append(ImageInstances(image.id, image.size, truth, found))
+    # absent sizes are nan, which is not itself
+    assert repr(average_precision(infos, images).mask) == repr(wanted.mask)
+
+
+def test_cityscapes_own_scores(exported, tmp_path):
+    pytest.importorskip("cityscapesscripts")
+    _, pred, gt, scores = exported
+    truth, found = gt / "cityscapes" / "gtFine" / "val", pred / "cityscapes"
+    panoptic = official.panoptic(truth, found / "panoptic.json", tmp_path)
+    for theirs, ours in (("All", scores.PQ), ("Things", scores.PQ_things), ("Stuff", scores.PQ_stuff)):
+        assert panoptic[theirs]["pq"] == pytest.approx(ours, abs=1e-12)
+    known = [v for v in official.pixel_level(truth, found / "pixel", tmp_path)["classScores"].values() if v == v]
+    assert len(known) == 4 and np.mean(known) == pytest.approx(scores.mIoU, abs=1e-12)
+    instances = official.instance_level(truth, found / "instance", tmp_path)["averages"]
+    assert instances["allAp"] == pytest.approx(evaluate_cityscapes(truth, found).instance.AP, abs=1e-12)
+
+
+def test_our_own_cityscapes_protocol_reads_it_all(exported):
+    _, pred, gt, scores = exported
+    ours = evaluate_cityscapes(gt / "cityscapes" / "gtFine" / "val", pred / "cityscapes")
+    assert pytest.approx(scores.PQ, abs=1e-12) == ours.panoptic.PQ
+    assert ours.pixel.IoU == pytest.approx(scores.mIoU, abs=1e-12)
+    assert 0 < ours.instance.AP < 1 and not ours.not_found
+
+
+def _two(rank: int, join, data: str, out: str, config: str) -> None:
+    join()
+    with distributed("cpu") as world:
+        write_all(Path(data), Path(out), Path(config), world)
+
+
+@pytest.mark.distributed
+def test_two_processes_write_the_same_files(exported, micro_config, tmp_path):
+    data, pred, _, _ = exported
+    launch(_two, 2, str(data), str(tmp_path), str(micro_config))
+    files = sorted(p.relative_to(pred) for p in pred.rglob("*") if p.is_file())
+    assert files == sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*") if p.is_file())
+    for name in files:
+        assert (tmp_path / name).read_bytes() == (pred / name).read_bytes(), name
+
+
+def changed(**fields) -> Metadata:
+    return Metadata(**{**vars(CLASSES), **fields})
+
+
+@pytest.mark.parametrize(
+    ("frame", "city"),
+    [("bonn_000000_000019", "bonn"), ("DSC0001", "unknown"), ("_DSC_0001", "unknown"), (".._0_1", "unknown")],
+)
+def test_every_frame_has_a_folder_that_readers_look_into(frame, city):
+    assert city_of(frame) == city
+
+
+@pytest.mark.parametrize(
+    ("format_", "classes", "message"),
+    [
+        ("cityscapes", changed(categories=["road", "sky", "person", "boat"]), "'boat' is no class of Cityscapes"),
+        ("cityscapes", changed(categories=["road", "car", "person", "rider"]), "'car' is stuff here but a thing in"),
+        ("cityscapes", changed(categories=["road", "sky", "car", "Car"]), "two classes are 'Car'"),
+        ("vistas", changed(original_ids=[0, 1, 2, 255]), "original id 255"),
+        ("vistas", changed(original_ids=[0, 1, 2, 2]), "two classes have the original id 2"),
+    ],
+)
+def test_classes_that_a_format_cannot_hold(tmp_path, format_, classes, message):
+    with pytest.raises(InputError, match=message):
+        make_writers([format_], tmp_path, classes)
+
+
+def test_too_many_instances_are_an_error(tmp_path):
+    from seamseg.structures import PanopticResult, Segment
+
+    ids = np.arange(1, 301, dtype=np.int32).reshape(15, 20)
+    segments = [Segment(i, 3, True, 0.9, 1, (0, 0, 1, 1)) for i in range(1, 301)]
+    empty = torch.empty(0)
+    nothing = Prediction(empty.reshape(0, 4), empty.long(), empty, empty.reshape(0, 28, 28), None, (15, 20))
+    source = Source(Path("a.png"), "a", "a.png")
+    (writer,) = make_writers(["vistas"], tmp_path, CLASSES)
+    with pytest.raises(InputError, match="image a: more than 256 instances of label 26"):
+        writer.write(source, None, nothing, PanopticResult(ids, segments))
+    (writer,) = make_writers(["cityscapes"], tmp_path, CLASSES)
+    writer.write(source, None, nothing, PanopticResult(ids, segments))
+    assert (tmp_path / "cityscapes" / "instance" / "a.txt").read_text() == ""
+
+
+def test_photos_of_one_name_in_two_folders_are_an_error(tmp_path):
+    sources = [Source(Path(f"{k}/a.png"), f"{k}/a", f"{k}/a.png") for k in "xy"]
+    for name, shared in (("coco", False), ("cityscapes", True), ("vistas", True)):
+        (writer,) = make_writers([name], tmp_path, CLASSES)
+        outputs = [writer.paths(source) for source in sources]
+        if shared:
+            with pytest.raises(InputError, match=r"x/a\.png and y/a\.png would both be written to"):
+                refuse_sharing(sources, outputs)
+        else:
+            refuse_sharing(sources, outputs)
+
+
+def test_a_blank_in_a_name_does_not_break_the_lines(tmp_path):
+    prediction = Guesser().predict([torch.ones(3, 40, 50)])[0]
+    from seamseg.models.fusion import fuse, to_result
+
+    (writer,) = make_writers(["vistas"], tmp_path, CLASSES)
+    writer.write(
+        Source(Path("my street.png"), "my street", ""), None, prediction, to_result(fuse(prediction, 2), (40, 50), 2)
+    )
+    lines = (tmp_path / "vistas" / "instances" / "my street.txt").read_text().splitlines()
+    assert lines and all(len(line.split()) == 3 for line in lines)
+    assert all((tmp_path / "vistas" / "instances" / line.split()[0]).is_file() for line in lines)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_the_command(micro_run, micro, tmp_path, seamseg_main, capsys):
+    words = ("predict", micro_run, micro / "img", tmp_path / "o", "--format", "cityscapes,vistas", "--device", "cpu")
+    assert seamseg_main(*words, "--workers", "0") == 0
+    assert len(list((tmp_path / "o" / "cityscapes" / "pixel").glob("*.png"))) == 7
+    assert len(list((tmp_path / "o" / "vistas" / "instances").glob("*.txt"))) == 7
+    (tmp_path / "in" / "x").mkdir(parents=True)
+    (tmp_path / "in" / "y").mkdir()
+    for folder in "xy":
+        Image.new("RGB", (9, 9)).save(tmp_path / "in" / folder / "a.png")
+    capsys.readouterr()
+    words = ("predict", micro_run, tmp_path / "in", tmp_path / "p", "--format", "cityscapes", "--device", "cpu")
+    assert seamseg_main(*words) == 2
+    assert "would both be written to" in capsys.readouterr().err

@@ -1,0 +1,169 @@
+"""The manifest of `predict`: killed after any byte, what it says is true and the rest is done."""
+
+import errno
+import json
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seamseg.predict import manifest
+from seamseg.predict.manifest import MANIFEST, ManifestFolder, ManifestWriter, differences, header
+from seamseg.utils.errors import InputError, SeamsegError
+
+HEAD = header("model.zip", "ab12", {"format": "coco"})
+
+
+def line(number, status="ok", **more):
+    name = f"é{number:02}\n"
+    here = {"stamp": "7", "outputs": [f"{number}.png"], "records": [{"id": number}], **more}
+    return {"name": name, "relative": f"{name}.jpg", "status": status, **(here if status == "ok" else {"reason": "no"})}
+
+
+def outputs(out, count):
+    for number in range(count):
+        (out / f"{number}.png").write_bytes(b"x")
+
+
+def write(folder, rank, lines):
+    writer = ManifestWriter(folder.rank_path(rank), folder.head)
+    for one in lines:
+        writer.add(one)
+    writer.close()
+    return {folder.rank_path(rank): len(writer.names)}
+
+
+def test_killed_after_any_byte_a_run_loses_no_line_and_counts_none_that_is_torn(tmp_path):
+    outputs(tmp_path, 6)
+    folder = ManifestFolder(tmp_path, HEAD)
+    everything = [line(n) for n in range(6)]
+    write(folder, 0, everything[:3])
+    content = folder.rank_path(0).read_bytes()
+    ends = [k + 1 for k, byte in enumerate(content) if byte == 10]
+    for length in range(len(content) + 1):
+        (tmp_path / MANIFEST).unlink(missing_ok=True)
+        folder.rank_path(0).write_bytes(content[:length])
+        whole = max(sum(end <= length for end in ends) - 1, 0)
+        done = folder.begin()
+        assert list(done) == [one["name"] for one in everything[:whole]]
+        rest = [one for one in everything if one["name"] not in done]
+        folder.merge(write(folder, 0, rest[::2]) | write(folder, 1, rest[1::2]))
+        assert list(folder.lines()) == everything
+        assert list(folder.records(0)()) == [{"id": n} for n in range(6)]
+        assert sorted(p.name for p in tmp_path.iterdir() if p.suffix == ".jsonl") == [MANIFEST]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_history_of_kills_ends_with_every_photo_once(tmp_path_factory, data):
+    out = tmp_path_factory.mktemp("out")
+    count = data.draw(st.integers(1, 8))
+    outputs(out, count)
+    folder = ManifestFolder(out, HEAD)
+    everything = [line(n) for n in range(count)]
+    for _ in range(data.draw(st.integers(0, 4))):
+        before = folder.begin()
+        rest = [one for one in everything if one["name"] not in before]
+        size = data.draw(st.integers(1, 3))
+        for rank in range(size):
+            write(folder, rank, rest[rank::size])
+            content = folder.rank_path(rank).read_bytes()
+            folder.rank_path(rank).write_bytes(content[: data.draw(st.integers(0, len(content)))])
+        if data.draw(st.booleans()):
+            # killed between the merged file and the removal of its parts
+            kept = {path: path.read_bytes() for path in out.glob("predictions.rank*") if path.stat().st_size}
+            after = folder.begin()
+            for path, content in kept.items():
+                if content.startswith(b"{") and b"\n" in content:
+                    path.write_bytes(content)
+            assert folder.begin() == after
+        assert before.items() <= folder.begin().items()
+    done = folder.begin()
+    folder.merge(write(folder, 0, [one for one in everything if one["name"] not in done]))
+    assert list(folder.lines()) == everything
+
+
+def test_outputs_that_are_gone_or_empty_are_made_again(tmp_path):
+    outputs(tmp_path, 3)
+    folder = ManifestFolder(tmp_path, HEAD)
+    folder.merge(write(folder, 0, [line(n) for n in range(3)]))
+    (tmp_path / "0.png").unlink()
+    (tmp_path / "2.png").write_bytes(b"")
+    assert list(folder.begin()) == [line(1)["name"]]
+
+
+def test_unreadable_photos_are_tried_again_and_the_last_line_counts(tmp_path):
+    outputs(tmp_path, 2)
+    folder = ManifestFolder(tmp_path, HEAD)
+    folder.merge(write(folder, 0, [line(0, "unreadable"), line(1)]))
+    assert list(folder.begin()) == [line(1)["name"]]
+    folder.merge(write(folder, 3, [line(0)]))
+    assert [one["status"] for one in folder.lines()] == ["ok", "ok"]
+
+
+def test_another_model_or_other_settings_are_refused(tmp_path):
+    folder = ManifestFolder(tmp_path, HEAD)
+    folder.merge(write(folder, 0, [line(0)]))
+    for other, message in (
+        (header("model.zip", "ab12", {"format": "raw"}), r"format coco \(now raw\)"),
+        (header("model.zip", "ab12", {"format": "coco", "tta": True}), r"tta None \(now True\)"),
+        (header("model.zip", "cd34", {"format": "coco"}), r"the model model\.zip before it changed"),
+        (header("other.zip", "cd34", {"format": "coco"}), r"the model model\.zip \(now other\.zip\)"),
+    ):
+        with pytest.raises(InputError, match=message + ".*start over with --restart"):
+            ManifestFolder(tmp_path, other).begin()
+        assert (tmp_path / MANIFEST).exists()
+    # the same file under another name is the same model
+    assert not differences(HEAD, header("copy.zip", "ab12", {"format": "coco"}))
+    other = ManifestFolder(tmp_path, header("other.zip", "cd34", {}))
+    assert other.begin(restart=True) == {} and not (tmp_path / MANIFEST).exists()
+
+
+def test_a_file_of_somebody_else_is_left_alone(tmp_path):
+    (tmp_path / MANIFEST).write_text("my own notes\n")
+    with pytest.raises(InputError, match="not a manifest"):
+        ManifestFolder(tmp_path, HEAD).begin()
+    assert (tmp_path / MANIFEST).read_text() == "my own notes\n"
+
+
+def test_damage_in_the_middle_is_said(tmp_path):
+    folder = ManifestFolder(tmp_path, HEAD)
+    path = next(iter(write(folder, 0, [line(0), line(1)])))
+    first, second, third = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + second[:9] + b"\n" + third)
+    with pytest.raises(InputError, match=f"damaged at byte {len(first)}"):
+        folder.begin()
+
+
+def test_lines_that_are_not_seen_are_an_error(tmp_path):
+    folder = ManifestFolder(tmp_path, HEAD)
+    written = write(folder, 0, [line(0)])
+    with pytest.raises(SeamsegError, match=r"rank5\.jsonl: not seen here; all machines must share"):
+        folder.merge(written | {folder.rank_path(5): 3})
+    with pytest.raises(SeamsegError, match="has 1 lines of 2"):
+        folder.merge({folder.rank_path(0): 2})
+
+
+def test_a_full_disk_is_one_clear_error_and_leaves_no_half_line(tmp_path, monkeypatch):
+    folder = ManifestFolder(tmp_path, HEAD)
+    writer = ManifestWriter(folder.rank_path(0), HEAD)
+    writer.add(line(0))
+    size = folder.rank_path(0).stat().st_size
+    room, write_ = [5], os.write
+
+    def full(file, data):
+        if room[0] <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        count = write_(file, data[: room[0]])
+        room[0] -= count
+        return count
+
+    monkeypatch.setattr(manifest.os, "write", full)
+    with pytest.raises(SeamsegError, match=r"rank0\.jsonl: cannot be written: No space left"):
+        writer.add(line(1))
+    assert folder.rank_path(0).stat().st_size == size and list(writer.names) == [line(0)["name"]]
+    monkeypatch.undo()
+    writer.add(line(1))
+    writer.close()
+    assert [json.loads(x)["status"] for x in folder.rank_path(0).read_bytes().splitlines()[1:]] == ["ok", "ok"]

@@ -1,0 +1,386 @@
+"""`predict` to a URL and to tar shards: what a folder would hold, each photo once, whatever happened on the way."""
+
+import io
+import json
+import os
+import signal
+import tarfile
+from collections import Counter
+
+import pytest
+from PIL import Image
+
+from seamseg.inference.predictor import Predictor
+from seamseg.predict.sinks import file_store as store
+from seamseg.predict.sinks import files
+from seamseg.predict.sinks.shards import key_of
+from seamseg.predict.sources.shards import Shard
+
+fsspec = pytest.importorskip("fsspec")
+pytestmark = pytest.mark.usefixtures("narrow")
+CPU = ("--device", "cpu", "--workers", "0", "--quiet")
+NAMES = ["a", "b.v1", "sub/a", "sub/c"]
+
+
+@pytest.fixture
+def photos(tmp_path):
+    for number, name in enumerate(NAMES):
+        path = tmp_path / "photos" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (48, 32), (90 + 20 * number, 150, 220)).save(path)
+    return tmp_path / "photos"
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch, tmp_path):
+    monkeypatch.setattr(store, "PAUSES", (0.0, 0.0))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    yield
+    assert not list((tmp_path / "tmp").iterdir()), "staging is left over"
+
+
+def content_of_folder(out):
+    return {p.relative_to(out).as_posix(): p.read_bytes() for p in out.rglob("*") if p.is_file()}
+
+
+def content_of_url(url):
+    system, root = fsspec.core.url_to_fs(url)
+    return {path[len(root) + 1 :]: system.cat_file(path) for path in system.find(root)}
+
+
+def members(*shards):
+    found = {}
+    for shard in shards:
+        with tarfile.open(fileobj=io.BytesIO(shard) if isinstance(shard, bytes) else open(shard, "rb")) as archive:
+            for info in archive:
+                assert info.name not in found, f"{info.name} is there twice"
+                found[info.name] = archive.extractfile(info).read()
+    return found
+
+
+def lines(data):
+    return [json.loads(line) for line in data.splitlines()[1:]]
+
+
+def without_times(data, *more):
+    return [{k: v for k, v in line.items() if k not in ("seconds", *more)} for line in lines(data)]
+
+
+def same(local, remote):
+    assert local.keys() == remote.keys()
+    for name in local:
+        if name == "predictions.jsonl":
+            assert without_times(local[name]) == without_times(remote[name])
+        else:
+            assert local[name] == remote[name], name
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--format", "coco,overlay,raw"), ("--format", "coco", "--anonymize", "car"), ("--format", "vistas,cityscapes")],
+    ids=lambda words: words[1],
+)
+def test_a_url_holds_what_a_folder_would(micro_run, photos, tmp_path, seamseg_main, memory, words, monkeypatch):
+    if "vistas" in words[1]:
+        (photos / "sub" / "a.png").unlink()
+        words += ("--score-threshold", "0.01")
+    monkeypatch.setattr(files, "PART_SECONDS", 0.0)
+    assert seamseg_main("predict", micro_run, photos, tmp_path / "out", *CPU, *words) == 0
+    assert seamseg_main("predict", micro_run, photos, "memory://bucket/out", *CPU, *words) == 0
+    assert seamseg_main("predict", micro_run, photos, f"file://{tmp_path}/file", *CPU, *words) == 0
+    local = content_of_folder(tmp_path / "out")
+    same(local, content_of_url("memory://bucket/out"))
+    same(local, content_of_folder(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("url", [False, True])
+def test_shards_hold_what_a_folder_would(micro_run, photos, tmp_path, seamseg_main, memory, url):
+    words = (*CPU, "--format", "coco,overlay")
+    assert seamseg_main("predict", micro_run, photos, tmp_path / "out", *words) == 0
+    out = "memory://bucket/out" if url else tmp_path / "shards"
+    assert seamseg_main("predict", micro_run, photos, f"{out}/part-%03d.tar", *words, "--shard-photos", "3") == 0
+    found = content_of_url(out) if url else content_of_folder(out)
+    assert sorted(found) == ["panoptic.json", "part-000.tar", "part-001.tar", "predictions.jsonl"]
+    local = content_of_folder(tmp_path / "out")
+    assert found["panoptic.json"] == local["panoptic.json"]
+    packed = members(found["part-000.tar"], found["part-001.tar"])
+    keys = ["a", "b%2ev1", "sub/a", "sub/c"]
+    assert sorted(packed) == sorted(f"{k}.{e}" for k in keys for e in ("json", "overlay.jpg", "panoptic.png"))
+    annotations = {a["image_id"]: a for a in json.loads(local["panoptic.json"])["annotations"]}
+    for key, name in zip(keys, NAMES):
+        assert packed[f"{key}.overlay.jpg"] == local[f"{name}.jpg"]
+        assert packed[f"{key}.panoptic.png"] == local[f"panoptic/{name}.png"]
+        about = json.loads(packed[f"{key}.json"])
+        assert about["name"] == name and about["segments_info"] == annotations[name]["segments_info"]
+    # of a sample the files lie side by side
+    with tarfile.open(fileobj=io.BytesIO(found["part-000.tar"])) as archive:
+        order = [n.rpartition("/")[2].partition(".")[0] for n in archive.getnames()]
+    assert [order[k : k + 3] for k in range(0, len(order), 3)] == [[k] * 3 for k in order[::3]]
+    for line in lines(found["predictions.jsonl"]):
+        assert set(line["members"]) <= set(members(found[line["outputs"][0]]))
+    first, second = (
+        without_times(local["predictions.jsonl"], "outputs"),
+        without_times(found["predictions.jsonl"], "outputs", "members"),
+    )
+    assert first == second
+
+
+def test_shards_are_read_back_as_photos(micro_run, photos, tmp_path, seamseg_main):
+    words = (*CPU, "--anonymize", "car")
+    assert seamseg_main("predict", micro_run, photos, tmp_path / "out", *words) == 0
+    assert seamseg_main("predict", micro_run, photos, tmp_path / "shards" / "p-{00..09}.tar", *words) == 0
+    items = list(Shard(str(tmp_path / "shards" / "p-00.tar"), "p-00", "p-00.tar").items())
+    assert sorted(item.source.name for item in items) == sorted(f"p-00/{key_of(name)}" for name in NAMES)
+    local = content_of_folder(tmp_path / "out")
+    assert sorted(i.content for i in items) == sorted(v for k, v in local.items() if k.endswith(".jpg"))
+    # beside their inputs, and again: what was written is no input
+    (tmp_path / "shards" / "predictions.jsonl").unlink()
+    beside = tmp_path / "shards" / "second-%02d.tar"
+    for _ in range(2):
+        assert seamseg_main("predict", micro_run, tmp_path / "shards" / "*.tar", beside, *CPU) == 0
+        assert len(lines((tmp_path / "shards" / "predictions.jsonl").read_bytes())) == len(NAMES)
+    assert sorted(p.name for p in (tmp_path / "shards").glob("*.tar")) == ["p-00.tar", "second-00.tar"]
+
+
+def test_webdataset_reads_the_shards(micro_run, photos, tmp_path, seamseg_main):
+    webdataset = pytest.importorskip("webdataset")
+    words = (*CPU, "--format", "coco,overlay,raw", "--shard-photos", "2")
+    assert seamseg_main("predict", micro_run, photos, tmp_path / "p-%03d.tar", *words) == 0
+    samples = list(webdataset.WebDataset(f"{tmp_path}/p-{{000..001}}.tar", shardshuffle=False))
+    assert sorted(json.loads(s["json"])["name"] for s in samples) == NAMES
+    for sample in samples:
+        found = {key for key in sample if not key.startswith("__")}
+        assert found == {"json", "overlay.jpg", "panoptic.png", "raw.pth"}
+        assert sample["__key__"] == key_of(json.loads(sample["json"])["name"])
+
+
+def outputs_of(place):
+    if "://" in str(place):
+        return content_of_url(str(place).rpartition("/")[0] if "%" in str(place) else place)
+    return content_of_folder(place.parent)
+
+
+@pytest.mark.parametrize("out", ["memory://bucket/out", "memory://bucket/out/p-%d.tar", "p-%d.tar"])
+def test_only_what_is_missing_new_or_changed_is_done(micro_run, photos, tmp_path, seamseg_main, memory, out, capsys):
+    place = out if "://" in out else tmp_path / "out" / out
+    words = ("--device", "cpu", "--workers", "0", "--format", "coco", "--shard-photos", "1")
+
+    def again(*more):
+        assert seamseg_main("predict", micro_run, photos, place, *words, *more) == 0
+        found = outputs_of(place)
+        names = [line["name"] for line in lines(found["predictions.jsonl"])]
+        assert [i["id"] for i in json.loads(found["panoptic.json"])["images"]] == names
+        if "%" in out:
+            shards = [name for name in found if name.endswith(".tar")]
+            assert sorted(n for n in members(*(found[n] for n in shards)) if n.endswith("json")) == sorted(
+                f"{key_of(name)}.json" for name in names
+            )
+        assert not [name for name in found if "rank" in name or "partial" in name]
+        return int(capsys.readouterr().err.split(" photos in ")[0].split()[-1]), names
+
+    assert again("--limit", "2") == (2, NAMES[:2])
+    assert again() == (2, NAMES)
+    assert again() == (0, NAMES)
+    Image.new("RGB", (48, 32), (1, 2, 3)).save(photos / "a.png")
+    assert again() == (1, NAMES)
+    gone = "p-2.tar" if "%" in out else "panoptic/sub/a.png"
+    if "://" in out:
+        memory.rm(f"/bucket/out/{gone}")
+    else:
+        (place.parent / gone).unlink()
+    assert again() == (1, NAMES)
+    assert seamseg_main("predict", micro_run, photos, place, *words, "--min-area", "5") == 2
+    assert "min_area None (now 5)" in capsys.readouterr().err
+    assert again("--min-area", "5", "--restart") == (4, NAMES)
+
+
+def test_a_photo_that_changed_leaves_its_shard_alone(micro_run, photos, tmp_path, seamseg_main, capsys):
+    words = (tmp_path / "out" / "p-%d.tar", "--device", "cpu", "--workers", "0", "--format", "coco")
+    assert seamseg_main("predict", micro_run, photos, *words) == 0
+    before = members(tmp_path / "out" / "p-0.tar")
+    Image.new("RGB", (40, 40), (9, 9, 9)).save(photos / "a.png")
+    capsys.readouterr()
+    # the others are not among the photos now, and stay nevertheless
+    assert seamseg_main("predict", micro_run, photos, *words, "--limit", "1") == 0
+    assert "1 photos in" in capsys.readouterr().err
+    rest, new = (members(tmp_path / "out" / f"p-{n}.tar") for n in (0, 1))
+    assert rest == {name: data for name, data in before.items() if not name.startswith("a.")}
+    assert sorted(new) == ["a.json", "a.panoptic.png"] and new["a.panoptic.png"] != before["a.panoptic.png"]
+    assert [x["name"] for x in lines((tmp_path / "out" / "predictions.jsonl").read_bytes())] == NAMES
+
+
+def test_a_broken_shard_of_a_photo_that_changed(micro_run, photos, tmp_path, seamseg_main, capsys):
+    words = ("predict", micro_run, photos, tmp_path / "out" / "p-%d.tar", *CPU, "--format", "coco")
+    assert seamseg_main(*words) == 0
+    (shard,) = (tmp_path / "out").glob("*.tar")
+    shard.write_bytes(b"x" * 5000)
+    Image.new("RGB", (40, 40), (9, 9, 9)).save(photos / "a.png")
+    assert seamseg_main(*words) == 1
+    (error,) = capsys.readouterr().err.strip().splitlines()
+    assert "p-0.tar: broken (" in error and "remove it" in error
+    shard.unlink()
+    assert seamseg_main(*words) == 0
+    assert len(members(*(tmp_path / "out").glob("*.tar"))) == 2 * len(NAMES)
+
+
+def test_the_layout_is_a_setting(micro_run, photos, tmp_path, seamseg_main, capsys):
+    assert seamseg_main("predict", micro_run, photos, tmp_path / "out", *CPU) == 0
+    assert seamseg_main("predict", micro_run, photos, tmp_path / "out" / "p-%d.tar", *CPU) == 2
+    assert "shards None (now p-*.tar)" in capsys.readouterr().err
+
+
+def test_shards_of_somebody_else_stay(micro_run, photos, tmp_path, seamseg_main, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "p-7.tar").write_bytes(b"mine")
+    for more in ((), ("--restart",)):
+        assert seamseg_main("predict", micro_run, photos, tmp_path / "out" / "p-%d.tar", *CPU, *more) == 2
+        assert "p-7.tar: is there already and not of this run" in capsys.readouterr().err
+    assert (tmp_path / "out" / "p-7.tar").read_bytes() == b"mine"
+    # other names are nobody's business
+    assert seamseg_main("predict", micro_run, photos, tmp_path / "out" / "q-%d.tar", *CPU) == 0
+
+
+@pytest.mark.parametrize("out", ["memory://bucket/out", "memory://bucket/out/p-%d.tar"])
+def test_a_store_that_fails_ends_the_run_in_one_line(
+    micro_run, photos, tmp_path, seamseg_main, memory, out, monkeypatch, capsys
+):
+    words = ("predict", micro_run, photos, out, *CPU, "--format", "coco", "--shard-photos", "1")
+    tries = Counter()
+    put = type(memory).put_file
+
+    def failing(self, path, target, *more, **options):
+        tries[target] += 1
+        if "sub" in target or "p-2" in target:
+            raise OSError("the bucket leaks")
+        return put(self, path, target, *more, **options)
+
+    monkeypatch.setattr(type(memory), "put_file", failing)
+    assert seamseg_main(*words) == 1
+    (error,) = capsys.readouterr().err.strip().splitlines()
+    where = "p-2.tar" if "%" in out else "panoptic/sub/a.png"
+    assert f"memory://bucket/out/{where}: cannot be written: OSError: the bucket leaks; the same command" in error
+    assert max(tries.values()) == 3
+    monkeypatch.undo()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    assert seamseg_main(*words) == 0
+    found = content_of_url("memory://bucket/out")
+    assert [line["name"] for line in lines(found["predictions.jsonl"])] == NAMES
+    if "%" in out:
+        assert len(members(*(v for k, v in found.items() if k.endswith(".tar")))) == 2 * len(NAMES)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_run_in_order(micro_run, photos, tmp_path, seamseg_main, capsys, monkeypatch, number, code):
+    see, seen = Predictor.raw, []
+
+    def signalled(self, images):
+        seen.append(images)
+        if len(seen) == 3:
+            os.kill(os.getpid(), number)
+        return see(self, images)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(Predictor, "raw", signalled)
+    words = ("predict", micro_run, photos, tmp_path / "out" / "p-%d.tar", *CPU)
+    assert seamseg_main(*words) == code
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "seamseg predict: interrupted; the same command goes on where it was"
+    assert signal.getsignal(signal.SIGTERM) == before
+    # what was written by then is in a shard; the second photo may have been seen only
+    written = len(lines((tmp_path / "out" / "predictions.rank0.000001.jsonl").read_bytes()))
+    assert written in (1, 2)
+    assert [name for name in os.listdir(tmp_path / "out") if name.endswith(".tar")] == ["p-0.tar"]
+    done = len(seen)
+    assert seamseg_main(*words) == 0
+    assert len(seen) - done == len(NAMES) - written
+
+
+def test_a_store_that_fails_now_and_then_costs_nothing(micro_run, photos, seamseg_main, memory, monkeypatch):
+    put, calls = type(memory).put_file, Counter()
+
+    def failing(self, path, target, *more, **options):
+        calls[target] += 1
+        if calls[target] < 3:
+            raise ConnectionError("lost")
+        return put(self, path, target, *more, **options)
+
+    monkeypatch.setattr(type(memory), "put_file", failing)
+    assert seamseg_main("predict", micro_run, photos, "memory://bucket/out", *CPU) == 0
+    assert len(lines(content_of_url("memory://bucket/out")["predictions.jsonl"])) == len(NAMES)
+
+
+def test_a_full_disk_while_a_shard_is_made(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
+    addfile, count = tarfile.TarFile.addfile, [0]
+
+    def full(self, info, data=None):
+        count[0] += 1
+        if count[0] == 6:
+            raise OSError(28, "No space left on device")
+        return addfile(self, info, data)
+
+    monkeypatch.setattr(tarfile.TarFile, "addfile", full)
+    words = ("predict", micro_run, photos, tmp_path / "out" / "p-%d.tar", *CPU, "--shard-photos", "2")
+    assert seamseg_main(*words) == 1
+    (error,) = capsys.readouterr().err.strip().splitlines()
+    assert ".tar: cannot be written: No space left on device" in error
+    assert [p.name for p in (tmp_path / "out").glob("*.tar")] == ["p-0.tar"]
+    monkeypatch.undo()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    assert seamseg_main(*words) == 0
+    assert len(members(*(tmp_path / "out").glob("*.tar"))) == 2 * len(NAMES)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["p-0.tar", "p-1.tar", "predictions.jsonl"]
+
+
+def test_unreadable_photos_have_a_line_and_are_tried_again(micro_run, photos, tmp_path, seamseg_main, memory):
+    (photos / "a.png").write_bytes(b"no photo")
+    words = ("predict", micro_run, photos, "memory://b/p-%d.tar", *CPU)
+    for _ in range(2):
+        assert seamseg_main(*words) == 1
+        found = lines(content_of_url("memory://b")["predictions.jsonl"])
+        assert [line["status"] for line in found] == ["unreadable", "ok", "ok", "ok"]
+    Image.new("RGB", (48, 32)).save(photos / "a.png")
+    assert seamseg_main(*words) == 0
+    assert sorted(content_of_url("memory://b")) == ["p-0.tar", "p-1.tar", "predictions.jsonl"]
+
+
+def test_photos_and_outputs_at_one_url(micro_run, photos, seamseg_main, memory, capsys):
+    for path in photos.rglob("*.png"):
+        memory.pipe(f"/b/city/{path.relative_to(photos).as_posix()}", path.read_bytes())
+    before = content_of_url("memory://b/city")
+    assert seamseg_main("predict", micro_run, "memory://b/city", "memory://b/city", *CPU) == 2
+    assert "only outputs of `predict` lie here" in capsys.readouterr().err
+    memory.pipe("/b/city/x.jpg", before["a.png"])
+    assert seamseg_main("predict", micro_run, "memory://b/city/x.jpg", "memory://b/city/", *CPU) == 2
+    # below the photos they are not searched
+    for _ in range(2):
+        assert seamseg_main("predict", micro_run, "memory://b/city", "memory://b/city/out/", *CPU) == 0
+        assert len(lines(content_of_url("memory://b/city/out")["predictions.jsonl"])) == len(NAMES) + 1
+
+
+def test_formats_and_numbers_that_do_not_go_with_shards(micro_run, photos, tmp_path, seamseg_main, capsys):
+    for out, words, message in (
+        ("p.tar", (), "shards need one number in their name"),
+        ("p-%d.tar.gz", (), "end with .tar"),
+        ("p-{3..1}.tar", (), "the last number of the shards is below the first"),
+        ("p-{0..1}.tar", ("--shard-photos", "1"), "4 photos do not go into 2 shards of 1; raise --shard-photos"),
+        ("p-%d.tar", ("--format", "vistas"), "layouts of folders"),
+        ("p-%d.tar", ("--shard-photos", "0"), "--shard-photos 0: must be at least 1"),
+    ):
+        assert seamseg_main("predict", micro_run, photos, tmp_path / "out" / out, *CPU, *words) == 2
+        (error,) = capsys.readouterr().err.strip().splitlines()
+        assert message in error
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
+def test_more_shards_than_numbers_can_be_gone_on_with(micro_run, photos, tmp_path, seamseg_main, capsys):
+    archive = tmp_path / "in.tar"
+    with tarfile.open(archive, "w") as tar:
+        for number, path in enumerate(sorted(photos.rglob("*.png"))):
+            tar.add(path, f"{number}.png")
+    words = ("predict", micro_run, archive)
+    more = (*CPU, "--shard-photos", "1")
+    assert seamseg_main(*words, tmp_path / "out" / "p-{1..2}.tar", *more) == 1
+    assert "more photos than shards; the same command with a larger last number" in capsys.readouterr().err
+    assert seamseg_main(*words, tmp_path / "out" / "p-{1..9}.tar", *more) == 0
+    assert sorted(p.name for p in (tmp_path / "out").glob("*.tar")) == [f"p-{n}.tar" for n in (1, 2, 3, 4)]

@@ -1,0 +1,286 @@
+"""Prediction: the Python door, the command, its formats, and everything that can be wrong with photos."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.micro import make_dataset
+
+import seamseg
+from seamseg.formats.coco_panoptic import read_id_png
+from seamseg.predict import job as inference
+from seamseg.predict import writers
+from seamseg.structures import PanopticResult
+from seamseg.utils.background import Background
+from seamseg.utils.errors import InputError, SeamsegError
+
+pytestmark = pytest.mark.usefixtures("narrow")
+
+CPU = ("--device", "cpu", "--workers", "0")
+
+
+@pytest.fixture(scope="module")
+def photos(micro, tmp_path_factory):
+    """Photos in two folders: same names, other kinds and sizes, one broken, one empty, one that is no photo."""
+    folder = tmp_path_factory.mktemp("photos")
+    street = Image.open(micro / "img" / "val0.png")
+    (folder / "sub").mkdir()
+    street.save(folder / "street.jpg")
+    street.resize((200, 100)).save(folder / "sub" / "street.png")
+    street.convert("L").save(folder / "sub" / "street.bmp")
+    street.transpose(Image.Transpose.ROTATE_90).save(folder / "tall.png")
+    Image.new("RGB", (1, 1), (10, 200, 30)).save(folder / "dot.png")
+    (folder / "broken.jpg").write_bytes((folder / "street.jpg").read_bytes()[:200])
+    (folder / "empty.png").write_bytes(b"")
+    (folder / "readme.txt").write_text("not a photo")
+    return folder
+
+
+GOOD = ["dot", "street", "sub/street.bmp", "sub/street.png", "tall"]
+
+
+def predict(main, model, photos, out, *words):
+    return main("predict", model, photos, out, *CPU, *words)
+
+
+def written(out):
+    return sorted(p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file())
+
+
+def test_all_formats(micro_run, photos, tmp_path, seamseg_main, capsys):
+    out = tmp_path / "out"
+    assert predict(seamseg_main, micro_run, photos, out, "--format", "overlay,coco,raw") == 1
+    errors = capsys.readouterr().err
+    assert "broken.jpg" in errors and "empty.png" in errors and "readme.txt" not in errors
+    assert "5 photos in" in errors and "2 could not be read" in errors
+    expected = [f"{n}.jpg" for n in GOOD] + [f"{n}.pth.tar" for n in GOOD] + [f"panoptic/{n}.png" for n in GOOD]
+    assert written(out) == sorted([*expected, "panoptic.json", "predictions.jsonl"])
+
+    for name, size in (("street", (96, 64)), ("sub/street.png", (200, 100)), ("tall", (64, 96)), ("dot", (1, 1))):
+        with Image.open(out / f"{name}.jpg") as overlay:
+            assert overlay.size == size
+
+    content = json.loads((out / "panoptic.json").read_text())
+    assert [i["id"] for i in content["images"]] == GOOD
+    assert {i["id"]: i["file_name"] for i in content["images"]}["sub/street.bmp"] == "sub/street.bmp"
+    for annotation in content["annotations"]:
+        ids = read_id_png(out / "panoptic" / annotation["file_name"])
+        assert set(np.unique(ids)) - {0} == {s["id"] for s in annotation["segments_info"]}
+        for segment in annotation["segments_info"]:
+            assert segment["area"] == (ids == segment["id"]).sum()
+
+    raw = torch.load(out / "tall.pth.tar", weights_only=True)
+    assert list(raw) == ["sem_pred", "bbx_pred", "cls_pred", "obj_pred", "msk_pred"]
+    count = raw["bbx_pred"].shape[0]
+    assert raw["sem_pred"].shape == (96, 64) and raw["sem_pred"].dtype == torch.uint8
+    assert raw["bbx_pred"].shape == (count, 4) and raw["msk_pred"].shape == (count, 28, 28)
+    assert raw["cls_pred"].shape == raw["obj_pred"].shape == (count,)
+    assert (out / "tall.pth.tar").stat().st_size < 96 * 64 + count * 4 * 28 * 28 + 20000
+
+
+def test_one_photo_makes_one_overlay(micro_run, photos, tmp_path, seamseg_main):
+    assert predict(seamseg_main, micro_run, photos / "street.jpg", tmp_path / "out", "--quiet") == 0
+    assert written(tmp_path / "out") == ["predictions.jsonl", "street.jpg"]
+
+
+def test_batches_and_workers_change_nothing(micro_run, micro, tmp_path, seamseg_main):
+    for out, words in (("a", ()), ("b", ("--batch-size", "3", "--workers", "2"))):
+        assert predict(seamseg_main, micro_run, micro / "img", tmp_path / out, "--format", "coco", *words) == 0
+    a, b = (json.loads((tmp_path / out / "panoptic.json").read_text()) for out in "ab")
+    assert a["images"] == b["images"] and len(a["images"]) == 7
+    for name in written(tmp_path / "a" / "panoptic"):
+        x, y = (read_id_png(tmp_path / out / "panoptic" / name) for out in "ab")
+        assert (x != y).mean() < 0.01
+
+
+def test_python_door(micro_run, photos):
+    model = seamseg.load(micro_run, device="cpu")
+    by_path = model.predict(photos / "street.jpg")
+    image = Image.open(photos / "street.jpg")
+    for photo in (image, np.asarray(image), str(photos / "street.jpg")):
+        again = model.predict(photo)
+        assert isinstance(again, PanopticResult) and again.size == (64, 96)
+        assert np.array_equal(again.id_map, by_path.id_map) and again.segments == by_path.segments
+    assert not model.net.training
+    for wrong in (np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8)):
+        with pytest.raises(InputError, match="H x W x 3 uint8"):
+            model.predict(wrong)
+    with pytest.raises(InputError, match=r"empty\.png"):
+        model.predict(photos / "empty.png")
+
+
+@pytest.mark.parametrize("size", [(1, 1), (20000, 500), (500, 20000), (3000, 1), (33, 77)])
+def test_extreme_sizes(micro_run, size):
+    model = seamseg.load(micro_run, device="cpu", min_stuff_area=0)
+    result = model.predict(Image.new("RGB", size, (90, 150, 220)))
+    assert result.size == size[::-1]
+    assert sum(s.area for s in result.segments) == (result.id_map > 0).sum() == size[0] * size[1]
+
+
+def test_thresholds(micro_run, photos, tmp_path, seamseg_main):
+    """A score that nothing exceeds and an area that no class covers leave an empty map."""
+    words = ("--format", "coco", "--score-threshold", "1", "--min-area", "1000000", "--iou-threshold", ".5")
+    assert predict(seamseg_main, micro_run, photos / "street.jpg", tmp_path, *words) == 0
+    content = json.loads((tmp_path / "panoptic.json").read_text())
+    assert content["annotations"][0]["segments_info"] == []
+    for arguments in ({"score_threshold": 1.5}, {"overlap_threshold": -0.1}, {"min_stuff_area": -1}):
+        with pytest.raises(InputError, match=next(iter(arguments)).split("_")[0].replace("min", "area")):
+            seamseg.load(micro_run, device="cpu", **arguments)
+
+
+def test_network_size(micro_run):
+    model = seamseg.load(micro_run, device="cpu", shortest_size=32, longest_max_size=40)
+    assert model.raw([model.transform(Image.new("RGB", (100, 100)))])[0].size == (32, 32)
+    assert model.raw([model.transform(Image.new("RGB", (200, 100)))])[0].size == (20, 40)
+
+
+def test_a_snapshot_with_config_and_metadata(micro_run, photos, tmp_path, seamseg_main):
+    snapshot = tmp_path / "model.tar"
+    snapshot.write_bytes((micro_run / "model_last.pth.tar").read_bytes())
+    words = ("--config", micro_run / "config.ini", "--meta", micro_run / "metadata.bin")
+    assert predict(seamseg_main, snapshot, photos / "street.jpg", tmp_path / "out", *words) == 0
+
+
+def test_limit(micro_run, micro, tmp_path, seamseg_main):
+    assert predict(seamseg_main, micro_run, micro / "img", tmp_path, "--limit", "2") == 0
+    assert written(tmp_path) == ["predictions.jsonl", "train0.jpg", "train1.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("{run}", "{photos}/none", "{out}"), "no such image, video, folder or list"),
+        (("{run}", "{out}", "{out}/x"), "0 images found"),
+        (("{run}", "{photos}", "no://bucket/out"), "no://bucket/out: fsspec cannot read this URL"),
+        (("{out}/vistas.zip", "{photos}", "{out}/x"), "no such model; MODEL is a published .zip"),
+        (("{run}", "{photos}", "{photos}/tall.png"), "tall.png: looks like a photo; the last argument must be"),
+        (("{run}", "{photos}", "{photos}/readme.txt"), "the output must be a folder, this is a file"),
+        (("{run}", "", "{out}"), "IN is empty"),
+        (("{run}", "{photos}", ""), "OUT is empty"),
+        (
+            ("{run}", "{photos}", "{out}", "--shortest-size", "100000"),
+            "100000 x 100000 pixels or more",
+        ),
+        (("{run}", "{photos}", "{out}", "--anonymize-style", "pixels"), "name what to hide by --anonymize"),
+        (("{run}", "{photos}/street.jpg", "{photos}"), "would overwrite an input photo"),
+        (("{run}", "{photos}", "{out}", "--format", "svg"), "choose among overlay, coco, raw, cityscapes, vistas"),
+        (("{run}", "{photos}", "{out}", "--batch-size", "0"), "--batch-size 0: must be at least 1"),
+        (("{out}", "{photos}", "{out}"), "not a run folder"),
+        (("{run}", "{photos}", "{out}", "--shortest-size", "0"), "network size"),
+    ],
+)
+def test_bad_usage(micro_run, photos, tmp_path, seamseg_main, capsys, words, message):
+    out = tmp_path / "out"
+    out.mkdir()
+    filled = [word.format(run=micro_run, photos=photos, out=out) for word in words]
+    assert seamseg_main("predict", *filled, "--device", "cpu") == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error and "\n" not in error
+
+
+@pytest.mark.parametrize("place", ["{}", "file://{}"])
+def test_files_of_others_are_not_overwritten(micro_run, photos, tmp_path, seamseg_main, capsys, place):
+    place = place.format(tmp_path)
+    for mine, words in (("street.jpg", ()), ("panoptic.json", ("--format", "coco"))):
+        (tmp_path / mine).write_text("mine")
+        assert predict(seamseg_main, micro_run, photos / "street.jpg", place, "--quiet", *words) == 2
+        assert f"{mine}: is there, and no predictions.jsonl says" in capsys.readouterr().err
+        assert written(tmp_path) == [mine]
+        assert (tmp_path / mine).read_text() == "mine"
+        (tmp_path / mine).unlink()
+    (tmp_path / "street.jpg").write_text("mine")
+    for words in (("--restart",), ()):
+        assert predict(seamseg_main, micro_run, photos / "street.jpg", place, "--quiet", *words) == 0
+        assert (tmp_path / "street.jpg").read_bytes()[:2] == b"\xff\xd8"
+        (tmp_path / "street.jpg").unlink()
+
+
+def test_several_inputs(micro_run, photos, tmp_path, seamseg_main):
+    several = (photos / "tall.png", photos / "sub", photos / "dot.png")
+    assert seamseg_main("predict", micro_run, *several, tmp_path / "out", *CPU, "--quiet") == 0
+    assert written(tmp_path / "out") == [
+        "dot.jpg", "predictions.jsonl", "sub/street.bmp.jpg", "sub/street.png.jpg", "tall.jpg"
+    ]  # fmt: skip
+
+
+def test_a_network_input_without_measure(micro_run, tmp_path, seamseg_main, capsys):
+    Image.new("RGB", (4000, 10)).save(tmp_path / "long.png")
+    Image.new("RGB", (10, 10)).save(tmp_path / "short.png")
+    words = ("--shortest-size", "8192", "--longest-max-size", "1000000", "--tiles", "off", "--limit", "1")
+    assert predict(seamseg_main, micro_run, tmp_path / "long.png", tmp_path / "out", *words) == 1
+    found = capsys.readouterr().err
+    assert "skipped" in found and "long.png: the network's input would have 1000000 x 2500 pixels or more" in found
+    with pytest.raises(InputError, match="the network's input would have"):
+        seamseg.load(micro_run, device="cpu", shortest_size=8192, longest_max_size=1000000).predict(
+            tmp_path / "long.png"
+        )
+
+
+def test_outputs_that_cannot_be_written(micro_run, photos, tmp_path, seamseg_main, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "sub").write_text("a file where a folder must be")
+    assert predict(seamseg_main, micro_run, photos, tmp_path / "out", "--quiet") == 1
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "cannot be written" in last and "sub" in last
+    assert not [name for name in written(tmp_path) if name.endswith(".partial")]
+
+
+def test_background_passes_errors_on_and_bounds_what_waits():
+    background = Background(threads=1, waiting=1)
+
+    def fail():
+        raise SeamsegError("no room")
+
+    background.submit(fail)
+    with pytest.raises(SeamsegError, match="no room"):
+        for _ in range(100):
+            background.submit(int)
+        background.finish()
+
+
+def test_memory_does_not_grow_with_the_number_of_photos(micro_run, tmp_path, monkeypatch):
+    """Writing is slower than reading: only a few photos may wait."""
+    from seamseg.predict.manifest import header
+    from seamseg.predict.sinks import FolderOutputs
+    from seamseg.predict.sources.find import find_sources
+    from seamseg.utils.distributed import World
+
+    make_dataset(tmp_path / "data", [0] * 40, [])
+    model = seamseg.load(micro_run, device="cpu")
+    ahead, most = 0, 0
+    raw = model.raw
+
+    def counted(images):
+        nonlocal ahead, most
+        ahead += 1
+        most = max(most, ahead)
+        return raw(images)
+
+    class Slow:
+        needs_photo = False
+
+        def paths(self, source):
+            return [tmp_path / source.name]
+
+        def finals(self):
+            return []
+
+        def write(self, *_):
+            nonlocal ahead
+            ahead -= 1
+
+        def finish(self, records):
+            pass
+
+    monkeypatch.setattr(model, "raw", counted)
+    outputs = FolderOutputs(tmp_path, [Slow()], header("model", "", {}))
+    tally = inference.predict_all(model, find_sources(tmp_path / "data" / "img"), outputs, World())
+    assert tally == inference.Tally(40, 0, 0)
+    assert most <= 8
+
+
+def test_formats_are_made_once_each(micro_run, tmp_path):
+    metadata = seamseg.load(micro_run, device="cpu").metadata
+    assert len(writers.make_writers(["raw", "overlay", "raw"], tmp_path, metadata)) == 2

@@ -1,0 +1,223 @@
+"""Options of `predict`: fewer classes, a preview, several looks, and photos to show around."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import seamseg
+from seamseg.formats.coco_panoptic import read_id_png
+from seamseg.inference.anonymize import private_regions
+from seamseg.predict.sources.base import Source
+from seamseg.predict.writers.anonymize import AnonymizeWriter
+from seamseg.structures import PanopticResult, Prediction, Segment
+from seamseg.utils.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("narrow")
+CPU = ("--device", "cpu", "--workers", "0", "--quiet")
+
+
+@pytest.fixture
+def names(micro_run):
+    return seamseg.load(micro_run, device="cpu").metadata.categories
+
+
+def street(micro):
+    return micro / "img" / "val0.png"
+
+
+def test_classes(micro_run, micro, tmp_path, seamseg_main, names):
+    kept = names[1].upper()
+    words = ("--classes", kept, "--format", "coco,overlay", "--min-area", "0")
+    assert seamseg_main("predict", micro_run, street(micro), tmp_path, *CPU, *words) == 0
+    content = json.loads((tmp_path / "panoptic.json").read_text())
+    found = {s["category_id"] for a in content["annotations"] for s in a["segments_info"]}
+    category = {c["name"]: c["id"] for c in content["categories"]}
+    assert found <= {category[names[1]]}
+    ids = read_id_png(tmp_path / "panoptic" / "val0.png")
+    everything = seamseg.load(micro_run, device="cpu", min_stuff_area=0).predict(street(micro))
+    assert np.array_equal(ids > 0, everything.classes == 1)
+    assert seamseg.load(micro_run, device="cpu", min_stuff_area=0, classes=[kept]).predict(street(micro)) == (
+        everything.only(kept)
+    )
+
+
+def test_preview_is_half_as_large(micro_run, micro):
+    half, full = (seamseg.load(micro_run, device="cpu", preview=p) for p in (True, False))
+    result = half.predict(street(micro))
+    assert result.size == full.predict(street(micro)).size
+    assert [2 * side for side in result.prediction.size] == list(full.predict(street(micro)).prediction.size)
+    assert half.thresholds.min_stuff_area == full.thresholds.min_stuff_area // 4
+
+
+def test_tta_from_the_command(micro_run, micro, tmp_path, seamseg_main):
+    assert seamseg_main("predict", micro_run, street(micro), tmp_path, *CPU, "--tta", "flip,0.5", "--preview") == 0
+    assert (tmp_path / "val0.jpg").exists()
+
+
+def photo_with_secrets(path):
+    """A photo on its side, with place, camera, comment, colour profile and a thumbnail of what it showed."""
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F] = 6, "SecretCamera"
+    exif.get_ifd(0x8825)[1] = "N"
+    exif.get_ifd(0x8825)[2] = (52.0, 31.0, 12.0)
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 100, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(
+        path, quality=95, exif=exif, comment=b"SecretComment", icc_profile=b"SecretProfile" * 20
+    )
+
+
+def test_anonymize_from_the_command(micro_run, tmp_path, seamseg_main, names):
+    photo_with_secrets(tmp_path / "a.jpg")
+    assert b"SecretCamera" in (tmp_path / "a.jpg").read_bytes()
+    out = tmp_path / "out"
+    assert seamseg_main("predict", micro_run, tmp_path / "a.jpg", out, *CPU, "--anonymize", ",".join(names)) == 0
+    assert sorted(p.name for p in out.rglob("*")) == ["a.jpg", "predictions.jsonl"]
+    content = (out / "a.jpg").read_bytes()
+    assert b"Secret" not in content and b"Exif" not in content
+    with Image.open(out / "a.jpg") as picture:
+        assert picture.size == (60, 100) and dict(picture.getexif()) == {} and "icc_profile" not in picture.info
+        hidden = np.asarray(picture).astype(int)
+    # every class is hidden: of the noise nothing is left
+    assert abs(np.diff(hidden, axis=0)).mean() < 8
+
+
+def test_what_classes_leaves_out_of_the_map_is_hidden(micro_run, tmp_path, seamseg_main, names):
+    pixels = np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    words = ("--anonymize", names[-1], "--anonymize-score", "1", "--score-threshold", "0")
+    plain = []
+    for out, more in (("all", ()), ("less", ("--classes", names[0]))):
+        assert seamseg_main("predict", micro_run, tmp_path / "a.png", tmp_path / out, *CPU, *words, *more) == 0
+        with Image.open(tmp_path / out / "a.jpg") as picture:
+            changed = np.abs(np.asarray(picture).astype(int) - pixels).mean(2) > 20
+        plain.append(~changed)
+    assert plain[0].mean() < 0.9, "nothing was hidden"
+    assert (plain[1] & ~plain[0]).mean() < 0.01
+
+
+def test_anonymize_with_other_formats(micro_run, micro, tmp_path, seamseg_main, names):
+    words = ("--anonymize", names[-1], "--anonymize-style", "pixels", "--format", "coco")
+    assert seamseg_main("predict", micro_run, street(micro), tmp_path, *CPU, *words) == 0
+    assert (tmp_path / "val0.jpg").exists() and (tmp_path / "panoptic.json").exists()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_everything_together_goes_on_where_it_was(micro_run, micro, tmp_path, seamseg_main, names, precision, capsys):
+    """Tiles, several looks, a precision, hidden classes and other formats, of which a part is lost."""
+    photos, out = tmp_path / "photos", tmp_path / "out"
+    photos.mkdir()
+    for name, size in (("large", (300, 200)), ("small", (96, 64))):
+        Image.open(street(micro)).resize(size).save(photos / f"{name}.png")
+    words = ("--precision", precision, "--anonymize", names[-1], "--format", "coco,raw", "--tiles", "128")
+    words = (*words, "--shortest-size", "200", "--longest-max-size", "300", *CPU, "--tta")
+    files = ["large.jpg", "panoptic/large.png", "small.jpg", "panoptic/small.png", "panoptic.json"]
+
+    assert seamseg_main("predict", micro_run, photos, out, *words, "flip,0.5") == 0
+    before = {name: (out / name).read_bytes() for name in files}
+    stamp = (out / "large.jpg").stat().st_mtime_ns
+    (out / "small.jpg").unlink()
+    (out / "panoptic.json").unlink()
+    assert seamseg_main("predict", micro_run, photos, out, *words, "flip,0.5") == 0
+    assert before == {name: (out / name).read_bytes() for name in files}
+    assert (out / "large.jpg").stat().st_mtime_ns == stamp
+    with Image.open(out / "large.jpg") as hidden, Image.open(out / "panoptic" / "large.png") as ids:
+        assert hidden.size == ids.size == (300, 200)
+    assert seamseg_main("predict", micro_run, photos, out, *words, "0.5") == 2
+    assert "tta flip,0.5 (now 0.5)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--anonymize", "{car}", "--format", "overlay,coco"), "shows what --anonymize hides"),
+        (("--anonymize", "{car}x"), "did you mean {car}"),
+        (("--anonymize", ""), "no class is named"),
+        (("--anonymize", "{car}", "--anonymize-score", "7"), "between 0 and 1"),
+        (("--classes", "{car}", "--format", "raw"), "--format raw holds all classes"),
+        (("--classes", "{car}x"), "--classes: the model has no class"),
+        (("--tta", "flop"), "neither `flip` nor a scale"),
+        (("--format", ","), "choose among"),
+    ],
+)
+def test_bad_usage(micro_run, micro, tmp_path, seamseg_main, capsys, names, words, message):
+    filled = [w.format(car=names[-1]) for w in words]
+    assert seamseg_main("predict", micro_run, street(micro), tmp_path, *CPU, *filled) == 2
+    error = capsys.readouterr().err.strip()
+    assert message.format(car=names[-1]) in error and "\n" not in error
+
+
+def seen(score=0.3, semantic=None, masks=True):
+    """One detection of the first thing on the right half of 40 x 60, and a class map."""
+    return Prediction(
+        torch.tensor([[10.0, 30, 30, 60]]),
+        torch.tensor([0]),
+        torch.tensor([score]),
+        torch.full((1, 28, 28), 5.0) if masks else None,
+        semantic,
+        (40, 60),
+    )
+
+
+def hidden(regions, size=(80, 120)):
+    out = np.zeros(size, bool)
+    for region in regions:
+        (y, x), (h, w) = region.corner, region.mask.shape
+        out[y : y + h, x : x + w] |= region.mask
+    return out
+
+
+EMPTY = PanopticResult(np.zeros((80, 120), np.int32), [])
+
+
+def test_what_the_map_leaves_out_is_hidden_too():
+    """Classes: 0 is stuff, 1 and 2 are things; the photo is twice as large as the network's input."""
+    found = hidden(private_regions(EMPTY, seen(), [1], 1))
+    assert found[30:50, 70:110].all() and not found[:, :55].any()
+    assert not hidden(private_regions(EMPTY, seen(), [2], 1)).any()
+    assert not hidden(private_regions(EMPTY, seen(0.1), [1], 1)).any()
+    assert hidden(private_regions(EMPTY, seen(0.1), [1], 1, least_score=0.05)).any()
+    assert np.array_equal(hidden(private_regions(EMPTY, seen(masks=False), [1], 1)), hidden_box())
+
+    semantic = torch.zeros((40, 60), dtype=torch.int64)
+    semantic[2:4, 5:9] = 2  # far too small for the panoptic map
+    found = hidden(private_regions(EMPTY, seen(semantic=semantic), [2], 1))
+    assert found[4:8, 10:18].all() and found.sum() == 4 * 8
+    assert not hidden(private_regions(EMPTY, None, [1, 2], 1)).any()
+
+
+def hidden_box():
+    out = np.zeros((80, 120), bool)
+    out[20:60, 60:120] = True
+    return out
+
+
+def test_segments_and_crowds_are_hidden():
+    ids = np.zeros((80, 120), np.int32)
+    ids[5:20, 5:20], ids[40:60, 40:60], ids[70:, :] = 1, 2, 3
+    result = PanopticResult(
+        ids,
+        [
+            Segment(1, 1, True, 0.9, 225, (5, 5, 20, 20)),
+            Segment(2, 1, True, None, 400, (40, 40, 60, 60), iscrowd=True),
+            Segment(3, 0, False, None, 1200, (70, 0, 80, 120)),
+        ],
+    )
+    assert np.array_equal(hidden(private_regions(result, None, [1], 1)), (ids == 1) | (ids == 2))
+    assert np.array_equal(hidden(private_regions(result, None, [0], 1)), ids == 3)
+    parts = {region.corner: region.part for region in private_regions(result, None, [1], 1)}
+    assert parts == {(5, 5): False, (40, 40): True}
+
+
+def test_writer_says_where_and_what(micro_run, tmp_path, names):
+    metadata = seamseg.load(micro_run, device="cpu").metadata
+    writer = AnonymizeWriter(tmp_path, metadata, names[-1])
+    source = Source(tmp_path / "x.png", "sub/x", "sub/x.png")
+    assert writer.paths(source) == [tmp_path / "sub" / "x.jpg"]
+    photo = np.zeros((80, 120, 3), np.uint8)
+    writer.write(source, photo, seen(), EMPTY)
+    assert Image.open(tmp_path / "sub" / "x.jpg").size == (120, 80)
+    with pytest.raises(InputError, match="between 0 and 1"):
+        AnonymizeWriter(tmp_path, metadata, names[-1], least_score=-1)

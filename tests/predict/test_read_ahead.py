@@ -1,0 +1,102 @@
+"""Decoded photos that wait are bounded by their bytes, and a bound never stops a run."""
+
+import os
+import threading
+import time
+
+import pytest
+import torch
+from PIL import Image
+
+from seamseg.data.images import open_image
+from seamseg.inference.images import PhotoTransform
+from seamseg.predict.sources import reader as reading
+from seamseg.predict.sources.base import Source
+from seamseg.predict.sources.find import find_sources
+from seamseg.predict.sources.reader import Ahead, Decoders, Share
+from seamseg.utils.background import Background
+
+
+@pytest.fixture
+def sources(tmp_path):
+    for number in range(12):
+        Image.new("RGB", (100, 100)).save(tmp_path / f"{number:02}.png")
+    return find_sources(tmp_path)
+
+
+class Whole:
+    """A transform that keeps the size."""
+
+    def __call__(self, image):
+        return torch.zeros(3, image.height, image.width)
+
+    def size_of(self, size):
+        return size
+
+
+PHOTO = 100 * 100 * (3 * 4 + 3)
+
+
+def read_slowly(sources, tmp_path, monkeypatch, limit):
+    """How many photos were decoded before the first, fifth, ... was asked for."""
+    monkeypatch.setattr(reading, "READ_AHEAD_BYTES", limit)
+    mark = tmp_path / "opened"
+
+    def opened(self):
+        with open(mark, "a") as file:
+            file.write(f"{self.name}\n")
+        return open_image(self.path)
+
+    monkeypatch.setattr(Source, "open", opened)
+    counts, got = [], []
+    for source, _, _ in Decoders(Share(sources, PhotoTransform(Whole(), True), {}), 2).read(()):
+        got.append(source.name)
+        before = -1
+        while before != (before := len(mark.read_text().split())):
+            time.sleep(0.3)
+        counts.append(before - len(got))
+    assert sorted(got) == [s.name for s in sources]
+    return max(counts)
+
+
+def test_decoders_of_huge_photos_hold_one_each(sources, tmp_path, monkeypatch):
+    sources = sources[:7]
+    assert read_slowly(sources, tmp_path, monkeypatch, PHOTO) == 2
+    (tmp_path / "opened").unlink()
+    # a part for each decoder, and one photo more
+    assert read_slowly(sources, tmp_path, monkeypatch, 3 * PHOTO) == 4
+    assert reading.READ_AHEAD_BYTES == 3 * PHOTO
+
+
+def test_a_decoder_waits_for_its_own_photos_only_and_not_without_its_parent(monkeypatch):
+    monkeypatch.setattr(reading, "READ_AHEAD_BYTES", 20)
+    ahead = Ahead(2)
+    ahead.parent = os.getppid()  # as seen by a decoder
+    ahead.decoded(0, 15)
+    ahead.wait(1)
+    waiting = threading.Thread(target=ahead.wait, args=(0,))
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    ahead.taken(0, 15)
+    waiting.join(5)
+    assert not waiting.is_alive()
+    ahead.decoded(0, 99)
+    ahead.parent = -1
+    ahead.wait(0)
+    ahead.parent = os.getppid()
+    ahead.release()
+    ahead.wait(0)
+
+
+def test_jobs_wait_for_bytes_as_well():
+    background, go = Background(threads=2, waiting=4, most_bytes=100), threading.Event()
+    background.submit(go.wait, size=500)
+    late = threading.Thread(target=background.submit, args=(lambda: None,), kwargs={"size": 10})
+    late.start()
+    late.join(0.1)
+    assert late.is_alive()
+    go.set()
+    late.join(5)
+    assert not late.is_alive()
+    background.finish()

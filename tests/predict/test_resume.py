@@ -1,0 +1,122 @@
+"""`predict` started again: what was done stays, what is new or changed is done, another run's folder is refused."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from seamseg.config import loader
+from seamseg.formats import coco_writer
+from seamseg.models import folding
+
+pytestmark = pytest.mark.usefixtures("narrow")
+
+
+@pytest.fixture
+def photos(tmp_path):
+    (tmp_path / "photos").mkdir()
+    for name in "abc":
+        Image.new("RGB", (48, 32), (90, 150, 220)).save(tmp_path / "photos" / f"{name}.png")
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """The names of the PNGs that are written."""
+    names, write = [], coco_writer.write_id_png
+    monkeypatch.setattr(coco_writer, "write_id_png", lambda path, ids: (names.append(path.stem), write(path, ids)))
+    return names
+
+
+def test_only_what_is_missing_new_or_changed_is_done(micro_run, photos, tmp_path, seamseg_main, written, capsys):
+    out = tmp_path / "out"
+
+    def again(*words):
+        del written[:]
+        options = ("--device", "cpu", "--workers", "0", "--format", "coco", *words)
+        assert seamseg_main("predict", micro_run, photos, out, *options) == 0
+        ids = [i["id"] for i in json.loads((out / "panoptic.json").read_text())["images"]]
+        return sorted(written), ids
+
+    assert again("--limit", "2") == (["a", "b"], ["a", "b"])
+    assert again() == (["c"], ["a", "b", "c"])
+    assert "1 photos in" in (text := capsys.readouterr().err) and "2 were there already" in text
+    everything = (out / "panoptic.json").read_bytes()
+    (out / "panoptic.json").unlink()
+    assert again() == ([], ["a", "b", "c"])
+    assert (out / "panoptic.json").read_bytes() == everything
+    (out / "panoptic" / "b.png").unlink()
+    assert again()[0] == ["b"]
+    os.utime(photos / "a.png", ns=(1, 1))
+    assert again()[0] == ["a"]
+    assert again("--restart")[0] == ["a", "b", "c"]
+
+
+def test_other_settings_are_refused(micro_run, photos, tmp_path, seamseg_main, capsys):
+    words = ("predict", micro_run, photos, tmp_path / "out", "--device", "cpu", "--workers", "0", "--quiet")
+    assert seamseg_main(*words, "--format", "coco") == 0
+    assert seamseg_main(*words, "--format", "coco", "--min-area", "5") == 2
+    (error,) = capsys.readouterr().err.strip().splitlines()
+    assert "min_area None (now 5)" in error and "--restart" in error
+    # how the work is done does not matter
+    assert seamseg_main(*words, "--format", "coco,coco", "--batch-size", "2") == 0
+    assert seamseg_main(*words, "--format", "coco", "--min-area", "5", "--restart") == 0
+
+
+def test_a_changed_file_of_the_run_folder_is_another_setting(micro_run, photos, tmp_path, seamseg_main, capsys):
+    model = shutil.copytree(micro_run, tmp_path / "run")
+    words = ("predict", model, photos, tmp_path / "out", "--device", "cpu", "--workers", "0", "--quiet")
+    assert seamseg_main(*words) == 0
+    config = model / "config.ini"
+    config.write_text(config.read_text() + "\n; a remark\n")
+    assert seamseg_main(*words) == 2
+    assert "config config.ini " in capsys.readouterr().err
+
+
+def test_the_name_of_a_packaged_configuration(micro_run, photos, tmp_path, seamseg_main, monkeypatch):
+    monkeypatch.setattr(loader, "packaged", lambda name: micro_run / "config.ini" if name == "micro" else None)
+    words = ("predict", micro_run, photos, tmp_path / "out", "--device", "cpu", "--workers", "0", "--quiet")
+    assert seamseg_main(*words, "--config", "micro") == 0
+    head = json.loads((tmp_path / "out" / "predictions.jsonl").read_text().splitlines()[0])
+    assert head["settings"]["config"] == "micro"
+
+
+def test_auto_precision_is_what_it_means_here(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
+    words = ("predict", micro_run, photos, tmp_path / "out", "--device", "cpu", "--workers", "0", "--quiet")
+    monkeypatch.setattr(folding, "bf16_is_fast", lambda *_: False)
+    assert seamseg_main(*words, "--precision", "auto") == 0
+    assert seamseg_main(*words, "--precision", "fp32") == 0
+    monkeypatch.setattr(folding, "bf16_is_fast", lambda *_: True)
+    assert seamseg_main(*words, "--precision", "auto") == 2
+    assert "precision float32 (now bfloat16)" in capsys.readouterr().err
+
+
+def test_a_manifest_line_says_what_was_found(micro_run, photos, tmp_path, seamseg_main):
+    words = ("predict", micro_run, photos, tmp_path / "out", "--device", "cpu", "--workers", "0", "--quiet")
+    assert seamseg_main(*words, "--format", "coco,overlay", "--min-area", "0") == 0
+    head, first, *_ = map(json.loads, (tmp_path / "out" / "predictions.jsonl").read_text().splitlines())
+    assert len(head["sha256"]) == 64 and head["settings"]["format"] == "coco,overlay"
+    assert first["source"] == str(photos / "a.png") and first["relative"] == "a.png" and first["status"] == "ok"
+    assert (first["height"], first["width"]) == (32, 48) and first["seconds"] > 0
+    assert first["outputs"] == ["panoptic/a.png", "a.jpg"]
+    assert all((tmp_path / "out" / output).is_file() for output in first["outputs"])
+    entry = first["records"][0]["annotation"]
+    assert sum(first["segments"].values()) == len(entry["segments_info"]) > 0 and first["records"][1] is None
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("out", ["folder", "shards", pytest.param("url", marks=pytest.mark.slow)])
+def test_killed_and_started_again(tmp_path, out):
+    """The soak in small: 60 photos, two kills, in two processes."""
+    root = Path(__file__).parents[2]
+    words = [sys.executable, root / "benchmarks" / "soak_predict.py", "--images", "60", "--kills", "2", "--seed", "1"]
+    words += ["--out", out]
+    environment = {**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(tmp_path)}
+    done = subprocess.run(list(map(str, words)), env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every photo once" in done.stdout and "kills: 2" in done.stdout

@@ -1,0 +1,164 @@
+"""Which photos are found and what their outputs are called."""
+
+import os
+import weakref
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from seamseg.predict import job as inference
+from seamseg.predict.sources.base import Source
+from seamseg.predict.sources.find import find_sources, refuse_overwriting
+from seamseg.utils.errors import InputError, UnreadableImage
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for name in ("b.JPG", "a.png", "a.jpg", "notes.txt", ".hidden.png", "sub/a.png", "sub/deep/c.tiff", ".git/x.png"):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return tmp_path / "photos"
+
+
+def names(sources):
+    return [s.name for s in sources]
+
+
+def test_a_folder_with_its_sub_folders(tree):
+    sources = find_sources(tree)
+    assert names(sources) == ["a.jpg", "a.png", "b", "sub/a", "sub/deep/c"]
+    assert [s.relative for s in sources] == ["a.jpg", "a.png", "b.JPG", "sub/a.png", "sub/deep/c.tiff"]
+    assert all(s.path == tree / s.relative for s in sources)
+
+
+def test_names_stay_apart_even_when_a_file_is_called_like_an_extended_name(tree):
+    (tree / "a.jpg.png").touch()
+    found = names(find_sources(tree))
+    assert found == ["a.jpg", "a.jpg.png", "a.png", "b", "sub/a", "sub/deep/c"]
+
+
+def test_names_that_differ_in_case_only_keep_their_ending(tmp_path):
+    (tmp_path / "A.jpg").touch()
+    (tmp_path / "a.png").touch()
+    assert names(find_sources(tmp_path)) == ["A.jpg", "a.png"]
+
+
+def test_a_file_is_taken_at_its_word(tree):
+    (tree / "notes.dat").touch()
+    assert find_sources(tree / "notes.dat") == [Source(tree / "notes.dat", "notes", "notes.dat")]
+
+
+def test_a_glob_keeps_the_folders_below_its_fixed_part(tree):
+    assert names(find_sources(f"{tree}/**/*.png")) == ["a", "sub/a"]
+    assert names(find_sources(f"{tree}/su?/*.png")) == ["sub/a"]
+    assert names(find_sources(f"{tree}/*.JPG")) == ["b"]
+
+
+def test_a_file_whose_name_looks_like_a_glob(tmp_path):
+    (tmp_path / "a[1].png").touch()
+    assert names(find_sources(tmp_path / "a[1].png")) == ["a[1]"]
+
+
+def test_outputs_inside_the_folder_are_not_inputs(tree):
+    (tree / "out").mkdir()
+    (tree / "out" / "old.jpg").touch()
+    assert "out/old" not in names(find_sources(tree, tree / "out"))
+    assert "out/old" in names(find_sources(tree))
+
+
+def test_outputs_above_the_photos_hide_none_of_them(tree):
+    everything = names(find_sources(tree))
+    assert names(find_sources(tree, tree.parent)) == everything
+    assert names(find_sources(f"{tree}/**/*.png", tree.parent)) == ["a", "sub/a"]
+    assert names(find_sources(f"{tree}/*.JPG", tree)) == ["b"]
+
+
+def test_photos_and_outputs_in_one_folder_are_refused(tree):
+    with pytest.raises(InputError, match="would mix; choose another output folder"):
+        find_sources(tree, tree / "sub" / "..")
+
+
+def test_links_in_a_circle_end(tree):
+    (tree / "sub" / "again").symlink_to(tree, target_is_directory=True)
+    assert names(find_sources(tree))[-1] == "sub/deep/c"
+
+
+def test_nothing_there(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for inputs, message in (
+        (tmp_path / "empty", "0 images found in this folder; looked for .jpg"),
+        (tmp_path / "missing", "no such image, video, folder or list"),
+        (tmp_path / "*.png", "0 images match"),
+    ):
+        with pytest.raises(InputError, match=message):
+            find_sources(inputs)
+
+
+def test_photos_are_not_overwritten(tree):
+    sources = find_sources(tree)
+    refuse_overwriting(sources, [Path("elsewhere/a.jpg")])
+    with pytest.raises(InputError, match=r"a\.jpg: this output would overwrite an input photo"):
+        refuse_overwriting(sources, [tree / "sub" / ".." / "a.jpg"])
+
+
+def test_names_are_checked_one_by_one():
+    """The paths of a million photos would be gigabytes."""
+    alive, most = weakref.WeakSet(), 0
+
+    class Paths(list):
+        __hash__ = object.__hash__
+
+    class Writer:
+        def paths(self, source):
+            nonlocal most
+            paths = Paths([Path("out") / f"{source.name}.jpg"])
+            alive.add(paths)
+            most = max(most, len(alive))
+            return paths
+
+    sources = [Source(Path(f"in/{number}.jpg"), str(number), f"{number}.jpg") for number in range(50)]
+    inference._check_names(sources, [Writer()])
+    assert 1 <= most < 5
+    with pytest.raises(InputError, match="would both be written"):
+        inference._check_names([*sources, replace(sources[0])], [Writer()])
+
+
+def test_several_inputs(tree):
+    both = names(find_sources([tree / "b.JPG", tree / "sub", tree / "b.JPG", str(tree / "sub" / ".." / "b.JPG")]))
+    assert sorted(both) == sorted(["b", *(f"sub/{name}" for name in names(find_sources(tree / "sub")))])
+    assert names(find_sources([tree])) == names(find_sources(tree))
+
+
+def test_remarks_in_a_list(tree):
+    (tree / "list.txt").write_text("# the best\na.jpg\n\n#1.png\na.jpg\n")
+    assert names(find_sources(tree / "list.txt")) == ["a"]
+    (tree / "#1.png").touch()
+    assert names(find_sources(tree / "list.txt")) == ["a", "#1"]
+
+
+@pytest.mark.parametrize("empty", ["", " ", ["", "a.jpg"]])
+def test_an_empty_input_is_not_the_working_folder(empty):
+    with pytest.raises(InputError, match="IN is empty, is a variable not set"):
+        find_sources(empty)
+
+
+def test_a_folder_that_cannot_be_listed(tree, monkeypatch):
+    def refuse(path, scan):
+        if Path(path).name == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    before = names(find_sources(tree))
+    for name in ("scandir", "listdir"):
+        monkeypatch.setattr(os, name, partial(refuse, scan=getattr(os, name)))
+    closed = "sub"
+    found = find_sources(tree)
+    assert {s.name for s in found} == {name for name in before if not name.startswith("sub/")} | {"sub/"}
+    with pytest.raises(UnreadableImage, match=r"sub: this folder cannot be listed: Permission denied"):
+        next(s for s in found if s.name == "sub/").open()
+    closed = tree.name
+    with pytest.raises(InputError, match="this folder cannot be listed: Permission denied"):
+        find_sources(tree)

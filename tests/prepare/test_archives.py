@@ -1,0 +1,119 @@
+"""Files in zip and tar archives read as if they had been unpacked, and damage that is named."""
+
+import pickle
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+from support.source_files import photo, picture, tree, zip_of
+
+from seamseg.prepare.archives import Member, SourceTree, photo_size, read_map, read_photo, stamp
+from seamseg.prepare.cityscapes import prepare_cityscapes
+from seamseg.utils.errors import InputError
+
+
+@pytest.fixture
+def source(tmp_path):
+    """`a/b/x.png`, `a/m.png`, `top.txt`."""
+    root = tmp_path / "source"
+    photo(root / "a" / "b" / "x.png", (8, 12), 7)
+    picture(root / "a" / "m.png", np.arange(96).reshape(8, 12) * 500, np.uint16)
+    (root / "top.txt").write_text("text" * 100)
+    return root
+
+
+def packed(source, tmp_path, kind):
+    folder = tmp_path / kind
+    folder.mkdir()
+    if kind == "tar":
+        with tarfile.open(folder / "all.tar", "w") as file:
+            file.add(source, arcname=".")
+    else:
+        zip_of(source, folder / "all.zip", zipfile.ZIP_STORED if kind == "stored" else zipfile.ZIP_DEFLATED)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["stored", "deflated", "tar"])
+def test_members(source, tmp_path, kind):
+    root = packed(source, tmp_path, kind)
+    found = SourceTree(root)
+    assert found.folders("") == ["a"] and found.folders("a") == ["b"] and found.folders("x") == []
+    assert list(found.files("a")) == ["m.png"] and "top.txt" in found.files("")
+    text, image, mask = (found.file(p) for p in ("top.txt", "a/b/x.png", "a/m.png"))
+    assert isinstance(text, Member) and text.read_bytes() == (source / "top.txt").read_bytes()
+    assert pickle.loads(pickle.dumps(mask)) == mask
+    assert (image.name, image.stem, image.suffix) == ("x.png", "x", ".png")
+    assert photo_size(image) == (8, 12) and np.asarray(read_photo(image)).max() == 7
+    assert np.array_equal(read_map(mask), read_map(source / "a" / "m.png"))
+    assert stamp(text) == stamp(found.file("top.txt")) != stamp(image)
+    assert str(image).endswith(("all.zip/a/b/x.png", "all.tar/a/b/x.png"))
+    assert found.file("none") is None
+
+
+def test_files_on_disk_go_first_and_archives_add(source, tmp_path):
+    root = packed(source, tmp_path, "deflated")
+    (root / "a").mkdir()
+    (root / "a" / "m.png").write_bytes(b"disk")
+    (root / "a" / "n.png").write_bytes(b"disk")
+    found = SourceTree(root)
+    assert list(found.files("a")) == ["m.png", "n.png"]
+    assert found.file("a/m.png") == root / "a" / "m.png" and found.files("a")["m.png"] == root / "a" / "m.png"
+    assert found.folders("a") == ["b"]
+
+
+def test_damaged_archives(source, tmp_path):
+    root = packed(source, tmp_path, "stored")
+    member = SourceTree(root).file("top.txt")
+    data = bytearray((root / "all.zip").read_bytes())
+    data[data.index(b"texttext") + 3] ^= 1
+    (root / "all.zip").write_bytes(data)
+    with pytest.raises(InputError, match=r"all\.zip/top\.txt: the archive is damaged \(wrong check sum\)"):
+        member.read_bytes()
+    (root / "all.zip").write_bytes(bytes(member.offset + 40))
+    with pytest.raises(InputError, match="the archive is damaged"):
+        member.read_bytes()
+    (root / "all.zip").write_bytes(b"PK")
+    with pytest.raises(InputError, match=r"all\.zip: not a zip file, or a truncated one"):
+        SourceTree(root)
+    (root / "all.zip").unlink()
+    with pytest.raises(InputError, match="cannot be unpacked"):
+        member.read_bytes()
+    (root / "x.tar").write_bytes(b"no tar file" * 100)
+    with pytest.raises(InputError, match=r"x\.tar: not a tar file"):
+        SourceTree(root)
+
+
+def test_unusual_packing(source, tmp_path):
+    (tmp_path / "z").mkdir()
+    zip_of(source, tmp_path / "z" / "all.zip", zipfile.ZIP_BZIP2)
+    with pytest.raises(InputError, match="encrypted or packed in an unusual way; unpack the archive"):
+        SourceTree(tmp_path / "z")
+
+
+def test_compressed_tar_is_named(tmp_path):
+    (tmp_path / "train.tar.gz").write_bytes(b"")
+    assert SourceTree(tmp_path).hint == f"; {tmp_path}/train.tar.gz cannot be read in place, unpack it"
+    with pytest.raises(InputError, match=r"0 images found.*train\.tar\.gz cannot be read in place"):
+        prepare_cityscapes(tmp_path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_cityscapes_as_downloaded(tmp_path, workers):
+    """Each zip of Cityscapes has README and license beside its folder."""
+    raw, zips = tmp_path / "raw", tmp_path / "zips"
+    zips.mkdir()
+    for kind, split in (("gtFine", "train"), ("gtFine", "val"), ("gtCoarse", "train_extra")):
+        name = f"ulm_{split}_0"
+        photo(raw / "leftImg8bit" / split / "ulm" / f"{name}_leftImg8bit.png")
+        ids = np.full((8, 12), 7)
+        ids[2], ids[3:, 4:] = 26, 26001
+        picture(raw / kind / split / "ulm" / f"{name}_{kind}_instanceIds.png", ids, np.uint16)
+    for kind in ("leftImg8bit", "gtFine", "gtCoarse"):
+        with zipfile.ZipFile(zips / f"{kind}.zip", "w", zipfile.ZIP_DEFLATED) as file:
+            file.writestr("README", "x")
+            for path in (raw / kind).rglob("*.png"):
+                file.write(path, path.relative_to(raw).as_posix())
+    assert prepare_cityscapes(raw, tmp_path / "one").splits == {"train": 1, "val": 1, "coarse": 1}
+    prepare_cityscapes(zips, tmp_path / "two", workers=workers)
+    assert tree(tmp_path / "one") == tree(tmp_path / "two")

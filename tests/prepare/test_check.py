@@ -1,0 +1,283 @@
+"""`seamseg prepare --check`: each kind of damage is found and named, and a whole data set has none."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.source_files import photo, picture, tree
+from support.tiny_dataset import classes
+
+from seamseg.cli.main import main
+from seamseg.data.folder import DatasetFolder
+from seamseg.formats.metadata import Metadata, read_metadata, write_metadata
+from seamseg.prepare.check import check_dataset
+from seamseg.prepare.contact_sheet import _edges, choose_images, write_contact_sheet
+from seamseg.prepare.writer import DatasetWriter, Frame, Instances
+from seamseg.utils.errors import InputError
+
+
+def read(frame: Frame) -> Instances:
+    ids = np.ones((10, 14), np.uint8)
+    ids[0], ids[5:, 7:], ids[8:, 10:], ids[1] = 0, 2, 3, 4
+    return Instances(ids, [255, 0, 2, 2, 1], [0, 0, 0, 1, 0])
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Three images in train, one in val; every class in each."""
+    frames = [
+        Frame(
+            f"im{k}", photo(tmp_path / "src" / f"{k}.png", (10, 14), 20 * k), tmp_path / "src" / f"{k}.png", f"{k}.png"
+        )
+        for k in range(4)
+    ]
+    writer = DatasetWriter(tmp_path / "data", classes(), 1, link="copy")
+    writer.add_split("train", frames[:3], read)
+    writer.add_split("val", frames[3:], read)
+    writer.finish()
+    return tmp_path / "data"
+
+
+def damage_metadata(data, change):
+    m = read_metadata(data / "metadata.bin")
+    write_metadata(data / "metadata.bin", Metadata(**{**vars(m), "images": change(list(m.images))}))
+
+
+def found(data, is_error=True):
+    report = check_dataset(data, 1)
+    return [str(p).replace(f"{data}/", "") for p in (report.errors if is_error else report.warnings)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_whole_data_set(data, workers):
+    before = tree(data)
+    report = check_dataset(data, workers)
+    assert report.problems == [] and tree(data) == before
+    assert report.splits == {"train": 3, "val": 1} and report.sizes == [((10, 14), 4)]
+    rows = {row["name"]: row for row in report.classes}
+    mask = read(None).ids
+    for name, ids in {"road": [1], "sky": [4], "car": [2, 3]}.items():
+        pixels = 4 * int(np.isin(mask, ids).sum())
+        assert (rows[name]["images"], rows[name]["segments"], rows[name]["pixels"]) == (4, 4 * len(ids), pixels)
+        assert rows[name]["share"] == pytest.approx(pixels / (4 * np.count_nonzero(mask)))
+    assert rows["car"]["crowds"] == 4 and rows["car"]["kind"] == "thing" and rows["sky"]["kind"] == "stuff"
+    assert report.void == pytest.approx(0.1)
+
+
+def test_broken_files(data):
+    (data / "img" / "im0.png").write_bytes(b"")
+    (data / "img" / "im1.png").write_bytes((data / "img" / "im1.png").read_bytes()[:45])
+    (data / "img" / "im2.png").unlink()
+    (data / "msk" / "im0.png").unlink()
+    (data / "msk" / "im1.png").write_bytes(b"x")
+    messages = found(data)
+    assert messages[0] == "img/im0.png: the file is empty (0 bytes)"
+    assert messages[1] == "msk/im0.png: no mask of image 'im0'"
+    assert messages[2].startswith("img/im1.png: broken image")
+    assert messages[3].startswith("msk/im1.png: not an image")
+    assert messages[4].startswith("img/im2: no photo of image 'im2'")
+    assert len(messages) == 5
+
+
+def test_sizes(data):
+    photo(data / "img" / "im0.png", (10, 15))
+    picture(data / "msk" / "im1.png", np.ones((9, 14)))
+    assert found(data) == [
+        "img/im0.png: 15 x 10 pixels (width x height), metadata.bin says 14 x 10",
+        "msk/im1.png: the mask is 14 x 9 pixels (width x height), metadata.bin says 14 x 10",
+    ]
+
+
+def test_ids(data):
+    picture(data / "msk" / "im0.png", np.full((10, 14), 5))
+    ids = np.ones((10, 14))
+    ids[0], ids[1] = 7, 9
+    picture(data / "msk" / "im1.png", ids)
+    picture(data / "msk" / "im2.png", np.zeros((10, 14)))
+    assert found(data) == [
+        "msk/im0.png: instance id 5 without class: metadata.bin has ids 0 to 4",
+        "msk/im1.png: instance id 7 and 1 more without class: metadata.bin has ids 0 to 4",
+    ]
+    warnings = found(data, False)
+    assert "msk/im1.png: 3 of 4 ids of metadata.bin have no pixel" in warnings
+    assert "msk/im2.png: nothing but void" in warnings
+
+
+def test_lists(data):
+    (data / "lst" / "train.txt").write_text("im0\nim0\nim9\nim3\n")
+    (data / "lst" / "more.txt").write_text("\n")
+    messages = found(data)
+    assert "lst/train.txt: image 'im0' is listed 2 times" in messages
+    assert "lst/train.txt: image 'im9' is not in metadata.bin" in messages
+    assert "lst/more.txt: the list is empty" in messages
+    warnings = found(data, False)
+    assert "lst: 2 images are in no list, the first is 'im1'" in warnings
+    assert "lst/val.txt: 1 images are also in train, the first is 'im3'" in warnings
+
+
+def test_no_lists_and_no_images(data):
+    for path in (data / "lst").iterdir():
+        path.unlink()
+    damage_metadata(data, lambda images: [])
+    messages = found(data)
+    assert messages[0] == "metadata.bin: lists no images"
+    assert messages[1].startswith("lst: no list of images")
+
+
+def test_image_twice_in_the_metadata(data):
+    damage_metadata(data, lambda images: [*images, images[0]])
+    assert found(data) == ["metadata.bin: lists image 'im0' 2 times"]
+
+
+def test_classes(data):
+    m = read_metadata(data / "metadata.bin")
+    write_metadata(
+        data / "metadata.bin",
+        Metadata(2, 3, ["road", "sky", "car", "bus", "sky"], [(0, 0, 0)] * 5, [0, 1, 2, 3, 4], m.images),
+    )
+    assert "metadata.bin: two classes are called 'sky'" in found(data)
+    assert "metadata.bin: 2 classes never occur: 'bus', 'sky'" in found(data, False)
+
+
+def test_class_that_is_scored_but_not_learnt(data):
+    def change(images):
+        for image in images[:3]:
+            image.cat[4] = 0
+        return images
+
+    damage_metadata(data, change)
+    assert found(data, False) == ["metadata.bin: class 'sky' occurs in val, but not in train"]
+
+
+def test_same_photo_in_two_splits(data):
+    (data / "img" / "im3.png").write_bytes((data / "img" / "im1.png").read_bytes())
+    assert found(data, False) == ["img: the photo of 'im3' (val) is that of 'im1' (train)"]
+    (data / "img" / "im2.png").write_bytes((data / "img" / "im1.png").read_bytes())
+    assert len(found(data, False)) == 1  # within a split it may be meant
+
+
+def test_detection_files(data):
+    path = data / "coco" / "train.json"
+    content = json.loads(path.read_text())
+
+    def messages(change, is_error=True):
+        changed = json.loads(json.dumps(content))
+        change(changed)
+        path.write_text(json.dumps(changed))
+        return found(data, is_error)
+
+    assert messages(lambda c: c["images"].pop()) == [
+        "coco/train.json: lacks 1 images, the first is 'im2'",
+        "coco/train.json: 0 annotations of unknown categories and 2 of unknown images",
+    ]
+    assert "another size" in messages(lambda c: c["images"][0].update(width=3))[0]
+    assert "not the thing classes" in messages(lambda c: c["categories"].append({"id": 7, "name": "x"}))[0]
+    assert (
+        "has 1 images, which the list lacks" in messages(lambda c: c["images"].append({**c["images"][0], "id": "q"}))[0]
+    )
+    assert "ids occur twice" in messages(lambda c: c["annotations"][0].update(id=2))[0]
+    assert "has id 0" in messages(lambda c: c["annotations"][0].update(id=0), False)[0]
+    assert "not COCO annotations" in messages(lambda c: c.pop("images"))[0]
+    path.unlink()
+    assert "coco/train.json: no such file" in found(data, False)[0]
+
+
+def test_stray_files(data):
+    photo(data / "img" / "other.jpg")
+    (data / "img" / ".im0.png.1.partial").write_bytes(b"x")
+    picture(data / "msk" / "x.png", np.zeros((2, 2)))
+    picture(data / "msk" / "l.png", np.zeros((10, 14))).rename(data / "msk" / "im0.png.1")
+    (data / ".prepare").mkdir()
+    warnings = found(data, False)
+    assert warnings == [
+        ".prepare: a conversion did not end; run it again",
+        "img/.im0.png.1.partial: belongs to no image of metadata.bin",
+        "img/other.jpg: belongs to no image of metadata.bin",
+        "msk/x.png: belongs to no image of metadata.bin",
+    ]
+
+
+def test_command(data, tmp_path, capsys):
+    assert main(["prepare", "--check", str(data), "--json", str(tmp_path / "r.json")]) == 0
+    shown = capsys.readouterr()
+    assert "4 images (3 in train, 1 in val)" in shown.out and "errors: 0, warnings: 0" in shown.out
+    assert f"{data / 'check.jpg'}: 4 images to look at" in shown.out and "check: 4/4" in shown.err
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["ok"] and report["images"] == 4 and report["errors"] == []
+    assert Image.open(data / "check.jpg").format == "JPEG"
+    (data / "msk" / "im2.png").unlink()
+    words = ["prepare", "check", str(data), "--quiet", "--workers", "1", "--samples", "0", "--json"]
+    assert main([*words, str(tmp_path / "r.json")]) == 1
+    shown = capsys.readouterr()
+    assert f"error: {data}/msk/im2.png: no mask of image 'im2'" in shown.out and shown.err == ""
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert not report["ok"]
+    assert report["errors"] == [{"file": f"{data}/msk/im2.png", "problem": "no mask of image 'im2'"}]
+
+
+def test_command_with_what_is_no_data_set(data, tmp_path, capsys):
+    assert main(["prepare", "--check", str(tmp_path / "none")]) == 2
+    assert main(["prepare", "--check", str(tmp_path)]) == 2
+    capsys.readouterr()
+    (data / "metadata.bin").write_bytes(b"x")
+    assert main(["prepare", "--check", str(data)]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main(["prepare"]) == 2
+    assert "name a SOURCE or --check DATA" in capsys.readouterr().err
+    assert main(["prepare", "--check", str(data), "--samples", "-1"]) == 2
+    assert main(["prepare", "--check", str(data), "toy-city", "x"]) == 2
+
+
+def test_many_problems_are_counted(data, capsys):
+    damage_metadata(data, lambda images: images + [type(images[0])(f"x{k}", [255], (1, 1), [0]) for k in range(40)])
+    assert main(["prepare", "--check", str(data), "--samples", "0"]) == 1
+    shown = capsys.readouterr().out
+    assert "error: 30 more (" in shown and "--json FILE lists them all" in shown and "errors: 80" in shown
+
+
+def test_sheet_shows_every_class_and_no_broken_image(data, tmp_path):
+    (data / "img" / "im0.png").write_bytes(b"")
+    report = check_dataset(data, 1)
+    assert write_contact_sheet(tmp_path / "s.png", report, 24, 1) == 3
+    sheet = np.asarray(Image.open(tmp_path / "s.png"))
+    assert Image.open(tmp_path / "s.png").format == "PNG"
+    legend = {tuple(c) for c in sheet.reshape(-1, 3).tolist()}
+    assert set(DatasetFolder(data).metadata.palette) <= legend
+
+
+def test_edges_close_around_a_thing_and_are_single_between_two():
+    ids = np.zeros((6, 9), int)
+    ids[1:5, 1:4], ids[1:5, 4:8] = 1, 2
+    edge = _edges(ids, ids > 0)
+    rows = ["." * 9, ".#######.", ".#..#..#.", ".#..#..#.", ".#######.", "." * 9]
+    assert ["".join(".#"[v] for v in row) for row in edge.astype(int)] == rows
+
+
+def test_choice_of_images():
+    from seamseg.prepare.check import ImageCheck
+
+    images = [ImageCheck(f"{k:02}", [], segments={0: 1}) for k in range(20)]
+    images[13] = ImageCheck("13", [], segments={0: 1, 5: 2})
+    images[4] = ImageCheck("04", [], segments={3: 1})
+    assert {"13", "04"} <= set(choose_images(images, 2))
+    chosen = choose_images(images, 6)
+    assert len(set(chosen)) == 6 and chosen == sorted(chosen) and {"13", "04"} <= set(chosen)
+    assert choose_images([], 5) == [] and len(choose_images(images, 99)) == 20
+
+
+def test_read_only_folder_gives_no_sheet(data, capsys, monkeypatch):
+    from seamseg.prepare import contact_sheet
+    from seamseg.utils.errors import SeamsegError
+
+    def refuse(*_):
+        raise SeamsegError("check.jpg: cannot be written: Read-only file system")
+
+    monkeypatch.setattr(contact_sheet, "write_contact_sheet", refuse)
+    assert main(["prepare", "--check", str(data)]) == 0
+    assert "no sheet: check.jpg: cannot be written" in capsys.readouterr().out
+
+
+def test_not_a_folder(tmp_path):
+    with pytest.raises(InputError):
+        check_dataset(tmp_path / "none")

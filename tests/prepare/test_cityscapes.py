@@ -1,0 +1,207 @@
+"""Raw Cityscapes → dataset folder: the original's result, and every way the source can be wrong."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from seamseg.cli.main import main
+from seamseg.data.dataset import PanopticDataset
+from seamseg.data.transforms import TrainTransform
+from seamseg.formats.cityscapes.labels import LABELS, cityscapes_classes
+from seamseg.formats.metadata import read_metadata
+from seamseg.prepare.cityscapes import find_frames, prepare_cityscapes
+from seamseg.utils.errors import InputError
+
+FIXTURE = Path(__file__).parents[1] / "golden" / "prep_fixture.zip"
+
+
+@pytest.fixture(scope="module")
+def fixture(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("fixture")
+    with zipfile.ZipFile(FIXTURE) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.fixture
+def raw(tmp_path) -> Path:
+    """A raw tree of two training frames that a test may break."""
+    root = tmp_path / "raw"
+    for k, city in enumerate(("ulm", "jena")):
+        name = f"{city}_000000_00000{k}"
+        photo = root / "leftImg8bit" / "train" / city / f"{name}_leftImg8bit.png"
+        truth = root / "gtFine" / "train" / city / f"{name}_gtFine_instanceIds.png"
+        for path in (photo, truth):
+            path.parent.mkdir(parents=True)
+        Image.fromarray(np.full((8, 12, 3), k, np.uint8)).save(photo)
+        ids = np.full((8, 12), 7, np.uint16)
+        ids[2:4, 3:5], ids[6:, :4], ids[7, 7:] = 26001, 26, 29000
+        Image.fromarray(ids).save(truth)
+    return root
+
+
+def truth_of(raw: Path, city: str = "ulm") -> Path:
+    return next((raw / "gtFine" / "train" / city).iterdir())
+
+
+def annotations(path: Path):
+    content = json.loads(path.read_text())
+    fields = ("image_id", "category_id", "iscrowd", "area", "bbox", "width", "height")
+    images = {i["id"]: (i["file_name"], i["width"], i["height"]) for i in content["images"]}
+    return images, content["categories"], sorted([a[f] for f in fields] for a in content["annotations"])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_result_of_the_original(fixture, tmp_path, workers):
+    golden = fixture / "out_cityscapes"
+    done = prepare_cityscapes(fixture / "cityscapes", tmp_path, workers=workers)
+    assert done.splits == {"train": 4, "val": 1, "coarse": 1} and done.missing == []
+    ours, theirs = read_metadata(tmp_path / "metadata.bin"), read_metadata(golden / "metadata.bin")
+    assert ours == done.metadata
+    assert ours.without_images() == theirs.without_images() == cityscapes_classes()
+    assert sorted(ours.images, key=lambda i: i.id) == sorted(theirs.images, key=lambda i: i.id)
+    for split in done.splits:
+        lists = [(root / "lst" / f"{split}.txt").read_text().split() for root in (tmp_path, golden)]
+        assert lists[0] == sorted(lists[1])
+        assert annotations(tmp_path / "coco" / f"{split}.json") == annotations(golden / "coco" / f"{split}.json")
+    for folder in ("img", "msk"):
+        assert {p.name for p in (tmp_path / folder).iterdir()} == {p.name for p in (golden / folder).iterdir()}
+        for path in (golden / folder).iterdir():
+            assert np.array_equal(np.array(Image.open(tmp_path / folder / path.name)), np.array(Image.open(path)))
+    assert {p.name for p in tmp_path.iterdir()} == {"img", "msk", "lst", "coco", "metadata.bin"}
+
+
+def test_result_trains(fixture, tmp_path):
+    prepare_cityscapes(fixture / "cityscapes", tmp_path)
+    data = PanopticDataset(tmp_path, "coarse", TrainTransform(48, None))
+    assert data[0]["cat"].tolist() == [255, 0, 2, 10, 13, 11, 13, 13, 13, 16, 18]
+
+
+def test_label_table():
+    assert [label.id for label in LABELS] == list(range(34))
+    assert sum(label.has_instances for label in LABELS) == 10
+    trained = [label.train_id for label in LABELS if label.train_id != 255]
+    assert trained == list(range(19))
+
+
+def test_missing_splits_are_said(raw, tmp_path):
+    said = []
+    done = prepare_cityscapes(raw, tmp_path / "out", say=said.append)
+    assert done.missing == ["val", "train_extra"] and done.splits == {"train": 2}
+    assert [line.partition(": ")[2] for line in said] == ["no val, left out", "no train_extra, left out"]
+    assert (tmp_path / "out" / "lst" / "train.txt").read_text() == "jena_000000_000001\nulm_000000_000000\n"
+
+
+def test_a_split_more_later(fixture, tmp_path):
+    root = fixture / "cityscapes"
+    prepare_cityscapes(root, tmp_path, ["train"])
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "msk").iterdir()}
+    said = []
+    done = prepare_cityscapes(root, tmp_path, ["train", "val"], say=said.append)
+    assert said == [f"train: 4 images, prepared already; to redo it, delete {tmp_path}/lst/train.txt"]
+    assert len(done.metadata.images) == 5
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+
+
+def test_photos_without_annotation_are_said(raw, tmp_path):
+    truth_of(raw).unlink()
+    said = []
+    done = prepare_cityscapes(raw, tmp_path / "out", ["train"], say=said.append)
+    assert done.splits == {"train": 1}
+    assert "1 photos without _gtFine_instanceIds.png" in said[0]
+
+
+def test_jpeg_photos_and_order(raw):
+    photo = next((raw / "leftImg8bit" / "train" / "ulm").iterdir())
+    Image.open(photo).save(photo.with_suffix(".jpg"))
+    photo.unlink()
+    frames = find_frames(raw, "train")
+    assert [f.id for f in frames] == ["jena_000000_000001", "ulm_000000_000000"]
+    assert frames[1].file_name == "ulm/ulm_000000_000000_leftImg8bit.jpg"
+
+
+def fails(raw, tmp_path, match, **options):
+    with pytest.raises(InputError, match=match) as error:
+        prepare_cityscapes(raw, tmp_path / "out", **options)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out" / "metadata.bin").exists()
+
+
+def test_nothing_found(tmp_path):
+    fails(tmp_path / "none", tmp_path, r"none: 0 images found; expected leftImg8bit/")
+
+
+def test_unknown_split(raw, tmp_path):
+    fails(raw, tmp_path, "no Cityscapes split is called 'test'; choose among train, val", splits=["test"])
+    fails(raw, tmp_path, "no Cityscapes split", splits=[])
+
+
+def test_missing_photo(raw, tmp_path):
+    next((raw / "leftImg8bit" / "train" / "ulm").iterdir()).unlink()
+    fails(raw, tmp_path, r"ulm_000000_000000_leftImg8bit\.png: no such photo; 1 of 2 annotations of train lack theirs")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_photo_of_another_size(raw, tmp_path, workers):
+    Image.new("RGB", (5, 5)).save(next((raw / "leftImg8bit" / "train" / "ulm").iterdir()))
+    fails(raw, tmp_path, r"ulm_.*: 5 x 5 pixels .* has 12 x 8", workers=workers)
+
+
+@pytest.mark.parametrize("value", [34, 99, 34000, 57123])
+def test_unknown_label(raw, tmp_path, value):
+    Image.fromarray(np.full((8, 12), value, np.uint16)).save(truth_of(raw))
+    fails(raw, tmp_path, rf"instanceIds\.png: {value} is no Cityscapes instance id")
+
+
+def test_broken_annotation(raw, tmp_path):
+    truth_of(raw).write_bytes(truth_of(raw).read_bytes()[:40])
+    fails(raw, tmp_path, r"ulm_000000_000000_gtFine_instanceIds\.png: (broken|not an) image")
+    truth_of(raw).write_bytes(b"")
+    fails(raw, tmp_path, "empty")
+
+
+def test_all_void_and_license_plate(raw, tmp_path):
+    Image.fromarray(np.full((8, 12), 0xFFFF, np.uint16)).save(truth_of(raw))
+    metadata = prepare_cityscapes(raw, tmp_path / "out").metadata
+    assert [i.cat for i in metadata.images] == [[255, 0, 13, 13], [255]]
+    assert [i.iscrowd for i in metadata.images] == [[0, 0, 1, 0], [0]]
+
+
+def test_command(raw, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["prepare", "cityscapes", str(raw), str(out), "--splits", "train,val", "--workers", "1"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"{out}: 2 images in train; 11 stuff and 8 thing classes\n"
+    assert "no val, left out" in shown.err and "train: 2/2" in shown.err
+    for words in (["prepare", "--quiet", "cityscapes"], ["prepare", "cityscapes", "--quiet"]):
+        assert main([*words, str(raw), str(out)]) == 0
+        assert capsys.readouterr().err == ""
+
+
+def test_command_with_bad_input(tmp_path, capsys):
+    assert main(["prepare", "cityscapes", str(tmp_path / "none"), str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main(["prepare", "cityscapes", str(tmp_path), str(tmp_path), "--workers", "0"]) == 2
+    for words in (["prepare"], ["prepare", "toy-city", "x", "--size", "12"]):
+        assert main(words) == 2
+
+
+def test_command_toy_city(tmp_path, capsys):
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    assert main(["prepare", "toy-city", str(raw), "--train", "2", "--val", "1", "--size", "64x96"]) == 0
+    assert "toy city: 3/3" in capsys.readouterr().err
+    assert main(["prepare", "cityscapes", str(raw), str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}: 2 images in train, 1 image in val; 11 stuff and 8 thing classes\n"
+
+
+SOURCES = ["", *["cityscapes", "vistas", "coco", "panoptic", "folders", "instances", "merge", "check", "toy-city"]]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_help_teaches(source, capsys):
+    assert main(["prepare", *source.split(), "--help"]) == 0
+    assert f"seamseg prepare {source or 'cityscapes'} " in capsys.readouterr().out

@@ -1,0 +1,81 @@
+"""The class list of one's own data: both forms, and what is said of wrong ones."""
+
+import json
+
+import pytest
+from support.source_files import CLASS_LIST
+
+from seamseg.cli.prepare_texts import CLASS_LIST as SHOWN
+from seamseg.prepare.class_file import read_class_list
+from seamseg.utils.errors import InputError
+
+
+def read(tmp_path, text, name="classes.ini"):
+    path = tmp_path / name
+    path.write_text(text)
+    return read_class_list(path)
+
+
+def test_ini(tmp_path):
+    listed = read(tmp_path, CLASS_LIST)
+    m = listed.classes
+    assert (m.categories, m.num_stuff, m.num_thing) == (["road", "sky", "car"], 2, 1)
+    assert m.original_ids == [0, 3, 7] and m.palette[0] == (1, 2, 3)
+    assert len(set(m.palette)) == 3
+    assert listed.class_of == {0: 0, 3: 1, 7: 2, 255: 255, 9: 255}
+
+
+def test_example_of_the_help(tmp_path):
+    listed = read(tmp_path, SHOWN)
+    assert listed.classes.categories == ["road", "car"] and listed.class_of[255] == 255
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+def test_json(tmp_path, wrap):
+    entries = [
+        {"id": 7, "name": "car", "isthing": 1, "color": [0, 0, 142]},
+        {"id": 1, "name": "road", "isthing": False, "supercategory": "ground"},
+    ]
+    listed = read(tmp_path, json.dumps({"categories": entries, "void": [0]} if wrap else entries), "c.json")
+    assert listed.classes.categories == ["road", "car"] and listed.classes.palette[1] == (0, 0, 142)
+    assert listed.class_of == {1: 0, 7: 1, **({0: 255} if wrap else {})}
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "no classes"),
+        ("[void]\nids = 1", "no classes"),
+        ("[road]\nkind = stuff", r"\[road\]: 'id' is missing"),
+        ("[road]\nid = 1", r"\[road\]: 'kind' is missing: stuff or thing"),
+        ("[road]\nid = x\nkind = stuff", r"\[road\]: invalid literal"),
+        ("[road]\nid = -1\nkind = stuff", "negative"),
+        ("[road]\nid = 1\nkind = ground", r"\[road\]: 'ground' is neither stuff nor thing"),
+        ("[road]\nid = 1\nkind = stuff\ncolour = 1", "unknown key 'colour'"),
+        ("[road]\nid = 1\nkind = stuff\ncolor = 1 2", "three numbers"),
+        ("[road]\nid = 1\nkind = stuff\ncolor = red", "no integers"),
+        ("[a]\nid = 1\nkind = stuff\n[b]\nid = 1\nkind = thing", "two classes have the id 1"),
+        ("[a]\nid = 1\nkind = stuff\n[a]\nid = 2\nkind = thing", "not an INI file"),
+        ("[a]\nid = 1\nkind = stuff\n[void]\nids = 1", "1 is the id of 'a', and void"),
+        ("[a]\nid = 1\nkind = stuff\n[void]\nids = none", r"\[void\] ids"),
+        ("id = 1", "not an INI file"),
+        ('{"classes": []}', "expected a list, or an object with `categories`"),
+        ("[{", "not JSON"),
+        ('[{"id": 1, "name": "a", "isthing": 2}]', "category 0: 2 is neither stuff nor thing"),
+        ('[{"id": 1, "name": "a", "isthing": 1}, {"id": 2, "name": "a", "isthing": 1}]', "two classes have the name"),
+        ('{"categories": [], "void": 3}', "`void` must be a list"),
+    ],
+)
+def test_wrong_lists(tmp_path, text, match):
+    with pytest.raises(InputError, match=match) as error:
+        read(tmp_path, text)
+    assert "classes.ini" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_missing_file_and_too_many(tmp_path):
+    with pytest.raises(InputError, match="category 0"):
+        read(tmp_path, "[4]", "classes.json")
+    with pytest.raises(InputError, match="no such file"):
+        read_class_list(tmp_path / "none.ini")
+    with pytest.raises(InputError, match="256 classes, more than 255"):
+        read(tmp_path, "".join(f"[c{k}]\nid = {k}\nkind = stuff\n" for k in range(256)))

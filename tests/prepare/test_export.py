@@ -1,0 +1,280 @@
+"""Ground truth goes to each format and back through `prepare`: the data set means the same."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.export_scenes import CLASSES, make_city
+
+from seamseg.data.folder import DatasetFolder
+from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
+from seamseg.formats.metadata import ImageInfo, Metadata, read_metadata, write_metadata
+from seamseg.prepare.check import check_dataset
+from seamseg.prepare.cityscapes import prepare_cityscapes
+from seamseg.prepare.convert import Options
+from seamseg.prepare.export import export_dataset
+from seamseg.prepare.panoptic import prepare_panoptic
+from seamseg.prepare.vistas import prepare_vistas
+from seamseg.structures import VOID
+from seamseg.utils.errors import InputError
+
+ONE = Options(workers=1)
+
+
+def from_coco(data: Path, out: Path, split: str, back: Path) -> Path:
+    path = out / "coco" / f"panoptic_{split}"
+    prepare_panoptic(back, {split: (str(data / "img"), f"{path}.json", str(path))}, ONE)
+    return back
+
+
+def from_cityscapes(data: Path, out: Path, split: str, back: Path) -> Path:
+    prepare_cityscapes(out / "cityscapes", back, ["train_extra" if split == "coarse" else split], 1)
+    return back
+
+
+def from_vistas(data: Path, out: Path, split: str, back: Path) -> Path:
+    prepare_vistas(
+        out / "vistas", back, splits=[{"train": "training", "val": "validation"}.get(split, split)], options=ONE
+    )
+    return back
+
+
+BACK = {"coco": from_coco, "cityscapes": from_cityscapes, "vistas": from_vistas}
+
+
+def meaning(root: Path) -> dict[str, set[tuple]]:
+    """By image: name and kind of the class, crowd flag and pixels of each segment, in the base layer."""
+    folder = DatasetFolder(root)
+    m = folder.metadata
+    found = {}
+    for image in m.images:
+        mask = folder.read_mask(image.id)[0]
+        found[image.id] = {
+            (m.categories[image.cat[i]], m.is_thing(image.cat[i]), image.iscrowd[i], (mask == i).tobytes())
+            for i in np.unique(mask[mask > 0])
+            if image.cat[i] != VOID
+        }
+    return found
+
+
+@pytest.mark.parametrize(
+    ("format_", "crowds"), [("coco", True), ("cityscapes", True), ("vistas", True), ("vistas", False)]
+)
+def test_there_and_back(tmp_path, format_, crowds):
+    data = make_city(tmp_path / "data", crowds)
+    assert export_dataset(data, tmp_path / "out", ["val"], [format_], ONE) == {"val": 3}
+    back = BACK[format_](data, tmp_path / "out", "val", tmp_path / "back")
+    before, after = meaning(data), meaning(back)
+    assert before == after and sum(crowd for s in before.values() for _, _, crowd, _ in s) == 6 * crowds
+    assert check_dataset(back, 1).errors == []
+    old, new = read_metadata(data / "metadata.bin"), read_metadata(back / "metadata.bin")
+    ids = dict(zip(new.categories, new.original_ids))
+    assert all(ids[name] == i for name, i in zip(old.categories, old.original_ids))
+    for image in old.images:
+        photo = DatasetFolder(back).image_path(image.id)
+        assert photo.read_bytes() == (data / "img" / f"{image.id}.png").read_bytes()
+
+
+def test_classes_that_are_groups_are_crowds_of_vistas(tmp_path):
+    classes = replace(CLASSES, categories=["road", "sky", "human--group", "car"], original_ids=[3, 9, 5, 0])
+    data = make_city(tmp_path / "data", classes=classes)
+    metadata = read_metadata(data / "metadata.bin")
+    things = [replace(i, iscrowd=[int(c == 2) for c in i.cat]) for i in metadata.images]
+    write_metadata(data / "metadata.bin", replace(metadata, images=things))
+    export_dataset(data, tmp_path / "out", formats=["vistas"], options=ONE)
+    back = DatasetFolder(from_vistas(data, tmp_path / "out", "val", tmp_path / "back"))
+    names = back.metadata.categories
+    for image in back.metadata.images:
+        of_class = [(names[c], crowd) for c, crowd in zip(image.cat[1:], image.iscrowd[1:])]
+        # all crowds of a class are one
+        assert of_class.count(("human--group", 1)) == 1 and ("human--group", 0) not in of_class
+        assert of_class.count(("car", 0)) == 3 and ("car", 1) not in of_class
+    config = json.loads((tmp_path / "out" / "vistas" / "config.json").read_text())["labels"]
+    assert [k for k, label in enumerate(config) if label["evaluate"]] == [0, 3, 5, 9] and len(config) == 11
+
+
+def test_vistas_files_say_one_thing(tmp_path):
+    data = make_city(tmp_path / "data", crowds=False)
+    export_dataset(data, tmp_path / "out", formats=["vistas", "coco"], options=ONE)
+    root = tmp_path / "out" / "vistas" / "validation"
+    for path in sorted((root / "labels").iterdir()):
+        labels, instances = (np.array(Image.open(root / part / path.name)) for part in ("labels", "instances"))
+        assert labels.dtype == np.uint8 and instances.dtype == np.uint16 and (instances // 256 == labels).all()
+        assert labels.max() == 27 and (labels == 27).sum() > 100
+    scores = evaluate_panoptic_json(*[root / "panoptic" / "panoptic_2018.json"] * 2, *[root / "panoptic"] * 2)
+    assert (scores.PQ, scores.n_images) == (1, 3) and [c.info.id for c in scores.per_class] == [8, 24, 25, 27]
+
+
+def test_several_splits_and_their_names(tmp_path):
+    data = make_city(tmp_path / "data", crowds=False)
+    (data / "lst" / "coarse.txt").write_text("bonn_000001_000019\n")
+    out = tmp_path / "out"
+    assert export_dataset(data, out, formats=["coco", "cityscapes", "vistas"]) == {"coarse": 1, "val": 3}
+    expected = ["cityscapes/gtCoarse/train_extra", "cityscapes/gtFine/val", "vistas/coarse", "vistas/validation"]
+    assert all((out / name).is_dir() for name in expected)
+    assert len(meaning(from_cityscapes(data, out, "coarse", tmp_path / "back"))) == 1
+    (data / "lst" / "validation.txt").write_text("bonn_000001_000019\n")
+    with pytest.raises(InputError, match="the splits val and validation would both"):
+        export_dataset(data, tmp_path / "again", formats=["vistas"])
+
+
+def crowded(root: Path, count: int) -> Path:
+    """A dataset folder whose image has `count` cars of a pixel."""
+    for folder in ("img", "msk", "lst"):
+        (root / folder).mkdir(parents=True)
+    size = (30, 50)
+    ids = np.zeros(size, np.uint16)
+    ids.ravel()[:count] = np.arange(1, count + 1)
+    Image.fromarray(ids).save(root / "msk" / "a.png")
+    Image.new("RGB", size[::-1]).save(root / "img" / "a.png")
+    (root / "lst" / "val.txt").write_text("a\n")
+    image = ImageInfo("a", [VOID, *[3] * count], size, [0] * (count + 1))
+    write_metadata(root / "metadata.bin", Metadata(**{**vars(CLASSES), "images": [image]}))
+    return root
+
+
+@pytest.mark.parametrize(("format_", "limit"), [("cityscapes", 1000), ("vistas", 256)])
+def test_the_number_of_instances_is_limited(tmp_path, format_, limit):
+    most = crowded(tmp_path / "most", limit)
+    export_dataset(most, tmp_path / "out", formats=[format_])
+    back = BACK[format_](most, tmp_path / "out", "val", tmp_path / "back")
+    assert meaning(back) == meaning(most)
+    with pytest.raises(InputError, match=f"image a: more than {limit} instances of label 26"):
+        export_dataset(crowded(tmp_path / "more", limit + 1), tmp_path / "over", formats=[format_])
+    assert not list((tmp_path / "over").rglob("*.png"))
+
+
+def test_what_cannot_be_held(tmp_path):
+    data = make_city(tmp_path / "data")
+    group = replace(CLASSES, categories=["road", "sky", "person", "car-group"])
+    single = make_city(tmp_path / "single", crowds=False, classes=group)
+    with pytest.raises(InputError, match="a single instance of 'car-group'"):
+        export_dataset(single, tmp_path / "out", formats=["vistas"], options=ONE)
+    with pytest.raises(InputError, match="'car-group' is no class of Cityscapes"):
+        export_dataset(single, tmp_path / "out", formats=["cityscapes"])
+    pair = replace(CLASSES, categories=["road", "sky", "car", "car-group"])
+    with pytest.raises(InputError, match="'car' has crowds, but 'car-group' is a class of its own"):
+        export_dataset(make_city(tmp_path / "pair", classes=pair), tmp_path / "out", formats=["vistas"])
+    full = replace(CLASSES, original_ids=[0, 1, 2, 253])
+    with pytest.raises(InputError, match="more labels than 255"):
+        export_dataset(make_city(tmp_path / "full", classes=full), tmp_path / "out", formats=["vistas"])
+    (data / "img" / "bonn_000000_000019.png").unlink()
+    with pytest.raises(InputError, match="no photo of image"):
+        export_dataset(data, tmp_path / "lost", formats=["cityscapes"])
+
+
+def test_the_command(tmp_path, seamseg_main, capsys):
+    data, out = make_city(tmp_path / "data"), tmp_path / "out"
+    words = ("prepare", "export", data, out, "--split", "val", "--format", "coco,cityscapes")
+    assert seamseg_main(*words, "--workers", "2", "--copy") == 0
+    assert capsys.readouterr().out.strip() == f"{out}: 3 images of val in coco, cityscapes"
+    assert (
+        seamseg_main(
+            "evaluate", "--gt", out / "coco" / "panoptic_val.json", "--pred", out / "coco" / "panoptic_val.json"
+        )
+        == 0
+    )
+    before = {p: p.read_bytes() for p in out.rglob("*.png")}
+    assert len(before) == 3 * 4
+    capsys.readouterr()
+    assert seamseg_main(*words) == 2
+    assert "there already; choose another folder, or write over it with --force" in capsys.readouterr().err
+    assert seamseg_main(*words, "--force") == 0
+    assert before == {p: p.read_bytes() for p in out.rglob("*.png")}
+    for more, message in (
+        (("--split", "test"), "no split 'test'"),
+        (("--format", "voc"), "choose among coco, cityscapes, vistas"),
+        (("--format", ""), "choose among"),
+        (("--workers", "0"), "--workers must be at least 1"),
+    ):
+        capsys.readouterr()
+        assert seamseg_main("prepare", "export", data, tmp_path / "o", *more) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_overlapping_layers_become_flat(tmp_path):
+    data = make_city(tmp_path / "data", crowds=False, count=1)
+    base = np.array(Image.open(data / "msk" / "bonn_000000_000019.png"))
+    over = np.zeros_like(base)
+    over[:20, :20], base[:10] = 9, 0
+    Image.fromarray(base).save(data / "msk" / "bonn_000000_000019.png")
+    metadata = read_metadata(data / "metadata.bin")
+    (image,) = metadata.images
+    image = replace(image, cat=[*image.cat, 3], iscrowd=[*image.iscrowd, 0])
+    write_metadata(data / "metadata.bin", replace(metadata, images=[image]))
+    (data / "msk" / "bonn_000000_000019.png.1").write_bytes(b"")
+    Image.fromarray(over).save(data / "msk" / "bonn_000000_000019.png.1", format="PNG")
+    export_dataset(data, tmp_path / "out", formats=["cityscapes"])
+    back = from_cityscapes(data, tmp_path / "out", "val", tmp_path / "back")
+    cars = [np.frombuffer(p, bool).reshape(base.shape) for n, _, _, p in meaning(back)[image.id] if n == "car"]
+    assert any((car == ((over == 9) & (base == 0))).all() for car in cars)
+
+
+def real(name: str) -> Path:
+    path = Path(os.environ.get("SEAMSEG_REAL_DATA", "/nonexistent")) / name
+    if not path.is_dir():
+        pytest.skip(f"no {name} in SEAMSEG_REAL_DATA")
+    return path
+
+
+@pytest.mark.slow
+def test_real_cityscapes_comes_back_to_the_pixel(tmp_path):
+    """Apart from the labels that are not evaluated, which the conversion makes void."""
+    root = real("cityscapes_sample")
+    prepare_cityscapes(root, tmp_path / "data", ["train", "val"], 1)
+    export_dataset(tmp_path / "data", tmp_path / "out", formats=["cityscapes", "coco"])
+    kept = [7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33]
+    made = tmp_path / "out" / "cityscapes"
+    for path in sorted((made / "gtFine").rglob("*Ids.png")):
+        ours, theirs = (np.array(Image.open(p)).astype(int) for p in (path, root / path.relative_to(made)))
+        label = np.where(theirs >= 1000, theirs // 1000, theirs)
+        theirs = np.where(np.isin(label, kept), theirs, 0)
+        assert (np.where(ours >= 1000, ours // 1000, ours) == np.where(theirs >= 1000, theirs // 1000, theirs)).all()
+        # numbers without gaps in the order of the original's
+        pairs = np.unique(np.stack([ours.ravel(), theirs.ravel()]), axis=1)
+        assert pairs.shape[1] == len(np.unique(ours)) == len(np.unique(theirs)) and (np.diff(pairs[1]) > 0).all()
+    for split in ("train", "val"):
+        back = from_cityscapes(tmp_path, tmp_path / "out", split, tmp_path / "back")
+        from_coco(tmp_path / "data", tmp_path / "out", split, tmp_path / "coco")
+    assert meaning(tmp_path / "data") == meaning(back) == meaning(tmp_path / "coco")
+
+
+@pytest.mark.slow
+def test_real_vistas_comes_back_to_the_pixel(tmp_path):
+    root = real("vistas_sample") / "v1.2"
+    prepare_vistas(root, tmp_path / "data", options=ONE)
+    export_dataset(tmp_path / "data", tmp_path / "out", formats=["vistas"])
+    out = tmp_path / "out" / "vistas" / "training"
+    (name,) = [p.name for p in (out / "labels").iterdir()]
+    for part in ("labels", "instances"):
+        ours, theirs = (np.array(Image.open(base / part / name)) for base in (out, root / "training"))
+        assert ours.dtype == theirs.dtype and (ours == theirs).all()
+    assert (out / "images").is_dir()
+    back = from_vistas(tmp_path, tmp_path / "out", "training", tmp_path / "back")
+    assert meaning(back) == meaning(tmp_path / "data")
+    assert (
+        read_metadata(back / "metadata.bin").without_images()
+        == read_metadata(tmp_path / "data" / "metadata.bin").without_images()
+    )
+
+
+@pytest.mark.slow
+def test_real_coco_comes_back(tmp_path):
+    root = real("coco_panoptic_sample")
+    source = (root / "input_images", root / "panoptic_examples.json", root / "panoptic_examples")
+    prepare_panoptic(tmp_path / "data", {"val": tuple(map(str, source))}, ONE)
+    export_dataset(tmp_path / "data", tmp_path / "out")
+    back = from_coco(tmp_path / "data", tmp_path / "out", "val", tmp_path / "back")
+    assert meaning(back) == meaning(tmp_path / "data")
+    areas = [
+        sorted((s["category_id"], s["iscrowd"], s["area"]) for s in a["segments_info"])
+        for path in (source[1], tmp_path / "out" / "coco" / "panoptic_val.json")
+        for a in sorted(json.loads(path.read_text())["annotations"], key=lambda a: a["file_name"])
+    ]
+    assert areas[:2] == areas[2:]

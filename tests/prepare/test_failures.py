@@ -1,0 +1,188 @@
+"""Damage anywhere in any source: one line that names the file, and never a folder that looks finished."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.sharded_sources import NAMES, ONE, SIZE, SOURCES, write_source
+from support.source_files import panoptic_png, photo, tree, write_json, zip_of
+
+from seamseg.data.images import open_image
+from seamseg.prepare.check import check_dataset
+from seamseg.utils.errors import InputError
+
+every_source = pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.name)
+quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def refusal(source, root: Path, out: Path) -> str:
+    """What the converter says; nothing may look finished."""
+    with pytest.raises(InputError) as error:
+        source.convert(root, out)
+    assert not (out / "metadata.bin").exists()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def packed(source, root: Path) -> Path:
+    """The same source with a zip file in place of each folder that may be one."""
+    out = root.parent / "packed"
+    out.mkdir()
+    for path in root.iterdir():
+        if path.name in source.mounts:
+            (out / path.name).mkdir()
+            zip_of(path, out / path.name / "shard.zip", zipfile.ZIP_STORED)
+        elif "" not in source.mounts:
+            (out / path.name).write_bytes(path.read_bytes())
+    if "" in source.mounts:
+        zip_of(root, out / "shard.zip", zipfile.ZIP_STORED)
+    return out
+
+
+@every_source
+@quick
+@given(st.data())
+def test_truncated_picture_in_a_zip(source, data):
+    """The zip file is whole, the picture in it is not: named, unless nothing that counts is missing."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "raw")
+        write_source(source, root)
+        # hard links would be truncated with their source
+        source.convert(root, Path(folder, "good"), replace(ONE, copy=True))
+        path = data.draw(st.sampled_from(sorted(root.rglob("*.png"))))
+        content = path.read_bytes()
+        path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
+        try:
+            source.convert(packed(source, root), Path(folder, "out"))
+        except InputError as error:
+            message = str(error)
+            assert "shard.zip/" in message and path.name in message and "\n" not in message
+            assert not Path(folder, "out", "metadata.bin").exists()
+        else:
+            # photos are taken as they are; a check reads them
+            good, out = Path(folder, "good"), Path(folder, "out")
+            before, after = tree(good), tree(out)
+            lost = [name for name in before if before[name] != after[name]]
+            named = [e.file for e in check_dataset(out, 1).errors]
+            assert named == [str(out / name) for name in lost if not same_pixels(good / name, out / name)]
+
+
+def same_pixels(one: Path, two: Path) -> bool:
+    """Whether the photo `two` can be read and is the photo `one`."""
+    try:
+        return np.array_equal(open_image(one), open_image(two))
+    except InputError:
+        return False
+
+
+@every_source
+@quick
+@given(st.data())
+def test_truncated_zip(source, data):
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "raw")
+        write_source(source, root)
+        broken = packed(source, root)
+        archive = data.draw(st.sampled_from(sorted(broken.rglob("shard.zip"))))
+        content = archive.read_bytes()
+        archive.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
+        message = refusal(source, broken, Path(folder, "out"))
+        assert message.startswith(f"{archive}: not a zip file, or a truncated one")
+
+
+@every_source
+def test_ids_without_category(source, tmp_path):
+    write_source(source, tmp_path / "raw")
+    source.unknown(tmp_path / "raw" / source.mask)
+    message = refusal(source, tmp_path / "raw", tmp_path / "out")
+    assert message.startswith(f"{tmp_path / 'raw' / source.mask}: ")
+
+
+@quick
+@given(value=st.integers(0, 2**24 - 1).filter(lambda v: v not in (0, 1, 1002, 1003)), seed=st.integers(0, 95))
+def test_any_segment_that_the_json_lacks(value, seed):
+    """One pixel of a strange id is found, wherever it is."""
+    source = next(s for s in SOURCES if s.name == "panoptic")
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "raw")
+        write_source(source, root)
+        ids = np.ones(SIZE, np.int64)
+        ids.ravel()[seed] = value
+        panoptic_png(root / source.mask, ids)
+        message = refusal(source, root, Path(folder, "out"))
+        assert f"m/a.png: has segment {value}, which the JSON does not describe" in message
+
+
+@every_source
+@quick
+@given(st.sets(st.sampled_from(NAMES), min_size=1))
+def test_photo_without_mask(source, names):
+    """Either an error that names it, or the photo is left out and that is said; never an image of nothing but void."""
+    said: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        root, out = Path(folder, "raw"), Path(folder, "out")
+        write_source(source, root)
+        mask = root / source.mask
+        for name in names:
+            mask.with_name(name + mask.name[1:]).unlink()
+        try:
+            done = source.convert(root, out, replace(ONE, say=said.append))
+        except InputError as error:
+            assert "\n" not in str(error) and not (out / "metadata.bin").exists()
+            named = any(mask.with_name(name + mask.name[1:]).name in str(error) for name in names)
+            assert named or (len(names) == len(NAMES) and " 0 " in str(error)) or "no folder of PNG" in str(error)
+        else:
+            assert [image.id for image in done.metadata.images] == sorted(set(NAMES) - names)
+            assert any(f"{len(names)} photos" in line or f"{len(names)} images" in line for line in said)
+
+
+@every_source
+def test_mask_without_photo(source, tmp_path):
+    write_source(source, tmp_path / "raw")
+    (lost,) = [
+        p for p in (tmp_path / "raw").rglob("a*.png") if p != tmp_path / "raw" / source.mask and "i/" not in str(p)
+    ]
+    lost.unlink()
+    if source.name == "folders":
+        # labels of photos that one does not have are nothing unusual
+        assert [i.id for i in source.convert(tmp_path / "raw", tmp_path / "out").metadata.images] == ["b", "c"]
+    else:
+        assert lost.stem in refusal(source, tmp_path / "raw", tmp_path / "out")
+
+
+@every_source
+@quick
+@given(height=st.integers(1, 20), width=st.integers(1, 20))
+def test_photo_of_another_size(source, height, width):
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "raw")
+        write_source(source, root)
+        (path,) = [
+            p
+            for p in root.rglob("b*.png")
+            if p.parent.name in ("x", "images", "val2017", "p") and "gtFine" not in p.parts
+        ]
+        photo(path, (height, width))
+        if (height, width) == SIZE:
+            source.convert(root, Path(folder, "out"))
+        else:
+            message = refusal(source, root, Path(folder, "out"))
+            assert path.name in message and (f"{width} x {height}" in message or "size" in message)
+
+
+def test_category_that_the_json_lacks(tmp_path):
+    source = next(s for s in SOURCES if s.name == "panoptic")
+    write_source(source, tmp_path / "raw")
+    path = tmp_path / "raw" / "j.json"
+    content = json.loads(path.read_text())
+    content["annotations"][0]["segments_info"][0]["category_id"] = 77
+    write_json(path, content)
+    assert "a.png: segment 1 has category 77" in refusal(source, tmp_path / "raw", tmp_path / "out")

@@ -1,0 +1,183 @@
+"""Merging dataset folders: classes by name or mapping, kinds, ids, splits, and what cannot be merged."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from support.source_files import photo, picture, segments, tree
+
+from seamseg.cli.main import main
+from seamseg.data.folder import DatasetFolder
+from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
+from seamseg.prepare.convert import Options
+from seamseg.prepare.merge import MergeRules, merge_datasets, read_rules
+from seamseg.utils.errors import InputError
+
+COLOURS = [(k, k, k) for k in range(9)]
+
+
+def folder(root, stuff, things, images, splits):
+    """A data set whose images have row k of their mask in instance k, of the class named, crowd if it ends in `+`."""
+    names = [*stuff, *things]
+    infos = []
+    for image_id, classes in images.items():
+        mask = np.repeat(np.arange(6)[:, None], 4, 1)
+        mask[mask > len(classes)] = 0
+        photo(root / "img" / f"{image_id}.png", (6, 4), len(image_id))
+        picture(root / "msk" / f"{image_id}.png", mask)
+        cat = [names.index(name.rstrip("+")) for name in classes]
+        infos.append(ImageInfo(image_id, [255, *cat], (6, 4), [0, *(int(c.endswith("+")) for c in classes)]))
+    (root / "lst").mkdir()
+    for split, ids in splits.items():
+        (root / "lst" / f"{split}.txt").write_text("".join(f"{i}\n" for i in ids))
+    m = Metadata(len(stuff), len(things), names, COLOURS[: len(names)], list(range(len(names))), infos)
+    write_metadata(root / "metadata.bin", m)
+    return root
+
+
+@pytest.fixture
+def parts(tmp_path):
+    a = folder(
+        tmp_path / "a",
+        ["road", "pole"],
+        ["car"],
+        {"one": ["road", "car", "car+"], "two": ["pole", "car"]},
+        {"train": ["one"], "val": ["two"]},
+    )
+    b = folder(
+        tmp_path / "b",
+        ["sky", "road"],
+        ["truck", "car"],
+        {"one": ["road", "sky", "truck", "car"], "six": ["truck+"]},
+        {"train": ["six", "one"]},
+    )
+    return [a, b]
+
+
+def test_by_name(parts, tmp_path):
+    out = tmp_path / "out"
+    done = merge_datasets(parts, out, options=Options(2))
+    m = done.metadata
+    assert m.categories == ["road", "pole", "sky", "car", "truck"] and m.num_stuff == 3
+    assert m.palette == [COLOURS[k] for k in (0, 1, 0, 2, 2)]
+    assert m.original_ids[0] == 0 and len(set(m.original_ids)) == 5
+    assert done.splits == {"train": 3, "val": 1}
+    assert (out / "lst" / "train.txt").read_text().split() == ["one", "b_six", "b_one"]
+    assert segments(out, "one") == [("car", 0, 4), ("car", 1, 4), ("road", 0, 4)]
+    assert segments(out, "b_one") == [("car", 0, 4), ("road", 0, 4), ("sky", 0, 4), ("truck", 0, 4)]
+    assert segments(out, "b_six") == [("truck", 1, 4)]
+    assert DatasetFolder(out).image_path("b_one").read_bytes() == (parts[1] / "img" / "one.png").read_bytes()
+    boxes = json.loads((out / "coco" / "train.json").read_text())
+    assert {i["id"] for i in boxes["images"]} == {"one", "b_six", "b_one"}
+
+
+def test_again_changes_nothing(parts, tmp_path):
+    out = tmp_path / "out"
+    merge_datasets(parts, out)
+    before = tree(out)
+    said = []
+    merge_datasets(parts, out, options=Options(say=said.append))
+    assert tree(out) == before
+    assert [line.partition(";")[0] for line in said] == [
+        "train: 3 images, prepared already",
+        "val: 1 images, prepared already",
+    ]
+
+
+def test_mapping(parts, tmp_path):
+    rules = MergeRules({"b/truck": "car", "pole": None, "road": "ground"}, splits={"val": "test"})
+    done = merge_datasets(parts, tmp_path / "out", rules)
+    assert done.metadata.categories == ["ground", "sky", "car"]
+    assert done.splits == {"train": 3, "test": 1}
+    assert segments(tmp_path / "out", "two") == [("car", 0, 4)]
+    assert segments(tmp_path / "out", "b_one") == [("car", 0, 4), ("car", 0, 4), ("ground", 0, 4), ("sky", 0, 4)]
+
+
+def test_things_as_stuff_and_stuff_as_things(parts, tmp_path):
+    rules = MergeRules({"car": "vehicle", "truck": "vehicle"}, frozenset({"vehicle"}), frozenset({"pole"}))
+    done = merge_datasets(parts, tmp_path / "out", rules)
+    assert done.metadata.categories == ["road", "vehicle", "sky", "pole"]
+    assert segments(tmp_path / "out", "one") == [("road", 0, 4), ("vehicle", 0, 8)]
+    assert segments(tmp_path / "out", "two") == [("pole", 1, 4), ("vehicle", 0, 4)]
+
+
+def test_layers_stay(parts, tmp_path):
+    layer = np.zeros((6, 4), np.uint8)
+    layer[0, 0] = 2
+    picture(parts[0] / "msk" / "two.tmp.png", layer).rename(parts[0] / "msk" / "two.png.1")
+    merge_datasets(parts, tmp_path / "out")
+    assert DatasetFolder(tmp_path / "out").read_mask("two").shape == (2, 6, 4)
+    assert segments(tmp_path / "out", "two") == [("car", 0, 5), ("pole", 0, 4)]
+
+
+@pytest.mark.parametrize("way", ["hard", "symbolic", "copy"])
+def test_photos(parts, tmp_path, way):
+    merge_datasets(parts, tmp_path / "out", options=Options(copy=way == "copy", symlink=way == "symbolic"))
+    ours, theirs = tmp_path / "out" / "img" / "two.png", parts[0] / "img" / "two.png"
+    assert ours.is_symlink() == (way == "symbolic")
+    assert os.path.samefile(ours, theirs) == (way != "copy")
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+def fails(parts, tmp_path, match, rules=None, out=None):
+    with pytest.raises(InputError, match=match) as error:
+        merge_datasets(parts, out or tmp_path / "out", rules or MergeRules())
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out" / "metadata.bin").exists()
+
+
+def test_what_cannot_be_merged(parts, tmp_path):
+    fails(parts, tmp_path, "names class 'bus', which no part has", MergeRules({"bus": "car"}))
+    fails(parts, tmp_path, r"'trukc', which no part has .*; did you mean 'truck'\?", MergeRules({"trukc": "car"}))
+    fails(parts, tmp_path, "class 'car' is stuff as 'pole' of .*a, but a thing as 'car'", MergeRules({"pole": "car"}))
+    fails(parts, tmp_path, "names class 'bus', which nothing becomes", MergeRules(things=frozenset({"bus"})))
+    fails(parts, tmp_path, "in both `stuff` and `things`", MergeRules({}, frozenset({"car"}), frozenset({"car"})))
+    fails(parts, tmp_path, "`splits` of the mapping names 'test'", MergeRules(splits={"test": "val"}))
+    every = ("road", "pole", "car", "sky", "truck")
+    fails(parts, tmp_path, "makes every class void", MergeRules(dict.fromkeys(every)))
+    fails(parts, tmp_path, "is one of the parts", out=parts[0])
+    fails([parts[0], tmp_path / "none"], tmp_path, "no such data set folder")
+
+
+def test_broken_part(parts, tmp_path):
+    picture(parts[1] / "msk" / "six.png", np.full((6, 4), 9))
+    fails(parts, tmp_path, r"six\.png: instance id 9, but metadata\.bin lists ids 0 to 1")
+    (parts[1] / "msk" / "six.png").unlink()
+    fails(parts, tmp_path, r"six\.png: no mask of image 'six'")
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("{", "not JSON"),
+        ("[]", "expected an object"),
+        ('{"car": 3}', "'car' must become a name or null"),
+        ('{"classes": {}, "kinds": {}}', "unknown key 'kinds'"),
+        ('{"splits": {"a": null}}', "'a' must become a name"),
+        ('{"classes": ["car"]}', "'classes' must be an object"),
+        ('{"stuff": ["car"], "splits": "train"}', "'splits' must be an object"),
+        ('{"classes": {}, "things": {"car": 1}}', "'things' must be a list of names"),
+        ('{"things": [["car"]]}', "lists of names"),
+    ],
+)
+def test_wrong_mapping_files(tmp_path, text, match):
+    (tmp_path / "m.json").write_text(text)
+    with pytest.raises(InputError, match=rf"m\.json: .*({match})"):
+        read_rules(tmp_path / "m.json")
+
+
+def test_mapping_files(tmp_path):
+    (tmp_path / "m.json").write_text('{"car": "vehicle", "a/sky": null}')
+    assert read_rules(tmp_path / "m.json") == MergeRules({"car": "vehicle", "a/sky": None})
+    (tmp_path / "m.json").write_text('{"stuff": ["pole"], "splits": {"training": "train"}}')
+    assert read_rules(tmp_path / "m.json") == MergeRules({}, frozenset({"pole"}), splits={"training": "train"})
+
+
+def test_command(parts, tmp_path, capsys):
+    (tmp_path / "m.json").write_text('{"truck": "car"}')
+    words = ["prepare", "merge", *map(str, parts), str(tmp_path / "out")]
+    assert main([*words, "--classes", str(tmp_path / "m.json")]) == 0
+    assert capsys.readouterr().out.endswith("3 images in train, 1 image in val; 3 stuff and 1 thing classes\n")
+    assert main(["prepare", "merge", str(parts[0]), str(tmp_path / "x")]) == 2
+    assert "two or more dataset folders" in capsys.readouterr().err

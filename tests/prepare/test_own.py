@@ -1,0 +1,255 @@
+"""One's own data: folders of pictures, and COCO instances with label pictures."""
+
+import json
+
+import numpy as np
+import pytest
+from pycocotools import mask as coco_mask
+from support.source_files import CLASS_LIST, photo, picture, segments, tree, write_json, zip_of
+
+from seamseg.cli.main import main
+from seamseg.data.dataset import PanopticDataset
+from seamseg.data.folder import DatasetFolder
+from seamseg.data.transforms import TrainTransform
+from seamseg.prepare.coco_instances import prepare_instances
+from seamseg.prepare.convert import Options
+from seamseg.prepare.label_folders import prepare_folders
+from seamseg.utils.errors import InputError
+
+FOUND = [("car", 0, 3), ("car", 0, 5), ("car", 1, 4), ("road", 0, 60), ("sky", 0, 12)]
+
+
+@pytest.fixture
+def raw(tmp_path):
+    """Two splits with an image of the same name, cars 1 and 700, some cars without number, void."""
+    (tmp_path / "classes.ini").write_text(CLASS_LIST)
+    for split in ("train", "val"):
+        photo(tmp_path / split / "photos" / "sub" / "a.jpg")
+        labels, numbers = np.zeros((8, 12), np.uint8), np.full((8, 12), 5, np.uint16)
+        labels[0], labels[1] = 3, 7
+        numbers[1] = 0
+        numbers[1, :3], numbers[1, 3:8] = 1, 700
+        labels[2] = 255
+        picture(tmp_path / split / "labels" / "sub" / "a.png", labels)
+        picture(tmp_path / split / "numbers" / "sub" / "a.png", numbers, np.uint16)
+    return tmp_path
+
+
+def folders(raw, split="train", last=True):
+    return tuple(str(raw / split / name) for name in ("photos", "labels", "numbers")[: 3 if last else 2])
+
+
+def test_folders(raw):
+    out = raw / "out"
+    said = []
+    splits = {split: folders(raw, split) for split in ("train", "val")}
+    done = prepare_folders(out, splits, raw / "classes.ini", options=Options(2, say=said.append))
+    assert [i.id for i in done.metadata.images] == ["train_sub_a", "val_sub_a"] and said == []
+    assert segments(out, "val_sub_a") == FOUND
+    prepare_folders(raw / "one", {"train": folders(raw)}, raw / "classes.ini")
+    assert segments(raw / "one", "sub_a") == FOUND
+
+
+def test_folders_in_archives(raw):
+    zips = tuple(str(zip_of(raw / "train" / n, raw / f"{n}.zip")) for n in ("photos", "labels", "numbers"))
+    prepare_folders(raw / "one", {"train": folders(raw)}, raw / "classes.ini")
+    prepare_folders(raw / "two", {"train": zips}, raw / "classes.ini")
+    assert tree(raw / "one") == tree(raw / "two")
+
+
+def test_divisor_and_suffixes(raw):
+    labels = np.zeros((4, 5), np.int32)
+    labels[0], labels[1, :2], labels[1, 2:], labels[2] = 3000, 7001, 7002, 7000
+    picture(raw / "x" / "a_ids.png", labels, np.uint16)
+    photo(raw / "y" / "a_rgb.bmp", (4, 5))
+    done = prepare_folders(
+        raw / "out", {"t": (str(raw / "y"), str(raw / "x"))}, raw / "classes.ini", 1000, ("_rgb", "_ids", "")
+    )
+    assert [i.id for i in done.metadata.images] == ["a"]
+    assert (raw / "out" / "img" / "a.png").is_file()  # no dataset folder holds BMP
+    assert segments(raw / "out", "a") == [("car", 0, 2), ("car", 0, 3), ("car", 1, 5), ("road", 0, 5), ("sky", 0, 5)]
+
+
+def test_things_without_instances_are_crowds(raw):
+    said = []
+    options = Options(say=said.append)
+    prepare_folders(raw / "out", {"train": folders(raw, last=False)}, raw / "classes.ini", options=options)
+    assert segments(raw / "out", "sub_a") == [("car", 1, 12), ("road", 0, 60), ("sky", 0, 12)]
+    assert "things become crowds" in said[0]
+
+
+def folders_fail(raw, match, given=None, **options):
+    with pytest.raises(InputError, match=match) as error:
+        prepare_folders(raw / "out", {"train": given or folders(raw)}, raw / "classes.ini", **options)
+    assert "\n" not in str(error.value)
+    assert not (raw / "out" / "metadata.bin").exists()
+
+
+def test_wrong_class_list(raw):
+    (raw / "classes.ini").write_text("[road]\nid = 0\nkind = stuff\n[car]\nid = 7\nkind = thing\n")
+    folders_fail(raw, r"labels/sub/a\.png: value 3 has no class; add it to the class list")
+
+
+def test_folders_that_do_not_fit(raw):
+    photos, labels, numbers = folders(raw)
+    folders_fail(raw, r"none: no such folder or archive \(labels\)", (photos, str(raw / "none"), numbers))
+    (raw / "empty").mkdir()
+    folders_fail(raw, "empty: 0 photos found for train", (str(raw / "empty"), labels))
+    folders_fail(raw, r"0 of 1 photos have labels .*the first photo is sub/a", (photos, str(raw / "empty")))
+    folders_fail(raw, "0 photos found for train .names that end in '_x'.", suffixes=("_x", "", ""))
+    folders_fail(raw, "the divisor must be 2 or more", divisor=1)
+    folders_fail(raw, "leave the folder of instances out", divisor=9)
+    picture(raw / "other" / "b.png", np.zeros((8, 12)))
+    folders_fail(raw, "has labels, but no picture of instances", (photos, labels, str(raw / "other")))
+
+
+def test_broken_pictures(raw):
+    numbers = raw / "train" / "numbers" / "sub" / "a.png"
+    picture(numbers, np.zeros((3, 4)))
+    folders_fail(raw, r"numbers/sub/a\.png: 4 x 3 pixels .* has 12 x 8")
+    numbers.write_bytes(b"")
+    folders_fail(raw, r"numbers/sub/a\.png: the file is empty")
+    picture(raw / "train" / "labels" / "sub" / "a.png", np.zeros((8, 12, 3)))
+    folders_fail(raw, r"labels/sub/a\.png: a mask must be a single-channel")
+    photo(raw / "train" / "photos" / "sub" / "a.png")
+    folders_fail(raw, r"a\.png: .*a\.jpg has the same name")
+
+
+def test_photos_without_labels_are_said(raw):
+    photo(raw / "train" / "photos" / "b.jpg")
+    said = []
+    prepare_folders(raw / "out", {"t": folders(raw)}, raw / "classes.ini", options=Options(say=said.append))
+    assert "1 photos without labels, left out" in said[0]
+
+
+def rle(mask):
+    found = coco_mask.encode(np.asfortranarray(mask, dtype=np.uint8))
+    return {"size": found["size"], "counts": found["counts"].decode()}
+
+
+@pytest.fixture
+def coco(raw):
+    """Two overlapping cars (a box of polygons, an RLE), a crowd, one without objects; labels of road and cars."""
+    photo(raw / "photos" / "b.jpg")
+    big, crowd = np.zeros((8, 12), bool), np.zeros((8, 12), bool)
+    big[2:6, 4:10], crowd[7, :3] = True, True
+    box = [0.0, 2.0, 6.0, 2.0, 6.0, 4.0, 0.0, 4.0]
+    uncompressed = {"size": [8, 12], "counts": counts_of(crowd)}
+    annotations = [
+        {"id": 1, "image_id": 1, "category_id": 7, "iscrowd": 0, "segmentation": rle(big)},
+        {"id": 2, "image_id": 1, "category_id": 7, "iscrowd": 0, "segmentation": [box]},
+        {"id": 3, "image_id": 1, "category_id": 7, "iscrowd": 1, "segmentation": uncompressed},
+    ]
+    photo(raw / "photos" / "a.jpg")
+    images = [{"id": 1, "file_name": "a.jpg"}, {"id": 2, "file_name": "b.jpg"}]
+    categories = [{"id": 7, "name": "car"}]
+    write_json(raw / "instances.json", {"images": images, "annotations": annotations, "categories": categories})
+    labels = np.zeros((8, 12), np.uint8)
+    labels[0], labels[1, :5], labels[6] = 255, 3, 7
+    for name in "ab":
+        picture(raw / "labels" / f"{name}.png", labels)
+    return raw
+
+
+def counts_of(mask):
+    """Uncompressed RLE: lengths of zeros and ones in turn, column after column."""
+    flat, counts, value = mask.ravel(order="F").astype(int), [], 0
+    while len(flat):
+        end = int(np.argmax(flat != value)) if (flat != value).any() else len(flat)
+        counts.append(end)
+        flat, value = flat[end:], 1 - value
+    return counts
+
+
+def test_instances_with_labels(coco):
+    given = {"train": (str(coco / "photos"), str(coco / "instances.json"), str(coco / "labels"))}
+    prepare_instances(coco / "out", given, coco / "classes.ini")
+    road = 96 - 12 - 5 - 12
+    covered = 24 + 12 - 4 + 3  # 4 pixels are in both cars
+    assert segments(coco / "out", "a") == [
+        ("car", 0, 12),
+        ("car", 0, 24),
+        ("car", 1, 3),
+        ("car", 1, 12),
+        ("road", 0, road - covered),
+        ("sky", 0, 5),
+    ]
+    assert segments(coco / "out", "b") == [("car", 1, 12), ("road", 0, road), ("sky", 0, 5)]
+    mask = DatasetFolder(coco / "out").read_mask("a")
+    assert mask.shape == (2, 8, 12) and (mask > 0).all(0).sum() == 4
+    boxes = json.loads((coco / "out" / "coco" / "train.json").read_text())["annotations"]
+    assert sorted((a["area"], a["iscrowd"]) for a in boxes if a["image_id"] == "a") == [
+        (3, 1),
+        (12, 0),
+        (12, 1),
+        (24, 0),
+    ]
+
+
+def test_overlapping_objects_train(coco):
+    given = {"train": (str(coco / "photos"), str(coco / "instances.json"), str(coco / "labels"))}
+    prepare_instances(coco / "out", given, coco / "classes.ini")
+    sample = PanopticDataset(coco / "out", "train", TrainTransform(16, None))[0]
+    boxes = [box for box, cat in zip(sample["bbx"].tolist(), sample["cat"].tolist()) if cat == 2]
+    assert len(boxes) == 4 and sample["msk"].shape[0] == 2
+
+
+def test_instances_alone(coco):
+    prepare_instances(coco / "out", {"train": (str(coco / "photos"), str(coco / "instances.json"))})
+    assert segments(coco / "out", "a") == [("car", 0, 12), ("car", 0, 24), ("car", 1, 3)]
+    assert segments(coco / "out", "b") == []
+    assert DatasetFolder(coco / "out").metadata.num_stuff == 0
+
+
+def instances_fail(coco, match, change=None, labels=True, classes=True):
+    if change is not None:
+        content = json.loads((coco / "instances.json").read_text())
+        change(content)
+        write_json(coco / "instances.json", content)
+    given = (str(coco / "photos"), str(coco / "instances.json"), *([str(coco / "labels")] if labels else []))
+    with pytest.raises(InputError, match=match) as error:
+        prepare_instances(coco / "out", {"train": given}, coco / "classes.ini" if classes else None)
+    assert "\n" not in str(error.value)
+    assert not (coco / "out" / "metadata.bin").exists()
+
+
+def test_instances_without_class_list(coco):
+    instances_fail(coco, "label pictures need a class list", classes=False)
+
+
+def test_instance_of_stuff(coco):
+    instances_fail(coco, "annotation 2: category 3 is no thing", lambda c: c["annotations"][1].update(category_id=3))
+
+
+@pytest.mark.parametrize(
+    "segmentation",
+    [{"size": [3, 3], "counts": "9"}, {"counts": "9"}, 5, {"size": [8, 12], "counts": 7}, [["a"] * 6]],
+)
+def test_broken_segmentation(coco, segmentation):
+    instances_fail(
+        coco,
+        r"a\.jpg: a broken `segmentation`",
+        lambda c: c["annotations"][0].update(segmentation=segmentation),
+    )
+
+
+def test_other_bad_instances(coco):
+    picture(coco / "labels" / "a.png", np.full((8, 12), 77))
+    instances_fail(coco, r"labels/a\.png: value 77 has no class")
+    picture(coco / "labels" / "a.png", np.zeros((8, 11)))
+    instances_fail(coco, r"labels/a\.png: 11 x 8 pixels .* has 12 x 8")
+    (coco / "photos" / "a.jpg").unlink()
+    instances_fail(coco, "names 'a.jpg', but there is no such photo among 1")
+    instances_fail(coco, "not COCO instances", lambda c: c["annotations"][0].pop("segmentation"))
+
+
+def test_commands(coco, capsys):
+    out = coco / "out"
+    split = ["--split", "train", str(coco / "photos"), str(coco / "instances.json"), str(coco / "labels")]
+    assert main(["prepare", "instances", str(out), *split, "--classes", str(coco / "classes.ini")]) == 0
+    assert capsys.readouterr().out == f"{out}: 2 images in train; 2 stuff and 1 thing classes\n"
+    own = ["prepare", "folders", str(coco / "two"), "--classes", str(coco / "classes.ini"), "--split"]
+    assert main([*own, "train", *folders(coco)]) == 0
+    assert segments(coco / "two", "sub_a") == FOUND
+    assert main([*own, "train", folders(coco)[0]]) == 2
+    assert "expected --split NAME PHOTOS LABELS [INSTANCES]" in capsys.readouterr().err

@@ -1,0 +1,190 @@
+"""COCO panoptic, downloaded or one's own → dataset folder; crowds, odd PNG, and every way it can be wrong."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from support.source_files import panoptic_png, photo, picture, segments, tree, write_json, zip_of
+
+from seamseg.cli.main import main
+from seamseg.prepare.convert import Options
+from seamseg.prepare.panoptic import prepare_coco, prepare_panoptic
+from seamseg.utils.errors import InputError
+
+CATEGORIES = [
+    {"id": 1, "name": "person", "isthing": 1, "color": [220, 20, 60]},
+    {"id": 184, "name": "tree", "isthing": 0, "color": [10, 20, 30]},
+    {"id": 3, "name": "car", "isthing": 1, "color": [0, 0, 142]},
+]
+BIG = 5 + 256 * 6 + 65536 * 7
+EXPECTED = [("car", 1, 12), ("person", 0, 3), ("person", 0, 4), ("tree", 0, 19)]
+
+
+def segment(number, category, crowd=0):
+    return {"id": number, "category_id": category, "iscrowd": crowd, "area": 1, "bbox": [0, 0, 1, 1]}
+
+
+def write_split(root, name="val2017", image="000000000001"):
+    """Two persons, a crowd of cars, two patches of tree, the rest void; the segment 99 has no pixel."""
+    photo(root / name / f"{image}.jpg")
+    ids = np.zeros((8, 12), int)
+    ids[0, :3], ids[1, :4], ids[2], ids[3], ids[4, :7] = BIG, 2, 300, 70000, 70001
+    panoptic_png(root / "annotations" / f"panoptic_{name}" / f"{image}.png", ids)
+    found = [segment(BIG, 1), segment(2, 1), segment(300, 3, 1), segment(70000, 184), segment(70001, 184)]
+    content = {
+        "categories": CATEGORIES,
+        "images": [{"id": 1, "file_name": f"{image}.jpg", "width": 12, "height": 8}],
+        "annotations": [{"image_id": 1, "file_name": f"{image}.png", "segments_info": [*found, segment(99, 3)]}],
+    }
+    return write_json(root / "annotations" / f"panoptic_{name}.json", content)
+
+
+@pytest.fixture
+def raw(tmp_path):
+    write_split(tmp_path / "raw")
+    return tmp_path / "raw"
+
+
+def change(raw, function):
+    path = raw / "annotations" / "panoptic_val2017.json"
+    content = json.loads(path.read_text())
+    function(content)
+    path.write_text(json.dumps(content))
+
+
+def test_coco(raw, tmp_path):
+    said = []
+    done = prepare_coco(raw, tmp_path / "out", options=Options(say=said.append))
+    assert done.splits == {"val2017": 1} and done.missing == ["train2017"]
+    assert said == [f"{raw}: no train2017, left out"]
+    m = done.metadata
+    assert (m.categories, m.num_stuff, m.original_ids) == (["tree", "person", "car"], 1, [184, 1, 3])
+    assert m.palette == [(10, 20, 30), (220, 20, 60), (0, 0, 142)]
+    assert segments(tmp_path / "out", "000000000001") == EXPECTED
+    boxes = json.loads((tmp_path / "out" / "coco" / "val2017.json").read_text())
+    crowds = {a["iscrowd"]: (a["category_id"], a["area"]) for a in boxes["annotations"]}
+    assert crowds[1] == (2, 12) and len(boxes["annotations"]) == 3
+
+
+def test_coco_from_zip_files(raw, tmp_path):
+    prepare_coco(raw, tmp_path / "one")
+    packed = tmp_path / "packed"
+    shutil.copytree(raw / "annotations", packed / "annotations")
+    masks = packed / "annotations" / "panoptic_val2017"
+    (tmp_path / "x").mkdir()
+    masks.rename(tmp_path / "x" / "panoptic_val2017")
+    zip_of(tmp_path / "x", packed / "annotations" / "panoptic_val2017.zip")
+    (tmp_path / "y").mkdir()
+    shutil.copytree(raw / "val2017", tmp_path / "y" / "val2017")
+    zip_of(tmp_path / "y", packed / "val2017.zip")
+    prepare_coco(packed, tmp_path / "two")
+    assert tree(tmp_path / "two") == tree(tmp_path / "one")
+
+
+def test_zip_in_a_zip_is_named(raw, tmp_path):
+    (tmp_path / "in" / "annotations").mkdir(parents=True)
+    shutil.copy(raw / "annotations" / "panoptic_val2017.json", tmp_path / "in" / "annotations")
+    zip_of(raw / "annotations", tmp_path / "in" / "annotations" / "panoptic_val2017.zip")
+    (tmp_path / "packed").mkdir()
+    zip_of(tmp_path / "in", tmp_path / "packed" / "panoptic_annotations_trainval2017.zip")
+    with pytest.raises(InputError, match=r"no folder of PNG.*panoptic_val2017\.zip cannot be read in place, unpack it"):
+        prepare_coco(tmp_path / "packed", tmp_path / "out")
+
+
+def test_own_data_of_two_splits_with_the_same_names(raw, tmp_path):
+    write_split(raw, "train", "000000000001")
+    splits = {
+        name: tuple(str(raw / p) for p in (name, f"annotations/panoptic_{name}.json", f"annotations/panoptic_{name}"))
+        for name in ("train", "val2017")
+    }
+    done = prepare_panoptic(tmp_path / "out", splits)
+    assert [i.id for i in done.metadata.images] == ["train_000000000001", "val2017_000000000001"]
+    assert segments(tmp_path / "out", "val2017_000000000001") == EXPECTED
+
+
+def test_grey_png(raw, tmp_path):
+    ids = np.zeros((8, 12), np.uint16)
+    ids[2], ids[1, :4] = 300, 2
+    picture(raw / "annotations" / "panoptic_val2017" / "000000000001.png", ids, np.uint16)
+    prepare_coco(raw, tmp_path / "out")
+    assert segments(tmp_path / "out", "000000000001") == [("car", 1, 12), ("person", 0, 4)]
+
+
+def fails(raw, tmp_path, match):
+    with pytest.raises(InputError, match=match) as error:
+        prepare_coco(raw, tmp_path / "out")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out" / "metadata.bin").exists()
+
+
+def test_nothing_found(tmp_path):
+    fails(tmp_path / "none", tmp_path, "none: 0 images found; expected annotations/panoptic_val2017.json")
+    with pytest.raises(InputError, match="no COCO split is called 'x'"):
+        prepare_coco(tmp_path, tmp_path / "out", ["x"])
+
+
+def test_segment_without_description(raw, tmp_path):
+    change(raw, lambda c: c["annotations"][0]["segments_info"].pop(1))
+    fails(raw, tmp_path, r"000000000001\.png: has segment 2, which the JSON does not describe")
+
+
+def test_unknown_category(raw, tmp_path):
+    change(raw, lambda c: c["categories"].pop(0))
+    fails(raw, tmp_path, r"000000000001\.png: segment 2 has category 1, which the JSON does not list")
+
+
+@pytest.mark.parametrize("key", ["images", "annotations", "categories"])
+def test_json_of_another_kind(raw, tmp_path, key):
+    change(raw, lambda c: c.pop(key))
+    fails(raw, tmp_path, r"panoptic_val2017\.json: (not COCO panoptic annotations|`categories` is no list)")
+
+
+@pytest.mark.parametrize("key", ["id", "category_id", "iscrowd"])
+def test_numbers_without_measure(raw, tmp_path, key):
+    change(raw, lambda c: c["annotations"][0]["segments_info"][0].update({key: float("inf")}))
+    fails(raw, tmp_path, r"panoptic_val2017\.json: not COCO panoptic annotations \(OverflowError")
+
+
+def test_json_of_nothing(raw, tmp_path):
+    change(raw, lambda c: c["annotations"].clear())
+    fails(raw, tmp_path, "0 images found: `annotations` is empty")
+    (raw / "annotations" / "panoptic_val2017.json").write_text("[1, 2")
+    fails(raw, tmp_path, "not JSON, or a truncated one")
+    (raw / "annotations" / "panoptic_val2017.json").write_text("[]")
+    fails(raw, tmp_path, "not a COCO file")
+
+
+def test_missing_files(raw, tmp_path):
+    photo_path = raw / "val2017" / "000000000001.jpg"
+    moved = photo_path.rename(raw / "moved.jpg")
+    fails(raw, tmp_path, "names '000000000001.jpg', but there is no such file among 0")
+    moved.rename(photo_path)
+    shutil.rmtree(raw / "annotations" / "panoptic_val2017")
+    fails(raw, tmp_path, "panoptic_val2017: no folder of PNG")
+
+
+def test_mask_of_another_size_and_broken(raw, tmp_path):
+    path = panoptic_png(raw / "annotations" / "panoptic_val2017" / "000000000001.png", np.zeros((3, 3), int))
+    fails(raw, tmp_path, r"000000000001\.jpg: 12 x 8 pixels .* has 3 x 3")
+    path.write_bytes(path.read_bytes()[:40])
+    fails(raw, tmp_path, r"000000000001\.png: (broken|not an) image")
+
+
+def test_splits_of_other_categories(raw, tmp_path):
+    write_split(raw, "train2017", "000000000002")
+    change(raw, lambda c: c["categories"].pop())
+    fails(raw, tmp_path, r"panoptic_val2017\.json: other categories than .*panoptic_train2017\.json")
+
+
+def test_commands(raw, tmp_path, capsys):
+    assert main(["prepare", "coco", str(raw), str(tmp_path / "a"), "--splits", "val2017"]) == 0
+    words = [str(raw / "val2017"), str(raw / "annotations" / "panoptic_val2017.json")]
+    masks = str(raw / "annotations" / "panoptic_val2017")
+    assert main(["prepare", "panoptic", str(tmp_path / "b"), "--split", "val2017", *words, masks]) == 0
+    assert tree(tmp_path / "a") == tree(tmp_path / "b")
+    capsys.readouterr()
+    assert main(["prepare", "panoptic", str(tmp_path / "c"), "--split", "val", *words, str(tmp_path / "none")]) == 2
+    assert "none: no such folder or archive (masks)" in capsys.readouterr().err
+    twice = ["--split", "val", *words, masks] * 2
+    assert main(["prepare", "panoptic", str(tmp_path / "c"), *twice]) == 2

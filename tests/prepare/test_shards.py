@@ -1,0 +1,150 @@
+"""A source in any number of .zip and .tar files gives the same data set, to the byte, as unpacked."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.sharded_sources import SOURCES, write_source
+from support.source_files import photo, picture, tree
+
+from seamseg.prepare.archives import SourceTree
+from seamseg.prepare.cityscapes import prepare_cityscapes
+from seamseg.utils.errors import InputError
+
+quick = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def pack(files: Sequence[tuple[Path, str]], archive: Path) -> None:
+    """Write files by the names they shall have."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    if archive.suffix == ".tar":
+        with tarfile.open(archive, "w") as tar:
+            for path, name in files:
+                tar.add(path, name)
+    else:
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+            for path, name in files:
+                file.write(path, name)
+
+
+def sharded(root: Path, out: Path, mounts: Sequence[str], choose: Callable[[], str]) -> None:
+    """Put each file below one of the mounts into an archive there, of the name that `choose` gives; copy the others."""
+    shards: dict[Path, list[tuple[Path, str]]] = {}
+    for path in sorted(p for p in root.rglob("*") if p.is_file()):
+        relative = path.relative_to(root).as_posix()
+        mount = next((m for m in mounts if m == "" or relative.startswith(f"{m}/")), None)
+        if mount is None:
+            (out / relative).parent.mkdir(parents=True, exist_ok=True)
+            (out / relative).write_bytes(path.read_bytes())
+        else:
+            shards.setdefault(out / mount / choose(), []).append((path, relative[len(mount) :].lstrip("/")))
+    for archive, files in shards.items():
+        pack(files, archive)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.name)
+@quick
+@given(st.data())
+def test_shards_are_as_folders(source, data):
+    names = st.sampled_from(["a.zip", "b.zip", "c.tar", "d.tar"])
+    with tempfile.TemporaryDirectory() as folder:
+        plain, packed = Path(folder, "plain"), Path(folder, "packed")
+        write_source(source, plain)
+        sharded(plain, packed, source.mounts, lambda: data.draw(names))
+        source.convert(plain, Path(folder, "one"))
+        source.convert(packed, Path(folder, "two"))
+        assert tree(Path(folder, "one")) == tree(Path(folder, "two"))
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.name)
+@quick
+@given(st.data())
+def test_a_name_in_two_shards(source, data):
+    """The same file twice is one; two different ones are an error that names both, and nothing looks finished."""
+    kinds = st.sampled_from(["{}.zip", "{}.tar"])
+    with tempfile.TemporaryDirectory() as folder:
+        plain, packed = Path(folder, "plain"), Path(folder, "packed")
+        write_source(source, plain)
+        first, second = (data.draw(kinds).format(n) for n in ("first", "second"))
+        sharded(plain, packed, source.mounts, lambda: first)
+        path = data.draw(st.sampled_from(sorted(plain.rglob("*.png"))))
+        relative = path.relative_to(plain).as_posix()
+        mount = next(m for m in source.mounts if m == "" or relative.startswith(f"{m}/"))
+        inner = relative[len(mount) :].lstrip("/")
+        pack([(path, inner)], packed / mount / second)
+        source.convert(packed, Path(folder, "one"))
+        source.convert(plain, Path(folder, "two"))
+        assert tree(Path(folder, "one")) == tree(Path(folder, "two"))
+
+        # as large as the other, so that only the content tells
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        pack([(path, inner)], packed / mount / second)
+        with pytest.raises(InputError) as error:
+            source.convert(packed, Path(folder, "three"))
+        message = str(error.value)
+        assert f"{packed / mount / second}/{inner}: " in message and f"{packed / mount / first}/{inner} has" in message
+        assert "other content" in message and "\n" not in message
+        assert not Path(folder, "three", "metadata.bin").exists()
+
+
+def cityscapes_frame(root: Path) -> tuple[Path, Path]:
+    image = photo(root / "leftImg8bit" / "train" / "ulm" / "ulm_0_leftImg8bit.png")
+    ids = np.full((8, 12), 7)
+    return image, picture(root / "gtFine" / "train" / "ulm" / "ulm_0_gtFine_instanceIds.png", ids, np.uint16)
+
+
+def test_archives_of_one_data_set_may_have_other_readmes(tmp_path):
+    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    files = cityscapes_frame(plain)
+    packed.mkdir()
+    for number, path in enumerate(files):
+        with zipfile.ZipFile(packed / f"{number}.zip", "w") as file:
+            file.write(path, path.relative_to(plain).as_posix())
+            file.writestr("README", f"part {number}")
+            file.writestr("license.txt", "the same")
+    prepare_cityscapes(packed, tmp_path / "out", ["train"], 1)
+    found = SourceTree(packed)
+    assert found.file("license.txt").read_bytes() == b"the same"
+    with pytest.raises(InputError, match=r"1\.zip/README: .*0\.zip/README has the same name and other content"):
+        found.file("README").read_bytes()
+
+
+def test_the_later_of_two_files_in_one_archive(tmp_path):
+    """As it is when the archive is unpacked; `tar --append` makes such archives."""
+    with tarfile.open(tmp_path / "a.tar", "w") as file:
+        for content in (b"old", b"new!"):
+            info = tarfile.TarInfo("x.txt")
+            info.size = len(content)
+            file.addfile(info, io.BytesIO(content))
+    assert SourceTree(tmp_path).file("x.txt").read_bytes() == b"new!"
+
+
+def test_links_in_tar_files(tmp_path):
+    """A dataset folder has hard links to its photos: tar writes the second name of a file as a link to the first."""
+    raw = tmp_path / "raw"
+    (raw / "a").mkdir(parents=True)
+    (raw / "a" / "x.png").write_bytes(b"content")
+    os.link(raw / "a" / "x.png", raw / "a" / "y.png")
+    (raw / "b").mkdir()
+    (raw / "b" / "z.png").symlink_to("../a/y.png")
+    (raw / "b" / "lost.png").symlink_to("../a/none.png")
+    (raw / "b" / "round.png").symlink_to("round.png")
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    with tarfile.open(packed / "all.tar", "w") as file:
+        file.add(raw, ".")
+    found = SourceTree(packed)
+    assert list(found.files("a")) == ["x.png", "y.png"] and list(found.files("b")) == ["z.png"]
+    assert {found.file(p).read_bytes() for p in ("a/x.png", "a/y.png", "b/z.png")} == {b"content"}

@@ -1,0 +1,209 @@
+"""Mapillary Vistas → dataset folder: the original's result less its mistake, both versions, and bad sources."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.source_files import photo, picture, segments, tree, write_json, zip_of
+
+from seamseg.cli.main import main
+from seamseg.data.folder import DatasetFolder
+from seamseg.formats.metadata import read_metadata
+from seamseg.prepare.convert import Options
+from seamseg.prepare.vistas import prepare_vistas
+from seamseg.utils.errors import InputError
+
+FIXTURE = Path(__file__).parents[1] / "golden" / "prep_fixture.zip"
+LABELS = [
+    {"name": "sky", "instances": False, "evaluate": True, "color": [1, 2, 3]},
+    {"name": "car", "instances": True, "evaluate": True, "color": [4, 5, 6]},
+    {"name": "car-group", "instances": True, "evaluate": True, "color": [4, 5, 7]},
+    {"name": "person-group", "instances": False, "evaluate": False, "color": [4, 5, 8]},
+    {"name": "road", "instances": False, "evaluate": True, "color": [4, 5, 9]},
+]
+
+
+@pytest.fixture
+def fixture(tmp_path) -> Path:
+    with zipfile.ZipFile(FIXTURE) as archive:
+        archive.extractall(tmp_path / "fixture")
+    return tmp_path / "fixture"
+
+
+@pytest.fixture
+def raw(tmp_path) -> Path:
+    """One training frame: sky, cars 0, 4 and 254, a group, an unevaluated group, two patches of road."""
+    root = tmp_path / "raw"
+    write_json(root / "config.json", {"labels": LABELS})
+    photo(root / "training" / "images" / "a.JPG")
+    ids = np.zeros((8, 12), np.uint16)
+    ids[1, :2], ids[1, 3], ids[1, 4:7] = 256, 256 + 4, 256 + 254
+    ids[2], ids[3, :5], ids[4:6], ids[7] = 512, 768, 1024, 1024 + 3
+    picture(root / "training" / "instances" / "a.png", ids, np.uint16)
+    return root
+
+
+EXPECTED = [
+    ("car", 0, 1),
+    ("car", 0, 2),
+    ("car", 0, 3),
+    ("car-group", 1, 12),
+    ("road", 0, 36),
+    ("sky", 0, 96 - 6 - 12 - 5 - 36),
+]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_result_of_the_original_less_its_mistake(fixture, tmp_path, workers):
+    out, golden = tmp_path / "out", fixture / "out_vistas"
+    done = prepare_vistas(fixture / "vistas", out, options=Options(workers))
+    assert done.splits == {"training": 3, "validation": 1}
+    ours, theirs = done.metadata, read_metadata(golden / "metadata.bin")
+    assert ours.without_images() == theirs.without_images()
+    before = {image.id: image for image in theirs.images}
+    for image in ours.images:
+        values = np.array(Image.open(next((fixture / "vistas").glob(f"*/instances/{image.id}.png"))))
+        if 1020 in values:  # instance 252 of label 3; divided by 255 it is one of label 4
+            cars = ours.categories.index("object--vehicle--car")
+            assert image.cat.count(cars) == before[image.id].cat.count(cars) + 1
+        else:
+            assert image == before[image.id]
+            masks = [np.array(Image.open(root / "msk" / f"{image.id}.png")) for root in (out, golden)]
+            assert np.array_equal(*masks)
+    for split in done.splits:
+        lists = [(root / "lst" / f"{split}.txt").read_text().split() for root in (out, golden)]
+        assert lists[0] == sorted(lists[1])
+        files = [json.loads((root / "coco" / f"{split}.json").read_text()) for root in (out, golden)]
+        assert files[0]["categories"] == files[1]["categories"]
+        names = [sorted((i["id"], i["file_name"], i["width"], i["height"]) for i in f["images"]) for f in files]
+        assert names[0] == names[1]
+
+
+def test_meaning_of_the_values(raw, tmp_path):
+    m = prepare_vistas(raw, tmp_path / "out").metadata
+    assert m.categories == ["sky", "road", "car", "car-group"]
+    assert (m.num_stuff, m.num_thing, m.original_ids) == (2, 2, [0, 4, 1, 2])
+    assert m.palette == [(1, 2, 3), (4, 5, 9), (4, 5, 6), (4, 5, 7)]
+    assert segments(tmp_path / "out", "a") == EXPECTED
+    assert (tmp_path / "out" / "img" / "a.jpg").is_file()
+
+
+def test_version_2_and_the_choice(raw, tmp_path):
+    (raw / "config.json").rename(raw / "config_v1.2.json")
+    (raw / "training" / "v1.2").mkdir()
+    (raw / "training" / "instances").rename(raw / "training" / "v1.2" / "instances")
+    write_json(raw / "config_v2.0.json", {"labels": [*LABELS[:2], {**LABELS[2], "name": "bus"}, *LABELS[3:]]})
+    picture(raw / "training" / "v2.0" / "instances" / "a.png", np.full((8, 12), 512), np.uint16)
+    said = []
+    prepare_vistas(raw, tmp_path / "one", options=Options(say=said.append))
+    assert segments(tmp_path / "one", "a") == EXPECTED
+    assert "labels of versions 1.2 and 2.0; taking 1.2" in said[0]
+    prepare_vistas(raw, tmp_path / "two", "2.0")
+    assert segments(tmp_path / "two", "a") == [("bus", 0, 96)]
+
+
+def test_groups_of_version_2(tmp_path):
+    """Names and flags are those of the official config: its groups are not evaluated."""
+    flags = {
+        "human--person--individual": (True, True),
+        "human--person--person-group": (False, False),
+        "object--support--pole": (True, True),
+        "object--support--pole-group": (False, False),
+        "object--support--utility-pole": (True, True),
+        "object--vehicle--car": (True, True),
+        "object--vehicle--bus": (True, True),
+        "object--vehicle--vehicle-group": (False, False),
+        "nature--sky": (False, True),
+        "nature--sky-group": (False, False),
+        "void--unlabeled": (False, False),
+    }
+    labels = [{"name": n, "instances": t, "evaluate": e, "color": [1, 2, 3]} for n, (t, e) in flags.items()]
+    write_json(tmp_path / "config_v2.0.json", {"labels": labels})
+    photo(tmp_path / "training" / "images" / "a.jpg", (len(flags), 4))
+    rows = np.arange(len(flags))[:, None] * 256 + np.array([0, 0, 1, 1])
+    picture(tmp_path / "training" / "v2.0" / "instances" / "a.png", rows, np.uint16)
+    done = prepare_vistas(tmp_path, tmp_path / "out")
+    assert done.metadata.num_stuff == 1 and done.metadata.num_thing == 5
+    found = segments(tmp_path / "out", "a")
+    assert {name for name, crowd, _ in found if crowd} == {"human--person--individual", "object--support--pole"}
+    assert sum(crowd for _, crowd, _ in found) == 4 and sum(n for _, _, n in found) == 4 * 8
+    mask = DatasetFolder(tmp_path / "out").read_mask("a")[0]
+    void = [k for k, name in enumerate(flags) if name.endswith(("vehicle-group", "sky-group", "unlabeled"))]
+    assert np.flatnonzero((mask == 0).all(axis=1)).tolist() == void
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_zip_file_is_read_in_place(raw, tmp_path, method):
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    archive = zip_of(raw, packed / "vistas.zip", method)
+    prepare_vistas(raw, tmp_path / "one")
+    for root, out in ((packed, tmp_path / "two"), (archive, tmp_path / "three")):
+        prepare_vistas(root, out, options=Options(workers=2))
+        assert tree(out) == tree(tmp_path / "one")
+
+
+def test_all_void_image(raw, tmp_path):
+    picture(raw / "training" / "instances" / "a.png", np.full((8, 12), 768), np.uint16)
+    prepare_vistas(raw, tmp_path / "out")
+    assert segments(tmp_path / "out", "a") == []
+
+
+def fails(raw, tmp_path, match, **options):
+    with pytest.raises(InputError, match=match) as error:
+        prepare_vistas(raw, tmp_path / "out", **options)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out" / "metadata.bin").exists()
+
+
+def test_missing_config(raw, tmp_path):
+    (raw / "config.json").unlink()
+    fails(raw, tmp_path, r"raw: no config_v1.2.json or config.json or config_v2.0.json; is this the root")
+    fails(raw, tmp_path, r"raw: no config_v2.0.json", version="2.0")
+    fails(raw, tmp_path, r"no Vistas version is called '3'", version="3")
+    fails(tmp_path / "none", tmp_path, r"none: no config")
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"labels": 3}', '{"labels": [{"name": "x"}]}', '{"labels": []}', '{"labels": [1]}']
+)
+def test_wrong_config(raw, tmp_path, content):
+    (raw / "config.json").write_text(content)
+    fails(raw, tmp_path, r"config\.json: (not the labels of Mapillary Vistas|0 labels)")
+
+
+def test_no_images(raw, tmp_path):
+    (raw / "training" / "instances" / "a.png").unlink()
+    fails(raw, tmp_path, r"raw: 0 images found; expected training/images/\*\.jpg")
+    fails(raw, tmp_path, "no Vistas split is called 'test'", splits=["test"])
+
+
+def test_missing_photo(raw, tmp_path):
+    (raw / "training" / "images" / "a.JPG").unlink()
+    fails(raw, tmp_path, r"images/a\.jpg: no such photo; 1 of 1 annotations of training")
+
+
+def test_labels_instead_of_instances(raw, tmp_path):
+    picture(raw / "training" / "instances" / "a.png", np.full((8, 12), 4))
+    fails(raw, tmp_path, r"a\.png: not 16 bits deep: a picture of labels/")
+
+
+def test_label_beyond_the_config(raw, tmp_path):
+    picture(raw / "training" / "instances" / "a.png", np.full((8, 12), 5 * 256), np.uint16)
+    fails(raw, tmp_path, r"a\.png: label 5, but the config has labels 0 to 4")
+
+
+def test_broken_instances(raw, tmp_path):
+    path = raw / "training" / "instances" / "a.png"
+    path.write_bytes(path.read_bytes()[:60])
+    fails(raw, tmp_path, r"a\.png: (broken|not an) image")
+
+
+def test_command(raw, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["prepare", "vistas", str(raw), str(out), "--workers", "1", "--symlink"]) == 0
+    assert capsys.readouterr().out == f"{out}: 1 image in training; 2 stuff and 2 thing classes\n"
+    assert (out / "img" / "a.jpg").is_symlink()

@@ -1,0 +1,42 @@
+"""Tiny data sets made on the fly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
+from support.tiny_dataset import classes
+
+
+@pytest.fixture
+def make_folder(tmp_path: Path) -> Callable[..., Path]:
+    """A function that writes a dataset folder with images of the given sizes in the split `train`."""
+
+    def make(sizes: list[tuple[int, int]] | None = None, ending: str = ".png", name: str = "city") -> Path:
+        root = tmp_path / name
+        for part in ("img", "msk", "lst"):
+            (root / part).mkdir(parents=True)
+        images = []
+        for k, (height, width) in enumerate(sizes or [(12, 20), (20, 12), (14, 14)]):
+            pixels = np.random.RandomState(k).randint(0, 256, (height, width, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / "img" / f"im{k}{ending}")
+            ids = np.ones((height, width), np.uint8)
+            ids[0] = 0
+            ids[height // 2 :, width // 2 :] = 2
+            ids[-2:, -3:] = 3
+            Image.fromarray(ids).save(root / "msk" / f"im{k}.png")
+            images.append(ImageInfo(f"im{k}", [255, 0, 2, 2], (height, width), [0, 0, 0, 1]))
+        (root / "lst" / "train.txt").write_text("".join(f"{i.id}\n" for i in images))
+        m = classes()
+        write_metadata(
+            root / "metadata.bin",
+            Metadata(m.num_stuff, m.num_thing, m.categories, m.palette, m.original_ids, images),
+        )
+        return root
+
+    return make

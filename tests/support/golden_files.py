@@ -1,0 +1,43 @@
+"""Stored inputs and outputs of the original implementation (`tests/golden/*.npz`)."""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+DATA = Path(__file__).parents[1] / "golden"
+
+
+@cache
+def _file(name: str) -> np.lib.npyio.NpzFile:
+    return np.load(DATA / f"{name}.npz")
+
+
+def array(file: str, name: str) -> np.ndarray:
+    """One array of `tests/golden/<file>.npz`."""
+    return _file(file)[name]
+
+
+def tensor(file: str, name: str) -> Tensor:
+    """The same as a fresh tensor."""
+    return torch.from_numpy(array(file, name).copy())
+
+
+def has(file: str, name: str) -> bool:
+    """Whether the file has the array."""
+    return name in _file(file).files
+
+
+def numpy_permutation(n: int) -> Tensor:
+    """The order that the original's sampling draws, from numpy's global generator."""
+    return torch.from_numpy(np.random.permutation(n))
+
+
+def crowd_mask_of(boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """A bool mask, True inside any of some whole-pixel boxes."""
+    mask = torch.zeros(size, dtype=torch.bool)
+    for y0, x0, y1, x1 in boxes.int().tolist():
+        mask[y0:y1, x0:x1] = True
+    return mask

@@ -1,0 +1,178 @@
+"""A micro data set and a small network on which training and prediction take seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from seamseg.config import Config, load_config
+from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
+from seamseg.models.backbones.resnet import RESNETS, Architecture
+from seamseg.structures import VOID
+
+CONFIG = """
+[general]
+log_interval = 1
+min_stuff_area = 16
+[body]
+body = resnet18
+normalization_mode = {norm}
+num_frozen = 0
+bn_frozen = no
+out_channels = {{"mod1": 64, "mod2": 8, "mod3": 16, "mod4": 16, "mod5": 16}}
+[fpn]
+out_channels = 16
+[rpn]
+hidden_channels = 16
+anchor_scale = 2
+num_pre_nms_train = 50
+num_post_nms_train = 20
+num_pre_nms_val = 50
+num_post_nms_val = 20
+min_size = 0
+num_samples = 16
+[roi]
+num_samples = 8
+fc_channels = 16
+conv_channels = 8
+fpn_canonical_scale = 32
+max_predictions = 10
+[sem]
+hidden_channels = 8
+pooling_size = (4, 4)
+[optimizer]
+lr = 0.005
+weight_decay_norm = no
+[scheduler]
+epochs = 2
+burn_in_steps = 2
+[dataloader]
+shortest_size = 64
+longest_max_size = 128
+train_batch_size = 2
+val_batch_size = 2
+random_flip = no
+random_scale = None
+num_workers = 0
+train_set = train
+val_set = val
+"""
+
+
+class _Narrow(Architecture):
+    """A body of four blocks with a hundredth of the work."""
+
+    def channels(self, module: int) -> tuple[int, ...]:
+        width = 8 if module == 2 else 16
+        return width, width
+
+
+@contextmanager
+def narrow_body() -> Iterator[None]:
+    """Make `resnet18` a far smaller network."""
+    with mock.patch.dict(RESNETS, resnet18=_Narrow((1, 1, 1, 1), bottleneck=False)):
+        yield
+
+
+@pytest.fixture
+def narrow() -> Iterator[None]:
+    """:func:`narrow_body` for a test."""
+    with narrow_body():
+        yield
+
+
+def write_config(path: Path, norm: str = "syncbn", extra: str = "") -> Path:
+    """The INI file of the small network; `extra` is appended."""
+    path.write_text(CONFIG.format(norm=norm) + extra)
+    return path
+
+
+def draw_scene(rng: np.random.Generator, size: tuple[int, int], boxes: int) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """A sky above a road with a few bright cars: RGB, ids and the class of each id."""
+    height, width = size
+    ids = np.ones(size, np.uint8)
+    ids[height // 2 :] = 2
+    cat = [VOID, 0, 1]
+    rgb = np.empty((*size, 3), np.uint8)
+    rgb[: height // 2], rgb[height // 2 :] = (90, 150, 220), (70, 70, 70)
+    for _ in range(boxes):
+        y, x = int(rng.integers(height // 3, height - 20)), int(rng.integers(0, width - 30))
+        ids[y : y + 18, x : x + 26] = len(cat)
+        rgb[y : y + 18, x : x + 26] = (220, 40, 40)
+        cat.append(2)
+    ids[:3, :5] = 0
+    return np.clip(rgb + rng.integers(-8, 8, rgb.shape), 0, 255).astype(np.uint8), ids, cat
+
+
+def make_dataset(root: Path, train: list[int], val: list[int]) -> Path:
+    """A dataset folder of 64x96 (and one 96x64) images with as many cars each as the lists say."""
+    for folder in ("img", "msk", "lst"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    images = []
+    for split, counts in (("train", train), ("val", val)):
+        names = []
+        for number, boxes in enumerate(counts):
+            size = (96, 64) if number == 1 else (64, 96)
+            rgb, ids, cat = draw_scene(rng, size, boxes)
+            name = f"{split}{number}"
+            Image.fromarray(rgb).save(root / "img" / f"{name}.png")
+            Image.fromarray(ids).save(root / "msk" / f"{name}.png")
+            images.append(ImageInfo(name, cat, size, [0] * len(cat)))
+            names.append(name)
+        (root / "lst" / f"{split}.txt").write_text("\n".join(names) + "\n")
+    palette = [(70, 130, 180), (128, 64, 128), (0, 0, 142)]
+    write_metadata(root / "metadata.bin", Metadata(2, 1, ["sky", "road", "car"], palette, [23, 7, 26], images))
+    return root
+
+
+@pytest.fixture
+def published_config() -> Callable[[str], Config]:
+    """The configuration of a published experiment by the name of its file."""
+    return lambda name: load_config(Path(__file__).parents[2] / "configs" / f"{name}.ini")
+
+
+@pytest.fixture(scope="session")
+def micro(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four training and three validation images."""
+    return make_dataset(tmp_path_factory.mktemp("micro"), [2, 1, 0, 3], [1, 2, 0])
+
+
+@pytest.fixture(scope="session")
+def micro_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its configuration."""
+    return write_config(tmp_path_factory.mktemp("config") / "micro.ini")
+
+
+@pytest.fixture(scope="session")
+def micro_run(micro: Path, micro_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder after two epochs; do not write to it."""
+    from seamseg.training.run import TrainingOptions, run_training
+
+    run = tmp_path_factory.mktemp("runs") / "micro"
+    with narrow_body():
+        run_training(TrainingOptions(micro_config, micro, run, device="cpu"))
+    return run
+
+
+@pytest.fixture
+def seamseg_main() -> Callable[..., int]:
+    """The command line, as a function of its words."""
+    from seamseg.cli.main import main
+
+    return lambda *words: main([str(word) for word in words])
+
+
+@pytest.fixture
+def memory():
+    """fsspec's file system of `memory://`, empty."""
+    system = pytest.importorskip("fsspec").filesystem("memory")
+    yield system
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]

@@ -1,0 +1,87 @@
+"""Scores of many images in one plain form, so that those of two tools can be compared.
+
+The form is a list: one entry an image, then one of all images together. An entry has `All`, `Things` and `Stuff`, each
+PQ, SQ and RQ or None where no class occurs, and `counts`: TP, FP, FN and the sum of IoUs of each category that occurs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+
+from seamseg.evaluation import evaluate_panoptic_json
+from support import panoptic_oracle as oracle
+from support.panoptic_files import category_id
+
+SUFFIXES = (("All", ""), ("Things", "_things"), ("Stuff", "_stuff"))
+
+
+def our_scores(files, scratch):
+    """By `evaluate_panoptic_json`, each image as files of its own, then all of them."""
+    out = []
+    for contents in files.read_single():
+        paths = scratch / "one_gt.json", scratch / "one_pred.json"
+        for path, content in zip(paths, contents):
+            path.write_text(json.dumps(content))
+        out.append(_entry(evaluate_panoptic_json(*paths, files.gt_folder, files.pred_folder)))
+    return [*out, _entry(evaluate_panoptic_json(*vars(files).values()))]
+
+
+def _entry(scores):
+    out = {name: _group([getattr(scores, key + suffix) for key in ("PQ", "SQ", "RQ")]) for name, suffix in SUFFIXES}
+    out["counts"] = {
+        str(c.info.id): [c.TP, c.FP, c.FN, c.TP and c.SQ * c.TP] for c in scores.per_class if c.TP + c.FP + c.FN
+    }
+    return out
+
+
+def oracle_scores(pairs, isthing):
+    """By the plain definition."""
+    total, out = None, []
+    for _, gt_ids, gt, pred_ids, pred in pairs:
+        one = oracle.match(gt_ids, gt, pred_ids, pred, len(isthing))
+        total = one if total is None else tuple(a + b for a, b in zip(total, one))
+        out.append(_oracle_entry(one, isthing))
+    return [*out, _oracle_entry(total, isthing)]
+
+
+def _oracle_entry(counted, isthing):
+    means = oracle.means(*counted, isthing)
+    out = {name: _group([means[key + suffix] for key in ("PQ", "SQ", "RQ")]) for name, suffix in SUFFIXES}
+    rows = np.array([counted[1], counted[2], counted[3]]).T
+    out["counts"] = {
+        str(category_id(c)): [*row, iou] for c, (row, iou) in enumerate(zip(rows.tolist(), counted[0])) if sum(row)
+    }
+    return out
+
+
+def _group(values):
+    return None if any(math.isnan(v) for v in values) else values
+
+
+def largest_difference(ours, theirs):
+    """Of any score of any image; infinite if a count differs, or one knows a score where the other does not."""
+    if len(ours) != len(theirs):
+        return math.inf
+    worst = 0.0
+    for mine, other in zip(ours, theirs):
+        if mine["counts"].keys() != other["counts"].keys():
+            return math.inf
+        for category, cells in mine["counts"].items():
+            if cells[:3] != other["counts"][category][:3]:
+                return math.inf
+            # the mean IoU: their sums over thousands of floats drift in the 13th digit
+            pairs = max(1, cells[0])
+            worst = _worse(worst, cells[3] / pairs, other["counts"][category][3] / pairs)
+        for name, _ in SUFFIXES:
+            if (mine[name] is None) != (other[name] is None):
+                return math.inf
+            for a, b in zip(mine[name] or (), other[name] or ()):
+                worst = _worse(worst, a, b)
+    return worst
+
+
+def _worse(worst, a, b):
+    return math.inf if math.isnan(a) or math.isnan(b) else max(worst, abs(a - b))

@@ -1,0 +1,115 @@
+"""A small network and the updates of its weights, step by step."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from seamseg.config import default_config
+from seamseg.ops.norm import InPlaceABN
+from seamseg.training.optim.optimizer import build_optimizer, fill_state
+from seamseg.training.optim.precision import autocast
+from seamseg.training.update import Update
+from seamseg.utils.distributed import World
+
+
+def small_net() -> nn.Module:
+    """A network of two parts, the way :class:`seamseg.models.panoptic.PanopticNet` has four."""
+    net = nn.Module()
+    net.body = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), InPlaceABN(8), nn.Conv2d(8, 4, 1), nn.BatchNorm2d(4))
+    net.rpn_head = nn.Conv2d(4, 2, 1)
+    net.roi_head = net.sem_head = None
+    return net
+
+
+def config_of(**values):
+    """The default configuration with other values of `[general]` and `[optimizer]`, and norm layers that learn."""
+    config = default_config()
+    general = {k: values.pop(k) for k in list(values) if hasattr(config.general, k)}
+    return replace(
+        config,
+        general=replace(config.general, **general),
+        body=replace(config.body, bn_frozen=False),
+        optimizer=replace(config.optimizer, **{"lr": 0.05, **values}),
+    )
+
+
+def update_of(net: nn.Module, device: str = "cpu", world: World | None = None, **values) -> Update:
+    """The update of a network with these values of the configuration."""
+    config = config_of(**values)
+    return Update(config, net, build_optimizer(net, config), world or World(device=torch.device(device)))
+
+
+def optimizer_like(kind: str, parameters: list[nn.Parameter], fused: bool) -> torch.optim.Optimizer:
+    """SGD or AdamW, fused or not, with the state that `build_optimizer` gives it."""
+    if kind == "sgd":
+        optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, fused=fused)
+    else:
+        optimizer = torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.01, fused=fused)
+    fill_state(optimizer)
+    return optimizer
+
+
+def images(seed: int) -> Tensor:
+    """Four images of 3 x 6 x 6."""
+    return torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
+
+
+class Step(NamedTuple):
+    """What came of a step."""
+
+    loss: Tensor
+    norm: Tensor
+    skipped: Tensor
+
+
+class Worker:
+    """A small network that learns; two of the same configuration do the same."""
+
+    def __init__(self, world: World | None = None, **values) -> None:
+        torch.manual_seed(0)
+        self.net = small_net()
+        self.config = config_of(**values)
+        self.world = world or World()
+        self.update = update_of(self.net, world=world, **values)
+        if self.update.scaler is not None:
+            # the first steps of a real training find such a scale themselves
+            self.update.scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+
+    def loss(self, seed: int, factor: float = 1.0, heads: int = 2) -> Tensor:
+        """A loss that is never 0, through the body and, with two heads, the head too."""
+        with autocast(self.config.general.precision, self.world.device):
+            x = self.net.body(images(seed))
+            y = self.net.rpn_head(x) if heads == 2 else x
+        return (y.float() - 1).square().mean() * factor
+
+    def step(self, seed: int, loss_factor: float = 1.0, gradient: float | None = None, heads: int = 2) -> Step:
+        """One step; `gradient` is what one number of the gradient becomes."""
+        self.update.begin()
+        loss = self.loss(seed, loss_factor, heads)
+        self.update.backward(loss)
+        if gradient is not None:
+            self.net.body[0].weight.grad[0, 0, 0, 0] = gradient
+        return Step(loss.detach(), *self.update.finish(loss.detach()))
+
+
+def state_of(update: Update, scaler: bool = True) -> dict[str, Tensor]:
+    """A copy of everything that an update may change, by name; of fp16's scale only with `scaler`."""
+    state = {f"net.{key}": value for key, value in update.net.state_dict().items()}
+    for number, entry in update.optimizer.state_dict()["state"].items():
+        state |= {f"optimizer.{number}.{key}": value for key, value in entry.items()}
+    if update.ema is not None:
+        saved = update.ema.state_dict()
+        state |= {"ema.updates": saved.pop("updates")}
+        state |= {f"ema.{part}.{key}": value for part, tensors in saved.items() for key, value in tensors.items()}
+    if scaler and update.scaler is not None:
+        state["scale"] = torch.tensor(update.scaler.get_scale())
+    return {key: value.clone() for key, value in state.items()}
+
+
+def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> None:
+    """Both hold the same bits, apart from what only one of them has of fp16's scale."""
+    assert one.keys() - {"scale"} == two.keys() - {"scale"}
+    different = [key for key in two if key in one and not torch.equal(one[key], two[key])]
+    assert not different, different

@@ -1,0 +1,53 @@
+"""`seamseg demo` at its smallest: every stage leaves what the next one, and the user, needs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from seamseg.checkpoints.bundle import open_model
+from seamseg.cli.main import main
+
+SETTINGS = ["--train", "2", "--val", "2", "--set", "scheduler.epochs=1", "--set", "dataloader.train_batch_size=1"]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    out = tmp_path_factory.mktemp("demo") / "run"
+    assert main(["demo", "--out", str(out), "--device", "cpu", "--quiet", *SETTINGS]) == 0
+    return out
+
+
+def test_leaves_a_model_numbers_and_a_page(demo):
+    metrics = json.loads((demo / "metrics.json").read_text())
+    assert {"PQ", "SQ", "RQ", "PQ_things", "PQ_stuff", "PQ_dagger", "mIoU", "per_class"} <= metrics.keys()
+    assert metrics["n_images"] == 2 and 0 <= metrics["PQ"] <= 1
+    assert open_model(demo).metadata.num_thing == 8
+    page = (demo / "report.html").read_text()
+    assert "<title>Toy city: held-out scenes</title>" in page
+    assert page.count('class="picture"') == 2 and '"without_photo":0' in page
+    assert len(list((demo / "predictions").rglob("*.jpg"))) == 2
+    assert (demo / "predictions" / "panoptic.json").is_file()
+
+
+def test_the_files_score_as_the_model_does(demo, tmp_path):
+    out = tmp_path / "scores.json"
+    data = demo / "toy_city" / "data"
+    assert main(["evaluate", str(demo / "model_last.pth.tar"), str(data), "--json", str(out), "--quiet"]) == 0
+    by_model, by_file = json.loads(out.read_text()), json.loads((demo / "metrics.json").read_text())
+    for key in ("PQ", "SQ", "RQ", "PQ_things", "PQ_stuff"):
+        assert by_model[key] == pytest.approx(by_file[key], abs=1e-12)
+
+
+def test_goes_on_where_it_stopped(demo, capsys):
+    before = (demo / "model_last.pth.tar").stat().st_mtime_ns
+    (demo / "report.html").unlink()
+    assert main(["demo", "--out", str(demo), "--device", "cpu", "--quiet", *SETTINGS]) == 0
+    assert (demo / "model_last.pth.tar").stat().st_mtime_ns == before
+    assert (demo / "report.html").is_file()
+
+
+def test_refuses_a_folder_of_other_settings(demo, capsys):
+    assert main(["demo", "--out", str(demo), "--device", "cpu", "--seed", "7", *SETTINGS]) == 2
+    assert "other settings" in capsys.readouterr().err

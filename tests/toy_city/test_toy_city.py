@@ -1,0 +1,177 @@
+"""The toy city: scenes are deterministic, complete, legal and consistent."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from seamseg.toy_city import generate_toy_city, labels, render_scene
+from seamseg.toy_city.camera import NEAR, Camera
+from seamseg.toy_city.layout import Item, painting_order
+from seamseg.toy_city.scene import TINY_SHARE
+from seamseg.toy_city.vehicles import Pose
+from seamseg.utils.errors import InputError
+
+SIZE = (128, 256)
+SCENES = 60
+
+
+@pytest.fixture(scope="module")
+def scenes() -> list[tuple[np.ndarray, np.ndarray]]:
+    return [render_scene(0, "train", i, SIZE) for i in range(SCENES)]
+
+
+def _category(ids: np.ndarray) -> np.ndarray:
+    return np.where(ids >= 1000, ids // 1000, ids)
+
+
+def test_a_scene_depends_on_its_arguments_alone():
+    photo, ids = render_scene(3, "val", 7, SIZE)
+    again_photo, again_ids = render_scene(3, "val", 7, SIZE)
+    assert np.array_equal(photo, again_photo) and np.array_equal(ids, again_ids)
+    for other in ((4, "val", 7), (3, "train", 7), (3, "val", 8)):
+        different, _ = render_scene(*other, SIZE)
+        assert different.shape != photo.shape or not np.array_equal(different, photo)
+
+
+def test_photo_and_ids_have_the_same_size_and_official_types(scenes):
+    for photo, ids in scenes:
+        assert photo.dtype == np.uint8 and ids.dtype == np.uint16
+        assert photo.shape == (*ids.shape, 3)
+        assert ids.shape in (SIZE, SIZE[::-1])
+
+
+def test_ids_are_legal(scenes):
+    for _, ids in scenes:
+        for value in np.unique(ids).tolist():
+            if value >= 1000:
+                assert value // 1000 in labels.THINGS
+            else:
+                assert value in labels.NAMES
+
+
+def test_every_class_and_every_special_case_occurs(scenes):
+    present: Counter[int] = Counter()
+    for _, ids in scenes:
+        present.update(np.unique(_category(ids)).tolist())
+    for category in (*labels.STUFF, *labels.THINGS):
+        assert present[category] >= SCENES // 5, labels.NAMES[category]
+    for void in labels.VOIDS:
+        assert present[void] > 0, labels.NAMES[void]
+    groups = sum(any(v in labels.THINGS for v in np.unique(ids).tolist()) for _, ids in scenes)
+    assert groups >= 3
+    things = [np.isin(_category(ids), labels.THINGS).any() for _, ids in scenes]
+    assert 1 <= things.count(False) <= SCENES // 4
+    portraits = sum(ids.shape == SIZE[::-1] for _, ids in scenes)
+    assert SCENES // 12 <= portraits <= SCENES // 3
+
+
+def test_instances_are_large_and_few_enough_to_learn(scenes):
+    counts = [sum(v >= 1000 for v in np.unique(ids).tolist()) for _, ids in scenes]
+    assert 3 <= np.mean(counts) <= 7 and max(counts) <= 14
+    for _, ids in scenes:
+        values, areas = np.unique(ids, return_counts=True)
+        assert (areas[values >= 1000] >= TINY_SHARE * ids.size).all()
+
+
+def test_riders_sit_on_bicycles(scenes):
+    """Around a rider there is a bicycle, whatever else is in the way."""
+    riders = touching = 0
+    for _, ids in scenes:
+        category = _category(ids)
+        for value in np.unique(ids[category == labels.RIDER]).tolist():
+            ys, xs = np.nonzero(ids == value)
+            y0, y1, x0, x1 = ys.min(), ys.max(), xs.min(), xs.max()
+            pad = (y1 - y0) // 2
+            around = category[max(0, y0 - pad) : y1 + pad, max(0, x0 - pad) : x1 + pad]
+            riders += 1
+            touching += bool((around == labels.BICYCLE).any())
+    assert riders > 10 and touching >= 0.9 * riders
+
+
+def test_colour_alone_does_not_tell_a_car_from_the_road(scenes):
+    """The mean colours of cars cover much of the colours of road, walls and leaves."""
+    means: dict[int, list[np.ndarray]] = {labels.CAR: [], labels.ROAD: [], labels.BUILDING: []}
+    for photo, ids in scenes:
+        category = _category(ids)
+        for key, rows in means.items():
+            if (category == key).any():
+                rows.append(photo[category == key].mean(0))
+    cars, road = np.array(means[labels.CAR]), np.array(means[labels.ROAD])
+    nearest = np.linalg.norm(cars[:, None] - road[None], axis=-1).min(1)
+    assert (nearest < 40).mean() > 0.4
+
+
+def test_writes_a_raw_cityscapes_tree_whatever_the_workers(tmp_path):
+    ids = generate_toy_city(tmp_path / "one", train=3, val=2, seed=5, size=SIZE, workers=1)
+    assert ids == generate_toy_city(tmp_path / "two", train=3, val=2, seed=5, size=SIZE, workers=2)
+    assert len(set(ids)) == 5 and ids[0] == "toyville_000000_000019"
+    files = sorted(p.relative_to(tmp_path / "one") for p in (tmp_path / "one").rglob("*.png"))
+    assert len(files) == 15
+    assert files == sorted(p.relative_to(tmp_path / "two") for p in (tmp_path / "two").rglob("*.png"))
+    for file in files:
+        one, two = (np.asarray(Image.open(tmp_path / side / file)) for side in ("one", "two"))
+        assert np.array_equal(one, two), file
+    truth = tmp_path / "one" / "gtFine" / "train" / "toyville" / f"{ids[0]}_gtFine"
+    instances = np.asarray(Image.open(f"{truth}_instanceIds.png")).astype(int)
+    classes = np.asarray(Image.open(f"{truth}_labelIds.png"))
+    photo, rendered = render_scene(5, "train", 0, SIZE)
+    assert np.array_equal(instances, rendered)
+    assert np.array_equal(classes, _category(instances))
+    picture = tmp_path / "one" / "leftImg8bit" / "train" / "toyville" / f"{ids[0]}_leftImg8bit.png"
+    assert np.array_equal(np.asarray(Image.open(picture)), photo)
+
+
+def test_generating_again_finishes_what_is_missing(tmp_path):
+    generate_toy_city(tmp_path, train=2, val=1, size=SIZE, workers=1)
+    photos = sorted(tmp_path.rglob("*_leftImg8bit.png"))
+    photos[0].unlink()
+    kept = photos[1].stat().st_mtime_ns
+    steps: list[tuple[int, int]] = []
+    generate_toy_city(tmp_path, train=3, val=1, size=SIZE, workers=1, progress=lambda d, n: steps.append((d, n)))
+    assert photos[0].is_file() and photos[1].stat().st_mtime_ns == kept
+    assert steps == [(3, 4), (4, 4)]
+    assert not [p for p in tmp_path.rglob("*") if p.name.startswith(".")]
+
+
+def test_settings_must_fit(tmp_path):
+    generate_toy_city(tmp_path, train=1, val=0, size=SIZE, workers=1)
+    with pytest.raises(InputError, match="choose another folder"):
+        generate_toy_city(tmp_path, train=1, val=0, seed=1, size=SIZE)
+    with pytest.raises(InputError, match="0 or more"):
+        generate_toy_city(tmp_path / "x", train=-1)
+    with pytest.raises(InputError, match="64 pixels"):
+        generate_toy_city(tmp_path / "x", train=1, size=(10, 512))
+
+
+def test_what_stands_behind_a_long_car_is_painted_before_it():
+    camera = Camera(width=512, height=256, focal=300, centre=256, horizon=110, eye=1.8, x=0, yaw=0)
+    sizes = (0.6, 0.6, 1.7)
+    car = Item(labels.CAR, Pose(2.0, 8.0, 0.0), (4.6, 1.8, 1.5))
+    # right of the car and nearer than its centre, yet beyond the side that the camera cannot see
+    hidden = Item(labels.PERSON, Pose(3.4, 7.0, 0.0), sizes)
+    beside = Item(labels.PERSON, Pose(0.6, 9.0, 0.0), sizes)
+    ahead = Item(labels.PERSON, Pose(2.0, 4.0, 0.0), sizes)
+    order = painting_order(camera, [ahead, car, hidden, beside])
+    place = {index: at for at, index in enumerate(order)}
+    assert place[2] < place[1] < place[0] and place[1] < place[3]
+
+
+def test_rider_is_painted_over_the_bicycle():
+    camera = Camera(width=512, height=256, focal=300, centre=256, horizon=110, eye=1.8, x=0, yaw=0)
+    pose = Pose(0.5, 5.0, 1.5)
+    items = [Item(labels.BICYCLE, pose, (1.8, 0.5, 1.75)), Item(labels.RIDER, pose, (1.8, 0.5, 1.75))]
+    assert painting_order(camera, items) == [0, 1]
+
+
+def test_polygons_are_cut_at_the_near_plane():
+    camera = Camera(width=512, height=256, focal=300, centre=256, horizon=110, eye=1.8, x=0, yaw=0)
+    behind = np.array([(0.0, 0, -5), (1, 0, -5), (1, 0, -2)])
+    assert camera.polygon(behind) is None
+    crossing = np.array([(-1.0, 0, -5), (1, 0, -5), (1, 0, 5), (-1, 0, 5)])
+    screen = camera.polygon(crossing)
+    assert screen is not None and len(screen) == 4 and np.isfinite(screen).all()
+    assert screen[:, 1].max() == pytest.approx(110 + 300 * 1.8 / NEAR)

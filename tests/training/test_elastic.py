@@ -1,0 +1,125 @@
+"""Two processes that are interrupted go on to the same bits; another number of processes goes on where they stood."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Collection
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from support.interruptions import loss_lines, result, signals_at, train_until_done
+from support.micro import make_dataset, narrow_body, write_config
+from support.processes import launch
+
+from seamseg.checkpoints.snapshot import load_snapshot
+from seamseg.training.preemption import Preempted
+from seamseg.training.run import TrainingOptions, run_training
+from seamseg.training.trainer import Trainer
+
+pytestmark = pytest.mark.distributed
+
+SETTINGS = ("dataloader.train_batch_size=1", "general.log_interval=2", "scheduler.epochs=2")
+IMAGES = 9
+KINDS = {"syncbn": 1, "bn": 2}
+"""Norm layers, and batches a step. Those of `bn` have other running statistics in each process."""
+
+
+def options(folder: Path, name: str, norm: str, *more: str) -> TrainingOptions:
+    config, settings = folder / f"{norm}.ini", (*SETTINGS, f"optimizer.accumulate={KINDS[norm]}", *more)
+    return TrainingOptions(config, folder / "data", folder / name, resume="auto", overrides=settings, device="cpu")
+
+
+def stretch(folder: Path, rank: int, stop: int | None) -> None:
+    """Train the elastic run until a step, or to its end; note the images of its first epoch."""
+    step = Trainer._step
+
+    def watched(self, epoch, group):
+        if epoch == 0:
+            with open(folder / f"seen.{rank}", "a") as file:
+                file.writelines(i + "\n" for fed in group for i in fed.source.ids)
+        return step(self, epoch, group)
+
+    stops: Collection[int] = () if stop is None else (stop,)
+    with mock.patch.object(Trainer, "_step", watched), signals_at(stops, rank=rank):
+        try:
+            run_training(options(folder, "elastic", "syncbn"))
+            assert stop is None
+        except Preempted as error:
+            assert error.exit_code == 128 + signal.SIGTERM and stop is not None
+
+
+def work(rank: int, join: Callable[[], None], folder: Path) -> None:
+    """What two processes do, one thing after the other."""
+    with narrow_body():
+        for norm in KINDS:
+            join()
+            run_training(options(folder, f"{norm}-straight", norm))
+            steps = load_snapshot(folder / f"{norm}-straight" / "model_last.pth.tar").training_meta["global_step"]
+            with signals_at((1, 4 if norm == "bn" else 7), rank=1):
+                count = train_until_done(options(folder, f"{norm}-stopped", norm), join)
+            (folder / f"{norm}.{rank}.json").write_text(json.dumps([steps, count]))
+        join()
+        # rank 1 is told, not the one that saves; both stop a step later
+        stretch(folder, rank, 1 if rank == 1 else 99)
+        join()
+        if rank == 0:
+            with mock.patch.dict(os.environ, WORLD_SIZE="1"):
+                stretch(folder, rank, 4)
+        stretch(folder, rank, None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The folder in which two processes, one, and two again have worked."""
+    folder = tmp_path_factory.mktemp("elastic")
+    make_dataset(folder / "data", [2, 0, 1, 3, 0, 1, 2, 1, 0], [1])
+    for norm in KINDS:
+        write_config(folder / f"{norm}.ini", norm)
+    launch(work, 2, folder, seconds=400)
+    return folder
+
+
+@pytest.mark.parametrize("norm", KINDS)
+def test_two_interrupted_processes_go_on_to_the_same_bits(folder, norm):
+    straight, stopped = folder / f"{norm}-straight", folder / f"{norm}-stopped"
+    for rank in range(2):
+        assert json.loads((folder / f"{norm}.{rank}.json").read_text()) == [2 * (3 if norm == "bn" else 5), 2]
+    assert result(stopped) == result(straight)
+    assert result(stopped, "model_best.pth.tar") == result(straight, "model_best.pth.tar")
+    assert loss_lines(stopped) == loss_lines(straight)
+
+
+def test_both_stop_a_step_after_one_of_them_is_told(folder):
+    log = (folder / "syncbn-stopped" / "training.log").read_text()
+    for step in (2, 8):
+        assert log.count(f"SIGTERM: stopped after step {step}, which is saved") == 1
+
+
+def test_running_statistics_of_each_process_are_kept(folder):
+    """In the middle of an epoch those of plain batch norm differ; the snapshot has what differs from the first's."""
+    resume = load_snapshot(folder / "bn-stopped" / "snapshots" / "step-00000005.pth.tar").resume
+    assert resume is not None and resume["position"]["steps"] == 2
+    first, second = (state["buffers"] for state in resume["ranks"])
+    assert not first and second
+    assert all(name.endswith(("running_mean", "running_var", "num_batches_tracked")) for name in second)
+
+
+def test_two_processes_one_and_two_again_see_each_image_once(folder):
+    seen = Counter(word for rank in range(2) for word in (folder / f"seen.{rank}").read_text().split())
+    assert set(seen) == {f"train{n}" for n in range(IMAGES)}
+    # two steps of two, two steps of one, three images left for two processes: one comes twice
+    assert sum(seen.values()) == 4 + 2 + 4
+    log = (folder / "elastic" / "training.log").read_text()
+    for words in (
+        "in epoch 1, 2 steps of it done, step 2",
+        "in epoch 1, 4 steps of it done, step 4",
+        "epoch 1/2 [6/6]",
+        "epoch 2/2 [5/5]",
+    ):
+        assert words in log
+    meta = load_snapshot(folder / "elastic" / "model_last.pth.tar").training_meta
+    assert meta["global_step"] == 2 + 2 + 2 + 5

@@ -1,0 +1,235 @@
+"""What a training tells of itself, and what it leaves of a step that went wrong."""
+
+import json
+import re
+import sys
+
+import pytest
+import torch
+
+from seamseg.checkpoints.snapshot import load_snapshot
+from seamseg.config import load_config
+from seamseg.data.dataset import PanopticDataset
+from seamseg.formats.metadata import read_metadata
+from seamseg.training.debugging.dump import read_dump
+from seamseg.training.debugging.replay import replay
+from seamseg.training.logging.logs import Board, TextLog
+from seamseg.training.logging.metrics import read_metrics
+from seamseg.training.logging.reporter import Position, Reporter, peak_memory
+from seamseg.training.run import TrainingOptions, run_training
+from seamseg.training.step import StepResult
+from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.validation.evaluate import evaluate_model
+
+pytestmark = pytest.mark.usefixtures("narrow")
+
+CPU = ("--device", "cpu")
+
+
+def train(config, data, run, *overrides, **options):
+    return run_training(TrainingOptions(config, data, run, overrides=overrides, device="cpu", **options))
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """Spoil the pixels of a training image; `poison(name, factor)`."""
+
+    def spoil(name, factor):
+        item = PanopticDataset.__getitem__
+
+        def spoilt(self, index):
+            found = item(self, index)
+            return {**found, "img": found["img"] * factor} if found["id"] == name else found
+
+        monkeypatch.setattr(PanopticDataset, "__getitem__", spoilt)
+
+    return spoil
+
+
+def test_metrics_of_a_run(micro_run):
+    lines = read_metrics(micro_run)
+    assert [(m["kind"], m["step"], m["epoch"]) for m in lines] == [
+        ("train", 1, 0), ("train", 2, 0), ("validation", 2, 0), ("train", 3, 1), ("train", 4, 1), ("validation", 4, 1),
+    ]  # fmt: skip
+    first = lines[0]
+    assert first["loss"] == pytest.approx(sum(v for k, v in first.items() if k.endswith("_loss")), rel=1e-5)
+    assert first["images_per_second"] == pytest.approx(2 / first["step_seconds"])
+    assert 0 <= first["data_share"] <= 1 and first["grad_norm"] > 0 and first["skipped"] == 0
+    assert first["lr_other"] == pytest.approx(0.005 * 0.6665)
+    assert 0.05 < first["rss_peak_gib"] < 64
+    last = lines[-1]
+    assert load_snapshot(micro_run / "model_last.pth.tar").training_meta["last_score"] == last["PQ"]
+    assert set(last["per_class"]) == {"sky", "road", "car"} and last["n_images"] == 3 and last["seconds"] > 0
+    assert "box" not in last
+
+
+def test_the_numbers_in_tensorboard_and_in_the_log(micro_run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(micro_run), {"scalars": 0})
+    events.Reload()
+    assert {
+        "train/grad_norm", "train/skipped", "time/images_per_second", "time/data_share", "memory/rss_peak_gib",
+        "val_SQ/sky", "val_RQ/sky", "val_IoU/sky",
+    } <= set(events.Tags()["scalars"])  # fmt: skip
+    told = {m["step"]: m for m in read_metrics(micro_run) if m["kind"] == "train"}
+    for event in events.Scalars("train/grad_norm"):
+        assert event.value == pytest.approx(told[event.step]["grad_norm"])
+    log = (micro_run / "training.log").read_text()
+    assert re.search(r"loss \d+\.\d{4}  grad \S+  \d+\.\d\d s/step \(data .*\)  \S+ images/s  \S+ GiB  0:0", log)
+
+
+def test_average_precision_while_training(micro, micro_config, tmp_path):
+    overrides = ("general.eval_coco=yes", "dataloader.coco_gt=some.json", "scheduler.epochs=1")
+    scores = train(micro_config, micro, tmp_path, *overrides, "roi.score_threshold=0.01")
+    ap = scores.instances
+    assert 0 <= ap.mask.AP <= ap.mask.AP50 <= 1 and [c.info.name for c in ap.box.per_class] == ["car"]
+    line = read_metrics(tmp_path)[-1]
+    assert line["box"] == ap.box.to_json() and line["mask"]["per_class"]["car"] == ap.mask.AP
+    log = (tmp_path / "training.log").read_text()
+    assert "box AP " in log and "mask AP " in log and "coco_gt is not read" in log
+
+
+def test_evaluate_with_average_precision(micro, micro_run, tmp_path, seamseg_main, capsys):
+    words = ("evaluate", micro_run, micro, "--ap", "--json", tmp_path / "scores.json", "--quiet", *CPU)
+    assert seamseg_main(*words, "--set", "roi.score_threshold=0.01") == 0
+    table = capsys.readouterr().out
+    assert re.search(r"^boxes +\d", table, re.M) and re.search(r"^masks +\d", table, re.M)
+    content = json.loads((tmp_path / "scores.json").read_text())
+    assert set(content["mask"]) == {"AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large", "per_class"}
+    assert seamseg_main("evaluate", "--gt", "a.json", "--pred", "b.json", "--ap") == 2
+    assert "--ap" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("factor", "override", "words"),
+    [
+        (float("nan"), "general.loss_limit=10000", r"(\w+_loss = nan, )+.*loss = nan"),
+        (1e38, "general.loss_limit=1e4", r"loss = \S+ is above general.loss_limit = 10000|= (nan|inf)"),
+        (1.0, "general.loss_limit=0.5", r"loss = \S+ is above general.loss_limit = 0.5"),
+    ],
+)
+def test_a_poisoned_image(micro, micro_config, tmp_path, poison, seamseg_main, capsys, factor, override, words):
+    poison("train2", factor)
+    command = ("train", micro_config, micro, "--log-dir", tmp_path, "--quiet", "--set", override, *CPU)
+    assert seamseg_main(*command) == 1
+    error = capsys.readouterr().err.strip()
+    assert "\n" not in error
+    step = int(re.search(r"training stopped at step (\d+): ", error)[1])
+    assert re.search(words, error) and "images" in error
+    path = tmp_path / f"dump-step-{step:08d}.pth.tar"
+    assert f"seamseg doctor --replay {path}" in error
+    assert [p for p in tmp_path.iterdir() if "dump" in p.name] == [path]
+    assert "training stopped at step" in (tmp_path / "training.log").read_text()
+
+    dump = read_dump(path)
+    assert (dump.step, dump.rank) == (step, 0) and all(i in error for i in dump.batches[0].ids)
+    assert factor == 1 or "train2" in dump.batches[0].ids
+    assert all(
+        torch.isfinite(v).all() for part in dump.state_dict.values() for k, v in part.items() if "running" not in k
+    )
+    assert seamseg_main("doctor", "--replay", path) == 0
+    said = capsys.readouterr().out
+    assert f"{step}: {dump.reason}" in said and "goes wrong again" in said
+    assert ("bad pixels        in train2\n" in said) == (factor != factor)
+    if factor != factor:
+        assert "first bad module  body.backbone.mod1.conv1 (Conv2d)" in said
+
+
+def test_a_replay_repeats_the_very_losses(micro, micro_config, tmp_path):
+    """Also those that chance decides: which anchors and proposals are looked at."""
+    with pytest.raises(SeamsegError, match=r"above general\.loss_limit"):
+        train(micro_config, micro, tmp_path, "general.loss_limit=0.5", "optimizer.accumulate=2")
+    outcome = replay(tmp_path / "dump-step-00000001.pth.tar")
+    assert len(outcome.dump.batches) == 2 and len(outcome.losses) == 7
+    assert outcome.losses == outcome.dump.losses
+    assert outcome.first is None and outcome.bad_inputs == [] and outcome.reproduced
+
+
+def test_a_step_that_is_fine_now(micro, micro_config, tmp_path, poison, seamseg_main, capsys):
+    poison("train2", float("nan"))
+    with pytest.raises(SeamsegError):
+        train(micro_config, micro, tmp_path)
+    (path,) = tmp_path.glob("dump-*")
+    content = torch.load(path, weights_only=True)
+    for batch in content["batches"]:
+        images = batch["fields"]["images"]
+        images["packed"] = [torch.nan_to_num(t) for t in images["packed"]]
+    torch.save(content, path)
+    assert seamseg_main("doctor", "--replay", path) == 1
+    assert "does not go wrong this time" in capsys.readouterr().out
+
+
+def test_what_is_no_dump(micro_run, tmp_path, seamseg_main, capsys):
+    assert seamseg_main("doctor", "--replay", micro_run / "model_last.pth.tar") == 2
+    assert "not a dump of a training step" in capsys.readouterr().err
+    assert seamseg_main("doctor", "--replay", tmp_path / "none.tar") == 2
+    assert "no such file" in capsys.readouterr().err
+    torch.save(
+        {k: {} for k in ("config", "metadata", "state_dict", "rng", "losses", "step", "rank")} | {"batches": [3]},
+        tmp_path / "x.tar",
+    )
+    with pytest.raises(InputError, match="cannot read"):
+        read_dump(tmp_path / "x.tar")
+
+
+def test_a_resumed_run_tells_no_step_twice(micro, micro_config, micro_run, tmp_path):
+    train(micro_config, micro, tmp_path, "scheduler.epochs=1", "dataloader.val_set=")
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"kind": "train", "step": 3, "epoch": 1}\n{"kind": "tr')
+    train(micro_config, micro, tmp_path, "dataloader.val_set=", resume=tmp_path / "model_last.pth.tar")
+    assert [m["step"] for m in read_metrics(tmp_path)] == [1, 2, 3, 4]
+    assert read_metrics(tmp_path)[2]["loss"] > 0
+
+
+def test_pycocotools_is_missed_before_the_training(micro, micro_config, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pycocotools.cocoeval", None)
+    with pytest.raises(InputError, match="needs pycocotools"):
+        train(micro_config, micro, tmp_path / "run", "general.eval_coco=yes")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_time_that_is_left_has_validations_in_it(micro, micro_config, micro_run):
+    overrides = ("scheduler.epochs=10", "general.val_interval=4", "general.log_interval=5", "optimizer.ema=0.9")
+    config = load_config(micro_config, overrides=overrides)
+    log = TextLog(None, enabled=False)
+    lines = log.info = Lines()
+    reporter = Reporter(config, read_metadata(micro / "metadata.bin"), World(), log, Board(None))
+    one = torch.ones(())
+    result = StepResult({"obj_loss": one}, one, ["a", "b"], 3 * one, torch.tensor(False))
+    for index in range(5):
+        reporter.step(Position(5, index, 10, 51 + index), result, 0.5, 2.0)
+    # 5 steps of this epoch and 40 of the others
+    assert lines[-1] == (
+        "epoch 6/10 [5/10]  obj 1.0000  loss 1.0000  grad 3  2.00 s/step (data 0.50)  1.0 images/s  "
+        f"{peak_memory(torch.device('cpu'))['rss_peak_gib']:.1f} GiB  0:01:30 and validation left"
+    )
+    scores = evaluate_model(micro_run, micro, device="cpu", quiet=True).scores
+    reporter.validated(3, 40, scores, 40.0)
+    reporter.validated(7, 80, scores, 80.0)
+    for index in range(5):
+        reporter.step(Position(7, index, 10, 71 + index), result, 0.5, 2.0)
+    # 25 steps, and the validations after epochs 8 and 10
+    assert lines[-1].endswith("0:02:50 left")
+    assert reporter.notes == {"ema_decay": 0.9}
+
+
+class Lines(list):
+    """Called with a line, keeps it."""
+
+    def __call__(self, line):
+        self.append(line)
+
+
+def test_a_dump_makes_nothing_but_structures(micro, micro_config, tmp_path):
+    with pytest.raises(SeamsegError, match="above"):
+        train(micro_config, micro, tmp_path, "general.loss_limit=0.5")
+    path = tmp_path / "dump-step-00000001.pth.tar"
+    content = torch.load(path, weights_only=True)
+    content["batches"][0]["fields"]["ids"] = [{"kind": "Segment", "fields": {"id": 1}}]
+    for kind, message in (("Segment", "missing"), ("Any", "unknown kind"), ("os", "unknown kind")):
+        content["batches"][0]["fields"]["ids"][0]["kind"] = kind
+        torch.save(content, path)
+        with pytest.raises(InputError, match=message):
+            read_dump(path)

@@ -1,0 +1,121 @@
+"""Averages and the store of losses."""
+
+import pytest
+import torch
+from support.golden_files import array
+
+from seamseg.training.logging.meters import MAX_OVERFLOWS, AverageMeter, Averages, LossLog
+
+
+def test_average_meter_golden():
+    meter = AverageMeter(momentum=0.9)
+    for value, expected in zip([1.0, 2.0, 0.5, 4.0], array("ops", "meters/average_m.9_1_2_.5_4")):
+        meter.update(value)
+        assert [meter.last, meter.mean, meter.sum, meter.count] == pytest.approx(expected.tolist(), rel=1e-6)
+    assert {name: float(value) for name, value in meter.state_dict().items()} == pytest.approx(
+        {"last": 4.0, "sum": 6.799, "count": 3.439}
+    )
+
+
+def test_taking_averages_begins_anew():
+    averages = Averages()
+    averages.update({"a": 1.0})
+    averages.update({"a": 3.0})
+    assert averages.take() == {"a": 2.0}
+    averages.update({"a": 5.0})
+    assert averages.take() == {"a": 5.0}
+
+
+def losses(*values):
+    return {name: torch.tensor(v, requires_grad=True) for name, v in zip(("obj_loss", "sem_loss"), values)}
+
+
+def add(log, step, ids, values, total, norm=1.0, skipped=False):
+    log.add(step, ids, losses(*values), torch.tensor(total), torch.tensor(norm), torch.tensor(skipped))
+
+
+def test_losses_are_read_once_an_interval():
+    log = LossLog(interval=2)
+    add(log, 1, ["a"], (1.0, 2.0), 3.0)
+    assert not log.full and log.recent.meters == {}
+    add(log, 2, ["b"], (3.0, 2.0), 5.0, norm=4.0)
+    assert log.full and log.flush() is None and not log.full
+    assert log.recent.take() == {"obj_loss": 2.0, "sem_loss": 2.0, "loss": 4.0}
+    assert log.gradients.take() == {"grad_norm": 2.5}
+    add(log, 3, ["c"], (1.0, 1.0), 2.0)
+    assert log.flush() is None and log.flush() is None
+    assert log.recent.take() == {"obj_loss": 1.0, "sem_loss": 1.0, "loss": 2.0}
+    assert log.epoch.meters["loss"].mean == pytest.approx(10 / 3)
+    assert "grad_norm" not in log.epoch.meters
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_the_first_bad_step_is_found_with_its_images(value):
+    log = LossLog(interval=10)
+    add(log, 7, ["fine"], (1.0, 2.0), 3.0)
+    add(log, 8, ["left", "right"], (1.0, value), value, norm=value)
+    add(log, 9, ["later"], (value, value), value, norm=value)
+    found = log.flush()
+    assert (found.step, found.ids, found.of_loss) == (8, ["left", "right"], True)
+    assert found.words == f"sem_loss = {value}, loss = {value}"
+    assert found.losses["obj_loss"] == 1.0
+    assert log.recent.take()["loss"] == 3.0
+
+
+def test_a_loss_over_the_limit_is_found():
+    log = LossLog(limit=100)
+    add(log, 1, ["a"], (1.0, 99.0), 100.0)
+    assert log.flush() is None
+    add(log, 2, ["b"], (1.0, 100.0), 101.0)
+    assert log.flush().words == "loss = 101 is above general.loss_limit = 100"
+    free = LossLog(limit=0)
+    add(free, 1, ["b"], (1.0, 1e30), 1e30)
+    assert free.flush() is None
+
+
+def test_a_gradient_that_is_not_finite():
+    log = LossLog()
+    add(log, 1, ["a"], (1.0, 2.0), 3.0, norm=float("inf"), skipped=True)
+    found = log.flush()
+    assert not found.of_loss and found.words == "the gradient's norm = inf"
+
+
+def test_steps_skipped_by_float16_are_counted():
+    log = LossLog(interval=3, overflows=True)
+    for step, norm in enumerate((float("inf"), 2.0, float("nan"))):
+        add(log, step, ["a"], (1.0, 2.0), 3.0, norm=norm, skipped=norm != 2.0)
+    assert log.flush() is None and log.skipped == 2
+    assert log.gradients.take() == {"grad_norm": 2.0} and log.gradients.take() == {}
+
+
+def test_a_row_of_overflows_may_reach_over_epochs():
+    log = LossLog(overflows=True)
+    for epoch in range(MAX_OVERFLOWS):
+        log.begin_epoch()
+        assert log.skipped == 0 and log.recent.take() == {}
+        add(log, epoch, ["a"], (1.0, 2.0), 3.0, norm=float("inf"), skipped=True)
+        found = log.flush()
+        assert (found is None) == (epoch + 1 < MAX_OVERFLOWS)
+    assert "in a row" in found.words
+
+
+@pytest.mark.parametrize("between_epochs", [True, False])
+def test_a_row_of_overflows_goes_on_in_a_resumed_training(between_epochs):
+    before, after = LossLog(overflows=True), LossLog(overflows=True)
+    for step in range(MAX_OVERFLOWS - 1):
+        add(before, step, ["a"], (1.0, 2.0), 3.0, norm=float("inf"), skipped=True)
+        assert before.flush() is None
+    after.load_state_dict(before.state_dict())
+    if between_epochs:
+        after.begin_epoch()
+    add(after, MAX_OVERFLOWS, ["a"], (1.0, 2.0), 3.0, norm=float("inf"), skipped=True)
+    found = after.flush()
+    assert found is not None and "in a row" in found.words
+
+
+def test_states_of_releases_without_the_row_are_read():
+    log = LossLog(overflows=True)
+    state = log.state_dict()
+    del state["skipped"]["steps"]["in_a_row"]
+    log.load_state_dict(state)
+    assert log.state_dict()["skipped"]["steps"] == {"count": 0, "in_a_row": 0}

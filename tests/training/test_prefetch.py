@@ -1,0 +1,132 @@
+"""From files to the device: the options of `[dataloader]` in a training, and the upload beside it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from seamseg.data.dataset import PanopticDataset
+from seamseg.structures import Batch, PackedSequence
+from seamseg.training.prefetch import prefetched
+from seamseg.training.run import TrainingOptions, run_training
+from seamseg.utils.errors import InputError, SeamsegError
+
+EVERYTHING = (
+    "random_flip=yes",
+    "random_scale=(0.5, 1.5)",
+    "crop_size=(48, 64)",
+    "color_jitter=(0.3, 0.3, 0.3, 0.1)",
+    "class_uniform=0.5",
+)
+
+
+def train(config: Path, data: Path, run: Path, *options: str) -> dict[str, torch.Tensor]:
+    """The weights after a training on the CPU, by part and name."""
+    overrides = [f"dataloader.{option}" for option in ("val_set=", *options)]
+    run_training(TrainingOptions(config, data, run, overrides=overrides, device="cpu"))
+    content = torch.load(run / "model_last.pth.tar", weights_only=True)["state_dict"]
+    parts = ("body", "rpn_head", "roi_head", "sem_head")
+    return {f"{part}.{name}": value for part in parts for name, value in content[part].items()}
+
+
+def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    assert all(torch.equal(value, b[name]) for name, value in a.items())
+
+
+@pytest.mark.usefixtures("narrow")
+def test_where_and_how_images_are_made_does_not_show_in_the_weights(micro_config, micro, tmp_path) -> None:
+    plain = train(micro_config, micro, tmp_path / "plain", *EVERYTHING)
+    for name, options in {
+        "device": ("device_transforms=yes",),
+        "lasting": ("num_workers=2", "persistent_workers=yes", "prefetch=1"),
+        "both": ("num_workers=1", "persistent_workers=no", "device_transforms=yes"),
+    }.items():
+        assert_equal(train(micro_config, micro, tmp_path / name, *EVERYTHING, *options), plain)
+    other = train(micro_config, micro, tmp_path / "other", *EVERYTHING[:-2])
+    assert any(not torch.equal(value, other[name]) for name, value in plain.items())
+
+
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_image_is_said_and_replaced(micro_config, micro, tmp_path, workers) -> None:
+    data = Path(shutil.copytree(micro, tmp_path / "data"))
+    (data / "img" / "train2.png").write_bytes(b"")
+    train(micro_config, data, tmp_path / "run", "broken_limit=0.25", f"num_workers={workers}")
+    log = (tmp_path / "run" / "training.log").read_text()
+    assert len(re.findall(r"WARNING .*train2.png: the file is empty .*; another image takes its place", log)) == 1
+    with pytest.raises(InputError, match=r"1 of the 4 training images .* broken_limit = 0.2 allows: .*train2.png"):
+        train(micro_config, data, tmp_path / "strict", "broken_limit=0.2")
+    with pytest.raises(InputError, match=r"train2.png: the file is empty \(0 bytes\)$"):
+        train(micro_config, data, tmp_path / "first", "broken_limit=0", f"num_workers={workers}")
+
+
+@pytest.mark.usefixtures("narrow")
+def test_validation_takes_no_other_image(micro_run, micro, tmp_path, seamseg_main: Callable[..., int], capsys) -> None:
+    data = Path(shutil.copytree(micro, tmp_path / "data"))
+    (data / "img" / "val1.png").write_bytes(b"")
+    assert seamseg_main("evaluate", micro_run, data, "--device", "cpu", "--quiet") == 2
+    assert "val1.png: the file is empty" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("narrow")
+def test_a_training_whose_worker_dies_names_the_file(micro_config, micro, tmp_path, monkeypatch) -> None:
+    read = PanopticDataset.read
+
+    def deadly(self, index, at_least=None):
+        if self.images[index].id == "train3":
+            os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
+        return read(self, index, at_least)
+
+    monkeypatch.setattr(PanopticDataset, "read", deadly)
+    with pytest.raises(SeamsegError, match=r"killed by signal SIGKILL while it read .*train3.png"):
+        train(micro_config, micro, tmp_path / "run", "num_workers=1")
+
+
+def batches(count: int, device: str = "cpu") -> Iterator[Batch]:
+    """Batches of random sizes that hold their number."""
+    for number in range(count):
+        size = 500 + 37 * number
+        fill = [torch.full((3, size, size), float(number)), torch.full((3, 400, 300), float(number))]
+        ones = [torch.full((n, 4), float(number)) for n in (1, 2)]
+        packed = PackedSequence([t.pin_memory() for t in fill] if device == "cuda" else fill)
+        boxes = PackedSequence(ones)
+        yield Batch(packed, boxes, boxes, boxes, boxes, [str(number)] * 2, [(1, 1)] * 2)
+
+
+def test_on_the_cpu_batches_pass_through() -> None:
+    drawn = []
+
+    def source() -> Iterator[Batch]:
+        for batch in batches(3):
+            drawn.append(batch)
+            yield batch
+
+    for number, (batch, source_batch) in enumerate(prefetched(source(), torch.device("cpu"))):
+        assert len(drawn) == number + 1  # nothing is read ahead
+        assert batch.images[0] is drawn[number].images[0] and source_batch is drawn[number]
+    assert number == 2 and not list(prefetched(iter(()), torch.device("cpu")))
+
+
+@pytest.mark.gpu
+def test_uploads_beside_the_work_arrive_whole() -> None:
+    device = torch.device("cuda")
+    weight = torch.randn(4096, 4096, device=device)
+    sums = []
+    for batch, _ in prefetched(batches(20, "cuda"), device):
+        assert batch.images.device == torch.device("cuda", torch.cuda.current_device())
+        for _ in range(5):
+            weight = torch.tanh(weight @ weight)  # keeps the device busy, so that uploads run ahead of it
+        sums.append(torch.stack([t.mean() for t in batch.tensors()]))
+        del batch
+    for number, means in enumerate(sums):
+        assert torch.equal(means.cpu(), torch.full((10,), float(number)))

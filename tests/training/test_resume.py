@@ -1,0 +1,375 @@
+"""A training that is interrupted anywhere goes on to the very bits of one that is not."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.interruptions import loss_lines, result, signals_at, train_until_done
+from support.micro import make_dataset, write_config
+
+from seamseg.checkpoints.snapshot import load_snapshot
+from seamseg.config import load_config
+from seamseg.data.dataset import PanopticDataset
+from seamseg.data.samplers import Segment
+from seamseg.training.checkpointing.checkpoint import Progress, Start
+from seamseg.training.checkpointing.position import EpochPosition
+from seamseg.training.optim.schedule import LRSchedule
+from seamseg.training.preemption import Preempted
+from seamseg.training.prefetch import open_loader
+from seamseg.training.run import TrainingOptions, continue_schedule, run_training
+from seamseg.training.trainer import Trainer
+from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.validation.validator import Validator
+
+pytestmark = pytest.mark.usefixtures("narrow")
+
+SETTINGS = (
+    "dataloader.train_batch_size=1",
+    "optimizer.accumulate=2",
+    "general.log_interval=3",
+    "dataloader.random_flip=yes",
+    "dataloader.random_scale=(0.8, 1)",
+)
+STEPS = 8  # seven images, two a step, two epochs
+
+
+@pytest.fixture(scope="module")
+def seven(tmp_path_factory) -> TrainingOptions:
+    """A training on seven images; its run folder is not made yet."""
+    folder = tmp_path_factory.mktemp("seven")
+    data = make_dataset(folder / "data", [2, 1, 0, 3, 1, 0, 2], [1, 2])
+    return TrainingOptions(write_config(folder / "seven.ini"), data, folder / "run", overrides=SETTINGS, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def straight(seven) -> Path:
+    """Its run folder when nothing interrupts it."""
+    from support.micro import narrow_body
+
+    with narrow_body():
+        run_training(seven)
+    return Path(seven.log_dir)
+
+
+def again(seven: TrainingOptions, run: Path, *more: str) -> TrainingOptions:
+    return replace(seven, log_dir=run, resume="auto", overrides=(*seven.overrides, *more))
+
+
+@pytest.mark.parametrize(("workers", "seed"), [(0, 1), (0, 2), (2, 3)])
+def test_interrupted_anywhere(seven, straight, tmp_path, workers, seed):
+    stops = random.Random(seed).sample(range(1, STEPS), 3)
+    run = tmp_path / "run"
+    with signals_at(stops):
+        assert train_until_done(again(seven, run, f"dataloader.num_workers={workers}")) == 3
+    assert result(run) == result(straight)
+    assert result(run, "model_best.pth.tar") == result(straight, "model_best.pth.tar")
+    assert loss_lines(run) == loss_lines(straight)
+    assert len(loss_lines(run)) == 4
+
+
+def test_a_signal_to_the_whole_group_spares_the_readers(seven, straight, tmp_path, monkeypatch):
+    step, run = Trainer._step, tmp_path / "run"
+
+    def signalled(self, epoch, group):
+        if self.progress.global_step == 2:
+            children = multiprocessing.active_children()
+            assert len(children) == 2
+            targets = [str(pid) for pid in (*(child.pid for child in children), os.getpid())]
+            # from outside: workers obey their parent
+            subprocess.run(["kill", "-TERM", *targets], check=True)
+            time.sleep(0.5)
+            assert all(child.is_alive() for child in children)
+        return step(self, epoch, group)
+
+    monkeypatch.setattr(Trainer, "_step", signalled)
+    assert train_until_done(again(seven, run, "dataloader.num_workers=2")) == 1
+    assert not multiprocessing.active_children()
+    assert result(run) == result(straight)
+
+
+def test_readers_obey_their_parent(seven):
+    """A process that fails ends those that read for it; else it would wait for them for ever."""
+    from seamseg.data.loader import train_loader
+
+    images = PanopticDataset(seven.data, "train", lambda *rest: {})
+    loader = train_loader(images, [[0]] * 1000, num_workers=1)
+    iterator = super(type(loader), loader).__iter__()
+    (worker,) = multiprocessing.active_children()
+    time.sleep(1)
+    worker.terminate()
+    worker.join(10)
+    assert worker.exitcode == 0
+    del iterator
+
+
+def test_readers_are_deaf_before_they_listen():
+    """From birth on, that is: it takes them a while to begin."""
+    from seamseg.data.loader import BatchLoader
+    from seamseg.data.workers import obey_the_parent_only
+
+    def signalled(worker):
+        subprocess.run(["kill", "-TERM", str(os.getpid())], check=True)
+        obey_the_parent_only(worker)
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert list(BatchLoader([1, 2, 3], batch_size=None, num_workers=1, worker_init_fn=signalled)) == [1, 2, 3]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+def test_a_signal_to_the_whole_group_in_a_validation(seven, straight, tmp_path, monkeypatch):
+    compare, run, told = Validator._compare, tmp_path / "run", []
+
+    def signalled(self, *arguments):
+        if not told:
+            told.extend(child.pid for child in multiprocessing.active_children())
+            # from elsewhere: what their own parent sends they take for an orderly end
+            subprocess.run(["kill", "-TERM", *map(str, [*told, os.getpid()])], check=True)
+        return compare(self, *arguments)
+
+    monkeypatch.setattr(Validator, "_compare", signalled)
+    more = ("dataloader.num_workers=2", "dataloader.val_batch_size=1", "dataloader.persistent_workers=no")
+    options = again(seven, run, "general.val_interval=1", *more)
+    assert train_until_done(options) == 1
+    assert told and not multiprocessing.active_children()
+    calm = replace(options, log_dir=tmp_path / "calm")
+    run_training(calm)
+    assert result(run) == result(tmp_path / "calm")
+
+
+def test_the_schedule_of_an_epoch_that_begins_anew(seven):
+    config = load_config(seven.config, "panoptic", (*seven.overrides, "optimizer.accumulate=1", "scheduler.epochs=2"))
+    for seed, total in ((config.general.seed, 2 * 7), (config.general.seed + 1, 3 + 2 * 7)):
+        start = Start(Path("s"), Progress(-1, 3), EpochPosition(0, 3, (Segment(1, 1, 3),), (7, seed)))
+        schedule = LRSchedule("linear", {"from": 1, "to": 0}, [1.0], 2, 7)
+        continue_schedule(schedule, start, open_loader(config, seven.data, seven.config, World()), config)
+        assert schedule.total == total and schedule.factor(total, 1) == 0
+
+
+def test_interrupted_after_every_step(seven, straight, tmp_path):
+    with signals_at(range(1, STEPS)):
+        assert train_until_done(again(seven, tmp_path / "run")) == STEPS - 1
+    assert result(tmp_path / "run") == result(straight)
+    assert loss_lines(tmp_path / "run") == loss_lines(straight)
+
+
+def test_a_snapshot_in_between_changes_nothing_and_goes_on(seven, straight, tmp_path):
+    """Killed without warning: the steps since the last snapshot are done again, to the same bits."""
+    run, step = tmp_path / "run", Trainer._step
+
+    class Killed(BaseException):
+        pass
+
+    def killed(self, epoch, group):
+        if self.progress.global_step == 3:
+            raise Killed
+        return step(self, epoch, group)
+
+    options = again(seven, run, "general.snapshot_interval=2", "general.snapshot_keep=3")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_step", killed)
+        with pytest.raises(Killed):
+            run_training(options)
+    assert [p.name for p in (run / "snapshots").iterdir()] == ["step-00000002.pth.tar"]
+    run_training(options)
+    assert "resumed from" in (run / "training.log").read_text()
+    assert result(run) == result(straight)
+    names = sorted(p.name for p in (run / "snapshots").iterdir())
+    assert names == [f"step-0000000{n}.pth.tar" for n in (4, 6, 8)]
+    assert (run / "model_last.pth.tar").samefile(run / "snapshots" / names[-1])
+
+
+def test_images_before_the_position_are_not_read(seven, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    options = again(seven, run, "scheduler.epochs=1", "dataloader.val_set=")
+    with signals_at([3]), pytest.raises(Preempted):
+        run_training(options)
+    read, reader = [], PanopticDataset.read
+    monkeypatch.setattr(PanopticDataset, "read", lambda self, *key: (read.append(key), reader(self, *key))[1])
+    run_training(options)
+    assert len(read) == 1
+
+
+def test_the_message_says_how_to_go_on(seven, tmp_path, seamseg_main, capsys):
+    words = ["train", seven.config, seven.data, "--log-dir", tmp_path, "--device", "cpu", "--resume", "auto"]
+    words += [word for setting in SETTINGS for word in ("--set", setting)]
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGUSR1, 138)):
+        before = signal.getsignal(number)
+        with signals_at([2 if code == 143 else 3], number=number):
+            assert seamseg_main(*words) == code
+        assert signal.getsignal(number) is before
+        error = capsys.readouterr().err
+        assert error.count("--resume auto goes on") == 1
+        assert f"{number.name}: stopped after step" in error
+    assert "begins anew" in (tmp_path / "training.log").read_text()
+
+
+def test_going_on_with_another_batch_size(seven, tmp_path):
+    """The images that are left are seen, and the schedule ends with the training."""
+    run, seen, step = tmp_path / "run", [], Trainer._step
+
+    def watched(self, epoch, group):
+        rates.append(self.schedule.factor(self.progress.global_step, epoch))
+        if epoch == 0:
+            seen.extend(i for fed in group for i in fed.source.ids)
+        return step(self, epoch, group)
+
+    rates: list[float] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "_step", watched)
+        with signals_at([2]), pytest.raises(Preempted):
+            run_training(again(seven, run))
+        assert len(seen) == 4
+        run_training(again(seven, run, "dataloader.train_batch_size=3", "optimizer.accumulate=1"))
+    assert sorted(seen) == sorted(f"train{n}" for n in range(7))
+    # two steps, one of the other three images, and an epoch of three
+    assert len(rates) == 6 and rates[-1] == 0.0 and rates[-2] == pytest.approx((1 / 6) ** 0.9)
+    assert "epoch 1/2 [3/3]" in (run / "training.log").read_text()
+
+
+def test_other_images_begin_the_epoch_anew(seven, tmp_path):
+    with signals_at([2]), pytest.raises(Preempted):
+        run_training(again(seven, tmp_path / "run"))
+    run_training(again(seven, tmp_path / "run", "general.seed=5"))
+    log = (tmp_path / "run" / "training.log").read_text()
+    assert "epoch 1 begins anew: the training images or general.seed are others" in log
+    assert load_snapshot(tmp_path / "run" / "model_last.pth.tar").training_meta["global_step"] == 2 + STEPS
+
+
+def test_weights_to_start_from_count_the_first_time_only(seven, straight, tmp_path):
+    options = replace(again(seven, tmp_path / "run"), pretrain=[str(straight / "model_last.pth.tar")])
+    with signals_at([2]):
+        assert train_until_done(options) == 1
+    assert (tmp_path / "run" / "training.log").read_text().count("pre-trained ") == 1
+
+
+# --- damaged snapshots
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def stopped(seven, straight, tmp_path) -> Path:
+    """A finished run to damage; it keeps two snapshots."""
+    return Path(shutil.copytree(straight, tmp_path / "stopped"))
+
+
+def test_a_damaged_snapshot_is_passed_over(seven, straight, stopped, capsys):
+    newest = stopped / "snapshots" / "step-00000008.pth.tar"
+    (stopped / "model_last.pth.tar").unlink()
+    flip(newest)
+    (stopped / "snapshots" / f".{newest.name}.1.2.partial").write_text("of a killed process")
+    run_training(again(seven, stopped))
+    log = (stopped / "training.log").read_text()
+    assert f"left out: {newest}: a truncated or damaged snapshot" in log
+    assert "step-00000004.pth.tar, after epoch 1, step 4" in log
+    assert result(stopped) == result(straight)
+    assert sorted(p.name for p in (stopped / "snapshots").iterdir()) == [
+        "step-00000004.pth.tar",
+        "step-00000008.pth.tar",
+    ]
+
+
+def test_nothing_but_damaged_snapshots_is_an_error(seven, stopped):
+    for path in [*(stopped / "snapshots").iterdir(), stopped / "model_last.pth.tar"]:
+        path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(InputError, match="all 3 snapshots are damaged"):
+        run_training(again(seven, stopped))
+    assert len(list((stopped / "snapshots").iterdir())) == 2
+
+
+def test_a_folder_of_an_early_release(seven, stopped):
+    shutil.rmtree(stopped / "snapshots")
+    run_training(again(seven, stopped, "scheduler.epochs=3"))
+    assert load_snapshot(stopped / "model_last.pth.tar").training_meta["epoch"] == 2
+
+
+def test_a_new_run_drops_the_snapshots_of_an_old_one(seven, stopped):
+    run_training(replace(again(seven, stopped, "scheduler.epochs=1"), resume=None))
+    assert [p.name for p in (stopped / "snapshots").iterdir()] == ["step-00000004.pth.tar"]
+    assert "this run replaces them" in (stopped / "training.log").read_text()
+
+
+def test_going_back_drops_the_snapshots_after_it(seven, stopped):
+    first = stopped / "snapshots" / "step-00000004.pth.tar"
+    options = replace(again(seven, stopped, "general.snapshot_interval=1"), resume=first)
+    with signals_at([5]), pytest.raises(Preempted):
+        run_training(options)
+    names = sorted(p.name for p in (stopped / "snapshots").iterdir())
+    assert names == ["step-00000004.pth.tar", "step-00000005.pth.tar"]
+
+
+def test_a_best_snapshot_that_was_not_named_yet(seven, straight, tmp_path):
+    """Killed between the snapshot and its second name: the next run gives it."""
+    run = tmp_path / "run"
+    options = again(seven, run)
+    run_training(replace(options, overrides=(*options.overrides, "scheduler.epochs=1")))
+    (run / "model_best.pth.tar").unlink()
+    with signals_at([5]), pytest.raises(Preempted):
+        run_training(options)
+    best = load_snapshot(run / "model_best.pth.tar")
+    assert best.training_meta["epoch"] == 0
+
+
+def test_a_full_disk_shows_at_the_next_step_and_leaves_the_older_ones(seven, tmp_path, monkeypatch):
+    run, fsync, calls = tmp_path / "run", os.fsync, []
+
+    def full(descriptor):
+        calls.append(descriptor)
+        if len(calls) > 6:
+            raise OSError(28, os.strerror(28))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(SeamsegError, match=r"step-0000000\d\.pth\.tar: cannot be written: No space left on device"):
+        run_training(again(seven, run, "general.snapshot_interval=1"))
+    monkeypatch.undo()
+    kept = list((run / "snapshots").iterdir())
+    assert kept and all(".partial" not in p.name for p in kept)
+    # the training goes on from there once there is room
+    run_training(again(seven, run))
+    assert load_snapshot(run / "model_last.pth.tar").training_meta["global_step"] == STEPS
+
+
+def test_a_link_that_is_impossible_is_a_copy(seven, straight, tmp_path, monkeypatch):
+    def no_links(source, target):
+        raise OSError(95, os.strerror(95))
+
+    monkeypatch.setattr(os, "link", no_links)
+    run_training(again(seven, tmp_path / "run"))
+    assert result(tmp_path / "run") == result(straight)
+    assert (tmp_path / "run" / "model_last.pth.tar").stat().st_nlink == 1
+
+
+def test_snapshots_hold_copies(seven, tmp_path, monkeypatch):
+    """What is written is the network of the step, however late it is written."""
+    from seamseg.training.checkpointing.saver import Saver
+
+    kept, save = [], Saver.save
+
+    def delayed(self, snapshot, *rest):
+        digest = snapshot.state_dict["body"]["backbone.mod1.conv1.weight"].clone()
+        momentum = snapshot.state_dict["optimizer"]["state"][0]["momentum_buffer"].clone()
+        kept.append((snapshot, digest, momentum))
+        save(self, snapshot, *rest)
+
+    monkeypatch.setattr(Saver, "save", delayed)
+    run_training(again(seven, tmp_path / "run", "general.snapshot_interval=1"))
+    assert not torch.equal(kept[0][1], kept[-1][1])
+    for snapshot, weight, momentum in kept:
+        assert torch.equal(snapshot.state_dict["body"]["backbone.mod1.conv1.weight"], weight)
+        assert torch.equal(snapshot.state_dict["optimizer"]["state"][0]["momentum_buffer"], momentum)

@@ -1,0 +1,236 @@
+"""Two processes on one machine (gloo): no hang whoever has things, exact validation, shared prediction."""
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from support.micro import make_dataset, narrow_body, write_config
+from support.processes import launch
+
+from seamseg.checkpoints.snapshot import load_snapshot
+from seamseg.cli.main import main
+from seamseg.config import load_config
+from seamseg.data.dataset import PanopticDataset
+from seamseg.structures import Prediction
+from seamseg.training.debugging.dump import dump_path, read_dump
+from seamseg.training.logging.metrics import read_metrics
+from seamseg.training.run import TrainingOptions, run_training
+from seamseg.training.trainer import Trainer
+from seamseg.utils.distributed import World, distributed
+from seamseg.utils.errors import SeamsegError
+from seamseg.validation.evaluate import evaluate_model
+from seamseg.validation.validator import Validator
+
+pytestmark = pytest.mark.distributed
+
+RUNS = ("mixed", "resumed", "empty", "negatives", "plain", "evaluated")
+
+AP = ("general.eval_coco=yes", "roi.score_threshold=0.01", "dataloader.val_batch_size=1")
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """One training image is not finite."""
+    item = PanopticDataset.__getitem__
+
+    def spoilt(self, index):
+        found = item(self, index)
+        return {**found, "img": found["img"] * float("nan")} if found["id"] == "train4" else found
+
+    with mock.patch.object(PanopticDataset, "__getitem__", spoilt):
+        yield
+
+
+class Eye(torch.nn.Module):
+    """A network that finds the red of the cars, in one box, and a second one that is often wrong."""
+
+    def predict(self, images):
+        return [self._seen(image) for image in images]
+
+    @staticmethod
+    def _seen(image):
+        red = image[0] > image[1] + 1
+        size = tuple(red.shape)
+        rows, columns = (torch.nonzero(red.any(dim)).flatten() for dim in (1, 0))
+        boxes = torch.tensor([[20.0, 10.0, 40.0, 36.0]])
+        if len(rows):
+            box = [float(v) for v in (rows[0], columns[0], rows[-1] + 1, columns[-1] + 1)]
+            boxes = torch.cat([torch.tensor([box]), boxes])
+        # equal scores, too: the order of the images decides
+        scores = torch.tensor([0.8, 0.5][-len(boxes) :])
+        logits = torch.full((len(boxes), 28, 28), 9.0)
+        classes = torch.zeros(len(boxes), dtype=torch.long)
+        return Prediction(boxes, classes, scores, logits, (~red).long(), size)
+
+
+def seen(folder: Path, world: World) -> dict:
+    """The scores of :class:`Eye`."""
+    config = load_config(folder / "sync.ini", overrides=AP)
+    return Validator.open(folder / "data", "val", config, world, quiet=True)(Eye()).to_json()
+
+
+def score(rank: int, join: Callable[[], None], folder: Path) -> None:
+    """Three processes validate."""
+    join()
+    with distributed("cpu") as world:
+        (folder / f"seen3.{rank}.json").write_text(json.dumps(seen(folder, world)))
+    join()
+    with narrow_body():
+        overrides = ("dataloader.train_batch_size=1", *AP)
+        options = {"evaluate": True, "resume": folder / "mixed" / "model_last.pth.tar"}
+        run = TrainingOptions(
+            folder / "sync.ini", folder / "data", folder / "three", overrides=overrides, device="cpu", **options
+        )
+        (folder / f"three.{rank}.json").write_text(json.dumps(run_training(run).to_json()))
+
+
+def work(rank: int, join: Callable[[], None], folder: Path) -> None:
+    """Everything that two processes do, one thing after the other: starting them takes longer than all of it."""
+    save = Trainer._save
+
+    def watched(trainer, is_best=False):
+        save(trainer, is_best)
+        if rank == 0:
+            trainer._saver.wait()
+        tensors = [*trainer.net.state_dict().values()]
+        digest = hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in tensors)).hexdigest()
+        with open(folder / f"{trainer.run.path.name}.{rank}.sha", "a") as file:
+            file.write(digest + "\n")
+        if rank == 0 and trainer.run.path.name == "mixed" and trainer.progress.epoch == 0:
+            shutil.copy(trainer.run.last, folder / "half.tar")
+
+    def train(name, *overrides, data="data", config="sync.ini", **options):
+        join()
+        overrides = ("dataloader.train_batch_size=1", "dataloader.val_batch_size=1", *overrides)
+        run = TrainingOptions(
+            folder / config, folder / data, folder / name, overrides=overrides, device="cpu", **options
+        )
+        scores = run_training(run)
+        (folder / f"{name}.{rank}.json").write_text(json.dumps(scores.to_json()))
+
+    with narrow_body(), mock.patch.object(Trainer, "_save", watched):
+        train("mixed", *AP)
+        train("resumed", resume=folder / "half.tar")
+        train("empty", data="empty")
+        train("negatives", "roi.sample_empty_images=yes")
+        train("plain", config="bn.ini")
+        train("evaluated", *AP, evaluate=True, resume=folder / "mixed" / "model_last.pth.tar")
+        with pytest.raises(SeamsegError) as stopped, poisoned():
+            train("poisoned", config="bn.ini")
+        (folder / f"poisoned.{rank}.txt").write_text(str(stopped.value))
+        join()
+        with distributed("cpu") as world:
+            (folder / f"seen2.{rank}.json").write_text(json.dumps(seen(folder, world)))
+        join()
+        words = [
+            "predict",
+            folder / "mixed",
+            folder / "photos",
+            folder / "out",
+            "--format",
+            "overlay,coco",
+            "--device",
+            "cpu",
+        ]
+        (folder / f"predict.{rank}.code").write_text(str(main([str(w) for w in [*words, "--workers", "0"]])))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The folder in which two processes have worked."""
+    folder = tmp_path_factory.mktemp("two")
+    # one image a process and step: in most steps only one process has things, in some none
+    make_dataset(folder / "data", [2, 0, 0, 3, 0], [1, 2, 0])
+    make_dataset(folder / "empty", [0, 0, 0], [0])
+    write_config(folder / "sync.ini", "syncbn")
+    write_config(folder / "bn.ini", "bn")
+    (folder / "photos").mkdir()
+    for name in ("val0", "val1", "val2"):
+        shutil.copy(folder / "data" / "img" / f"{name}.png", folder / "photos")
+    (folder / "photos" / "val1.png").write_bytes(b"broken")
+    launch(work, 2, folder, seconds=450)
+    return folder
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_both_processes_end_with_the_same_scores(folder, name):
+    first, second = (json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(2))
+    assert first == second and first["n_images"] == (1 if name == "empty" else 3)
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name != "evaluated"])
+def test_both_processes_hold_the_same_network_after_each_epoch(folder, name):
+    first, second = ((folder / f"{name}.{rank}.sha").read_text().split() for rank in range(2))
+    assert first == second and len(first) == (1 if name == "resumed" else 2)
+    assert len(set(first)) == len(first)
+
+
+def test_a_resumed_run_ends_with_the_same_bits(folder):
+    assert (folder / "resumed.0.sha").read_text().split() == (folder / "mixed.0.sha").read_text().split()[1:]
+    one, two = (load_snapshot(folder / name / "model_last.pth.tar") for name in ("mixed", "resumed"))
+    momentum = [s.state_dict["optimizer"]["state"][0]["momentum_buffer"] for s in (one, two)]
+    assert torch.equal(*momentum) and one.training_meta == two.training_meta
+    assert one.training_meta["global_step"] == 2 * 3
+
+
+def test_scores_are_the_same_in_one_two_and_three_processes(folder):
+    """To the last digit, average precision included: each image counts once, at its own size."""
+    launch(score, 3, folder, seconds=300)
+    with narrow_body():
+        model = folder / "mixed" / "model_last.pth.tar"
+        alone = evaluate_model(model, folder / "data", device="cpu", quiet=True, overrides=AP).scores.to_json()
+    assert alone == json.loads((folder / "evaluated.0.json").read_text())
+    assert [alone] * 3 == [json.loads((folder / f"three.{rank}.json").read_text()) for rank in range(3)]
+    alone = seen(folder, World())
+    assert 0.1 < alone["mask"]["AP"] < 0.9 and 0.1 < alone["box"]["AP75"] < 0.9
+    for processes in (2, 3):
+        shared = [json.loads((folder / f"seen{processes}.{rank}.json").read_text()) for rank in range(processes)]
+        assert shared == [alone] * processes
+
+
+def test_training_validates_as_evaluate_does(folder):
+    last = [m for m in read_metrics(folder / "mixed") if m["kind"] == "validation"][-1]
+    evaluated = json.loads((folder / "evaluated.0.json").read_text())
+    assert {key: last[key] for key in evaluated} == evaluated
+
+
+def test_a_bad_loss_of_one_process_stops_both_with_its_name(folder):
+    first, second = ((folder / f"poisoned.{rank}.txt").read_text() for rank in range(2))
+    found = re.match(r"training stopped at step (\d+): .*sem_loss = nan.* \(process (\d), images train4\); ", first)
+    dumps = [p.name for p in (folder / "poisoned").glob("dump-*")]
+    assert dumps == [dump_path(Path(), int(found[1]), int(found[2])).name]
+    own, other = (first, second) if found[2] == "0" else (second, first)
+    assert own.startswith(other) and "doctor --replay" in own and "doctor" not in other
+    assert first in (folder / "poisoned" / "training.log").read_text()
+    dump = read_dump(folder / "poisoned" / dumps[0])
+    assert [b.ids for b in dump.batches] == [["train4"]] and dump.world_size == 2
+
+
+def test_only_the_first_process_writes_the_run_folder(folder):
+    names = sorted(p.name.partition(".tfevents")[0] for p in (folder / "mixed").iterdir())
+    assert names == [
+        "config.ini",
+        "events.out",
+        "metadata.bin",
+        "metrics.jsonl",
+        "model_best.pth.tar",
+        "model_last.pth.tar",
+        "snapshots",
+        "training.log",
+    ]
+    assert "in 2 processes on the CPU" in (folder / "mixed" / "training.log").read_text()
+
+
+def test_prediction_is_shared_out_and_merged(folder):
+    assert [(folder / f"predict.{rank}.code").read_text() for rank in range(2)] == ["1", "1"]
+    assert sorted(p.name for p in (folder / "out").glob("*.jpg")) == ["val0.jpg", "val2.jpg"]
+    content = json.loads((folder / "out" / "panoptic.json").read_text())
+    assert [i["id"] for i in content["images"]] == ["val0", "val2"]
+    assert sorted(p.name for p in (folder / "out" / "panoptic").iterdir()) == ["val0.png", "val2.png"]

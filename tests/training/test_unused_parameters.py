@@ -1,0 +1,141 @@
+"""Processes without things: both ways to train with them give the same weights."""
+
+import itertools
+import os
+
+import pytest
+import torch
+from support.micro import CONFIG
+from support.step_equality import ALL_SAMPLES, batch_of, error, images_of, in_float64, in_processes
+
+from seamseg.config import config_from_string
+from seamseg.models.build import build_training_module
+from seamseg.training.optim.optimizer import build_optimizer
+from seamseg.training.parallel import in_parallel
+from seamseg.training.step import Stepper
+from seamseg.utils.distributed import World, gather_objects
+
+NORMS = ("syncbn", "syncbn+gn", "bn")
+
+
+def config_of(norm, *overrides):
+    text = CONFIG.format(norm=norm)
+    return config_from_string(text, "panoptic", overrides=(*ALL_SAMPLES, "body.gn_groups=4", *overrides))
+
+
+def trained(world, norm, way, batches_of_step, *overrides):
+    """The state of a network after some steps, and its gradients in the last."""
+    config = config_of(norm, f"general.unused_parameters={way}", *overrides)
+    torch.manual_seed(0)
+    module = build_training_module(config, 2, 2).double()
+    optimizer = build_optimizer(module.net, config)
+    stepper = Stepper(config, in_parallel(module, config, world), optimizer, world)
+    for batches in batches_of_step:
+        stepper(batches, [0.01, 0.01])
+    gradients = {name: p.grad.clone() for name, p in module.named_parameters()}
+    return module.state_dict(), gradients
+
+
+def same_weights(world, accumulate):
+    to_the_bit = world.size == 2 and accumulate == 1
+    for norm in NORMS:
+        steps = [
+            [batch_of(part) for part in images_of(step, accumulate * world.size)[world.rank :: world.size]]
+            # rounding grows from step to step
+            for step in range(8 if to_the_bit else 4)
+        ]
+        found, _ = trained(world, norm, "find", steps)
+        faked, _ = trained(world, norm, "fake", steps)
+        for name, tensor in found.items():
+            # Each step computes the same numbers but where zeros are added. Two processes add up their gradients in
+            # one order only, more of them in that of the buckets, which differs between the two ways; and the first
+            # batch that `fake` sees is exchanged on its own.
+            if to_the_bit:
+                assert torch.equal(faked[name], tensor), (norm, name)
+        assert error(faked, found) < 1e-7
+        weights = torch.cat([t.flatten() for n, t in faked.items() if "running" not in n and "tracked" not in n])
+        assert all(torch.equal(weights, other) for other in gather_objects(world, weights))
+
+
+def things_at_first(world, way):
+    """Two batches: the ROI head has something to do in the first only, of all processes or of one."""
+    with_things, without = batch_of(images_of(1, 1)[0]), batch_of(images_of(3, 1)[0])
+    assert with_things.categories[0].numel() > 3 and without.categories[0].numel() == 3
+    for first, same in ((with_things, [with_things, without]), (without, [with_things, without, without, without])):
+        _, wanted = trained(World(), "gn", way, [same])
+        _, got = trained(world, "gn", way, [[with_things if world.is_main else first, without]])
+        assert float(wanted["net.roi_head.fc.fc1.weight"].abs().max()) > 0
+        assert error(got, wanted) < 1e-9
+
+
+@pytest.mark.distributed
+def test_two_processes():
+    """Find and fake give the same weights, and a gradient of an earlier batch is kept."""
+    in_processes(2, (same_weights, 1), (same_weights, 2), (things_at_first, "find"), (things_at_first, "fake"))
+
+
+@pytest.mark.distributed
+def test_find_and_fake_give_the_same_weights_in_three_processes():
+    in_processes(3, (same_weights, 1))
+
+
+def open_resources():
+    """Threads and file descriptors of this process."""
+    return [len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd")]
+
+
+def asymmetric_steps(world, number, way):
+    """Threads and file descriptors stay what they were, whichever processes have regions in a step."""
+    config = config_of("syncbn", f"general.unused_parameters={way}")
+    torch.manual_seed(0)
+    module = build_training_module(config, 2, 2).double()
+    stepper = Stepper(config, in_parallel(module, config, world), build_optimizer(module.net, config), world)
+    batches = batch_of(images_of(3, 1)[0][:1]), batch_of(images_of(1, 1)[0][:1])
+    every_set = list(itertools.product([True, False], repeat=world.size))
+    active = [every_set[0]] * 3 + every_set * (number // len(every_set))
+    for step, flags in enumerate(active):
+        stepper([batches[flags[world.rank]]], [0.0, 0.0])
+        if step == 2:
+            before = open_resources()
+    after = open_resources()
+    print(f"{way}, {number} steps: {before} threads and file descriptors before, {after} after")
+    assert after == before
+
+
+@pytest.mark.distributed
+def test_threads_and_files_of_asymmetric_steps():
+    in_processes(3, (asymmetric_steps, 16, "find"))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("way", ["find", "fake"])
+def test_threads_and_files_of_a_thousand_asymmetric_steps(way):
+    in_processes(3, (asymmetric_steps, 1000, way), seconds=3600)
+
+
+@pytest.mark.parametrize("norm", (*NORMS, "off"))
+@pytest.mark.parametrize("kind", ["panoptic", "detection"])
+def test_zero_rows_add_exactly_nothing(norm, kind):
+    with in_float64():
+        weights = "(1,1,1,1)" if kind == "detection" else "(1,1,1,1,1,1)"
+        text = CONFIG.format(norm=norm)
+        if kind == "detection":
+            text = text[: text.index("[sem]")] + text[text.index("[optimizer]") :]
+        config = config_from_string(text, kind, overrides=("body.gn_groups=4", f"optimizer.loss_weights={weights}"))
+        module = build_training_module(config, 2, 2).double()
+        before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        nothing = batch_of(images_of(3, 1)[0])
+        losses = module(nothing)
+        of_head = [name for name in losses.means if name.startswith("roi_")]
+        assert of_head and all(losses.means[name].requires_grad for name in of_head)
+        assert all(losses.means[name].item() == 0 == losses.counts[name].item() for name in of_head)
+        sum(losses.means[name] for name in of_head).backward()
+        for name, parameter in module.net.roi_head.named_parameters():
+            assert parameter.grad is not None and not parameter.grad.any(), name
+        # levels that only regions are looked up on get theirs, too
+        assert all(not p.grad.any() for p in module.net.body.parameters() if p.grad is not None)
+        assert module.net.body.fpn.output[0].conv.weight.grad is not None
+        after = dict(module.named_buffers())
+        assert all(torch.equal(after[n], b) for n, b in before.items() if n.startswith("net.roi_head."))
+        assert all(layer.training for layer in module.modules())

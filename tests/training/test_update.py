@@ -1,0 +1,209 @@
+"""From gradients to weights: what is left out and what is not, clipping, and that nobody reads from the device."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support.host_reads import HostReads
+from support.small_updates import Worker, images, optimizer_like, same, small_net, state_of, update_of
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from seamseg.training.optim.optimizer import build_optimizer, fill_state, step_unless
+from seamseg.training.update import Update
+from seamseg.utils.errors import InputError
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+KINDS = ("sgd", "adamw")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("precision", "what"),
+    [("fp32", "loss"), ("fp32", "gradient"), ("bf16", "loss"), ("bf16", "gradient"), ("fp16", "loss")],
+)
+def test_after_numbers_that_are_not_finite_nothing_changes_any_more(precision, what, kind):
+    worker = Worker(precision=precision, type=kind, ema=0.9, clip_norm=1.0)
+    for seed in range(2):
+        assert not worker.step(seed).skipped
+    before = state_of(worker.update)
+    bad = worker.step(2, loss_factor=float("nan")) if what == "loss" else worker.step(2, gradient=float("inf"))
+    assert bad.skipped and not torch.isfinite(bad.norm)
+    for seed in range(3, 6):
+        after = worker.step(seed)
+        assert after.skipped and torch.isfinite(after.loss)
+    same(before, state_of(worker.update, scaler=False))
+
+
+def test_a_loss_over_the_limit_counts_as_one():
+    worker = Worker(loss_limit=100.0)
+    assert not worker.step(0).skipped
+    before = state_of(worker.update)
+    assert [bool(worker.step(seed, factor).skipped) for seed, factor in ((1, 1e6), (2, 1.0))] == [True, True]
+    same(before, state_of(worker.update))
+    unlimited = Worker(loss_limit=0.0)
+    assert not unlimited.step(0, 1e6).skipped
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_overflow_of_fp16_leaves_one_step_out(kind):
+    worker = Worker(precision="fp16", type=kind, ema=0.9)
+    worker.step(0)
+    before, scale = state_of(worker.update), worker.update.scaler.get_scale()
+    bad = worker.step(1, gradient=float("inf"))
+    assert bad.skipped and torch.isfinite(bad.loss)
+    same(before, state_of(worker.update, scaler=False))
+    assert worker.update.scaler.get_scale() == scale / 2
+    good = worker.step(2)
+    assert not good.skipped
+    changed = state_of(worker.update, scaler=False)
+    assert all(not torch.equal(changed[k], before[k]) for k in before if "weight" in k or "running" in k)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_overflow_in_the_first_step_leaves_no_trace(kind):
+    """torch's fused SGD would go on from memory that nobody wrote."""
+    one, two = Worker(precision="fp16", type=kind), Worker(precision="fp16", type=kind)
+    one.step(0, gradient=float("inf"))
+    for seed in range(1, 3):
+        # another scale, a power of 2, changes no bit of these gradients
+        one.step(seed), two.step(seed)
+    same(state_of(one.update, scaler=False), state_of(two.update, scaler=False))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_may_get_their_first_gradient_late(kind):
+    worker = Worker(type=kind)
+    worker.step(0, heads=1)
+    before = [p.clone() for p in worker.net.rpn_head.parameters()]
+    assert not worker.step(1, heads=2).skipped
+    assert all(not torch.equal(p, q) for p, q in zip(worker.net.rpn_head.parameters(), before))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fused", [True, False])
+def test_step_unless(kind, fused):
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(4, 3, 2, 2).contiguous(memory_format=torch.channels_last)) for _ in range(3)]
+    optimizer = optimizer_like(kind, parameters, fused)
+    for number, skipped in enumerate((True, False, True, False)):
+        for p in parameters[: 2 + number // 2]:
+            p.grad = torch.full_like(p, float("nan")) if skipped else torch.randn_like(p)
+        tensors = [p.detach() for p in parameters] + [t for p in parameters for t in optimizer.state[p].values()]
+        before = [t.clone() for t in tensors]
+        step_unless(optimizer, torch.tensor(skipped))
+        assert all(torch.equal(t, old) for t, old in zip(tensors, before)) == skipped
+    assert all(p.is_contiguous(memory_format=torch.channels_last) for p in parameters)
+    assert not hasattr(optimizer, "found_inf")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fused_and_plain_steps_agree(kind):
+    results = []
+    for fused in (True, False):
+        torch.manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(37, 5)), nn.Parameter(torch.randn(11))]
+        optimizer = optimizer_like(kind, parameters, fused)
+        for _ in range(10):
+            for p in parameters:
+                p.grad = torch.randn_like(p)
+            step_unless(optimizer, torch.tensor(False))
+        results.append(torch.cat([p.detach().flatten() for p in parameters]))
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-7)
+
+
+def test_zeros_for_a_start_give_the_same_bits_as_none():
+    results = []
+    for filled in (True, False):
+        torch.manual_seed(0)
+        parameter = nn.Parameter(torch.randn(100))
+        optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, fused=True)
+        if filled:
+            fill_state(optimizer)
+        for _ in range(4):
+            parameter.grad = torch.randn(100)
+            optimizer.step()
+        results.append(parameter.detach())
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("max_norm", [0.01, 1e30])
+def test_clipping_is_that_of_torch(max_norm):
+    worker, reference = Worker(clip_norm=max_norm), Worker()
+    for seed in range(3):
+        result = worker.step(seed)
+        reference.update.begin()
+        reference.update.backward(reference.loss(seed))
+        norm = nn.utils.clip_grad_norm_(reference.net.parameters(), max_norm)
+        reference.update.optimizer.step()
+        assert torch.equal(result.norm, norm) and norm > 0.01
+    same(state_of(worker.update), state_of(reference.update))
+
+
+def test_a_limit_far_away_changes_no_bit():
+    one, two = Worker(clip_norm=1e30), Worker()
+    for seed in range(3):
+        one.step(seed), two.step(seed)
+    same(state_of(one.update), state_of(two.update))
+
+
+def test_the_norm_of_fp16_is_without_its_scale():
+    norms = [Worker(precision=precision).step(0).norm for precision in ("fp32", "fp16")]
+    torch.testing.assert_close(*norms, rtol=1e-2, atol=0)
+
+
+def test_precisions_agree():
+    runs = {precision: Worker(precision=precision, lr=0.01) for precision in PRECISIONS}
+    losses = {p: torch.stack([worker.step(seed % 2).loss for seed in range(8)]) for p, worker in runs.items()}
+    torch.testing.assert_close(losses["bf16"], losses["fp32"], rtol=0.03, atol=0.01)
+    torch.testing.assert_close(losses["fp16"], losses["fp32"], rtol=0.005, atol=0.002)
+    assert losses["fp32"][-1] < losses["fp32"][0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_host_reads_nothing(precision, kind):
+    worker = Worker(precision=precision, type=kind, ema=0.9, clip_norm=0.1)
+    worker.step(0)
+    with HostReads() as reads:
+        worker.step(1)
+    assert reads.count == 0, reads
+
+
+@pytest.mark.parametrize("kind", ["sgd"])
+def test_nothing_is_copied_to_the_host_either(kind):
+    """On the meta device there is nothing to read or copy, so each attempt is an error."""
+    with torch.device("meta"):
+        net = small_net()
+    update = update_of(net, device="meta", type=kind, ema=0.9, clip_norm=0.1)
+    update.begin()
+    for p in net.parameters():
+        p.grad = torch.zeros_like(p)
+    norm, skipped = update.finish(torch.zeros((), device="meta"))
+    assert norm.is_meta and skipped.is_meta and skipped.dtype == torch.bool
+
+
+def test_scale_of_fp16_is_saved():
+    worker = Worker(precision="fp16")
+    worker.step(0, gradient=float("inf"))
+    state = worker.update.state_dict()
+    assert set(state) == {"scaler"} and all(isinstance(x, (int, float)) for x in tree_leaves(state))
+    again = Worker(precision="fp16")
+    again.update.load_state_dict(state, "file")
+    assert again.update.state_dict() == state and state["scaler"]["scale"] == 128.0
+    for damaged in ({}, {"scale": "much"}, None, 3):
+        with pytest.raises(InputError, match=r"old\.tar: the state of its loss scale is damaged"):
+            again.update.load_state_dict({"scaler": damaged}, "old.tar")
+    plain = Worker()
+    plain.update.load_state_dict(state, "file")
+    assert plain.update.state_dict() == {}
+
+
+def test_channels_last_parameters_keep_their_state_in_order():
+    worker = Worker(ema=0.5)
+    worker.net.to(memory_format=torch.channels_last)
+    config = replace(worker.config)
+    update = Update(config, worker.net, build_optimizer(worker.net, config), worker.update.world)
+    weight = worker.net.body[0].weight
+    assert update.optimizer.state[weight]["momentum_buffer"].stride() == weight.stride() != (27, 9, 3, 1)
+    assert images(0).shape[1] == weight.shape[1]

@@ -1,0 +1,112 @@
+"""Training from end to end with what a step can do: AdamW, fp16, clipping, moving average."""
+
+import pytest
+import torch
+
+from seamseg.checkpoints.snapshot import NETWORK_MODULES, load_snapshot
+from seamseg.training.run import TrainingOptions, run_training
+from seamseg.training.trainer import Trainer
+from seamseg.utils.errors import InputError
+from seamseg.validation.validator import Validator
+
+pytestmark = pytest.mark.usefixtures("narrow")
+
+ALL = ("optimizer.type=adamw", "optimizer.lr=0.001", "optimizer.ema=0.9", "optimizer.clip_norm=5")
+HALF = ("general.precision=fp16", "optimizer.ema=0.99", "optimizer.accumulate=2")
+
+
+def train(config, data, run, *overrides, **options):
+    return run_training(TrainingOptions(config, data, run, overrides=overrides, device="cpu", **options))
+
+
+def leaves(path, *without):
+    state = {k: v for k, v in load_snapshot(path).state_dict.items() if k not in without}
+    return torch.utils._pytree.tree_flatten(state)
+
+
+def same(one, two, *without):
+    (a, tree), (b, other) = leaves(one, *without), leaves(two, *without)
+    assert tree == other
+    assert all(torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y for x, y in zip(a, b))
+
+
+@pytest.fixture(scope="module")
+def averaged_run(micro, micro_config, tmp_path_factory):
+    """A run folder after two epochs of bf16 with a moving average."""
+    from support.micro import narrow_body
+
+    run = tmp_path_factory.mktemp("runs") / "averaged"
+    with narrow_body():
+        train(micro_config, micro, run, "optimizer.ema=0.9")
+    return run
+
+
+def test_a_moving_average_changes_no_bit_of_the_training(micro_run, averaged_run):
+    same(averaged_run / "model_last.pth.tar", micro_run / "model_last.pth.tar", "ema")
+    state = load_snapshot(averaged_run / "model_last.pth.tar").state_dict
+    parts = [part for part in NETWORK_MODULES if part in state]
+    assert state["ema"].keys() == {*parts, "updates"} and state["ema"]["updates"] == 4
+    assert all(state["ema"][part].keys() == state[part].keys() for part in parts)
+    assert not torch.equal(state["ema"]["rpn_head"]["conv1.weight"], state["rpn_head"]["conv1.weight"])
+
+
+def test_the_average_is_what_is_validated_and_predicted_with(
+    averaged_run, micro, micro_config, tmp_path, monkeypatch, seamseg_main, capsys
+):
+    state = load_snapshot(averaged_run / "model_last.pth.tar").state_dict
+    seen = []
+
+    def watched(self, net, *args, **options):
+        seen.append(net.rpn_head.state_dict()["conv1.weight"].clone())
+        return call(self, net, *args, **options)
+
+    call = Validator.__call__
+    monkeypatch.setattr(Validator, "__call__", watched)
+    train(micro_config, micro, tmp_path / "run", "optimizer.ema=0.9")
+    last = averaged_run / "model_last.pth.tar"
+    train(micro_config, micro, tmp_path / "eval", evaluate=True, resume=last)
+    assert seamseg_main("evaluate", last, micro, "--device", "cpu") == 0
+    assert "model_last.pth.tar: scoring the moving average of its weights" in capsys.readouterr().err
+    assert len(seen) == 4
+    assert all(torch.equal(weight, state["ema"]["rpn_head"]["conv1.weight"]) for weight in seen[1:])
+    words = ("predict", last, micro / "img" / "val0.png", tmp_path / "out", "--device", "cpu", "--workers", 0)
+    assert seamseg_main(*words) == 0
+    assert "with the moving average of the weights" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("overrides", [ALL, HALF], ids=["adamw", "fp16"])
+def test_a_resumed_run_has_the_same_bits(overrides, micro, micro_config, tmp_path, monkeypatch):
+    train(micro_config, micro, tmp_path / "whole", *overrides)
+    with monkeypatch.context() as patch:
+        save = Trainer._save
+
+        def stop(trainer, *args):
+            save(trainer, *args)
+            raise KeyboardInterrupt
+
+        patch.setattr(Trainer, "_save", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(micro_config, micro, tmp_path / "part", *overrides)
+    train(micro_config, micro, tmp_path / "part", *overrides, resume=tmp_path / "part" / "model_last.pth.tar")
+    same(*(tmp_path / name / "model_last.pth.tar" for name in ("whole", "part")))
+    assert ("scaler" in load_snapshot(tmp_path / "part" / "model_last.pth.tar").state_dict) == ("fp16" in overrides[0])
+
+
+def test_a_snapshot_of_the_other_optimizer_is_refused(micro, micro_config, micro_run, tmp_path):
+    last = micro_run / "model_last.pth.tar"
+    with pytest.raises(InputError, match=r"its optimizer is sgd, this training's adamw; set optimizer\.type = sgd, or"):
+        train(micro_config, micro, tmp_path / "run", *ALL, "scheduler.epochs=3", resume=last)
+
+
+def test_an_average_may_begin_and_end_at_a_resume(micro, micro_config, micro_run, averaged_run, tmp_path):
+    for name, start, options in (("begin", micro_run, ["optimizer.ema=0.9"]), ("end", averaged_run, [])):
+        overrides = [*options, "scheduler.epochs=3"]
+        train(micro_config, micro, tmp_path / name, *overrides, resume=start / "model_last.pth.tar")
+    begun, ended = (load_snapshot(tmp_path / name / "model_last.pth.tar").state_dict for name in ("begin", "end"))
+    assert begun["ema"]["updates"] == 2 and "ema" not in ended
+    same(*(tmp_path / name / "model_last.pth.tar" for name in ("begin", "end")), "ema")
+
+
+def test_adamw_needs_betas_below_one(micro, micro_config, tmp_path):
+    with pytest.raises(InputError, match=r"\[optimizer\] beta2 = 1\.0: with type = adamw it must be below 1"):
+        train(micro_config, micro, tmp_path / "run", "optimizer.type=adamw", "optimizer.beta2=1")

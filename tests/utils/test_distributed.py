@@ -1,0 +1,146 @@
+"""The launcher's environment, as far as one process can tell."""
+
+import pytest
+import torch
+
+from seamseg.utils import distributed as module
+from seamseg.utils.distributed import (
+    TogetherError,
+    World,
+    barrier,
+    choose_device,
+    distributed,
+    gather_objects,
+    mean_over_processes,
+    sum_over_processes,
+)
+from seamseg.utils.errors import InputError, SeamsegError
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+VARIABLES += ("SEAMSEG_TIMEOUT_MINUTES", "SEAMSEG_CUDA_BACKEND")
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_without_a_launcher_there_is_one_process():
+    with distributed("cpu") as world:
+        assert world == World() and world.is_main and not world.is_distributed
+        barrier(world)
+        assert gather_objects(world, "mine") == ["mine"]
+        assert mean_over_processes(world, {"a": 2.0}) == {"a": 2.0}
+        assert sum_over_processes(world, torch.tensor([3])).tolist() == [3]
+
+
+def test_an_address_alone_or_a_world_of_one_is_no_launcher(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "somewhere")
+    with distributed("cpu") as world:
+        assert world.size == 1
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with distributed("cpu") as world:
+        assert world.size == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "sets RANK, WORLD_SIZE but not MASTER_ADDR, MASTER_PORT"),
+        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "RANK=2 is not below WORLD_SIZE=2"),
+        ({"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "whole numbers"),
+        (
+            {
+                "RANK": "0",
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "a",
+                "MASTER_PORT": "1",
+                "SEAMSEG_TIMEOUT_MINUTES": "soon",
+            },
+            "SEAMSEG_TIMEOUT_MINUTES=soon",
+        ),
+    ],
+)
+def test_a_broken_environment(monkeypatch, environment, message):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=message), distributed("cpu"):
+        pass
+
+
+def test_devices():
+    assert choose_device("cpu") == torch.device("cpu")
+    assert choose_device("auto").type in ("cpu", "cuda")
+    with pytest.raises(InputError, match="not a device"):
+        choose_device("gpu0")
+
+
+@pytest.mark.parametrize(
+    ("device", "error", "leaves"),
+    [
+        ("cuda", None, True),
+        ("cuda", TogetherError("a signal"), True),
+        ("cuda", SeamsegError("a loss of this process"), False),
+        ("cuda", KeyboardInterrupt(), False),
+        ("cpu", SeamsegError("a loss of this process"), True),
+    ],
+)
+def test_who_takes_the_group_down(monkeypatch, device, error, leaves):
+    """With NCCL only those who know that the others do it, too: nothing here asks for a GPU."""
+    left = []
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(module, "choose_device", lambda name, local_rank: torch.device(device))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(module.dist, "init_process_group", lambda *args, **kwargs: None)
+    monkeypatch.setattr(module.dist, "destroy_process_group", lambda: left.append(True))
+    try:
+        with distributed(device):
+            if error is not None:
+                raise error
+    except BaseException as raised:
+        assert raised is error
+    assert bool(left) == leaves
+
+
+@pytest.mark.parametrize(
+    ("device", "variable", "backend"),
+    [
+        ("cpu", None, "gloo"),
+        ("cuda", None, "cpu:gloo,cuda:nccl"),
+        ("cuda", "nccl", "cpu:gloo,cuda:nccl"),
+        ("cuda", "gloo", "cpu:gloo,cuda:gloo"),
+    ],
+)
+def test_what_collectives_go_through(monkeypatch, device, variable, backend):
+    """gloo for CUDA tensors is a choice: NCCL does not let two processes share a GPU. Nothing here asks for one."""
+    asked = []
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    if variable is not None:
+        monkeypatch.setenv("SEAMSEG_CUDA_BACKEND", variable)
+    monkeypatch.setattr(module, "choose_device", lambda name, local_rank: torch.device(device))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(module.dist, "init_process_group", lambda backend, **kwargs: asked.append(backend))
+    monkeypatch.setattr(module.dist, "destroy_process_group", lambda: None)
+    with distributed(device):
+        pass
+    assert asked == [backend]
+    monkeypatch.setenv("SEAMSEG_CUDA_BACKEND", "mpi")
+    if device == "cuda":
+        with pytest.raises(InputError, match="SEAMSEG_CUDA_BACKEND=mpi: must be nccl or gloo"), distributed(device):
+            pass
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_there():
+    with pytest.raises(InputError, match="sees no GPU"):
+        choose_device("cuda")
+
+
+def test_every_item_goes_to_exactly_one_process():
+    items = list(range(7))
+    shards = [World(rank, 3).shard(items) for rank in range(3)]
+    assert sorted(item for shard in shards for item in shard) == items
+    assert [len(s) for s in shards] == [3, 2, 2]

@@ -1,0 +1,102 @@
+"""Progress: plain lines now and then, a bar on a terminal, nothing when quiet, and the items untouched."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from seamseg.utils import progress as module
+from seamseg.utils.progress import counter, is_quiet, progress, set_quiet
+
+
+class Clock:
+    """Time that goes on by `step` seconds whenever it is asked for."""
+
+    def __init__(self, step: float) -> None:
+        self.step = step
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def loud() -> Iterator[None]:
+    before = is_quiet()
+    set_quiet(False)
+    yield
+    set_quiet(before)
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.splitlines()
+
+
+def test_items_pass_unchanged() -> None:
+    assert list(progress(iter("abc"))) == ["a", "b", "c"]
+    assert list(progress([])) == []
+
+
+def test_fast_work_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    list(progress(range(1000), desc="photos"))
+    (line,) = lines(capsys)
+    assert line.startswith("photos: 1000/1000 (")
+
+
+def test_slow_work_says_how_much_is_left(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.time, "monotonic", Clock(10.0))
+    list(progress(range(4), desc="photos"))
+    first, *_, last = lines(capsys)
+    assert first == "photos: 2/4 (0.1/s, 20 s left)"
+    assert last == "photos: 4/4 (0.1/s)"
+
+
+def test_work_of_unknown_length(capsys: pytest.CaptureFixture[str]) -> None:
+    list(progress(iter(range(5)), desc="photos"))
+    (line,) = lines(capsys)
+    assert line.startswith("photos: 5 (")
+
+
+def test_a_given_length(capsys: pytest.CaptureFixture[str]) -> None:
+    list(progress(iter(range(5)), total=5))
+    (line,) = lines(capsys)
+    assert line.startswith("5/5 (")
+
+
+def test_no_work_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    list(progress([], desc="photos"))
+    assert lines(capsys) == []
+
+
+def test_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    set_quiet(True)
+    assert list(progress(range(3))) == [0, 1, 2]
+    assert is_quiet()
+    assert lines(capsys) == []
+
+
+def test_a_bar_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert list(progress(range(3), desc="photos")) == [0, 1, 2]
+    assert "3/3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_work_that_reports_itself(quiet: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    set_quiet(quiet)
+    report = counter("scenes")
+    for done in (1, 2, 3):
+        report(done, 3)
+    said = lines(capsys)
+    assert said == [] if quiet else said[-1].startswith("scenes: 3/3 (")
+
+
+def test_errors_in_the_loop_reach_the_caller() -> None:
+    with pytest.raises(ZeroDivisionError):
+        for item in progress(range(3)):
+            1 // item

@@ -1,0 +1,288 @@
+"""Sources and photos that would fill the memory: refused in one line, with little of it, however small the file is."""
+
+import bz2
+import gzip
+import io
+import json
+import lzma
+import struct
+import sys
+import tarfile
+import tracemalloc
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.bombs import MIB, refusals, state_sizes, zeros_zip
+
+from seamseg.data.images import MAX_PIXELS, open_image, open_mask
+from seamseg.formats.cityscapes.labels import read_map
+from seamseg.formats.coco_panoptic import read_coco_panoptic
+from seamseg.formats.id_png import read_id_png
+from seamseg.predict.sources.shards import Shard
+from seamseg.prepare.archives import Member, SourceTree
+from seamseg.prepare.class_file import read_class_list
+from seamseg.prepare.coco_instances import decode_segmentation
+from seamseg.prepare.merge import read_rules
+from seamseg.prepare.panoptic import load_json
+from seamseg.prepare.vistas import read_labels
+from seamseg.prepare.writer import Frame
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import read_bytes
+from seamseg.utils.limits import ANNOTATION_BYTES, PHOTO_BYTES, LimitedTarInfo, check_member, read_limited
+
+SIZE = 64
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures by /proc")
+
+
+def gzipped_tar(path: Path, *members: tuple[tarfile.TarInfo, int]) -> Path:
+    """Members with so many MiB of zeros, whatever their headers state, as .tar.gz."""
+    packer = zlib.compressobj(1, wbits=31)
+    with open(path, "wb") as file:
+        for info, size in members:
+            file.write(packer.compress(info.tobuf(tarfile.GNU_FORMAT)))
+            for _ in range(size):
+                file.write(packer.compress(bytes(MIB)))
+        file.write(packer.compress(bytes(1024)) + packer.flush())
+    return path
+
+
+def member(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info
+
+
+def png(path: Path, width: int, height: int) -> Path:
+    """An empty RGB picture, of which only the first rows are there."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    rows = zlib.compress(bytes(8 * MIB), 1)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
+    return path
+
+
+@linux
+def test_memory_of_each_refusal(tmp_path: Path) -> None:
+    zips = {}
+    for name in ("stated", "hidden", "map"):
+        (tmp_path / name).mkdir()
+        zips[name] = zeros_zip(tmp_path / name / "all.zip", {"a.json": SIZE})
+    state_sizes(zips["hidden"], 1000)
+    large = gzipped_tar(tmp_path / "large.tar.gz", (member("a.jpg", 1536 * MIB), 300))
+    names = gzipped_tar(tmp_path / "names.tar.gz", (member("x", SIZE * MIB, tarfile.GNUTYPE_LONGNAME), SIZE))
+    many = gzipped_tar(tmp_path / "many.tar.gz", *[(member("label", 0), 0)] * 60_000)
+    brackets = tmp_path / "brackets.json"
+    brackets.write_text("[" + "[]," * (4 * MIB) + "[]]")
+    photo = png(tmp_path / "60000.png", 60_000, 60_000)
+    cases = {
+        f"read_file(SourceTree({str(zips['stated'].parent)!r}).file('a.json'), 'x', 1 << 32)": "the limit is 50 times",
+        f"read_file(SourceTree({str(zips['hidden'].parent)!r}).file('a.json'))": "cannot be unpacked: it does not hold",
+        f"read_photo(SourceTree({str(zips['map'].parent)!r}).file('a.json'))": "the limit is 50 times",
+        f"shard({str(large)!r})": "1.5 GiB are above 1 GiB, the limit of a photo",
+        f"shard({str(names)!r})": "broken tar after 0 images: ReadError: a header of 64 MiB, the limit is 64 KiB",
+        f"shard({str(many)!r})": "accepted: []",
+        f"load_json(Path({str(brackets)!r}))": "4194306 lists and objects in 12 MiB, which no annotations have",
+        f"open_image({str(photo)!r})": "60000 x 60000 pixels are above the limit of 201 megapixels",
+        f"read_id_png({str(photo)!r})": "3600000000 pixels) exceeds limit",
+        f"read_map(Path({str(photo)!r}), 'maps')": "3600000000 pixels) exceeds limit",
+    }
+    setup = """
+from seamseg.data.images import open_image
+from seamseg.prepare.archives import SourceTree, read_file, read_photo
+from seamseg.prepare.panoptic import load_json
+from seamseg.predict.sources.shards import Shard
+from seamseg.formats.cityscapes.labels import read_map
+from seamseg.formats.id_png import read_id_png
+
+def shard(path):
+    return [item.open() for item in Shard(path, "s", "s").items()]
+"""
+    for (call, expected), (message, growth) in zip(cases.items(), refusals(setup, "load_json(Path('x'))", list(cases))):
+        assert expected in message and "\n" not in message, (call, message)
+        assert growth < 48, f"{call}: {growth} MiB to refuse it"
+
+
+def problems(path: Path) -> list[str]:
+    found = []
+    for item in Shard(str(path), "s", "s").items():
+        try:
+            item.open()
+            found.append("")
+        except InputError as error:
+            found.append(str(error))
+    return found
+
+
+def test_a_large_member_costs_no_other_photo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seamseg.predict.sources.shards.PHOTO_BYTES", 1000)
+    picture = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(picture, "PNG")
+    with tarfile.open(tmp_path / "s.tar", "w") as archive:
+        for name, data in (("a.png", picture.getvalue()), ("b.png", bytes(1001)), ("c.png", picture.getvalue())):
+            archive.addfile(member(name, len(data)), io.BytesIO(data))
+    first, second, third = problems(tmp_path / "s.tar")
+    assert first == third == ""
+    assert second == f"{tmp_path}/s.tar:b.png: 1001 bytes are above 1000 bytes, the limit of a photo"
+
+
+def test_tar_files_of_other_kinds(tmp_path: Path) -> None:
+    sparse = member("a.jpg", 512, tarfile.GNUTYPE_SPARSE).tobuf(tarfile.GNU_FORMAT)
+    (tmp_path / "sparse.tar").write_bytes(sparse + bytes(1024))
+    assert problems(tmp_path / "sparse.tar") == [
+        f"{tmp_path}/sparse.tar: cannot be read after 0 images: a.jpg is a sparse file"
+    ]
+    with pytest.raises(InputError, match=r"sparse\.tar: a\.jpg is packed in an unusual way \(sparse\)"):
+        SourceTree(tmp_path)
+
+
+def pax_tar(path: Path, kind: bytes, size: int) -> Path:
+    """A file whose extended header gives it another size."""
+    record = f"size={size}\n"
+    record = f"{len(record) + 3} {record}"
+    header = member("x", len(record), kind).tobuf(tarfile.USTAR_FORMAT) + record.encode().ljust(512, b"\0")
+    first = member("labels.txt", 0).tobuf(tarfile.USTAR_FORMAT)
+    data = first + header + member("a.jpg", 9).tobuf(tarfile.USTAR_FORMAT) + bytes(10_240)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE], ids=["one file", "all files"])
+@pytest.mark.parametrize("size", [-1536, -512, -7, -1])
+def test_negative_sizes_in_tar_files(tmp_path: Path, kind: bytes, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CVE-2025-8194: `tarfile` reads the same header for ever."""
+    left, read = iter(range(20)), LimitedTarInfo.frombuf
+    monkeypatch.setattr(LimitedTarInfo, "frombuf", lambda *a: (next(left), read(*a))[1])
+    path = pax_tar(tmp_path / "a.tar", kind, size)
+    problem = f"a file with a size of {size} bytes"
+    with pytest.raises(InputError, match=rf"a\.tar: not a tar file, or a truncated one \({problem}\)"):
+        SourceTree(tmp_path)
+    assert problems(path) == [f"{path}: broken tar after 0 images: ReadError: {problem}"]
+
+
+def test_a_negative_size_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(bytes(1024))
+    for packed, size in ((-1, -1), (-1, 4), (4, -1)):
+        with pytest.raises(InputError, match=r"a\.jpg: the archive states a size of -1 bytes"):
+            Member(tmp_path / "a.tar", "a.jpg", -1, 0, packed, size, 0).read_bytes()
+
+
+@pytest.mark.parametrize(("pack", "name"), [(bz2.compress, "bzip2"), (lzma.compress, "xz"), (gzip.compress, "gzip")])
+def test_tar_files_under_the_name_of_another_kind(tmp_path: Path, pack: Callable[[bytes], bytes], name: str) -> None:
+    path = tmp_path / "b.tar"
+    path.write_bytes(pack(bytes(10_240)))
+    with pytest.raises(InputError, match=rf"b\.tar: is compressed by {name} and cannot be read in place; unpack it"):
+        SourceTree(tmp_path)
+    refused = [f"{path}: is compressed by {name}, which is not read; compress it by gzip instead"]
+    assert problems(path) == ([] if name == "gzip" else refused)
+
+
+def test_memory_is_not_reserved_for_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b"x" * 3 * MIB)
+    for read in (
+        lambda: read_bytes(path, "file", 4096 * MIB),
+        lambda: read_limited(io.BytesIO(path.read_bytes()), 4096 * MIB, "a", "file"),
+    ):
+        tracemalloc.start()
+        assert len(read()) == 3 * MIB
+        assert tracemalloc.get_traced_memory()[1] < 16 * MIB
+        tracemalloc.stop()
+
+
+def test_streams_are_read_in_blocks_to_the_limit() -> None:
+    data = bytes(range(256)) * 40 * 1024  # 10 MiB
+    for expected in (0, len(data), 1 << 40):
+        assert read_limited(io.BytesIO(data), len(data), "a", "file", expected) == data
+        with pytest.raises(InputError, match="a: is larger than 10 MiB, the limit of a file"):
+            read_limited(io.BytesIO(data + b"x"), len(data), "a", "file", expected)
+
+
+def test_limits_admit_what_is_usual() -> None:
+    assert PHOTO_BYTES > 4 * MAX_PIXELS + MIB
+    check_member("a.json", 100 * MIB, 2500 * MIB, ANNOTATION_BYTES, "file")  # indented annotations
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "read",
+    [load_json, read_rules, read_labels, read_class_list, read_coco_panoptic],
+    ids=lambda read: read.__name__,
+)
+def test_deep_json_is_one_line(tmp_path: Path, read) -> None:
+    path = tmp_path / "x.json"
+    for text in (DEEP, '{"a":' * 100_000, '{"categories": ' + DEEP):
+        path.write_text(text)
+        with pytest.raises(InputError) as error:
+            read(path)
+        assert str(path) in str(error.value) and "\n" not in str(error.value) and "nested too deep" in str(error.value)
+
+
+def test_small_files_have_small_limits(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(["x" * (1 << 20)]))
+    for read in (read_rules, read_labels, read_class_list):
+        with pytest.raises(InputError, match="is larger than 1 MiB, the limit of a"):
+            read(path)
+
+
+@pytest.mark.parametrize("far", [1e3, 1e9, 1e18, float("nan"), float("inf")])
+def test_polygons_far_away(far: float) -> None:
+    frame = Frame("a", Path("a.jpg"), Path("a.json"), "a.jpg")
+    with pytest.raises(InputError, match=r"a\.jpg: a broken `segmentation`.*a corner is more than 160 pixels away"):
+        decode_segmentation([[0, 0, far, 0, far, far]], 10, 10, frame)
+    assert decode_segmentation([[-4, -4, 14, -4, 14, 14]], 10, 10, frame)[0].any()
+
+
+@pytest.mark.parametrize("name", ["a.eps", "a.png", "a.jpg"])
+def test_programs_are_no_pictures(tmp_path: Path, name: str) -> None:
+    """Pillow would start Ghostscript."""
+    path = tmp_path / name
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
+    for read in (open_image, open_mask, read_id_png, lambda path: read_map(path, "maps")):
+        with pytest.raises(InputError, match="it is EPS, a program that draws and no picture"):
+            read(path)
+
+
+def test_a_photo_at_an_endless_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    from seamseg.utils.urls import read_url
+
+    fsspec.filesystem("memory").pipe("/limits/a.jpg", b"x" * 5000)
+    assert len(read_url("memory://limits/a.jpg")) == 5000
+    monkeypatch.setattr("seamseg.utils.urls.PHOTO_BYTES", 4999)
+    with pytest.raises(InputError, match=r"memory://limits/a\.jpg: is larger than 4\.\d+ KiB, the limit of a photo"):
+        read_url("memory://limits/a.jpg")
+
+
+def test_an_npz_of_another_compression(tmp_path: Path) -> None:
+    from seamseg.inference.result import Panoptic
+
+    np.savez(tmp_path / "a.npz", facts=np.array("{}"), id_map=np.zeros(4, np.int32))
+    with zipfile.ZipFile(tmp_path / "a.npz") as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_BZIP2) as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+    with pytest.raises(InputError, match=r"saved as \.npz: compression method other than deflate"):
+        Panoptic.load(tmp_path / "a.npz")
+
+
+def test_an_npz_whose_map_is_too_large(tmp_path: Path) -> None:
+    from seamseg.inference.result import Panoptic
+
+    np.savez(tmp_path / "a.npz", facts=np.array("{}"), id_map=np.zeros(4, np.int32))
+    with pytest.raises(InputError, match="not a result that was saved"):
+        Panoptic.load(tmp_path / "a.npz")
+    state_sizes(tmp_path / "a.npz", 4_000_000_000)
+    with pytest.raises(InputError, match=r"a\.npz:facts\.npy: 3\.725 GiB are above 64 MiB, the limit of a result"):
+        Panoptic.load(tmp_path / "a.npz")

@@ -1,0 +1,150 @@
+"""Validation and `evaluate_model`: native size, exactness, and models that do not fit."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.micro import make_dataset
+
+from seamseg.config import load_config
+from seamseg.formats.metadata import read_metadata, write_metadata
+from seamseg.structures import Prediction
+from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError
+from seamseg.validation.evaluate import evaluate_model
+from seamseg.validation.validator import Validator
+
+pytestmark = pytest.mark.usefixtures("narrow")
+
+
+class Oracle(torch.nn.Module):
+    """A network that sees the truth: the classes of the ground truth at its own size as semantic map, no detections."""
+
+    def __init__(self, data):
+        super().__init__()
+        self.data = data
+        self.modes = []
+
+    def predict(self, images):
+        self.modes.append(self.training)
+        predictions = []
+        for image in images:
+            sky = image[2] > image[0] + 1  # in these scenes the sky is blue and the road is grey
+            empty = torch.empty(0)
+            predictions.append(
+                Prediction(
+                    empty.reshape(0, 4), empty.long(), empty, empty.reshape(0, 28, 28), (~sky).long(), tuple(sky.shape)
+                )
+            )
+        return predictions
+
+
+@pytest.fixture
+def flat(tmp_path):
+    """Images of sky and road without cars, larger than the network's input."""
+    data = make_dataset(tmp_path / "flat", [0], [0, 0, 0])
+    for name in ("val0", "val1", "val2"):
+        ids = np.ones((160, 240), np.uint8)
+        ids[80:] = 2
+        rgb = np.full((160, 240, 3), (60, 60, 60), np.uint8)
+        rgb[:80] = (40, 120, 240)
+        Image.fromarray(ids).save(data / "msk" / f"{name}.png")
+        Image.fromarray(rgb).save(data / "img" / f"{name}.png")
+    metadata = read_metadata(data / "metadata.bin")
+    images = [replace(i, size=(160, 240)) if i.id.startswith("val") else i for i in metadata.images]
+    write_metadata(data / "metadata.bin", replace(metadata, images=images))
+    return data
+
+
+def test_scores_are_those_at_the_size_of_the_image(flat, micro_config):
+    config = load_config(micro_config)
+    validator = Validator.open(flat, "val", config, World(), quiet=True)
+    seen = []
+    net = Oracle(flat).train()
+    scores = validator(net, lambda one: seen.append((one.item.id, one.prediction.size, one.result.size)))
+    assert seen == [(f"val{i}", (64, 96), (160, 240)) for i in range(3)]
+    assert scores.PQ_stuff == pytest.approx(1.0, abs=0.02) and scores.n_images == 3
+    assert net.modes == [False, False] and net.training
+    assert validator.best_by(scores) == scores.PQ
+    separate = replace(config, general=replace(config.general, eval_mode="separate"))
+    assert replace(validator, config=separate).best_by(scores) == scores.mIoU
+    assert validator.best_by(replace(scores, PQ=math.nan)) == 0.0
+
+
+def test_legacy_scores_are_those_at_network_size(flat, micro_config):
+    validator = Validator.open(flat, "val", load_config(micro_config), World(), legacy=True, quiet=True)
+    seen = []
+    scores = validator(Oracle(flat), lambda one: seen.append(one.result.size))
+    assert seen == [(64, 96)] * 3
+    assert scores.PQ_stuff == pytest.approx(1.0, abs=0.05)
+    assert pytest.approx(2 / 3 * scores.PQ_stuff) == scores.PQ  # cars never occur and count as 0
+
+
+def test_shards_add_up_to_the_whole(flat, micro_config):
+    """Without communication each process counts its own images; together they count each once."""
+    config = load_config(micro_config)
+    counts = []
+    for rank in range(2):
+        ids = []
+        validator = Validator.open(flat, "val", config, World(rank, 1), quiet=True)
+        object.__setattr__(validator, "world", _Lonely(rank, 2))
+        validator(Oracle(flat), lambda one, ids=ids: ids.append(one.item.id))
+        counts.append(ids)
+    assert counts == [["val0", "val2"], ["val1"]]
+
+
+class _Lonely(World):
+    """One of two processes that cannot talk to the other."""
+
+    @property
+    def is_distributed(self):
+        return False
+
+
+def test_evaluate_model(micro, micro_run):
+    found = evaluate_model(micro_run, micro, device="cpu", quiet=True)
+    assert found.split == "val" and found.scores.n_images == 3
+    assert found.metadata.categories == ["sky", "road", "car"]
+    assert evaluate_model(micro_run, micro, "train", device="cpu", quiet=True).scores.n_images == 4
+
+
+def test_models_and_data_that_do_not_fit(micro, micro_run, tmp_path):
+    other = make_dataset(tmp_path / "data", [1], [1])
+    metadata = read_metadata(other / "metadata.bin")
+    more = replace(
+        metadata,
+        num_stuff=3,
+        categories=["a", *metadata.categories],
+        palette=[(1, 1, 1), *metadata.palette],
+        original_ids=[1, *metadata.original_ids],
+    )
+    write_metadata(other / "metadata.bin", more)
+    with pytest.raises(InputError, match=r"3 stuff and 1 thing classes, but .*was trained on 2 and 1"):
+        evaluate_model(micro_run, other, device="cpu")
+    with pytest.raises(InputError, match=r"was trained on 3 classes, the metadata lists 4"):
+        evaluate_model(micro_run, other, device="cpu", meta=other / "metadata.bin")
+    with pytest.raises(InputError, match="no split 'test'"):
+        evaluate_model(micro_run, micro, "test", device="cpu")
+    with pytest.raises(InputError, match="name a split with --split"):
+        evaluate_model(micro_run, micro, device="cpu", overrides=["dataloader.val_set="])
+
+
+def test_classes_in_another_order_are_an_error_and_other_names_a_warning(micro_run, tmp_path):
+    data = make_dataset(tmp_path / "data", [1], [1])
+    metadata = read_metadata(data / "metadata.bin")
+    write_metadata(data / "metadata.bin", replace(metadata, categories=["road", "sky", "car"]))
+    with pytest.raises(InputError, match=r"class 0 is 'sky' in .* and 'road' in .* another order"):
+        evaluate_model(micro_run, data, device="cpu", quiet=True)
+    write_metadata(data / "metadata.bin", replace(metadata, categories=["sky", "strada", "car"]))
+    with pytest.warns(UserWarning, match="class 1 is 'road' in .* and 'strada' in"):
+        evaluate_model(micro_run, data, device="cpu", quiet=True)
+
+
+def test_a_mask_that_does_not_fit_is_named(micro_run, tmp_path):
+    data = make_dataset(tmp_path / "data", [1], [1, 1])
+    Image.new("L", (10, 10)).save(data / "msk" / "val1.png")
+    with pytest.raises(InputError, match=r"val1\.png: the mask is 10 x 10 pixels"):
+        evaluate_model(micro_run, data, device="cpu", quiet=True)
