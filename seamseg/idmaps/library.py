@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from seamseg.idmaps.inflate import row_bands
-from seamseg.utils.native import find, switched_off, warn_missing, why_not
+from seamseg.utils.native import disabled_reason, find, load_failure, warn_missing
 
 _WORDS = 200  # kWords in csrc/maps/answer.h
 _NUMBER, _POINTER, _KIND = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32
@@ -130,12 +130,12 @@ def _kind(labels: np.ndarray) -> int:
 
 def _load() -> tuple[Library | None, str]:
     """What was built, or None, and in words how it went; a warning if it should be there and is not."""
-    if unwanted := switched_off():
+    if unwanted := disabled_reason():
         return None, unwanted
     try:
         return Library(str(find("_maps").origin)), "loaded"
     except (ImportError, OSError, AttributeError) as error:
-        reason = why_not("_maps", error)
+        reason = load_failure("_maps", error)
         warn_missing("functions for maps of ids", reason)
         return None, reason
 
