@@ -1,9 +1,8 @@
-// Maps of segment ids as runs, and never as pixels: from the compressed rows of an RGB PNG to the runs of its colours,
+// Maps of segment ids as runs, and never as pixels: from the filtered rows of an RGB PNG to the runs of its colours,
 // and from the runs of two maps to how often each pair of ids occurs. A run ends with its row.
 #include <memory>
 
 #include "answer.h"
-#include "inflate.h"
 #include "pair_counts.h"
 #include "png_rows.h"
 
@@ -18,10 +17,11 @@ SEAMSEG_CLONES void mark_pixels(const uint8_t* SEAMSEG_RESTRICT p, int64_t count
 class Runs {
  public:
   // before the first row, both rows are of zeros
-  explicit Runs(int64_t width)
-      : width_(width), above_(kPixel * (width + 1)), row_(kPixel * (width + 1)), changed_(kPixel * width) {}
+  Runs(int64_t height, int64_t width)
+      : left_(height), width_(width), above_(kPixel * (width + 1)), row_(kPixel * (width + 1)), changed_(kPixel * width) {}
 
   void add_row(const uint8_t* filtered) {
+    require(left_ > 0, "more rows than the map has");
     if (undo_filter(filtered[0], filtered + 1, above_.data() + kPixel, row_.data() + kPixel, kPixel * width_) &&
         !starts.empty()) {
       again();
@@ -29,8 +29,11 @@ class Runs {
       read_row();
       above_.swap(row_);
     }
-    first_ += static_cast<int32_t>(width_);
+    // after the last row the sum may be 2^31
+    if (--left_ > 0) first_ += static_cast<int32_t>(width_);
   }
+
+  int64_t row_bytes() const { return kPixel * width_ + 1; }
 
   std::vector<int32_t> starts, ids;
 
@@ -68,7 +71,7 @@ class Runs {
     ids.push_back(p[kPixel * x] | p[kPixel * x + 1] << 8 | p[kPixel * x + 2] << 16);
   }
 
-  int64_t width_;
+  int64_t left_, width_;
   int32_t first_ = 0;
   size_t begin_ = 0;
   std::vector<uint8_t> above_, row_, changed_;
@@ -100,19 +103,23 @@ void count_pairs(const Map& a, const Map& b, PairCounts& counts) {
 
 using namespace seamseg;
 
-SEAMSEG_EXPORT void* seamseg_decode_id_runs(const uint8_t* stream, int64_t size, int64_t height, int64_t width,
-                                            int64_t* count, char* error) {
+// An empty map, to which rows are added; seamseg_take_runs frees it.
+SEAMSEG_EXPORT void* seamseg_begin_runs(int64_t height, int64_t width, char* error) {
   return answer(error, [&] {
     constexpr int64_t kMost = (int64_t{1} << 31) - 1;
     require(height > 0 && width > 0 && height <= kMost / width, "1 to 2^31-1 pixels");
-    // no byte of a stream can stand for more than 1032: nothing is set aside for a size that is a lie
-    require(height * (kPixel * width + 1) <= 1032 * size, "the compressed data are too short for the size");
-    auto runs = std::make_unique<Runs>(width);
-    const auto take_row = [&](const uint8_t* row) { runs->add_row(row); };
-    Inflater inflater(stream, size, height, kPixel * width + 1, take_row);
-    inflater.run();
+    return std::make_unique<Runs>(height, width).release();
+  });
+}
+
+// Adds `rows` filtered rows, each of 3 * width + 1 bytes; `count` becomes the number of runs so far. Returns the map, or
+// null on an error, after which it can only be freed.
+SEAMSEG_EXPORT void* seamseg_add_rows(void* map, const uint8_t* filtered, int64_t rows, int64_t* count, char* error) {
+  return answer(error, [&] {
+    auto* runs = static_cast<Runs*>(map);
+    for (int64_t row = 0; row < rows; ++row) runs->add_row(filtered + row * runs->row_bytes());
     *count = static_cast<int64_t>(runs->starts.size());
-    return runs.release();
+    return runs;
   });
 }
 

@@ -8,7 +8,7 @@ import zipfile
 from typing import IO, Any
 
 from seamseg.checkpoints.pickle_check import PICKLE_BYTES, LimitedStream, RefusedPickle, check_pickle
-from seamseg.utils.limits import in_words
+from seamseg.utils.limits import format_bytes
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 """The first pickle of files of torch before 1.6."""
@@ -48,8 +48,8 @@ def _check_zip(file: IO[bytes]) -> None:
         for entry in entries:
             if not is_plain(entry):
                 raise RefusedPickle(
-                    f"its record {entry.filename} is compressed, {in_words(entry.compress_size)} for "
-                    f"{in_words(entry.file_size)}; torch.save stores records as they are"
+                    f"its record {entry.filename} is compressed, {format_bytes(entry.compress_size)} for "
+                    f"{format_bytes(entry.file_size)}; torch.save stores records as they are"
                 )
         names = {entry.filename.lower() for entry in entries}
         exact = all(entry.orig_filename == entry.filename and entry.filename.isascii() for entry in entries)
@@ -60,7 +60,8 @@ def _check_zip(file: IO[bytes]) -> None:
         root = entries[0].filename.partition("/")[0]
         sizes = {entry.filename: entry.file_size for entry in entries}
         if sizes[f"{root}/data.pkl"] > PICKLE_BYTES:
-            raise RefusedPickle(f"its pickle is larger than {in_words(PICKLE_BYTES)}, the limit without the tensors")
+            limit = format_bytes(PICKLE_BYTES)
+            raise RefusedPickle(f"its pickle is larger than {limit}, the limit without the tensors")
 
         def storage(key: Any, count: int) -> None:
             held = sizes[f"{root}/data/{key}"]

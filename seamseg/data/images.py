@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from seamseg.utils.errors import InputError, UnreadableImage
 from seamseg.utils.files import read_bytes
-from seamseg.utils.limits import refuse_program
+from seamseg.utils.limits import refuse_postscript
 
 MAX_PIXELS = 201_326_592
 """Largest picture that is decoded, 192 Mi pixels: a few kilobytes of a hostile file can claim terabytes."""
@@ -99,7 +99,7 @@ def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None = N
         with _no_pillow_limit():
             image = Image.open(path if data is None else BytesIO(data))
         with image:
-            refuse_program(image)
+            refuse_postscript(image)
             if image.width * image.height > MAX_PIXELS:
                 raise UnreadableImage(
                     f"{path}: {image.width} x {image.height} pixels are above the limit of "

@@ -26,7 +26,7 @@ from seamseg.evaluation.scores import PanopticScores, or_none
 from seamseg.panoptic_map import ClassInfo
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes, replacing, write_json
-from seamseg.utils.limits import EVALUATION_BYTES, LINE_BYTES, in_words, parse_json
+from seamseg.utils.limits import EVALUATION_BYTES, LINE_BYTES, format_bytes, parse_json
 
 FORMAT = "seamseg evaluation 1"
 _UNFINISHED = "seamseg evaluation, not finished"
@@ -238,7 +238,7 @@ class Evaluation:
             with open(path, "rb") as lines:
                 for number, line in enumerate(iter(partial(lines.readline, LINE_BYTES + 1), b""), start=1):
                     if len(line) > LINE_BYTES:
-                        raise InputError(f"{path}, line {number}: is longer than {in_words(LINE_BYTES)}")
+                        raise InputError(f"{path}, line {number}: is longer than {format_bytes(LINE_BYTES)}")
                     try:
                         yield ImageRecord.from_json(parse_json(line, _no_number))
                     except (ValueError, KeyError, TypeError) as error:

@@ -12,7 +12,7 @@ import numpy as np
 from seamseg.formats.coco_panoptic import MAX_ID, default_folder, write_id_png
 from seamseg.panoptic_map import ClassInfo, ClassTable, PanopticResult, Segment, class_infos
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import below, replacing, write_json
+from seamseg.utils.files import join_inside, replacing, write_json
 
 CocoEntry = dict[str, Any]
 """An image in the JSON: its `image` and its `annotation`"""
@@ -94,7 +94,7 @@ class CocoPanopticWriter:
         self, image_id: int | str, id_map: np.ndarray, segments: Sequence[Segment], photo_name: str | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         annotation, ids = encode_panoptic(image_id, id_map, segments, self.classes, self.palette)
-        path = below(self.folder, f"{image_id}.png")
+        path = join_inside(self.folder, f"{image_id}.png")
         if path is None:
             raise InputError(f"{image_id!r} is no name for an image: its file would not lie below {self.folder}")
         write_id_png(path, ids)

@@ -13,7 +13,7 @@ import umsgpack
 from seamseg.panoptic_map import VOID
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes, write_atomically
-from seamseg.utils.limits import KIB, TEXT_BYTES, in_words
+from seamseg.utils.limits import KIB, TEXT_BYTES, format_bytes
 
 _OBJECT_BYTES = 256 * KIB
 
@@ -164,7 +164,7 @@ class _Window:
     def read(self, count: int) -> bytes:
         self.left -= count
         if self.left < 0:
-            raise _Malformed(f"an entry is larger than {in_words(_OBJECT_BYTES)}")
+            raise _Malformed(f"an entry is larger than {format_bytes(_OBJECT_BYTES)}")
         return self._stream.read(count)
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike
 
-from seamseg.utils.native import find, switched_off, warn_missing, why_not
+from seamseg.idmaps.inflate import row_bands
+from seamseg.utils.native import disabled_reason, find, load_failure, warn_missing
 
 _WORDS = 200  # kWords in csrc/maps/answer.h
 _NUMBER, _POINTER, _KIND = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32
@@ -29,15 +30,17 @@ class Library:
 
     def __init__(self, path: str | Path) -> None:
         c = ctypes.CDLL(str(path))
-        self._decode = c.seamseg_decode_id_runs
-        self._decode.argtypes = [_POINTER, _NUMBER, _NUMBER, _NUMBER, _POINTER, _POINTER]
+        self._begin = c.seamseg_begin_runs
+        self._begin.argtypes = [_NUMBER, _NUMBER, _POINTER]
+        self._add_rows = c.seamseg_add_rows
+        self._add_rows.argtypes = [_POINTER, _POINTER, _NUMBER, _POINTER, _POINTER]
         self._pairs = c.seamseg_joint_histogram
         self._pairs.argtypes = [_POINTER, _KIND, _POINTER, _KIND, _NUMBER, _POINTER, _POINTER]
         self._pairs_of_runs = c.seamseg_joint_histogram_of_runs
         self._pairs_of_runs.argtypes = [
             _POINTER, _POINTER, _NUMBER, _POINTER, _POINTER, _NUMBER, _NUMBER, _POINTER, _POINTER
         ]  # fmt: skip
-        for function in (self._decode, self._pairs, self._pairs_of_runs):
+        for function in (self._begin, self._add_rows, self._pairs, self._pairs_of_runs):
             function.restype = _POINTER
         self._take_runs, self._take_pairs = c.seamseg_take_runs, c.seamseg_take_pairs
         for take in (self._take_runs, self._take_pairs):
@@ -45,11 +48,18 @@ class Library:
 
     def decode_id_runs(self, stream: bytes, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
         """First pixel and id of each run, `K` int32 both; see :func:`seamseg.idmaps.id_runs.decode_id_runs`."""
-        data = np.frombuffer(stream, np.uint8)
+        height, width = _within("height", height), _within("width", width)
+        row_bytes = 3 * width + 1
+        bands = row_bands(bytes(stream), height, row_bytes)
         count, words = _NUMBER(0), ctypes.create_string_buffer(_WORDS)
-        sizes = _within("height", height), _within("width", width)
-        found = self._decode(data.ctypes.data, data.size, *sizes, ctypes.byref(count), words)
-        runs = _checked("decode_id_runs", found, words)
+        runs = _checked("decode_id_runs", self._begin(height, width, words), words)
+        try:
+            for band in bands:
+                added = self._add_rows(runs, band, len(band) // row_bytes, ctypes.byref(count), words)
+                _checked("decode_id_runs", added, words)
+        except BaseException:
+            self._take_runs(runs, None, None)
+            raise
         starts, ids = _taken(self._take_runs, runs, ((count.value,), np.int32), ((count.value,), np.int32))
         return starts, ids
 
@@ -120,12 +130,12 @@ def _kind(labels: np.ndarray) -> int:
 
 def _load() -> tuple[Library | None, str]:
     """What was built, or None, and in words how it went; a warning if it should be there and is not."""
-    if unwanted := switched_off():
+    if unwanted := disabled_reason():
         return None, unwanted
     try:
         return Library(str(find("_maps").origin)), "loaded"
     except (ImportError, OSError, AttributeError) as error:
-        reason = why_not("_maps", error)
+        reason = load_failure("_maps", error)
         warn_missing("functions for maps of ids", reason)
         return None, reason
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import zlib
-
 import numpy as np
+
+from seamseg.idmaps.inflate import row_bands
 
 
 def decode_id_runs(stream: bytes, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """See :func:`seamseg.idmaps.id_runs.decode_id_runs`."""
     if height <= 0 or width <= 0 or height * width >= 2**31:
         raise ValueError("decode_id_runs: 1 to 2^31-1 pixels")
-    size = height * (3 * width + 1)
-    inflater = zlib.decompressobj()
-    try:
-        data = inflater.decompress(stream, size + 1)
-    except zlib.error as error:
-        raise ValueError(f"decode_id_runs: {error}") from None
-    if len(data) != size or not inflater.eof:
-        raise ValueError("decode_id_runs: the compressed data do not have the size")
+    data = b"".join(row_bands(stream, height, 3 * width + 1))
     rows = np.frombuffer(data, np.uint8).reshape(height, 3 * width + 1)
     pixels = np.zeros((height + 1, width + 1, 3), np.uint8)
     for y in range(height):

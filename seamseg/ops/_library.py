@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from seamseg.utils.native import find, not_covered, switched_off, warn_missing, why_not
+from seamseg.utils.native import disabled_reason, find, load_failure, uncovered_gpus, warn_missing
 
 _library = torch.library.Library("seamseg", "DEF")
 _defined: list[str] = []
@@ -78,7 +78,7 @@ def kernels() -> dict[str, str]:
 
 def _load_kernels() -> None:
     """Load what was built; say once why kernels that should be there are not."""
-    if unwanted := switched_off():
+    if unwanted := disabled_reason():
         _kernels.update(CPU=unwanted, GPU=unwanted)
         return
     _load("_C", "CPU")
@@ -89,7 +89,7 @@ def _load_kernels() -> None:
         find("_C_cuda")
         _kernels["GPU"] = "built; loaded with the first use of a GPU"
     except ImportError as error:
-        _kernels["GPU"] = why_not("_C_cuda", error)
+        _kernels["GPU"] = load_failure("_C_cuda", error)
     # Asking for the GPUs would initialise CUDA: at import it would cost every process that only computes on the CPU
     # time and memory, and processes forked later could not use a GPU at all. torch compares its own architectures in
     # the same place. The name is private; without it the comparison is made here.
@@ -107,7 +107,7 @@ def _load_cuda_kernels() -> None:
         f"GPU {index}, {torch.cuda.get_device_name(index)}": torch.cuda.get_device_capability(index)
         for index in range(torch.cuda.device_count())
     }
-    lacking = not_covered(gpus)
+    lacking = uncovered_gpus(gpus)
     if lacking is None:
         _load("_C_cuda", "GPU")
         return
@@ -121,7 +121,7 @@ def _load(name: str, device: str) -> None:
         _import(name)
         _kernels[device] = "loaded"
     except ImportError as error:
-        _kernels[device] = why_not(name, error)
+        _kernels[device] = load_failure(name, error)
         warn_missing(f"operators for the {device}", _kernels[device])
 
 

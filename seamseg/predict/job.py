@@ -22,12 +22,12 @@ from seamseg.predict.sources.find import refuse_overwriting, refuse_sharing
 from seamseg.predict.sources.reader import Decoders, Share, bytes_of_photo, despite_deaths
 from seamseg.predict.writers import Writer
 from seamseg.structures import Prediction
-from seamseg.utils.background import Background
 from seamseg.utils.distributed import World, broadcast_object, gather_objects, patient_group, shared_counter
 from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.parallel import BackgroundWriter
 from seamseg.utils.progress import progress
 from seamseg.utils.signals import orderly
-from seamseg.utils.urls import explain
+from seamseg.utils.urls import describe_error
 
 _FUSED_BYTES = 8
 """Of the maps of a photo and what formats draw, for each of its pixels"""
@@ -149,7 +149,7 @@ class _Work:
 
     def attempt(self, decoders: Decoders, batch_size: int, show: bool) -> bool:
         """Do all photos without a line so far; False if a decoder died, and the rest must be tried again."""
-        background = Background()
+        background = BackgroundWriter()
         try:
             photos = self._readable(decoders, show)
             batches = equal_size_batches(
@@ -234,7 +234,7 @@ class _Work:
 
 def _named(error: Exception, what: str) -> SeamsegError:
     """An error that says at which photo it came."""
-    return SeamsegError(f"{what}: {error}" if isinstance(error, SeamsegError) else f"{what} ({explain(error)})")
+    return SeamsegError(f"{what}: {error}" if isinstance(error, SeamsegError) else f"{what} ({describe_error(error)})")
 
 
 def _place(source: Source) -> Line:

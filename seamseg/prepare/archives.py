@@ -23,7 +23,7 @@ from seamseg.utils.limits import (
     LimitedTarInfo,
     SparseMember,
     check_member,
-    compression,
+    detect_compression,
     inflate,
     packed_size,
 )
@@ -228,7 +228,7 @@ def _tar_members(archive: Path) -> list[Member]:
     try:
         with open(archive, "rb") as begin:
             head = begin.read(6)
-        if kind := "gzip" if head.startswith(b"\x1f\x8b") else compression(head):
+        if kind := "gzip" if head.startswith(b"\x1f\x8b") else detect_compression(head):
             raise InputError(f"{archive}: is compressed by {kind} and cannot be read in place; unpack it")
         with tarfile.open(archive, "r:", tarinfo=LimitedTarInfo) as file:
             found = {_clean(info.name): info for info in file}

@@ -25,7 +25,7 @@ from seamseg.formats.metadata import ImageInfo, Metadata, pack_metadata, read_me
 from seamseg.prepare.annotations import thing_annotations, write_coco_json
 from seamseg.prepare.archives import File, photo_size, read_file, read_photo, stamp
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import PARTIAL, below, cannot_write, replacing, write_atomically
+from seamseg.utils.files import PARTIAL, cannot_write, join_inside, replacing, write_atomically
 from seamseg.utils.limits import parse_json
 from seamseg.utils.parallel import parallel_map
 
@@ -158,7 +158,8 @@ class DatasetWriter:
             raise InputError(f"{split}: two images of the source are called {twice!r}")
         # a name is a path below `img` and a line of the list
         odd = next(
-            (i for i in ids if below(self.root, i) is None or [line.strip() for line in i.splitlines()] != [i]), None
+            (i for i in ids if join_inside(self.root, i) is None or [line.strip() for line in i.splitlines()] != [i]),
+            None,
         )
         if odd is not None:
             raise InputError(f"{split}: {odd!r} is no name for an image")

@@ -16,8 +16,8 @@ from seamseg.evaluation.record import Evaluation, ImageRecord, SegmentRecord
 from seamseg.formats.coco_panoptic import read_id_png
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import below
-from seamseg.utils.limits import refuse_program
+from seamseg.utils.files import join_inside
+from seamseg.utils.limits import refuse_postscript
 
 JPEG_QUALITY = 80
 NARROW = 255
@@ -88,7 +88,7 @@ def _segments_of(image: ImageRecord) -> list[tuple[int, int, int]]:
 
 
 def _map(folder: Path, name: str, segments: list[SegmentRecord], image: ImageRecord, shape: tuple[int, int]) -> str:
-    path = below(folder, name)
+    path = join_inside(folder, name)
     if path is None:
         raise InputError(f"{folder}: image {image.image_id} names its map {name!r}, which is not below the folder")
     if len(segments) > MOST_SEGMENTS:
@@ -123,13 +123,13 @@ def _listed(segments: list[SegmentRecord], others: list[SegmentRecord]) -> list[
 
 def _photo(folder: Path | None, name: str | None, shape: tuple[int, int]) -> bytes | None:
     """The JPEG of a photo; None if there is none that can be read."""
-    path = None if folder is None or name is None else below(folder, name)
+    path = None if folder is None or name is None else join_inside(folder, name)
     if path is None:
         return None
     size = shape[::-1]
     try:
         with Image.open(path) as image:
-            refuse_program(image)
+            refuse_postscript(image)
             longest = max(size)
             image.draft("RGB", (longest, longest))  # a JPEG is decoded at a fraction of its size
             upright = ImageOps.exif_transpose(image).convert("RGB")

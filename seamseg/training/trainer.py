@@ -29,7 +29,7 @@ from seamseg.training.preemption import Preempted, Preemption
 from seamseg.training.prefetch import Fed, Feed
 from seamseg.training.step import Stepper, StepResult
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.distributed import World, barrier, lost_touch, reason_of
+from seamseg.utils.distributed import World, barrier, failure_reason, is_peer_failure
 from seamseg.utils.errors import SeamsegError
 from seamseg.validation.validator import Validator
 
@@ -101,11 +101,11 @@ class Trainer:
                     self._saver.wait()
                 return scores
         except RuntimeError as error:
-            if not (self.world.is_distributed and lost_touch(error)):
+            if not (self.world.is_distributed and is_peer_failure(error)):
                 raise
             raise SeamsegError(
                 f"step {self.progress.global_step}: process {self.world.rank} lost touch with the others, see their "
-                f"messages ({reason_of(error)})"
+                f"messages ({failure_reason(error)})"
             ) from error
         finally:
             if self._saver is not None:

@@ -1,4 +1,4 @@
-"""Where the memory of a device does not suffice: told by which errors, and how some of it is given back."""
+"""Recognize out-of-memory errors of a device, and release cached memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _WORDS = re.compile(r"out[ _]?of[ _]?memory|_ALLOC(ATION)?_FAILED|cudaErrorMemor
 
 
 def lacks_memory(error: BaseException | None) -> bool:
-    """Whether an error is about too little memory of a device.
+    """Return whether an error means that a device is out of memory.
 
-    Only torch's own allocator has a type for it; of cuDNN, cuBLAS, Triton and others it is a RuntimeError that says so.
+    Only torch's own allocator raises an error of its own type; cuDNN, cuBLAS, Triton and others raise a RuntimeError.
     """
     if isinstance(error, torch.OutOfMemoryError):
         return True
@@ -22,7 +22,7 @@ def lacks_memory(error: BaseException | None) -> bool:
 
 
 def free_memory() -> None:
-    """Give back to the GPU what nobody holds any more."""
+    """Collect garbage and release the cached memory of the GPU."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

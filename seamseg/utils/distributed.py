@@ -1,6 +1,6 @@
-"""One process or several: the process group of torchrun's environment, and the few collectives the engine needs.
+"""Join the process group of torchrun's environment; collectives that also work in a single process.
 
-Any launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT will do; without them there is one
+Any launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT is supported; without them there is one
 process and no group. Collectives of Python objects and of CPU tensors go through gloo, those of CUDA tensors through
 NCCL; with SEAMSEG_CUDA_BACKEND=gloo also through gloo, which is slower, but lets several processes share one GPU.
 """
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 from seamseg.utils.errors import InputError, SeamsegError
-from seamseg.utils.process_groups import forget_groups, limit_waiting
+from seamseg.utils.process_groups import clear_groups, set_group_timeout
 
 T = TypeVar("T")
 
@@ -30,10 +30,10 @@ _REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _BACKEND_VARIABLE = "SEAMSEG_CUDA_BACKEND"
 _TIMEOUT_VARIABLE = "SEAMSEG_TIMEOUT_MINUTES"
 _TIMEOUT_MINUTES = 10
-"""Longer than any process works on its own while others wait: a snapshot on a slow disk, torch.compile at the start."""
+"""Longer than any work of one process for which others wait: a snapshot on a slow disk, torch.compile at the start."""
 _PATIENT_DAYS = 30
-_LOST_TOUCH = ("gloo", "NCCL", "peer", "Broken pipe", "timed out", "Timed out")
-"""Words of errors that another process has caused."""
+_PEER_FAILURE_WORDS = ("gloo", "NCCL", "peer", "Broken pipe", "timed out", "Timed out")
+"""Parts of messages of errors that another process has caused."""
 
 
 class TogetherError(SeamsegError):
@@ -42,7 +42,7 @@ class TogetherError(SeamsegError):
 
 @dataclass(frozen=True)
 class World:
-    """Who this process is: `rank` of `size`, `local_rank` on its machine, and the device it computes on."""
+    """Rank of this process among `size`, its `local_rank` on the machine, and its device."""
 
     rank: int = 0
     size: int = 1
@@ -51,26 +51,26 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """True for the process that prints and writes the shared files."""
+        """Whether this process prints and writes the shared files."""
         return self.rank == 0
 
     @property
     def is_distributed(self) -> bool:
-        """True if there are other processes."""
+        """Whether there are other processes."""
         return self.size > 1
 
     def shard(self, items: list[T]) -> list[T]:
-        """This process' part of a list: every item goes to exactly one process, so parts may differ by one item."""
+        """Return the part of a list for this process; lengths differ by at most one."""
         return items[self.rank :: self.size]
 
 
 def choose_device(name: str = "auto", local_rank: int = 0) -> torch.device:
-    """The device that `--device` names: auto (a GPU if there is one), cpu, cuda or cuda:N.
+    """Return the device of a `--device` option: auto (a GPU if there is one), cpu, cuda or cuda:N.
 
     Raises
     ------
     InputError
-        if there is no such device here
+        if the device does not exist
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -92,12 +92,12 @@ def choose_device(name: str = "auto", local_rank: int = 0) -> torch.device:
 
 
 def _environment() -> tuple[int, int, int]:
-    """rank, world size and local rank as the launcher says; 0, 1, 0 if there is none."""
+    """Return rank, world size and local rank from the launcher's environment; 0, 1, 0 without a launcher."""
     present = [name for name in _REQUIRED if name in os.environ]
     if not present or os.environ.get("WORLD_SIZE") == "1":
         return 0, 1, 0
     missing = [name for name in _REQUIRED if name not in os.environ]
-    # MASTER_ADDR alone is often left in a shell; only a rank or a size means that a launcher is at work
+    # MASTER_ADDR alone is often left over in a shell; a launcher also sets a rank or a size
     if "RANK" not in present and "WORLD_SIZE" not in present:
         return 0, 1, 0
     if missing:
@@ -124,7 +124,7 @@ def _timeout() -> timedelta:
 
 
 def _backend(device: torch.device) -> str:
-    """What `init_process_group` is asked for."""
+    """Return the backend for `init_process_group`."""
     if device.type != "cuda":
         return "gloo"
     backend = os.environ.get(_BACKEND_VARIABLE, "nccl")
@@ -135,21 +135,22 @@ def _backend(device: torch.device) -> str:
 
 @contextmanager
 def distributed(device: str = "auto") -> Iterator[World]:
-    """Join the launcher's process group for the length of a `with` block; a lone process joins none.
+    """Join the launcher's process group within a `with` block; a single process joins none.
 
-    A process fails as soon as it needs another that has died, and when it waits for one that has stopped longer than
-    SEAMSEG_TIMEOUT_MINUTES (10). It then ends without asking the others; the launcher ends, or restarts, them.
+    A collective call raises an error as soon as another process has died, or after waiting for one longer than
+    SEAMSEG_TIMEOUT_MINUTES (10). The process then ends without further communication; the launcher ends or restarts the
+    others.
 
     Parameters
     ----------
-    device : as `--device`; `auto` and `cuda` mean the GPU numbered as the local rank
+    device : see :func:`choose_device`; `auto` and `cuda` select the GPU with the index of the local rank
 
     Raises
     ------
     InputError
-        if the environment is half set or wrong, or there are fewer GPUs than processes
+        if the environment is incomplete or wrong, or there are fewer GPUs than processes
     SeamsegError
-        if the other processes cannot be reached, or are lost within the block
+        if the other processes cannot be reached, or one fails within the block
     """
     rank, size, local_rank = _environment()
     world = World(rank, size, local_rank, choose_device(device, local_rank))
@@ -160,7 +161,7 @@ def distributed(device: str = "auto") -> Iterator[World]:
         return
     backend = _backend(world.device)
     timeout = _timeout()
-    limit_waiting(timeout)
+    set_group_timeout(timeout)
     try:
         dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
@@ -170,41 +171,41 @@ def distributed(device: str = "auto") -> Iterator[World]:
     try:
         yield world
     except BaseException as error:
-        # NCCL's communicators can hang when one process takes them down and another is inside a collective; gloo's
-        # cannot, and after an error of all processes nobody is inside of one, as at the end
+        # destroying NCCL communicators can hang while another process is inside a collective call; gloo does not hang,
+        # and after an error of all processes none of them is inside a collective call
         if world.device.type == "cpu" or isinstance(error, TogetherError):
             _leave()
-        if isinstance(error, RuntimeError) and lost_touch(error):
+        if isinstance(error, RuntimeError) and is_peer_failure(error):
             raise SeamsegError(
                 f"process {rank} of {size} lost touch with the others: one has ended, see its message, or kept this "
                 f"one waiting for {timeout.total_seconds() / 60:g} minutes ({_TIMEOUT_VARIABLE}) "
-                f"({reason_of(error)})"
+                f"({failure_reason(error)})"
             ) from error
         raise
     else:
         _leave()
 
 
-def lost_touch(error: RuntimeError) -> bool:
-    """Whether an error of this process is, by its words, another one's doing."""
-    return isinstance(error, dist.DistError) or any(word in str(error) for word in _LOST_TOUCH)
+def is_peer_failure(error: RuntimeError) -> bool:
+    """Return whether an error, by its type or message, was caused by the failure of another process."""
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in _PEER_FAILURE_WORDS)
 
 
-def reason_of(error: RuntimeError) -> str:
-    """What torch says of a lost process, without the place in its own sources and the advice behind it."""
+def failure_reason(error: RuntimeError) -> str:
+    """Return torch's message on a failed process without the location in torch's sources and the advice."""
     words = re.sub(r"^(\[[^]]*\]:?\s*)+", "", str(error).strip().splitlines()[0]) or str(error)
     return words.split(". ")[0].strip()[:200]
 
 
 def _leave() -> None:
-    forget_groups()
+    clear_groups()
     dist.destroy_process_group()
-    # DDP holds groups in cycles; their threads must end now, not while the interpreter exits, which can abort
+    # DDP holds groups in reference cycles; their threads must end now: ending them at interpreter exit can abort
     gc.collect()
 
 
 def barrier(world: World) -> None:
-    """Wait until every process is here."""
+    """Wait until every process has called this."""
     if world.is_distributed:
         # a sum over gloo rather than dist.barrier(): the latter would first occupy a GPU, and warn
         dist.all_reduce(torch.zeros(1))
@@ -219,7 +220,7 @@ def patient_group(world: World) -> Any:
 
 
 def gather_objects(world: World, value: T, group: Any = None) -> list[T]:
-    """What every process holds, by rank; every process gets the list. Values must be picklable.
+    """Gather a picklable value from every process; every process gets the list, by rank.
 
     `group` is that of all processes, or their :func:`patient_group`.
     """
@@ -231,7 +232,7 @@ def gather_objects(world: World, value: T, group: Any = None) -> list[T]:
 
 
 def gather_to_main(world: World, value: T) -> list[T] | None:
-    """What every process holds, by rank, for the main process; None for the others. Values must be picklable."""
+    """Gather a picklable value from every process, by rank, in the main process; None in the others."""
     if not world.is_distributed:
         return [value]
     gathered: list[Any] | None = [None] * world.size if world.is_main else None
@@ -240,18 +241,21 @@ def gather_to_main(world: World, value: T) -> list[T] | None:
 
 
 def broadcast_object(world: World, value: T | None, group: Any = None) -> T:
-    """What the main process holds, which must be no None; the others pass None. `group` as :func:`gather_objects`."""
+    """Broadcast a value other than None from the main process; the others pass None.
+
+    `group` as for :func:`gather_objects`.
+    """
     holder: list[Any] = [value]
     if world.is_distributed:
-        # on the CPU, where gloo is: the object of another device would go through NCCL
+        # on the CPU, through gloo: with another device the object would go through NCCL
         dist.broadcast_object_list(holder, src=0, group=group, device=torch.device("cpu"))
     return holder[0]
 
 
 def shared_counter(world: World) -> Callable[[], int]:
-    """Gives 0, 1, 2, ..., each number once over all processes, at any time and from any thread.
+    """Return a thread-safe function that returns 0, 1, 2, ..., each number once over all processes.
 
-    Numbers go on from those of an earlier counter of the same process group.
+    Numbers continue those of an earlier counter of the same process group.
     """
     if not world.is_distributed:
         numbers = itertools.count()
@@ -261,7 +265,7 @@ def shared_counter(world: World) -> Callable[[], int]:
 
 
 def max_over_processes(world: World, values: dict[str, float]) -> dict[str, float]:
-    """The largest of each number over the processes, which must all pass the same names."""
+    """Return the maximum of each number over the processes, which must all pass the same names."""
     if not world.is_distributed or not values:
         return values
     largest = torch.tensor(list(values.values()), dtype=torch.float64)
@@ -279,7 +283,7 @@ def mean_over_processes(world: World, values: dict[str, float]) -> dict[str, flo
 
 
 def sum_over_processes(world: World, values: torch.Tensor) -> torch.Tensor:
-    """The sum of a CPU tensor over the processes."""
+    """Sum a CPU tensor over the processes."""
     if not world.is_distributed:
         return values
     total = values.clone()
@@ -288,12 +292,12 @@ def sum_over_processes(world: World, values: torch.Tensor) -> torch.Tensor:
 
 
 def broadcast_buffers(world: World, module: nn.Module) -> None:
-    """Give every process the main process' buffers (running statistics)."""
+    """Copy the buffers (running statistics) of the main process to all processes."""
     broadcast_tensors(world, module.buffers())
 
 
 def broadcast_tensors(world: World, tensors: Iterable[torch.Tensor]) -> None:
-    """Give every process the main process' values of these tensors."""
+    """Copy the values of tensors of the main process to all processes."""
     if not world.is_distributed:
         return
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""The errors a user can cause. Each message is one line that says what, where and what to do."""
+"""Errors caused by usage or input. Each message is one line with the problem, its location and the remedy."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class InputError(SeamsegError):
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM has come where it is heard."""
+    """The process has received SIGTERM."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: "; did you mean 'car'?", or nothing if no known name is near."""
+    """Return the end of a message on an unknown name, "; did you mean 'car'?"; empty if no known name is similar."""
     match = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
 class UnreadableImage(InputError):
-    """A file that is missing, broken, too large or no image."""
+    """A file is missing, damaged, too large or not an image."""

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: written beside their place under a temporary name, then renamed."""
+"""Atomic writes (a temporary file in the same folder, then a rename), and reads with a size limit."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.limits import TEXT_BYTES, read_limited
 
 PARTIAL = ".partial"
-"""Ending of files that are being written; one left by a killed process may be deleted."""
+"""Suffix of files being written; one left by a killed process may be deleted."""
 _LONGEST = 192
-"""Bytes of a name that is part of the temporary one; file systems end at 255."""
+"""Longest file name, in bytes, that is reused in the temporary name; the limit of file systems is 255."""
 
 
-def cannot_write(place: object, error: OSError) -> SeamsegError:
-    """The error about a file or folder that cannot be written, with the words of the system."""
-    return SeamsegError(f"{place}: cannot be written: {error.strerror or error}")
+def cannot_write(path: object, error: OSError) -> SeamsegError:
+    """Return the error for a file or folder that cannot be written, with the message of the system."""
+    return SeamsegError(f"{path}: cannot be written: {error.strerror or error}")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path in the folder of `path` that takes its place when the block ends without an error.
+    """Yield a temporary path in the folder of `path`, which replaces `path` if the block ends without an error.
 
-    The folder is made if it is missing.
+    A missing folder is created.
 
     Raises
     ------
@@ -53,18 +53,18 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` to `path` so that no reader, and no restart after a kill, ever sees half of it."""
+    """Write `data` to `path` atomically: a reader finds the old content or the new, also after a crash."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
 
 def write_json(path: str | Path, content: Any, indent: int | None = None) -> None:
-    """Write strict JSON (no NaN), whole or not at all."""
+    """Write strict JSON (no NaN) atomically."""
     write_atomically(Path(path), (json.dumps(content, indent=indent, allow_nan=False) + "\n").encode())
 
 
 def read_bytes(path: Path, what: str, limit: int = TEXT_BYTES) -> bytes:
-    """The content of `path`; InputError that calls the file `what` if it cannot be read or exceeds `limit` bytes."""
+    """Read `path`; raise InputError, which names the file `what`, if it is unreadable or exceeds `limit` bytes."""
     try:
         with open(path, "rb") as file:
             return read_limited(file, limit, str(path), what, expected=os.fstat(file.fileno()).st_size)
@@ -74,7 +74,7 @@ def read_bytes(path: Path, what: str, limit: int = TEXT_BYTES) -> bytes:
         raise InputError(f"{path}: cannot read the {what}: {error.strerror or error}") from error
 
 
-def below(folder: Path, name: str) -> Path | None:
-    """`folder / name` if that stays below the folder on any system, else None: the name may be anybody's."""
+def join_inside(folder: Path, name: str) -> Path | None:
+    """Return `folder / name`, or None if an untrusted name points outside of the folder on any operating system."""
     parts = PurePosixPath(name.replace("\\", "/"))
     return None if parts.is_absolute() or ".." in parts.parts or re.match("[A-Za-z]:", name) else folder / name

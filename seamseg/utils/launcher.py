@@ -1,6 +1,6 @@
-"""What a launcher such as torchrun says of this process, for commands that have not loaded torch yet.
+"""Rank and number of processes from the environment of a launcher such as torchrun, without importing torch.
 
-:mod:`seamseg.utils.distributed` checks the same variables and joins the processes.
+:mod:`seamseg.utils.distributed` validates the same variables and initializes the process group.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import os
 
 
 def process_count() -> int:
-    """How many processes were started; 1 without a launcher."""
+    """Return the number of processes started by the launcher; 1 without one."""
     size = os.environ.get("WORLD_SIZE", "1")
     return int(size) if size.isdigit() else 1
 
 
 def is_main_process() -> bool:
-    """Whether this process is the one that prints and writes."""
-    # as the engine takes it: a lone process is the main one, whatever its rank
+    """Return whether this process prints and writes the shared files."""
+    # as seamseg.utils.distributed: a single process is the main one, whatever its RANK
     return os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE") == "1"

@@ -1,6 +1,6 @@
-"""What was compiled of `csrc/`: where it is, whether it is of these sources, why it is missing.
+"""The libraries compiled from `csrc/`: find them, check that they match the sources, explain why one is missing.
 
-setup.py runs this file alone, and commands that do without torch load it: it imports nothing of ours, nor torch.
+setup.py runs this file on its own, and commands without torch import it: it imports neither the package nor torch.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ _PACKAGE = Path(__file__).parents[1]
 _SOURCES = _PACKAGE.parent / "csrc"
 SWITCH = "SEAMSEG_PLAIN_OPS"
 REBUILD = "pip install --no-build-isolation --no-deps --force-reinstall ."
-"""The command that compiles everything again, in the folder of the sources."""
+"""The command that compiles all libraries again, in the folder of the sources."""
 _INTEGRATED = {(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0)}
-"""GPUs of Jetson and its kin, whose machine code is not that of the cards of the same major version."""
+"""Integrated GPUs (Jetson, Drive), whose machine code differs from that of discrete GPUs of the same major version."""
 
 
 def digest(csrc: Path) -> str:
-    """A checksum of the C++ and CUDA sources below a folder, by name and content."""
+    """Return a checksum of the names and contents of the C++ and CUDA sources below a folder."""
     total = hashlib.sha256()
     for path in sorted(path for path in csrc.rglob("*") if path.suffix in (".h", ".cuh", ".cpp", ".cu")):
         total.update(path.relative_to(csrc).as_posix().encode() + b"\0" + path.read_bytes())
     return total.hexdigest()
 
 
-def switched_off() -> str | None:
-    """Why nothing that is compiled shall be loaded, if so."""
+def disabled_reason() -> str | None:
+    """Return why compiled libraries are not to be loaded, None if they are."""
     return f"switched off by {SWITCH}" if os.environ.get(SWITCH, "0") not in ("", "0") else None
 
 
 def find(name: str) -> ModuleSpec:
-    """A compiled file of this very package: those of another clone, installed as editable, know other functions.
+    """Find a compiled library in the folder of this package, not that of another clone installed as editable.
 
-    In a clone it must be as old as its sources: nobody compares a kernel's arguments with the schema it serves.
+    In a clone it must match the sources, because the arguments of a kernel are not compared with its schema.
 
     Raises
     ------
@@ -56,20 +56,21 @@ def find(name: str) -> ModuleSpec:
     return spec
 
 
-def why_not(name: str, error: Exception) -> str:
-    """Why a file could not be loaded: what the build said, or how loading failed."""
-    said = _report().get(name, "they were never built")
-    return f"they do not load here ({error})" if said == "built" else said
+def load_failure(name: str, error: Exception) -> str:
+    """Return why a library could not be loaded: the reason noted by the build, or the error of loading it."""
+    reason = _report().get(name, "they were never built")
+    return f"they do not load here ({error})" if reason == "built" else str(reason)
 
 
 def runs_on(code: str, capability: tuple[int, int]) -> bool:
-    """Whether compiled CUDA code runs on a GPU; see "GPU compatibility" in NVIDIA's CUDA programming guide.
+    """Return whether compiled CUDA code runs on a GPU; see "GPU compatibility" in NVIDIA's CUDA programming guide.
 
     Parameters
     ----------
-    code : machine code as "sm_80": the same major version and no smaller minor one, of integrated GPUs that very one;
-        or PTX as "compute_90": that capability and all above. With "a" (sm_90a) both are for one capability only, with
-        "f" (sm_100f) for a family: the same major version and no smaller minor one
+    code : machine code as "sm_80", which runs on the same major version with an equal or higher minor one (integrated
+        GPUs: on the same version only), or PTX as "compute_90", which runs on that capability and all above. With the
+        suffix "a" (sm_90a) both run on one capability only, with "f" (sm_100f) on a family: the same major version
+        with an equal or higher minor one
     capability : (major, minor) of the GPU
     """
     match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", code)
@@ -83,16 +84,16 @@ def runs_on(code: str, capability: tuple[int, int]) -> bool:
     return capability >= own
 
 
-def not_covered(gpus: Mapping[str, tuple[int, int]]) -> tuple[str, str] | None:
-    """Why the CUDA library does not run on all GPUs, and the command that compiles it for them; None if it does.
+def uncovered_gpus(gpus: Mapping[str, tuple[int, int]]) -> tuple[str, str] | None:
+    """Return why the CUDA library does not run on all GPUs and the command that compiles it; None if it does.
 
     Parameters
     ----------
-    gpus : capability (major, minor) of each, by a name for messages
+    gpus : capability (major, minor) of each GPU, by its name for messages
 
     Notes
     -----
-    A library without a list of architectures, from an older build, is taken as it is.
+    A library without a list of architectures, from an older build, is not checked.
     """
     codes = _report().get("architectures")
     if not codes:
@@ -106,7 +107,7 @@ def not_covered(gpus: Mapping[str, tuple[int, int]]) -> tuple[str, str] | None:
 
 
 def warn_missing(what: str, reason: str, rebuild: str = REBUILD) -> None:
-    """Say that something that should have been compiled is not there, and the command that compiles it."""
+    """Warn that compiled code is missing, with the command that compiles it."""
     warnings.warn(
         f"seamseg: no compiled {what}: {reason}. Everything works, slower. To compile them: {rebuild} (docs/ops.md)",
         stacklevel=3,

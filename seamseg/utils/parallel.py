@@ -1,4 +1,4 @@
-"""Run a function over many items in worker processes that do not outlive the work."""
+"""Run work in worker processes and in threads."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from seamseg.utils.errors import SeamsegError
+from seamseg.utils.files import cannot_write
 
 A = TypeVar("A")
 B = TypeVar("B")
 
+MAX_PENDING_BYTES = 512 << 20
+
 
 def available_cores() -> int:
-    """The number of processors this process may use."""
+    """Return the number of processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -31,12 +34,12 @@ def parallel_map(function: Callable[[A], B], items: Sequence[A], workers: int | 
     Parameters
     ----------
     function, items : picklable
-    workers : processes; None takes one a processor; at most one works in this process
+    workers : number of processes, by default one per processor; with 0 or 1 the work is done in this process
 
     Raises
     ------
     SeamsegError
-        if a worker is killed; errors of `function` come as they are, and what has not begun is dropped
+        if a worker is killed; errors of `function` are raised unchanged, and items not yet started are dropped
     """
     count = min(available_cores() if workers is None else workers, len(items))
     if count <= 1:
@@ -49,7 +52,7 @@ def parallel_map(function: Callable[[A], B], items: Sequence[A], workers: int | 
         yield from pool.map(function, items)
     except BrokenProcessPool:
         raise SeamsegError(
-            f"one of {count} worker processes was killed, perhaps for want of memory; what is finished is kept: "
+            f"one of {count} worker processes was killed, probably for lack of memory; finished work is kept: "
             "run again with fewer workers"
         ) from None
     finally:
@@ -62,26 +65,22 @@ def _begin_worker(parent: int) -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    # a killed parent cannot end its workers: they would wait for work for ever
+    # a killed parent cannot end its workers, which would wait for work forever
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
 
 
-_In = TypeVar("_In")
-_Out = TypeVar("_Out")
+def threaded_map(function: Callable[[A], B], items: Iterable[A], workers: int) -> Iterator[B]:
+    """Yield `function(item)` in the order of `items`, computed on `workers` threads with a bounded number of results.
 
-
-def threaded_map(function: Callable[[_In], _Out], items: Iterable[_In], workers: int) -> Iterator[_Out]:
-    """`map` on `workers` threads: results in the order of `items`, few of them waiting at any time.
-
-    Decoding and encoding of images leaves Python's lock, so threads suffice. The first error, in the order of `items`,
-    ends the iteration; what has not started by then is dropped.
+    Decoding and encoding of images release the GIL, so threads suffice. The first error, in the order of `items`, ends
+    the iteration; items not yet started are dropped.
     """
     if workers <= 1:
         yield from map(function, items)
         return
-    waiting: deque[Future[_Out]] = deque()
+    waiting: deque[Future[B]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         try:
             for item in items:
@@ -93,3 +92,58 @@ def threaded_map(function: Callable[[_In], _Out], items: Iterable[_In], workers:
         finally:
             for future in waiting:
                 future.cancel()
+
+
+class BackgroundWriter:
+    """Run jobs in a few threads, so that the network does not wait for files, with a bounded queue.
+
+    Parameters
+    ----------
+    threads : jobs at a time
+    waiting : further jobs that may be queued; :meth:`submit` blocks while the queue is full
+    most_bytes : limit of the memory of all unfinished jobs; a larger job runs alone
+    """
+
+    def __init__(self, threads: int = 2, waiting: int = 4, most_bytes: int = MAX_PENDING_BYTES) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="seamseg-writer")
+        self._most_jobs, self._most_bytes = threads + waiting, most_bytes
+        self._jobs = self._bytes = 0
+        self._change = threading.Condition()
+        self._error: BaseException | None = None
+
+    def submit(self, job: Callable[..., Any], *args: Any, size: int = 0) -> None:
+        """Queue `job(*args)`, which needs `size` bytes; raise the error of an earlier job that failed."""
+        self.check()
+        with self._change:
+            self._change.wait_for(lambda: self._has_room(size))
+            self._jobs += 1
+            self._bytes += size
+        self._pool.submit(job, *args).add_done_callback(lambda future: self._done(future, size))
+
+    def _has_room(self, size: int) -> bool:
+        return self._jobs == 0 or (self._jobs < self._most_jobs and self._bytes + size <= self._most_bytes)
+
+    def finish(self) -> None:
+        """Wait for all jobs; raise the error of the first that failed."""
+        self._pool.shutdown(wait=True)
+        self.check()
+
+    def abandon(self) -> None:
+        """Drop the jobs that have not started and wait for the others."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _done(self, future: Future, size: int) -> None:
+        if not future.cancelled() and self._error is None:
+            self._error = future.exception()
+        with self._change:
+            self._jobs -= 1
+            self._bytes -= size
+            self._change.notify_all()
+
+    def check(self) -> None:
+        """Raise the error of the first job that failed, if any."""
+        if self._error is None:
+            return
+        if isinstance(self._error, OSError):
+            raise cannot_write(self._error.filename or "output", self._error) from self._error
+        raise self._error

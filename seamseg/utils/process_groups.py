@@ -1,4 +1,4 @@
-"""Process groups: those of the trainer, and `active_group` of the `inplace-abn` package."""
+"""Process groups of subsets of ranks, and `active_group` of the `inplace-abn` package."""
 
 from __future__ import annotations
 
@@ -11,53 +11,53 @@ import torch
 from torch import distributed
 
 MAX_GROUPS = 8
-"""Sets of ranks whose groups :func:`active_group` keeps. A gloo group holds three threads and more file descriptors."""
+"""Size of the group cache of :func:`active_group`. A gloo group holds three threads and several file descriptors."""
 
 
 _groups: OrderedDict[tuple[int, ...], Any] = OrderedDict()
-"""By their ranks, the one that was used last at the end. On a rank outside the set stands a mark instead of the group,
-so that the order is the same on all ranks."""
+"""Groups by their ranks, the most recently used last. Ranks outside of a group hold a placeholder, so that the order is
+the same on all ranks."""
 
 
 _world: object = None
-"""The world that `_groups` belongs to: groups die with the process group they were made in."""
+"""The default group that `_groups` belongs to: groups become invalid with the process group they were created in."""
 
 
 _timeout: timedelta | None = None
 
 
-def limit_waiting(timeout: timedelta | None) -> None:
-    """How long ranks of groups that are made from now on wait for each other; None for torch's own limit.
+def set_group_timeout(timeout: timedelta | None) -> None:
+    """Set the timeout of groups created from now on; None for the default of torch.
 
-    A group does not take over the limit of its world.
+    A group does not inherit the timeout of the default group.
     """
     global _timeout
     _timeout = timeout
 
 
 def new_group(ranks: Iterable[int], backend: str | None = None) -> distributed.ProcessGroup:
-    """A process group of these ranks of the world: a collective call of all its ranks, these or not.
+    """Create a process group of some ranks; a collective call of all ranks of the default group.
 
-    `backend` is that of the world if None.
+    `backend` defaults to that of the default group.
     """
     group = distributed.new_group(list(ranks), timeout=_timeout, backend=backend)
-    # for a rank that is none of them it is a mark, which nobody uses
+    # on other ranks it is a placeholder that is never used
     return cast("distributed.ProcessGroup", group)
 
 
 def active_group(active: bool) -> distributed.ProcessGroup | None:
-    """The process group of the ranks that call this with True.
+    """Return the process group of the ranks that call this with True.
 
-    A collective call: every rank of the world must make it, in the same order. The groups of the last
-    :data:`MAX_GROUPS` sets of ranks are kept, because making one is itself a collective call of all ranks. The group
-    that was used least recently is destroyed, by all its ranks in the same call: every rank meets the same sequence of
-    sets. A layer that is run with a destroyed group, forwards or backwards, raises an error, on all ranks of the group.
-    So call this and `set_group` before each forward pass, and run a backward pass before :data:`MAX_GROUPS` other sets
+    A collective call: every rank of the default group must make it, in the same order. The groups of the last
+    :data:`MAX_GROUPS` sets of ranks are cached, because creating one is a collective call. The least recently
+    used group is destroyed by all its ranks in the same call, as every rank goes through the same sequence of
+    sets. The forward or backward pass of a layer with a destroyed group raises an error on all ranks of the group. So
+    call this and `set_group` before each forward pass, and run the backward pass before :data:`MAX_GROUPS` other sets
     have followed.
 
     Parameters
     ----------
-    active : whether this rank is going to run the layers that need the group
+    active : whether this rank will run the layers that use the group
 
     Returns
     -------
@@ -80,17 +80,17 @@ def active_group(active: bool) -> distributed.ProcessGroup | None:
         return None
     if ranks not in _groups:
         while len(_groups) >= MAX_GROUPS:
-            # on CUDA its work is done: the flags, which this rank has waited for, came after it
+            # on CUDA its work is done: the flags, which this rank has waited for, were computed after it
             distributed.destroy_process_group(_groups.popitem(last=False)[1])
         _groups[ranks] = new_group(ranks)
     _groups.move_to_end(ranks)
     return _groups[ranks] if active else None
 
 
-def forget_groups() -> None:
-    """Let go of the cached groups: call it before `destroy_process_group`.
+def clear_groups() -> None:
+    """Drop the cached groups; to be called before `destroy_process_group`.
 
-    A group that outlives its world is torn down while the interpreter exits, when its threads may be gone.
+    A group that outlives the default group is destroyed while the interpreter exits, when its threads may be gone.
     """
     global _world
     _groups.clear()

@@ -1,15 +1,17 @@
-"""Progress of long work: a bar on a terminal, a plain line now and then elsewhere, nothing when quiet."""
+"""Progress of long work on stderr: a bar on a terminal, plain lines elsewhere, nothing with `--quiet`."""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from threading import RLock
+from typing import Any, TypeVar
+
+from tqdm import tqdm
 
 T = TypeVar("T")
 
-_PLAIN_SECONDS = 15.0
+LINE_SECONDS = 15.0
 """Seconds between plain lines, so that a log file stays short."""
 
 _quiet = False
@@ -22,57 +24,69 @@ def set_quiet(quiet: bool) -> None:
 
 
 def is_quiet() -> bool:
-    """Whether progress is silent in this process."""
+    """Return whether progress is silent in this process."""
     return _quiet
 
 
 def progress(iterable: Iterable[T], total: int | None = None, desc: str = "") -> Iterator[T]:
-    """Iterate over `iterable` and show how far it is, on stderr.
+    """Iterate over `iterable` and show the progress on stderr.
 
     Parameters
     ----------
     iterable : the work
-    total : number of items, if `len(iterable)` does not say it
+    total : number of items, by default `len(iterable)`
     desc : what is being done
     """
-    if total is None and isinstance(iterable, Sized):
-        total = len(iterable)
-    if _quiet:
-        yield from iterable
-    elif sys.stderr.isatty():
-        from tqdm import tqdm
-
-        yield from tqdm(iterable, total=total, desc=desc, file=sys.stderr, dynamic_ncols=True)
-    else:
-        yield from _plain(iterable, total, desc)
+    return iter(iterable if _quiet else _bar(iterable, total, desc))
 
 
 def counter(desc: str = "") -> Callable[[int, int], None]:
-    """Progress of work that reports `(done, total)` after each item."""
-    shown: Iterator[int] | None = None
+    """Return a function that shows the progress of work which reports `(done, total)` after each item."""
+    bar: tqdm | None = None
 
     def report(done: int, total: int) -> None:
-        nonlocal shown
-        if shown is None:
-            shown = iter(progress(range(total - done + 1), desc=desc))
-            next(shown, None)  # shows nothing yet: an item counts when the next one is asked for
-        next(shown, None)
+        nonlocal bar
+        if _quiet:
+            return
+        if bar is None:
+            bar = _bar(None, total, desc)
+        bar.update(done - bar.n)
+        if done >= total:
+            bar.close()
 
     return report
 
 
-def _plain(iterable: Iterable[T], total: int | None, desc: str) -> Iterator[T]:
-    start = last = time.monotonic()
-    done = 0
-    for item in iterable:
-        yield item
-        done += 1
-        now = time.monotonic()
-        if now - last >= _PLAIN_SECONDS or done == total:
-            last = now
-            print(_line(desc, done, total, now - start), file=sys.stderr, flush=True)
-    if total is None and done:
-        print(_line(desc, done, total, time.monotonic() - start), file=sys.stderr, flush=True)
+class _Lines(tqdm):
+    """A bar that is printed as a line of its own each time, and once more at the end."""
+
+    monitor_interval = 0  # no thread: with miniters=1 the time is compared after each item
+    _shown = 0
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        """Print a line."""
+        self._shown = self.n
+        print(_line(self.desc, self.n, self.total, self.format_dict["elapsed"]), file=self.fp, flush=True)
+        return True
+
+    def close(self) -> None:
+        """Print the last line of work that was finished."""
+        if not self.disable:
+            if self.n > self._shown and self.total in (None, self.n):
+                self.display()
+            self.last_print_t = self.start_t  # as if nothing had been displayed that must be cleared
+        super().close()
+
+
+_Lines.set_lock(RLock())  # the default is a semaphore shared between processes
+
+
+def _bar(iterable: Iterable[Any] | None, total: int | None, desc: str) -> tqdm:
+    if sys.stderr.isatty():
+        return tqdm(iterable, total=total, desc=desc, file=sys.stderr, dynamic_ncols=True)
+    return _Lines(
+        iterable, total=total, desc=desc, file=sys.stderr, mininterval=LINE_SECONDS, miniters=1, delay=LINE_SECONDS
+    )
 
 
 def _line(desc: str, done: int, total: int | None, seconds: float) -> str:

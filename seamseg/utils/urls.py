@@ -1,4 +1,4 @@
-"""Photos and outputs at URLs, through fsspec where it is installed: s3://, gs://, https://, memory:// and others."""
+"""Inputs and outputs at URLs (s3://, gs://, https://, memory:// and others) through fsspec, if it is installed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _MAGIC = re.compile(r"[*\[]")
 
 
 def is_url(text: str) -> bool:
-    """Whether a text is a URL rather than a path."""
+    """Return whether a text is a URL rather than a path."""
     return _URL.match(text) is not None
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL, and the path there.
+    """Return the fsspec file system of a URL and the path in it.
 
     Raises
     ------
     InputError
-        if fsspec or the library of the scheme is not installed, or there is no such scheme
+        if fsspec or the library of the scheme is not installed, or the scheme is unknown
     """
     try:
         import fsspec
@@ -36,21 +36,21 @@ def file_system(url: str) -> tuple[Any, str]:
         raise InputError(f"{url}: fsspec needs another library for this scheme: {error}") from None
     except ValueError as error:
         raise InputError(f"{url}: fsspec cannot read this URL: {error}") from None
-    except Exception as error:  # credentials, the network: each library has errors of its own
-        raise InputError(f"{url}: cannot be reached: {explain(error)}") from error
+    except Exception as error:  # credentials or the network: each library has its own errors
+        raise InputError(f"{url}: cannot be reached: {describe_error(error)}") from error
 
 
 def find_urls(url: str, endings: Sequence[str]) -> tuple[str, list[str]]:
-    """The files of a URL of a file, folder or glob (`*`, `**`, `[...]`), or numbered as `{000..010}`, sorted.
+    """List the files of a URL of a file, folder, glob (`*`, `**`, `[...]`) or number range (`{000..010}`), sorted.
 
     Parameters
     ----------
-    url : what the user named
-    endings : a folder is searched for
+    url : URL given by the user
+    endings : file name endings that a folder is searched for
 
     Returns
     -------
-    root, urls : the URL of the folder that the names are below, and of each file
+    root, urls : URL of the folder that contains the files, and URL of each file
 
     Raises
     ------
@@ -76,14 +76,14 @@ def find_urls(url: str, endings: Sequence[str]) -> tuple[str, list[str]]:
                 raise FileNotFoundError
             root, what = url.rstrip("/"), f"found in this folder; looked for {', '.join(endings)}"
     except Exception as error:
-        raise InputError(f"{url}: cannot be listed: {explain(error)}") from error
+        raise InputError(f"{url}: cannot be listed: {describe_error(error)}") from error
     if not found:
         raise InputError(f"{url}: 0 images {what}")
     return root, [system.unstrip_protocol(p) for p in sorted(found)]
 
 
 def expand_numbers(text: str) -> list[str]:
-    """`a{08..10}b` as `a08b`, `a09b`, `a10b`; any text without such a part as it is."""
+    """Expand `a{08..10}b` to `a08b`, `a09b`, `a10b`; return other texts unchanged."""
     head, brace, rest = text.partition("{")
     inside, end, tail = rest.partition("}")
     first, dots, last = inside.partition("..")
@@ -96,8 +96,8 @@ def expand_numbers(text: str) -> list[str]:
     ]
 
 
-def name_of_url(urls: Sequence[str], root: str) -> list[str]:
-    """The paths of URLs below `root`, a URL; without one, with the host as the first folder. Without what is asked."""
+def relative_names(urls: Sequence[str], root: str) -> list[str]:
+    """Return the paths of URLs relative to the URL `root`, without queries; if it is empty they start with the host."""
     start = [part for part in root.partition("://")[2].split("/") if part]
     names = []
     for url in urls:
@@ -110,16 +110,16 @@ def name_of_url(urls: Sequence[str], root: str) -> list[str]:
 
 
 def open_url(url: str) -> IO[bytes]:
-    """A file to read; UnreadableImage if it cannot be opened."""
+    """Open a file for reading; raise UnreadableImage if that fails."""
     system, path = file_system(url)
     try:
         return system.open(path, "rb")
     except Exception as error:
-        raise UnreadableImage(f"{url}: cannot be read: {explain(error)}") from error
+        raise UnreadableImage(f"{url}: cannot be read: {describe_error(error)}") from error
 
 
 def read_url(url: str) -> bytes:
-    """The content of a file; UnreadableImage if it cannot be read."""
+    """Read a file; raise UnreadableImage if that fails."""
     try:
         with open_url(url) as file:
             return read_limited(file, PHOTO_BYTES, url, "photo")
@@ -128,11 +128,11 @@ def read_url(url: str) -> bytes:
     except InputError as error:
         raise UnreadableImage(str(error)) from error
     except Exception as error:
-        raise UnreadableImage(f"{url}: cannot be read: {explain(error)}") from error
+        raise UnreadableImage(f"{url}: cannot be read: {describe_error(error)}") from error
 
 
-def explain(error: BaseException) -> str:
-    """An error of a foreign library in a few words."""
+def describe_error(error: BaseException) -> str:
+    """Return a short one-line description of an error of another library."""
     if isinstance(error, FileNotFoundError):
         return "no such file or folder"
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]

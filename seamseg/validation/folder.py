@@ -21,8 +21,8 @@ from seamseg.evaluation.scores import PanopticScores
 from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.formats.coco_writer import CocoPanopticWriter
 from seamseg.prepare.export import with_boxes
-from seamseg.utils.background import Background
 from seamseg.utils.distributed import World, gather_to_main, sum_over_processes
+from seamseg.utils.parallel import BackgroundWriter
 from seamseg.validation.validator import Judged
 
 
@@ -49,7 +49,7 @@ class EvaluationWriter:
         self.records: list[ImageRecord] = []
         self._photos = dataset.root / "img"
         self._confusion = ConfusionMatrix(dataset.metadata.num_classes)
-        self._background = Background()
+        self._background = BackgroundWriter()
 
     def __call__(self, judged: Judged) -> None:
         """Write the maps of an image and remember its outcome, in the background."""

@@ -32,6 +32,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "gpu": ("--device cpu --small --steps build,fusion,tables --out OUT", r"remain: ops"),
     "histogram": ("uint8 --rounds 1 --json OUT", CASE),
     "huge_photo": ("300x200 --network small --tiles off 128 --json OUT", r"300x200 .* 128 +\d"),
+    "id_maps": ("zlib --rounds 1 --json OUT", CASE),
     "inference": ("--rounds 1 --sides 64 --precision fp32 --json OUT maskrcnn", r"maskrcnn takes \d"),
     "kill_ranks": ("--kills 1 --seed 3", r"kills: 1.*\n.*equal the undisturbed run's"),
     "loading": ("item --rounds 1 --size 128 --json OUT", r"images/s, peer \d"),

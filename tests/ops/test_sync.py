@@ -20,7 +20,7 @@ from seamseg.models.backbones.residual import ResidualBlock
 from seamseg.ops import abn_channels
 from seamseg.ops.norm import InPlaceABN, InPlaceABNSync, NormSequential, set_group
 from seamseg.utils import process_groups as sync
-from seamseg.utils.process_groups import active_group, forget_groups
+from seamseg.utils.process_groups import active_group, clear_groups
 
 CHANNELS = 3
 CASES = [
@@ -298,7 +298,7 @@ def worker(rank, world, file):
         for check in CHECKS if generation == 0 else [check_inactive_ranks]:
             check(rank, world)
         distributed.barrier()
-        forget_groups()
+        clear_groups()
         distributed.destroy_process_group()
     gc.collect()
     # every check has passed; an orderly exit can abort in a thread of torch that outlives the interpreter

@@ -14,7 +14,7 @@ from seamseg.predict.sources.find import find_sources
 from seamseg.predict.sources.shards import Shard
 from seamseg.predict.sources.video import Video, require_decoder
 from seamseg.utils.errors import InputError, UnreadableImage
-from seamseg.utils.urls import expand_numbers, name_of_url
+from seamseg.utils.urls import expand_numbers, relative_names
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -225,8 +225,8 @@ def test_urls_that_cannot_be_read(bucket, monkeypatch):
 
 def test_names_of_urls():
     urls = ["https://h.org/x/a.jpg?size=2#top", "s3://b/x/../c.png"]
-    assert name_of_url(urls, "") == ["h.org/x/a.jpg", "b/x/c.png"]
-    assert name_of_url(["s3://b/x/c.png"], "s3://b/x") == ["c.png"]
+    assert relative_names(urls, "") == ["h.org/x/a.jpg", "b/x/c.png"]
+    assert relative_names(["s3://b/x/c.png"], "s3://b/x") == ["c.png"]
 
 
 # --- through the command

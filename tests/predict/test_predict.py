@@ -13,8 +13,8 @@ from seamseg.formats.coco_panoptic import read_id_png
 from seamseg.predict import job as inference
 from seamseg.predict import writers
 from seamseg.structures import PanopticResult
-from seamseg.utils.background import Background
 from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.parallel import BackgroundWriter
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -228,7 +228,7 @@ def test_outputs_that_cannot_be_written(micro_run, photos, tmp_path, seamseg_mai
 
 
 def test_background_passes_errors_on_and_bounds_what_waits():
-    background = Background(threads=1, waiting=1)
+    background = BackgroundWriter(threads=1, waiting=1)
 
     def fail():
         raise SeamsegError("no room")

@@ -14,7 +14,7 @@ from seamseg.predict.sources import reader as reading
 from seamseg.predict.sources.base import Source
 from seamseg.predict.sources.find import find_sources
 from seamseg.predict.sources.reader import Ahead, Decoders, Share
-from seamseg.utils.background import Background
+from seamseg.utils.parallel import BackgroundWriter
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_decoder_waits_for_its_own_photos_only_and_not_without_its_parent(monk
 
 
 def test_jobs_wait_for_bytes_as_well():
-    background, go = Background(threads=2, waiting=4, most_bytes=100), threading.Event()
+    background, go = BackgroundWriter(threads=2, waiting=4, most_bytes=100), threading.Event()
     background.submit(go.wait, size=500)
     late = threading.Thread(target=background.submit, args=(lambda: None,), kwargs={"size": 10})
     late.start()

@@ -134,7 +134,7 @@ def test_journal_of_other_classes_does_not_count(tmp_path):
 def test_killed_worker(tmp_path):
     out, frames = tmp_path / "out", make_frames(tmp_path / "src", 6)
     frames[4].annotation.write_text("kill")
-    with pytest.raises(SeamsegError, match="worker processes was killed, perhaps for want of memory"):
+    with pytest.raises(SeamsegError, match="worker processes was killed, probably for lack of memory"):
         run(out, frames, 2)
     frames[4].annotation.write_text("fine")
     assert len(run(out, frames, 2).images) == 6

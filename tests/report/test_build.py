@@ -24,7 +24,7 @@ from seamseg.report import ReportOptions, find_evaluation, write_report
 from seamseg.report.build import choose
 from seamseg.report.picture import pack
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import below
+from seamseg.utils.files import join_inside
 
 
 @pytest.fixture(scope="module")
@@ -200,9 +200,9 @@ def test_without_photos_the_pictures_are_there_all_the_same(
 
 def test_names_stay_below_their_folder() -> None:
     folder = Path("/a")
-    assert below(folder, "b/c.png") == Path("/a/b/c.png")
-    assert below(folder, "at 12:30:00.png") == Path("/a/at 12:30:00.png")
-    assert [below(folder, name) for name in ("../c", "/etc/c", "b/../../c", "..\\c", "C:\\c")] == [None] * 5
+    assert join_inside(folder, "b/c.png") == Path("/a/b/c.png")
+    assert join_inside(folder, "at 12:30:00.png") == Path("/a/at 12:30:00.png")
+    assert [join_inside(folder, name) for name in ("../c", "/etc/c", "b/../../c", "..\\c", "C:\\c")] == [None] * 5
 
 
 def _edit(change: Callable[[dict], object]) -> Callable[[Path], None]:

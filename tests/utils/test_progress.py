@@ -1,8 +1,10 @@
-"""Progress: plain lines now and then, a bar on a terminal, nothing when quiet, and the items untouched."""
+"""Progress: plain lines at intervals, a bar on a terminal, nothing when quiet, and the items untouched."""
 
 from __future__ import annotations
 
+import re
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,20 +13,8 @@ from seamseg.utils import progress as module
 from seamseg.utils.progress import counter, is_quiet, progress, set_quiet
 
 
-class Clock:
-    """Time that goes on by `step` seconds whenever it is asked for."""
-
-    def __init__(self, step: float) -> None:
-        self.step = step
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += self.step
-        return self.now
-
-
 @pytest.fixture(autouse=True)
-def loud() -> Iterator[None]:
+def not_quiet() -> Iterator[None]:
     before = is_quiet()
     set_quiet(False)
     yield
@@ -48,12 +38,23 @@ def test_fast_work_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert line.startswith("photos: 1000/1000 (")
 
 
-def test_slow_work_says_how_much_is_left(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.time, "monotonic", Clock(10.0))
-    list(progress(range(4), desc="photos"))
-    first, *_, last = lines(capsys)
-    assert first == "photos: 2/4 (0.1/s, 20 s left)"
-    assert last == "photos: 4/4 (0.1/s)"
+def test_slow_work_prints_lines_with_the_time_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LINE_SECONDS", 0.04)
+    for _ in progress(range(10), desc="photos"):
+        time.sleep(0.02)
+    first, *others, last = lines(capsys)
+    assert re.fullmatch(r"photos: [2-9]/10 \(\d+\.\d/s, 0 s left\)", first)
+    assert re.fullmatch(r"photos: 10/10 \(\d+\.\d/s\)", last)
+    assert len(others) <= 4
+
+
+def test_work_that_is_abandoned_prints_no_last_line(capsys: pytest.CaptureFixture[str]) -> None:
+    items = progress(range(10), desc="photos")
+    assert next(items) == next(items) - 1 == 0
+    del items
+    assert lines(capsys) == []
 
 
 def test_work_of_unknown_length(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +69,7 @@ def test_a_given_length(capsys: pytest.CaptureFixture[str]) -> None:
     assert line.startswith("5/5 (")
 
 
-def test_no_work_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_work_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     list(progress([], desc="photos"))
     assert lines(capsys) == []
 
@@ -92,8 +93,8 @@ def test_work_that_reports_itself(quiet: bool, capsys: pytest.CaptureFixture[str
     report = counter("scenes")
     for done in (1, 2, 3):
         report(done, 3)
-    said = lines(capsys)
-    assert said == [] if quiet else said[-1].startswith("scenes: 3/3 (")
+    printed = lines(capsys)
+    assert printed == [] if quiet else printed[-1].startswith("scenes: 3/3 (")
 
 
 def test_errors_in_the_loop_reach_the_caller() -> None:

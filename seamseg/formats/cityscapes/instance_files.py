@@ -16,7 +16,7 @@ from PIL import Image
 from seamseg.formats.cityscapes.labels import LABEL_OF
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes
-from seamseg.utils.limits import MIB, refuse_program
+from seamseg.utils.limits import MIB, refuse_postscript
 
 LIST_BYTES = 64 * MIB
 """Largest list of the instances of a frame."""
@@ -94,7 +94,7 @@ def read_mask(path: Path) -> Patch:
     """
     try:
         with Image.open(path) as image:
-            refuse_program(image)
+            refuse_postscript(image)
             grey = image if image.mode in ("L", "1") else image.convert("L")
             box = grey.getbbox()
             inside = np.array(grey.crop(box)) != 0 if box else np.zeros((0, 0), bool)

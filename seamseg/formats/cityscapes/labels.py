@@ -10,7 +10,7 @@ from PIL import Image
 
 from seamseg.formats.metadata import Metadata
 from seamseg.utils.errors import InputError
-from seamseg.utils.limits import refuse_program
+from seamseg.utils.limits import refuse_postscript
 
 IGNORED = 255
 """`train_id` of the labels that are not evaluated."""
@@ -127,7 +127,7 @@ def read_map(path: Path, what: str) -> np.ndarray:
     """
     try:
         with Image.open(path) as image:
-            refuse_program(image)
+            refuse_postscript(image)
             if image.mode not in _MODES:
                 raise InputError(f"{path}: {what} have one channel, this image is of mode {image.mode}")
             values = np.array(image)

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import replacing
-from seamseg.utils.urls import explain, file_system
+from seamseg.utils.urls import describe_error, file_system
 
 T = TypeVar("T")
 
@@ -199,7 +199,7 @@ class UrlStore:
 
 
 def _failed(address: str, what: str, error: Exception) -> SeamsegError:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else explain(error)
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else describe_error(error)
     return SeamsegError(f"{address}: cannot be {what}: {reason}; the same command goes on where it was")
 
 

@@ -14,7 +14,7 @@ from seamseg.predict.sources.shards import Shard, is_shard
 from seamseg.predict.sources.video import Video, is_video, require_decoder
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes
-from seamseg.utils.urls import expand_numbers, find_urls, is_url, name_of_url
+from seamseg.utils.urls import expand_numbers, find_urls, is_url, relative_names
 
 LIST_ENDING = ".txt"
 
@@ -64,7 +64,7 @@ def _meant_by(text: str, out: Path | None, is_output: Callable[[str], bool]) -> 
         root, found_there = find_urls(text, PHOTO_ENDINGS)
         if not (places := [place for place in found_there if not is_output(place)]):
             raise InputError(f"{text}: only outputs of `predict` lie here; choose another place for them")
-        return places, [PurePosixPath(p) for p in name_of_url(places, root)]
+        return places, [PurePosixPath(p) for p in relative_names(places, root)]
     if text.startswith("@") and not path.exists():
         return _of_list(Path(text[1:]))
     if path.is_dir():
@@ -110,7 +110,7 @@ def _named(places: Sequence[str], relative: Sequence[PurePosixPath]) -> list[Sou
             # one that cannot be listed, or that a list names
             found.append(Source(Path(place), f"{name}/", f"{below}/", problem=_why_not(place)))
         elif is_url(place):
-            found.append(Source(Path(name_of_url([place], "")[0]), name, str(below), place))
+            found.append(Source(Path(relative_names([place], "")[0]), name, str(below), place))
         else:
             found.append(Source(Path(place), name, str(below)))
     return found
@@ -141,7 +141,7 @@ def _in_common(places: Sequence[str]) -> tuple[list[str], list[PurePosixPath]]:
     for place in places:
         once.setdefault(place if is_url(place) else os.path.abspath(place), place)
     # absolute, so that `..` and working folders do not show in the names
-    full = [name_of_url([p], "")[0] if is_url(p) else p.lstrip(os.sep) for p in once]
+    full = [relative_names([p], "")[0] if is_url(p) else p.lstrip(os.sep) for p in once]
     common = os.path.commonpath([os.path.dirname(p) for p in full])
     return list(once.values()), [PurePosixPath(os.path.relpath(p, common or ".")) for p in full]
 

@@ -18,7 +18,7 @@ from seamseg.inference.images import Photo, PhotoTransform, Unreadable, as_is
 from seamseg.predict.manifest import Done
 from seamseg.predict.sources.base import Container, Item, Source
 from seamseg.utils.errors import InputError, SeamsegError, UnreadableImage
-from seamseg.utils.urls import explain
+from seamseg.utils.urls import describe_error
 
 _NOTE_BYTES = 4096
 _NAMELESS_DEATHS = 3
@@ -102,7 +102,7 @@ class Share(IterableDataset):
         except InputError as error:
             return worker, (source, stamp, Unreadable(f"{source}: {error}"))
         except Exception as error:  # one photo, which is named, must not end the run: too little memory for it, say
-            return worker, (source, stamp, Unreadable(f"{source}: cannot be decoded: {explain(error)}"))
+            return worker, (source, stamp, Unreadable(f"{source}: cannot be decoded: {describe_error(error)}"))
         finally:
             _write_note(note, None)
         self.ahead.decoded(worker, bytes_of_photo(photo))

@@ -15,8 +15,8 @@ from PIL import Image
 from seamseg.data.images import open_image
 from seamseg.predict.sources.base import PHOTO_ENDINGS, Item, PhotoFile, Source
 from seamseg.utils.errors import UnreadableImage
-from seamseg.utils.limits import PHOTO_BYTES, LimitedTarInfo, SparseMember, compression, in_words
-from seamseg.utils.urls import explain, is_url, open_url
+from seamseg.utils.limits import PHOTO_BYTES, LimitedTarInfo, SparseMember, detect_compression, format_bytes
+from seamseg.utils.urls import describe_error, is_url, open_url
 
 SHARD_ENDINGS = (".tar", ".tar.gz", ".tgz")
 
@@ -81,15 +81,16 @@ class Shard(PhotoFile):
             with closing(self._file()) as file:
                 begun: Any = _Begun(file)
                 # other compressions inflate a block to any size
-                if kind := compression(begun.head):
+                if kind := detect_compression(begun.head):
                     yield self._broken(0, f"is compressed by {kind}, which is not read; compress it by gzip instead")
                     return
                 mode: Any = "r|gz" if begun.head.startswith(b"\x1f\x8b") else "r|"
                 with tarfile.open(fileobj=begun, mode=mode, tarinfo=LimitedTarInfo) as archive:
                     for member in _members(archive):
                         if member.size > PHOTO_BYTES:
-                            limit = f"{in_words(member.size)} are above {in_words(PHOTO_BYTES)}, the limit of a photo"
-                            yield replace(self._source(member.name, seen), problem=limit)
+                            size, limit = format_bytes(member.size), format_bytes(PHOTO_BYTES)
+                            problem = f"{size} are above {limit}, the limit of a photo"
+                            yield replace(self._source(member.name, seen), problem=problem)
                             continue
                         stream = archive.extractfile(member)
                         assert stream is not None
@@ -102,9 +103,9 @@ class Shard(PhotoFile):
         except UnreadableImage as error:
             yield self._broken(len(seen), str(error).removeprefix(f"{self.place}: "))
         except OSError as error:
-            yield self._broken(len(seen), f"cannot be read after {len(seen)} images: {explain(error)}")
+            yield self._broken(len(seen), f"cannot be read after {len(seen)} images: {describe_error(error)}")
         except (tarfile.TarError, zlib.error, EOFError, ValueError) as error:
-            yield self._broken(len(seen), f"broken tar after {len(seen)} images: {explain(error)}")
+            yield self._broken(len(seen), f"broken tar after {len(seen)} images: {describe_error(error)}")
 
     def _file(self) -> IO[bytes]:
         return open_url(self.place) if is_url(self.place) else open(self.place, "rb")
