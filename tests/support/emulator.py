@@ -237,7 +237,7 @@ class Worker:
                     "SEAMSEG_PLAIN_OPS": "1",
                 }
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (as long as the process)
-            command = [sys.executable, "-m", "tests.ops.cuda_emulation.worker", *libraries]
+            command = [sys.executable, "-m", "tests.support.cuda_emulation.worker", *libraries]
             pipe = subprocess.PIPE
             self._process = subprocess.Popen(
                 command, stdin=pipe, stdout=pipe, stderr=self._stderr, env=environment, cwd=ROOT
