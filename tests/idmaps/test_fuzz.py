@@ -70,7 +70,7 @@ def throw(worker, name, seeds):
             if isinstance(arguments[i], (int, bytes)) or getattr(arguments[i], "dtype", np.dtype("O")).kind in "iub":
                 arguments[i] = _mistaken(dice, arguments[i])
         try:
-            worker.call("tests.maps.calls", name, arguments, seed, wanted=False)
+            worker.call("tests.support.idmap_calls", name, arguments, seed, wanted=False)
         except Raised as error:
             raised += 1
             if error.kind not in EXPECTED or not error.words.strip():
@@ -80,7 +80,7 @@ def throw(worker, name, seeds):
     assert len(seeds) / 10 < raised < len(seeds) * 9 / 10, "some shall work and some shall not"
 
 
-@pytest.fixture(scope="module", params=["installed", "sanitized"])
+@pytest.fixture(scope="module", params=["installed", pytest.param("sanitized", marks=pytest.mark.slow)])
 def worker(request):
     if request.param == "sanitized" and obstacle() is not None:
         pytest.skip(obstacle())

@@ -35,14 +35,12 @@ def launch(function: Callable[..., None], world: int, *args: Any, seconds: float
     """Call `function(rank, join, *args)` in `world` processes; fail if one fails or if they do not end in time.
 
     `join()` sets the environment of torchrun afresh: call it before each use of `utils.distributed`, at most 16 times.
-    The processes are forked from a server that has loaded torch: importing it takes each of them longer than most tests.
+    The processes are forked from a server that has loaded torch, which takes longer than most tests.
     """
     standard.set_forkserver_preload(PRELOADED)
     ports = [free_port() for _ in range(16)]
     arguments = (world, ports, dict(os.environ), function, args)
-    context = multiprocessing.start_processes(
-        _start, arguments, nprocs=world, join=False, start_method="forkserver"
-    )
+    context = multiprocessing.start_processes(_start, arguments, nprocs=world, join=False, start_method="forkserver")
     deadline = time.monotonic() + seconds
     try:
         while not context.join(timeout=1):
