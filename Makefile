@@ -44,13 +44,14 @@ kernels: setup  ## compile what changed in csrc
 demo: setup  ## toy city: generate, prepare, train, predict, evaluate, report (under 10 minutes on 2 cores)
 	$(BIN)/seamseg demo --out $(RUN)
 
-# one process a core, one thread each: torch's threads fight over few cores when several processes run
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile
+# one process a core, one thread each: torch's threads fight over few cores when several processes run;
+# whole files in the order of tests/conftest.py, the longest first
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
-test: setup  ## the fast tests
+test: setup  ## the fast tests (5 minutes on 2 cores)
 	$(PYTEST)
 
-test-slow: setup  ## the long tests too
+test-slow: setup  ## all tests: also those with sanitizers, compilers, killed processes and many processes
 	$(PYTEST) -m 'not gpu'
 
 # the Python that is there and no network: a machine with a GPU may be at hand for minutes only

@@ -1,8 +1,31 @@
-"""Fixtures for all tests."""
+"""Fixtures for all tests, and the order of their files."""
 
+from pathlib import Path
+
+import pytest
 from support.folders import make_folder
 from support.micro import memory, micro, micro_config, micro_run, narrow, published_config, seamseg_main
 from support.networks import cityscapes, golden_net
+
+LONG = (
+    "training/test_two_processes",
+    "training/test_elastic",
+    "training/test_equal_gradients",
+    "training/test_unused_parameters",
+    "training/test_resume",
+    "models/test_inference_parity",
+    "training/test_lost_process",
+    "models/test_checkpointing",
+    "models/test_training_parity",
+    "predict/test_resume",
+    "training/test_compiled",
+    "ops/test_sync",
+    "models/test_distributed",
+    "training/test_update_two_processes",
+    "inference/test_acceleration",
+    "ops/test_cuda_emulation",
+)
+"""Files that take longest, the longest first: started last, one would keep a single process at work in the end."""
 
 __all__ = [
     "cityscapes",
@@ -16,3 +39,10 @@ __all__ = [
     "published_config",
     "seamseg_main",
 ]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start long files first; `--no-loadscope-reorder` keeps this order where several processes run the tests."""
+    root = Path(__file__).parent
+    place = {root / f"{name}.py": number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))

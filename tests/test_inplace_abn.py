@@ -49,7 +49,7 @@ def parameters(function):
 @pytest.fixture(scope="module")
 def package():
     """The package itself, with its functions beside its layers."""
-    layers = pytest.importorskip("inplace_abn")
+    layers = pytest.importorskip("inplace_abn", reason="pip install '.[upstream-abn]' to compare with it")
     functions = pytest.importorskip("inplace_abn.functions")
     names = {name: getattr(layers, name) for name in ("active_group", "set_active_group", *LAYERS)}
     return SimpleNamespace(inplace_abn=functions.inplace_abn, inplace_abn_sync=functions.inplace_abn_sync, **names)

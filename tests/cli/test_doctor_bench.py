@@ -17,8 +17,9 @@ def test_stages_as_json(capsys):
     assert report["size"] == [64, 96] and report["counts"]["segments"] > 0 and report["hints"]
 
 
-def test_table(capsys):
-    assert main(["doctor", "--bench", "--size", "64x64", "--rounds", "1"]) == 0
+@pytest.mark.usefixtures("narrow")
+def test_table(micro_run, capsys):
+    assert main(["doctor", "--bench", str(micro_run), "--size", "64x64", "--rounds", "1"]) == 0
     out = capsys.readouterr().out
     assert all(f"\n{stage}" in out for stage in STAGES) and "convolutions take" in out
 

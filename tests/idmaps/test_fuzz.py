@@ -80,7 +80,7 @@ def throw(worker, name, seeds):
     assert len(seeds) / 10 < raised < len(seeds) * 9 / 10, "some shall work and some shall not"
 
 
-@pytest.fixture(scope="module", params=["installed", "sanitized"])
+@pytest.fixture(scope="module", params=["installed", pytest.param("sanitized", marks=pytest.mark.slow)])
 def worker(request):
     if request.param == "sanitized" and obstacle() is not None:
         pytest.skip(obstacle())

@@ -68,7 +68,8 @@ def test_tasks(kind, names):
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.ini")), ids=lambda p: p.name)
 def test_shipped_configurations_build(path):
     with torch.device("meta"):
-        build_network(load_config(path), 3, 4)
+        net = build_network(load_config(path), 3, 4)
+    assert sum(p.numel() for p in net.parameters()) > 20e6 and all(p.is_meta for p in net.parameters())
 
 
 def test_frozen_modules_have_no_gradient():

@@ -4,6 +4,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from support.micro import narrow_body
 from support.networks import part_of, tiny_config, toy_batch
 from support.processes import launch
 from torch.nn.parallel import DistributedDataParallel
@@ -56,7 +57,7 @@ def check_statistics(module, both):
 def work(rank, join):
     join()
     no_more = patch.object(torch.distributed, "new_group", side_effect=AssertionError("no group but that of all ranks"))
-    with distributed("cpu") as world, no_more:
+    with narrow_body(), distributed("cpu") as world, no_more:
         for mode in ("syncbn", "syncbn+gn"):
             train(world, mode, fixed=False)
         train(world, "syncbn", fixed=True)

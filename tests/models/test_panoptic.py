@@ -145,6 +145,7 @@ def test_training_goes_on_after_a_prediction():
     with torch.inference_mode():
         module.net.predict(batch.images)
     sum(module.train()(batch).means.values()).backward()
+    assert all(torch.isfinite(p.grad).all() for p in module.parameters())
 
 
 def test_predict_wants_evaluation_mode():

@@ -28,6 +28,13 @@ def worker():
     worker.close()
 
 
+@pytest.fixture(scope="module")
+def sample():
+    worker = Worker(sanitized=True, kernel="crowd_count")
+    yield worker
+    worker.close()
+
+
 def check_equal(name, results, expected):
     results, expected = tensors_of(results), tensors_of(expected)
     assert len(results) == len(expected)
@@ -59,16 +66,26 @@ def compare(worker, library, name, seeds, **options):
     assert compared >= len(seeds) // 2
 
 
+def test_a_sample(sample):
+    """One kernel and the detection of one fault; the others take minutes to compile."""
+    compare(sample, "seamseg_emulated", "crowd_count", range(8))
+    with pytest.raises(Fault, match=r"heap-buffer-overflow(.|\n)*past_the_end.*examples.cu"):
+        example(sample, "past_the_end")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EMULATED)
 def test_cuda_equals_plain(worker, name):
     compare(worker, "seamseg_emulated", name, range(32 // FEWER.get(name, 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATORS)
 def test_cpu_equals_plain_under_sanitizers(worker, name):
     compare(worker, "seamseg_checked", name, range(32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_REGIONS)
 def test_zero_rows(worker, name):
     """What a process without regions runs: no launch of no blocks, nothing read or written out of bounds."""
@@ -89,6 +106,7 @@ def example(worker, name, seed=0):
     return worker.call("seamseg_emulated", "example", [name, torch.arange(100.0)], seed)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_right_kernels(worker, seed):
     x = torch.arange(100.0)
@@ -98,6 +116,7 @@ def test_right_kernels(worker, seed):
     assert example(worker, "atomic_sum", seed)[0] == x.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -116,11 +135,13 @@ def test_faults_are_found(worker, name, words):
         example(worker, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["no_barrier", "reads_what_nobody_wrote", "unwritten"])
 def test_what_nobody_wrote_is_nan(worker, name):
     assert example(worker, name).isnan().any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["no_barrier", "checks_then_acts"])
 def test_results_that_depend_on_the_order_vary(worker, name):
     assert len({str(example(worker, name, seed).tolist()) for seed in range(8)}) > 1

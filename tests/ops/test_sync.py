@@ -4,14 +4,14 @@ import copy
 import gc
 import itertools
 import os
-import tempfile
 from collections import OrderedDict
 from datetime import timedelta
 from unittest import mock
 
 import pytest
 import torch
-from torch import distributed, multiprocessing, nn
+from support.processes import launch
+from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
@@ -284,8 +284,7 @@ CHECKS = [
 ]
 
 
-def worker(rank, world, file):
-    torch.set_num_threads(1)
+def worker(rank, join, world, file):
     for generation in range(2):
         distributed.init_process_group(
             "gloo",
@@ -301,15 +300,12 @@ def worker(rank, world, file):
         clear_groups()
         distributed.destroy_process_group()
     gc.collect()
-    # every check has passed; an orderly exit can abort in a thread of torch that outlives the interpreter
-    os._exit(0)
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("world", [2, 3])
-def test_processes(world):
-    with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(worker, (world, os.path.join(folder, "rendezvous")), nprocs=world)
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_processes(world, tmp_path):
+    launch(worker, world, world, tmp_path / "rendezvous")
 
 
 def test_one_process():

@@ -19,7 +19,8 @@ from seamseg.report import find_evaluation
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed")
+if BROWSER is None:
+    pytest.skip("no Chromium or Chrome is installed: the tests in a browser are left out", allow_module_level=True)
 
 MINUS = "\u2212"
 Open = Callable[..., Any]

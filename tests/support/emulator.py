@@ -108,8 +108,11 @@ def _fuses() -> list[str]:
 
 
 @cache
-def build() -> tuple[Path, Path, Path]:
-    """The libraries of maps, of the C++ kernels and of the emulated CUDA kernels; only what has changed is compiled."""
+def build(kernel: str | None = None) -> tuple[Path, ...]:
+    """Return the libraries of maps, of the C++ kernels and of the emulated CUDA kernels; compile what has changed.
+
+    With `kernel`, the name of a file of `csrc/cuda`, a library of that one only: all of them take minutes.
+    """
     BUILD.mkdir(parents=True, exist_ok=True)
     with open(BUILD / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -119,9 +122,10 @@ def build() -> tuple[Path, Path, Path]:
         include = [f"-I{Path(torch.__file__).parent / 'include'}", f"-I{sysconfig.get_path('include')}", f"-I{SUPPORT}"]
         emulated = ["-x", "c++", *_fuses(), "-include", str(BUILD / "csrc/cuda/common.cuh"), "-include", "redirect.h"]
         cpu, cuda = sorted((ROOT / "csrc/cpu").glob("*.cpp")), sorted((ROOT / "csrc/cuda").glob("*.cu"))
-        jobs = [(path, ["-include", "redirect_cpu.h"]) for path in cpu if path.stem != "module"]
-        jobs += [(path, emulated) for path in cuda if path.stem != "module"]
-        jobs += [(path, []) for path in sorted((ROOT / "csrc/maps").glob("*.cpp"))]
+        jobs = [(path, emulated) for path in cuda if path.stem == (kernel or path.stem) != "module"]
+        if kernel is None:
+            jobs += [(path, ["-include", "redirect_cpu.h"]) for path in cpu if path.stem != "module"]
+            jobs += [(path, []) for path in sorted((ROOT / "csrc/maps").glob("*.cpp"))]
         jobs += [(SUPPORT / "entry.cpp", emulated), (SUPPORT / "examples.cu", emulated)]
         jobs = [(_copy(path), flags) for path, flags in jobs]
 
@@ -144,6 +148,8 @@ def build() -> tuple[Path, Path, Path]:
             objects = list(pool.map(compile_one, jobs))
         maps, host = ([path for path in objects if path.name.startswith(f"{name}-")] for name in ("maps", "cpu"))
         device = [path for path in objects if path not in [*maps, *host]]
+        if kernel is not None:
+            return (_link("sample", device),)
         return _link("maps", maps), _link("checked", host), _link("emulated", device)
 
 
@@ -174,12 +180,13 @@ class Worker:
     Parameters
     ----------
     sanitized : with the kernels of the CPU and of CUDA built with sanitizers, as `seamseg_checked` and
-        `seamseg_emulated`, `seamseg` in plain torch, and `seamseg.idmaps` with a library built so; else with `seamseg` as
-        it is installed
+        `seamseg_emulated`, `seamseg` in plain torch, and `seamseg.idmaps` with a library built so; else with `seamseg`
+        as it is installed
+    kernel : with a single CUDA kernel only, of this file
     """
 
-    def __init__(self, sanitized: bool) -> None:
-        self._sanitized = sanitized
+    def __init__(self, sanitized: bool, kernel: str | None = None) -> None:
+        self._sanitized, self._kernel = sanitized, kernel
         self._process: subprocess.Popen[bytes] | None = None
 
     def call(self, library: str, name: str, arguments: list[Any], seed: int = 0, wanted: bool = True) -> Any:
@@ -228,7 +235,7 @@ class Worker:
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
             libraries = []
             if self._sanitized:
-                libraries = [str(path) for path in build()]
+                libraries = [str(path) for path in build(self._kernel)]
                 environment |= {
                     "LD_PRELOAD": " ".join(_runtime(name) for name in ("libasan.so", "libubsan.so", "libstdc++.so.6")),
                     "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=2048:"

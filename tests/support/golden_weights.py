@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,12 @@ _OUTPUT_LAYERS = {"conv_obj", "conv_bbx", "roi_cls", "roi_bbx", "roi_msk", "conv
 Calibration = Callable[[str], "np.ndarray | None"]
 
 
+@cache
 def golden_state(name: str = "cityscapes") -> dict[str, dict[str, Tensor]]:
-    """State dicts of the four parts (`body`, `rpn_head`, `roi_head`, `sem_head`) of the golden ResNet-50 network."""
+    """State dicts of the four parts (`body`, `rpn_head`, `roi_head`, `sem_head`) of the golden ResNet-50 network.
+
+    They are kept: do not write to them.
+    """
     keys = json.loads((DATA / f"keys_{name}_r50.json").read_text())["state_dict"]
     with np.load(DATA / "weights_calib.npz") as stored:
         arrays = {key: stored[key] for key in stored.files}

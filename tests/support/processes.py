@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing as standard
 import os
 import socket
 import sys
@@ -12,21 +13,34 @@ from typing import Any
 import torch
 from torch import multiprocessing
 
+PRELOADED = [
+    "torch._dynamo",  # which every optimizer imports
+    "torch.nn.parallel",
+    "seamseg.cli.main",
+    "seamseg.cli.train",
+    "seamseg.training.run",
+    "seamseg.validation.evaluate",
+]
+"""Imported once, by the server from which the processes are forked."""
+
 
 def free_port() -> int:
-    """A port nobody listens on."""
+    """Return a port on which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def launch(function: Callable[..., None], world: int, *args: Any, seconds: float = 150) -> None:
-    """Call `function(rank, join, *args)` in `world` processes; fails if one fails or if they do not end in time.
+    """Call `function(rank, join, *args)` in `world` processes; fail if one fails or if they do not end in time.
 
-    `join()` sets the environment of torchrun afresh: call it before each use of `engine.distributed`, at most 16 times.
+    `join()` sets the environment of torchrun afresh: call it before each use of `utils.distributed`, at most 16 times.
+    The processes are forked from a server that has loaded torch, which takes longer than most tests.
     """
+    standard.set_forkserver_preload(PRELOADED)
     ports = [free_port() for _ in range(16)]
-    context = multiprocessing.spawn(_start, (world, ports, function, args), nprocs=world, join=False)
+    arguments = (world, ports, dict(os.environ), function, args)
+    context = multiprocessing.start_processes(_start, arguments, nprocs=world, join=False, start_method="forkserver")
     deadline = time.monotonic() + seconds
     try:
         while not context.join(timeout=1):
@@ -37,7 +51,12 @@ def launch(function: Callable[..., None], world: int, *args: Any, seconds: float
                 process.kill()
 
 
-def _start(rank: int, world: int, ports: list[int], function: Callable[..., None], args: tuple) -> None:
+def _start(
+    rank: int, world: int, ports: list[int], environment: dict[str, str], function: Callable[..., None], args: tuple
+) -> None:
+    # the server has the environment of the first test that used it
+    os.environ.clear()
+    os.environ.update(environment)
     torch.set_num_threads(1)
     remaining = iter(ports)
 

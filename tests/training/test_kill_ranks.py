@@ -1,4 +1,7 @@
-"""Processes that are killed under torchrun, in the short; benchmarks/kill_ranks.py has the long form."""
+"""Processes that are killed under torchrun, in the short; benchmarks/kill_ranks.py has the long form.
+
+`test_resume.py` kills a single process in a few seconds.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "kill_ranks.py"
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
 def kill(times: int, seconds: float) -> None:
@@ -24,6 +27,5 @@ def test_a_killed_process_changes_nothing():
     kill(1, 900)
 
 
-@pytest.mark.slow
 def test_three_killed_processes_change_nothing():
     kill(3, 1800)

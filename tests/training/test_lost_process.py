@@ -19,9 +19,10 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     ("moment", "signal", "size"),
     [
-        ("forward", "SIGKILL", 3),
-        ("backward", "SIGSTOP", 3),
-        ("validation", "SIGKILL", 2),
+        ("forward", "SIGKILL", 2),
+        pytest.param("forward", "SIGKILL", 3, marks=pytest.mark.slow),
+        pytest.param("backward", "SIGSTOP", 3, marks=pytest.mark.slow),
+        pytest.param("validation", "SIGKILL", 2, marks=pytest.mark.slow),
         pytest.param("forward", "SIGSTOP", 2, marks=pytest.mark.slow),
         pytest.param("backward", "SIGKILL", 2, marks=pytest.mark.slow),
         pytest.param("validation", "SIGSTOP", 2, marks=pytest.mark.slow),

@@ -9,13 +9,18 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from support.interruptions import loss_lines, result, signals_at, train_until_done
-from support.micro import make_dataset, write_config
+from support.micro import make_dataset, narrow_body, write_config
+from support.processes import launch
+from torch.multiprocessing import ProcessExitedException
 
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
@@ -23,6 +28,7 @@ from seamseg.data.dataset import PanopticDataset
 from seamseg.data.samplers import Segment
 from seamseg.training.checkpointing.checkpoint import Progress, Start
 from seamseg.training.checkpointing.position import EpochPosition
+from seamseg.training.checkpointing.saver import Saver
 from seamseg.training.optim.schedule import LRSchedule
 from seamseg.training.preemption import Preempted
 from seamseg.training.prefetch import open_loader
@@ -55,8 +61,6 @@ def seven(tmp_path_factory) -> TrainingOptions:
 @pytest.fixture(scope="module")
 def straight(seven) -> Path:
     """Its run folder when nothing interrupts it."""
-    from support.micro import narrow_body
-
     with narrow_body():
         run_training(seven)
     return Path(seven.log_dir)
@@ -66,7 +70,22 @@ def again(seven: TrainingOptions, run: Path, *more: str) -> TrainingOptions:
     return replace(seven, log_dir=run, resume="auto", overrides=(*seven.overrides, *more))
 
 
-@pytest.mark.parametrize(("workers", "seed"), [(0, 1), (0, 2), (2, 3)])
+def train_until_killed(rank: int, join: Callable[[], None], options: TrainingOptions, step: int) -> None:
+    """Train in a process of its own, which ends in this step; the snapshots before it are on the disk."""
+    save = Saver.save
+
+    def save_at_once(self: Saver, *arguments: Any) -> None:
+        save(self, *arguments)
+        self.wait()
+
+    with narrow_body(), mock.patch.object(Saver, "save", save_at_once), signals_at([step], number=signal.SIGKILL):
+        run_training(options)
+
+
+@pytest.mark.parametrize(
+    ("workers", "seed"),
+    [(0, 1), pytest.param(0, 2, marks=pytest.mark.slow), pytest.param(2, 3, marks=pytest.mark.slow)],
+)
 def test_interrupted_anywhere(seven, straight, tmp_path, workers, seed):
     stops = random.Random(seed).sample(range(1, STEPS), 3)
     run = tmp_path / "run"
@@ -127,6 +146,7 @@ def test_readers_are_deaf_before_they_listen():
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_whole_group_in_a_validation(seven, straight, tmp_path, monkeypatch):
     compare, run, told = Validator._compare, tmp_path / "run", []
 
@@ -164,22 +184,11 @@ def test_interrupted_after_every_step(seven, straight, tmp_path):
 
 
 def test_a_snapshot_in_between_changes_nothing_and_goes_on(seven, straight, tmp_path):
-    """Killed without warning: the steps since the last snapshot are done again, to the same bits."""
-    run, step = tmp_path / "run", Trainer._step
-
-    class Killed(BaseException):
-        pass
-
-    def killed(self, epoch, group):
-        if self.progress.global_step == 3:
-            raise Killed
-        return step(self, epoch, group)
-
+    """After SIGKILL the steps since the last snapshot are done again, to the same bits."""
+    run = tmp_path / "run"
     options = again(seven, run, "general.snapshot_interval=2", "general.snapshot_keep=3")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "_step", killed)
-        with pytest.raises(Killed):
-            run_training(options)
+    with pytest.raises(ProcessExitedException, match="SIGKILL"):
+        launch(train_until_killed, 1, options, 3)
     assert [p.name for p in (run / "snapshots").iterdir()] == ["step-00000002.pth.tar"]
     run_training(options)
     assert "resumed from" in (run / "training.log").read_text()
@@ -357,8 +366,6 @@ def test_a_link_that_is_impossible_is_a_copy(seven, straight, tmp_path, monkeypa
 
 def test_snapshots_hold_copies(seven, tmp_path, monkeypatch):
     """What is written is the network of the step, however late it is written."""
-    from seamseg.training.checkpointing.saver import Saver
-
     kept, save = [], Saver.save
 
     def delayed(self, snapshot, *rest):

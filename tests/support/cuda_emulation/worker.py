@@ -1,8 +1,9 @@
 """Serves calls of the operators in a process of its own, which they may end. Started by `emulator.Worker`.
 
-Arguments are paths of libraries to load, built with sanitizers: the first serves `seamseg.idmaps`, the others hold the
-C++ kernels, `seamseg_checked`, and the CUDA kernels, `seamseg_emulated`, while `seamseg` is plain torch (by
-SEAMSEG_PLAIN_OPS). Without any, all are as they are installed. Requests and answers are pickled, each after its length.
+Arguments are paths of libraries to load, built with sanitizers: the first is that of `seamseg.idmaps`, the others hold
+the C++ kernels, `seamseg_checked`, and the CUDA kernels, `seamseg_emulated`, while `seamseg` is plain torch (by
+SEAMSEG_PLAIN_OPS). A single one holds CUDA kernels. Without any, all are as they are installed. Requests and answers
+are pickled, each after its length.
 """
 
 from __future__ import annotations
@@ -83,9 +84,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     load_operators()
-    libraries = sys.argv[2:]
-    if libraries:
-        maps.functions = maps.Library(sys.argv[1])
+    libraries = sys.argv[1:]
+    if len(libraries) > 1:
+        maps.functions = maps.Library(libraries.pop(0))
     copies = define_copies() if libraries else []
     for library in libraries:
         torch.ops.load_library(library)
