@@ -112,7 +112,8 @@ def test_nothing_of_the_trained_network_changes():
     outputs(folded)
     assert net.state_dict().keys() == before.keys()
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
-    assert any(p.requires_grad for p in net.parameters()) and not any(p.requires_grad for p in folded.parameters())
+    assert any(p.requires_grad for p in net.parameters())
+    assert not any(p.requires_grad for p in folded.parameters())
     own = {p.data_ptr() for p in net.parameters()}
     assert not own & {p.data_ptr() for p in folded.parameters()}
 

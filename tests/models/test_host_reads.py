@@ -97,7 +97,7 @@ def test_exact_samples_are_read_a_few_times_whatever_the_number_of_images(batch)
     ids=["things", "empty"],
 )
 @pytest.mark.parametrize(
-    "overrides, kind, mode",
+    ("overrides", "kind", "mode"),
     [
         ((), "panoptic", "bn"),
         (("rpn.min_size=4", "general.precision=bf16"), "panoptic", "syncbn"),

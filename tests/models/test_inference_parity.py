@@ -151,13 +151,16 @@ def check_detections(case, i, found):
     boxes, classes, scores = (case.stored(f"{name}_pred_{i}") for name in ("bbx", "cls", "obj"))
     order = matched(found, boxes, classes, scores)
     moved = (found.boxes[order] - boxes).abs().amax(dim=1)
-    assert (moved < 0.01).float().mean() >= 0.98 and moved.max() < 0.05
+    assert (moved < 0.01).float().mean() >= 0.98
+    assert moved.max() < 0.05
     differs = (found.scores[order] - scores).abs()
-    assert (differs < 1e-4).float().mean() >= 0.9 and differs.max() < 7e-4
+    assert (differs < 1e-4).float().mean() >= 0.9
+    assert differs.max() < 7e-4
     at = case.stored("msk_idx" if case.has("msk_idx") else f"msk_idx_{i}")
     wanted = case.stored(f"msk_val_{i}")
     logits = (found.mask_logits.flatten(1)[order][:, at] - wanted).abs()
-    assert logits.mean() < 1e-3 and logits.max() < 1e-2 * float(wanted.abs().max())
+    assert logits.mean() < 1e-3
+    assert logits.max() < 1e-2 * float(wanted.abs().max())
     assert list(found.mask_logits.shape) == case.stored(f"msk_shape_{i}").tolist()
 
 

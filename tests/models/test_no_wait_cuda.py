@@ -83,7 +83,8 @@ def test_transforms_on_the_device_do_not_wait():
     torch.cuda.set_sync_debug_mode("error")
     done = prepare_batch(sent, options)
     torch.cuda.set_sync_debug_mode("default")
-    assert done.pending is None and all(image.isfinite().all() for image in done.images)
+    assert done.pending is None
+    assert all(image.isfinite().all() for image in done.images)
 
 
 def test_an_image_size_that_is_new_does_not_wait():

@@ -31,7 +31,8 @@ def test_nth_true_in_any_order(mask):
 def test_rows_of_a_batch_do_not_mix():
     mask = torch.tensor([[False, True, True], [True, False, False]])
     index, is_there = first_true(mask, 2)
-    assert index.tolist() == [[1, 2], [0, 0]] and is_there.tolist() == [[True, True], [True, False]]
+    assert index.tolist() == [[1, 2], [0, 0]]
+    assert is_there.tolist() == [[True, True], [True, False]]
 
 
 def test_draws_are_subsets_of_the_wanted_size():
