@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seamseg.models.build import build_training_module
-from seamseg.ops.abn_replay import checkpointed
+from seamseg.ops.abn_recompute import checkpointed
 from seamseg.ops.norm import ABN, InPlaceABN
 from seamseg.utils.distributed import distributed
 

@@ -120,7 +120,7 @@ def test_levels_of_proposals(case):
 def test_region_logits_of_the_original_proposals(case):
     boxes, index = golden_proposals(case)
     rows = case.stored("roi_idx")
-    cls, bbx = case.net.judge(case.features, boxes[rows], index[rows])
+    cls, bbx = case.net.score_boxes(case.features, boxes[rows], index[rows])
     assert error(cls, case.stored("roi_cls_logits")) < 8e-4
     assert error(bbx, case.stored("roi_bbx_logits")) < 4e-4
 
@@ -129,7 +129,7 @@ def test_region_logits_of_the_original_proposals(case):
 def test_region_logits_of_fixed_boxes_on_all_levels(case):
     boxes, index = case.stored("fixed_bbx"), case.stored("fixed_img")
     assert torch.equal(case.net.rois.level_of(boxes).float(), case.stored("fixed_level"))
-    cls, bbx = case.net.judge(case.features, boxes, index)
+    cls, bbx = case.net.score_boxes(case.features, boxes, index)
     assert error(cls, case.stored("fixed_cls_logits")) < 8e-4
     assert error(bbx[:, :4], case.stored("fixed_bbx_logits")) < 4e-4
     masks = case.net.roi_head.masks(case.net.rois(case.features.levels, boxes, index, case.features.padded_size))
