@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from seamseg.inference.cuda_graphs import Function, Recordings, recorded_on_gpu
-from seamseg.models.dense import Dense, let_sizes_vary
-from seamseg.models.panoptic import PanopticNet
+from seamseg.models.panoptic import DenseOutputs, PanopticNet, mark_sizes_dynamic
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.progress import is_quiet
@@ -59,22 +58,19 @@ class Acceleration:
         if self.pad_to > 1 and looks:
             raise InputError("--pad-to does not go with --tta: the looks at an image would be padded differently")
 
-    def apply(self, net: PanopticNet, device: torch.device) -> Recordings | None:
-        """Have a network, which is on its device and for inference only, run so; its recordings if there are any.
+    def apply(self, net: PanopticNet, device: torch.device) -> tuple[PanopticNet, Recordings | None]:
+        """Return a network that shares the layers of `net`, which is for inference only, and its CUDA graphs if any.
 
         Raises
         ------
         SeamsegError
             if the compiler does not work here
         """
-        net.pad_to = self.pad_to
         run: Function = CompiledDense(net, device, self.backend) if self.compile else net.dense_part()
-        if self.compile:
-            net.run_dense = run
-        if not self.cuda_graphs:
-            return None
-        net.run_dense = recordings = recorded_on_gpu(run)
-        return recordings
+        recordings = recorded_on_gpu(run) if self.cuda_graphs else None
+        if recordings is not None:
+            return net.with_options(pad_to=self.pad_to, run_dense=recordings), recordings
+        return net.with_options(pad_to=self.pad_to, run_dense=run if self.compile else None), None
 
 
 def why_not(device: torch.device, backend: str = "inductor") -> str | None:
@@ -96,8 +92,8 @@ def why_not(device: torch.device, backend: str = "inductor") -> str | None:
 class CompiledDense:
     """The dense part of a network through torch.compile: one code for all heights and widths.
 
-    See :class:`seamseg.models.dense.DensePart`. The compiler runs with the first call, and again for another number of
-    images; each time a line on stderr says so.
+    See :class:`seamseg.models.panoptic.DensePart`. The compiler runs with the first call, and again for another number
+    of images; each time it prints a line to stderr.
 
     Parameters
     ----------
@@ -120,7 +116,7 @@ class CompiledDense:
         self._size = ""
         self._run = torch.compile(net.dense_part(), backend=self._compile)
 
-    def __call__(self, padded: Tensor) -> Dense:
+    def __call__(self, padded: Tensor) -> DenseOutputs:
         """What the network makes of a padded batch.
 
         Raises
@@ -133,7 +129,7 @@ class CompiledDense:
         from torch._inductor import config
 
         self._size = f"{padded.shape[-1]} x {padded.shape[-2]}"
-        let_sizes_vary([padded])
+        mark_sizes_dynamic([padded])
         try:
             # with constant weights oneDNN gets them packed once, and takes activations into the convolutions
             with config.patch(freezing=self.device.type == "cpu"):

@@ -397,5 +397,6 @@ def load_predictor(
     net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
     averaged = load_into(net, opened.snapshot, strict=True, name=opened.name).averaged
     net = for_inference(net, chosen, precision)
-    metadata, recordings = opened.metadata.without_images(), acceleration.apply(net, chosen)
+    metadata = opened.metadata.without_images()
+    net, recordings = acceleration.apply(net, chosen)
     return Predictor(net, metadata, transform, thresholds, chosen, averaged, tiling, augmentation, kept, recordings)

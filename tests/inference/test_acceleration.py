@@ -23,7 +23,6 @@ from seamseg.inference.predictor import Predictor, Thresholds
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.inference.tta import Augmentation
 from seamseg.models.build import build_network
-from seamseg.models.dense import Dense
 from seamseg.models.folding import for_inference
 from seamseg.structures import PackedSequence
 from seamseg.utils import progress
@@ -174,7 +173,7 @@ def test_results_stay_when_the_next_image_comes():
 
 
 def square(x):
-    return Dense([x * x], x, x, [tuple(x.shape[-2:])], None)
+    return DenseOutputs([x * x], x, x, [tuple(x.shape[-2:])], None)
 
 
 class Counting:
