@@ -213,7 +213,7 @@ class Batch:
     afterwards, but ids, classes and whether a box is there may not change.
 
     With `pending`, one an image, the images are still bytes, uint8 `3 x H x W`, and neither they nor masks (of any
-    integer type) and boxes are flipped: `seamseg.training.device_transforms.prepare_batch` does the rest.
+    integer type) and boxes are flipped: `seamseg.training.prefetch.prepare_batch` does the rest.
     `broken` are the training images that could not be read and are replaced by others here: `(id, what was wrong)`.
     """
 

@@ -21,7 +21,7 @@ from seamseg.data.transforms import TrainTransform
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.ops.extract_boxes import extract_boxes
 from seamseg.structures import Pending
-from seamseg.training.device_transforms import prepare_batch
+from seamseg.training.prefetch import prepare_batch
 from seamseg.utils.errors import InputError
 
 MEAN, STD = (0.41738699, 0.45732192, 0.46886091), (0.25685097, 0.26509955, 0.29067996)

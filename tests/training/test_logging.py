@@ -13,14 +13,14 @@ from seamseg.data.dataset import PanopticDataset
 from seamseg.formats.metadata import read_metadata
 from seamseg.training.debugging.dump import read_dump
 from seamseg.training.debugging.replay import replay
-from seamseg.training.logging.logs import Board, TextLog
+from seamseg.training.logging.logs import TensorBoardWriter, TextLog
 from seamseg.training.logging.metrics import read_metrics
-from seamseg.training.logging.reporter import Position, Reporter, peak_memory
+from seamseg.training.logging.reporter import Reporter, StepPosition, peak_memory
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.step import StepResult
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError
-from seamseg.validation.evaluate import evaluate_model
+from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 
 pytestmark = pytest.mark.usefixtures("narrow")
 
@@ -195,21 +195,21 @@ def test_the_time_that_is_left_has_validations_in_it(micro, micro_config, micro_
     config = load_config(micro_config, overrides=overrides)
     log = TextLog(None, enabled=False)
     lines = log.info = Lines()
-    reporter = Reporter(config, read_metadata(micro / "metadata.bin"), World(), log, Board(None))
+    reporter = Reporter(config, read_metadata(micro / "metadata.bin"), World(), log, TensorBoardWriter(None))
     one = torch.ones(())
     result = StepResult({"obj_loss": one}, one, ["a", "b"], 3 * one, torch.tensor(False))
     for index in range(5):
-        reporter.step(Position(5, index, 10, 51 + index), result, 0.5, 2.0)
+        reporter.step(StepPosition(5, index, 10, 51 + index), result, 0.5, 2.0)
     # 5 steps of this epoch and 40 of the others
     assert lines[-1] == (
         "epoch 6/10 [5/10]  obj 1.0000  loss 1.0000  grad 3  2.00 s/step (data 0.50)  1.0 images/s  "
         f"{peak_memory(torch.device('cpu'))['rss_peak_gib']:.1f} GiB  0:01:30 and validation left"
     )
-    scores = evaluate_model(micro_run, micro, device="cpu", quiet=True).scores
+    scores = evaluate_model(micro_run, micro, EvaluationOptions(device="cpu", quiet=True)).scores
     reporter.validated(3, 40, scores, 40.0)
     reporter.validated(7, 80, scores, 80.0)
     for index in range(5):
-        reporter.step(Position(7, index, 10, 71 + index), result, 0.5, 2.0)
+        reporter.step(StepPosition(7, index, 10, 71 + index), result, 0.5, 2.0)
     # 25 steps, and the validations after epochs 8 and 10
     assert lines[-1].endswith("0:02:50 left")
     assert reporter.notes == {"ema_decay": 0.9}

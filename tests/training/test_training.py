@@ -133,7 +133,7 @@ def test_interrupt_and_resume(micro, micro_config, micro_run, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_step", interrupted)
         assert seamseg_main("train", micro_config, micro, "--log-dir", run, *CPU) == 130
-    assert "with --resume auto) goes on from the newest snapshot" in capsys.readouterr().err
+    assert "with --resume auto) to resume from the newest snapshot" in capsys.readouterr().err
     last = run / "model_last.pth.tar"
     assert load_snapshot(last).training_meta["epoch"] == 0
     if original:
@@ -243,7 +243,7 @@ def test_weights_of_which_nothing_fits(micro, micro_config, tmp_path):
     torch.save({"foo": torch.zeros(2)}, tmp_path / "odd.pth")
     with pytest.raises(InputError, match="nothing in it fits this network"):
         train(micro_config, micro, tmp_path, pretrain=[f"body:{tmp_path / 'odd.pth'}"])
-    with pytest.raises(InputError, match="exclude each other"):
+    with pytest.raises(InputError, match="are mutually exclusive"):
         train(micro_config, micro, tmp_path, pretrain=["a"], resume="b")
 
 
@@ -298,7 +298,7 @@ def test_a_resumed_snapshot_must_fit(micro, micro_config, micro_run, tmp_path):
     last = micro_run / "model_last.pth.tar"
     snapshot = load_snapshot(last)
     save_snapshot(tmp_path / "weights.tar", Snapshot(snapshot.config, snapshot.state_dict))
-    with pytest.raises(InputError, match="does not say where its training stood"):
+    with pytest.raises(InputError, match="training progress is missing or damaged"):
         train(micro_config, micro, tmp_path / "run", resume=tmp_path / "weights.tar")
     with pytest.raises(InputError, match="parameters a group"):
         train(micro_config, micro, tmp_path / "run", "body.num_frozen=2", resume=last)
@@ -312,8 +312,8 @@ def test_a_resumed_snapshot_must_fit(micro, micro_config, micro_run, tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("dataloader.train_set=", "train_set is needed"),
-        ("dataloader.train_batch_size=", "train_batch_size is needed"),
+        ("dataloader.train_set=", "train_set is required"),
+        ("dataloader.train_batch_size=", "train_batch_size is required"),
         ("dataloader.train_set=nowhere", "no split 'nowhere'"),
         ("optimizer.loss_weights=(1., 1.)", "loss_weights.* 2 .*6 losses"),
         ("scheduler.type=step", "a step schedule needs step_size"),

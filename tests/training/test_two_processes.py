@@ -25,7 +25,7 @@ from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.trainer import Trainer
 from seamseg.utils.distributed import World, distributed
 from seamseg.utils.errors import SeamsegError
-from seamseg.validation.evaluate import evaluate_model
+from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 from seamseg.validation.validator import Validator
 
 pytestmark = pytest.mark.distributed
@@ -185,7 +185,9 @@ def test_scores_are_the_same_in_one_two_and_three_processes(folder):
     launch(score, 3, folder, seconds=300)
     with narrow_body():
         model = folder / "mixed" / "model_last.pth.tar"
-        alone = evaluate_model(model, folder / "data", device="cpu", quiet=True, overrides=AP).scores.to_json()
+        alone = evaluate_model(
+            model, folder / "data", EvaluationOptions(device="cpu", quiet=True, overrides=AP)
+        ).scores.to_json()
     assert alone == json.loads((folder / "evaluated.0.json").read_text())
     assert [alone] * 3 == [json.loads((folder / f"three.{rank}.json").read_text()) for rank in range(3)]
     alone = seen(folder, World())

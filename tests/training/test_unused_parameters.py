@@ -10,8 +10,8 @@ from support.step_equality import ALL_SAMPLES, batch_of, error, images_of, in_fl
 
 from seamseg.config import config_from_string
 from seamseg.models.build import build_training_module
+from seamseg.training.ddp import wrap_distributed
 from seamseg.training.optim.optimizer import build_optimizer
-from seamseg.training.parallel import in_parallel
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World, gather_objects
 
@@ -29,7 +29,7 @@ def trained(world, norm, way, batches_of_step, *overrides):
     torch.manual_seed(0)
     module = build_training_module(config, 2, 2).double()
     optimizer = build_optimizer(module.net, config)
-    stepper = Stepper(config, in_parallel(module, config, world), optimizer, world)
+    stepper = Stepper(config, wrap_distributed(module, config, world), optimizer, world)
     for batches in batches_of_step:
         stepper(batches, [0.01, 0.01])
     gradients = {name: p.grad.clone() for name, p in module.named_parameters()}
@@ -89,7 +89,7 @@ def asymmetric_steps(world, number, way):
     config = config_of("syncbn", f"general.unused_parameters={way}")
     torch.manual_seed(0)
     module = build_training_module(config, 2, 2).double()
-    stepper = Stepper(config, in_parallel(module, config, world), build_optimizer(module.net, config), world)
+    stepper = Stepper(config, wrap_distributed(module, config, world), build_optimizer(module.net, config), world)
     batches = batch_of(images_of(3, 1)[0][:1]), batch_of(images_of(1, 1)[0][:1])
     every_set = list(itertools.product([True, False], repeat=world.size))
     active = [every_set[0]] * 3 + every_set * (number // len(every_set))

@@ -11,14 +11,14 @@ from support.processes import launch
 from seamseg.evaluation import evaluate_panoptic_json
 from seamseg.evaluation.record import read_evaluation
 from seamseg.formats.coco_panoptic import read_coco_panoptic
-from seamseg.validation.evaluate import evaluate_model
+from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 
 
 @pytest.fixture(scope="module")
 def evaluated(micro, micro_run, tmp_path_factory):
     out = tmp_path_factory.mktemp("evaluated") / "evaluation"
     with narrow_body():
-        found = evaluate_model(micro_run, micro, "train", device="cpu", quiet=True, out=out)
+        found = evaluate_model(micro_run, micro, EvaluationOptions("train", device="cpu", quiet=True, out=out))
     return out, found.scores
 
 
@@ -65,7 +65,7 @@ def test_maps_of_an_evaluation_before_do_not_stay(micro, micro_run, tmp_path):
     out = tmp_path / "evaluation"
     with narrow_body():
         for split in ("train", "val"):
-            evaluate_model(micro_run, micro, split, device="cpu", quiet=True, out=out)
+            evaluate_model(micro_run, micro, EvaluationOptions(split, device="cpu", quiet=True, out=out))
     names = [image.image_id for image in read_evaluation(out).images()]
     assert names == ["val0", "val1", "val2"]
     for folder in ("prediction", "ground_truth"):
@@ -76,9 +76,9 @@ def test_maps_of_somebody_else_stay(micro, micro_run, tmp_path):
     """Files that were scored in place are not those of an evaluation, whatever their folder is called."""
     out = tmp_path / "evaluation"
     with narrow_body():
-        evaluate_model(micro_run, micro, "train", device="cpu", quiet=True, out=out)
+        evaluate_model(micro_run, micro, EvaluationOptions("train", device="cpu", quiet=True, out=out))
         evaluate_panoptic_json(out / "ground_truth.json", out / "prediction.json", out=out)
-        evaluate_model(micro_run, micro, "val", device="cpu", quiet=True, out=out)
+        evaluate_model(micro_run, micro, EvaluationOptions("val", device="cpu", quiet=True, out=out))
     assert len(list((out / "prediction").iterdir())) == 4 + 3
 
 
@@ -94,4 +94,4 @@ def test_two_processes_write_the_same(evaluated, micro, micro_run, tmp_path):
 def _evaluate(rank, join, model, data, out):
     join()
     with narrow_body():
-        evaluate_model(model, data, "train", device="cpu", quiet=True, out=out)
+        evaluate_model(model, data, EvaluationOptions("train", device="cpu", quiet=True, out=out))
