@@ -106,7 +106,7 @@ def run_training(options: TrainingOptions) -> PanopticScores | None:
             folder.remove_partial()
         log = TextLog(folder.path if world.is_main else None, is_quiet(), enabled=world.is_main)
         try:
-            return _Run(options, config, world, folder, log)()
+            return _TrainingRun(options, config, world, folder, log)()
         except KeyboardInterrupt:
             saved = bool(folder.saved()) or folder.last.exists()
             advice = "re-run the same command (`train`: with --resume auto) to resume from the newest snapshot"
@@ -126,7 +126,7 @@ def run_training(options: TrainingOptions) -> PanopticScores | None:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _TrainingRun:
     """One call of :func:`run_training` on one process."""
 
     options: TrainingOptions

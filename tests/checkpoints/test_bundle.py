@@ -196,7 +196,7 @@ def test_a_typo_in_the_configuration_names_the_model(tmp_path: Path) -> None:
 
 def test_no_classes(tmp_path: Path) -> None:
     path = write_snapshot(tmp_path / "model.pth.tar", metadata=None)
-    assert refusal(path).endswith("does not say what its classes are; give metadata.bin with --meta")
+    assert refusal(path).endswith("holds no classes; give metadata.bin with --meta")
 
 
 def test_broken_header(tmp_path: Path) -> None:
@@ -238,11 +238,11 @@ def test_a_snapshot_of_another_task(tmp_path: Path) -> None:
 
 def test_a_snapshot_of_a_backbone_only(tmp_path: Path) -> None:
     path = write_snapshot(tmp_path / "body.tar", state={"body": parts()["body"]})
-    assert refusal(path).endswith("has no rpn_head, roi_head: only weights to start from, no whole network")
+    assert refusal(path).endswith("has no rpn_head, roi_head: pre-trained weights, not a whole network")
 
 
 def test_zip_without_a_snapshot(tmp_path: Path) -> None:
-    assert refusal(published(tmp_path, tar=None)).endswith("holds no *.tar snapshot: it is no published model")
+    assert refusal(published(tmp_path, tar=None)).endswith("holds no *.tar snapshot: it is not a published model")
 
 
 def test_zip_without_metadata_needs_meta(tmp_path: Path) -> None:

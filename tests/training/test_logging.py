@@ -88,7 +88,7 @@ def test_average_precision_while_training(micro, micro_config, tmp_path):
     line = read_metrics(tmp_path)[-1]
     assert line["box"] == ap.box.to_json() and line["mask"]["per_class"]["car"] == ap.mask.AP
     log = (tmp_path / "training.log").read_text()
-    assert "box AP " in log and "mask AP " in log and "coco_gt is not read" in log
+    assert "box AP " in log and "mask AP " in log and "coco_gt is ignored" in log
 
 
 def test_evaluate_with_average_precision(micro, micro_run, tmp_path, seamseg_main, capsys):

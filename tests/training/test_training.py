@@ -167,7 +167,7 @@ def test_eval_repeats_the_last_validation(micro, micro_config, micro_run, tmp_pa
     assert load_snapshot(last).training_meta["last_score"] == scores.PQ
     assert not (tmp_path / "model_last.pth.tar").exists()
     assert seamseg_main(*words) == 2
-    assert "--eval scores weights that exist" in capsys.readouterr().err
+    assert "--eval needs existing weights" in capsys.readouterr().err
 
 
 def test_scores_do_not_depend_on_the_batch_size(micro, micro_config, micro_run, tmp_path):
@@ -230,7 +230,7 @@ def test_body_weights_of_the_configuration(micro, micro_config, micro_run, tmp_p
     ("pretrain", "message"),
     [
         ("missing.pth", "missing.pth: no such file"),
-        ("head:missing.pth", "'head' is no part of the network"),
+        ("head:missing.pth", "'head' is not a part of the network"),
         ("roi_head:{metadata}", "not a snapshot"),
     ],
 )
