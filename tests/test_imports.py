@@ -52,7 +52,7 @@ def _imports(path: Path) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             base = own[: len(own) - node.level + 1] if node.level else ()
             module = ".".join([*base, *([node.module] if node.module else [])])
-            # `from seamseg import ops` names the part after the import word
+            # an imported name may be a module
             names = [f"{module}.{alias.name}" for alias in node.names]
         else:
             continue
@@ -101,7 +101,7 @@ def _imported_parts(room: str) -> dict[str, set[str]]:
 def test_imports_inside_a_room_have_one_direction(room: str) -> None:
     imported = _imported_parts(room)
     order = list(graphlib.TopologicalSorter(imported).static_order())
-    assert len(order) == len(imported) > 5, "a cycle raises CycleError"
+    assert len(order) == len(imported) > 1, "a cycle raises CycleError"
     if room == "training":
         assert sorted(TRAINING) == sorted(order)
         for part, targets in imported.items():

@@ -180,7 +180,7 @@ class _TrainingRun:
             scheduler.burn_in_start,
         )
         if config.general.compile:
-            compile_dense_part(net, world, self.log)
+            compile_network(net, world, self.log)
         stepper = Stepper(config, wrap_distributed(module, config, world), optimizer, world)
         if resumed is not None:
             load_rank_state(resumed, net, stepper, world)
@@ -336,7 +336,7 @@ def _warn_of_changes(resumed: ResumePoint, config: Config, log: TextLog) -> None
         log.warning(f"configuration differs from the snapshot's: {', '.join(changed)}")
 
 
-def compile_dense_part(net: PanopticNet, world: World, log: TextLog, backend: str = "inductor") -> bool:
+def compile_network(net: PanopticNet, world: World, log: TextLog, backend: str = "inductor") -> bool:
     """Compile body, pyramid and semantic head of a network in place, without changing its state-dict keys.
 
     The compiler runs at the first step, and again at the first validation. Height and width of the images may change

@@ -164,10 +164,12 @@ def test_header_round_trip() -> None:
 def test_missing(tmp_path: Path) -> None:
     message = refusal(tmp_path / "model.zip")
     assert message.startswith(f"{tmp_path / 'model.zip'}: no such model; MODEL is a published .zip")
-    assert "run folder" in message and "Vistas" not in message
+    assert "run folder" in message
+    assert "Vistas" not in message
     # the name of the published one: where it is, and nothing that is not known
     message = refusal(tmp_path / "seamseg_r50_vistas.zip")
-    assert "README of the original project, github.com/mapillary/seamseg" in message and VISTAS_MD5 in message
+    assert "README of the original project, github.com/mapillary/seamseg" in message
+    assert VISTAS_MD5 in message
     assert "\n" not in message
 
 
@@ -271,7 +273,8 @@ def test_zip_with_a_flipped_byte(tmp_path: Path) -> None:
     data[2000] ^= 0xFF
     path.write_bytes(data)
     message = refusal(path)
-    assert "damaged or unreadable zip (Bad CRC-32" in message and "download it again" in message
+    assert "damaged or unreadable zip (Bad CRC-32" in message
+    assert "download it again" in message
 
 
 def test_encrypted_zip(tmp_path: Path) -> None:

@@ -107,7 +107,9 @@ def measure(cases: dict[str, tuple[Path, str]], allowed: int) -> None:
     for (name, (path, expected)), (message, growth) in zip(
         cases.items(), refusals(setup, f"open_model({str(path_of_good(cases))!r})", calls)
     ):
-        assert expected in message and str(path) in message and "\n" not in message, (name, message)
+        assert expected in message, (name, message)
+        assert str(path) in message, (name, message)
+        assert "\n" not in message, (name, message)
         assert growth < allowed, f"{name}: {growth} MiB to refuse it"
 
 
@@ -284,7 +286,9 @@ def test_odd_metadata(tmp_path: Path, data: bytes, expected: str) -> None:
 
     with pytest.raises(InputError) as error:
         parse_metadata(data, "m.bin")
-    assert expected in str(error.value) and str(error.value).startswith("m.bin: ") and "\n" not in str(error.value)
+    assert expected in str(error.value)
+    assert str(error.value).startswith("m.bin: ")
+    assert "\n" not in str(error.value)
 
 
 # --- networks
@@ -315,7 +319,10 @@ def test_absurd_networks(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(InputError) as error:
         open_model(path)
     message = str(error.value)
-    assert expected in message and str(path) in message and "\n" not in message and len(message) < 500
+    assert expected in message
+    assert str(path) in message
+    assert "\n" not in message
+    assert len(message) < 500
 
 
 def test_the_published_pickle_module_is_not_asked(tmp_path: Path) -> None:

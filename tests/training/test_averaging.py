@@ -16,7 +16,8 @@ def losses(mean, count):
 
 def test_means_are_weighted_by_counts():
     whole = combine_losses(World(), [losses(1.0, 1), losses(3.0, 99), losses(0.0, 0)])
-    assert whole.counts["a"].item() == 100 and whole.means["a"].item() == pytest.approx((1 + 3 * 99) / 100)
+    assert whole.counts["a"].item() == 100
+    assert whole.means["a"].item() == pytest.approx((1 + 3 * 99) / 100)
     nothing = combine_losses(World(), [losses(0.0, 0)])
     assert nothing.means["a"].item() == 0 == nothing.counts["a"].item()
 
@@ -51,6 +52,7 @@ def test_looking_ahead_leaves_no_trace_and_counts_what_training_counts():
         trained = [network.module(batch) for batch in batches]
         assert any(float(part.counts["roi_msk_loss"]) > 0 for part in trained)
         for one, two in zip(ahead, trained):
-            assert not one.means["obj_loss"].requires_grad and two.means["obj_loss"].requires_grad
+            assert not one.means["obj_loss"].requires_grad
+            assert two.means["obj_loss"].requires_grad
             assert one.counts == two.counts
             assert all(one.means[name].item() == two.means[name].item() for name in two.means)

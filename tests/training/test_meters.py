@@ -37,13 +37,17 @@ def add(log, step, ids, values, total, norm=1.0, skipped=False):
 def test_losses_are_read_once_an_interval():
     log = LossLog(interval=2)
     add(log, 1, ["a"], (1.0, 2.0), 3.0)
-    assert not log.full and log.recent.meters == {}
+    assert not log.full
+    assert log.recent.meters == {}
     add(log, 2, ["b"], (3.0, 2.0), 5.0, norm=4.0)
-    assert log.full and log.flush() is None and not log.full
+    assert log.full
+    assert log.flush() is None
+    assert not log.full
     assert log.recent.pop_means() == {"obj_loss": 2.0, "sem_loss": 2.0, "loss": 4.0}
     assert log.gradients.pop_means() == {"grad_norm": 2.5}
     add(log, 3, ["c"], (1.0, 1.0), 2.0)
-    assert log.flush() is None and log.flush() is None
+    assert log.flush() is None
+    assert log.flush() is None
     assert log.recent.pop_means() == {"obj_loss": 1.0, "sem_loss": 1.0, "loss": 2.0}
     assert log.epoch.meters["loss"].mean == pytest.approx(10 / 3)
     assert "grad_norm" not in log.epoch.meters
@@ -77,22 +81,26 @@ def test_a_gradient_that_is_not_finite():
     log = LossLog()
     add(log, 1, ["a"], (1.0, 2.0), 3.0, norm=float("inf"), skipped=True)
     found = log.flush()
-    assert not found.of_loss and found.problem == "gradient norm = inf"
+    assert not found.of_loss
+    assert found.problem == "gradient norm = inf"
 
 
 def test_steps_skipped_by_float16_are_counted():
     log = LossLog(interval=3, overflows=True)
     for step, norm in enumerate((float("inf"), 2.0, float("nan"))):
         add(log, step, ["a"], (1.0, 2.0), 3.0, norm=norm, skipped=norm != 2.0)
-    assert log.flush() is None and log.skipped == 2
-    assert log.gradients.pop_means() == {"grad_norm": 2.0} and log.gradients.pop_means() == {}
+    assert log.flush() is None
+    assert log.skipped == 2
+    assert log.gradients.pop_means() == {"grad_norm": 2.0}
+    assert log.gradients.pop_means() == {}
 
 
 def test_a_row_of_overflows_may_reach_over_epochs():
     log = LossLog(overflows=True)
     for epoch in range(MAX_OVERFLOWS):
         log.begin_epoch()
-        assert log.skipped == 0 and log.recent.pop_means() == {}
+        assert log.skipped == 0
+        assert log.recent.pop_means() == {}
         add(log, epoch, ["a"], (1.0, 2.0), 3.0, norm=float("inf"), skipped=True)
         found = log.flush()
         assert (found is None) == (epoch + 1 < MAX_OVERFLOWS)
@@ -110,7 +118,8 @@ def test_a_row_of_overflows_goes_on_in_a_resumed_training(between_epochs):
         after.begin_epoch()
     add(after, MAX_OVERFLOWS, ["a"], (1.0, 2.0), 3.0, norm=float("inf"), skipped=True)
     found = after.flush()
-    assert found is not None and "in a row" in found.problem
+    assert found is not None
+    assert "in a row" in found.problem
 
 
 def test_states_of_releases_without_the_row_are_read():

@@ -140,7 +140,8 @@ def test_a_signal_to_the_whole_group_in_a_validation(seven, straight, tmp_path, 
     more = ("dataloader.num_workers=2", "dataloader.val_batch_size=1", "dataloader.persistent_workers=no")
     options = again(seven, run, "general.val_interval=1", *more)
     assert train_until_done(options) == 1
-    assert told and not multiprocessing.active_children()
+    assert told
+    assert not multiprocessing.active_children()
     calm = replace(options, log_dir=tmp_path / "calm")
     run_training(calm)
     assert result(run) == result(tmp_path / "calm")
@@ -152,7 +153,8 @@ def test_the_schedule_of_an_epoch_that_begins_anew(seven):
         point = ResumePoint(Path("s"), TrainingProgress(-1, 3), EpochPosition(0, 3, (Segment(1, 1, 3),), (7, seed)))
         schedule = LRSchedule("linear", {"from": 1, "to": 0}, [1.0], 2, 7)
         continue_schedule(schedule, point, open_loader(config, seven.data, seven.config, World()), config)
-        assert schedule.total == total and schedule.factor(total, 1) == 0
+        assert schedule.total == total
+        assert schedule.factor(total, 1) == 0
 
 
 def test_interrupted_after_every_step(seven, straight, tmp_path):
@@ -232,7 +234,9 @@ def test_going_on_with_another_batch_size(seven, tmp_path):
         run_training(again(seven, run, "dataloader.train_batch_size=3", "optimizer.accumulate=1"))
     assert sorted(seen) == sorted(f"train{n}" for n in range(7))
     # two steps, one of the other three images, and an epoch of three
-    assert len(rates) == 6 and rates[-1] == 0.0 and rates[-2] == pytest.approx((1 / 6) ** 0.9)
+    assert len(rates) == 6
+    assert rates[-1] == 0.0
+    assert rates[-2] == pytest.approx((1 / 6) ** 0.9)
     assert "epoch 1/2 [3/3]" in (run / "training.log").read_text()
 
 
@@ -338,7 +342,8 @@ def test_a_full_disk_shows_at_the_next_step_and_leaves_the_older_ones(seven, tmp
         run_training(again(seven, run, "general.snapshot_interval=1"))
     monkeypatch.undo()
     kept = list((run / "snapshots").iterdir())
-    assert kept and all(".partial" not in p.name for p in kept)
+    assert kept
+    assert all(".partial" not in p.name for p in kept)
     # the training goes on from there once there is room
     run_training(again(seven, run))
     assert load_snapshot(run / "model_last.pth.tar").training_meta["global_step"] == STEPS

@@ -60,7 +60,8 @@ def same_weights(world, accumulate):
 def things_at_first(world, way):
     """Two batches: the ROI head has something to do in the first only, of all processes or of one."""
     with_things, without = batch_of(images_of(1, 1)[0]), batch_of(images_of(3, 1)[0])
-    assert with_things.categories[0].numel() > 3 and without.categories[0].numel() == 3
+    assert with_things.categories[0].numel() > 3
+    assert without.categories[0].numel() == 3
     for first, same in ((with_things, [with_things, without]), (without, [with_things, without, without, without])):
         _, wanted = trained(World(), "gn", way, [same])
         _, got = trained(world, "gn", way, [[with_things if world.is_main else first, without]])
@@ -114,7 +115,7 @@ def test_threads_and_files_of_a_thousand_asymmetric_steps(way):
     in_processes(3, (asymmetric_steps, 1000, way), seconds=3600)
 
 
-@pytest.mark.parametrize("norm", (*NORMS, "off"))
+@pytest.mark.parametrize("norm", [*NORMS, "off"])
 @pytest.mark.parametrize("kind", ["panoptic", "detection"])
 def test_zero_rows_add_exactly_nothing(norm, kind):
     with in_float64():
@@ -128,11 +129,13 @@ def test_zero_rows_add_exactly_nothing(norm, kind):
         nothing = batch_of(images_of(3, 1)[0])
         losses = module(nothing)
         of_head = [name for name in losses.means if name.startswith("roi_")]
-        assert of_head and all(losses.means[name].requires_grad for name in of_head)
+        assert of_head
+        assert all(losses.means[name].requires_grad for name in of_head)
         assert all(losses.means[name].item() == 0 == losses.counts[name].item() for name in of_head)
         sum(losses.means[name] for name in of_head).backward()
         for name, parameter in module.net.roi_head.named_parameters():
-            assert parameter.grad is not None and not parameter.grad.any(), name
+            assert parameter.grad is not None, name
+            assert not parameter.grad.any(), name
         # levels that only regions are looked up on get theirs, too
         assert all(not p.grad.any() for p in module.net.body.parameters() if p.grad is not None)
         assert module.net.body.fpn.output[0].conv.weight.grad is not None

@@ -25,7 +25,8 @@ def evaluated(micro, micro_run, tmp_path_factory):
 def test_its_files_have_the_scores_of_the_model(evaluated, micro, micro_run):
     out, scores = evaluated
     again = evaluate_panoptic_json(out / "ground_truth.json", out / "prediction.json")
-    assert again.n_images == 4 and sum(c.TP for c in again.per_class) > 0
+    assert again.n_images == 4
+    assert sum(c.TP for c in again.per_class) > 0
     # things without a detection are void in files, so the IoU of pixels may be less there
     for key in ("PQ", "SQ", "RQ", "PQ_things", "PQ_stuff", "PQ_dagger"):
         assert getattr(again, key) == pytest.approx(getattr(scores, key), abs=1e-15, nan_ok=True), key
@@ -36,7 +37,8 @@ def test_its_files_have_the_scores_of_the_model(evaluated, micro, micro_run):
 def test_its_records_belong_to_its_maps(evaluated, micro):
     out, scores = evaluated
     found = read_evaluation(out)
-    assert [c.name for c in found.classes] == ["sky", "road", "car"] and None not in found.colours
+    assert [c.name for c in found.classes] == ["sky", "road", "car"]
+    assert None not in found.colours
     assert found.photos is not None
     maps = [read_coco_panoptic(of.json, of.folder) for of in (found.ground_truth, found.prediction)]
     segments = [{a.file_name: {s["id"]: s for s in a.segments_info} for a in one.annotations} for one in maps]
@@ -87,7 +89,9 @@ def test_two_processes_write_the_same(evaluated, micro, micro_run, tmp_path):
     launch(_evaluate, 2, str(micro_run), str(micro), str(tmp_path / "two"))
     compared = filecmp.dircmp(evaluated[0], tmp_path / "two")
     names = [*compared.common_files, *(f"{d}/train{n}.png" for d in ("prediction", "ground_truth") for n in range(4))]
-    assert len(names) == 12 and not compared.left_only and not compared.right_only
+    assert len(names) == 12
+    assert not compared.left_only
+    assert not compared.right_only
     assert filecmp.cmpfiles(evaluated[0], tmp_path / "two", names, shallow=False)[0] == names
 
 

@@ -66,8 +66,10 @@ def test_scores_are_those_at_the_size_of_the_image(flat, micro_config):
     net = Oracle(flat).train()
     scores = validator(net, lambda one: seen.append((one.item.id, one.prediction.size, one.result.size)))
     assert seen == [(f"val{i}", (64, 96), (160, 240)) for i in range(3)]
-    assert scores.PQ_stuff == pytest.approx(1.0, abs=0.02) and scores.n_images == 3
-    assert net.modes == [False, False] and net.training
+    assert scores.PQ_stuff == pytest.approx(1.0, abs=0.02)
+    assert scores.n_images == 3
+    assert net.modes == [False, False]
+    assert net.training
     assert validator.best_by(scores) == scores.PQ
     separate = replace(config, general=replace(config.general, eval_mode="separate"))
     assert replace(validator, config=separate).best_by(scores) == scores.mIoU
@@ -106,7 +108,8 @@ class _Lonely(World):
 
 def test_evaluate_model(micro, micro_run):
     found = evaluate_model(micro_run, micro, EvaluationOptions(device="cpu", quiet=True))
-    assert found.split == "val" and found.scores.n_images == 3
+    assert found.split == "val"
+    assert found.scores.n_images == 3
     assert found.metadata.categories == ["sky", "road", "car"]
     assert evaluate_model(micro_run, micro, EvaluationOptions("train", device="cpu", quiet=True)).scores.n_images == 4
 
