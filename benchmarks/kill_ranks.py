@@ -223,7 +223,7 @@ def main() -> int:
         counts = torment(stormy, options.kills, random.Random(options.seed), options.patience)
         log = (stormy.run / "training.log").read_text()
         counts["resumed"] = log.count("resumed from ")
-        counts["snapshots passed over"] = log.count("left out: ")
+        counts["snapshots passed over"] = log.count("skipped: ")
         for name in ("model_last.pth.tar", "model_best.pth.tar"):
             if found := differences(calm.run / name, stormy.run / name):
                 raise Violation(f"{name}: {len(found)} entries differ from the undisturbed run, first {found[0]}")

@@ -37,8 +37,8 @@ from support.step_equality import ALL_SAMPLES, batch_of, error, images_of
 from seamseg.config import config_from_string
 from seamseg.models.build import build_training_module
 from seamseg.structures import Batch
+from seamseg.training.ddp import wrap_distributed
 from seamseg.training.optim.optimizer import build_optimizer
-from seamseg.training.parallel import in_parallel
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World, distributed, gather_objects
 
@@ -64,7 +64,7 @@ def train(world: World, way: str, steps: int) -> tuple[dict[str, Tensor], list[f
     torch.manual_seed(0)
     module = build_training_module(config, 2, 2).to(world.device).train()
     optimizer = build_optimizer(module.net, config)
-    stepper = Stepper(config, in_parallel(module, config, world), optimizer, world)
+    stepper = Stepper(config, wrap_distributed(module, config, world), optimizer, world)
     rates, losses, seconds = [1e-3 for _ in optimizer.param_groups], [], []
     for step in range(steps):
         start = time.perf_counter()

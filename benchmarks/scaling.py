@@ -24,8 +24,8 @@ from torch import multiprocessing
 from seamseg.config import Config, load_config
 from seamseg.models.build import build_training_module
 from seamseg.structures import Batch
+from seamseg.training.ddp import wrap_distributed
 from seamseg.training.optim.optimizer import build_optimizer
-from seamseg.training.parallel import in_parallel
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World, distributed
 
@@ -36,7 +36,7 @@ def stepper_of(config: Config, world: World) -> Stepper:
     """A fresh network and what trains it."""
     torch.manual_seed(0)
     module = build_training_module(config, CITYSCAPES.num_stuff, CITYSCAPES.num_thing).train()
-    return Stepper(config, in_parallel(module, config, world), build_optimizer(module.net, config), world)
+    return Stepper(config, wrap_distributed(module, config, world), build_optimizer(module.net, config), world)
 
 
 def work(rank: int, port: int, arguments: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,12 @@ ROOMS = (
     "structures", "panoptic_map", "utils", "version",
 )  # fmt: skip
 """The parts of `seamseg` from the top down: each imports only from itself and from parts below it."""
+
+TRAINING = (
+    "run", "trainer", "logging", "debugging", "checkpointing", "preemption", "step", "ddp", "averaging", "prefetch",
+    "update", "optim",
+)  # fmt: skip
+"""The parts of `seamseg.training` from the top down, under the same rule."""
 
 SCRIPTS_MAY = {"cli", "training", "predict", "validation", "checkpoints", "evaluation", "utils"}
 
@@ -45,8 +52,8 @@ def _imports(path: Path) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             base = own[: len(own) - node.level + 1] if node.level else ()
             module = ".".join([*base, *([node.module] if node.module else [])])
-            # `from seamseg import ops` names the part after the import word
-            names = [f"{module}.{alias.name}" for alias in node.names] if module == "seamseg" else [module]
+            # an imported name may be a module
+            names = [f"{module}.{alias.name}" for alias in node.names]
         else:
             continue
         for name in names:
@@ -79,6 +86,28 @@ def test_scripts_only_call_the_rooms_of_the_door(path: Path) -> None:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("seamseg."):
             part = (node.module or "").split(".")[1]
             assert part in SCRIPTS_MAY, f"{path.name}: {node.module}"
+
+
+def _imported_parts(room: str) -> dict[str, set[str]]:
+    """Map each module and sub-folder of a room to those of the room that it imports."""
+    folder, imported = PACKAGE / room, dict[str, set[str]]()
+    for path in folder.rglob("*.py"):
+        part = path.relative_to(folder).parts[0].removesuffix(".py")
+        names = (name.split(".") for _, name in _imports(path))
+        imported.setdefault(part, set()).update(words[1] for words in names if words[0] == room and len(words) > 1)
+    return {part: targets & imported.keys() - {part} for part, targets in imported.items() if part != "__init__"}
+
+
+@pytest.mark.parametrize("room", ["training", "predict", "inference"])
+def test_imports_inside_a_room_have_one_direction(room: str) -> None:
+    imported = _imported_parts(room)
+    order = list(graphlib.TopologicalSorter(imported).static_order())
+    assert len(order) == len(imported) > 1, "a cycle raises CycleError"
+    if room == "training":
+        assert sorted(TRAINING) == sorted(order)
+        for part, targets in imported.items():
+            above = targets & set(TRAINING[: TRAINING.index(part)])
+            assert not above, f"seamseg.training.{part} may not import {', '.join(above)}"
 
 
 def test_relative_imports_are_resolved() -> None:

@@ -1,4 +1,4 @@
-"""A trained model wherever it lies: the published zip, a run folder, or a snapshot with its config and classes."""
+"""Open a trained model: a published zip, a run folder, or a snapshot with its configuration and classes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, read_member
 
 SNAPSHOT_NAMES = ("model_best.pth.tar", "model_last.pth.tar")
-"""Snapshots of a run folder, the preferred first."""
+"""Snapshots of a run folder, in order of preference."""
 
 CONFIG_NAME = "config.ini"
 METADATA_NAME = "metadata.bin"
@@ -33,7 +33,7 @@ _SPARE_PARAMETERS = 100_000_000
 
 @dataclass(frozen=True)
 class ModelFile:
-    """Everything that inference needs: what the network is, what its classes mean, and its weights."""
+    """Everything that inference needs: the configuration of the network, its classes and its weights."""
 
     config: Config
     metadata: Metadata
@@ -56,12 +56,12 @@ def open_model(
     config : INI file to use instead of the model's own
     meta : `metadata.bin`, or a data set folder that has one, to use instead of the model's own
     overrides : `section.key=value` each
-    kind : the task that is wanted: panoptic, instance_seg or detection
+    kind : the expected task: panoptic, instance_seg or detection
 
     Raises
     ------
     InputError
-        if something is missing or does not fit together
+        if something is missing or inconsistent
     """
     path = Path(path)
     require_model(path)
@@ -73,7 +73,7 @@ def open_model(
         found = _Parts(load_snapshot(path), None, None, str(path))
     missing = [part for part in ("body", "rpn_head", "roi_head") if part not in found.snapshot.state_dict]
     if missing:
-        raise InputError(f"{found.name}: has no {', '.join(missing)}: only weights to start from, no whole network")
+        raise InputError(f"{found.name}: has no {', '.join(missing)}: pre-trained weights, not a whole network")
     if task(found.snapshot) != kind:
         raise InputError(f"{found.name}: is a model for {task(found.snapshot)}, not for {kind}")
     model = ModelFile(_config(found, config, overrides, kind), _metadata(found, meta), found.snapshot, found.name)
@@ -91,7 +91,7 @@ class _Parts:
 
 
 def digest(path: str | Path) -> str:
-    """The SHA-256 of a model: of its zip or snapshot, or of the snapshot that a run folder is opened by.
+    """Compute the SHA-256 of a model: of its zip or snapshot, or of the preferred snapshot of a run folder.
 
     Raises
     ------
@@ -109,14 +109,14 @@ def digest(path: str | Path) -> str:
 
 
 def _check_size(model: ModelFile) -> None:
-    """InputError if the configuration asks for a far larger network than the snapshot has: before that is built."""
+    """Raise InputError, before the network is built, if its configuration makes it far larger than the snapshot."""
     counts = head_parameters(model.config)
     parts = (model.snapshot.state_dict.get(part, {}) for part in NETWORK_MODULES)
     held = sum(tensor.numel() for part in parts for tensor in part.values() if isinstance(tensor, Tensor))
     if (wanted := sum(counts.values())) > 2 * held + _SPARE_PARAMETERS:
         most = max(counts, key=counts.__getitem__)
         raise InputError(
-            f"{model.name}: its configuration asks for {wanted} parameters ([{most}] for most of them), the snapshot "
+            f"{model.name}: its configuration needs {wanted} parameters (most of them for [{most}]), the snapshot "
             f"has {held}: is it the configuration of another model?"
         )
 
@@ -150,7 +150,7 @@ def _from_folder(folder: Path) -> _Parts:
 
 
 def _is_published(path: Path) -> bool:
-    # torch writes its own snapshots as zip files, too, whose pickle is called data.pkl
+    # torch also writes snapshots as zip files, with a pickle named data.pkl
     if not zipfile.is_zipfile(path):
         return False
     try:
@@ -166,13 +166,13 @@ def _from_zip(path: Path) -> _Parts:
             names = [n for n in archive.namelist() if not Path(n).name.startswith(".") and "__MACOSX" not in n]
             snapshot, config, metadata = (_member(names, p, path) for p in ("*.tar", CONFIG_NAME, METADATA_NAME))
             if snapshot is None:
-                raise InputError(f"{path}: this zip holds no *.tar snapshot: it is no published model")
-            # read in memory: no path of the archive ever reaches the disk
+                raise InputError(f"{path}: this zip holds no *.tar snapshot: it is not a published model")
+            # read into memory: no path of the archive is used on disk
             wanted = ((config, CONFIG_BYTES, "configuration"), (metadata, MODEL_METADATA_BYTES, "metadata file"))
             content = {m: read_member(archive, m, limit, what) for m, limit, what in wanted if m is not None}
             content[snapshot] = read_member(archive, snapshot, SNAPSHOT_BYTES, "snapshot")
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
-        # RuntimeError: encrypted, or packed in a way that Python does not know
+        # RuntimeError: encrypted, or an unsupported compression
         raise InputError(f"{path}: damaged or unreadable zip ({error}); download it again") from None
     return _Parts(
         load_snapshot(io.BytesIO(content[snapshot]), f"{path}:{snapshot}"),
@@ -213,11 +213,11 @@ def _metadata(found: _Parts, meta: str | Path | None) -> Metadata:
         return found.metadata
     if found.snapshot.metadata is not None:
         return metadata_from_header(found.snapshot.metadata, found.name)
-    raise InputError(f"{found.name}: does not say what its classes are; give metadata.bin with --meta")
+    raise InputError(f"{found.name}: holds no classes; give metadata.bin with --meta")
 
 
 def metadata_header(metadata: Metadata) -> dict[str, Any]:
-    """The classes as plain data for a snapshot."""
+    """Convert the classes to plain data for a snapshot."""
     return {
         "num_stuff": metadata.num_stuff,
         "num_thing": metadata.num_thing,
@@ -228,12 +228,12 @@ def metadata_header(metadata: Metadata) -> dict[str, Any]:
 
 
 def metadata_from_header(header: dict[str, Any], name: str) -> Metadata:
-    """The inverse of :func:`metadata_header`; `name` is the snapshot's, for errors."""
+    """Restore the classes from :func:`metadata_header`; `name` is the snapshot's, for errors."""
     return metadata_of(header, name)
 
 
 def task(snapshot: Snapshot) -> str:
-    """What the network of a snapshot does, by the heads it has: panoptic, instance_seg or detection."""
+    """Return the task of a snapshot according to its heads: panoptic, instance_seg or detection."""
     if "sem_head" in snapshot.state_dict:
         return "panoptic"
     masks = any("roi_msk" in str(key) for key in snapshot.state_dict.get("roi_head", ()))

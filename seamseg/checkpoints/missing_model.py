@@ -1,4 +1,4 @@
-"""What to say where there is no model: what is wanted, and where the published one is to be had."""
+"""The error for a missing model, which lists the accepted kinds and the source of the published one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from seamseg.utils.errors import InputError
 
 VISTAS_MD5 = "7046e54e54e9dcc38060b150e97f4a5a"
-"""Of the published zip, as the README of the original project says; this project has not seen the file"""
+"""MD5 of the published zip according to the README of the original project; not verified."""
 
 
 def require_model(path: Path) -> None:
-    """InputError if there is nothing of the name."""
+    """Raise InputError if the model does not exist."""
     if path.exists():
         return
     text = (
@@ -22,6 +22,6 @@ def require_model(path: Path) -> None:
         text += (
             "; the model for Mapillary Vistas (ResNet-50, PQ 37.99, CC BY-NC-SA 4.0) is linked in the README of the "
             "original project, github.com/mapillary/seamseg, under Trained models, which gives its md5 as "
-            f"{VISTAS_MD5}; nothing is downloaded by itself"
+            f"{VISTAS_MD5}; nothing is downloaded automatically"
         )
     raise InputError(text)

@@ -1,8 +1,8 @@
-"""What the pickle of a snapshot may hold, checked step by step before `torch.load` builds any of it.
+"""Check the pickle of a snapshot, instruction by instruction, before `torch.load` creates any objects.
 
-`torch.load(weights_only=True)` runs no foreign code, but believes what a pickle states: storages longer than the data
-that the file has for them (which it would read past the end of), tensors and byte arrays of any size made of nothing.
-This follows the same instructions on stand-ins and accepts what the state of networks and optimizers is made of: plain
+`torch.load(weights_only=True)` runs no foreign code, but does not verify the sizes in a pickle: storages longer than
+their data in the file (it would read past the end), tensors and byte arrays of any size without data. This module
+executes the same instructions on placeholders and accepts only the contents of network and optimizer states: plain
 data, dense tensors within their storages, scalars and arrays of numpy.
 """
 
@@ -16,7 +16,7 @@ from typing import IO, Any
 from seamseg.utils.limits import FREE_BYTES
 
 PICKLE_BYTES = 4 << 20
-"""Largest pickle, without the storages: a hundred bytes a tensor."""
+"""Largest pickle, without the storages: a tensor takes a hundred bytes."""
 
 _ITEM_SIZES = {"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2, "Long": 8, "Int": 4, "Short": 2, "Char": 1, "Byte": 1}
 _ITEM_SIZES |= {"Bool": 1, "ComplexFloat": 8, "ComplexDouble": 16}
@@ -27,15 +27,15 @@ _MULTIARRAY = r"numpy\.(core|_core)\.multiarray"
 
 
 class RefusedPickle(Exception):
-    """The message is what is wrong with it: a phrase for the end of a line."""
+    """A pickle with unsupported contents; the message is the reason, to be appended to the name of the file."""
 
 
 class CodeInPickle(Exception):
-    """The pickle names something that is no part of snapshots; the message is its name."""
+    """A pickle that refers to a function or class that snapshots do not contain; the message is its name."""
 
 
-class _Stand:
-    """In the place of an object: what it is, and whether a list, set or dict has tensors in it."""
+class _Placeholder:
+    """Stands for an object: its kind, details of it, and whether a list, set or dict contains tensors."""
 
     __slots__ = ("kind", "of", "tensors")
 
@@ -45,17 +45,17 @@ class _Stand:
         self.tensors = False
 
 
-_MARK = _Stand("mark")
-_DATA, _BYTES = _Stand("data"), _Stand("bytes")
+_MARK = _Placeholder("mark")
+_DATA, _BYTES = _Placeholder("data"), _Placeholder("bytes")
 
 
 class LimitedStream:
-    """Reads a file from where it is, at most so many bytes.
+    """Reads a limited number of bytes of a file, from its current position.
 
     Parameters
     ----------
     file : to read from
-    limit : bytes; RefusedPickle beyond them
+    limit : bytes; reading more raises RefusedPickle
     """
 
     def __init__(self, file: IO[bytes], limit: int = PICKLE_BYTES) -> None:
@@ -63,11 +63,11 @@ class LimitedStream:
         self.tell = file.tell
 
     def read(self, count: int) -> bytes:
-        """As of a file."""
+        """Read bytes, as `file.read`."""
         return self._counted(self._file.read(min(count, self._left + 1)))
 
     def readline(self) -> bytes:
-        """As of a file."""
+        """Read a line, as `file.readline`."""
         return self._counted(self._file.readline(self._left + 1))
 
     def _counted(self, data: bytes) -> bytes:
@@ -78,21 +78,21 @@ class LimitedStream:
 
 
 def check_pickle(stream: Any, storage: Callable[[Any, int], None]) -> Any:
-    """Follow a pickle to its end. Gives what it holds, if that is a number or a text.
+    """Check a pickle to its end and return its content if that is a number or a string.
 
     Parameters
     ----------
-    stream : with `read` and `readline`; is left behind the pickle
-    storage : called with the key and the bytes of each storage that is asked for; raises RefusedPickle
+    stream : with `read` and `readline`; positioned after the pickle on return
+    storage : called with key and size in bytes of each storage that is loaded; raises RefusedPickle
 
     Raises
     ------
     CodeInPickle
-        if it names something that is no part of a snapshot
+        if it refers to functions or classes that snapshots do not contain
     RefusedPickle
-        if it asks for what the file does not hold
+        if its sizes do not fit the file, or its contents are not supported
     ValueError, IndexError, KeyError
-        if it is no pickle
+        if it is not a pickle
     """
     machine = _Machine(storage)
     for opcode, argument, _ in pickletools.genops(stream):
@@ -101,6 +101,13 @@ def check_pickle(stream: Any, storage: Callable[[Any, int], None]) -> Any:
 
 
 class _Machine:
+    """A pickle machine that computes with placeholders.
+
+    Parameters
+    ----------
+    storage : see :func:`check_pickle`
+    """
+
     def __init__(self, storage: Callable[[Any, int], None]) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
@@ -108,107 +115,130 @@ class _Machine:
         self.expanded = 0
 
     def step(self, name: str, argument: Any) -> None:
-        stack = self.stack
-        if name in ("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINSTRING"):
-            stack.append(argument)
-        elif name in ("BINPUT", "LONG_BINPUT"):
-            self.memo[argument] = stack[-1]
-        elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(self.memo[argument])
-        elif name == "MARK":
-            stack.append(_MARK)
-        elif name in ("NONE", "NEWTRUE", "NEWFALSE", "BINFLOAT"):
-            stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}.get(name, argument))
-        elif name in ("EMPTY_LIST", "EMPTY_SET", "EMPTY_DICT"):
-            stack.append(_Stand("items"))
-        elif name in ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_TUPLE"):
-            self._tuple(name)
-        elif name in ("APPEND", "APPENDS", "SETITEM", "SETITEMS"):
-            self._fill(name)
-        elif name == "GLOBAL":
-            stack.append(_global(argument))
-        elif name == "BINPERSID":
-            stack.append(self._persistent(stack.pop()))
-        elif name in ("REDUCE", "NEWOBJ"):
-            arguments = stack.pop()
-            stack.append(_call(stack.pop(), arguments))
-            self._count_expanded(stack[-1])
-        elif name == "BUILD":
-            _build(stack, stack.pop())
-        elif name not in ("PROTO", "STOP"):
+        """Execute an instruction."""
+        if name not in _INSTRUCTIONS:
             raise ValueError(f"the instruction {name}")
+        _INSTRUCTIONS[name](self, argument)
 
-    def _count_expanded(self, made: _Stand) -> None:
-        # expanded tensors are a normal thing to save, but what copies them must not need far more than the file
-        if made.kind == "tensor" and made.of and made.of[0] > made.of[1]:
-            self.expanded += made.of[0]
-            if self.expanded > FREE_BYTES:
-                raise RefusedPickle(f"a tensor of {made.of[0]} bytes has a storage of {made.of[1]}")
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
 
-    def _since_mark(self) -> list[Any]:
+    def put(self, index: int) -> None:
+        self.memo[index] = self.stack[-1]
+
+    def get(self, index: int) -> None:
+        self.stack.append(self.memo[index])
+
+    def pop(self, count: int) -> list[Any]:
+        return [self.stack.pop() for _ in range(count)][::-1]
+
+    def pop_to_mark(self) -> list[Any]:
         items = []
         while (item := self.stack.pop()) is not _MARK:
             items.append(item)
         return items[::-1]
 
-    def _tuple(self, name: str) -> None:
-        if name == "TUPLE":
-            self.stack.append(tuple(self._since_mark()))
-        else:
-            count = 0 if name == "EMPTY_TUPLE" else int(name[-1])
-            items = [self.stack.pop() for _ in range(count)]
-            self.stack.append(tuple(items[::-1]))
+    def append(self, items: list[Any]) -> None:
+        target = self._target()
+        target.tensors = target.tensors or any(_is(item, "tensor") for item in items)
 
-    def _fill(self, name: str) -> None:
-        count = {"APPEND": 1, "SETITEM": 2}.get(name)
-        items = self._since_mark() if count is None else [self.stack.pop() for _ in range(count)][::-1]
-        target = self.stack[-1]
-        if not isinstance(target, _Stand) or target.kind not in ("items", "dict"):
-            raise RefusedPickle("its pickle puts items into what holds none")
-        if name.startswith("SETITEM"):
-            if len(items) % 2 or not all(map(_is_key, items[::2])):
-                raise RefusedPickle("its pickle has keys that are neither names nor numbers")
-        else:
-            target.tensors = target.tensors or any(_is(item, "tensor") for item in items)
+    def set_items(self, items: list[Any]) -> None:
+        self._target()
+        if len(items) % 2 or not all(map(_is_key, items[::2])):
+            raise RefusedPickle("its pickle has keys that are neither names nor numbers")
 
-    def _persistent(self, identity: Any) -> _Stand:
-        # (storage, type, key, location, number of items), and in old files a view
+    def call(self, argument: None) -> None:
+        function, arguments = self.pop(2)
+        made = _call(function, arguments)
+        self.push(made)
+        # expanded tensors are common, but copying them must not need far more memory than the file
+        if made.kind == "tensor" and made.of and made.of[0] > made.of[1]:
+            self.expanded += made.of[0]
+            if self.expanded > FREE_BYTES:
+                raise RefusedPickle(f"a tensor of {made.of[0]} bytes has a storage of {made.of[1]}")
+
+    def build(self, argument: None) -> None:
+        state = self.stack.pop()
+        _build(self.stack[-1], state)
+
+    def load_storage(self, argument: None) -> None:
+        # (storage, type, key, location, number of items), and a view in old files
+        identity = self.stack.pop()
         if not isinstance(identity, tuple) or len(identity) not in (5, 6) or identity[0] != "storage":
-            raise RefusedPickle("its pickle asks for something else than storages")
+            raise RefusedPickle("its pickle loads something else than storages")
         kind, key, _, count = identity[1:5]
         if not _is(kind, "storage type") or not isinstance(key, (str, int)) or not _is_size(count):
-            raise RefusedPickle("its pickle asks for a storage without type, name or size")
+            raise RefusedPickle("its pickle loads a storage without type, name or size")
         if len(identity) == 6 and identity[5] is not None:
             raise RefusedPickle("its storages are views of others")
         self.storage(key, count * kind.of)
-        return _Stand("storage", (count * kind.of, kind.of))
+        self.push(_Placeholder("storage", (count * kind.of, kind.of)))
+
+    def _target(self) -> _Placeholder:
+        target = self.stack[-1]
+        if not isinstance(target, _Placeholder) or target.kind not in ("items", "dict"):
+            raise RefusedPickle("its pickle adds items to an object that is no list, set or dict")
+        return target
 
 
-def _global(name: str) -> _Stand:
+def _instructions() -> dict[str, Callable[[_Machine, Any], None]]:
+    push_argument = ("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINSTRING", "BINFLOAT")
+    return {
+        **dict.fromkeys(push_argument, _Machine.push),
+        **dict.fromkeys(("BINPUT", "LONG_BINPUT"), _Machine.put),
+        **dict.fromkeys(("BINGET", "LONG_BINGET"), _Machine.get),
+        "MARK": lambda machine, _: machine.push(_MARK),
+        "NONE": lambda machine, _: machine.push(None),
+        "NEWTRUE": lambda machine, _: machine.push(True),
+        "NEWFALSE": lambda machine, _: machine.push(False),
+        **dict.fromkeys(
+            ("EMPTY_LIST", "EMPTY_SET", "EMPTY_DICT"), lambda machine, _: machine.push(_Placeholder("items"))
+        ),
+        "EMPTY_TUPLE": lambda machine, _: machine.push(()),
+        "TUPLE1": lambda machine, _: machine.push(tuple(machine.pop(1))),
+        "TUPLE2": lambda machine, _: machine.push(tuple(machine.pop(2))),
+        "TUPLE3": lambda machine, _: machine.push(tuple(machine.pop(3))),
+        "TUPLE": lambda machine, _: machine.push(tuple(machine.pop_to_mark())),
+        "APPEND": lambda machine, _: machine.append(machine.pop(1)),
+        "APPENDS": lambda machine, _: machine.append(machine.pop_to_mark()),
+        "SETITEM": lambda machine, _: machine.set_items(machine.pop(2)),
+        "SETITEMS": lambda machine, _: machine.set_items(machine.pop_to_mark()),
+        "GLOBAL": lambda machine, name: machine.push(_global(name)),
+        "BINPERSID": _Machine.load_storage,
+        **dict.fromkeys(("REDUCE", "NEWOBJ"), _Machine.call),
+        "BUILD": _Machine.build,
+        **dict.fromkeys(("PROTO", "STOP"), lambda machine, _: None),
+    }
+
+
+_INSTRUCTIONS = _instructions()
+"""The supported instructions: all that `torch.save` writes for snapshots."""
+
+
+def _global(name: str) -> _Placeholder:
     name = name.replace("__builtin__ ", "builtins ")
     if name == "torch.storage UntypedStorage":
-        return _Stand("storage type", 1)
+        return _Placeholder("storage type", 1)
     storage = _STORAGE.fullmatch(name)
     if storage and storage[1] in _ITEM_SIZES:
-        return _Stand("storage type", _ITEM_SIZES[storage[1]])
+        return _Placeholder("storage type", _ITEM_SIZES[storage[1]])
     if name in _CALLS or re.fullmatch(_MULTIARRAY + " (scalar|_reconstruct)", name):
-        return _Stand("function", re.sub(_MULTIARRAY, "numpy", name))
+        return _Placeholder("function", re.sub(_MULTIARRAY, "numpy", name))
     if _CONSTANT.fullmatch(name):
-        return _Stand("constant", name)
+        return _Placeholder("constant", name)
     raise CodeInPickle(name.replace(" ", "."))
 
 
-def _call(function: Any, arguments: Any) -> _Stand:
+def _call(function: Any, arguments: Any) -> _Placeholder:
     if not _is(function, "function") or not isinstance(arguments, tuple):
-        raise RefusedPickle("its pickle calls what is no function")
+        raise RefusedPickle("its pickle calls an object that is no function")
     made = _CALLS[function.of](arguments)
     if made is None:
-        raise RefusedPickle(f"its pickle makes {function.of.replace(' ', '.')} of unusual arguments")
+        raise RefusedPickle(f"its pickle calls {function.of.replace(' ', '.')} with unsupported arguments")
     return made
 
 
-def _build(stack: list[Any], state: Any) -> None:
-    target = stack[-1]
+def _build(target: Any, state: Any) -> None:
     if _is(target, "dict"):
         fits = _is(state, "items")
     elif _is(target, "numpy type"):
@@ -219,11 +249,11 @@ def _build(stack: list[Any], state: Any) -> None:
     else:
         fits = False
     if not fits:
-        raise RefusedPickle("its pickle sets the state of what has none")
+        raise RefusedPickle("its pickle sets the state of an object without state")
 
 
 def _is(value: Any, kind: str) -> bool:
-    return isinstance(value, _Stand) and value.kind == kind
+    return isinstance(value, _Placeholder) and value.kind == kind
 
 
 def _is_size(value: Any) -> bool:
@@ -231,21 +261,21 @@ def _is_size(value: Any) -> bool:
 
 
 def _is_key(value: Any) -> bool:
-    # the hash of tuples within tuples is computed without end
+    # computing the hash of deeply nested tuples may take unbounded time
     plain = isinstance(value, tuple) and all(isinstance(v, (str, int, float)) for v in value)
     return value is None or isinstance(value, (str, int, float)) or plain or value in (_DATA, _BYTES)
 
 
-def _container(kind: str) -> Callable[[tuple[Any, ...]], _Stand | None]:
-    def make(arguments: tuple[Any, ...]) -> _Stand | None:
-        # of a tensor it would take each row for an item
+def _container(kind: str) -> Callable[[tuple[Any, ...]], _Placeholder | None]:
+    def make(arguments: tuple[Any, ...]) -> _Placeholder | None:
+        # a tensor would be expanded row by row
         plain = len(arguments) == 1 and _is(arguments[0], "items") and not arguments[0].tensors
-        return _Stand(kind) if plain or not arguments else None
+        return _Placeholder(kind) if plain or not arguments else None
 
     return make
 
 
-def _tensor(arguments: tuple[Any, ...], item: int = 0) -> _Stand | None:
+def _tensor(arguments: tuple[Any, ...], item: int = 0) -> _Placeholder | None:
     if len(arguments) < 4 or not _is(arguments[0], "storage"):
         return None
     (storage_bytes, item_of_storage), offset, size, stride = arguments[0].of, *arguments[1:4]
@@ -259,56 +289,56 @@ def _tensor(arguments: tuple[Any, ...], item: int = 0) -> _Stand | None:
         end += (extent - 1) * step
     if count and end * item > storage_bytes:
         raise RefusedPickle(f"a tensor of {end * item} bytes has a storage of {storage_bytes}")
-    return _Stand("tensor", (count * item, storage_bytes))
+    return _Placeholder("tensor", (count * item, storage_bytes))
 
 
-def _tensor_of_type(arguments: tuple[Any, ...]) -> _Stand | None:
-    """Of a dtype that has no storage type of its own, such as uint16 and float8."""
+def _tensor_of_type(arguments: tuple[Any, ...]) -> _Placeholder | None:
+    """Check a tensor of a dtype without a storage type, such as uint16 and float8."""
     if len(arguments) not in (7, 8) or not _is(arguments[6], "constant") or arguments[7:] not in ((), (None,)):
         return None
     dtype = re.fullmatch(r"torch [a-z]+(\d+).*", arguments[6].of)
     return _tensor(arguments, max(int(dtype[1]) // 8, 1)) if dtype else None
 
 
-def _first(kind: str, made: str) -> Callable[[tuple[Any, ...]], _Stand | None]:
-    return lambda arguments: _Stand(made) if arguments and _is(arguments[0], kind) else None
+def _first(kind: str, made: str) -> Callable[[tuple[Any, ...]], _Placeholder | None]:
+    return lambda arguments: _Placeholder(made) if arguments and _is(arguments[0], kind) else None
 
 
-def _numbers(arguments: tuple[Any, ...]) -> _Stand | None:
+def _numbers(arguments: tuple[Any, ...]) -> _Placeholder | None:
     values = arguments[0] if len(arguments) == 1 and isinstance(arguments[0], tuple) else arguments
     return _DATA if all(type(value) in (int, float) for value in values) else None
 
 
-def _text(arguments: tuple[Any, ...]) -> _Stand | None:
+def _text(arguments: tuple[Any, ...]) -> _Placeholder | None:
     fits = arguments and isinstance(arguments[0], str)
     return _BYTES if fits and all(a in ("latin1", "latin-1") for a in arguments[1:]) else None
 
 
-def _byte_array(arguments: tuple[Any, ...]) -> _Stand | None:
-    # of a number it would make so many zeros; before Python 3.8 it was written as text
+def _byte_array(arguments: tuple[Any, ...]) -> _Placeholder | None:
+    # a number would allocate so many zeros; before Python 3.8 the content was a string
     return _DATA if arguments in ((), (_BYTES,)) or _text(arguments) else None
 
 
-def _device(arguments: tuple[Any, ...]) -> _Stand | None:
+def _device(arguments: tuple[Any, ...]) -> _Placeholder | None:
     return _DATA if arguments and all(isinstance(a, (str, int)) for a in arguments) else None
 
 
-def _numpy_type(arguments: tuple[Any, ...]) -> _Stand | None:
+def _numpy_type(arguments: tuple[Any, ...]) -> _Placeholder | None:
     fits = arguments and isinstance(arguments[0], str) and _NUMPY_TYPE.fullmatch(arguments[0])
-    return _Stand("numpy type") if fits else None
+    return _Placeholder("numpy type") if fits else None
 
 
-def _numpy_scalar(arguments: tuple[Any, ...]) -> _Stand | None:
+def _numpy_scalar(arguments: tuple[Any, ...]) -> _Placeholder | None:
     fits = len(arguments) == 2 and _is(arguments[0], "numpy type")
     return _DATA if fits and (arguments[1] is _BYTES or isinstance(arguments[1], str)) else None
 
 
-def _numpy_array(arguments: tuple[Any, ...]) -> _Stand | None:
+def _numpy_array(arguments: tuple[Any, ...]) -> _Placeholder | None:
     fits = len(arguments) == 3 and _is(arguments[0], "constant") and arguments[1] == (0,)
-    return _Stand("numpy array") if fits and arguments[0].of == "numpy ndarray" else None
+    return _Placeholder("numpy array") if fits and arguments[0].of == "numpy ndarray" else None
 
 
-_CALLS: dict[str, Callable[[tuple[Any, ...]], _Stand | None]] = {
+_CALLS: dict[str, Callable[[tuple[Any, ...]], _Placeholder | None]] = {
     "collections OrderedDict": _container("dict"),
     "collections Counter": _container("dict"),
     "builtins set": _container("set"),
@@ -326,4 +356,4 @@ _CALLS: dict[str, Callable[[tuple[Any, ...]], _Stand | None]] = {
     "numpy scalar": _numpy_scalar,
     "numpy _reconstruct": _numpy_array,
 }
-"""What may be called, and what that gives: a stand-in, or None if such arguments are not usual."""
+"""The functions that may be called; each returns a placeholder, or None for unsupported arguments."""

@@ -1,4 +1,4 @@
-"""Weights to start from: `--pre-train [module:]FILE` and `body.weights`."""
+"""Pre-trained weights: `--pre-train [module:]FILE` and `body.weights`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from seamseg.utils.errors import InputError
 
 
 def load_pretrained(net: nn.Module, specification: str) -> LoadReport:
-    """Put those weights of a file into a network that fit it.
+    """Load the weights of a file that fit a network.
 
     Parameters
     ----------
     net : the network
-    specification : `FILE`, a snapshot of which all parts are taken, or `PART:FILE` with PART one of body, rpn_head,
-        roi_head, sem_head; FILE is then a snapshot or a state dict of that part alone. Of a snapshot with a moving
-        average of the weights that is taken
+    specification : `FILE`, a snapshot of which all parts are loaded, or `PART:FILE` with PART one of body, rpn_head,
+        roi_head, sem_head; FILE is then a snapshot or a state dict of that part alone. The moving average of the
+        weights is loaded if the snapshot has one
 
     Returns
     -------
-    LoadReport, of what did not fit
+    LoadReport, with the tensors that did not fit
 
     Raises
     ------
@@ -53,7 +53,7 @@ def load_pretrained(net: nn.Module, specification: str) -> LoadReport:
 
 
 def load_body_weights(net: nn.Module, path: str) -> LoadReport:
-    """Put the weights of a backbone (`body.weights` of the configuration) into a network; errors as above."""
+    """Load the weights of a backbone (`body.weights` of the configuration); errors as :func:`load_pretrained`."""
     body: Any = net.body
     report = _load_part(body, load_tensors(path, path), "body", path)
     if report.loaded == 0:
@@ -67,17 +67,14 @@ def _split(specification: str) -> tuple[str | None, str]:
         return part, path
     if colon and not Path(specification).exists() and len(part) > 1:
         raise InputError(
-            f"--pre-train {specification}: no such file, and {part!r} is no part of the network: "
+            f"--pre-train {specification}: no such file, and {part!r} is not a part of the network: "
             f"{', '.join(NETWORK_MODULES)}"
         )
     return None, specification
 
 
 def _part_state(content: Any, part: str, path: str) -> tuple[Mapping[str, Tensor], bool]:
-    """The state dict of a part in the content of a file, which is a snapshot or that state dict itself.
-
-    True with it if it is that of a moving average.
-    """
+    """Return the state dict of a part from a snapshot or a state dict, and whether it is a moving average."""
     state = content.get("state_dict", content) if isinstance(content, Mapping) else None
     average = state.get("ema") if isinstance(state, Mapping) else None
     averaged = isinstance(average, Mapping) and isinstance(average.get(part), Mapping)
@@ -94,6 +91,6 @@ def _load_part(module: nn.Module, content: Any, part: str, path: str) -> LoadRep
     state, averaged = _part_state(content, part, path)
     backbone = getattr(module, "backbone", None)
     if isinstance(backbone, nn.Module) and not any(key.startswith(("backbone.", "fpn.")) for key in state):
-        # a backbone alone says nothing of the pyramid, which is not worth a word
+        # do not report the pyramid as missing for a bare backbone
         module = backbone
     return replace(load_module(module, state, part), averaged=averaged)

@@ -1,4 +1,4 @@
-"""Snapshots on disk: what is in them, how they are written, and how one gets into a network (SPEC section 1)."""
+"""Snapshots: content, writing, reading, and loading into a network (docs/contract.md, section 1)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
 
 NETWORK_MODULES = ("body", "rpn_head", "roi_head", "sem_head")
-"""The parts of the network, each with a state dict of its own in a snapshot."""
+"""The parts of the network, each with its own state dict in a snapshot."""
 
 _OPTIONAL_KEYS = ("num_batches_tracked",)
 _OLD_MULTIARRAY = "numpy.core.multiarray"
@@ -36,12 +36,12 @@ class Snapshot:
     Attributes
     ----------
     config : INI text of the configuration it was trained with
-    state_dict : state by part: body, rpn_head, roi_head, sem_head, optimizer, <name>_meter; and, where there is one,
-        `ema`: the moving average of the weights, again by part
+    state_dict : state by part: body, rpn_head, roi_head, sem_head, optimizer, <name>_meter; and optionally `ema`: the
+        moving average of the weights, again by part
     training_meta : epoch, last_score, best_score, global_step
-    metadata : the classes it was trained on, as in `metadata.bin` without the images; the original has none
-    resume : what continuing to the bit needs beyond that, see :mod:`seamseg.training.checkpointing.checkpoint`;
-        the original has none
+    metadata : the classes it was trained on, as in `metadata.bin` without the images; None in those of the original
+    resume : the rest of the state for a bit-exact resume, see :mod:`seamseg.training.checkpointing.checkpoint`; None in
+        those of the original
     """
 
     config: str
@@ -52,20 +52,20 @@ class Snapshot:
 
     @property
     def has_average(self) -> bool:
-        """Whether there is a moving average of the weights."""
+        """Whether it holds a moving average of the weights."""
         return "ema" in self.state_dict
 
     def weights(self, averaged: bool = True) -> Mapping[str, Any]:
-        """The network's state by part: the moving average, which is what was validated, or the weights themselves.
+        """Return the network's state by part: the moving average, which the validation scored, or the weights.
 
-        Without an average these are the weights in any case.
+        Without an average, return the weights.
         """
         return {**self.state_dict, **self.state_dict["ema"]} if averaged and self.has_average else self.state_dict
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What lenient loading left out, as `part.key (why)`; `averaged` if the tensors are those of a moving average."""
+    """The skipped tensors as `part.key (reason)`, the number of loaded ones, and whether those are averages."""
 
     skipped: list[str]
     loaded: int
@@ -80,7 +80,7 @@ class LoadReport:
 
 
 def save_snapshot(path: str | Path, snapshot: Snapshot) -> None:
-    """Write a snapshot, whole or not at all, even if the machine stops meanwhile.
+    """Write a snapshot atomically, even if the machine crashes during the write.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def save_snapshot(path: str | Path, snapshot: Snapshot) -> None:
 
 
 def write_tensors(path: Path, content: Any) -> None:
-    """`torch.save` to a file that appears whole or not at all, even if the machine stops meanwhile.
+    """Write a file with `torch.save` atomically, even if the machine crashes during the write.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def write_tensors(path: Path, content: Any) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Have the names in a folder reach the disk, where the file system knows how to."""
+    """Flush the entries of a folder to disk, if the file system supports it."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -128,15 +128,15 @@ def fsync_folder(folder: Path) -> None:
 
 
 def verify_snapshot(path: str | Path) -> None:
-    """Read a snapshot once, from end to end, and compare what it holds with the checksums that it was written with.
+    """Read a whole snapshot and verify its checksums.
 
-    torch writes a zip file with a CRC-32 of each record. Bytes between the records (padding, dates) that no reader
-    looks at are not covered. Snapshots of torch before 1.6 have no checksums: they are loaded only.
+    torch writes a zip file with a CRC-32 of each record. Bytes that readers ignore (padding and dates between the
+    records) are not covered. Snapshots of torch before 1.6 have no checksums: they are only loaded.
 
     Raises
     ------
     InputError
-        if it is truncated, if a bit of its content has changed, or if it is no snapshot at all
+        if it is truncated or damaged, or not a snapshot
     """
     try:
         with open(path, "rb") as file:
@@ -145,7 +145,7 @@ def verify_snapshot(path: str | Path) -> None:
                 raise InputError(f"{path}: {_damage(b'PK')}")
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    # the structure, by the rules of torch; the tensors stay on the disk
+    # check the structure as torch does, without reading the tensors
     load_snapshot(path, mmap=zipped)
 
 
@@ -159,7 +159,7 @@ def _records_are_whole(file: IO[bytes]) -> bool:
 
 
 def _cause_of(error: RuntimeError) -> BaseException:
-    """What stopped torch's zip writer, which reports a full disk or Ctrl-C as an error about its own position."""
+    """Return the cause of an error of torch's zip writer, which masks a full disk or Ctrl-C."""
     cause = error.__context__
     if isinstance(cause, (OSError, KeyboardInterrupt)):
         return cause
@@ -167,18 +167,18 @@ def _cause_of(error: RuntimeError) -> BaseException:
 
 
 def load_snapshot(file: str | Path | IO[bytes], name: str | None = None, mmap: bool = False) -> Snapshot:
-    """Read a snapshot of ours or of the original. Pickled code in it is refused, not run.
+    """Read a snapshot of this project or of the original, refusing pickled code.
 
     Parameters
     ----------
     file : path or open binary file
-    name : what to call it in errors
-    mmap : leave the tensors of a path on the disk until they are looked at
+    name : for errors; default: the path
+    mmap : map the tensors of a path into memory instead of reading them
 
     Raises
     ------
     InputError
-        if it is missing, truncated, holds more than data, or is not a snapshot
+        if it is missing, truncated, contains code, or is not a snapshot
     """
     name = name or str(file)
     content = load_tensors(file, name, mmap)
@@ -190,13 +190,13 @@ def load_snapshot(file: str | Path | IO[bytes], name: str | None = None, mmap: b
         )
     for part in NETWORK_MODULES:
         if part in state and not isinstance(state[part], Mapping):
-            raise InputError(f"{name}: its {part!r} is no state dict but a {type(state[part]).__name__}")
+            raise InputError(f"{name}: its {part!r} is not a state dict but a {type(state[part]).__name__}")
     average = state.get("ema", {})
     if not isinstance(average, Mapping) or not all(isinstance(average.get(p, {}), Mapping) for p in NETWORK_MODULES):
         raise InputError(f"{name}: its 'ema', the moving average of the weights, is damaged")
     config = content.get("config") or ""
     if not isinstance(config, str):
-        raise InputError(f"{name}: its 'config' is no text but a {type(config).__name__}")
+        raise InputError(f"{name}: its 'config' is not text but a {type(config).__name__}")
     metadata, training, resume = (content.get(key) for key in ("metadata", "training_meta", "resume"))
     return Snapshot(
         config=config,
@@ -208,13 +208,14 @@ def load_snapshot(file: str | Path | IO[bytes], name: str | None = None, mmap: b
 
 
 def load_tensors(file: str | Path | IO[bytes], name: str, mmap: bool = False) -> Any:
-    """`torch.load` of tensors and plain data only, on the CPU, with one clear line when it fails.
+    """Read tensors and plain data with `torch.load`, on the CPU.
 
-    With `mmap` tensors of a path stay on the disk until they are looked at.
+    With `mmap`, the tensors of a path are mapped into memory instead of read.
 
     Raises
     ------
     InputError
+        if the file cannot be read or contains code
     """
     if isinstance(file, (str, Path)):
         if Path(file).is_dir():
@@ -236,49 +237,48 @@ def _load(opened: IO[bytes], name: str, source: str | Path | IO[bytes]) -> Any:
         check_snapshot(opened)
         opened.seek(0)
         with torch.serialization.safe_globals(_plain_data()), warnings.catch_warnings():
-            # of pickles that torch did not write; the error says so
+            # pickles that torch did not write; they raise an error
             warnings.filterwarnings("ignore", message="Detected pickle protocol")
             return torch.load(source, map_location="cpu", weights_only=True, mmap=not hasattr(source, "read"))
     except CodeInPickle as error:
         raise InputError(
-            f"{name}: refused: it holds pickled code ({error}), which could do anything when loaded"
+            f"{name}: refused: it holds pickled code ({error}), which could run any program when loaded"
         ) from None
     except RefusedPickle as error:
         raise InputError(f"{name}: refused: {error}") from None
-    except Exception:  # the parser of untrusted bytes fails in any way it likes
+    except Exception:  # parsing untrusted bytes can raise any exception
         raise InputError(f"{name}: {_damage(head)}") from None
 
 
 def _damage(head: bytes) -> str:
-    """What is wrong with a file that begins with these two bytes and that torch cannot load."""
+    """Describe the damage of a file that torch cannot load, by its first two bytes."""
     if not head:
         return "the file is empty; copy it again"
-    # torch writes zip files, and wrote pickles once
+    # torch writes zip files; early releases wrote pickles
     if head in (b"PK", b"\x80\x02"):
         return "a truncated or damaged snapshot; copy it again"
     if head[:1] == b"\x80":
-        return "refused: a pickle that torch.save did not write, which could do anything when loaded"
+        return "refused: a pickle that torch.save did not write, which could run any program when loaded"
     return "not a snapshot: it was not written by torch.save"
 
 
 def load_into(
     net: nn.Module, snapshot: Snapshot, strict: bool = True, name: str = "snapshot", averaged: bool = True
 ) -> LoadReport:
-    """Put the weights of a snapshot into a network.
+    """Load the weights of a snapshot into a network.
 
     Parameters
     ----------
     net : with the parts of :data:`NETWORK_MODULES` as attributes (None where the task has none)
     snapshot : from :func:`load_snapshot`
-    strict : a part or tensor that is missing, has another shape or is not in the network is an error; otherwise it is
-        skipped and reported
-    name : what to call the snapshot in errors
-    averaged : take the moving average of the weights where the snapshot has one
+    strict : raise an error for missing and unexpected parts or tensors and other shapes; otherwise skip and report them
+    name : of the snapshot, for errors
+    averaged : load the moving average of the weights if the snapshot has one
 
     Raises
     ------
     InputError
-        if `strict` and the network does not fit
+        if `strict` and the snapshot does not fit the network
     """
     skipped: list[str] = []
     loaded = 0
@@ -301,10 +301,10 @@ def load_into(
 
 
 def load_module(module: nn.Module, state: Mapping[str, Tensor], name: str) -> LoadReport:
-    """Put those tensors of `state` into a module that it has, with its shape; report the rest, of both sides.
+    """Load the tensors of `state` whose name and shape fit a module; report missing and unexpected ones.
 
-    Counters of norm layers, which old snapshots lack, are not worth a word. Keys of a body alone (`mod1...`) fit a body
-    with a pyramid (`backbone.mod1...`) too.
+    Counters of norm layers, which old snapshots lack, are not reported. Keys of a bare body (`mod1...`) also fit a body
+    with a pyramid (`backbone.mod1...`).
     """
     own = module.state_dict()
     if not any(key in own for key in state) and any(f"backbone.{key}" in own for key in state):
@@ -315,7 +315,7 @@ def load_module(module: nn.Module, state: Mapping[str, Tensor], name: str) -> Lo
             if not _is_optional(key):
                 skipped.append(f"{name}.{key} (not in the file)")
         elif not isinstance(state[key], Tensor):
-            skipped.append(f"{name}.{key} (no tensor)")
+            skipped.append(f"{name}.{key} (not a tensor)")
         elif state[key].shape != value.shape:
             skipped.append(f"{name}.{key} ({_shape(state[key])} in the file, {_shape(value)} in the network)")
         else:
@@ -334,15 +334,15 @@ def _shape(tensor: Tensor) -> str:
 
 
 def network_parts(net: nn.Module) -> dict[str, nn.Module]:
-    """The parts of :data:`NETWORK_MODULES` that a network has, by name."""
+    """Return the parts of :data:`NETWORK_MODULES` that a network has, by name."""
     parts = {part: getattr(net, part, None) for part in NETWORK_MODULES}
     return {part: module for part, module in parts.items() if module is not None}
 
 
 def network_state(net: nn.Module) -> dict[str, dict[str, Tensor]]:
-    """The state of a network by part, in the layout of a snapshot, on the CPU.
+    """Return the state of a network by part, in the layout of a snapshot, on the CPU.
 
-    Where a tensor is on the CPU already it is the network's own, not a copy: write it before the next step.
+    Tensors that are on the CPU already are not copied: write them before the next step.
     """
     return {
         part: {key: value.detach().cpu().contiguous() for key, value in module.state_dict().items()}
@@ -351,7 +351,7 @@ def network_state(net: nn.Module) -> dict[str, dict[str, Tensor]]:
 
 
 def _plain_data() -> list[Any]:
-    # scores and meters of old snapshots may be numpy scalars and arrays, under the module names of old numpy releases
+    # scores and meters of old snapshots may be numpy scalars and arrays, with the module names of old numpy releases
     multiarray: Any = importlib.import_module("numpy._core.multiarray" if hasattr(np, "_core") else _OLD_MULTIARRAY)
     kinds = [type(np.dtype(kind)) for kind in ("f8", "f4", "i8", "i4", "u1", "?")]
     names: list[Any] = [np.ndarray, np.dtype, *kinds]

@@ -1,4 +1,4 @@
-"""Whether a snapshot holds what it states, checked before `torch.load` reads it: in both formats of `torch.save`."""
+"""Check that the sizes stated in a snapshot, of either format of `torch.save`, fit the file before torch reads it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from seamseg.checkpoints.pickle_check import PICKLE_BYTES, LimitedStream, Refuse
 from seamseg.utils.limits import format_bytes
 
 _MAGIC = 0x1950A86A20F9469CFC6C
-"""The first pickle of files of torch before 1.6."""
+"""The first pickle in files of torch before 1.6."""
 _END, _LOCATOR, _END64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sLQL"), struct.Struct("<4sQ2H2L4Q")
 
 
@@ -22,9 +22,9 @@ def check_snapshot(file: IO[bytes]) -> None:
     ------
     CodeInPickle, RefusedPickle
         see :func:`seamseg.checkpoints.pickle_check.check_pickle`; also if records are compressed, overlap, or are
-        shorter than the storages that they are for
+        shorter than their storages
     Exception
-        of any kind, if it is damaged or something else
+        of any type, if it is damaged or another kind of file
     """
     zipped = file.read(4) == b"PK\x03\x04"
     file.seek(0)
@@ -35,8 +35,8 @@ def check_snapshot(file: IO[bytes]) -> None:
 
 
 def is_plain(entry: zipfile.ZipInfo) -> bool:
-    """Whether a record is stored as `torch.save` does, uncompressed."""
-    # torch takes an entry with the folder bit (0x10) for one without data, which Python's reader does not look at
+    """Return whether a record is stored uncompressed, as `torch.save` does."""
+    # torch reads an entry with the folder bit (0x10), which Python's reader ignores, as one without data
     stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
     return stored and not entry.external_attr & 0x10
 
@@ -49,12 +49,12 @@ def _check_zip(file: IO[bytes]) -> None:
             if not is_plain(entry):
                 raise RefusedPickle(
                     f"its record {entry.filename} is compressed, {format_bytes(entry.compress_size)} for "
-                    f"{format_bytes(entry.file_size)}; torch.save stores records as they are"
+                    f"{format_bytes(entry.file_size)}; torch.save stores records uncompressed"
                 )
         names = {entry.filename.lower() for entry in entries}
         exact = all(entry.orig_filename == entry.filename and entry.filename.isascii() for entry in entries)
         if len(names) < len(entries) or not exact or not _is_only_directory(file, size, archive.start_dir):
-            raise zipfile.BadZipFile("readers of zip files would find different records in it")
+            raise zipfile.BadZipFile("zip readers would disagree about its records")
         if sum(entry.file_size for entry in entries) > size:
             raise RefusedPickle("its records overlap: together they are larger than the file")
         root = entries[0].filename.partition("/")[0]
@@ -66,16 +66,16 @@ def _check_zip(file: IO[bytes]) -> None:
         def storage(key: Any, count: int) -> None:
             held = sizes[f"{root}/data/{key}"]
             if count > held:
-                raise RefusedPickle(f"it states {count} bytes for the storage {key!r} and holds {held}")
+                raise RefusedPickle(f"its storage {key!r} of {count} bytes has {held} bytes of data")
 
         with archive.open(f"{root}/data.pkl") as pickled:
             check_pickle(pickled, storage)
 
 
 def _is_only_directory(file: IO[bytes], size: int, start: int) -> bool:
-    """Whether the records that Python lists, from `start`, are those that any other reader must find.
+    """Return whether the directory at `start`, which Python reads, is the only one that any reader can find.
 
-    There is nothing in front of the first record or behind the last header, where two readers may look differently.
+    Then there is no data before the first record or after the last header, which readers treat differently.
     """
     file.seek(size - _END.size)
     signature, *_, offset, comment = _END.unpack(file.read(_END.size))
@@ -95,20 +95,20 @@ def _check_old(file: IO[bytes]) -> None:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     if check_pickle(LimitedStream(file), _no_storage) != _MAGIC:
-        raise ValueError("not of torch.save")
+        raise ValueError("not written by torch.save")
     for _ in ("version of the format", "sizes of numbers"):
         check_pickle(LimitedStream(file), _no_storage)
     sizes: dict[Any, int] = {}
 
     def storage(key: Any, count: int) -> None:
         if sizes.setdefault(key, count) != count or count > size:
-            raise RefusedPickle(f"it states {count} bytes for the storage {key!r} and has {min(size, sizes[key])}")
+            raise RefusedPickle(f"its storage {key!r} of {count} bytes has {min(size, sizes[key])} bytes of data")
 
     check_pickle(LimitedStream(file), storage)
     if (stated := sum(sizes.values())) > size:
-        raise RefusedPickle(f"it states {stated} bytes of storages, the file has {size}")
+        raise RefusedPickle(f"its storages take {stated} bytes, the file has {size}")
     check_pickle(LimitedStream(file), _no_storage)
 
 
 def _no_storage(key: Any, count: int) -> None:
-    raise RefusedPickle("its pickle asks for storages where none can be")
+    raise RefusedPickle("its pickle loads storages where none are expected")

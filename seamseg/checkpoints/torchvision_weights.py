@@ -1,4 +1,4 @@
-"""torchvision's ResNet weights under the names of this project's bodies (SPEC section 1, keys of the bodies)."""
+"""Convert torchvision's ResNet weights to the keys of this project's bodies (docs/contract.md, section 1)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seamseg.ops.norm import ABN
 from seamseg.utils.errors import InputError, SeamsegError
 
 ARCHITECTURES = tuple(RESNETS)
-"""Names that :func:`convert_backbone` takes."""
+"""Architectures that :func:`convert_backbone` supports."""
 
 _LAYER = re.compile(r"layer([1-4])\.(\d+)\.(conv\d|bn\d|downsample\.[01])\.(.+)")
 _PARTS = {"downsample.0": "proj_conv", "downsample.1": "proj_bn"}
@@ -25,7 +25,7 @@ _PARTS = {"downsample.0": "proj_conv", "downsample.1": "proj_bn"}
 
 @dataclass(frozen=True)
 class BackboneReport:
-    """What :func:`convert_backbone` found: tensors written, keys the file lacks, negative norm weights."""
+    """Result of :func:`convert_backbone`: number of tensors, missing keys, number of negative norm weights."""
 
     converted: int
     missing: list[str]
@@ -33,18 +33,18 @@ class BackboneReport:
 
 
 def convert_backbone(net: str, out: str | Path, weights: str | Path | None = None) -> BackboneReport:
-    """Write the weights of a torchvision ResNet as a state dict of our body.
+    """Convert the weights of a torchvision ResNet to the state dict of a body.
 
     Parameters
     ----------
     net : one of :data:`ARCHITECTURES`
-    out : file to write; `seamseg train --pre-train body:OUT` and `[body] weights` take it
+    out : file to write, for `seamseg train --pre-train body:OUT` and `[body] weights`
     weights : state dict with torchvision's names, possibly partial; None downloads torchvision's IMAGENET1K_V1
 
     Raises
     ------
     InputError
-        if the weights cannot be read or are of another network
+        if the weights cannot be read or belong to another network
     SeamsegError
         if they cannot be downloaded or `out` cannot be written
     """
@@ -58,35 +58,35 @@ def convert_backbone(net: str, out: str | Path, weights: str | Path | None = Non
 
 
 def rename(net: str, source: Mapping[str, Tensor], name: str = "weights") -> tuple[dict[str, Tensor], list[str]]:
-    """Tensors of a torchvision state dict under our keys, and our keys that it lacks.
+    """Rename the tensors of a torchvision state dict, and list the keys of the body that it lacks.
 
-    The classifier is left out; so are counters of batches.
+    The classifier and the counters of batches are skipped.
 
     Raises
     ------
     InputError
-        if the tensors are of another network
+        if the tensors belong to another network
     """
     with torch.device("meta"):
         expected = ResNet(RESNETS[net], ABN).state_dict()
     state: dict[str, Tensor] = {}
     for key, value in source.items():
-        ours = our_key(str(key).removeprefix("module."))
-        if ours is None or ours.endswith("num_batches_tracked"):
+        renamed = body_key(str(key).removeprefix("module."))
+        if renamed is None or renamed.endswith("num_batches_tracked"):
             continue
-        if not isinstance(value, Tensor) or ours not in expected or expected[ours].shape != value.shape:
+        if not isinstance(value, Tensor) or renamed not in expected or expected[renamed].shape != value.shape:
             raise InputError(f"{name}: {key} does not belong to a {net}: is it another network?")
-        state[ours] = value
+        state[renamed] = value
     if not state:
         converted = any(str(key).startswith(("mod1.", "mod2.", "backbone.")) for key in source)
-        hint = "; its names are ours already: give it to --pre-train as it is" if converted else ""
+        hint = "; it is converted already: use it with --pre-train" if converted else ""
         raise InputError(f"{name}: holds no tensor with the names of a torchvision ResNet{hint}")
     missing = [key for key in expected if key not in state and not key.endswith("num_batches_tracked")]
     return state, missing
 
 
-def our_key(key: str) -> str | None:
-    """Our name of a tensor of torchvision's ResNets, None for what is no part of the body (the classifier)."""
+def body_key(key: str) -> str | None:
+    """Return the key in the body for a torchvision key, or None for tensors outside of the body (the classifier)."""
     if key.startswith(("conv1.", "bn1.")):
         return f"mod1.{key}"
     match = _LAYER.fullmatch(key)
@@ -97,7 +97,7 @@ def our_key(key: str) -> str | None:
 
 
 def _unwrapped(content: Any, name: str) -> Mapping[str, Tensor]:
-    """The state dict in the content of a file: that itself, or inside what training scripts wrap around it."""
+    """Return the state dict in the content of a file, also if a training script wrapped it in a dict."""
     for wrapper in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
             content = content[wrapper]
@@ -112,7 +112,7 @@ def _download(net: str) -> Mapping[str, Tensor]:
     except (ImportError, RuntimeError) as error:
         raise SeamsegError(f"torchvision cannot be imported ({error}); give a file with --weights") from None
     try:
-        # the first weights, as the original took; torchvision's later ones come from another training recipe
+        # the first weights, which the original used; later ones are from another training recipe
         return models.get_model_weights(net).IMAGENET1K_V1.get_state_dict(progress=True)
     except (OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]

@@ -1,11 +1,11 @@
-"""Turn an ImageNet ResNet with torchvision's names into pre-trained weights for `seamseg train --pre-train body:FILE`.
+"""Convert a torchvision ResNet to pre-trained weights for `seamseg train --pre-train body:FILE`.
 
     seamseg convert-backbone resnet50 resnet50.pth
     seamseg convert-backbone resnet18 resnet18.pth --weights my_resnet18.pth
 
-Without --weights torchvision downloads its first ImageNet weights (IMAGENET1K_V1). Tensors are copied as they are.
-In-place ABN scales by |weight| + eps, so a channel whose weight is negative changes its sign: fine as a start for
-training, not the same network. Weights that lack layers convert too; what is missing is said.
+Without --weights, torchvision downloads its first ImageNet weights (IMAGENET1K_V1). Tensors are copied unchanged.
+In-place ABN scales by |weight| + eps, so a channel with a negative weight changes its sign: suitable as initial weights
+for training, but not the same network. Missing layers are listed and skipped.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from seamseg.checkpoints.torchvision_weights import ARCHITECTURES, convert_backb
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the arguments of the command."""
     parser.add_argument("net", choices=ARCHITECTURES, help="architecture")
     parser.add_argument("out", metavar="OUT", help="file to write")
-    parser.add_argument("--weights", metavar="FILE", help="state dict with torchvision's names; default: download")
+    parser.add_argument("--weights", metavar="FILE", help="state dict with torchvision's names (default: download)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert and say what was found."""
+    """Convert the weights and print a summary."""
     report = convert_backbone(args.net, args.out, args.weights)
     print(f"{args.out}: {report.converted} tensors of {args.net}")
     if report.missing:

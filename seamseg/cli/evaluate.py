@@ -1,4 +1,4 @@
-"""Score a model on a data set, or files of predictions against files of ground truth.
+"""Score a model on a data set, or prediction files against ground-truth files.
 
     seamseg evaluate runs/city DATA --split val --json metrics.json
     seamseg evaluate --gt panoptic_val.json --pred out/panoptic.json --json metrics.json
@@ -6,14 +6,14 @@
     seamseg evaluate runs/city DATA --out runs/city/evaluation && seamseg report runs/city
     torchrun --nproc-per-node 4 -m seamseg evaluate runs/city DATA
 
-PQ, SQ, RQ with the official COCO definition, PQ† of the Seamless paper and mIoU; for all classes, things, stuff, and
-each class. The table is in percent, --json writes fractions 0-1. Files are in the COCO panoptic format; their PNGs lie
-in the folder of the JSON's name without .json unless another one is named. With --protocol cityscapes a results folder
-is scored as the benchmark's own tools do: what it has of panoptic.json, pixel/*.png and instance/*.txt.
+The scores are PQ, SQ and RQ with the official COCO definition, PQ† of the Seamless paper, and mIoU; for all classes,
+things, stuff, and each class. The table is in percent, --json writes fractions 0-1. Files are in the COCO panoptic
+format; by default the PNGs are in the folder named like the JSON without .json. --protocol cityscapes scores a results
+folder like the benchmark's own tools: those of panoptic.json, pixel/*.png and instance/*.txt that it holds.
 
---out keeps everything in a folder: predictions and ground truth as COCO panoptic files, which the official tools can
-score again, the confusion matrix, and the scores of each image and the outcome of each segment. `seamseg report` draws
-it.
+--out writes an evaluation folder: predictions and ground truth as COCO panoptic files, which the official tools can
+score again, the confusion matrix, the scores of each image and the match of each segment. `seamseg report` makes an
+HTML page of it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _MODEL_OPTIONS = ("split", "config", "meta", "device", "set", "ap")
 _FILE_OPTIONS = ("gt", "pred", "gt_folder", "pred_folder", "photos", "protocol", "workers")
+_CITYSCAPES_OPTIONS = ("command", "gt", "pred", "protocol", "workers", "json", "quiet", "debug")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,51 +39,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model = parser.add_argument_group("a model on a data set")
     model.add_argument("model", nargs="?", metavar="MODEL", help="published zip, run folder or snapshot")
     model.add_argument("data", nargs="?", metavar="DATA", help="data set folder, as `seamseg prepare` writes it")
-    model.add_argument("--split", help="which images (default: val_set of the configuration)")
-    model.add_argument("--config", metavar="INI", help="configuration of a snapshot that has none beside it")
-    model.add_argument("--meta", metavar="BIN", help="metadata.bin of a snapshot that has none beside it")
+    model.add_argument("--split", help="split of the data set (default: val_set of the configuration)")
+    model.add_argument("--config", metavar="INI", help="configuration of a snapshot without its own")
+    model.add_argument("--meta", metavar="BIN", help="metadata.bin of a snapshot without its own")
     model.add_argument("--device", help="auto, cpu, cuda or cuda:N (default: auto)")
-    model.add_argument("--set", action="append", metavar="SECTION.KEY=VALUE", help="change a configuration key")
-
-    model.add_argument("--ap", action="store_const", const=True, help="COCO's box and mask AP of the detections, too")
+    model.add_argument("--set", action="append", metavar="SECTION.KEY=VALUE", help="override a configuration key")
+    model.add_argument("--ap", action="store_const", const=True, help="also compute COCO box and mask AP")
 
     files = parser.add_argument_group("files in the COCO panoptic format")
     files.add_argument("--gt", metavar="JSON", help="ground truth (cityscapes: folder of a split, as gtFine/val)")
     files.add_argument("--pred", metavar="JSON", help="predictions (cityscapes: folder of results)")
     files.add_argument("--gt-folder", metavar="DIR", help="PNGs of the ground truth (default: --gt without .json)")
     files.add_argument("--pred-folder", metavar="DIR", help="PNGs of the predictions (default: --pred without .json)")
-    files.add_argument("--photos", metavar="DIR", help="the photos, for the report of --out")
+    files.add_argument("--photos", metavar="DIR", help="the images, for the report of --out")
     files.add_argument(
-        "--protocol", choices=("coco", "cityscapes"), help="whose files and scores these are (default: coco)"
+        "--protocol", choices=("coco", "cityscapes"), help="file format and definition of the scores (default: coco)"
     )
-    files.add_argument("--workers", type=int, metavar="N", help="threads (default: one a processor, at most 8)")
+    files.add_argument("--workers", type=int, metavar="N", help="threads (default: one per processor, at most 8)")
 
-    parser.add_argument("--json", metavar="OUT", help="write the scores here")
-    parser.add_argument("--out", metavar="DIR", help="keep maps, scores and outcomes here, for `seamseg report`")
+    parser.add_argument("--json", metavar="OUT", help="write the scores to this file")
+    parser.add_argument("--out", metavar="DIR", help="write an evaluation folder for `seamseg report`")
     parser.add_argument(
         "--legacy-metrics",
         action="store_true",
-        help="count as the original did: crowds void for all classes, absent classes 0; a model at network size",
+        help="count like the original: crowds are void for all classes, absent classes score 0; models at network size",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate, print the table, write the JSON."""
     if args.protocol == "cityscapes":
-        from seamseg.cli.evaluate_cityscapes import run_cityscapes
-
-        return run_cityscapes(args, _worker_count(args))
+        return _run_cityscapes(args)
     from seamseg.evaluation.tables import format_table
     from seamseg.utils.files import write_json
 
     if args.out is not None and args.legacy_metrics:
-        raise InputError("--out and --legacy-metrics exclude each other: the files hold maps of the official kind")
+        raise InputError("--out and --legacy-metrics are mutually exclusive: the folder holds the official metrics")
     if args.out is not None and Path(args.out).exists() and not Path(args.out).is_dir():
         raise InputError(f"{args.out}: --out must be a folder, this is a file")
     scores = _score_files(args) if args.gt is not None or args.pred is not None else _score_model(args)
     if not is_main_process():
         return 0
-    # the table first: hours of work must not be lost because the file cannot be written
+    # the table first: the scores must not be lost if the file cannot be written
     print(format_table(scores), flush=True)
     if args.json is not None:
         write_json(args.json, scores.to_json(), indent=2)
@@ -90,11 +88,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _score_files(args: argparse.Namespace) -> PanopticScores:
-    if args.model is not None or _given(args, _MODEL_OPTIONS):
-        extra = "MODEL" if args.model is not None else _given(args, _MODEL_OPTIONS)
-        raise InputError(f"{extra} and --gt / --pred exclude each other: score either a model or files")
+    if args.model is not None or _first_given(args, _MODEL_OPTIONS):
+        extra = "MODEL" if args.model is not None else _first_given(args, _MODEL_OPTIONS)
+        raise InputError(f"{extra} and --gt / --pred are mutually exclusive: score either a model or files")
     if args.gt is None or args.pred is None:
-        raise InputError("--gt and --pred go together: name the ground truth and the predictions")
+        raise InputError("--gt and --pred must be given together: the ground truth and the predictions")
     from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
     from seamseg.utils.progress import progress
 
@@ -112,7 +110,7 @@ def _score_files(args: argparse.Namespace) -> PanopticScores:
 
 
 def _worker_count(args: argparse.Namespace) -> int:
-    """How many threads read and compare files."""
+    """Return the number of threads that read and compare files."""
     workers: int = min(available_cores(), 8) if args.workers is None else args.workers
     if workers < 1:
         raise InputError(f"--workers must be at least 1, got {workers}")
@@ -121,14 +119,12 @@ def _worker_count(args: argparse.Namespace) -> int:
 
 def _score_model(args: argparse.Namespace) -> PanopticScores:
     if args.model is None or args.data is None:
-        raise InputError("say what to score: MODEL DATA, or --gt GT.json --pred PRED.json")
-    if extra := _given(args, _FILE_OPTIONS):
+        raise InputError("nothing to score: give MODEL DATA, or --gt GT.json --pred PRED.json")
+    if extra := _first_given(args, _FILE_OPTIONS):
         raise InputError(f"{extra} is for scoring files with --gt and --pred, not for MODEL DATA")
-    from seamseg.validation.evaluate import evaluate_model
+    from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 
-    return evaluate_model(
-        args.model,
-        args.data,
+    options = EvaluationOptions(
         split=args.split,
         config=args.config,
         meta=args.meta,
@@ -137,9 +133,36 @@ def _score_model(args: argparse.Namespace) -> PanopticScores:
         legacy=args.legacy_metrics,
         quiet=args.quiet,
         out=args.out,
-    ).scores
+    )
+    return evaluate_model(args.model, args.data, options).scores
 
 
-def _given(args: argparse.Namespace, names: tuple[str, ...]) -> str | None:
-    """The first option of `names` that was given, as it is written."""
-    return next(("--" + n.replace("_", "-") for n in names if getattr(args, n) is not None), None)
+def _run_cityscapes(args: argparse.Namespace) -> int:
+    """Score a results folder against the raw ground truth of Cityscapes, print the tables, write the JSON."""
+    workers = _worker_count(args)
+    from seamseg.evaluation.cityscapes import evaluate_cityscapes, format_cityscapes
+    from seamseg.utils.files import write_json
+    from seamseg.utils.progress import progress
+
+    for name, value in vars(args).items():
+        if name not in _CITYSCAPES_OPTIONS and value not in (None, False, []):
+            option = name.upper() if name in ("model", "data") else _flag(name)
+            raise InputError(
+                f"{option} cannot be used with --protocol cityscapes, which takes --gt, --pred, --workers, --json"
+            )
+    if args.gt is None or args.pred is None:
+        raise InputError("--protocol cityscapes needs --gt, as gtFine/val, and --pred, a folder of results")
+    scores = evaluate_cityscapes(args.gt, args.pred, workers, progress)
+    if args.json is not None:
+        write_json(args.json, scores.to_json(), indent=2)
+    print(format_cityscapes(scores), flush=True)
+    return 0
+
+
+def _first_given(args: argparse.Namespace, names: tuple[str, ...]) -> str | None:
+    """Return the flag of the first option of `names` that was given."""
+    return next((_flag(name) for name in names if getattr(args, name) is not None), None)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

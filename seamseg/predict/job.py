@@ -22,7 +22,7 @@ from seamseg.predict.sources.find import refuse_overwriting, refuse_sharing
 from seamseg.predict.sources.reader import Decoders, Share, bytes_of_photo, despite_deaths
 from seamseg.predict.writers import Writer
 from seamseg.structures import Prediction
-from seamseg.utils.distributed import World, broadcast_object, gather_objects, patient_group, shared_counter
+from seamseg.utils.distributed import World, broadcast_object, gather_objects, long_timeout_group, shared_counter
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.parallel import BackgroundWriter
 from seamseg.utils.progress import progress
@@ -80,7 +80,7 @@ def predict_all(
     _check_names(sources, outputs.writers)
     outputs.check(sources)
     # processes work on their own for hours, and not equally long
-    patient = patient_group(world)
+    patient = long_timeout_group(world)
     with outputs.lock:
         begun = _begin(outputs, sources, restart, world, patient)
         outputs.lock.together()

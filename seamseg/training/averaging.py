@@ -1,9 +1,9 @@
-"""What the losses of a step are means over (`[optimizer] loss_average`).
+"""What the losses of a step are averaged over (`[optimizer] loss_average`).
 
-process : each batch of each process has its own means, and the step takes the mean of those, as the original does. Of
-          two processes with 1 and 99 regions, the one region weighs as much as the 99.
-step : one mean over all anchors, samples, mask pixels or images of the step, whichever batch and process they are in.
-       A step of several processes, or of several batches, is then the step of one process with one large batch.
+process : each batch of each process has its own means, and the step uses the mean of those, as the original does. With
+          1 region in one process and 99 in another, the single region weighs as much as the 99.
+step : one mean over all anchors, samples, mask pixels or images of the step, across batches and processes. A step of
+       several processes, or of several batches, then equals the step of one process with one large batch.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from seamseg.utils.distributed import World
 
 
 class LossAverage(Protocol):
-    """Takes in the losses of the batches of a step, one after the other."""
+    """Averages the losses of the batches of a step, added one by one."""
 
-    def share(self, losses: Losses) -> dict[str, Tensor]:
-        """What the losses of a batch add to those of the step, times the number of processes.
+    def add(self, losses: Losses) -> dict[str, Tensor]:
+        """Add the losses of a batch and return its contribution to those of the step, times the number of processes.
 
         Gradients of it are summed over the batches of a process, and averaged over the processes.
         """
 
     def means(self) -> dict[str, Tensor]:
-        """The losses of the step by name, detached float32 scalars, of the batches so far."""
+        """Return the losses of the step by name, detached float32 scalars, over the batches added so far."""
 
 
 class ProcessAverage:
@@ -45,13 +45,13 @@ class ProcessAverage:
         self._batches = batches
         self._sums: dict[str, Tensor] = {}
 
-    def share(self, losses: Losses) -> dict[str, Tensor]:
+    def add(self, losses: Losses) -> dict[str, Tensor]:
         """See :class:`LossAverage`."""
-        shares = {name: mean / self._batches for name, mean in losses.means.items()}
-        for name, share in shares.items():
-            part = share.detach().float()
+        contribution = {name: mean / self._batches for name, mean in losses.means.items()}
+        for name, value in contribution.items():
+            part = value.detach().float()
             self._sums[name] = self._sums[name] + part if name in self._sums else part
-        return shares
+        return contribution
 
     def means(self) -> dict[str, Tensor]:
         """See :class:`LossAverage`."""
@@ -59,28 +59,28 @@ class ProcessAverage:
 
 
 class StepAverage:
-    """Mean over all that the step looks at; :meth:`means` are the same numbers in all processes.
+    """Mean over the whole step; :meth:`means` are the same numbers in all processes.
 
     Makes collective calls of a few numbers, which stay on the device.
 
     Parameters
     ----------
     world : the processes
-    counted : the losses of all batches of this process, of which only the counts are used; needed if there are several,
-        since the gradient of the first depends on what the others count
+    preview : the losses of all batches of this process, of which only the counts are used; needed for several batches,
+        since the gradient of the first depends on the counts of the others
     """
 
-    def __init__(self, world: World, counted: Sequence[Losses] = ()) -> None:
+    def __init__(self, world: World, preview: Sequence[Losses] = ()) -> None:
         self._world = world
         self._parts: list[Losses] = []
-        self._counted = bool(counted)
-        self._whole = joined(world, counted) if counted else None
+        self._has_preview = bool(preview)
+        self._whole = combine_losses(world, preview) if preview else None
 
-    def share(self, losses: Losses) -> dict[str, Tensor]:
+    def add(self, losses: Losses) -> dict[str, Tensor]:
         """See :class:`LossAverage`."""
         self._parts.append(Losses({name: mean.detach() for name, mean in losses.means.items()}, losses.counts))
         if self._whole is None:
-            self._whole = joined(self._world, self._parts)
+            self._whole = combine_losses(self._world, self._parts)
         factors = {name: self._world.size / count.clamp(min=1) for name, count in self._whole.counts.items()}
         return {
             name: mean * (losses.counts[name] * factors[name]).to(mean.dtype) for name, mean in losses.means.items()
@@ -88,13 +88,13 @@ class StepAverage:
 
     def means(self) -> dict[str, Tensor]:
         """See :class:`LossAverage`."""
-        # one batch: the exchange of its counts took the means along
-        whole = joined(self._world, self._parts) if self._counted else self._whole
+        # for a single batch, the means were exchanged together with the counts
+        whole = combine_losses(self._world, self._parts) if self._has_preview else self._whole
         return {} if whole is None else {name: mean.float() for name, mean in whole.means.items()}
 
 
-def joined(world: World, parts: Sequence[Losses]) -> Losses:
-    """The losses of several batches in all processes as one: means weighted by counts (float64), and summed counts.
+def combine_losses(world: World, parts: Sequence[Losses]) -> Losses:
+    """Combine the losses of several batches in all processes: means weighted by counts (float64), and summed counts.
 
     A collective call of all processes, each with at least one part.
     """
@@ -109,27 +109,27 @@ def joined(world: World, parts: Sequence[Losses]) -> Losses:
 
 
 @torch.no_grad()
-def look_ahead(net: nn.Module, device: torch.device, losses: Callable[[], Iterable[Losses]]) -> list[Losses]:
-    """The losses of batches that are going to be trained on, leaving no trace.
+def preview_losses(net: nn.Module, device: torch.device, losses: Callable[[], Iterable[Losses]]) -> list[Losses]:
+    """Compute the losses of batches before training on them, without side effects.
 
     Parameters
     ----------
-    net : its buffers (running statistics) are put back
-    device : its random numbers and the CPU's start again at the same place, so that training draws the same
+    net : its buffers (running statistics) are restored
+    device : its RNG state and the CPU's are restored, so that training uses the same random numbers
     losses : computes them
 
     Notes
     -----
-    Costs a forward pass without gradients a batch. How many regions and mask pixels count is known no earlier: it
-    depends on the proposals.
+    Costs one forward pass without gradients per batch. The numbers of regions and mask pixels that count depend on the
+    proposals, so they are not known earlier.
     """
-    with _put_back(net), torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with _buffers_restored(net), torch.random.fork_rng([device] if device.type == "cuda" else []):
         return list(losses())
 
 
 @contextmanager
-def _put_back(net: nn.Module) -> Iterator[None]:
-    """Give the buffers of a network back the values they have, at the end of a `with` block."""
+def _buffers_restored(net: nn.Module) -> Iterator[None]:
+    """Restore the buffers of a network at the end of a `with` block."""
     saved = [(buffer, buffer.clone()) for buffer in net.buffers()]
     try:
         yield

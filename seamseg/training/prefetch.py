@@ -1,36 +1,41 @@
-"""The way of training batches from the files to the device."""
+"""Training batches: loading, upload to the device, and the transforms that run there."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from seamseg.config import Config
+from seamseg.config.sections import Dataloader
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import BatchLoader, BrokenSamples, explained_deaths, train_loader
+from seamseg.data.pixels import Normalise, finish_image, flip_boxes
 from seamseg.data.samplers import DistributedARBatchSampler
 from seamseg.data.transforms import TrainTransform
-from seamseg.structures import Batch
+from seamseg.structures import Batch, DeferredTransform, PackedSequence
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 from seamseg.utils.parallel import available_cores
 
 
 def open_loader(config: Config, data: str | Path, source: str | Path, world: World) -> BatchLoader:
-    """The loader of the training batches of this process.
+    """Open the loader of the training batches of this process.
 
     Parameters
     ----------
     config : `[dataloader]`, seed
     data : dataset folder
     source : name of the configuration, for errors
-    world : the processes, of which each gets its share
+    world : the processes, among which the images are divided
 
     Raises
     ------
@@ -39,9 +44,9 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
     """
     loading, seed = config.dataloader, config.general.seed
     if not loading.train_set:
-        raise InputError(f"{source}: [dataloader] train_set is needed: the name of a list in {data}/lst")
+        raise InputError(f"{source}: [dataloader] train_set is required: the name of a list in {data}/lst")
     if not loading.train_batch_size:
-        raise InputError(f"{source}: [dataloader] train_batch_size is needed: images a batch and process")
+        raise InputError(f"{source}: [dataloader] train_batch_size is required: images per batch and process")
     transform = TrainTransform(
         loading.shortest_size,
         loading.longest_max_size,
@@ -72,21 +77,21 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
     )
 
 
-class Fed(NamedTuple):
-    """A batch on the device, and as it came from the loader: what looks back at past steps holds no device memory."""
+class DeviceBatch(NamedTuple):
+    """A batch on the device and its original on the host; a reference to past originals holds no device memory."""
 
     batch: Batch
     source: Batch
 
 
-class Feed:
-    """The batches of an epoch on the device; one batch travels there while the one before it is trained on.
+class DevicePrefetcher:
+    """Iterates over the batches of an epoch on the device, uploading one batch ahead.
 
     Parameters
     ----------
     loader : of the batches
-    device : where they go
-    broken : counts the images that could not be read; None if none is replaced
+    device : to upload to
+    broken : counts the unreadable images; None if they are not replaced
     """
 
     def __init__(self, loader: DataLoader, device: torch.device, broken: BrokenSamples | None = None) -> None:
@@ -95,15 +100,15 @@ class Feed:
         self.broken = broken
 
     @staticmethod
-    def open(config: Config, loader: DataLoader, world: World, warn: Callable[[str], None]) -> Feed:
-        """For a training; `warn` is told of broken images in the main process, the others print."""
+    def open(config: Config, loader: DataLoader, world: World, warn: Callable[[str], None]) -> DevicePrefetcher:
+        """Open for a training; the main process passes warnings of broken images to `warn`, the others print them."""
         if not world.is_main:
             warn = _to_stderr(world.rank)
         images = -(-len(loader.dataset) // world.size)  # type: ignore[arg-type]
-        return Feed(loader, world.device, BrokenSamples(config.dataloader.broken_limit, images, warn))
+        return DevicePrefetcher(loader, world.device, BrokenSamples(config.dataloader.broken_limit, images, warn))
 
-    def __iter__(self) -> Iterator[Fed]:
-        """One pass over the loader.
+    def __iter__(self) -> Iterator[DeviceBatch]:
+        """Iterate over one pass of the loader.
 
         Raises
         ------
@@ -116,11 +121,11 @@ class Feed:
 
     @property
     def broken_images(self) -> int:
-        """Images of the epoch so far that could not be read"""
+        """Number of images of the epoch so far that could not be read."""
         return 0 if self.broken is None else self.broken.count
 
-    def deaths_explained(self) -> AbstractContextManager[None]:
-        """What trains on the batches belongs in it: see :func:`seamseg.data.loader.explained_deaths`."""
+    def worker_errors(self) -> AbstractContextManager[None]:
+        """Explain the death of a worker inside a `with` block, see :func:`seamseg.data.loader.explained_deaths`."""
         return explained_deaths(self.loader)
 
     def _counted(self) -> Iterator[Batch]:
@@ -130,35 +135,80 @@ class Feed:
             yield batch
 
 
-def prefetched(batches: Iterable[Batch], device: torch.device) -> Iterator[Fed]:
-    """The batches on the device, in order.
+def prefetched(batches: Iterable[Batch], device: torch.device) -> Iterator[DeviceBatch]:
+    """Upload batches and yield them in order.
 
-    On CUDA each is uploaded on a stream of its own while the device works on the one before; from pinned memory this
-    costs the work nothing. Elsewhere batches are moved as they come.
+    On CUDA, each is uploaded on a separate stream while the device works on the previous one; from pinned memory this
+    overlaps completely. Elsewhere batches are moved one by one.
     """
     if device.type != "cuda":
         for batch in batches:
-            yield Fed(batch.to(device), batch)
+            yield DeviceBatch(batch.to(device), batch)
         return
     stream = torch.cuda.Stream(device)
-    coming: tuple[Fed, torch.cuda.Event] | None = None
+    upcoming: tuple[DeviceBatch, torch.cuda.Event] | None = None
     for batch in batches:
         with torch.cuda.stream(stream):
-            uploaded = Fed(batch.to(device, non_blocking=True), batch), stream.record_event()
-        if coming is not None:
-            yield _arrived(*coming)
-        coming = uploaded
-    if coming is not None:
-        yield _arrived(*coming)
+            uploaded = DeviceBatch(batch.to(device, non_blocking=True), batch), stream.record_event()
+        if upcoming is not None:
+            yield _awaited(*upcoming)
+        upcoming = uploaded
+    if upcoming is not None:
+        yield _awaited(*upcoming)
 
 
-def _arrived(fed: Fed, event: torch.cuda.Event) -> Fed:
-    stream = torch.cuda.current_stream(next(fed.batch.tensors()).device)
+def _awaited(uploaded: DeviceBatch, event: torch.cuda.Event) -> DeviceBatch:
+    stream = torch.cuda.current_stream(next(uploaded.batch.tensors()).device)
     stream.wait_event(event)
-    for tensor in fed.batch.tensors():
-        tensor.record_stream(stream)  # its memory belongs to the other stream, which must not reuse it too early
-    return fed
+    for tensor in uploaded.batch.tensors():
+        tensor.record_stream(stream)  # allocated on the upload stream, which must not reuse the memory too early
+    return uploaded
 
 
 def _to_stderr(rank: int) -> Callable[[str], None]:
     return lambda message: print(f"process {rank}: {message}", file=sys.stderr, flush=True)
+
+
+def prepare_batch(batch: Batch, options: Dataloader) -> Batch:
+    """Apply the deferred transforms (`[dataloader] device_transforms`) of a batch on its device.
+
+    These are colours, flip and normalisation of the images, and flip of masks and boxes. A batch without
+    :attr:`Batch.deferred` is returned as it is, so that a second call has no effect. On the CPU the result is
+    bit-identical to that of the workers; on a GPU colour jitter may differ by rounding.
+
+    Parameters
+    ----------
+    batch : on the device
+    options : normalisation
+    """
+    if batch.deferred is None:
+        return batch
+    device = batch.images.device
+    assert device is not None
+    normalise = _normalise(options.rgb_mean, options.rgb_std, device)
+    images, masks, boxes = [], [], []
+    with torch.no_grad():
+        for image, mask, box, deferred in zip(batch.images, batch.masks, batch.boxes, batch.deferred, strict=True):
+            assert image is not None and mask is not None and box is not None
+            images.append(finish_image(image, deferred, normalise))
+            masks.append(_finish_mask(mask, deferred))
+            boxes.append(flip_boxes(box, mask.shape[-1]) if deferred.flip else box)
+    return replace(
+        batch,
+        images=PackedSequence(images),
+        masks=PackedSequence(masks),
+        boxes=PackedSequence(boxes),
+        deferred=None,
+    )
+
+
+@lru_cache(maxsize=8)
+def _normalise(
+    rgb_mean: tuple[float, ...] | None, rgb_std: tuple[float, ...] | None, device: torch.device
+) -> Normalise:
+    # cached: otherwise the host would wait for the upload of the numbers in each step
+    return Normalise(rgb_mean, rgb_std).to(device)
+
+
+def _finish_mask(mask: Tensor, deferred: DeferredTransform) -> Tensor:
+    return mask.flip(-1).long() if deferred.flip else mask.long()

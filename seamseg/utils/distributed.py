@@ -31,13 +31,13 @@ _BACKEND_VARIABLE = "SEAMSEG_CUDA_BACKEND"
 _TIMEOUT_VARIABLE = "SEAMSEG_TIMEOUT_MINUTES"
 _TIMEOUT_MINUTES = 10
 """Longer than any work of one process for which others wait: a snapshot on a slow disk, torch.compile at the start."""
-_PATIENT_DAYS = 30
+_LONG_TIMEOUT_DAYS = 30
 _PEER_FAILURE_WORDS = ("gloo", "NCCL", "peer", "Broken pipe", "timed out", "Timed out")
 """Parts of messages of errors that another process has caused."""
 
 
-class TogetherError(SeamsegError):
-    """An error that all processes raise at the same point, after they have agreed on it, and outside of collectives."""
+class CollectiveError(SeamsegError):
+    """An error that all processes raise at the same point, by agreement, and outside of collective calls."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def distributed(device: str = "auto") -> Iterator[World]:
     except BaseException as error:
         # destroying NCCL communicators can hang while another process is inside a collective call; gloo does not hang,
         # and after an error of all processes none of them is inside a collective call
-        if world.device.type == "cpu" or isinstance(error, TogetherError):
+        if world.device.type == "cpu" or isinstance(error, CollectiveError):
             _leave()
         if isinstance(error, RuntimeError) and is_peer_failure(error):
             raise SeamsegError(
@@ -211,18 +211,18 @@ def barrier(world: World) -> None:
         dist.all_reduce(torch.zeros(1))
 
 
-def patient_group(world: World) -> Any:
-    """A group for collectives that processes may reach days apart, since they work on their own until then.
+def long_timeout_group(world: World) -> Any:
+    """Create a group for collectives that processes may reach days apart; None for a single process.
 
-    One that dies is noticed by the others at once all the same. All processes must call this; None for a lone one.
+    The death of a process still raises an error in the others at once. A collective call.
     """
-    return dist.new_group(backend="gloo", timeout=timedelta(days=_PATIENT_DAYS)) if world.is_distributed else None
+    return dist.new_group(backend="gloo", timeout=timedelta(days=_LONG_TIMEOUT_DAYS)) if world.is_distributed else None
 
 
 def gather_objects(world: World, value: T, group: Any = None) -> list[T]:
     """Gather a picklable value from every process; every process gets the list, by rank.
 
-    `group` is that of all processes, or their :func:`patient_group`.
+    `group` is that of all processes, or their :func:`long_timeout_group`.
     """
     if not world.is_distributed:
         return [value]

@@ -1,1 +1,1 @@
-"""A model scored on a data set; the evaluation folder."""
+"""Scoring a model on a data set, and the evaluation folder."""

@@ -1,4 +1,4 @@
-"""A trained model scored on a split of a dataset folder."""
+"""Score a trained model on a split of a dataset folder."""
 
 from __future__ import annotations
 
@@ -20,8 +20,42 @@ from seamseg.validation.validator import Validator
 
 
 @dataclass(frozen=True)
+class EvaluationOptions:
+    """Options of :func:`evaluate_model`.
+
+    Parameters
+    ----------
+    split : name of the list; `dataloader.val_set` of the configuration if None
+    config, meta : instead of the model's own
+    device : auto, cpu, cuda or cuda:N
+    overrides : `section.key=value` each
+    quiet : show no progress
+    legacy : see :class:`Validator`
+    out : evaluation folder to write (:mod:`seamseg.validation.folder`), not with `legacy`
+
+    Raises
+    ------
+    InputError
+        if `out` and `legacy` are both given
+    """
+
+    split: str | None = None
+    config: str | Path | None = None
+    meta: str | Path | None = None
+    device: str = "auto"
+    overrides: Sequence[str] = ()
+    quiet: bool = False
+    legacy: bool = False
+    out: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.legacy and self.out is not None:
+            raise InputError(f"out: {self.out} cannot hold legacy metrics; an evaluation folder uses the official ones")
+
+
+@dataclass(frozen=True)
 class ModelScores:
-    """What :func:`evaluate_model` finds: the scores, and the model, split and classes they belong to."""
+    """The scores from :func:`evaluate_model`, with the model, split and classes they belong to."""
 
     scores: PanopticScores
     model: str
@@ -30,16 +64,7 @@ class ModelScores:
 
 
 def evaluate_model(
-    model: str | Path,
-    data: str | Path,
-    split: str | None = None,
-    config: str | Path | None = None,
-    meta: str | Path | None = None,
-    device: str = "auto",
-    overrides: Sequence[str] = (),
-    quiet: bool = False,
-    legacy: bool = False,
-    out: str | Path | None = None,
+    model: str | Path, data: str | Path, options: EvaluationOptions = EvaluationOptions()
 ) -> ModelScores:
     """Score a trained model on a split of a dataset folder; joins the processes of torchrun if there are any.
 
@@ -47,34 +72,26 @@ def evaluate_model(
     ----------
     model : as for :func:`seamseg.checkpoints.bundle.open_model`
     data : dataset folder
-    split : name of the list; `dataloader.val_set` of the configuration if None
-    config, meta : instead of the model's own
-    device : auto, cpu, cuda or cuda:N
-    overrides : `section.key=value` each
-    quiet : no progress
-    legacy : as :class:`Validator`
-    out : evaluation folder to write (:mod:`seamseg.validation.folder`), not with `legacy`
+    options : split, device, and what to write
 
     Raises
     ------
     InputError
-        if something is missing, broken, or the model knows other classes than the data set
+        if something is missing or broken, or the classes of model and data set differ
     """
-    if legacy and out is not None:
-        raise InputError(f"{out}: not with legacy metrics, since an evaluation folder is of the official kind")
-    with distributed(device) as world:
-        opened = open_model(model, config, meta, list(overrides))
-        split = split or opened.config.dataloader.val_set
+    with distributed(options.device) as world:
+        opened = open_model(model, options.config, options.meta, list(options.overrides))
+        split = options.split or opened.config.dataloader.val_set
         if not split:
             raise InputError(f"{model}: its configuration names no [dataloader] val_set; name a split with --split")
-        validator = Validator.open(data, split, opened.config, world, legacy, quiet)
+        validator = Validator.open(data, split, opened.config, world, options.legacy, options.quiet)
         check_same_classes(opened.metadata, opened.name, validator.dataset.metadata, str(data))
         net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
         report = load_into(net, opened.snapshot, strict=True, name=opened.name)
-        if report.averaged and world.is_main and not quiet:
+        if report.averaged and world.is_main and not options.quiet:
             print(f"{opened.name}: scoring the moving average of its weights", file=sys.stderr)
         net.to(world.device)
-        writer = None if out is None else EvaluationWriter(out, validator.dataset.folder, world)
+        writer = None if options.out is None else EvaluationWriter(options.out, validator.dataset.folder, world)
         scores = validator(net, writer, f"evaluate {split}")
         if writer is not None:
             writer.finish(world, f"{Path(model).name} on {split} of {Path(data).name}", scores)
@@ -82,7 +99,7 @@ def evaluate_model(
 
 
 def check_same_classes(of_model: Metadata, model: str, of_data: Metadata, data: str) -> None:
-    """InputError if the numbers or the order of the classes of a model and a data set differ; a warning for names."""
+    """Raise InputError if number or order of the classes of a model and a data set differ; warn if names differ."""
     have, want = (of_model.num_stuff, of_model.num_thing), (of_data.num_stuff, of_data.num_thing)
     if have != want:
         raise InputError(
@@ -96,4 +113,4 @@ def check_same_classes(of_model: Metadata, model: str, of_data: Metadata, data: 
     where = f"class {other[0]} is {other[1]!r} in {model} and {other[2]!r} in {data}"
     if other[1] in of_data.categories or other[2] in of_model.categories:
         raise InputError(f"{where}: the classes are in another order; use the data set the model was made for")
-    warnings.warn(f"{where}; they are taken to be the same", stacklevel=2)
+    warnings.warn(f"{where}; they are treated as the same class", stacklevel=2)

@@ -1,4 +1,4 @@
-"""Writes the evaluation folder of a model: predictions and ground truth as files, and what became of each segment."""
+"""Write the evaluation folder of a model: predictions and ground truth as files, and the match of each segment."""
 
 from __future__ import annotations
 
@@ -23,50 +23,50 @@ from seamseg.formats.coco_writer import CocoPanopticWriter
 from seamseg.prepare.export import with_boxes
 from seamseg.utils.distributed import World, gather_to_main, sum_over_processes
 from seamseg.utils.parallel import BackgroundWriter
-from seamseg.validation.validator import Judged
+from seamseg.validation.validator import ValidationResult
 
 
 class EvaluationWriter:
-    """An observer of :class:`seamseg.validation.validator.Validator` that keeps what it sees in an evaluation folder.
+    """Observer of a :class:`seamseg.validation.validator.Validator` that writes an evaluation folder.
 
-    Maps are written as images come; :meth:`finish` writes the rest, by the main process alone. The JSONs and the
-    outcomes wait in memory, some 10 KB an image.
+    Maps are written image by image; in :meth:`finish` the main process writes the rest. The JSON entries and the
+    records of the segments are kept in memory, some 10 KB per image.
 
     Parameters
     ----------
-    out : the folder (:mod:`seamseg.evaluation.record`); gets `ground_truth/`, `prediction/` and their JSONs, too
-    dataset : whose split is evaluated
+    out : the folder (:mod:`seamseg.evaluation.record`); it also gets `ground_truth/`, `prediction/` and their JSONs
+    dataset : the evaluated one
     world : the processes
     """
 
     def __init__(self, out: str | Path, dataset: DatasetFolder, world: World) -> None:
         self.out = Path(out)
-        # maps of an evaluation that was there before must not be taken for those of this one
+        # maps of an earlier evaluation in the folder must be removed
         self._replaces = world.is_main and begin_evaluation(self.out, own_maps=True)
         self.dataset = dataset
         self.ground_truth = CocoPanopticWriter(self.out / "ground_truth.json", dataset.metadata)
         self.prediction = CocoPanopticWriter(self.out / "prediction.json", dataset.metadata)
         self.records: list[ImageRecord] = []
-        self._photos = dataset.root / "img"
+        self._images = dataset.root / "img"
         self._confusion = ConfusionMatrix(dataset.metadata.num_classes)
         self._background = BackgroundWriter()
 
-    def __call__(self, judged: Judged) -> None:
-        """Write the maps of an image and remember its outcome, in the background."""
-        self._confusion.merge(judged.alone.confusion)
-        self._background.submit(self._write, judged)
+    def __call__(self, validated: ValidationResult) -> None:
+        """Write the maps of an image and keep its record, in the background."""
+        self._confusion.merge(validated.counts.confusion)
+        self._background.submit(self._write, validated)
 
-    def _write(self, judged: Judged) -> None:
-        item, num_stuff = judged.item, self.dataset.metadata.num_stuff
-        photo = self.dataset.image_path(item.id).relative_to(self._photos).as_posix()
+    def _write(self, validated: ValidationResult) -> None:
+        item, num_stuff = validated.item, self.dataset.metadata.num_stuff
+        image_file = self.dataset.image_path(item.id).relative_to(self._images).as_posix()
         ids, truth = gt_segments_from_instances(item.mask.numpy(), item.cat, item.iscrowd, num_stuff, item.id)
-        gt_entry = self.ground_truth.add_map(item.id, ids, with_boxes(ids, truth, num_stuff), photo)
-        pred_entry = self.prediction.add(item.id, judged.result, photo)
+        gt_entry = self.ground_truth.add_map(item.id, ids, with_boxes(ids, truth, num_stuff), image_file)
+        pred_entry = self.prediction.add(item.id, validated.result, image_file)
         names = gt_entry["file_name"], pred_entry["file_name"]
-        record = image_record(judged.comparison, judged.alone.scores(), ids.shape, item.id, photo, *names)
-        # the writers choose ids of their own, whose colours are those of the classes
+        record = image_record(validated.comparison, validated.counts.scores(), ids.shape, item.id, image_file, *names)
+        # the writers assign new ids, whose colours are those of the classes
         gt_id = {s.id: entry["id"] for s, entry in zip(truth, gt_entry["segments_info"])}
-        pred_id = {s.id: entry["id"] for s, entry in zip(judged.comparison.pred, pred_entry["segments_info"])}
+        pred_id = {s.id: entry["id"] for s, entry in zip(validated.comparison.pred, pred_entry["segments_info"])}
         self.records.append(
             replace(
                 record,
@@ -76,12 +76,12 @@ class EvaluationWriter:
         )
 
     def finish(self, world: World, title: str, scores: PanopticScores) -> None:
-        """Bring the work of all processes together; all of them must call it.
+        """Gather the records of all processes and write the summary; a collective call.
 
         Parameters
         ----------
         world : the processes
-        title : what was evaluated
+        title : model and data, for the report
         scores : of all images
         """
         self._background.finish()
@@ -102,7 +102,7 @@ class EvaluationWriter:
             self._confusion.counts,
             maps[0],
             maps[1],
-            self._photos,
+            self._images,
             own_maps=True,
         )
         write_summary(summary)

@@ -1,4 +1,4 @@
-"""How good a network is on a split: predictions at the image's own size against its ground truth."""
+"""Score a network on a split: predictions at native image size against the ground truth."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from seamseg.utils.progress import progress
 
 @dataclass(frozen=True)
 class ValidationItem:
-    """An image of a split: network input `3 x H x W`, instance ids `L x h x w` at its own size, and their classes."""
+    """An image of a split: network input `3 x H x W`, instance ids `L x h x w` at native size, and their classes."""
 
     id: str
     image: Tensor
@@ -46,13 +46,13 @@ class ValidationItem:
 
     @property
     def native_size(self) -> tuple[int, int]:
-        """`(h, w)` of the image itself"""
+        """Native size `(h, w)` of the image."""
         return int(self.mask.shape[-2]), int(self.mask.shape[-1])
 
 
 @dataclass(frozen=True)
 class _ValidationTransform:
-    """Network input as in prediction, ground truth as it is."""
+    """Transforms the image as in prediction and leaves the ground truth unchanged."""
 
     image: TestTransform
 
@@ -63,43 +63,43 @@ class _ValidationTransform:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """An image with what the network says of it, and how that compares.
+class ValidationResult:
+    """An image with its prediction, and how that matches the ground truth.
 
     Attributes
     ----------
     item : the image and its ground truth
-    prediction, result : of the network; the result at the image's own size
-    comparison : of the segments
-    alone : the counts of this image only
+    prediction, result : of the network; the result at native size
+    comparison : match of the segments
+    counts : of this image only
     """
 
     item: ValidationItem
     prediction: Prediction
     result: PanopticResult
     comparison: Comparison
-    alone: PanopticEvaluator
+    counts: PanopticEvaluator
 
 
-Observer = Callable[[Judged], None]
-"""Is shown each image of this process."""
+Observer = Callable[[ValidationResult], None]
+"""Called with each image of this process."""
 
 
 @dataclass(frozen=True)
 class Validator:
     """Scores a network on one split of a data set.
 
-    Every image counts exactly once however many processes share the work, and the counts are whole numbers: the scores
-    are the same to the last bit for any number of processes that compute the same predictions.
+    Every image counts exactly once for any number of processes, and the counts are integers: with the same predictions
+    the scores are bit-identical for any number of processes.
 
     Parameters
     ----------
-    dataset : split; made by :meth:`open`
-    config : thresholds of the fusion, batch size, workers, `general.eval_mode`; with `general.eval_coco` the scores
-        have average precision, too, of the detections before they are fused, at the image's own size
-    world : the processes that share the work; all of them must call :meth:`__call__`
-    legacy : compare at network size and count as the original did
-    quiet : no progress
+    dataset : split; opened by :meth:`open`
+    config : thresholds of the fusion, batch size, workers, `general.eval_mode`; `general.eval_coco` adds the
+        average precision of the detections before fusion, at native size
+    world : the processes, among which the images are divided; :meth:`__call__` is a collective call
+    legacy : compare at network size and count as the original
+    quiet : show no progress
     """
 
     dataset: PanopticDataset
@@ -112,17 +112,17 @@ class Validator:
     def open(
         root: str | Path, split: str, config: Config, world: World, legacy: bool = False, quiet: bool = False
     ) -> Validator:
-        """For a split of a dataset folder; the other arguments are the attributes.
+        """Open a split of a dataset folder; the other arguments are the attributes.
 
         Raises
         ------
         InputError
-            if the folder or the split is missing or broken, or if pycocotools is, for `general.eval_coco`
+            if the folder or the split is missing or broken, or `general.eval_coco` needs pycocotools, which is missing
         """
         if config.general.eval_coco:
             require_pycocotools()
         options = config.dataloader
-        # the original knew no limit of the longest side
+        # the original has no limit of the longest side
         transform = (
             TestTransform(options.shortest_size, None, options.rgb_mean, options.rgb_std)
             if legacy
@@ -131,13 +131,13 @@ class Validator:
         return Validator(PanopticDataset(root, split, _ValidationTransform(transform)), config, world, legacy, quiet)
 
     def __call__(self, net: PanopticNet, observer: Observer | None = None, desc: str = "validate") -> PanopticScores:
-        """The scores of a network, which is left in the mode it was in.
+        """Score a network, preserving its training or evaluation mode.
 
         Parameters
         ----------
         net : on the device of this process
         observer : see :data:`Observer`
-        desc : what the progress says
+        desc : label of the progress bar
         """
         classes = class_infos(self.dataset.metadata)
         evaluator = PanopticEvaluator(classes, self.legacy)
@@ -155,19 +155,19 @@ class Validator:
         return scores if instances is None else replace(scores, instances=self._average_precision(instances))
 
     def _average_precision(self, instances: InstanceEvaluator) -> InstanceScores:
-        """The scores of the images of all processes, by the main one, which tells the others."""
+        """Compute the scores over the images of all processes; a collective call."""
         parts = gather_to_main(self.world, instances.images)
         images = None if parts is None else [image for part in parts for image in part]
         return broadcast_object(self.world, None if images is None else average_precision(instances.classes, images))
 
     def best_by(self, scores: PanopticScores) -> float:
-        """The number that decides which snapshot is the best: PQ, or mIoU with `general.eval_mode = separate`."""
+        """Return the score that selects the best snapshot: PQ, or mIoU with `general.eval_mode = separate`."""
         score = scores.mIoU if self.config.general.eval_mode == "separate" else scores.PQ
         return 0.0 if math.isnan(score) else score
 
     @property
     def _batch_size(self) -> int:
-        # the original's predictions depend on the batch, since it pads; one by one is the only neutral way to repeat it
+        # the original pads batches, so its predictions depend on the batch; single images avoid that
         return 1 if self.legacy else self.config.dataloader.val_batch_size or 1
 
     def _items(self, desc: str) -> Any:
@@ -202,13 +202,13 @@ class Validator:
                 size = prediction.size
                 mask = resize_nearest(mask, size)
             result = to_result(fused, size, num_stuff)
-            alone = PanopticEvaluator(evaluator.classes, self.legacy)
-            comparison = alone.add_result(mask, item.cat, item.iscrowd, result, item.id)
-            evaluator.merge(alone)
+            counts = PanopticEvaluator(evaluator.classes, self.legacy)
+            comparison = counts.add_result(mask, item.cat, item.iscrowd, result, item.id)
+            evaluator.merge(counts)
             if instances is not None:
                 instances.add(item.mask, item.cat, item.iscrowd, prediction, item.id)
             if observer is not None:
-                observer(Judged(item, prediction, result, comparison, alone))
+                observer(ValidationResult(item, prediction, result, comparison, counts))
 
 
 def _item(data: Any) -> ValidationItem:

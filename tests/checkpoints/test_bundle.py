@@ -164,10 +164,12 @@ def test_header_round_trip() -> None:
 def test_missing(tmp_path: Path) -> None:
     message = refusal(tmp_path / "model.zip")
     assert message.startswith(f"{tmp_path / 'model.zip'}: no such model; MODEL is a published .zip")
-    assert "run folder" in message and "Vistas" not in message
+    assert "run folder" in message
+    assert "Vistas" not in message
     # the name of the published one: where it is, and nothing that is not known
     message = refusal(tmp_path / "seamseg_r50_vistas.zip")
-    assert "README of the original project, github.com/mapillary/seamseg" in message and VISTAS_MD5 in message
+    assert "README of the original project, github.com/mapillary/seamseg" in message
+    assert VISTAS_MD5 in message
     assert "\n" not in message
 
 
@@ -196,7 +198,7 @@ def test_a_typo_in_the_configuration_names_the_model(tmp_path: Path) -> None:
 
 def test_no_classes(tmp_path: Path) -> None:
     path = write_snapshot(tmp_path / "model.pth.tar", metadata=None)
-    assert refusal(path).endswith("does not say what its classes are; give metadata.bin with --meta")
+    assert refusal(path).endswith("holds no classes; give metadata.bin with --meta")
 
 
 def test_broken_header(tmp_path: Path) -> None:
@@ -238,11 +240,11 @@ def test_a_snapshot_of_another_task(tmp_path: Path) -> None:
 
 def test_a_snapshot_of_a_backbone_only(tmp_path: Path) -> None:
     path = write_snapshot(tmp_path / "body.tar", state={"body": parts()["body"]})
-    assert refusal(path).endswith("has no rpn_head, roi_head: only weights to start from, no whole network")
+    assert refusal(path).endswith("has no rpn_head, roi_head: pre-trained weights, not a whole network")
 
 
 def test_zip_without_a_snapshot(tmp_path: Path) -> None:
-    assert refusal(published(tmp_path, tar=None)).endswith("holds no *.tar snapshot: it is no published model")
+    assert refusal(published(tmp_path, tar=None)).endswith("holds no *.tar snapshot: it is not a published model")
 
 
 def test_zip_without_metadata_needs_meta(tmp_path: Path) -> None:
@@ -271,7 +273,8 @@ def test_zip_with_a_flipped_byte(tmp_path: Path) -> None:
     data[2000] ^= 0xFF
     path.write_bytes(data)
     message = refusal(path)
-    assert "damaged or unreadable zip (Bad CRC-32" in message and "download it again" in message
+    assert "damaged or unreadable zip (Bad CRC-32" in message
+    assert "download it again" in message
 
 
 def test_encrypted_zip(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import struct
 import sys
 import zipfile
@@ -106,7 +107,9 @@ def measure(cases: dict[str, tuple[Path, str]], allowed: int) -> None:
     for (name, (path, expected)), (message, growth) in zip(
         cases.items(), refusals(setup, f"open_model({str(path_of_good(cases))!r})", calls)
     ):
-        assert expected in message and str(path) in message and "\n" not in message, (name, message)
+        assert expected in message, (name, message)
+        assert str(path) in message, (name, message)
+        assert "\n" not in message, (name, message)
         assert growth < allowed, f"{name}: {growth} MiB to refuse it"
 
 
@@ -151,11 +154,11 @@ def evil(path: Path, content: Any, old: bool = False) -> Path:
     [
         (lambda: torch.zeros(1).expand(1 << 20, 1 << 20), "a tensor of 4398046511104 bytes has a storage of 4"),
         (lambda: {str(i): torch.zeros(1).expand(1 << 20) for i in range(5)}, "of 4194304 bytes has a storage of 4"),
-        (lambda: Call(bytearray, 1 << 30), "builtins.bytearray of unusual arguments"),
-        (lambda: Call(bytearray, np.int64(1 << 40)), "builtins.bytearray of unusual arguments"),
-        (lambda: Call(OrderedDict, torch.zeros(9, 2)), "collections.OrderedDict of unusual arguments"),
-        (lambda: Call(set, [torch.zeros(2)]), "builtins.set of unusual arguments"),
-        (lambda: Call(np.dtype, "V2000000000"), "numpy.dtype of unusual arguments"),
+        (lambda: Call(bytearray, 1 << 30), "builtins.bytearray with unsupported arguments"),
+        (lambda: Call(bytearray, np.int64(1 << 40)), "builtins.bytearray with unsupported arguments"),
+        (lambda: Call(OrderedDict, torch.zeros(9, 2)), "collections.OrderedDict with unsupported arguments"),
+        (lambda: Call(set, [torch.zeros(2)]), "builtins.set with unsupported arguments"),
+        (lambda: Call(np.dtype, "V2000000000"), "numpy.dtype with unsupported arguments"),
         (lambda: Call(torch.Tensor, 1 << 40), "holds pickled code (torch.Tensor"),
         (lambda: Call(torch.FloatTensor, 1 << 40), "holds pickled code (torch.FloatTensor)"),
         (lambda: {((1, 2), 3): 1}, "keys that are neither names nor numbers"),
@@ -194,11 +197,11 @@ def test_storages_longer_than_their_records(tmp_path: Path) -> None:
     path = evil(tmp_path / "model.pth.tar", {"x": torch.arange(1000.0)})
     assert torch.equal(load_tensors(path, "x")["state_dict"]["body"]["x"], torch.arange(1000.0))
     repacked(path, data_0=bytes(16))
-    assert "refused: it states 4000 bytes for the storage '0' and holds 16" in refusal(path)
+    assert "refused: its storage '0' of 4000 bytes has 16 bytes of data" in refusal(path)
     evil(path, {"x": torch.zeros(1000)}, old=True)
     # 1000 as the pickle writes it
     path.write_bytes(path.read_bytes().replace(b"M\xe8\x03", b"J\0\0\0\x40"))
-    assert "for the storage" in refusal(path) and "refused: it states 4294967296 bytes" in refusal(path)
+    assert re.search("refused: its storage .* of 4294967296 bytes has", refusal(path))
 
 
 def test_records_that_two_readers_would_see_differently(tmp_path: Path) -> None:
@@ -230,7 +233,7 @@ def test_texts_that_are_none(tmp_path: Path) -> None:
     for _ in range(40):
         deep = [deep, deep]  # of 40 lists a text of a terabyte
     torch.save({"config": deep, "state_dict": PARTS}, path)
-    assert refusal(path).endswith("its 'config' is no text but a list")
+    assert refusal(path).endswith("its 'config' is not text but a list")
     write_snapshot(path, config="[general]\n", metadata={**metadata_header(CLASSES), "categories": [deep] * 3})
     with pytest.raises(InputError, match="not a metadata file: a category is no text but a list"):
         open_model(path)
@@ -283,7 +286,9 @@ def test_odd_metadata(tmp_path: Path, data: bytes, expected: str) -> None:
 
     with pytest.raises(InputError) as error:
         parse_metadata(data, "m.bin")
-    assert expected in str(error.value) and str(error.value).startswith("m.bin: ") and "\n" not in str(error.value)
+    assert expected in str(error.value)
+    assert str(error.value).startswith("m.bin: ")
+    assert "\n" not in str(error.value)
 
 
 # --- networks
@@ -314,7 +319,10 @@ def test_absurd_networks(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(InputError) as error:
         open_model(path)
     message = str(error.value)
-    assert expected in message and str(path) in message and "\n" not in message and len(message) < 500
+    assert expected in message
+    assert str(path) in message
+    assert "\n" not in message
+    assert len(message) < 500
 
 
 def test_the_published_pickle_module_is_not_asked(tmp_path: Path) -> None:

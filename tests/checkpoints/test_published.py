@@ -29,7 +29,9 @@ def test_the_zip_predicts_as_the_run_it_was_made_of(micro, micro_run, tmp_path):
     photo = micro / "img" / "val0.png"
     model = seamseg.load(path, device="cpu", min_stuff_area=0)
     of_run = seamseg.load(str(micro_run / "model_last.pth.tar"), device="cpu", min_stuff_area=0)
-    assert model.metadata == of_run.metadata and model.metadata.images == []
+    assert model.metadata == of_run.metadata
+    assert model.metadata.images == []
     found, wanted = model.predict(photo), of_run.predict(photo)
-    assert found.segments and found.segments == wanted.segments
+    assert found.segments
+    assert found.segments == wanted.segments
     assert np.array_equal(found.id_map, wanted.id_map)

@@ -60,7 +60,7 @@ def test_missing_and_surplus_tensors() -> None:
 def test_values_that_are_no_tensors() -> None:
     net = Net()
     report = load_module(net.rpn_head, {"weight": 3, "bias": net.rpn_head.bias}, "rpn_head")  # type: ignore[dict-item]
-    assert report.skipped == ["rpn_head.weight (no tensor)"]
+    assert report.skipped == ["rpn_head.weight (not a tensor)"]
     assert report.loaded == 1
 
 

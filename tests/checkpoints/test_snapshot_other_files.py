@@ -81,7 +81,7 @@ def test_checkpoints_of_other_programs(tmp_path: Path, content: Any) -> None:
 
 def test_a_part_that_is_no_state_dict(tmp_path: Path) -> None:
     torch.save({"state_dict": {"body": [1]}}, tmp_path / "model.pth.tar")
-    assert "its 'body' is no state dict but a list" in refusal(tmp_path / "model.pth.tar")
+    assert "its 'body' is not a state dict but a list" in refusal(tmp_path / "model.pth.tar")
 
 
 @pytest.mark.parametrize("how", ["torch", "old torch", "pickle"])

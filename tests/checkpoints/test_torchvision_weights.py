@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seamseg.checkpoints.torchvision_weights import ARCHITECTURES, convert_backbone, our_key, rename
+from seamseg.checkpoints.torchvision_weights import ARCHITECTURES, body_key, convert_backbone, rename
 from seamseg.cli.main import main
 from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.ops.norm import InPlaceABN
@@ -41,7 +41,7 @@ def resnet18() -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("net", MAP)
 def test_names_are_those_of_the_original(net: str) -> None:
-    assert {theirs: our_key(theirs) for theirs, _ in MAP[net]} == dict(MAP[net])
+    assert {theirs: body_key(theirs) for theirs, _ in MAP[net]} == dict(MAP[net])
 
 
 def test_all_architectures_of_the_original() -> None:
@@ -50,7 +50,7 @@ def test_all_architectures_of_the_original() -> None:
 
 @pytest.mark.parametrize("key", ["fc.weight", "fc.bias", "layer5.0.conv1.weight", "conv10.weight", "mod1.conv1.weight"])
 def test_what_is_no_part_of_the_body(key: str) -> None:
-    assert our_key(key) is None
+    assert body_key(key) is None
 
 
 def test_conversion_fills_a_body(tmp_path: Path, resnet18: dict[str, Tensor]) -> None:
@@ -90,7 +90,8 @@ def test_partial_weights_convert_what_they_hold(
     assert main(["convert-backbone", "resnet18", str(tmp_path / "out.pth"), "--weights", str(tmp_path / "in.pth")]) == 0
     said = capsys.readouterr().out
     assert "98 tensors of resnet18" in said
-    assert "lack 2 tensors" in said and "mod5.block2.convs.conv1.weight" in said
+    assert "lack 2 tensors" in said
+    assert "mod5.block2.convs.conv1.weight" in said
     assert "negative" in said
 
 
@@ -103,7 +104,7 @@ def test_weights_of_another_depth(resnet18: dict[str, Tensor]) -> None:
 
 def test_weights_with_our_names(resnet18: dict[str, Tensor]) -> None:
     ours, _ = rename("resnet18", resnet18)
-    with pytest.raises(InputError, match="its names are ours already"):
+    with pytest.raises(InputError, match="it is converted already"):
         rename("resnet18", ours)
 
 
@@ -147,7 +148,8 @@ def test_no_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(builtins, "__import__", without_torchvision)
     assert main(["convert-backbone", "resnet18", str(tmp_path / "out.pth")]) == 1
     said = capsys.readouterr().err
-    assert "torchvision cannot be imported" in said and "--weights" in said
+    assert "torchvision cannot be imported" in said
+    assert "--weights" in said
     assert said.count("\n") == 1
 
 

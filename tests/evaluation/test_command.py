@@ -46,16 +46,16 @@ def test_legacy_metrics(files, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "say what to score"),
-        (["model.zip"], "say what to score"),
-        (["--gt", "GT"], "--gt and --pred go together"),
-        (["model.zip", "data", "--gt", "GT", "--pred", "PRED"], "exclude each other"),
+        ([], "nothing to score"),
+        (["model.zip"], "nothing to score"),
+        (["--gt", "GT"], "--gt and --pred must be given together"),
+        (["model.zip", "data", "--gt", "GT", "--pred", "PRED"], "are mutually exclusive"),
         (["--gt", "GT", "--pred", "PRED", "--split", "val"], "--split"),
         (["model.zip", "data", "--workers", "2"], "--workers"),
         (["--gt", "GT", "--pred", "PRED", "--workers", "0"], "at least 1"),
         (["model.zip", "data", "--photos", "p"], "--photos"),
         (["--gt", "GT", "--pred", "PRED", "--out", "GT"], "must be a folder"),
-        (["--gt", "GT", "--pred", "PRED", "--out", "o", "--legacy-metrics"], "exclude each other"),
+        (["--gt", "GT", "--pred", "PRED", "--out", "o", "--legacy-metrics"], "are mutually exclusive"),
         (["--gt", "missing.json", "--pred", "PRED"], "missing.json: no such file"),
     ],
 )
@@ -73,18 +73,16 @@ def test_model_on_a_data_set(files, tmp_path, capsys, monkeypatch):
 
     asked = {}
 
-    def evaluate_model(*args, **options):
-        asked.update(options, args=args)
+    def evaluate_model(*args):
+        asked["args"] = args
         return SimpleNamespace(scores=evaluate_panoptic_json(*files))
 
     monkeypatch.setattr(evaluate, "evaluate_model", evaluate_model)
     words = ["evaluate", "run", "data", "--split", "val", "--set", "a.b=1", "--set", "c.d=2", "--legacy-metrics"]
     assert main(words) == 0
     assert "33.33" in capsys.readouterr().out
-    assert asked == {
-        "args": ("run", "data"), "split": "val", "config": None, "meta": None, "device": "auto",
-        "overrides": ["a.b=1", "c.d=2"], "legacy": True, "quiet": False, "out": None,
-    }  # fmt: skip
+    options = evaluate.EvaluationOptions("val", overrides=["a.b=1", "c.d=2"], legacy=True)
+    assert asked == {"args": ("run", "data", options)}
     # of several processes only the first one speaks
     monkeypatch.setenv("RANK", "1")
     assert main(["evaluate", "run", "data", "--json", str(tmp_path / "m.json")]) == 0

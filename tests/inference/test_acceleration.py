@@ -24,6 +24,7 @@ from seamseg.inference.tiling.tiles import Tiling
 from seamseg.inference.tta import Augmentation
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
+from seamseg.models.panoptic import DenseOutputs
 from seamseg.structures import PackedSequence
 from seamseg.utils import progress
 from seamseg.utils.errors import InputError, SeamsegError

@@ -21,7 +21,7 @@ from seamseg.ops.fused import FusedConv2d, FusedLinear
 from seamseg.ops.norm import ABN, ActivatedGroupNorm
 from seamseg.predict.profiling import STAGES
 from seamseg.structures import PackedSequence
-from seamseg.training.optim.precision import number_type
+from seamseg.training.step import compute_dtype
 from seamseg.utils.errors import InputError
 
 
@@ -180,7 +180,7 @@ def test_auto_is_the_same_for_training_prediction_and_doctor(monkeypatch, bf16, 
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     cpu = torch.device("cpu")
     wanted = torch.bfloat16 if bf16 or amx else torch.float32
-    assert choose_precision("auto", cpu) == number_type("auto", cpu) == wanted
+    assert choose_precision("auto", cpu) == compute_dtype("auto", cpu) == wanted
     said = " ".join(hints({**dict.fromkeys(STAGES, 0.0), "body": 1.0}, "cpu", "fp32", 0.0))
     assert ("--precision bf16" in said, "fp32 is the fastest" in said) == (bf16 or amx, not (bf16 or amx))
     # asked for, it is still served by oneDNN in one pass
@@ -203,7 +203,7 @@ def test_auto_is_about_the_gpu_that_is_used(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: current[0] == 1)
     for index, wanted in enumerate((torch.float32, torch.bfloat16)):
         device = torch.device("cuda", index)
-        assert choose_precision("auto", device) == number_type("auto", device) == wanted
+        assert choose_precision("auto", device) == compute_dtype("auto", device) == wanted
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_precision("auto", device) == torch.float32
 

@@ -9,8 +9,8 @@ from support.networks import tiny_config, toy_batch
 
 from seamseg.models.build import build_training_module
 from seamseg.structures import DeferredTransform
-from seamseg.training.device_transforms import prepare_batch
 from seamseg.training.optim.optimizer import build_optimizer
+from seamseg.training.prefetch import prepare_batch
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from seamseg.config import default_config
 from seamseg.ops.norm import InPlaceABN
 from seamseg.training.optim.optimizer import build_optimizer, fill_state
-from seamseg.training.optim.precision import autocast
+from seamseg.training.step import autocast
 from seamseg.training.update import Update
 from seamseg.utils.distributed import World
 

@@ -14,7 +14,7 @@ from seamseg.config import config_from_string
 from seamseg.models.build import build_training_module
 from seamseg.models.criterion import TrainingModule
 from seamseg.structures import VOID, Batch, PackedSequence
-from seamseg.training.parallel import in_parallel
+from seamseg.training.ddp import wrap_distributed
 from seamseg.training.step import Stepper, StepResult
 from seamseg.utils.distributed import World, distributed
 from support.micro import CONFIG, narrow_body
@@ -41,7 +41,7 @@ class Network:
         self.module: TrainingModule = build_training_module(config, 2, 2).double()
         self._start = {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
         optimizer = torch.optim.SGD(self.module.parameters(), lr=0.0)
-        self.stepper = Stepper(config, in_parallel(self.module, config, world), optimizer, world)
+        self.stepper = Stepper(config, wrap_distributed(self.module, config, world), optimizer, world)
 
     def begin(self, step: int) -> None:
         """Other weights for each step, the same for every network of this size; fresh statistics."""

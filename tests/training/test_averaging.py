@@ -6,7 +6,7 @@ from support.step_equality import Network, batch_of, images_of, in_float64
 from torch.testing import assert_close
 
 from seamseg.models.criterion import Losses
-from seamseg.training.averaging import ProcessAverage, StepAverage, joined, look_ahead
+from seamseg.training.averaging import ProcessAverage, StepAverage, combine_losses, preview_losses
 from seamseg.utils.distributed import World
 
 
@@ -15,15 +15,16 @@ def losses(mean, count):
 
 
 def test_means_are_weighted_by_counts():
-    whole = joined(World(), [losses(1.0, 1), losses(3.0, 99), losses(0.0, 0)])
-    assert whole.counts["a"].item() == 100 and whole.means["a"].item() == pytest.approx((1 + 3 * 99) / 100)
-    nothing = joined(World(), [losses(0.0, 0)])
+    whole = combine_losses(World(), [losses(1.0, 1), losses(3.0, 99), losses(0.0, 0)])
+    assert whole.counts["a"].item() == 100
+    assert whole.means["a"].item() == pytest.approx((1 + 3 * 99) / 100)
+    nothing = combine_losses(World(), [losses(0.0, 0)])
     assert nothing.means["a"].item() == 0 == nothing.counts["a"].item()
 
 
 def test_by_process_each_batch_weighs_the_same():
     average = ProcessAverage(2)
-    shares = [average.share(losses(1.0, 1))["a"], average.share(losses(3.0, 99))["a"]]
+    shares = [average.add(losses(1.0, 1))["a"], average.add(losses(3.0, 99))["a"]]
     assert [share.item() for share in shares] == [0.5, 1.5]
     assert average.means()["a"].item() == 2.0
 
@@ -31,7 +32,7 @@ def test_by_process_each_batch_weighs_the_same():
 def test_by_step_each_sample_weighs_the_same():
     parts = [losses(1.0, 1), losses(3.0, 99)]
     average = StepAverage(World(), parts)
-    shares = [average.share(part)["a"] for part in parts]
+    shares = [average.add(part)["a"] for part in parts]
     assert_close(torch.stack(shares), torch.tensor([0.01, 2.97]))
     assert_close(average.means()["a"], torch.tensor(2.98))
     sum(shares).backward()
@@ -45,12 +46,13 @@ def test_looking_ahead_leaves_no_trace_and_counts_what_training_counts():
         network.begin(1)
         batches = [batch_of(part) for part in images_of(1, 3)]
         before, chance = network.buffers(), torch.get_rng_state()
-        ahead = look_ahead(network.module, torch.device("cpu"), lambda: [network.module(b) for b in batches])
+        ahead = preview_losses(network.module, torch.device("cpu"), lambda: [network.module(b) for b in batches])
         assert all(torch.equal(b, before[name]) for name, b in network.buffers().items())
         assert torch.equal(chance, torch.get_rng_state())
         trained = [network.module(batch) for batch in batches]
         assert any(float(part.counts["roi_msk_loss"]) > 0 for part in trained)
         for one, two in zip(ahead, trained):
-            assert not one.means["obj_loss"].requires_grad and two.means["obj_loss"].requires_grad
+            assert not one.means["obj_loss"].requires_grad
+            assert two.means["obj_loss"].requires_grad
             assert one.counts == two.counts
             assert all(one.means[name].item() == two.means[name].item() for name in two.means)

@@ -43,5 +43,6 @@ def test_the_others_end(tmp_path, moment, signal, size):
     assert codes == [1] * (size - 1) + [-9 if signal == "SIGKILL" else None], said
     for text in said[:-1]:
         lines = [line for line in text.splitlines() if line.startswith("seamseg train: ")]
-        assert len(lines) == 1 and "lost touch with the others" in lines[0], text
+        assert len(lines) == 1, text
+        assert "lost touch with the others" in lines[0], text
         assert "Traceback" not in text, text

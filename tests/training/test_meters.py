@@ -21,9 +21,9 @@ def test_taking_averages_begins_anew():
     averages = Averages()
     averages.update({"a": 1.0})
     averages.update({"a": 3.0})
-    assert averages.take() == {"a": 2.0}
+    assert averages.pop_means() == {"a": 2.0}
     averages.update({"a": 5.0})
-    assert averages.take() == {"a": 5.0}
+    assert averages.pop_means() == {"a": 5.0}
 
 
 def losses(*values):
@@ -37,14 +37,18 @@ def add(log, step, ids, values, total, norm=1.0, skipped=False):
 def test_losses_are_read_once_an_interval():
     log = LossLog(interval=2)
     add(log, 1, ["a"], (1.0, 2.0), 3.0)
-    assert not log.full and log.recent.meters == {}
+    assert not log.full
+    assert log.recent.meters == {}
     add(log, 2, ["b"], (3.0, 2.0), 5.0, norm=4.0)
-    assert log.full and log.flush() is None and not log.full
-    assert log.recent.take() == {"obj_loss": 2.0, "sem_loss": 2.0, "loss": 4.0}
-    assert log.gradients.take() == {"grad_norm": 2.5}
+    assert log.full
+    assert log.flush() is None
+    assert not log.full
+    assert log.recent.pop_means() == {"obj_loss": 2.0, "sem_loss": 2.0, "loss": 4.0}
+    assert log.gradients.pop_means() == {"grad_norm": 2.5}
     add(log, 3, ["c"], (1.0, 1.0), 2.0)
-    assert log.flush() is None and log.flush() is None
-    assert log.recent.take() == {"obj_loss": 1.0, "sem_loss": 1.0, "loss": 2.0}
+    assert log.flush() is None
+    assert log.flush() is None
+    assert log.recent.pop_means() == {"obj_loss": 1.0, "sem_loss": 1.0, "loss": 2.0}
     assert log.epoch.meters["loss"].mean == pytest.approx(10 / 3)
     assert "grad_norm" not in log.epoch.meters
 
@@ -57,9 +61,9 @@ def test_the_first_bad_step_is_found_with_its_images(value):
     add(log, 9, ["later"], (value, value), value, norm=value)
     found = log.flush()
     assert (found.step, found.ids, found.of_loss) == (8, ["left", "right"], True)
-    assert found.words == f"sem_loss = {value}, loss = {value}"
+    assert found.problem == f"sem_loss = {value}, loss = {value}"
     assert found.losses["obj_loss"] == 1.0
-    assert log.recent.take()["loss"] == 3.0
+    assert log.recent.pop_means()["loss"] == 3.0
 
 
 def test_a_loss_over_the_limit_is_found():
@@ -67,7 +71,7 @@ def test_a_loss_over_the_limit_is_found():
     add(log, 1, ["a"], (1.0, 99.0), 100.0)
     assert log.flush() is None
     add(log, 2, ["b"], (1.0, 100.0), 101.0)
-    assert log.flush().words == "loss = 101 is above general.loss_limit = 100"
+    assert log.flush().problem == "loss = 101 is above general.loss_limit = 100"
     free = LossLog(limit=0)
     add(free, 1, ["b"], (1.0, 1e30), 1e30)
     assert free.flush() is None
@@ -77,26 +81,30 @@ def test_a_gradient_that_is_not_finite():
     log = LossLog()
     add(log, 1, ["a"], (1.0, 2.0), 3.0, norm=float("inf"), skipped=True)
     found = log.flush()
-    assert not found.of_loss and found.words == "the gradient's norm = inf"
+    assert not found.of_loss
+    assert found.problem == "gradient norm = inf"
 
 
 def test_steps_skipped_by_float16_are_counted():
     log = LossLog(interval=3, overflows=True)
     for step, norm in enumerate((float("inf"), 2.0, float("nan"))):
         add(log, step, ["a"], (1.0, 2.0), 3.0, norm=norm, skipped=norm != 2.0)
-    assert log.flush() is None and log.skipped == 2
-    assert log.gradients.take() == {"grad_norm": 2.0} and log.gradients.take() == {}
+    assert log.flush() is None
+    assert log.skipped == 2
+    assert log.gradients.pop_means() == {"grad_norm": 2.0}
+    assert log.gradients.pop_means() == {}
 
 
 def test_a_row_of_overflows_may_reach_over_epochs():
     log = LossLog(overflows=True)
     for epoch in range(MAX_OVERFLOWS):
         log.begin_epoch()
-        assert log.skipped == 0 and log.recent.take() == {}
+        assert log.skipped == 0
+        assert log.recent.pop_means() == {}
         add(log, epoch, ["a"], (1.0, 2.0), 3.0, norm=float("inf"), skipped=True)
         found = log.flush()
         assert (found is None) == (epoch + 1 < MAX_OVERFLOWS)
-    assert "in a row" in found.words
+    assert "in a row" in found.problem
 
 
 @pytest.mark.parametrize("between_epochs", [True, False])
@@ -110,7 +118,8 @@ def test_a_row_of_overflows_goes_on_in_a_resumed_training(between_epochs):
         after.begin_epoch()
     add(after, MAX_OVERFLOWS, ["a"], (1.0, 2.0), 3.0, norm=float("inf"), skipped=True)
     found = after.flush()
-    assert found is not None and "in a row" in found.words
+    assert found is not None
+    assert "in a row" in found.problem
 
 
 def test_states_of_releases_without_the_row_are_read():

@@ -47,10 +47,12 @@ def test_groups_of_the_published_configurations(name, published_config):
 
 def test_frozen_norm_layers_do_not_learn_and_decay_is_optional():
     norm, other = build_optimizer(small_net(), options(bn_frozen=True, weight_decay_norm=True)).param_groups
-    assert norm["lr"] == 0.0 and other["lr"] == 0.01
+    assert norm["lr"] == 0.0
+    assert other["lr"] == 0.01
     assert norm["weight_decay"] == other["weight_decay"] == 1e-4
     norm, _ = build_optimizer(small_net(), options(bn_frozen=False, weight_decay_norm=False)).param_groups
-    assert norm["lr"] == 0.01 and norm["weight_decay"] == 0.0
+    assert norm["lr"] == 0.01
+    assert norm["weight_decay"] == 0.0
 
 
 def test_parameters_without_gradient_and_shared_ones_appear_at_most_once():
@@ -58,7 +60,8 @@ def test_parameters_without_gradient_and_shared_ones_appear_at_most_once():
     net[0].weight.requires_grad_(False)
     net.append(net[1])
     norm, other = split_parameters(net)
-    assert len(norm) == 6 and len(other) == 2
+    assert len(norm) == 6
+    assert len(other) == 2
 
 
 def trained(config):
@@ -90,7 +93,9 @@ def test_adamw_has_the_groups_of_sgd():
     for one, two in zip(adamw.param_groups, sgd.param_groups, strict=True):
         assert [p.shape for p in one["params"]] == [p.shape for p in two["params"]]
         assert (one["lr"], one["weight_decay"]) == (two["lr"], two["weight_decay"])
-        assert one["betas"] == (0.8, 0.95) and one["fused"] and two["fused"]
+        assert one["betas"] == (0.8, 0.95)
+        assert one["fused"]
+        assert two["fused"]
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
@@ -104,7 +109,8 @@ def test_a_state_that_was_carried_over_continues_with_the_same_bits(kind):
         module[0](torch.ones(5, 3)).sum().backward()
         its.step()
     for a, b in zip(net.parameters(), again.parameters()):
-        assert torch.equal(a, b) and optimizer.state[a].keys() == fresh.state[b].keys()
+        assert torch.equal(a, b)
+        assert optimizer.state[a].keys() == fresh.state[b].keys()
         assert all(torch.equal(optimizer.state[a][key], fresh.state[b][key]) for key in optimizer.state[a])
     if kind == "adamw":
         assert [int(fresh.state[p]["step"]) for p in again.parameters()] == [3, 3, 2, 2, 2, 2]
@@ -115,7 +121,7 @@ def test_state_of_the_other_optimizer_is_refused(kind):
     other = {"sgd": "adamw", "adamw": "sgd"}[kind]
     _, optimizer = trained(options(type=other))
     fresh = build_optimizer(trained(options())[0], options(type=kind))
-    with pytest.raises(InputError, match=rf"old\.tar: its optimizer is {other}, this training's {kind}; set"):
+    with pytest.raises(InputError, match=rf"old\.tar: its optimizer is {other}, this training uses {kind}; set"):
         load_optimizer_state(fresh, optimizer.state_dict(), "old.tar")
 
 

@@ -113,8 +113,10 @@ def test_on_the_cpu_batches_pass_through() -> None:
 
     for number, (batch, source_batch) in enumerate(prefetched(source(), torch.device("cpu"))):
         assert len(drawn) == number + 1  # nothing is read ahead
-        assert batch.images[0] is drawn[number].images[0] and source_batch is drawn[number]
-    assert number == 2 and not list(prefetched(iter(()), torch.device("cpu")))
+        assert batch.images[0] is drawn[number].images[0]
+        assert source_batch is drawn[number]
+    assert number == 2
+    assert not list(prefetched(iter(()), torch.device("cpu")))
 
 
 @pytest.mark.gpu

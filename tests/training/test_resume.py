@@ -26,9 +26,8 @@ from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.samplers import Segment
-from seamseg.training.checkpointing.checkpoint import Progress, Start
-from seamseg.training.checkpointing.position import EpochPosition
-from seamseg.training.checkpointing.saver import Saver
+from seamseg.training.checkpointing.checkpoint import EpochPosition, ResumePoint, TrainingProgress
+from seamseg.training.checkpointing.run_folder import SnapshotWriter
 from seamseg.training.optim.schedule import LRSchedule
 from seamseg.training.preemption import Preempted
 from seamseg.training.prefetch import open_loader
@@ -72,13 +71,17 @@ def again(seven: TrainingOptions, run: Path, *more: str) -> TrainingOptions:
 
 def train_until_killed(rank: int, join: Callable[[], None], options: TrainingOptions, step: int) -> None:
     """Train in a process of its own, which ends in this step; the snapshots before it are on the disk."""
-    save = Saver.save
+    save = SnapshotWriter.save
 
-    def save_at_once(self: Saver, *arguments: Any) -> None:
+    def save_at_once(self: SnapshotWriter, *arguments: Any) -> None:
         save(self, *arguments)
         self.wait()
 
-    with narrow_body(), mock.patch.object(Saver, "save", save_at_once), signals_at([step], number=signal.SIGKILL):
+    with (
+        narrow_body(),
+        mock.patch.object(SnapshotWriter, "save", save_at_once),
+        signals_at([step], number=signal.SIGKILL),
+    ):
         run_training(options)
 
 
@@ -161,7 +164,8 @@ def test_a_signal_to_the_whole_group_in_a_validation(seven, straight, tmp_path, 
     more = ("dataloader.num_workers=2", "dataloader.val_batch_size=1", "dataloader.persistent_workers=no")
     options = again(seven, run, "general.val_interval=1", *more)
     assert train_until_done(options) == 1
-    assert told and not multiprocessing.active_children()
+    assert told
+    assert not multiprocessing.active_children()
     calm = replace(options, log_dir=tmp_path / "calm")
     run_training(calm)
     assert result(run) == result(tmp_path / "calm")
@@ -170,10 +174,11 @@ def test_a_signal_to_the_whole_group_in_a_validation(seven, straight, tmp_path, 
 def test_the_schedule_of_an_epoch_that_begins_anew(seven):
     config = load_config(seven.config, "panoptic", (*seven.overrides, "optimizer.accumulate=1", "scheduler.epochs=2"))
     for seed, total in ((config.general.seed, 2 * 7), (config.general.seed + 1, 3 + 2 * 7)):
-        start = Start(Path("s"), Progress(-1, 3), EpochPosition(0, 3, (Segment(1, 1, 3),), (7, seed)))
+        point = ResumePoint(Path("s"), TrainingProgress(-1, 3), EpochPosition(0, 3, (Segment(1, 1, 3),), (7, seed)))
         schedule = LRSchedule("linear", {"from": 1, "to": 0}, [1.0], 2, 7)
-        continue_schedule(schedule, start, open_loader(config, seven.data, seven.config, World()), config)
-        assert schedule.total == total and schedule.factor(total, 1) == 0
+        continue_schedule(schedule, point, open_loader(config, seven.data, seven.config, World()), config)
+        assert schedule.total == total
+        assert schedule.factor(total, 1) == 0
 
 
 def test_interrupted_after_every_step(seven, straight, tmp_path):
@@ -218,9 +223,9 @@ def test_the_message_says_how_to_go_on(seven, tmp_path, seamseg_main, capsys):
             assert seamseg_main(*words) == code
         assert signal.getsignal(number) is before
         error = capsys.readouterr().err
-        assert error.count("--resume auto goes on") == 1
+        assert error.count("--resume auto to continue") == 1
         assert f"{number.name}: stopped after step" in error
-    assert "begins anew" in (tmp_path / "training.log").read_text()
+    assert "starting a new training" in (tmp_path / "training.log").read_text()
 
 
 def test_going_on_with_another_batch_size(seven, tmp_path):
@@ -242,7 +247,9 @@ def test_going_on_with_another_batch_size(seven, tmp_path):
         run_training(again(seven, run, "dataloader.train_batch_size=3", "optimizer.accumulate=1"))
     assert sorted(seen) == sorted(f"train{n}" for n in range(7))
     # two steps, one of the other three images, and an epoch of three
-    assert len(rates) == 6 and rates[-1] == 0.0 and rates[-2] == pytest.approx((1 / 6) ** 0.9)
+    assert len(rates) == 6
+    assert rates[-1] == 0.0
+    assert rates[-2] == pytest.approx((1 / 6) ** 0.9)
     assert "epoch 1/2 [3/3]" in (run / "training.log").read_text()
 
 
@@ -251,7 +258,7 @@ def test_other_images_begin_the_epoch_anew(seven, tmp_path):
         run_training(again(seven, tmp_path / "run"))
     run_training(again(seven, tmp_path / "run", "general.seed=5"))
     log = (tmp_path / "run" / "training.log").read_text()
-    assert "epoch 1 begins anew: the training images or general.seed are others" in log
+    assert "restarting epoch 1: the training images or general.seed differ" in log
     assert load_snapshot(tmp_path / "run" / "model_last.pth.tar").training_meta["global_step"] == 2 + STEPS
 
 
@@ -284,7 +291,7 @@ def test_a_damaged_snapshot_is_passed_over(seven, straight, stopped, capsys):
     (stopped / "snapshots" / f".{newest.name}.1.2.partial").write_text("of a killed process")
     run_training(again(seven, stopped))
     log = (stopped / "training.log").read_text()
-    assert f"left out: {newest}: a truncated or damaged snapshot" in log
+    assert f"skipped: {newest}: a truncated or damaged snapshot" in log
     assert "step-00000004.pth.tar, after epoch 1, step 4" in log
     assert result(stopped) == result(straight)
     assert sorted(p.name for p in (stopped / "snapshots").iterdir()) == [
@@ -348,7 +355,8 @@ def test_a_full_disk_shows_at_the_next_step_and_leaves_the_older_ones(seven, tmp
         run_training(again(seven, run, "general.snapshot_interval=1"))
     monkeypatch.undo()
     kept = list((run / "snapshots").iterdir())
-    assert kept and all(".partial" not in p.name for p in kept)
+    assert kept
+    assert all(".partial" not in p.name for p in kept)
     # the training goes on from there once there is room
     run_training(again(seven, run))
     assert load_snapshot(run / "model_last.pth.tar").training_meta["global_step"] == STEPS
@@ -366,7 +374,9 @@ def test_a_link_that_is_impossible_is_a_copy(seven, straight, tmp_path, monkeypa
 
 def test_snapshots_hold_copies(seven, tmp_path, monkeypatch):
     """What is written is the network of the step, however late it is written."""
-    kept, save = [], Saver.save
+    from seamseg.training.checkpointing.run_folder import SnapshotWriter
+
+    kept, save = [], SnapshotWriter.save
 
     def delayed(self, snapshot, *rest):
         digest = snapshot.state_dict["body"]["backbone.mod1.conv1.weight"].clone()
@@ -374,7 +384,7 @@ def test_snapshots_hold_copies(seven, tmp_path, monkeypatch):
         kept.append((snapshot, digest, momentum))
         save(self, snapshot, *rest)
 
-    monkeypatch.setattr(Saver, "save", delayed)
+    monkeypatch.setattr(SnapshotWriter, "save", delayed)
     run_training(again(seven, tmp_path / "run", "general.snapshot_interval=1"))
     assert not torch.equal(kept[0][1], kept[-1][1])
     for snapshot, weight, momentum in kept:

@@ -47,7 +47,8 @@ def test_run_folder(micro_run, micro):
     }
     assert not [n for n in os.listdir(micro_run) if n.endswith(".partial")]
     last = load_snapshot(micro_run / "model_last.pth.tar")
-    assert last.training_meta["epoch"] == 1 and last.training_meta["global_step"] == 4
+    assert last.training_meta["epoch"] == 1
+    assert last.training_meta["global_step"] == 4
     assert set(last.state_dict) >= {
         "body",
         "rpn_head",
@@ -88,7 +89,8 @@ def test_tensorboard(micro_run):
         "val/PQ",
         "val_PQ/car",
     } <= set(tags["scalars"])
-    assert "train/targets" in tags["images"] and "val/0_proposals_target_prediction" in tags["images"]
+    assert "train/targets" in tags["images"]
+    assert "val/0_proposals_target_prediction" in tags["images"]
     rates = [e.value for e in events.Scalars("lr/other")]
     assert [e.step for e in events.Scalars("lr/other")] == [1, 2, 3, 4]
     assert rates == pytest.approx([0.005 * 0.6665, 0.005, 0.005 * 0.25**0.9, 0.0])
@@ -133,7 +135,7 @@ def test_interrupt_and_resume(micro, micro_config, micro_run, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_step", interrupted)
         assert seamseg_main("train", micro_config, micro, "--log-dir", run, *CPU) == 130
-    assert "with --resume auto) goes on from the newest snapshot" in capsys.readouterr().err
+    assert "with --resume auto) to resume from the newest snapshot" in capsys.readouterr().err
     last = run / "model_last.pth.tar"
     assert load_snapshot(last).training_meta["epoch"] == 0
     if original:
@@ -162,12 +164,13 @@ def test_eval_repeats_the_last_validation(micro, micro_config, micro_run, tmp_pa
     words = ("train", micro_config, micro, "--log-dir", tmp_path, "--eval", *CPU)
     assert seamseg_main(*words, "--resume", last) == 0
     table = capsys.readouterr().out
-    assert "3 images; in percent" in table and "car" in table
+    assert "3 images; in percent" in table
+    assert "car" in table
     scores = train(micro_config, micro, tmp_path, evaluate=True, resume=last)
     assert load_snapshot(last).training_meta["last_score"] == scores.PQ
     assert not (tmp_path / "model_last.pth.tar").exists()
     assert seamseg_main(*words) == 2
-    assert "--eval scores weights that exist" in capsys.readouterr().err
+    assert "--eval needs existing weights" in capsys.readouterr().err
 
 
 def test_scores_do_not_depend_on_the_batch_size(micro, micro_config, micro_run, tmp_path):
@@ -208,7 +211,9 @@ def test_pre_training(micro, micro_config, micro_run, tmp_path, seamseg_main, ca
     words += ["--set", "optimizer.lr=0", "--pre-train", last, "--pre-train", f"body:{tmp_path / 'body.pth'}", *CPU]
     assert seamseg_main(*words) == 0
     said = capsys.readouterr().err
-    assert "skipped" in said and "sem_head." in said and f"pre-trained body:{tmp_path / 'body.pth'}: loaded" in said
+    assert "skipped" in said
+    assert "sem_head." in said
+    assert f"pre-trained body:{tmp_path / 'body.pth'}: loaded" in said
     start = load_snapshot(tmp_path / "run" / "model_last.pth.tar").state_dict
     key = "backbone.mod1.conv1.weight"
     assert torch.equal(start["body"][key], weights["body"][key])
@@ -230,7 +235,7 @@ def test_body_weights_of_the_configuration(micro, micro_config, micro_run, tmp_p
     ("pretrain", "message"),
     [
         ("missing.pth", "missing.pth: no such file"),
-        ("head:missing.pth", "'head' is no part of the network"),
+        ("head:missing.pth", "'head' is not a part of the network"),
         ("roi_head:{metadata}", "not a snapshot"),
     ],
 )
@@ -243,7 +248,7 @@ def test_weights_of_which_nothing_fits(micro, micro_config, tmp_path):
     torch.save({"foo": torch.zeros(2)}, tmp_path / "odd.pth")
     with pytest.raises(InputError, match="nothing in it fits this network"):
         train(micro_config, micro, tmp_path, pretrain=[f"body:{tmp_path / 'odd.pth'}"])
-    with pytest.raises(InputError, match="exclude each other"):
+    with pytest.raises(InputError, match="are mutually exclusive"):
         train(micro_config, micro, tmp_path, pretrain=["a"], resume="b")
 
 
@@ -251,7 +256,8 @@ def test_a_loss_that_is_not_finite_stops_with_one_line(micro, micro_config, tmp_
     words = ("train", micro_config, micro, "--log-dir", tmp_path, "--quiet", "--set", "optimizer.lr=1e30", *CPU)
     assert seamseg_main(*words) == 1
     error = capsys.readouterr().err.strip()
-    assert error.startswith("seamseg train: training stopped at step 2: ") and "(images train" in error
+    assert error.startswith("seamseg train: training stopped at step 2: ")
+    assert "(images train" in error
     assert "\n" not in error
     assert not (tmp_path / "model_last.pth.tar").exists()
     assert "training stopped at step 2" in (tmp_path / "training.log").read_text()
@@ -298,7 +304,7 @@ def test_a_resumed_snapshot_must_fit(micro, micro_config, micro_run, tmp_path):
     last = micro_run / "model_last.pth.tar"
     snapshot = load_snapshot(last)
     save_snapshot(tmp_path / "weights.tar", Snapshot(snapshot.config, snapshot.state_dict))
-    with pytest.raises(InputError, match="does not say where its training stood"):
+    with pytest.raises(InputError, match="training progress is missing or damaged"):
         train(micro_config, micro, tmp_path / "run", resume=tmp_path / "weights.tar")
     with pytest.raises(InputError, match="parameters a group"):
         train(micro_config, micro, tmp_path / "run", "body.num_frozen=2", resume=last)
@@ -312,8 +318,8 @@ def test_a_resumed_snapshot_must_fit(micro, micro_config, micro_run, tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("dataloader.train_set=", "train_set is needed"),
-        ("dataloader.train_batch_size=", "train_batch_size is needed"),
+        ("dataloader.train_set=", "train_set is required"),
+        ("dataloader.train_batch_size=", "train_batch_size is required"),
         ("dataloader.train_set=nowhere", "no split 'nowhere'"),
         ("optimizer.loss_weights=(1., 1.)", "loss_weights.* 2 .*6 losses"),
         ("scheduler.type=step", "a step schedule needs step_size"),
@@ -326,7 +332,8 @@ def test_wrong_settings(micro, micro_config, tmp_path, override, message):
 
 def test_training_without_a_validation_set(micro, micro_config, tmp_path):
     assert train(micro_config, micro, tmp_path, "dataloader.val_set=", "scheduler.epochs=1") is None
-    assert (tmp_path / "model_last.pth.tar").exists() and not (tmp_path / "model_best.pth.tar").exists()
+    assert (tmp_path / "model_last.pth.tar").exists()
+    assert not (tmp_path / "model_best.pth.tar").exists()
 
 
 def test_a_new_run_does_not_keep_the_best_of_an_old_one(micro, micro_config, tmp_path):
@@ -355,7 +362,9 @@ def test_a_broken_training_image_is_named(micro_config, tmp_path, seamseg_main, 
         words = ("train", micro_config, data, "--log-dir", tmp_path / "run", "--quiet", *CPU)
         assert seamseg_main(*words, "--set", f"dataloader.num_workers={workers}") == 2
         error = capsys.readouterr().err.strip()
-        assert "train1.png" in error and "0 bytes" in error and "\n" not in error
+        assert "train1.png" in error
+        assert "0 bytes" in error
+        assert "\n" not in error
 
 
 def test_mixed_precision_trains_like_float32(tmp_path, micro):
@@ -368,7 +377,8 @@ def test_mixed_precision_trains_like_float32(tmp_path, micro):
         dtypes = {v.dtype for part in NETWORK_MODULES for v in state[part].values()}
         assert dtypes <= {torch.float32, torch.int64}
     a, b = (torch.as_tensor(x["sum"], dtype=torch.float64) for x in losses.values())
-    assert torch.isfinite(b).all() and not torch.equal(a, b)
+    assert torch.isfinite(b).all()
+    assert not torch.equal(a, b)
     assert torch.allclose(a, b, rtol=0.1)
 
 

@@ -25,7 +25,7 @@ from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.trainer import Trainer
 from seamseg.utils.distributed import World, distributed
 from seamseg.utils.errors import SeamsegError
-from seamseg.validation.evaluate import evaluate_model
+from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 from seamseg.validation.validator import Validator
 
 pytestmark = pytest.mark.distributed
@@ -162,13 +162,15 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("name", RUNS)
 def test_both_processes_end_with_the_same_scores(folder, name):
     first, second = (json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(2))
-    assert first == second and first["n_images"] == (1 if name == "empty" else 3)
+    assert first == second
+    assert first["n_images"] == (1 if name == "empty" else 3)
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if name != "evaluated"])
 def test_both_processes_hold_the_same_network_after_each_epoch(folder, name):
     first, second = ((folder / f"{name}.{rank}.sha").read_text().split() for rank in range(2))
-    assert first == second and len(first) == (1 if name == "resumed" else 2)
+    assert first == second
+    assert len(first) == (1 if name == "resumed" else 2)
     assert len(set(first)) == len(first)
 
 
@@ -176,7 +178,8 @@ def test_a_resumed_run_ends_with_the_same_bits(folder):
     assert (folder / "resumed.0.sha").read_text().split() == (folder / "mixed.0.sha").read_text().split()[1:]
     one, two = (load_snapshot(folder / name / "model_last.pth.tar") for name in ("mixed", "resumed"))
     momentum = [s.state_dict["optimizer"]["state"][0]["momentum_buffer"] for s in (one, two)]
-    assert torch.equal(*momentum) and one.training_meta == two.training_meta
+    assert torch.equal(*momentum)
+    assert one.training_meta == two.training_meta
     assert one.training_meta["global_step"] == 2 * 3
 
 
@@ -185,11 +188,14 @@ def test_scores_are_the_same_in_one_two_and_three_processes(folder):
     launch(score, 3, folder, seconds=300)
     with narrow_body():
         model = folder / "mixed" / "model_last.pth.tar"
-        alone = evaluate_model(model, folder / "data", device="cpu", quiet=True, overrides=AP).scores.to_json()
+        alone = evaluate_model(
+            model, folder / "data", EvaluationOptions(device="cpu", quiet=True, overrides=AP)
+        ).scores.to_json()
     assert alone == json.loads((folder / "evaluated.0.json").read_text())
     assert [alone] * 3 == [json.loads((folder / f"three.{rank}.json").read_text()) for rank in range(3)]
     alone = seen(folder, World())
-    assert 0.1 < alone["mask"]["AP"] < 0.9 and 0.1 < alone["box"]["AP75"] < 0.9
+    assert 0.1 < alone["mask"]["AP"] < 0.9
+    assert 0.1 < alone["box"]["AP75"] < 0.9
     for processes in (2, 3):
         shared = [json.loads((folder / f"seen{processes}.{rank}.json").read_text()) for rank in range(processes)]
         assert shared == [alone] * processes
@@ -207,10 +213,13 @@ def test_a_bad_loss_of_one_process_stops_both_with_its_name(folder):
     dumps = [p.name for p in (folder / "poisoned").glob("dump-*")]
     assert dumps == [dump_path(Path(), int(found[1]), int(found[2])).name]
     own, other = (first, second) if found[2] == "0" else (second, first)
-    assert own.startswith(other) and "doctor --replay" in own and "doctor" not in other
+    assert own.startswith(other)
+    assert "doctor --replay" in own
+    assert "doctor" not in other
     assert first in (folder / "poisoned" / "training.log").read_text()
     dump = read_dump(folder / "poisoned" / dumps[0])
-    assert [b.ids for b in dump.batches] == [["train4"]] and dump.world_size == 2
+    assert [b.ids for b in dump.batches] == [["train4"]]
+    assert dump.world_size == 2
 
 
 def test_only_the_first_process_writes_the_run_folder(folder):

@@ -10,8 +10,8 @@ from support.step_equality import ALL_SAMPLES, batch_of, error, images_of, in_fl
 
 from seamseg.config import config_from_string
 from seamseg.models.build import build_training_module
+from seamseg.training.ddp import wrap_distributed
 from seamseg.training.optim.optimizer import build_optimizer
-from seamseg.training.parallel import in_parallel
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World, gather_objects
 
@@ -29,7 +29,7 @@ def trained(world, norm, way, batches_of_step, *overrides):
     torch.manual_seed(0)
     module = build_training_module(config, 2, 2).double()
     optimizer = build_optimizer(module.net, config)
-    stepper = Stepper(config, in_parallel(module, config, world), optimizer, world)
+    stepper = Stepper(config, wrap_distributed(module, config, world), optimizer, world)
     for batches in batches_of_step:
         stepper(batches, [0.01, 0.01])
     gradients = {name: p.grad.clone() for name, p in module.named_parameters()}
@@ -60,7 +60,8 @@ def same_weights(world, accumulate):
 def things_at_first(world, way):
     """Two batches: the ROI head has something to do in the first only, of all processes or of one."""
     with_things, without = batch_of(images_of(1, 1)[0]), batch_of(images_of(3, 1)[0])
-    assert with_things.categories[0].numel() > 3 and without.categories[0].numel() == 3
+    assert with_things.categories[0].numel() > 3
+    assert without.categories[0].numel() == 3
     for first, same in ((with_things, [with_things, without]), (without, [with_things, without, without, without])):
         _, wanted = trained(World(), "gn", way, [same])
         _, got = trained(world, "gn", way, [[with_things if world.is_main else first, without]])
@@ -96,7 +97,7 @@ def asymmetric_steps(world, number, way):
     config = config_of("syncbn", f"general.unused_parameters={way}")
     torch.manual_seed(0)
     module = build_training_module(config, 2, 2).double()
-    stepper = Stepper(config, in_parallel(module, config, world), build_optimizer(module.net, config), world)
+    stepper = Stepper(config, wrap_distributed(module, config, world), build_optimizer(module.net, config), world)
     batches = batch_of(images_of(3, 1)[0][:1]), batch_of(images_of(1, 1)[0][:1])
     every_set = list(itertools.product([True, False], repeat=world.size))
     active = [every_set[0]] * 3 + every_set * (number // len(every_set))
@@ -116,7 +117,7 @@ def test_threads_and_files_of_a_thousand_asymmetric_steps(way):
     in_processes(3, (asymmetric_steps, 1000, way), seconds=3600)
 
 
-@pytest.mark.parametrize("norm", (*NORMS, "off"))
+@pytest.mark.parametrize("norm", [*NORMS, "off"])
 @pytest.mark.parametrize("kind", ["panoptic", "detection"])
 def test_zero_rows_add_exactly_nothing(norm, kind):
     with in_float64():
@@ -130,11 +131,13 @@ def test_zero_rows_add_exactly_nothing(norm, kind):
         nothing = batch_of(images_of(3, 1)[0])
         losses = module(nothing)
         of_head = [name for name in losses.means if name.startswith("roi_")]
-        assert of_head and all(losses.means[name].requires_grad for name in of_head)
+        assert of_head
+        assert all(losses.means[name].requires_grad for name in of_head)
         assert all(losses.means[name].item() == 0 == losses.counts[name].item() for name in of_head)
         sum(losses.means[name] for name in of_head).backward()
         for name, parameter in module.net.roi_head.named_parameters():
-            assert parameter.grad is not None and not parameter.grad.any(), name
+            assert parameter.grad is not None, name
+            assert not parameter.grad.any(), name
         # levels that only regions are looked up on get theirs, too
         assert all(not p.grad.any() for p in module.net.body.parameters() if p.grad is not None)
         assert module.net.body.fpn.output[0].conv.weight.grad is not None

@@ -28,10 +28,12 @@ def test_after_numbers_that_are_not_finite_nothing_changes_any_more(precision, w
         assert not worker.step(seed).skipped
     before = state_of(worker.update)
     bad = worker.step(2, loss_factor=float("nan")) if what == "loss" else worker.step(2, gradient=float("inf"))
-    assert bad.skipped and not torch.isfinite(bad.norm)
+    assert bad.skipped
+    assert not torch.isfinite(bad.norm)
     for seed in range(3, 6):
         after = worker.step(seed)
-        assert after.skipped and torch.isfinite(after.loss)
+        assert after.skipped
+        assert torch.isfinite(after.loss)
     same(before, state_of(worker.update, scaler=False))
 
 
@@ -51,7 +53,8 @@ def test_an_overflow_of_fp16_leaves_one_step_out(kind):
     worker.step(0)
     before, scale = state_of(worker.update), worker.update.scaler.get_scale()
     bad = worker.step(1, gradient=float("inf"))
-    assert bad.skipped and torch.isfinite(bad.loss)
+    assert bad.skipped
+    assert torch.isfinite(bad.loss)
     same(before, state_of(worker.update, scaler=False))
     assert worker.update.scaler.get_scale() == scale / 2
     good = worker.step(2)
@@ -136,7 +139,8 @@ def test_clipping_is_that_of_torch(max_norm):
         reference.update.backward(reference.loss(seed))
         norm = nn.utils.clip_grad_norm_(reference.net.parameters(), max_norm)
         reference.update.optimizer.step()
-        assert torch.equal(result.norm, norm) and norm > 0.01
+        assert torch.equal(result.norm, norm)
+        assert norm > 0.01
     same(state_of(worker.update), state_of(reference.update))
 
 
@@ -180,17 +184,21 @@ def test_nothing_is_copied_to_the_host_either(kind):
     for p in net.parameters():
         p.grad = torch.zeros_like(p)
     norm, skipped = update.finish(torch.zeros((), device="meta"))
-    assert norm.is_meta and skipped.is_meta and skipped.dtype == torch.bool
+    assert norm.is_meta
+    assert skipped.is_meta
+    assert skipped.dtype == torch.bool
 
 
 def test_scale_of_fp16_is_saved():
     worker = Worker(precision="fp16")
     worker.step(0, gradient=float("inf"))
     state = worker.update.state_dict()
-    assert set(state) == {"scaler"} and all(isinstance(x, (int, float)) for x in tree_leaves(state))
+    assert set(state) == {"scaler"}
+    assert all(isinstance(x, (int, float)) for x in tree_leaves(state))
     again = Worker(precision="fp16")
     again.update.load_state_dict(state, "file")
-    assert again.update.state_dict() == state and state["scaler"]["scale"] == 128.0
+    assert again.update.state_dict() == state
+    assert state["scaler"]["scale"] == 128.0
     for damaged in ({}, {"scale": "much"}, None, 3):
         with pytest.raises(InputError, match=r"old\.tar: the state of its loss scale is damaged"):
             again.update.load_state_dict({"scaler": damaged}, "old.tar")

@@ -10,7 +10,7 @@ from support.small_updates import Worker, images, same, state_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from seamseg.training.optim.precision import autocast
+from seamseg.training.step import autocast
 from seamseg.utils.distributed import distributed
 
 pytestmark = pytest.mark.distributed

@@ -5,7 +5,7 @@ import torch
 
 from seamseg.utils import distributed as module
 from seamseg.utils.distributed import (
-    TogetherError,
+    CollectiveError,
     World,
     barrier,
     choose_device,
@@ -80,7 +80,7 @@ def test_devices():
     ("device", "error", "leaves"),
     [
         ("cuda", None, True),
-        ("cuda", TogetherError("a signal"), True),
+        ("cuda", CollectiveError("a signal"), True),
         ("cuda", SeamsegError("a loss of this process"), False),
         ("cuda", KeyboardInterrupt(), False),
         ("cpu", SeamsegError("a loss of this process"), True),

@@ -11,21 +11,22 @@ from support.processes import launch
 from seamseg.evaluation import evaluate_panoptic_json
 from seamseg.evaluation.record import read_evaluation
 from seamseg.formats.coco_panoptic import read_coco_panoptic
-from seamseg.validation.evaluate import evaluate_model
+from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 
 
 @pytest.fixture(scope="module")
 def evaluated(micro, micro_run, tmp_path_factory):
     out = tmp_path_factory.mktemp("evaluated") / "evaluation"
     with narrow_body():
-        found = evaluate_model(micro_run, micro, "train", device="cpu", quiet=True, out=out)
+        found = evaluate_model(micro_run, micro, EvaluationOptions("train", device="cpu", quiet=True, out=out))
     return out, found.scores
 
 
 def test_its_files_have_the_scores_of_the_model(evaluated, micro, micro_run):
     out, scores = evaluated
     again = evaluate_panoptic_json(out / "ground_truth.json", out / "prediction.json")
-    assert again.n_images == 4 and sum(c.TP for c in again.per_class) > 0
+    assert again.n_images == 4
+    assert sum(c.TP for c in again.per_class) > 0
     # things without a detection are void in files, so the IoU of pixels may be less there
     for key in ("PQ", "SQ", "RQ", "PQ_things", "PQ_stuff", "PQ_dagger"):
         assert getattr(again, key) == pytest.approx(getattr(scores, key), abs=1e-15, nan_ok=True), key
@@ -36,7 +37,8 @@ def test_its_files_have_the_scores_of_the_model(evaluated, micro, micro_run):
 def test_its_records_belong_to_its_maps(evaluated, micro):
     out, scores = evaluated
     found = read_evaluation(out)
-    assert [c.name for c in found.classes] == ["sky", "road", "car"] and None not in found.colours
+    assert [c.name for c in found.classes] == ["sky", "road", "car"]
+    assert None not in found.colours
     assert found.photos is not None
     maps = [read_coco_panoptic(of.json, of.folder) for of in (found.ground_truth, found.prediction)]
     segments = [{a.file_name: {s["id"]: s for s in a.segments_info} for a in one.annotations} for one in maps]
@@ -65,7 +67,7 @@ def test_maps_of_an_evaluation_before_do_not_stay(micro, micro_run, tmp_path):
     out = tmp_path / "evaluation"
     with narrow_body():
         for split in ("train", "val"):
-            evaluate_model(micro_run, micro, split, device="cpu", quiet=True, out=out)
+            evaluate_model(micro_run, micro, EvaluationOptions(split, device="cpu", quiet=True, out=out))
     names = [image.image_id for image in read_evaluation(out).images()]
     assert names == ["val0", "val1", "val2"]
     for folder in ("prediction", "ground_truth"):
@@ -76,9 +78,9 @@ def test_maps_of_somebody_else_stay(micro, micro_run, tmp_path):
     """Files that were scored in place are not those of an evaluation, whatever their folder is called."""
     out = tmp_path / "evaluation"
     with narrow_body():
-        evaluate_model(micro_run, micro, "train", device="cpu", quiet=True, out=out)
+        evaluate_model(micro_run, micro, EvaluationOptions("train", device="cpu", quiet=True, out=out))
         evaluate_panoptic_json(out / "ground_truth.json", out / "prediction.json", out=out)
-        evaluate_model(micro_run, micro, "val", device="cpu", quiet=True, out=out)
+        evaluate_model(micro_run, micro, EvaluationOptions("val", device="cpu", quiet=True, out=out))
     assert len(list((out / "prediction").iterdir())) == 4 + 3
 
 
@@ -87,11 +89,13 @@ def test_two_processes_write_the_same(evaluated, micro, micro_run, tmp_path):
     launch(_evaluate, 2, str(micro_run), str(micro), str(tmp_path / "two"))
     compared = filecmp.dircmp(evaluated[0], tmp_path / "two")
     names = [*compared.common_files, *(f"{d}/train{n}.png" for d in ("prediction", "ground_truth") for n in range(4))]
-    assert len(names) == 12 and not compared.left_only and not compared.right_only
+    assert len(names) == 12
+    assert not compared.left_only
+    assert not compared.right_only
     assert filecmp.cmpfiles(evaluated[0], tmp_path / "two", names, shallow=False)[0] == names
 
 
 def _evaluate(rank, join, model, data, out):
     join()
     with narrow_body():
-        evaluate_model(model, data, "train", device="cpu", quiet=True, out=out)
+        evaluate_model(model, data, EvaluationOptions("train", device="cpu", quiet=True, out=out))

@@ -14,7 +14,7 @@ from seamseg.formats.metadata import read_metadata, write_metadata
 from seamseg.structures import Prediction
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
-from seamseg.validation.evaluate import evaluate_model
+from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 from seamseg.validation.validator import Validator
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -66,8 +66,10 @@ def test_scores_are_those_at_the_size_of_the_image(flat, micro_config):
     net = Oracle(flat).train()
     scores = validator(net, lambda one: seen.append((one.item.id, one.prediction.size, one.result.size)))
     assert seen == [(f"val{i}", (64, 96), (160, 240)) for i in range(3)]
-    assert scores.PQ_stuff == pytest.approx(1.0, abs=0.02) and scores.n_images == 3
-    assert net.modes == [False, False] and net.training
+    assert scores.PQ_stuff == pytest.approx(1.0, abs=0.02)
+    assert scores.n_images == 3
+    assert net.modes == [False, False]
+    assert net.training
     assert validator.best_by(scores) == scores.PQ
     separate = replace(config, general=replace(config.general, eval_mode="separate"))
     assert replace(validator, config=separate).best_by(scores) == scores.mIoU
@@ -105,10 +107,11 @@ class _Lonely(World):
 
 
 def test_evaluate_model(micro, micro_run):
-    found = evaluate_model(micro_run, micro, device="cpu", quiet=True)
-    assert found.split == "val" and found.scores.n_images == 3
+    found = evaluate_model(micro_run, micro, EvaluationOptions(device="cpu", quiet=True))
+    assert found.split == "val"
+    assert found.scores.n_images == 3
     assert found.metadata.categories == ["sky", "road", "car"]
-    assert evaluate_model(micro_run, micro, "train", device="cpu", quiet=True).scores.n_images == 4
+    assert evaluate_model(micro_run, micro, EvaluationOptions("train", device="cpu", quiet=True)).scores.n_images == 4
 
 
 def test_models_and_data_that_do_not_fit(micro, micro_run, tmp_path):
@@ -123,13 +126,13 @@ def test_models_and_data_that_do_not_fit(micro, micro_run, tmp_path):
     )
     write_metadata(other / "metadata.bin", more)
     with pytest.raises(InputError, match=r"3 stuff and 1 thing classes, but .*was trained on 2 and 1"):
-        evaluate_model(micro_run, other, device="cpu")
+        evaluate_model(micro_run, other, EvaluationOptions(device="cpu"))
     with pytest.raises(InputError, match=r"was trained on 3 classes, the metadata lists 4"):
-        evaluate_model(micro_run, other, device="cpu", meta=other / "metadata.bin")
+        evaluate_model(micro_run, other, EvaluationOptions(device="cpu", meta=other / "metadata.bin"))
     with pytest.raises(InputError, match="no split 'test'"):
-        evaluate_model(micro_run, micro, "test", device="cpu")
+        evaluate_model(micro_run, micro, EvaluationOptions("test", device="cpu"))
     with pytest.raises(InputError, match="name a split with --split"):
-        evaluate_model(micro_run, micro, device="cpu", overrides=["dataloader.val_set="])
+        evaluate_model(micro_run, micro, EvaluationOptions(device="cpu", overrides=["dataloader.val_set="]))
 
 
 def test_classes_in_another_order_are_an_error_and_other_names_a_warning(micro_run, tmp_path):
@@ -137,14 +140,14 @@ def test_classes_in_another_order_are_an_error_and_other_names_a_warning(micro_r
     metadata = read_metadata(data / "metadata.bin")
     write_metadata(data / "metadata.bin", replace(metadata, categories=["road", "sky", "car"]))
     with pytest.raises(InputError, match=r"class 0 is 'sky' in .* and 'road' in .* another order"):
-        evaluate_model(micro_run, data, device="cpu", quiet=True)
+        evaluate_model(micro_run, data, EvaluationOptions(device="cpu", quiet=True))
     write_metadata(data / "metadata.bin", replace(metadata, categories=["sky", "strada", "car"]))
     with pytest.warns(UserWarning, match="class 1 is 'road' in .* and 'strada' in"):
-        evaluate_model(micro_run, data, device="cpu", quiet=True)
+        evaluate_model(micro_run, data, EvaluationOptions(device="cpu", quiet=True))
 
 
 def test_a_mask_that_does_not_fit_is_named(micro_run, tmp_path):
     data = make_dataset(tmp_path / "data", [1], [1, 1])
     Image.new("L", (10, 10)).save(data / "msk" / "val1.png")
     with pytest.raises(InputError, match=r"val1\.png: the mask is 10 x 10 pixels"):
-        evaluate_model(micro_run, data, device="cpu", quiet=True)
+        evaluate_model(micro_run, data, EvaluationOptions(device="cpu", quiet=True))

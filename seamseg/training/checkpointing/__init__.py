@@ -1,1 +1,1 @@
-"""Snapshots of a training run and how it resumes."""
+"""Snapshots of a training, the run folder that holds them, and how a training resumes."""

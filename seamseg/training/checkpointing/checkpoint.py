@@ -1,9 +1,9 @@
-"""Where a training stands, into a snapshot and out of it again (SPEC section 1 "Snapshot")."""
+"""The state of a training in a snapshot: how it is collected and restored (docs/contract.md, section 1)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +13,49 @@ from torch import Tensor
 from seamseg.checkpoints.bundle import check_classes, metadata_header
 from seamseg.checkpoints.snapshot import Snapshot, load_into, load_snapshot, network_parts
 from seamseg.config import Config, config_to_string
+from seamseg.data.samplers import ARBatchSampler, Segment
 from seamseg.formats.metadata import Metadata
 from seamseg.models.panoptic import PanopticNet
-from seamseg.training.checkpointing.position import EpochPosition
-from seamseg.training.checkpointing.rank_state import load_rank_state, with_own_averages
-from seamseg.training.logging.meters import AverageMeter
+from seamseg.training.checkpointing.rank_state import load_rank_buffers, with_rank_averages
 from seamseg.training.optim.optimizer import load_optimizer_state
+from seamseg.training.optim.schedule import LRSchedule
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 
 STEPPER_PARTS = ("scaler", "ema")
-"""What :meth:`Stepper.state_dict` may hold, each a part of a snapshot's `state_dict`."""
+"""Possible keys of :meth:`Stepper.state_dict`, each a part of a snapshot's `state_dict`."""
 
 
-@dataclass
-class Progress:
-    """Where a training stands.
+@dataclass(frozen=True)
+class TrainState:
+    """A training on one process.
 
     Attributes
     ----------
-    epoch : number of the last finished epoch, from 0; -1 before the first
+    config : of the run
+    metadata : classes
+    world : the processes
+    net : the network, on the device of this process
+    stepper : trains the network, with the criterion around it, on the batches of a step
+    schedule : learning rates
+    """
+
+    config: Config
+    metadata: Metadata
+    world: World
+    net: PanopticNet
+    stepper: Stepper
+    schedule: LRSchedule
+
+
+@dataclass
+class TrainingProgress:
+    """Epochs and steps that are done, and the scores.
+
+    Attributes
+    ----------
+    epoch : index of the last finished epoch, from 0; -1 before the first
     global_step : steps so far
     last_score, best_score : of the last and the best validation, fractions; 0 before the first
     """
@@ -45,14 +67,64 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Start:
+class EpochPosition:
+    """A position between two steps of an epoch.
+
+    Attributes
+    ----------
+    epoch : index of the epoch, from 0
+    steps : finished steps of it
+    segments : the batches of these steps, and how they were divided among processes
+    order : see :func:`data_order`
+    """
+
+    epoch: int
+    steps: int
+    segments: tuple[Segment, ...]
+    order: tuple[int, ...]
+
+    def after(self, batches: int) -> EpochPosition:
+        """Return the position after one more step of so many batches per process."""
+        last = self.segments[-1]
+        return replace(
+            self, steps=self.steps + 1, segments=(*self.segments[:-1], last._replace(done=last.done + batches))
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position as plain numbers and lists."""
+        return {
+            "epoch": self.epoch,
+            "steps": self.steps,
+            "segments": [list(segment) for segment in self.segments],
+            "order": list(self.order),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> EpochPosition:
+        """Restore a position from :meth:`state_dict`; KeyError, TypeError or ValueError if it is malformed."""
+        segments = tuple(Segment(*map(int, segment)) for segment in state["segments"])
+        if not segments or any(s.world < 1 or s.batch_size < 1 or s.done < 0 for s in segments):
+            raise ValueError("impossible segments")
+        return cls(int(state["epoch"]), int(state["steps"]), segments, tuple(map(int, state["order"])))
+
+
+def data_order(sampler: ARBatchSampler, seed: int) -> tuple[int, int]:
+    """Return what determines the order of the images besides the epoch: their number and the seed of the run.
+
+    A position is valid only in an epoch of the same order.
+    """
+    return len(sampler.img_sizes), seed
+
+
+@dataclass(frozen=True)
+class ResumePoint:
     """Where a resumed training begins.
 
     Attributes
     ----------
     source : the snapshot
-    progress : of the epochs that are finished
-    position : in the epoch that is not; None if the next epoch begins
+    progress : finished epochs and steps
+    position : in the unfinished epoch; None if the next epoch begins
     is_best : the snapshot is that of the best epoch so far
     rank_states : of the processes that wrote it, by rank; empty in snapshots of the original and of early releases
     stepper_state : for :meth:`Stepper.load_state_dict`, of the main process
@@ -60,73 +132,68 @@ class Start:
     """
 
     source: Path
-    progress: Progress
+    progress: TrainingProgress
     position: EpochPosition | None = None
     is_best: bool = False
     rank_states: list[dict[str, Any]] = field(default_factory=list)
     stepper_state: dict[str, Any] = field(default_factory=dict)
     config: str = ""
 
-    def own_state(self, world: World) -> dict[str, Any] | None:
-        """What this process held itself; None if other processes, or others in number, wrote the snapshot."""
+    def rank_state(self, world: World) -> dict[str, Any] | None:
+        """Return the state of this process; None if another number of processes wrote the snapshot."""
         return self.rank_states[world.rank] if len(self.rank_states) == world.size else None
 
 
 def make_snapshot(
-    config: Config,
-    metadata: Metadata,
-    net: PanopticNet,
-    stepper: Stepper,
-    meters: dict[str, AverageMeter],
-    progress: Progress,
-    resume: dict[str, Any],
+    state: TrainState, progress: TrainingProgress, meters: Mapping[str, Mapping[str, Tensor]], resume: dict[str, Any]
 ) -> Snapshot:
-    """Everything that `--resume` and `predict` need, copied to the host: training may go on while it is written.
+    """Copy everything that `--resume` and `predict` need to the host, so that training can go on during the write.
 
     Parameters
     ----------
-    meters : averages of the epoch
+    meters : state of the loss averages of the epoch, by name
     resume : see :func:`resume_state`
     """
-    state: dict[str, Any] = {
-        part: _copied(module.state_dict(), torch.contiguous_format) for part, module in network_parts(net).items()
+    content: dict[str, Any] = {
+        part: _copied(module.state_dict(), torch.contiguous_format) for part, module in network_parts(state.net).items()
     }
-    state["optimizer"] = _copied(stepper.optimizer.state_dict())
-    state.update(_copied(stepper.state_dict(), torch.contiguous_format))
-    state.update({f"{name}_meter": meter.state_dict() for name, meter in meters.items()})
-    return Snapshot(config_to_string(config), state, asdict(progress), metadata_header(metadata), resume)
+    content["optimizer"] = _copied(state.stepper.optimizer.state_dict())
+    content.update(_copied(state.stepper.state_dict(), torch.contiguous_format))
+    content.update({f"{name}_meter": dict(meter) for name, meter in meters.items()})
+    config = config_to_string(state.config)
+    return Snapshot(config, content, asdict(progress), metadata_header(state.metadata), resume)
 
 
 def resume_state(
     position: EpochPosition | None, rank_states: list[dict[str, Any]], is_best: bool, total_steps: int
 ) -> dict[str, Any]:
-    """What a snapshot of ours says beyond those of the original.
+    """Return the part of a snapshot that those of the original lack.
 
     Parameters
     ----------
-    position : in the epoch; None between two
+    position : in the epoch; None between two epochs
     rank_states : of all processes, :func:`seamseg.training.checkpointing.rank_state.gather_rank_states`
-    is_best : it is the best so far
-    total_steps : length of the schedule; for the reader, who can also work it out
+    is_best : whether it is the best so far
+    total_steps : length of the schedule; for information only
     """
     where = None if position is None else position.state_dict()
     return {"position": where, "ranks": rank_states, "is_best": is_best, "total_steps": total_steps}
 
 
-def resume(path: str | Path, net: PanopticNet, optimizer: torch.optim.Optimizer, metadata: Metadata) -> Start:
-    """Continue from a snapshot of ours or of the original: weights and momentum are put in place.
+def resume(path: str | Path, net: PanopticNet, optimizer: torch.optim.Optimizer, metadata: Metadata) -> ResumePoint:
+    """Restore weights and momentum from a snapshot of this project or of the original.
 
     Raises
     ------
     InputError
-        if it is broken, of another network or other classes, or does not say where its training stood
+        if it is broken, of another network or other classes, or holds no training progress
     """
     snapshot = load_weights(path, net, metadata, averaged=False)
     meta, more = snapshot.training_meta, snapshot.resume or {}
     try:
-        start = Start(
+        point = ResumePoint(
             source=Path(path),
-            progress=Progress(
+            progress=TrainingProgress(
                 epoch=int(meta["epoch"]),
                 global_step=int(meta["global_step"]),
                 last_score=_score(meta.get("last_score")),
@@ -138,35 +205,35 @@ def resume(path: str | Path, net: PanopticNet, optimizer: torch.optim.Optimizer,
             stepper_state={k: snapshot.state_dict[k] for k in STEPPER_PARTS if k in snapshot.state_dict},
             config=snapshot.config,
         )
-        if start.position is not None and not start.rank_states:
-            raise ValueError("no process wrote it")
+        if point.position is not None and not point.rank_states:
+            raise ValueError("a position without rank states")
     except (KeyError, TypeError, ValueError):
         raise InputError(
-            f"{path}: does not say where its training stood; start anew from its weights with --pre-train {path}"
+            f"{path}: its training progress is missing or damaged; use --pre-train {path} to start from its weights"
         ) from None
     if "optimizer" not in snapshot.state_dict:
-        raise InputError(f"{path}: has no optimizer state; start anew from its weights with --pre-train {path}")
+        raise InputError(f"{path}: has no optimizer state; use --pre-train {path} to start from its weights")
     load_optimizer_state(optimizer, snapshot.state_dict["optimizer"], str(path))
-    return start
+    return point
 
 
-def load_own_state(start: Start, net: PanopticNet, stepper: Stepper, world: World) -> None:
-    """Put in place the running statistics of this process and the state of its stepper."""
-    own, state = start.own_state(world), dict(start.stepper_state)
+def load_rank_state(point: ResumePoint, net: PanopticNet, stepper: Stepper, world: World) -> None:
+    """Restore the running statistics of this process and the state of its stepper."""
+    own, state = point.rank_state(world), dict(point.stepper_state)
     try:
         if own is not None:
-            load_rank_state(own, net)
+            load_rank_buffers(own, net)
             if "ema" in state:
-                state["ema"] = with_own_averages(state["ema"], own)
+                state["ema"] = with_rank_averages(state["ema"], own)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{start.source}: its state of process {world.rank} cannot be used: {error}") from None
-    stepper.load_state_dict(state, str(start.source))
+        raise InputError(f"{point.source}: its state of process {world.rank} cannot be used: {error}") from None
+    stepper.load_state_dict(state, str(point.source))
 
 
 def load_weights(path: str | Path, net: PanopticNet, metadata: Metadata, averaged: bool = True) -> Snapshot:
-    """Put the weights of a snapshot, all of them, into a network; errors as :func:`resume`.
+    """Load all weights of a snapshot into a network; errors as :func:`resume`.
 
-    With `averaged` those are the moving average where there is one.
+    With `averaged` those are the moving average if the snapshot has one.
     """
     snapshot = load_snapshot(path)
     check_classes(snapshot, metadata, str(path))
@@ -180,7 +247,7 @@ def _score(value: Any) -> float:
 
 
 def _copied(value: Any, memory_format: torch.memory_format = torch.preserve_format) -> Any:
-    """A tree of dicts and lists with copies of its tensors on the host."""
+    """Copy a tree of dicts and lists, with its tensors, to the host."""
     if isinstance(value, Tensor):
         return _host_copy(value.detach(), memory_format)
     if isinstance(value, Mapping):

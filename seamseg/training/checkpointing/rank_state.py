@@ -1,34 +1,79 @@
-"""What each process of a training holds of its own: chance, running statistics, averages of its losses."""
+"""The state that differs between the processes of a training: RNG, running statistics, averages of the losses."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from seamseg.checkpoints.snapshot import NETWORK_MODULES, network_parts
-from seamseg.training.checkpointing.rng import random_state
 from seamseg.utils.distributed import World, gather_objects
+
+
+def seed_everything(seed: int, epoch: int, rank: int, step: int | None = None) -> None:
+    """Seed the RNGs of Python, NumPy and torch for an epoch of a process, or for its remainder from a step on.
+
+    The seed depends on the arguments only, so a resumed run continues exactly as the uninterrupted one.
+    """
+    words = ["seamseg", seed, epoch, rank, *([] if step is None else [step])]
+    value = random.Random("/".join(map(str, words))).getrandbits(63)
+    random.seed(value)
+    np.random.seed(value % 2**32)
+    torch.manual_seed(value)
+
+
+def rng_state(device: torch.device) -> dict[str, Any]:
+    """Return the state of all RNGs of this process as tensors and plain numbers."""
+    version, internal, python_gauss = random.getstate()
+    twister: Any = np.random.get_state(legacy=False)
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": {"version": version, "state": torch.tensor(internal), "gauss": python_gauss},
+        "numpy": {
+            "keys": torch.from_numpy(twister["state"]["key"].astype(np.int64)),
+            "position": int(twister["state"]["pos"]),
+            "has_gauss": int(twister["has_gauss"]),
+            "gauss": float(twister["gauss"]),
+        },
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_rng_state(state: dict[str, Any], device: torch.device) -> None:
+    """Restore a state from :func:`rng_state`; the RNG of a GPU only if both state and device have one."""
+    python, numpy = state["python"], state["numpy"]
+    random.setstate((python["version"], tuple(python["state"].tolist()), python["gauss"]))
+    keys: Tensor = numpy["keys"]
+    np.random.set_state(
+        ("MT19937", keys.numpy().astype(np.uint32), numpy["position"], numpy["has_gauss"], numpy["gauss"])
+    )
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 def gather_rank_states(
     world: World, net: nn.Module, averaged: Mapping[str, Any], losses: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """The state of every process, by rank; a collective call.
+    """Gather the state of every process, by rank; a collective call.
 
-    Buffers that equal those of the main process, which the snapshot has anyway, are left out.
+    Buffers that equal those of the main process, which the snapshot holds anyway, are omitted.
 
     Parameters
     ----------
-    net : with the parts of :data:`NETWORK_MODULES`; its buffers are averaged over the processes once an epoch only
+    net : with the parts of :data:`NETWORK_MODULES`; its buffers are made equal over the processes once an epoch only
     averaged : moving averages of the network by part, empty without; those of buffers differ as the buffers do
     losses : averages of the losses of this process
     """
     buffers = {f"{part}.{key}": value.detach().cpu().clone() for part, key, value in _buffers(net, _states(net))}
     means = {f"{part}.{key}": value.detach().cpu().clone() for part, key, value in _buffers(net, averaged)}
-    own = {"random": random_state(world.device), "losses": losses, "buffers": buffers, "ema": means}
+    own = {"random": rng_state(world.device), "losses": losses, "buffers": buffers, "ema": means}
     states = gather_objects(world, own)
     main = states[0]
     for state in states[1:]:
@@ -38,23 +83,23 @@ def gather_rank_states(
     return states
 
 
-def load_rank_state(state: Mapping[str, Any], net: nn.Module) -> None:
-    """Give this process its running statistics; the network holds the main process' already."""
+def load_rank_buffers(state: Mapping[str, Any], net: nn.Module) -> None:
+    """Restore the running statistics of this process in a network that holds those of the main process."""
     tensors = {f"{part}.{key}": value for part, key, value in _buffers(net, _states(net))}
     for name, value in state["buffers"].items():
         tensors[name].copy_(value)
 
 
-def with_own_averages(averaged: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Moving averages of a snapshot, with those of a process' buffers in place of the main process'."""
+def with_rank_averages(averaged: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the moving averages of buffers in a snapshot, those of the main process, by those of another process."""
     own = state["ema"]
     parts = {part: averaged[part] for part in NETWORK_MODULES if part in averaged}
     mixed = {part: {k: own.get(f"{part}.{k}", v) for k, v in tensors.items()} for part, tensors in parts.items()}
     return {**averaged, **mixed}
 
 
-def pooled_losses(states: list[dict[str, Any]]) -> dict[str, Any]:
-    """Averages of losses for processes that are not those that took them: the mean over these."""
+def mean_losses(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the mean of the loss averages over processes, for a training resumed with another number of processes."""
     return _mean([state["losses"] for state in states])
 
 
@@ -69,7 +114,7 @@ def _states(net: nn.Module) -> dict[str, dict[str, Tensor]]:
 
 
 def _buffers(net: nn.Module, states: Mapping[str, Any]) -> list[tuple[str, str, Tensor]]:
-    """Part, key and value of those entries that are buffers of the network."""
+    """Return part, key and value of those entries that are buffers of the network."""
     parts = network_parts(net)
     names = {part: {n for n, _ in module.named_buffers()} for part, module in parts.items() if part in states}
     return [(part, key, value) for part in names for key, value in states[part].items() if key in names[part]]

@@ -1,25 +1,26 @@
-"""The folder of a training run: what `--resume` and `predict` find there."""
+"""The run folder of a training: its files, and the snapshots that a background thread writes to it."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from seamseg.checkpoints.bundle import CONFIG_NAME, METADATA_NAME
-from seamseg.checkpoints.snapshot import fsync_folder, verify_snapshot
+from seamseg.checkpoints.snapshot import Snapshot, fsync_folder, save_snapshot, verify_snapshot
 from seamseg.config import Config, config_to_string
 from seamseg.formats.metadata import Metadata, write_metadata
-from seamseg.training.logging.logs import LOG_NAME, TextLog
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import PARTIAL, replacing, write_atomically
 
 LAST_NAME = "model_last.pth.tar"
 BEST_NAME = "model_best.pth.tar"
+LOG_NAME = "training.log"
 SNAPSHOTS = "snapshots"
 DUMPS = "dump-step-*.pth.tar"
 
@@ -30,35 +31,39 @@ _STEP_NAME = re.compile(r"step-(\d+)\.pth\.tar")
 class RunFolder:
     """`model_last.pth.tar`, `model_best.pth.tar`, `config.ini`, `metadata.bin`, logs and dumps.
 
-    The newest snapshots are in `snapshots/step-N.pth.tar`; the first two are other names of two of them. Logs are
-    `training.log`, `metrics.jsonl` and TensorBoard files; a step that went wrong leaves `dump-step-N.pth.tar`. It stays
-    until somebody deletes it: it holds all that is needed to look into it, whatever became of the run.
+    The newest snapshots are `snapshots/step-N.pth.tar`; `model_last` and `model_best` are links to two of them. Logs
+    are `training.log`, `metrics.jsonl` and TensorBoard files; a failed step leaves `dump-step-N.pth.tar`, which is
+    never deleted automatically: it holds everything needed to analyse the step, independently of the run.
     """
 
     path: Path
 
     @property
     def last(self) -> Path:
-        """The newest snapshot"""
+        """The newest snapshot."""
         return self.path / LAST_NAME
 
     @property
     def best(self) -> Path:
-        """Snapshot of the best epoch"""
+        """The snapshot of the best epoch."""
         return self.path / BEST_NAME
 
     def step_path(self, step: int) -> Path:
-        """Snapshot after a global step"""
+        """Return the path of the snapshot after a global step."""
         return self.path / SNAPSHOTS / f"step-{step:08d}.pth.tar"
 
     def saved(self) -> list[tuple[int, Path]]:
-        """Step and path of the snapshots there are, newest first."""
+        """Return step and path of the existing snapshots, newest first."""
         try:
             entries = list((self.path / SNAPSHOTS).iterdir())
         except OSError:
             return []
         named = ((_STEP_NAME.fullmatch(entry.name), entry) for entry in entries)
         return sorted(((int(match[1]), entry) for match, entry in named if match), reverse=True)
+
+    def dumps(self) -> list[Path]:
+        """Return the paths of the dumps of failed steps."""
+        return list(self.path.glob(DUMPS))
 
     def make(self) -> None:
         """Make the folder; SeamsegError if it cannot be made."""
@@ -68,34 +73,26 @@ class RunFolder:
             raise SeamsegError(f"{self.path}: cannot make the run folder: {error.strerror}") from error
 
     def discard(self) -> None:
-        """Remove the folder of a run that was refused before it began: it holds a log at most."""
+        """Remove the folder of a run that was refused before training began, if it holds nothing but a log."""
         with suppress(OSError):
             if all(entry.name == LOG_NAME for entry in self.path.iterdir()):
                 (self.path / LOG_NAME).unlink(missing_ok=True)
                 self.path.rmdir()
 
     def remove_partial(self) -> None:
-        """Remove what killed processes were writing here."""
+        """Remove partial files that killed processes have left."""
         for folder in (self.path, self.path / SNAPSHOTS):
             for stale in folder.glob(f".*{PARTIAL}"):
                 with suppress(OSError):
                     stale.unlink()
 
-    def describe(self, config: Config, metadata: Metadata, log: TextLog, resumed: bool) -> None:
-        """Write the configuration and the classes, so that the folder is a model."""
-        if not resumed and (self.last.exists() or self.best.exists() or self.saved()):
-            log.warning(
-                f"{self.path} holds snapshots of an earlier run; this run replaces them with its first one "
-                "(--resume continues a run)"
-            )
-        dumps = len(list(self.path.glob(DUMPS)))
-        if dumps:
-            log.info(f"{self.path} holds {dumps} {DUMPS} of earlier trainings; they stay until you delete them")
+    def describe(self, config: Config, metadata: Metadata) -> None:
+        """Write the configuration and the classes, which make the folder usable as a model."""
         write_atomically(self.path / CONFIG_NAME, config_to_string(config).encode())
         write_metadata(self.path / METADATA_NAME, metadata.without_images())
 
     def publish(self, snapshot: Path, name: Path) -> None:
-        """Give a snapshot another name as well: a hard link, a copy where the file system has none.
+        """Give a snapshot a second name: a hard link, or a copy if the file system has no links.
 
         Raises
         ------
@@ -112,7 +109,7 @@ class RunFolder:
         fsync_folder(name.parent)
 
     def prune(self, step: int, keep: int) -> None:
-        """Keep the newest snapshots up to a step; later ones were abandoned when the run went on from an earlier."""
+        """Keep the newest snapshots up to a step; later ones were abandoned when the run resumed at an earlier step."""
         saved = self.saved()
         kept = [path for number, path in saved if number <= step][:keep]
         for _, path in saved:
@@ -120,7 +117,7 @@ class RunFolder:
                 path.unlink(missing_ok=True)
 
     def newest_good(self, warn: Callable[[str], None]) -> Path | None:
-        """The newest snapshot without damage; a line to `warn` for each that has some. None if there is no snapshot.
+        """Return the newest undamaged snapshot, with a warning for each damaged one; None if there is no snapshot.
 
         Raises
         ------
@@ -136,10 +133,81 @@ class RunFolder:
                 verify_snapshot(path)
                 return path
             except InputError as error:
-                warn(f"left out: {error}")
+                warn(f"skipped: {error}")
         if candidates:
             raise InputError(
                 f"{self.path}: all {len(candidates)} snapshots are damaged; name another one with --resume F, "
-                "or start anew without --resume"
+                "or start over without --resume"
             )
         return None
+
+
+class SnapshotWriter:
+    """Writes snapshots in a background thread, one at a time, so that the next step does not wait for the disk.
+
+    Parameters
+    ----------
+    run : folder to write to
+    keep : number of snapshots to keep
+    fresh : the run is not resumed: snapshots in the folder belong to another run, and are removed after the first write
+    """
+
+    def __init__(self, run: RunFolder, keep: int, fresh: bool) -> None:
+        self.run = run
+        self.keep = keep
+        self._fresh = fresh
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def save(self, snapshot: Snapshot, step: int, best: bool = False, forget_best: bool = False) -> None:
+        """Start to write; waits for the previous snapshot.
+
+        Parameters
+        ----------
+        snapshot : its tensors must not change afterwards
+        step : global step, for the name
+        best : it is the best so far
+        forget_best : there is no best one yet; remove that of another run
+
+        Raises
+        ------
+        SeamsegError
+            if an earlier one could not be written
+        """
+        self.wait()
+        self._thread = threading.Thread(target=self._write, args=(snapshot, step, best, forget_best), name="saver")
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise the SeamsegError of a failed write, without waiting."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def wait(self) -> None:
+        """Wait for the current write; errors as :meth:`check`."""
+        self.close()
+        self.check()
+
+    def close(self) -> None:
+        """Wait for the current write without raising its error: another exception may be propagating."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _write(self, snapshot: Snapshot, step: int, best: bool, forget_best: bool) -> None:
+        path = self.run.step_path(step)
+        try:
+            save_snapshot(path, snapshot)
+            self.run.publish(path, self.run.last)
+            if best:
+                self.run.publish(path, self.run.best)
+            elif forget_best:
+                self.run.best.unlink(missing_ok=True)
+            # last, so that a failure leaves the older snapshots
+            self.run.prune(step, 1 if self._fresh else self.keep)
+            self._fresh = False
+        except SeamsegError as error:
+            self._error = error
+        except Exception as error:
+            self._error = SeamsegError(f"{path}: cannot be written: {error}")

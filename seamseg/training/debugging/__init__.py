@@ -1,1 +1,1 @@
-"""Dumps of failed steps and their replay."""
+"""Dumps of failed training steps and their replay."""

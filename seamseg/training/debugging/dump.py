@@ -1,7 +1,7 @@
-"""What a training leaves of a step that went wrong, so that the step can be repeated: see `replay`.
+"""Dumps of failed training steps, for :mod:`seamseg.training.debugging.replay`.
 
-A dump holds the weights before the step, the batches, and the state of chance at its start; all plain tensors and
-data, so that nobody has to trust it to load it.
+A dump holds the weights before the step, the batches, and the RNG state at its start; all plain tensors and data, so
+that it can be loaded without trusting its source.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from seamseg.checkpoints.snapshot import load_tensors, network_state, write_tens
 from seamseg.config import Config, config_to_string
 from seamseg.formats.metadata import Metadata
 from seamseg.structures import Batch, PackedSequence
-from seamseg.training.checkpointing.rng import random_state
+from seamseg.training.checkpointing.rank_state import rng_state
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 
@@ -31,17 +31,17 @@ _CODE_NAMES = {stored: name for name, stored in _STORED_NAMES.items()}
 
 @dataclass(frozen=True)
 class Dump:
-    """A step that went wrong.
+    """A failed training step.
 
     Attributes
     ----------
     config, metadata : INI text, and the classes as in a snapshot
     state_dict : weights by part, as in a snapshot, before the step
-    rng : state of chance at its start, see :func:`seamseg.training.checkpointing.rng.random_state`
-    batches : what this process trained on, as the loader made it
-    losses : what it found, by name; `loss` is the weighted sum
-    step, rank, world_size : which step, of which process of how many
-    reason : what was wrong with it
+    rng : RNG state at its start, see :func:`seamseg.training.checkpointing.rank_state.rng_state`
+    batches : of this process, as loaded
+    losses : by name; `loss` is the weighted sum
+    step, rank, world_size : index of the step, process, number of processes
+    reason : what failed
     """
 
     config: str
@@ -57,20 +57,20 @@ class Dump:
 
 
 def dump_path(folder: Path, step: int, rank: int) -> Path:
-    """Where the dump of a step lies; processes beyond the first have their rank in the name.
+    """Return the path of the dump of a step; processes other than the first have their rank in the name.
 
-    A training that comes by the same step again replaces it; others leave it alone.
+    A training that repeats the step replaces the dump.
     """
     return folder / f"dump-step-{step:08d}{f'-rank{rank}' if rank else ''}.pth.tar"
 
 
-class Recorder:
-    """Keeps the batches of the steps nobody has looked at yet, and writes a dump of one of them.
+class StepRecorder:
+    """Keeps the batches of the steps whose losses are not checked yet, and writes a dump of one of them.
 
     Parameters
     ----------
     config, metadata, world : of the run
-    net : whose weights are dumped; nothing may have trained on the step's batches when :meth:`write` is called
+    net : its weights are dumped; the step must not have updated them when :meth:`write` is called
     folder : run folder
     """
 
@@ -83,15 +83,15 @@ class Recorder:
         self._kept: dict[int, tuple[Sequence[Batch], dict[str, Any]]] = {}
 
     def begin(self, step: int, batches: Sequence[Batch]) -> None:
-        """Remember a step that is about to be made; batches are not copied."""
-        self._kept[step] = (batches, random_state(self.world.device))
+        """Keep the batches of a step before it is taken, without a copy, and the RNG state."""
+        self._kept[step] = (batches, rng_state(self.world.device))
 
     def forget(self) -> None:
-        """All steps so far were fine."""
+        """Drop all steps so far: they succeeded."""
         self._kept.clear()
 
     def write(self, step: int, losses: dict[str, float], reason: str) -> Path | None:
-        """The dump of a step, which appears whole or not at all; None if the step was not remembered.
+        """Write the dump of a step atomically and return its path; None if the step was not kept.
 
         Raises
         ------
@@ -106,7 +106,7 @@ class Recorder:
             "metadata": metadata_header(self.metadata),
             "state_dict": dict(network_state(self.net)),
             "rng": rng,
-            # follows from the targets
+            # computed from the targets
             "batches": [_plain(replace(batch, target_info=None)) for batch in batches],
             "losses": dict(losses),
             "step": step,
@@ -120,27 +120,27 @@ class Recorder:
 
 
 def read_dump(path: str | Path) -> Dump:
-    """Read a dump; pickled code in it is refused.
+    """Read a dump, refusing pickled code.
 
     Raises
     ------
     InputError
-        if the file is missing, broken or no dump
+        if the file is missing, broken or not a dump
     """
     content = load_tensors(path, str(path))
     if not isinstance(content, dict) or any(key not in content for key in _KEYS):
-        raise InputError(f"{path}: not a dump of a training step; a training that stops writes dump-step-*.pth.tar")
+        raise InputError(f"{path}: not a dump of a training step; a training that fails writes dump-step-*.pth.tar")
     try:
         dump = Dump(**{**content, "batches": [_typed(entry) for entry in content["batches"]]})
         if not all(isinstance(batch, Batch) for batch in dump.batches):
-            raise ValueError("its batches are none")
+            raise ValueError("its batches are invalid")
         return dump
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise InputError(f"{path}: a dump that this version cannot read ({error})") from None
 
 
 def _plain(value: Any) -> Any:
-    """A value as data that loads without pickled code: packed sequences and dataclasses as dicts."""
+    """Convert a value to data that loads without pickled code: packed sequences and dataclasses to dicts."""
     if isinstance(value, Tensor):
         return value.detach().cpu().clone()
     if isinstance(value, PackedSequence):
@@ -155,11 +155,12 @@ def _plain(value: Any) -> Any:
 
 
 def _typed(value: Any) -> Any:
-    """The inverse of :func:`_plain`; makes nothing but the dataclasses of `seamseg.structures`."""
+    """Invert :func:`_plain`; creates no types but the dataclasses of `seamseg.structures`."""
     if isinstance(value, dict):
         if "packed" in value:
             return PackedSequence(value["packed"])
-        kind = getattr(structures, _CODE_NAMES.get(value["kind"], value["kind"]), None)
+        name = str(value["kind"])
+        kind = getattr(structures, _CODE_NAMES.get(name, name), None)
         if not (isinstance(kind, type) and is_dataclass(kind)):
             raise ValueError(f"unknown kind {value['kind']!r}")
         return kind(**{_CODE_NAMES.get(name, name): _typed(item) for name, item in value["fields"].items()})

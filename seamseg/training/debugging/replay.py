@@ -1,4 +1,4 @@
-"""Repeating a training step from its dump, to see where it goes wrong."""
+"""Repeat a training step from its dump, to find where it fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seamseg.checkpoints.bundle import metadata_from_header
 from seamseg.checkpoints.snapshot import Snapshot, load_into
 from seamseg.config import config_from_string
 from seamseg.models.build import build_training_module
-from seamseg.training.checkpointing.rng import set_random_state
+from seamseg.training.checkpointing.rank_state import set_rng_state
 from seamseg.training.debugging.dump import Dump, read_dump
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.step import Stepper
@@ -26,18 +26,18 @@ from seamseg.utils.distributed import World, choose_device
 
 @dataclass(frozen=True)
 class Replay:
-    """What came of a repeated step.
+    """The result of a repeated step.
 
     Attributes
     ----------
-    dump : what was repeated
+    dump : the repeated step
     losses : by name; `loss` is the weighted sum
     grad_norm : of the whole gradient
-    bad_inputs : images of which a pixel is not finite
-    first : the first module of whose output a number is not finite; None if all are
+    bad_inputs : images with a pixel that is not finite
+    first : the first module with an output that is not finite; None if all outputs are finite
     limit : `general.loss_limit` of the run
     scaled : the loss was scaled (fp16), so that a gradient that is not finite may be an overflow
-    error : what stopped the step, if it did not come to losses
+    error : message of the exception if the step failed with one
     """
 
     dump: Dump
@@ -51,7 +51,7 @@ class Replay:
 
     @property
     def reproduced(self) -> bool:
-        """Whether a loss or the gradient is not finite, or the loss is over the limit, this time too"""
+        """Whether a loss or the gradient is not finite, or the loss is over the limit, as in the training."""
         if self.error is not None:
             return self.first is not None
         numbers = [*self.losses.values(), *([] if self.scaled else [self.grad_norm])]
@@ -61,21 +61,21 @@ class Replay:
 def replay(path: str | Path, device: str = "cpu") -> Replay:
     """Repeat the step of a dump in this process, with a learning rate of 0.
 
-    A step of several processes is repeated without the others: synchronised norms see the images of this one only.
+    A step of several processes is repeated without the others: synchronised norms use the images of this one only.
 
     Parameters
     ----------
-    path : written by a training that stopped
+    path : written by a failed training
     device : auto, cpu, cuda or cuda:N
 
     Raises
     ------
     InputError
-        if the file is no dump, or there is no such device
+        if the file is not a dump, or the device does not exist
     """
     dump = read_dump(path)
     world = World(device=choose_device(device))
-    # what looks into the network must see its modules
+    # the hooks need the uncompiled modules
     config = config_from_string(dump.config, "panoptic", f"config of {path}", ["general.compile=no"])
     metadata = metadata_from_header(dump.metadata, str(path))
     module = build_training_module(config, metadata.num_stuff, metadata.num_thing)
@@ -84,12 +84,12 @@ def replay(path: str | Path, device: str = "cpu") -> Replay:
     optimizer = build_optimizer(module.net, config)
     stepper = Stepper(config, module, optimizer, world)
     losses, norm, failure = {}, math.nan, None
-    set_random_state(dump.rng, world.device)
-    with _first_bad_output(module.net) as found:
+    set_rng_state(dump.rng, world.device)
+    with _bad_outputs(module.net) as bad_modules:
         try:
             result = stepper(dump.batches, [0.0] * len(optimizer.param_groups))
         except RuntimeError as error:
-            # after numbers that are not finite nearly anything can fail; what was found until then is the answer
+            # values that are not finite can raise almost any error; the modules found before it are the result
             failure = " ".join(str(error).split())[:300]
         else:
             losses = {name: float(value) for name, value in {**result.losses, "loss": result.total}.items()}
@@ -105,7 +105,7 @@ def replay(path: str | Path, device: str = "cpu") -> Replay:
         losses,
         norm,
         bad,
-        found[0] if found else None,
+        bad_modules[0] if bad_modules else None,
         config.general.loss_limit,
         stepper.update.scaler is not None,
         failure,
@@ -113,8 +113,8 @@ def replay(path: str | Path, device: str = "cpu") -> Replay:
 
 
 @contextmanager
-def _first_bad_output(net: nn.Module) -> Iterator[list[str]]:
-    """Fills a list with the names of modules whose outputs are not finite, in the order in which they end."""
+def _bad_outputs(net: nn.Module) -> Iterator[list[str]]:
+    """Collect the names of modules whose outputs are not finite, in the order in which they finish."""
     found: list[str] = []
 
     def watch(name: str) -> Any:

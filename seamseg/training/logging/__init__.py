@@ -1,1 +1,1 @@
-"""Log, metrics, TensorBoard."""
+"""Text log, metrics file and TensorBoard output of a training."""

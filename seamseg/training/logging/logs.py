@@ -1,4 +1,4 @@
-"""What a training leaves to read: the text log and the TensorBoard files of its run folder."""
+"""The text log and the TensorBoard files of a run folder, and the format of their entries."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from typing import Any
 import numpy as np
 
 from seamseg.evaluation.scores import AP_NUMBERS, HEADLINE, PanopticScores
+from seamseg.training.checkpointing.run_folder import LOG_NAME
 from seamseg.utils.errors import SeamsegError
-
-LOG_NAME = "training.log"
 
 _logger = logging.getLogger("seamseg")
 
 
 class TextLog:
-    """Lines that go to the console and, with the time, to `training.log` in the run folder.
+    """Writes lines to the console and, with a timestamp, to `training.log` in the run folder.
 
-    Only the main process makes one with `enabled`; on the others it swallows everything.
+    Only the main process enables it; on the others it does nothing.
 
     Parameters
     ----------
-    folder : run folder, must exist; None for no file
-    quiet : keep the console to warnings
+    folder : existing run folder; None for no file
+    quiet : show only warnings on the console
     enabled : False for a log that does nothing
     """
 
@@ -50,29 +49,29 @@ class TextLog:
         _logger.setLevel(logging.INFO)
         _logger.propagate = False
         for handler in self._handlers:
-            # a full disk shows where a snapshot is written; a log line must not print a traceback a step
+            # a full disk is reported by the writer of snapshots; without this each log line would print a traceback
             handler.handleError = lambda record: None  # type: ignore[method-assign]
             _logger.addHandler(handler)
 
     def info(self, message: str) -> None:
-        """A line of the course of things."""
+        """Log an informational message."""
         if self.enabled:
             _logger.info(message)
 
     def warning(self, message: str) -> None:
-        """A line about something that may be wrong."""
+        """Log a warning."""
         if self.enabled:
             _logger.warning(message)
 
     def failure(self, message: str) -> None:
-        """A line for the file alone: the command line prints the reason of its failure itself."""
+        """Log an error to the file only: the command line prints errors itself."""
         record = _logger.makeRecord(_logger.name, logging.ERROR, "", 0, message, (), None)
         for handler in self._handlers:
             if isinstance(handler, logging.FileHandler):
                 handler.handle(record)
 
     def close(self) -> None:
-        """Close the file; lines after this are lost."""
+        """Close the file and discard all further messages."""
         for handler in self._handlers:
             _logger.removeHandler(handler)
             handler.close()
@@ -80,13 +79,14 @@ class TextLog:
         self.enabled = False
 
 
-class Board:
-    """TensorBoard writer of the main process; without TensorBoard, or on other processes, it does nothing.
+class TensorBoardWriter:
+    """Writes TensorBoard files in the main process; without TensorBoard, or on other processes, it does nothing.
 
     Parameters
     ----------
     folder : run folder; None for no files
-    purge_step : of a resumed run: what an earlier run wrote from this step on is hidden
+    purge_step : for a resumed run: hide the entries of an earlier run from this step on
+    log : for a warning if TensorBoard is not installed
     """
 
     def __init__(self, folder: Path | None, purge_step: int | None = None, log: TextLog | None = None) -> None:
@@ -104,46 +104,46 @@ class Board:
 
     @property
     def active(self) -> bool:
-        """Whether anything is written"""
+        """Whether entries are written."""
         return self._writer is not None
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Numbers by tag."""
+        """Write numbers by tag."""
         if self._writer is not None:
             for tag, value in values.items():
                 self._writer.add_scalar(tag, value, step)
 
-    def picture(self, tag: str, rgb: np.ndarray, step: int) -> None:
-        """An `H x W x 3` uint8 picture."""
+    def image(self, tag: str, rgb: np.ndarray, step: int) -> None:
+        """Write an `H x W x 3` uint8 image."""
         if self._writer is not None:
             self._writer.add_image(tag, rgb, step, dataformats="HWC")
 
     def text(self, tag: str, text: str, step: int = 0) -> None:
-        """Preformatted text."""
+        """Write preformatted text."""
         if self._writer is not None:
             indented = "\n".join("    " + line for line in text.splitlines())
             self._writer.add_text(tag, indented, step)
 
     def close(self) -> None:
-        """Write what is pending."""
+        """Flush and close the files."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds, as 1:02:03."""
+    """Format a duration as hours, minutes and seconds, such as 1:02:03."""
     whole = max(0, round(seconds))
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 def remaining(seconds: float, now: float | None = None) -> str:
-    """A time that is left, and when it ends if that is more than an hour away.
+    """Format a remaining time, with the expected end if that is more than an hour away.
 
     Parameters
     ----------
-    seconds : that are left
-    now : seconds since 1970; None for the clock
+    seconds : remaining time
+    now : current time in seconds since 1970; None for the clock
     """
     if seconds <= 3600:
         return duration(seconds)
@@ -167,12 +167,12 @@ _SHOWN = ("PQ", "PQ_things", "PQ_stuff", "SQ", "RQ", "PQ_dagger", "mIoU")
 
 
 def train_tag(name: str) -> str:
-    """The TensorBoard tag of a number that `metrics.jsonl` calls `name`."""
+    """Return the TensorBoard tag of the number `name` in `metrics.jsonl`."""
     return _GROUPS.get(name, f"train/{name}")
 
 
 def validation_scalars(scores: PanopticScores) -> dict[str, float]:
-    """The scores by TensorBoard tag; what could not be measured is left out."""
+    """Return the scores by TensorBoard tag, without those that are NaN."""
     values = {f"val/{name}": getattr(scores, name) for name in HEADLINE}
     for key in ("PQ", "SQ", "RQ", "IoU"):
         values |= {f"val_{key}/{c.info.name}": getattr(c, key) for c in scores.per_class}
@@ -184,7 +184,7 @@ def validation_scalars(scores: PanopticScores) -> dict[str, float]:
 
 
 def validation_line(scores: PanopticScores, seconds: float) -> str:
-    """The scores in percent, and the time they took, for the text log."""
+    """Format the scores in percent, and the time of the validation, for the text log."""
     words = [f"{name} {100 * getattr(scores, name):.2f}" for name in _SHOWN]
     if scores.instances is not None:
         for kind, ap in scores.instances.kinds.items():

@@ -1,7 +1,7 @@
-"""`metrics.jsonl` of a run folder: every number of a training as one JSON object a line, for programs to read.
+"""`metrics.jsonl` of a run folder: every number of a training, one JSON object per line.
 
 A line has `kind` (train or validation), `step`, `epoch` (from 0), `time` (seconds since 1970) and numbers; null where a
-number is not finite. Lines are whole as soon as they are written, so that a killed run leaves at most one torn line.
+number is not finite. Each line is written at once, so that a killed run leaves at most one incomplete line.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ METRICS_NAME = "metrics.jsonl"
 class MetricsFile:
     """Writes the lines of a run; without a folder it does nothing.
 
-    A new run begins a new file. A resumed run keeps what belongs to the part of the training that it builds upon, and
-    drops, atomically, what an earlier run wrote beyond: no step is there twice.
+    A new run starts a new file. A resumed run keeps the lines up to the point where it resumes and atomically removes
+    later ones, so that no step occurs twice.
 
     Parameters
     ----------
     folder : run folder; None on processes that do not write
-    resumed : `(step, epoch)` of a resumed run: its last step and its last finished epoch; None for a new run
+    resumed : `(step, epoch)` where a run resumes: the last step and the last finished epoch; None for a new run
 
     Raises
     ------
@@ -39,7 +39,7 @@ class MetricsFile:
 
     def __init__(self, folder: Path | None, resumed: tuple[int, int] | None = None) -> None:
         self._file: IO[bytes] | None = None
-        self._torn = False
+        self._incomplete = False
         if folder is None:
             return
         path = folder / METRICS_NAME
@@ -51,24 +51,24 @@ class MetricsFile:
             raise cannot_write(path, error) from error
 
     def write(self, kind: str, step: int, epoch: int, values: dict[str, Any]) -> None:
-        """Append a line. A disk that is full costs lines here; it stops the training where a snapshot is written."""
+        """Append a line. A full disk loses lines here; it stops the training when a snapshot is written."""
         if self._file is None:
             return
         content = {"kind": kind, "step": step, "epoch": epoch, "time": round(time.time(), 3), **values}
-        line = (b"\n" if self._torn else b"") + _line(content)
-        self._torn = True
+        line = (b"\n" if self._incomplete else b"") + _line(content)
+        self._incomplete = True
         with suppress(OSError):
-            self._torn = self._file.write(line) != len(line)
+            self._incomplete = self._file.write(line) != len(line)
 
     def close(self) -> None:
-        """Close the file; lines after this are lost."""
+        """Close the file and discard all further lines."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl` or of the one in a run folder; what a kill or a full disk tore is left out.
+    """Read the lines of a `metrics.jsonl`, or of the one in a run folder, without incomplete lines.
 
     Raises
     ------
@@ -83,20 +83,20 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
         raise InputError(f"{path}: no such file (metrics of a training)") from None
     except OSError as error:
         raise InputError(f"{path}: cannot read the metrics: {error.strerror or error}") from error
-    found = []
-    # what follows the last line break was cut off, even where it happens to be JSON
+    metrics = []
+    # text after the last line break is incomplete, even if it happens to be valid JSON
     for line in lines[:-1]:
         try:
             content = parse_json(line)
         except ValueError:
             continue
         if isinstance(content, dict) and isinstance(content.get("step"), int):
-            found.append(content)
-    return found
+            metrics.append(content)
+    return metrics
 
 
 def _within(line: dict[str, Any], step: int, epoch: int) -> bool:
-    # the validation of an epoch that did not get finished comes again, after the same step
+    # the validation of an unfinished epoch is repeated, at the same step
     return line["step"] <= step and (line.get("kind") != "validation" or line.get("epoch", 0) <= epoch)
 
 

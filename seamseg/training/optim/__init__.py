@@ -1,1 +1,1 @@
-"""Optimizer, schedules, moving average, precision."""
+"""Optimizer, learning-rate schedules, moving average of the weights."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.checkpoints.snapshot import network_parts
-from seamseg.training.optim.running_statistics import running_statistics
+from seamseg.training.optim.optimizer import running_statistics
 from seamseg.utils.errors import InputError
 
 _COUNT = "updates"
@@ -19,14 +19,14 @@ _COUNT = "updates"
 class WeightAverage:
     """Moving average of the trainable weights and of the running means and variances, in float32.
 
-    It starts as a copy. Update number t, from 0, keeps the part `min(decay, (1 + t) / (10 + t))` of it, so that the
-    weights a short training began with are soon forgotten. Running statistics are averaged like the weights they belong
-    to. Counters of norm layers and weights that are not trained are those of the network.
+    It starts as a copy of the weights. Update number t, from 0, keeps the fraction `min(decay, (1 + t) / (10 + t))` of
+    it, so that the initial weights are forgotten early in a training. Running statistics are averaged like the weights
+    they belong to. Counters of norm layers and frozen weights are taken from the network.
 
     Parameters
     ----------
     net : with the parts of :data:`seamseg.checkpoints.snapshot.NETWORK_MODULES`, on its device
-    decay : part of the average that an update keeps, in the long run
+    decay : fraction of the average that an update keeps, in the long run
     """
 
     def __init__(self, net: nn.Module, decay: float) -> None:
@@ -41,15 +41,15 @@ class WeightAverage:
 
     @property
     def statistics(self) -> list[Tensor]:
-        """The averaged running statistics, which processes may hold different ones of."""
+        """The averaged running statistics, which may differ between processes."""
         return self._averages[len(self._averages) - self._statistics :]
 
     @torch.no_grad()
     def update(self, skipped: Tensor) -> None:
-        """Take the network's present weights in, except where `skipped`: a bool scalar the host does not read."""
+        """Include the current weights of the network, except where `skipped`: a bool scalar the host does not read."""
         keep = ((1 + self._updates) / (10 + self._updates).double()).clamp(max=self.decay)
         weight = torch.where(skipped, 0.0, 1.0 - keep).float()
-        # three passes, as foreach_lerp has no form that takes one weight from the device
+        # three passes: foreach_lerp has no overload with a single weight on the device
         change = list(torch._foreach_sub(_detached(self._live), self._averages))
         torch._foreach_mul_(change, weight)
         torch._foreach_add_(self._averages, change)
@@ -57,7 +57,7 @@ class WeightAverage:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """The network holds the average inside a `with` block, and has its own weights back after it."""
+        """Replace the weights of the network by the average inside a `with` block, and restore them after it."""
         live = _detached(self._live)
         own = [tensor.clone() for tensor in live]
         try:
@@ -67,24 +67,24 @@ class WeightAverage:
             torch._foreach_copy_(live, own)
 
     def state_dict(self) -> dict[str, Any]:
-        """The average by part under the keys of the network's state, and the number of updates.
+        """Return the average by part, under the keys of the network's state, and the number of updates.
 
-        The tensors are the average's own, on its device: copy them before the next step.
+        The tensors are those of the average, on its device: copy them before the next step.
         """
         return {**self._by_part(), _COUNT: self._updates}
 
     @torch.no_grad()
     def load_state_dict(self, state: Any, source: str) -> None:
-        """Continue from a saved average.
+        """Restore a saved average.
 
         Raises
         ------
         InputError
-            if it is that of another network or damaged
+            if it belongs to another network or is damaged
         """
         updates = state.get(_COUNT) if isinstance(state, Mapping) else None
         if not isinstance(updates, Tensor) or updates.shape != ():
-            raise InputError(f"{source}: its moving average is damaged; go on without it with optimizer.ema=0")
+            raise InputError(f"{source}: its moving average is damaged; set optimizer.ema=0 to continue without it")
         own = {id(average): average for average in self._averages}
         pairs: list[tuple[Tensor, Tensor]] = []
         for part, tensors in self._by_part().items():
@@ -96,7 +96,7 @@ class WeightAverage:
                 if not isinstance(value, Tensor) or value.shape != tensor.shape:
                     raise InputError(
                         f"{source}: its moving average does not fit this network, first {part}.{key}; "
-                        "go on without it with optimizer.ema=0"
+                        "set optimizer.ema=0 to continue without it"
                     )
                 pairs.append((tensor, value))
         for tensor, value in pairs:
@@ -104,14 +104,14 @@ class WeightAverage:
         self._updates.copy_(updates)
 
     def reset(self) -> None:
-        """Start anew as a copy of the network's present weights."""
+        """Restart as a copy of the current weights of the network."""
         torch._foreach_copy_(self._averages, _detached(self._live))
         self._updates.zero_()
 
     def _by_part(self) -> dict[str, dict[str, Tensor]]:
         average = {id(live): mean for live, mean in zip(self._live, self._averages)}
         return {
-            # keep_vars: the network's own tensors, to be told by identity
+            # keep_vars: the tensors of the network, which are matched by identity
             part: {key: average.get(id(t), t.detach()) for key, t in module.state_dict(keep_vars=True).items()}
             for part, module in network_parts(self.net).items()
         }

@@ -1,8 +1,8 @@
-"""SGD or AdamW over two groups of parameters, those of normalisation layers and the others (SPEC section 2)."""
+"""SGD or AdamW over two groups of parameters: normalisation layers and the others (docs/contract.md, section 2)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,9 +17,9 @@ NORM_LAYERS = (ABN, _BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 def split_parameters(module: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The trainable parameters of normalisation layers, and all other trainable ones, each in the order of the modules.
+    """Return the trainable parameters of normalisation layers, and all others, each in the order of the modules.
 
-    The order is part of the snapshot format: an optimizer state names parameters by their place in it.
+    The order is part of the snapshot format: an optimizer state refers to parameters by their index.
     """
     norm: list[nn.Parameter] = []
     other: list[nn.Parameter] = []
@@ -33,11 +33,18 @@ def split_parameters(module: nn.Module) -> tuple[list[nn.Parameter], list[nn.Par
     return norm, other
 
 
+def running_statistics(net: nn.Module) -> Iterator[Tensor]:
+    """Yield the means, variances and counters of all norm layers, which a forward pass updates in place."""
+    for layer in net.modules():
+        if isinstance(layer, NORM_LAYERS):
+            yield from layer.buffers(recurse=False)
+
+
 def build_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
-    """SGD, or AdamW with `optimizer.type`; group 0 are the normalisation parameters, group 1 the others.
+    """Build SGD or AdamW (`optimizer.type`); group 0 holds the normalisation parameters, group 1 the others.
 
     Normalisation parameters have learning rate 0 when `body.bn_frozen`, and weight decay only with
-    `optimizer.weight_decay_norm`. Parameters that need no gradient are in neither group.
+    `optimizer.weight_decay_norm`. Frozen parameters are in neither group.
 
     Raises
     ------
@@ -74,10 +81,10 @@ def build_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
 
 
 def fill_state(optimizer: torch.optim.Optimizer) -> None:
-    """Begin the state of all parameters with zeros, which gives the same first step as no state.
+    """Initialise the state of all parameters with zeros, which gives the same first step as no state.
 
-    torch's fused SGD would leave it uninitialised where the first step is left out, and fails where a parameter gets
-    its first gradient later than others.
+    Without it, fused SGD leaves the state uninitialised if the first step is skipped, and fails if a parameter gets its
+    first gradient later than others.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -93,15 +100,15 @@ def fill_state(optimizer: torch.optim.Optimizer) -> None:
 
 @torch.no_grad()
 def step_unless(optimizer: torch.optim.Optimizer, skipped: Tensor) -> None:
-    """A step that, where `skipped`, changes neither parameters nor state; the flag is not read by the host.
+    """Take a step that, where `skipped`, changes neither parameters nor state; the host does not read the flag.
 
     Parameters
     ----------
-    optimizer : of :func:`build_optimizer`, fused or not
+    optimizer : from :func:`build_optimizer`, fused or not
     skipped : bool scalar on the device of the parameters
     """
     if all(group["fused"] for group in optimizer.param_groups):
-        # how torch's GradScaler tells a fused optimizer; it compares with exactly 1
+        # the flag by which torch's GradScaler skips steps of fused optimizers; it is compared with exactly 1
         optimizer.found_inf = skipped.to(torch.float32)  # type: ignore[attr-defined]
         try:
             optimizer.step()
@@ -114,27 +121,27 @@ def step_unless(optimizer: torch.optim.Optimizer, skipped: Tensor) -> None:
     before = [tensor.clone() for tensor in tensors]
     optimizer.step()
     for tensor, old in zip(tensors, before):
-        # counters of AdamW may be on the CPU, where the flag must follow
+        # the step counts of AdamW may be on the CPU
         tensor.copy_(torch.where(skipped.to(tensor.device), old, tensor))
 
 
 def set_learning_rates(optimizer: torch.optim.Optimizer, rates: list[float]) -> None:
-    """Give each parameter group its rate."""
+    """Set the learning rate of each parameter group."""
     for group, rate in zip(optimizer.param_groups, rates):
         group["lr"] = rate
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], source: str) -> None:
-    """Take the momenta (and of AdamW the step counts) out of a saved optimizer state, also of the original's.
+    """Restore the momenta (and the step counts of AdamW) of a saved optimizer state, including the original's.
 
-    Rates, decay and momentum stay those of the configuration, so that they can be changed between two runs. A parameter
-    of which nothing is saved starts anew.
+    Learning rates, decay and momentum are those of the configuration, so that they can be changed between two runs. A
+    parameter without saved state starts with zeros.
 
     Parameters
     ----------
     optimizer : over the same parameters, with the device and memory format to keep
-    state : what `state_dict()` of the optimizer gave
-    source : file it comes from, for messages
+    state : from `state_dict()` of the optimizer
+    source : file it was read from, for error messages
 
     Raises
     ------
@@ -147,14 +154,14 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
     if found != counts:
         raise InputError(
             f"{source}: its optimizer holds {found} parameters a group, this training {counts}; "
-            f"were body.num_frozen or the architecture changed? start anew with --pre-train {source}"
+            f"body.num_frozen or the architecture may have changed; use --pre-train {source} to start from its weights"
         )
     wanted = "adamw" if isinstance(optimizer, torch.optim.AdamW) else "sgd"
     name = "adamw" if any("betas" in group for group in saved) else "sgd"
     if name != wanted:
         raise InputError(
-            f"{source}: its optimizer is {name}, this training's {wanted}; set optimizer.type = {name}, or start anew "
-            f"with --pre-train {source}"
+            f"{source}: its optimizer is {name}, this training uses {wanted}; set optimizer.type = {name}, or use "
+            f"--pre-train {source} to start from its weights"
         )
     for group, saved_group in zip(groups, saved):
         for parameter, index in zip(group["params"], saved_group["params"]):
@@ -173,17 +180,19 @@ def _checked(state: Any, source: str) -> tuple[list[Mapping[str, Any]], Mapping[
         or not isinstance(entries, Mapping)
         or not all(isinstance(entry, Mapping) for entry in entries.values())
     ):
-        raise InputError(f"{source}: its optimizer state is damaged; start anew with --pre-train {source}")
+        raise InputError(
+            f"{source}: its optimizer state is damaged; use --pre-train {source} to start from its weights"
+        )
     return list(groups), entries
 
 
 @torch.no_grad()
 def _fill(target: Tensor, value: Any, source: str) -> None:
-    # older releases of torch wrote the step count as a number
+    # older releases of torch save the step count as a number
     tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
     if tensor.shape != target.shape:
         raise InputError(
             f"{source}: its optimizer has a {tuple(tensor.shape)} tensor where this training has "
-            f"{tuple(target.shape)}; start anew with --pre-train {source}"
+            f"{tuple(target.shape)}; use --pre-train {source} to start from its weights"
         )
     target.copy_(tensor)

@@ -1,4 +1,4 @@
-"""Learning-rate schedules as pure functions of the step and the epoch (SPEC section 4 "Schedules")."""
+"""Learning-rate schedules as pure functions of the step and the epoch (docs/contract.md, section 4)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _step(t: int, total: int, params: Mapping[str, Any]) -> float:
 
 
 def _poly(t: int, total: int, params: Mapping[str, Any]) -> float:
-    # past the end (a resumed run with fewer epochs) the base would be negative
+    # past the end (a resumed run with fewer epochs) the base is negative
     return max(0.0, 1.0 - t / total) ** params["gamma"]
 
 
@@ -40,7 +40,7 @@ class LRSchedule:
 
     The curve runs over `t`, the step (`update_mode="batch"`) or the epoch (`"epoch"`), out of `total`, the number of
     steps or epochs. While `step <= burn_in_steps` the rate rises linearly from `burn_in_start` to 1 times the base
-    rate instead, whatever the curve; burn-in is counted in steps in both modes.
+    rate instead, for all curves; burn-in is counted in steps in both modes.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class LRSchedule:
     Raises
     ------
     InputError
-        if the kind or mode is unknown, a parameter is missing or one has an impossible value
+        if the kind or mode is unknown, a parameter is missing or a value is invalid
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class LRSchedule:
         self.burn_in_start = burn_in_start
 
     def factor(self, step: int, epoch: int) -> float:
-        """What the base rates are multiplied with.
+        """Return the factor of the base rates.
 
         Parameters
         ----------
-        step : number of the step since the start of the training, 1 for the first
-        epoch : epochs finished before this step, 0 for the first; matters only with `update_mode="epoch"`
+        step : number of the step, 1 for the first of the training
+        epoch : epochs finished before this step, 0 for the first; used only with `update_mode="epoch"`
         """
         if step <= self.burn_in_steps:
             return self.burn_in_start + step * (1.0 - self.burn_in_start) / self.burn_in_steps
@@ -104,6 +104,6 @@ class LRSchedule:
         return factor
 
     def get_lr(self, step: int, epoch: int) -> list[float]:
-        """Learning rate of each parameter group; see :meth:`factor` for the arguments."""
+        """Return the learning rate of each parameter group; see :meth:`factor` for the arguments."""
         factor = self.factor(step, epoch)
         return [base * factor for base in self.base_lrs]

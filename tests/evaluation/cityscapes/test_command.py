@@ -190,9 +190,9 @@ def test_the_split_must_be_named(tree, capsys):
     ("arguments", "words"),
     [
         (["--gt", "x"], "needs --gt"),
-        (["--gt", "x", "--pred", "y", "model"], "MODEL does not go with"),
-        (["--gt", "x", "--pred", "y", "--gt-folder", "z"], "--gt-folder does not go with"),
-        (["--gt", "x", "--pred", "y", "--legacy-metrics"], "--legacy-metrics does not go with"),
+        (["--gt", "x", "--pred", "y", "model"], "MODEL cannot be used with"),
+        (["--gt", "x", "--pred", "y", "--gt-folder", "z"], "--gt-folder cannot be used with"),
+        (["--gt", "x", "--pred", "y", "--legacy-metrics"], "--legacy-metrics cannot be used with"),
         (["--gt", "x", "--pred", "y", "--workers", "0"], "at least 1"),
         (["--gt", "x", "--pred", "y"], "x: no such folder"),
     ],
