@@ -125,7 +125,7 @@ def main() -> None:
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     height, width = (int(n) for n in arguments.size.split("x"))
-    batch, world = street(noise(height, width), VISTAS).with_facts(), World(device=device)
+    batch, world = street(noise(height, width), VISTAS).with_target_info(), World(device=device)
 
     counter = FlopCounterMode(display=False)
     with counter:

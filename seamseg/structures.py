@@ -17,7 +17,16 @@ from torch.utils import _pytree
 
 from seamseg.panoptic_map import VOID, PanopticResult, Segment
 
-__all__ = ["VOID", "Batch", "Facts", "PackedSequence", "PanopticResult", "Pending", "Prediction", "Segment"]
+__all__ = [
+    "VOID",
+    "Batch",
+    "DeferredTransform",
+    "PackedSequence",
+    "PanopticResult",
+    "Prediction",
+    "Segment",
+    "TargetInfo",
+]
 
 
 class PackedSequence:
@@ -178,8 +187,8 @@ def _unchecked(values: list) -> PackedSequence:
     return packed
 
 
-class Facts(NamedTuple):
-    """What the host knows of the targets of an image, id by id, wherever the targets themselves are.
+class TargetInfo(NamedTuple):
+    """Host copy of the small targets of an image, by id.
 
     categories, iscrowd : as in :class:`Batch`; present : whether the id has a box
     """
@@ -190,10 +199,10 @@ class Facts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pending:
-    """What is left to do to an image: mirror it, and its colours.
+class DeferredTransform:
+    """The part of the augmentation of an image that is applied on the device: flip and colour jitter.
 
-    `jitter` are the factors of brightness, contrast and saturation and the turns of the hue; None for none.
+    `jitter` is the factors of brightness, contrast and saturation and the shift of the hue in turns; None for none.
     """
 
     flip: bool = False
@@ -208,13 +217,13 @@ class Batch:
     void: `categories[i]` int64 (255 for void), `iscrowd[i]` uint8, `boxes[i]` float32 `n x 4` (-1 where an id is
     absent from the mask).
 
-    `facts` repeats the small targets on the host. :func:`seamseg.data.loader.collate` writes them down before the
-    batch goes to a device, so that nobody waits for the device to learn what was known all along. Boxes may move
-    afterwards, but ids, classes and whether a box is there may not change.
+    `target_info` repeats the small targets on the host. :func:`seamseg.data.loader.collate` collects it before the
+    batch goes to a device, so that the host need not wait for a copy back. Boxes may move afterwards, but ids, classes
+    and the presence of boxes must not change.
 
-    With `pending`, one an image, the images are still bytes, uint8 `3 x H x W`, and neither they nor masks (of any
-    integer type) and boxes are flipped: `seamseg.training.device_transforms.prepare_batch` does the rest.
-    `broken` are the training images that could not be read and are replaced by others here: `(id, what was wrong)`.
+    With `deferred`, one per image, the images are still uint8 `3 x H x W`, and neither they nor masks (of any integer
+    type) and boxes are flipped: `seamseg.training.device_transforms.prepare_batch` does the rest. `unreadable` lists
+    the training images that could not be read and were replaced by others in this batch: `(id, error)`.
     """
 
     images: PackedSequence
@@ -224,18 +233,18 @@ class Batch:
     boxes: PackedSequence
     ids: list[str]
     original_sizes: list[tuple[int, int]]
-    facts: tuple[Facts, ...] | None = None
-    pending: list[Pending] | None = None
-    broken: list[tuple[str, str]] = field(default_factory=list)
+    target_info: tuple[TargetInfo, ...] | None = None
+    deferred: list[DeferredTransform] | None = None
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def with_facts(self) -> Batch:
-        """The batch with its `facts`; where they are missing they are read, in one transfer for all images."""
-        return self if self.facts is not None else replace(self, facts=self._read_facts())
+    def with_target_info(self) -> Batch:
+        """Return the batch with `target_info`, read in one transfer for all images if it is missing."""
+        return self if self.target_info is not None else replace(self, target_info=self._read_target_info())
 
-    def _read_facts(self) -> tuple[Facts, ...]:
+    def _read_target_info(self) -> tuple[TargetInfo, ...]:
         columns = []
         for categories, iscrowd, boxes in zip(self.categories, self.iscrowd, self.boxes, strict=True):
             assert categories is not None and iscrowd is not None and boxes is not None
@@ -244,13 +253,13 @@ class Batch:
         if not columns:
             return ()
         flat = torch.cat(columns, dim=1).tolist()
-        facts, start = [], 0
+        target_info, start = [], 0
         for column in columns:
             stop = start + column.shape[1]
             categories, iscrowd, present = (row[start:stop] for row in flat)
-            facts.append(Facts(tuple(categories), tuple(map(bool, iscrowd)), tuple(map(bool, present))))
+            target_info.append(TargetInfo(tuple(categories), tuple(map(bool, iscrowd)), tuple(map(bool, present))))
             start = stop
-        return tuple(facts)
+        return tuple(target_info)
 
     def _map(self, function: Callable[[PackedSequence], PackedSequence]) -> Batch:
         changed: dict[str, Any] = {

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seamseg.models.heads.select import upload
 from seamseg.panoptic_map import VOID
-from seamseg.structures import Batch, Facts, PackedSequence
+from seamseg.structures import Batch, PackedSequence, TargetInfo
 
 
 @dataclass(frozen=True)
@@ -82,28 +82,33 @@ class Things:
     def of(batch: Batch, num_stuff: int) -> list[Things]:
         """The things of each image of a batch; `num_stuff` is the class of the first thing.
 
-        On a GPU the host waits for a batch without `facts`.
+        On a GPU the host waits for a batch without `target_info`.
         """
-        facts = batch.with_facts().facts
-        assert facts is not None
-        chosen = [_learnable(fact, num_stuff) for fact in facts]
+        target_info = batch.with_target_info().target_info
+        assert target_info is not None
+        chosen = [_learnable(info, num_stuff) for info in target_info]
         device = batch.boxes.device
         assert device is not None
         # ids and classes of all images in one copy
-        numbers = [[i for ids in chosen for i in ids], [f.categories[i] for f, ids in zip(facts, chosen) for i in ids]]
+        numbers = [
+            [i for ids in chosen for i in ids],
+            [f.categories[i] for f, ids in zip(target_info, chosen) for i in ids],
+        ]
         parts = upload(torch.tensor(numbers, dtype=torch.long), device).split([len(ids) for ids in chosen], dim=1)
         things = []
-        for masks, iscrowd, boxes, fact, (ids, classes) in zip(batch.masks, batch.iscrowd, batch.boxes, facts, parts):
+        for masks, iscrowd, boxes, info, (ids, classes) in zip(
+            batch.masks, batch.iscrowd, batch.boxes, target_info, parts
+        ):
             assert masks is not None and iscrowd is not None and boxes is not None
-            crowd_mask = iscrowd.bool()[masks].any(dim=0) if any(fact.iscrowd) else None
+            crowd_mask = iscrowd.bool()[masks].any(dim=0) if any(info.iscrowd) else None
             things.append(Things(boxes[ids], classes - num_stuff, ids, crowd_mask))
         return things
 
 
-def _learnable(facts: Facts, num_stuff: int) -> list[int]:
+def _learnable(info: TargetInfo, num_stuff: int) -> list[int]:
     """Ids of things that are no crowd and have a box."""
     return [
         i
-        for i, (category, is_crowd, is_there) in enumerate(zip(*facts, strict=True))
+        for i, (category, is_crowd, is_there) in enumerate(zip(*info, strict=True))
         if category >= num_stuff and category != VOID and not is_crowd and is_there
     ]

@@ -20,7 +20,7 @@ from support.micro import make_dataset, write_config
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.samplers import Segment
+from seamseg.data.samplers import EpochSegment
 from seamseg.training.checkpointing.checkpoint import Progress, Start
 from seamseg.training.checkpointing.position import EpochPosition
 from seamseg.training.optim.schedule import LRSchedule
@@ -86,7 +86,7 @@ def test_a_signal_to_the_whole_group_spares_the_readers(seven, straight, tmp_pat
             children = multiprocessing.active_children()
             assert len(children) == 2
             targets = [str(pid) for pid in (*(child.pid for child in children), os.getpid())]
-            # from outside: workers obey their parent
+            # from another process: workers ignore SIGTERM unless their parent sends it
             subprocess.run(["kill", "-TERM", *targets], check=True)
             time.sleep(0.5)
             assert all(child.is_alive() for child in children)
@@ -98,12 +98,12 @@ def test_a_signal_to_the_whole_group_spares_the_readers(seven, straight, tmp_pat
     assert result(run) == result(straight)
 
 
-def test_readers_obey_their_parent(seven):
+def test_workers_terminate_on_sigterm_of_their_parent(seven):
     """A process that fails ends those that read for it; else it would wait for them for ever."""
-    from seamseg.data.loader import train_loader
+    from seamseg.data.loader import LoaderOptions, train_loader
 
     images = PanopticDataset(seven.data, "train", lambda *rest: {})
-    loader = train_loader(images, [[0]] * 1000, num_workers=1)
+    loader = train_loader(images, [[0]] * 1000, LoaderOptions(num_workers=1))
     iterator = super(type(loader), loader).__iter__()
     (worker,) = multiprocessing.active_children()
     time.sleep(1)
@@ -113,14 +113,14 @@ def test_readers_obey_their_parent(seven):
     del iterator
 
 
-def test_readers_are_deaf_before_they_listen():
+def test_sigterm_is_blocked_while_workers_start():
     """From birth on, that is: it takes them a while to begin."""
     from seamseg.data.loader import BatchLoader
-    from seamseg.data.workers import obey_the_parent_only
+    from seamseg.data.workers import ignore_foreign_sigterm
 
     def signalled(worker):
         subprocess.run(["kill", "-TERM", str(os.getpid())], check=True)
-        obey_the_parent_only(worker)
+        ignore_foreign_sigterm(worker)
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert list(BatchLoader([1, 2, 3], batch_size=None, num_workers=1, worker_init_fn=signalled)) == [1, 2, 3]
@@ -150,7 +150,7 @@ def test_a_signal_to_the_whole_group_in_a_validation(seven, straight, tmp_path, 
 def test_the_schedule_of_an_epoch_that_begins_anew(seven):
     config = load_config(seven.config, "panoptic", (*seven.overrides, "optimizer.accumulate=1", "scheduler.epochs=2"))
     for seed, total in ((config.general.seed, 2 * 7), (config.general.seed + 1, 3 + 2 * 7)):
-        start = Start(Path("s"), Progress(-1, 3), EpochPosition(0, 3, (Segment(1, 1, 3),), (7, seed)))
+        start = Start(Path("s"), Progress(-1, 3), EpochPosition(0, 3, (EpochSegment(1, 1, 3),), (7, seed)))
         schedule = LRSchedule("linear", {"from": 1, "to": 0}, [1.0], 2, 7)
         continue_schedule(schedule, start, open_loader(config, seven.data, seven.config, World()), config)
         assert schedule.total == total and schedule.factor(total, 1) == 0

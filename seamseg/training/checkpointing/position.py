@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from seamseg.data.samplers import ARBatchSampler, Segment
+from seamseg.data.samplers import ARBatchSampler, EpochSegment
 
 
 def order_of(sampler: ARBatchSampler, seed: int) -> tuple[int, int]:
@@ -31,7 +31,7 @@ class EpochPosition:
 
     epoch: int
     steps: int
-    segments: tuple[Segment, ...]
+    segments: tuple[EpochSegment, ...]
     order: tuple[int, ...]
 
     def after(self, batches: int) -> EpochPosition:
@@ -53,7 +53,7 @@ class EpochPosition:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> EpochPosition:
         """The position that :meth:`state_dict` wrote; KeyError, TypeError or ValueError if it did not."""
-        segments = tuple(Segment(*map(int, segment)) for segment in state["segments"])
+        segments = tuple(EpochSegment(*map(int, segment)) for segment in state["segments"])
         if not segments or any(s.world < 1 or s.batch_size < 1 or s.done < 0 for s in segments):
             raise ValueError("impossible segments")
         return cls(int(state["epoch"]), int(state["steps"]), segments, tuple(map(int, state["order"])))

@@ -25,6 +25,16 @@ from seamseg.utils.errors import InputError
 
 _KEYS = ("config", "metadata", "state_dict", "rng", "batches", "losses", "step", "rank")
 
+_STORED = {
+    "DeferredTransform": "Pending",
+    "deferred": "pending",
+    "target_info": "facts",
+    "unreadable": "broken",
+}
+"""Classes and fields whose name in a dump differs."""
+
+_NAMES = {stored: name for name, stored in _STORED.items()}
+
 
 @dataclass(frozen=True)
 class Dump:
@@ -103,8 +113,8 @@ class Recorder:
             "metadata": metadata_header(self.metadata),
             "state_dict": dict(network_state(self.net)),
             "rng": rng,
-            # facts follow from the targets
-            "batches": [_plain(replace(batch, facts=None)) for batch in batches],
+            # target_info follows from the targets
+            "batches": [_plain(replace(batch, target_info=None)) for batch in batches],
             "losses": dict(losses),
             "step": step,
             "rank": self.world.rank,
@@ -143,7 +153,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, PackedSequence):
         return {"packed": [_plain(t) for t in value]}
     if is_dataclass(value):
-        return {"kind": type(value).__name__, "fields": {f.name: _plain(getattr(value, f.name)) for f in fields(value)}}
+        content = {_STORED.get(f.name, f.name): _plain(getattr(value, f.name)) for f in fields(value)}
+        kind = type(value).__name__
+        return {"kind": _STORED.get(kind, kind), "fields": content}
     if isinstance(value, (list, tuple)):
         return type(value)(_plain(item) for item in value)
     return value
@@ -154,10 +166,10 @@ def _typed(value: Any) -> Any:
     if isinstance(value, dict):
         if "packed" in value:
             return PackedSequence(value["packed"])
-        kind = getattr(structures, value["kind"], None)
+        kind = getattr(structures, _NAMES.get(value["kind"], value["kind"]), None)
         if not (isinstance(kind, type) and is_dataclass(kind)):
             raise ValueError(f"unknown kind {value['kind']!r}")
-        return kind(**{name: _typed(item) for name, item in value["fields"].items()})
+        return kind(**{_NAMES.get(name, name): _typed(item) for name, item in value["fields"].items()})
     if isinstance(value, (list, tuple)):
         return type(value)(_typed(item) for item in value)
     return value
