@@ -120,7 +120,7 @@ def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None = N
         raise UnreadableImage(f"{path}: not an image, or of a format that Pillow cannot read") from None
     except Exception as error:  # decoders of corrupt files raise nearly anything: struct.error, IndexError, ...
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise UnreadableImage(f"{path}: broken image: {reason}") from error
+        raise UnreadableImage(f"{path}: corrupt image: {reason}") from error
 
 
 @contextmanager

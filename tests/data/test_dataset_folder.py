@@ -79,7 +79,7 @@ def test_invalid_metadata(tmp_path, data, reason):
 
 
 def test_missing_metadata_and_folder(tmp_path):
-    with pytest.raises(InputError, match=r"not a data set folder: it has no metadata.bin; `seamseg prepare"):
+    with pytest.raises(InputError, match=r"not a data set folder: it has no metadata.bin; see `seamseg prepare"):
         DatasetFolder(tmp_path)
     (tmp_path / "leftImg8bit").mkdir()
     with pytest.raises(InputError, match=r"raw Cityscapes, .*: seamseg prepare cityscapes .* OUT$"):
@@ -201,5 +201,5 @@ def test_zero_byte_and_truncated_files(make_folder):
         dataset(root)[0]
     path = root / "msk" / "im1.png"
     path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(InputError, match=r"msk/im1\.png: (broken|not an)"):
+    with pytest.raises(InputError, match=r"msk/im1\.png: (corrupt|not an)"):
         dataset(root)[1]

@@ -31,7 +31,7 @@ def empty_photo(root):
 def cut_photo(root):
     path = root / "img" / "im2.png"
     path.write_bytes(path.read_bytes()[:200])
-    return "im2.png: broken image"
+    return "im2.png: corrupt image"
 
 
 def no_photo(root):
