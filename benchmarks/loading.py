@@ -28,8 +28,8 @@ from timing import Case, options, report
 from torch.utils.data import DataLoader, Dataset
 
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.loader import set_epoch, train_loader
-from seamseg.data.transforms import TrainTransform, scaled_size
+from seamseg.data.loader import LoaderOptions, set_epoch, train_loader
+from seamseg.data.transforms import AugmentationOptions, TrainTransform, scaled_size
 from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
 from seamseg.ops.labels import extract_boxes
 from seamseg.structures import VOID
@@ -120,7 +120,10 @@ def dataset(root: Path, split: str, shortest: int, option: dict[str, Any]) -> Pa
     """Ours with an option."""
     given = dict(option)
     fast = given.pop("fast_decode", False)
-    transform = TrainTransform(shortest, 2048, MEAN, STD, True, SCALE, **given)
+    on_device = given.pop("on_device", False)
+    transform = TrainTransform(
+        shortest, 2048, MEAN, STD, AugmentationOptions(True, SCALE, **given), on_device=on_device
+    )
     return PanopticDataset(root, split, transform, fast_decode=fast)
 
 
@@ -155,7 +158,7 @@ def loader_case(name: str, root: Path, split: str, shortest: int, option: dict[s
     ours = dataset(root, split, shortest, option)
     plain = PlainDataset(ours, ours.transform)  # type: ignore[arg-type]
     pairs: Any = InOrder(len(ours))
-    mine = train_loader(ours, pairs, 1, persistent_workers=True)
+    mine = train_loader(ours, pairs, LoaderOptions(1, persistent_workers=True))
     peer: DataLoader = DataLoader(plain, batch_sampler=pairs, num_workers=1, persistent_workers=True, collate_fn=list)
     set_epoch(mine, 0)
 

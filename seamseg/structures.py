@@ -223,7 +223,7 @@ class Batch:
 
     With `deferred`, one an image, the images are uint8 `3 x H x W` and not normalised, and images, masks (of any
     integer type) and boxes are not flipped: :func:`seamseg.training.device_transforms.prepare_batch` applies these
-    transforms. `broken` are the training images that could not be read and were replaced by others: `(id, reason)`.
+    transforms. `unreadable` are the training images that could not be read and were replaced by others: `(id, reason)`.
     """
 
     images: PackedSequence
@@ -235,7 +235,7 @@ class Batch:
     original_sizes: list[tuple[int, int]]
     target_info: tuple[TargetInfo, ...] | None = None
     deferred: list[DeferredTransform] | None = None
-    broken: list[tuple[str, str]] = field(default_factory=list)
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -1,1 +1,1 @@
-"""Data sets: the folder format, transforms, samplers, batches; `prepare` converts others to it."""
+"""Dataset folder, transforms, samplers and batches; `seamseg.prepare` converts other formats to the folder."""

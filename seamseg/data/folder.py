@@ -1,4 +1,4 @@
-"""The dataset folder on disk: `img/`, `msk/`, `lst/`, `coco/`, `metadata.bin` (SPEC section 1 "Dataset folder")."""
+"""The dataset folder on disk: `img/`, `msk/`, `lst/`, `coco/`, `metadata.bin` (docs/contract.md, section 1)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seamseg.formats.metadata import ImageInfo, Metadata, read_metadata
 from seamseg.utils.errors import InputError, UnreadableImage
 from seamseg.utils.files import read_bytes
 
-IMAGE_ENDINGS = (".png", ".jpg", ".jpeg")
+IMAGE_EXTENSIONS = (".png", ".jpg", ".jpeg")
 
 
 class DatasetFolder:
@@ -26,16 +26,16 @@ class DatasetFolder:
     Raises
     ------
     InputError
-        if the folder or its metadata is missing or broken
+        if the folder or its metadata is missing or invalid
     """
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
         if not self.root.is_dir():
-            raise InputError(f"{self.root}: no such data set folder; `seamseg prepare --help` tells how to make one")
+            raise InputError(f"{self.root}: no such data set folder; see `seamseg prepare --help` for how to make one")
         path = self.root / "metadata.bin"
         if not path.exists():
-            raise InputError(f"{self.root}: {_not_a_data_set(self.root)}")
+            raise InputError(f"{self.root}: {_why_not_a_data_set(self.root)}")
         self.metadata: Metadata = read_metadata(path)
 
     @property
@@ -48,22 +48,22 @@ class DatasetFolder:
         return {image.id: image for image in self.metadata.images}
 
     def info(self, image_id: str) -> ImageInfo:
-        """What the metadata says of an image; InputError if it says nothing."""
+        """Return the metadata of an image; InputError if there is none."""
         if image_id not in self._by_id:
             raise InputError(f"{self.root / 'metadata.bin'}: no image {image_id!r}")
         return self._by_id[image_id]
 
     def split(self, name: str) -> list[ImageInfo]:
-        """The images of a split, in the order of its list.
+        """Return the images of a split, in the order of its list.
 
         Raises
         ------
         InputError
-            if the list is missing, empty, names an image twice or one that the metadata lacks
+            if the list is missing or empty, or has a duplicate image or one that is not in the metadata
         """
         path = self.root / "lst" / f"{name}.txt"
         if not path.is_file():
-            known = f"it has: {', '.join(self.splits)}" if self.splits else "its lst/ has no list at all"
+            known = f"it has: {', '.join(self.splits)}" if self.splits else "its lst/ has no list"
             raise InputError(f"{path}: the data set has no split {name!r}; {known}")
         text = read_bytes(path, "list of images").decode("utf-8-sig", errors="replace")
         ids = [line.strip() for line in text.splitlines() if line.strip()]
@@ -82,7 +82,7 @@ class DatasetFolder:
         return [self._by_id[i] for i in ids]
 
     def image_path(self, image_id: str) -> Path:
-        """The photo of an image, whatever the case of its ending.
+        """Return the path of an image, ignoring the case of its extension.
 
         Raises
         ------
@@ -90,19 +90,19 @@ class DatasetFolder:
             if there is none
         """
         stem = self.root / "img" / image_id
-        for ending in IMAGE_ENDINGS:
-            path = stem.with_name(stem.name + ending)
+        for extension in IMAGE_EXTENSIONS:
+            path = stem.with_name(stem.name + extension)
             if path.is_file():
                 return path
         if stem.parent.is_dir():
-            wanted = {stem.name + ending for ending in IMAGE_ENDINGS}
+            wanted = {stem.name + extension for extension in IMAGE_EXTENSIONS}
             for path in sorted(stem.parent.iterdir()):
                 if path.stem == stem.name and stem.name + path.suffix.lower() in wanted:
                     return path
-        raise InputError(f"{stem}: no photo of image {image_id!r}; looked for {', '.join(IMAGE_ENDINGS)}")
+        raise InputError(f"{stem}: no photo of image {image_id!r}; expected one of {', '.join(IMAGE_EXTENSIONS)}")
 
     def mask_paths(self, image_id: str) -> list[Path]:
-        """The layers of an image's mask, the base first; InputError if there is none."""
+        """Return the paths of the layers of a mask, the base first; InputError if there is none."""
         base = self.root / "msk" / f"{image_id}.png"
         if not base.is_file():
             raise InputError(f"{base}: no mask of image {image_id!r}")
@@ -112,20 +112,20 @@ class DatasetFolder:
         return layers
 
     def read_image(self, path: str | Path) -> Image.Image:
-        """Decode a photo (:func:`seamseg.data.images.open_image`)."""
+        """Decode an image, see :func:`seamseg.data.images.open_image`."""
         return open_image(path)
 
     def read_reduced(self, path: str | Path, at_least: tuple[int, int]) -> tuple[Image.Image, tuple[int, int]]:
-        """Decode a photo fast (:func:`seamseg.data.images.open_reduced`)."""
+        """Decode an image at a reduced size, see :func:`seamseg.data.images.open_reduced`."""
         return open_reduced(path, at_least)
 
     def read_mask(self, image_id: str) -> np.ndarray:
-        """The instance ids of an image, `L x H x W` int32, 0 void.
+        """Read the instance ids of an image, `L x H x W` int32, 0 void.
 
         Raises
         ------
         InputError
-            if a layer is missing, broken, of another size than the metadata says, or has an id that its `cat` lacks
+            if a layer is missing, unreadable, of another size than in the metadata, or has an id that is not in `cat`
         """
         info = self.info(image_id)
         layers = []
@@ -134,7 +134,7 @@ class DatasetFolder:
             if layer.shape != info.size:
                 raise UnreadableImage(
                     f"{path}: the mask is {layer.shape[1]} x {layer.shape[0]} pixels (width x height), "
-                    f"metadata.bin says {info.size[1]} x {info.size[0]}; prepare the data set again"
+                    f"but metadata.bin has {info.size[1]} x {info.size[0]}; prepare the data set again"
                 )
             highest = int(layer.max())
             if highest >= len(info.cat):
@@ -146,7 +146,7 @@ class DatasetFolder:
         return layers[0][None] if len(layers) == 1 else np.stack(layers)
 
 
-def _not_a_data_set(root: Path) -> str:
+def _why_not_a_data_set(root: Path) -> str:
     if (root / "leftImg8bit").is_dir():
         return f"raw Cityscapes, not a data set folder; convert it: seamseg prepare cityscapes {root} OUT"
-    return "not a data set folder: it has no metadata.bin; `seamseg prepare --help` tells how to make one"
+    return "not a data set folder: it has no metadata.bin; see `seamseg prepare --help` for how to make one"

@@ -1,4 +1,4 @@
-"""Open photos and masks of any kind that Pillow reads, with one clear error for those it cannot."""
+"""Decode images and masks of any format that Pillow supports, with one-line errors for unreadable files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import refuse_postscript
 
 MAX_PIXELS = 201_326_592
-"""Largest picture that is decoded, 192 Mi pixels: a few kilobytes of a hostile file can claim terabytes."""
+"""Largest image that is decoded, 192 Mi pixels: a few kilobytes of a hostile file can declare terabytes."""
 
 _GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")
 _MASK_MODES = ("1", "L", "P", "I", *_GREY_16)
@@ -26,40 +26,42 @@ T = TypeVar("T")
 
 
 def open_image(path: str | Path, data: bytes | None = None) -> Image.Image:
-    """Decode a photo to 8-bit RGB, upright.
+    """Decode an image to 8-bit RGB, upright.
 
-    An EXIF orientation is applied, as every viewer does. 16-bit and floating-point grey become 8-bit by scaling, CMYK
-    and palettes are converted; of a picture with transparency the stored colours are taken. Of several frames the
-    first is taken. `data` is the content of a file that is not on disk under that name, as one in an archive.
+    The EXIF orientation is applied. 16-bit and floating-point grey are scaled to 8 bits, CMYK and palettes are
+    converted; of an image with transparency the stored colours are used, of several frames the first. `data` is the
+    content of a file that is not on disk under that name, for example one in an archive.
 
     Raises
     ------
     UnreadableImage
-        if the file is missing, empty, truncated, no image or above :data:`MAX_PIXELS`
+        if the file is missing, empty, truncated, not an image or larger than :data:`MAX_PIXELS`
     """
     return _decode(Path(path), _upright_rgb, data)
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """An open picture of any kind as 8-bit RGB, converted as :func:`open_image` does, but not turned."""
+    """Convert an open image of any mode to 8-bit RGB as :func:`open_image` does, but without rotating it."""
     if image.mode == "P" and "transparency" in image.info:
-        image = image.copy()  # what follows changes its info
+        image = image.copy()  # its info is changed below
     return _rgb(image, _is_deep(image))
 
 
 def open_reduced(path: str | Path, at_least: tuple[int, int]) -> tuple[Image.Image, tuple[int, int]]:
-    """As :func:`open_image`, but a JPEG is decoded at the smallest of its full, half, quarter or eighth size that is
-    not below `at_least`, `(height, width)`. Its pixels are those of no resampling filter, but near enough for training.
+    """Decode as :func:`open_image` does, but a JPEG at a reduced size.
+
+    It is the smallest of full, half, quarter and eighth size that is not below `at_least`, `(height, width)`. The
+    pixels differ slightly from those of any resampling filter, which does not matter for training.
 
     Returns
     -------
-    image, and `(height, width)` of the whole upright photo
+    image, and `(height, width)` of the full-size upright image
     """
 
     def read(image: Image.Image) -> tuple[Image.Image, tuple[int, int]]:
-        turned = _may_be_turned(image, Path(path)) and _orientation(image) >= 5
-        full = (image.width, image.height) if turned else (image.height, image.width)
-        image.draft(None, at_least if turned else at_least[::-1])  # does nothing to other formats
+        rotated = _may_be_rotated(image, Path(path)) and _orientation(image) >= 5
+        full = (image.width, image.height) if rotated else (image.height, image.width)
+        image.draft(None, at_least if rotated else at_least[::-1])  # does nothing to other formats
         return _upright_rgb(image), full
 
     return _decode(Path(path), read)
@@ -71,23 +73,23 @@ def open_mask(path: str | Path, data: bytes | None = None) -> np.ndarray:
     Raises
     ------
     UnreadableImage
-        as :func:`open_image`; also if the picture has colour channels or negative values
+        as :func:`open_image`; also if the image has colour channels or negative values
     """
     return _decode(Path(path), lambda image: _integers(image, Path(path)), data)
 
 
 def image_size(path: str | Path, data: bytes | None = None) -> tuple[int, int]:
-    """`(height, width)` of the upright photo, without decoding it where that can be avoided.
+    """Return `(height, width)` of the upright image, without decoding it where that can be avoided.
 
     Raises
     ------
     UnreadableImage
-        as :func:`open_image`, but a file truncated after its header passes
+        as :func:`open_image`, except for a file that is truncated after its header
     """
 
     def size(image: Image.Image) -> tuple[int, int]:
-        turned = _may_be_turned(image, Path(path), data) and _orientation(image) >= 5
-        return (image.width, image.height) if turned else (image.height, image.width)
+        rotated = _may_be_rotated(image, Path(path), data) and _orientation(image) >= 5
+        return (image.width, image.height) if rotated else (image.height, image.width)
 
     return _decode(Path(path), size, data)
 
@@ -113,12 +115,12 @@ def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None = N
     except IsADirectoryError:
         raise UnreadableImage(f"{path}: a folder, not an image") from None
     except PermissionError:
-        raise UnreadableImage(f"{path}: may not be read: permission denied") from None
+        raise UnreadableImage(f"{path}: cannot be read: permission denied") from None
     except UnidentifiedImageError:
-        raise UnreadableImage(f"{path}: not an image, or of a kind that Pillow cannot read") from None
-    except Exception as error:  # decoders of broken files raise nearly anything: struct.error, IndexError, ...
+        raise UnreadableImage(f"{path}: not an image, or of a format that Pillow cannot read") from None
+    except Exception as error:  # decoders of corrupt files raise nearly anything: struct.error, IndexError, ...
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise UnreadableImage(f"{path}: broken image: {reason}") from error
+        raise UnreadableImage(f"{path}: corrupt image: {reason}") from error
 
 
 @contextmanager
@@ -133,8 +135,8 @@ def _no_pillow_limit() -> Iterator[None]:
             Image.MAX_IMAGE_PIXELS = before
 
 
-def _may_be_turned(image: Image.Image, path: Path, data: bytes | None = None) -> bool:
-    # asked for EXIF, Pillow decodes the whole of a PNG, since the block may follow the pixels
+def _may_be_rotated(image: Image.Image, path: Path, data: bytes | None = None) -> bool:
+    # for EXIF Pillow decodes a whole PNG, since the block may follow the pixels
     if image.format != "PNG":
         return True
     content = read_bytes(path, "photo") if data is None else data
@@ -144,16 +146,16 @@ def _may_be_turned(image: Image.Image, path: Path, data: bytes | None = None) ->
 def _orientation(image: Image.Image) -> int:
     try:
         value = image.getexif().get(0x0112, 1)
-    except Exception:  # a broken EXIF block must not cost the picture
+    except Exception:  # a corrupt EXIF block must not prevent decoding
         return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
 def _upright_rgb(image: Image.Image) -> Image.Image:
-    turned = _orientation(image) != 1
+    rotated = _orientation(image) != 1
     deep = _is_deep(image)
     image.load()
-    return _rgb(ImageOps.exif_transpose(image) if turned else image, deep)
+    return _rgb(ImageOps.exif_transpose(image) if rotated else image, deep)
 
 
 def _is_deep(image: Image.Image) -> bool:
@@ -167,7 +169,7 @@ def _rgb(image: Image.Image, deep: bool) -> Image.Image:
     elif image.mode in ("La", "RGBa"):
         image = image.convert({"La": "LA", "RGBa": "RGBA"}[image.mode])
     elif image.mode == "P":
-        image.info.pop("transparency", None)  # stored as bytes it makes Pillow warn, and alpha is dropped anyway
+        image.info.pop("transparency", None)  # as bytes it makes Pillow warn, and alpha is dropped anyway
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
@@ -180,7 +182,7 @@ def _to_8_bit(values: np.ndarray, deep: bool) -> np.ndarray:
     table = np.arange(65536)
     table = ((table * 255 + 32767) // 65535 if deep else table).astype(np.uint8)
     narrow = np.empty(values.shape, np.uint8)
-    for rows, result in zip(values, narrow):  # as indices they take eight bytes a pixel
+    for rows, result in zip(values, narrow):  # row by row: indices take eight bytes per pixel
         result[...] = table[np.clip(rows, 0, 65535)]
     return narrow
 
@@ -188,9 +190,9 @@ def _to_8_bit(values: np.ndarray, deep: bool) -> np.ndarray:
 def _integers(image: Image.Image, path: Path) -> np.ndarray:
     if image.mode not in _MASK_MODES:
         raise UnreadableImage(
-            f"{path}: a mask must be a single-channel integer image, this one is {image.mode} (colours?)"
+            f"{path}: a mask must be a single-channel integer image, this one has mode {image.mode} (colours?)"
         )
     values = np.asarray(image).astype(np.int32)
     if image.mode == "I" and values.size and values.min() < 0:
-        raise UnreadableImage(f"{path}: a mask must not hold negative values, this one has {values.min()}")
+        raise UnreadableImage(f"{path}: a mask must not have negative values, this one has {values.min()}")
     return values

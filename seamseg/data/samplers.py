@@ -1,24 +1,31 @@
-"""Which images make a batch: those of like aspect, so that little of the padded tensor is padding (SPEC "Samplers")."""
+"""Samplers: which images form a batch, how an epoch is split over processes, and class-uniform sampling.
+
+Batches hold images of similar aspect ratio, so that little of the padded tensor is padding (docs/contract.md,
+"Samplers").
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
 from typing import NamedTuple
 
 import torch
 from torch.utils.data import Sampler
 
+from seamseg.formats.metadata import ImageInfo
+from seamseg.panoptic_map import VOID
 from seamseg.utils.errors import InputError
 
 
-class Segment(NamedTuple):
-    """A stretch of an epoch in which nothing about the sharing changed.
+class EpochSegment(NamedTuple):
+    """A part of an epoch with a constant number of processes and a constant batch size.
 
     Attributes
     ----------
     world : number of processes
-    batch_size : images a batch and process
+    batch_size : images per batch and process
     done : batches that each process has trained on
     """
 
@@ -28,18 +35,18 @@ class Segment(NamedTuple):
 
 
 class ARBatchSampler(Sampler[list[int]]):
-    """Batches of images of like aspect, shuffled within each aspect.
+    """Batches of images of similar aspect ratio, shuffled within each orientation.
 
-    Landscape images come first, then portrait (and square) ones, then what is left of both; within a batch the aspect
-    falls. The order is a function of `seed` and the epoch alone, so a resumed run continues as the uninterrupted one.
-    It equals what the original gives a run that starts at epoch 0: the original shuffles its lists in place each epoch,
-    hence epoch e is the product of the permutations of epochs 0 to e.
+    Landscape images come first, then portrait (and square) ones, then the remainders of both; within a batch the aspect
+    ratio decreases. The order is a function of `seed` and the epoch alone, so a resumed run continues as the
+    uninterrupted one. It equals the order of the original for a run that starts at epoch 0: the original shuffles its
+    lists in place each epoch, hence epoch e is the product of the permutations of epochs 0 to e.
 
     Parameters
     ----------
     img_sizes : `(height, width)` of each image
-    batch_size : images a batch
-    drop_last : leave out a last batch that is not full
+    batch_size : images per batch
+    drop_last : drop a last batch that is not full
     epoch, seed : of the shuffling
 
     Raises
@@ -71,12 +78,12 @@ class ARBatchSampler(Sampler[list[int]]):
         self.seed = seed
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the shuffling of an epoch; call it before iterating."""
+        """Select the epoch whose shuffling applies; call it before iterating."""
         self.epoch = epoch
 
     @property
     def num_batches(self) -> int:
-        """Batches that the images make, over all ranks"""
+        """Number of batches over all ranks."""
         images = len(self.img_sizes)
         return images // self.batch_size if self.drop_last else -(-images // self.batch_size)
 
@@ -100,7 +107,7 @@ class ARBatchSampler(Sampler[list[int]]):
         return landscape.tolist(), portrait.tolist()
 
     def _batches(self, size: int | None = None, taken: Counter[int] | None = None) -> list[list[int]]:
-        """Batches of `size` (default: `batch_size`) of the images of the epoch, less those that are `taken`."""
+        """Return batches of `size` (default: `batch_size`) of the epoch's images, without those that are `taken`."""
         size = size or self.batch_size
         groups = [_without(group, Counter(taken)) for group in self._shuffled()]
         batches, left = [], []
@@ -113,15 +120,15 @@ class ARBatchSampler(Sampler[list[int]]):
             # only the last one can be short
             batches = batches[: sum(map(len, groups)) // size]
 
-        def falling_aspect(index: int) -> float:
+        def decreasing_aspect(index: int) -> float:
             height, width = self.img_sizes[index]
             return -width / height
 
-        return [sorted(batch, key=falling_aspect) for batch in batches]
+        return [sorted(batch, key=decreasing_aspect) for batch in batches]
 
 
 def _without(images: list[int], taken: Counter[int]) -> list[int]:
-    """The images, each left out as often as `taken` counts it; uses up what it counts."""
+    """Drop each image as often as `taken` counts it; consumes the counts."""
     left = []
     for image in images:
         if taken[image]:
@@ -132,19 +139,19 @@ def _without(images: list[int], taken: Counter[int]) -> list[int]:
 
 
 class DistributedARBatchSampler(ARBatchSampler):
-    """The share of one process of the batches of :class:`ARBatchSampler`, in shuffled order.
+    """The batches of one process out of those of :class:`ARBatchSampler`, in shuffled order.
 
-    Every rank gets the same number of batches; where the number of ranks does not divide theirs, the first batches of
-    the order are given out a second time. With `num_replicas=1` it is the sampler of single-process training.
+    Every rank gets the same number of batches; where the number of ranks does not divide the total, the first batches
+    of the order are used a second time. With `num_replicas=1` it is the sampler of single-process training.
 
-    An epoch may be interrupted and go on with other processes or another batch size, several times:
-    :meth:`continue_from` says what was done, and the next pass gives out exactly the images that are left. Nothing is
-    read to get there.
+    An epoch may be interrupted and continued with another number of processes or another batch size, several times:
+    :meth:`continue_from` takes what was done, and the next pass yields exactly the remaining images. No image is read
+    to get there.
 
     Parameters
     ----------
     img_sizes, batch_size, drop_last, epoch, seed : as :class:`ARBatchSampler`; `batch_size` is that of one process
-    num_replicas, rank : number of processes, and which one this is
+    num_replicas, rank : number of processes, and the index of this one
     """
 
     def __init__(
@@ -162,30 +169,30 @@ class DistributedARBatchSampler(ARBatchSampler):
             raise ValueError(f"rank {rank} of {num_replicas} processes")
         self.num_replicas = num_replicas
         self.rank = rank
-        self.segments: tuple[Segment, ...] = (Segment(num_replicas, batch_size, 0),)
+        self.segments: tuple[EpochSegment, ...] = (EpochSegment(num_replicas, batch_size, 0),)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose an epoch, to be gone through from its beginning."""
+        """Select an epoch, starting at its beginning."""
         super().set_epoch(epoch)
-        self.segments = (Segment(self.num_replicas, self.batch_size, 0),)
+        self.segments = (EpochSegment(self.num_replicas, self.batch_size, 0),)
 
-    def continue_from(self, segments: Sequence[Segment]) -> None:
-        """Begin the next pass over the epoch behind what was done of it; call it after :meth:`set_epoch`.
+    def continue_from(self, segments: Sequence[EpochSegment]) -> None:
+        """Start the next pass over the epoch after what was done of it; call it after :meth:`set_epoch`.
 
         Parameters
         ----------
-        segments : what was done, one after the other; `self.segments` then ends with the one that begins now, which
-            is the last of these where the processes and the batch size are the same as then
+        segments : what was done, in order; `self.segments` then ends with the segment that starts now, which is the
+            last of these if it has the same number of processes and the same batch size
         """
         now = (self.num_replicas, self.batch_size)
         done = tuple(segment for segment in segments[:-1] if segment.done)
-        last = segments[-1] if segments else Segment(*now, 0)
+        last = segments[-1] if segments else EpochSegment(*now, 0)
         if (last.world, last.batch_size) != now:
-            done, last = (*done, last) if last.done else done, Segment(*now, 0)
+            done, last = (*done, last) if last.done else done, EpochSegment(*now, 0)
         self.segments = (*done, last)
 
     def __len__(self) -> int:
-        """Batches of this process that are left of the epoch"""
+        """Return the number of remaining batches of this process in the epoch."""
         if len(self.segments) == 1:
             return max(0, -(-self.num_batches // self.num_replicas) - self.segments[0].done)
         return len(self._left())
@@ -196,17 +203,17 @@ class DistributedARBatchSampler(ARBatchSampler):
     def _left(self) -> list[list[int]]:
         taken: Counter[int] = Counter()
         for segment in self.segments[:-1]:
-            batches, share = self._dealt(segment, taken)
-            starts = range(0, segment.world * share, share or 1)
-            # a batch that is given out a second time is taken once
-            given = {k % len(batches) for start in starts for k in range(start, start + min(segment.done, share))}
-            taken.update(image for k in given for image in batches[k])
+            batches, per_rank = self._ordered(segment, taken)
+            starts = range(0, segment.world * per_rank, per_rank or 1)
+            # a batch that is used a second time is taken once
+            used = {k % len(batches) for start in starts for k in range(start, start + min(segment.done, per_rank))}
+            taken.update(image for k in used for image in batches[k])
         last = self.segments[-1]
-        batches, share = self._dealt(last, taken)
-        return [batches[k % len(batches)] for k in range(self.rank * share + last.done, (self.rank + 1) * share)]
+        batches, per_rank = self._ordered(last, taken)
+        return [batches[k % len(batches)] for k in range(self.rank * per_rank + last.done, (self.rank + 1) * per_rank)]
 
-    def _dealt(self, segment: Segment, taken: Counter[int]) -> tuple[list[list[int]], int]:
-        """The batches of a segment in the order in which ranks get them, without `taken` images; and how many each."""
+    def _ordered(self, segment: EpochSegment, taken: Counter[int]) -> tuple[list[list[int]], int]:
+        """Return the batches of a segment in rank order, without `taken` images, and the number of batches per rank."""
         batches = self._batches(segment.batch_size, taken)
         order = torch.randperm(len(batches), generator=self._generator(self.epoch)).tolist()
         return [batches[k] for k in order], -(-len(batches) // segment.world)
@@ -220,7 +227,7 @@ class ShardSampler(Sampler[int]):
     Parameters
     ----------
     length : number of images
-    num_replicas, rank : number of processes, and which one this is
+    num_replicas, rank : number of processes, and the index of this one
     """
 
     def __init__(self, length: int, num_replicas: int = 1, rank: int = 0) -> None:
@@ -233,3 +240,94 @@ class ShardSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         yield from self._indices
+
+
+class SampleIndex(NamedTuple):
+    """An index into the data set that carries the epoch, so that workers may persist over epochs.
+
+    Attributes
+    ----------
+    epoch : of the training; augmentation depends on it
+    image : index of the image in the data set
+    slot : the index that the sampler drew; differs from `image` where class-uniform sampling replaced the image
+    """
+
+    epoch: int
+    image: int
+    slot: int
+
+
+class EpochBatchSampler(Sampler[list[SampleIndex]]):
+    """Wraps a batch sampler: its indices become :class:`SampleIndex`.
+
+    It keeps no count of batches: a sampler that starts in the middle of an epoch yields the indices of an
+    uninterrupted one.
+
+    Parameters
+    ----------
+    sampler : yields lists of indices; decides the order and, with its `set_epoch`, where an epoch starts
+    replace : maps `(epoch, index)` to the index of the image to load; None to load the drawn image
+    """
+
+    def __init__(self, sampler: Sampler[list[int]], replace: Callable[[int, int], int] | None = None) -> None:
+        self.sampler = sampler
+        self.replace = replace
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Select the epoch, of the wrapped sampler too."""
+        self.epoch = epoch
+        set_epoch: Callable[[int], None] | None = getattr(self.sampler, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self.sampler)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[list[SampleIndex]]:
+        replace = self.replace or (lambda epoch, index: index)
+        for batch in self.sampler:
+            yield [SampleIndex(self.epoch, replace(self.epoch, index), index) for index in batch]
+
+
+class ClassUniformSampling:
+    """Replaces a fraction of the drawn images: draws a class uniformly, then an image that has it uniformly.
+
+    Landscape images are replaced by landscape ones and portrait (and square) ones by portrait ones, so that the batches
+    of :class:`ARBatchSampler` keep a similar aspect ratio. The replacement of an image depends on `seed`, the epoch and
+    the image alone: not on the number of processes or on where the epoch was resumed.
+
+    Parameters
+    ----------
+    images : of the data set
+    fraction : of the draws that are replaced, 0 to 1
+    seed : of the draws
+
+    Raises
+    ------
+    InputError
+        if `fraction` is not between 0 and 1
+    """
+
+    def __init__(self, images: Sequence[ImageInfo], fraction: float, seed: int = 0) -> None:
+        if not 0 <= fraction <= 1:
+            raise InputError(f"class_uniform must be 0 to 1, got {fraction}")
+        self.fraction = fraction
+        self.seed = seed
+        self._wide = [is_wide(image) for image in images]
+        containing: dict[bool, dict[int, list[int]]] = {True: {}, False: {}}
+        for index, image in enumerate(images):
+            for category in sorted(set(image.cat) - {VOID}):
+                containing[self._wide[index]].setdefault(category, []).append(index)
+        self._containing = {wide: [by_class[c] for c in sorted(by_class)] for wide, by_class in containing.items()}
+
+    def __call__(self, epoch: int, index: int) -> int:
+        """Return the image to load instead of image `index` in an epoch, often `index` itself."""
+        rng = Random(f"class/{self.seed}/{epoch}/{index}")
+        classes = self._containing[self._wide[index]]
+        return rng.choice(rng.choice(classes)) if classes and rng.random() < self.fraction else index
+
+
+def is_wide(image: ImageInfo) -> bool:
+    """Return whether an image is landscape; such images form batches of their own."""
+    return image.size[0] < image.size[1]

@@ -1,4 +1,8 @@
-"""From a decoded photo and its mask to tensors: scale, crop, flip, normalise (SPEC section 4 "Test input")."""
+"""From a decoded image and its mask to tensors: scale, crop, colour jitter, flip, normalise.
+
+See docs/contract.md, section 4 "Test input". Colour jitter, flip and normalisation of training images may be deferred
+to the device (:func:`finish_image`).
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seamseg.data.pixels import Normalise, finish_image
 from seamseg.idmaps.resize import nearest_index
-from seamseg.ops.labels import extract_boxes
+from seamseg.ops.extract_boxes import extract_boxes
 from seamseg.structures import DeferredTransform
 from seamseg.utils.errors import InputError
 
 
-class _Source(Protocol):
+class _RandomSource(Protocol):
     def random(self) -> float: ...
     def uniform(self, a: float, b: float) -> float: ...
     def choice(self, seq: Sequence[float]) -> float: ...
@@ -28,10 +31,10 @@ class _Source(Protocol):
 
 
 def scaled_size(size: tuple[int, int], shortest: int, longest: int | None) -> tuple[int, int]:
-    """The size at which the network sees a picture.
+    """Return the size of the network input for an image of a size.
 
     The shortest side becomes `shortest`, unless the longest side would then exceed `longest`, which it becomes
-    instead; both sides are cut to whole pixels, `int(side * scale)`, and are at least 1.
+    instead; both sides are truncated to whole pixels, `int(side * scale)`, and are at least 1.
 
     Parameters
     ----------
@@ -47,7 +50,7 @@ def scaled_size(size: tuple[int, int], shortest: int, longest: int | None) -> tu
 def compact_ids(
     ids: np.ndarray, cat: Sequence[int], iscrowd: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Renumber instance ids so that those without a pixel leave no gap; id 0 stays.
+    """Renumber instance ids to close the gaps of ids without pixels; id 0 stays.
 
     Parameters
     ----------
@@ -67,22 +70,109 @@ def compact_ids(
     return ids, np.asarray(cat, np.int64)[present], np.asarray(iscrowd, np.uint8)[present]
 
 
-def bytes_of(image: Image.Image) -> Tensor:
-    """`3 x H x W` uint8, the channels of a pixel beside each other, of an RGB picture."""
+def pil_to_tensor(image: Image.Image) -> Tensor:
+    """Convert an RGB image to `3 x H x W` uint8 with the strides of channels-last memory."""
     return torch.from_numpy(np.array(image, dtype=np.uint8)).permute(2, 0, 1)
 
 
-class TestTransform:
-    """Photo → network input.
+class Normalise:
+    """Converts bytes to the values of the network input: `(x / 255 - mean) / std`.
 
     Parameters
     ----------
-    shortest_size : length of the shortest side in pixels; None keeps the photo's own size
-    longest_max_size : limit of the longest side; None for no limit, as the original
-    rgb_mean, rgb_std : normalisation of values in 0..1; None to leave one out
+    rgb_mean, rgb_std : of values in 0..1; None to omit one
+
+    Raises
+    ------
+    InputError
+        if they are not three numbers each, or a deviation is not positive
     """
 
-    __test__ = False  # not a test case, whatever its name suggests to pytest
+    def __init__(self, rgb_mean: Sequence[float] | None, rgb_std: Sequence[float] | None) -> None:
+        for name, values in (("rgb_mean", rgb_mean), ("rgb_std", rgb_std)):
+            if values is not None and len(values) != 3:
+                raise InputError(f"{name} must be 3 numbers, got {tuple(values)}")
+        if rgb_std is not None and min(rgb_std) <= 0:
+            raise InputError(f"rgb_std must be positive, got {tuple(rgb_std)}")
+        self._white = torch.tensor(255.0)
+        self._mean = None if rgb_mean is None else torch.tensor(list(rgb_mean), dtype=torch.float32)[:, None, None]
+        self._std = None if rgb_std is None else torch.tensor(list(rgb_std), dtype=torch.float32)[:, None, None]
+
+    def to(self, device: torch.device) -> Normalise:
+        """Move the constants to a device, in place."""
+        for name, value in vars(self).items():
+            setattr(self, name, None if value is None else value.to(device))
+        return self
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Return `3 x H x W` float32, contiguous, from uint8 of any strides on the device of the constants."""
+        # divided by tensors, not by Python's numbers, which CUDA would turn into a product with the inverse
+        values = pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(self._white)
+        if self._mean is not None:
+            values.sub_(self._mean)
+        if self._std is not None:
+            values.div_(self._std)
+        return values
+
+
+def finish_image(pixels: Tensor, deferred: DeferredTransform, normalise: Normalise) -> Tensor:
+    """Apply colour jitter, then flip, then normalisation.
+
+    Parameters
+    ----------
+    pixels : `3 x H x W` uint8
+    deferred : the sampled flip and colour factors of the image
+
+    Returns
+    -------
+    `3 x H x W` float32
+    """
+    if deferred.jitter is not None:
+        # the same memory layout on every device: the mean used by contrast depends on the order of its sum
+        pixels = jitter(pixels.contiguous(), deferred.jitter)
+    if deferred.flip:
+        pixels = pixels.flip(-1)
+    return normalise(pixels)
+
+
+def jitter(pixels: Tensor, factors: tuple[float, float, float, float]) -> Tensor:
+    """Change brightness, contrast and saturation by factors and shift the hue, in this order.
+
+    Parameters
+    ----------
+    pixels : `3 x H x W` uint8, not modified
+    factors : of brightness, contrast and saturation, 1 for no change; shift of the hue in turns, -0.5 to 0.5
+    """
+    from torchvision.transforms.v2 import functional  # takes a second to import
+
+    brightness, contrast, saturation, hue = factors
+    if brightness != 1:
+        pixels = functional.adjust_brightness_image(pixels, brightness)
+    if contrast != 1:
+        pixels = functional.adjust_contrast_image(pixels, contrast)
+    if saturation != 1:
+        pixels = functional.adjust_saturation_image(pixels, saturation)
+    return functional.adjust_hue_image(pixels, hue) if hue != 0 else pixels
+
+
+def flip_boxes(boxes: Tensor, width: int) -> Tensor:
+    """Return the boxes of the mirrored image, `n x 4`; rows of -1 (ids without pixels) are unchanged."""
+    y0, x0, y1, x1 = boxes.unbind(1)
+    flipped = torch.stack((y0, width - x1, y1, width - x0), 1)
+    return torch.where(boxes[:, :1] < 0, boxes, flipped)
+
+
+class TestTransform:
+    """Converts an image to a network input.
+
+    Parameters
+    ----------
+    shortest_size : length of the shortest side in pixels; None keeps the size of the image
+    longest_max_size : limit of the longest side; None for no limit, as in the original
+    rgb_mean, rgb_std : normalisation of values in 0..1; None to omit one
+    """
+
+    __test__ = False  # not a test case for pytest
 
     def __init__(
         self,
@@ -96,39 +186,71 @@ class TestTransform:
         self._normalise = Normalise(rgb_mean, rgb_std)
 
     def halve(self) -> None:
-        """Make pictures half as large from now on."""
+        """Halve the input size from now on."""
         if self.shortest_size is not None:
             self.shortest_size = max(1, self.shortest_size // 2)
         if self.longest_max_size is not None:
             self.longest_max_size = max(1, self.longest_max_size // 2)
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """`3 x H x W` float32 from an RGB picture."""
-        return self.normalise(bytes_of(self.scale(image)))
+        """Return `3 x H x W` float32 from an RGB image."""
+        return self.normalise(pil_to_tensor(self.scale(image)))
 
     def size_of(self, size: tuple[int, int]) -> tuple[int, int]:
-        """The size at which the network sees a picture of a size, both `(height, width)` or `(width, height)`."""
+        """Return the input size for an image of a size, both `(height, width)` or both `(width, height)`."""
         return size if self.shortest_size is None else scaled_size(size, self.shortest_size, self.longest_max_size)
 
     def scale(self, image: Image.Image) -> Image.Image:
-        """The picture at the size of the network's input."""
+        """Resize an image to the size of the network input."""
         size = self.size_of(image.size)
         return image if size == image.size else image.resize(size, Image.Resampling.BILINEAR)
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """`3 x H x W` float32 from uint8, of the scaled picture or a part of it."""
+        """Return `3 x H x W` float32 from uint8, of the scaled image or a part of it."""
         return self._normalise(pixels)
 
 
 @dataclass(frozen=True)
-class Draw:
-    """What chance decided for one image.
+class AugmentationOptions:
+    """Random augmentation of training images.
+
+    Attributes
+    ----------
+    random_flip : mirror left-right with probability 0.5
+    random_scale : factor of the shortest size, drawn uniformly between two values or from more than two
+    crop_size : `(height, width)` of a crop of the scaled image where it is larger; None for no crop
+    color_jitter : largest change of brightness, contrast and saturation (factors `1 - x` to `1 + x`) and hue (turns)
+
+    Raises
+    ------
+    InputError
+        if a value is out of range
+    """
+
+    random_flip: bool = False
+    random_scale: Sequence[float] | None = None
+    crop_size: tuple[int, int] | None = None
+    color_jitter: tuple[float, float, float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.random_scale is not None and (not self.random_scale or min(self.random_scale) <= 0):
+            raise InputError(f"random_scale must be positive numbers, got {tuple(self.random_scale)}")
+        if self.crop_size is not None and min(self.crop_size) < 1:
+            raise InputError(f"crop_size must be positive, got {tuple(self.crop_size)}")
+        if self.color_jitter is not None and (min(self.color_jitter) < 0 or self.color_jitter[3] > 0.5):
+            values = tuple(self.color_jitter)
+            raise InputError(f"color_jitter must not be negative and its hue at most 0.5, got {values}")
+
+
+@dataclass(frozen=True)
+class AugmentationParams:
+    """The sampled augmentation of one image.
 
     Attributes
     ----------
     size : `(height, width)` that the image is scaled to
-    window : `(y0, x0, height, width)` of the crop of the scaled image, before the flip; the whole of it without a crop
-    deferred : flip and colours
+    window : `(y0, x0, height, width)` of the crop of the scaled image, before the flip; all of it without a crop
+    deferred : flip and colour jitter
     """
 
     size: tuple[int, int]
@@ -137,17 +259,14 @@ class Draw:
 
 
 class TrainTransform:
-    """Photo and mask → network input and targets, with random scale, crop, colours and flip.
+    """Converts an image and its mask to network input and targets, with random augmentation.
 
     Parameters
     ----------
-    shortest_size, longest_max_size : as :func:`scaled_size`; the limit holds after random scaling
+    shortest_size, longest_max_size : as :func:`scaled_size`; the limit applies after random scaling
     rgb_mean, rgb_std : normalisation of values in 0..1
-    random_flip : mirror left-right half of the time
-    random_scale : factor of `shortest_size`, drawn evenly between two values or among more
-    crop_size : `(height, width)` cut out of the scaled image where it is larger; None for all of it
-    color_jitter : largest change of brightness, contrast and saturation (factors `1 - x` to `1 + x`) and hue (turns)
-    on_device : leave colours, flip and normalisation to :func:`seamseg.data.pixels.finish_image` on the device
+    augmentation : random flip, scale, crop and colour jitter
+    on_device : defer colour jitter, flip and normalisation to :func:`finish_image` on the device
     """
 
     def __init__(
@@ -156,51 +275,38 @@ class TrainTransform:
         longest_max_size: int | None,
         rgb_mean: Sequence[float] | None = None,
         rgb_std: Sequence[float] | None = None,
-        random_flip: bool = False,
-        random_scale: Sequence[float] | None = None,
-        crop_size: tuple[int, int] | None = None,
-        color_jitter: tuple[float, float, float, float] | None = None,
+        augmentation: AugmentationOptions = AugmentationOptions(),
         on_device: bool = False,
     ) -> None:
-        if random_scale is not None and (not random_scale or min(random_scale) <= 0):
-            raise InputError(f"random_scale must be positive numbers, got {tuple(random_scale)}")
-        if crop_size is not None and min(crop_size) < 1:
-            raise InputError(f"crop_size must be positive, got {tuple(crop_size)}")
-        if color_jitter is not None and (min(color_jitter) < 0 or color_jitter[3] > 0.5):
-            raise InputError(f"color_jitter must not be negative, its hue at most 0.5, got {tuple(color_jitter)}")
         self.shortest_size = shortest_size
         self.longest_max_size = longest_max_size
-        self.random_flip = random_flip
-        self.random_scale = None if random_scale is None else tuple(random_scale)
-        self.crop_size = crop_size
-        self.color_jitter = color_jitter
+        self.augmentation = augmentation
         self.on_device = on_device
         self._normalise = Normalise(rgb_mean, rgb_std)
 
-    def draw(self, size: tuple[int, int], rng: _Source) -> Draw:
-        """Let chance decide for an image of a size `(height, width)`."""
-        flip = self.random_flip and rng.random() < 0.5
-        height, width = scaled_size(size, self._shortest(rng), self.longest_max_size)
+    def sample_params(self, size: tuple[int, int], rng: _RandomSource) -> AugmentationParams:
+        """Sample the augmentation of an image of a size `(height, width)`."""
+        flip = self.augmentation.random_flip and rng.random() < 0.5
+        height, width = scaled_size(size, self._sample_shortest(rng), self.longest_max_size)
         window = (0, 0, height, width)
-        if self.crop_size is not None:
-            h, w = min(height, self.crop_size[0]), min(width, self.crop_size[1])
+        if (crop := self.augmentation.crop_size) is not None:
+            h, w = min(height, crop[0]), min(width, crop[1])
             window = (rng.randint(0, height - h), rng.randint(0, width - w), h, w)
-        return Draw((height, width), window, DeferredTransform(flip, self._jitter(rng)))
+        return AugmentationParams((height, width), window, DeferredTransform(flip, self._sample_jitter(rng)))
 
-    def _shortest(self, rng: _Source) -> int:
-        if self.random_scale is None:
+    def _sample_shortest(self, rng: _RandomSource) -> int:
+        scale = self.augmentation.random_scale
+        if scale is None:
             return self.shortest_size
-        if len(self.random_scale) == 2:
-            factor = rng.uniform(*self.random_scale)
-        else:
-            factor = rng.choice(self.random_scale)
+        factor = rng.uniform(*scale) if len(scale) == 2 else rng.choice(scale)
         return max(int(self.shortest_size * factor), 1)
 
-    def _jitter(self, rng: _Source) -> tuple[float, float, float, float] | None:
-        if self.color_jitter is None:
+    def _sample_jitter(self, rng: _RandomSource) -> tuple[float, float, float, float] | None:
+        limits = self.augmentation.color_jitter
+        if limits is None:
             return None
-        brightness, contrast, saturation = (rng.uniform(max(0.0, 1 - x), 1 + x) for x in self.color_jitter[:3])
-        return brightness, contrast, saturation, rng.uniform(-self.color_jitter[3], self.color_jitter[3])
+        brightness, contrast, saturation = (rng.uniform(max(0.0, 1 - x), 1 + x) for x in limits[:3])
+        return brightness, contrast, saturation, rng.uniform(-limits[3], limits[3])
 
     def __call__(
         self,
@@ -210,14 +316,14 @@ class TrainTransform:
         iscrowd: Sequence[int],
         rng: Random | None = None,
     ) -> dict[str, Any]:
-        """Targets of one image.
+        """Return network input and targets of one image.
 
         Parameters
         ----------
         image : RGB, of the size of the mask or reduced
         mask : `L x H x W` instance ids, 0 void
         cat, iscrowd : class and crowd flag by id
-        rng : source of chance; Python's global one if None
+        rng : random source; Python's global one if None
 
         Returns
         -------
@@ -226,9 +332,8 @@ class TrainTransform:
         `msk` uint8 or int32, and `deferred` in addition.
         """
         source: Any = global_random if rng is None else rng
-        draw = self.draw((mask.shape[-2], mask.shape[-1]), source)
-        deferred = draw.deferred
-        ids, classes, crowds = compact_ids(_cut_mask(mask, draw, not self.on_device, len(cat)), cat, iscrowd)
+        params = self.sample_params((mask.shape[-2], mask.shape[-1]), source)
+        ids, classes, crowds = compact_ids(_transform_mask(mask, params, not self.on_device, len(cat)), cat, iscrowd)
         narrow = torch.from_numpy(ids)
         item = {
             "msk": narrow if self.on_device else narrow.long(),
@@ -236,31 +341,31 @@ class TrainTransform:
             "iscrowd": torch.from_numpy(crowds),
             "bbx": extract_boxes(narrow, len(classes)),
         }
-        pixels = bytes_of(_cut_image(image, draw))
+        pixels = pil_to_tensor(_scale_and_crop(image, params))
         if self.on_device:
-            return {"img": pixels.contiguous(), **item, "deferred": deferred}
-        return {"img": finish_image(pixels, deferred, self._normalise), **item}
+            return {"img": pixels.contiguous(), **item, "deferred": params.deferred}
+        return {"img": finish_image(pixels, params.deferred, self._normalise), **item}
 
 
-def _cut_image(image: Image.Image, draw: Draw) -> Image.Image:
-    (height, width), (y, x, h, w) = draw.size, draw.window
-    if (h, w) == draw.size:
+def _scale_and_crop(image: Image.Image, params: AugmentationParams) -> Image.Image:
+    (height, width), (y, x, h, w) = params.size, params.window
+    if (h, w) == params.size:
         return image if image.size == (width, height) else image.resize((width, height), Image.Resampling.BILINEAR)
-    # only what stays is resized; Pillow looks beyond the edges of the box, so it has no seams
+    # only the crop is resized; Pillow reads beyond the edges of the box, so there are no seams
     down, right = image.height / height, image.width / width
     box = (x * right, y * down, min((x + w) * right, image.width), min((y + h) * down, image.height))
     return image.resize((w, h), Image.Resampling.BILINEAR, box=box)
 
 
-def _cut_mask(mask: np.ndarray, draw: Draw, flip: bool, count: int) -> np.ndarray:
-    """The scaled and cropped ids in the narrowest type, `L x h x w`; `flip` mirrors them if that was drawn."""
-    y, x, h, w = draw.window
-    rows, columns = (nearest_index(have, wanted) for have, wanted in zip(mask.shape[-2:], draw.size))
-    if draw.deferred.flip:
-        # the original mirrors before it scales, which decides where a centre falls between two pixels
+def _transform_mask(mask: np.ndarray, params: AugmentationParams, flip: bool, count: int) -> np.ndarray:
+    """Scale and crop ids, `L x h x w` in the narrowest type; with `flip`, apply the sampled flip too."""
+    y, x, h, w = params.window
+    rows, columns = (nearest_index(have, wanted) for have, wanted in zip(mask.shape[-2:], params.size))
+    if params.deferred.flip:
+        # the original mirrors before it scales, which decides the rounding of centres between two pixels
         columns = mask.shape[-1] - 1 - columns[::-1]
     columns = columns[x : x + w]
-    if draw.deferred.flip and flip:
+    if params.deferred.flip and flip:
         columns = columns[::-1]
     narrow = mask.astype(np.uint8 if count <= 256 else np.int32, copy=False)
     return narrow.take(rows[y : y + h], axis=-2).take(columns, axis=-1)

@@ -1,4 +1,4 @@
-"""The processes that read images: their chance, and what one was reading when it died."""
+"""Worker processes of data loading: their seeds, their signals, and the errors that report their failure."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from torch.utils.data import get_worker_info
 
 from seamseg.utils.errors import SeamsegError
 
-_DEATH = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
+_DEAD_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 
 
 @dataclass
 class WorkerSeed:
-    """A DataLoader's `worker_init_fn`: other random numbers in every worker of every rank in every epoch.
+    """A DataLoader's `worker_init_fn`: different random numbers in every worker of every rank in every epoch.
 
-    The transforms here do not need it (:class:`seamseg.data.dataset.PanopticDataset` hands them their own source);
-    those of others that use `random`, NumPy or torch do. Workers that live through several epochs are seeded once.
+    The transforms of this package do not need it (:class:`seamseg.data.dataset.PanopticDataset` passes them an RNG of
+    their own); other transforms that use `random`, NumPy or torch do. Persistent workers are seeded once.
 
     Attributes
     ----------
     seed, rank, epoch : of the process that starts the workers
-    reading : a number for each worker in shared memory, in which the data set notes the index it reads
+    reading : one number per worker in shared memory, where the data set records the index it reads
     """
 
     seed: int = 0
@@ -48,16 +48,16 @@ class WorkerSeed:
         torch.manual_seed(state)
         info = get_worker_info()
         if info is not None:
-            obey_the_parent_only(worker)
+            ignore_foreign_sigterm(worker)
         if self.reading is not None and info is not None and hasattr(info.dataset, "reading"):
             info.dataset.reading = self.reading[worker : worker + 1]
 
 
 @contextmanager
-def deaf_children() -> Iterator[None]:
-    """What starts within is deaf to SIGTERM from birth: :func:`obey_the_parent_only` is called only later.
+def block_sigterm() -> Iterator[None]:
+    """Block SIGTERM in processes that start within, until they call :func:`ignore_foreign_sigterm`.
 
-    This process is deaf for as long, and hears what came meanwhile at the end.
+    SIGTERM is blocked in this process meanwhile, and delivered at the end.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -69,10 +69,10 @@ def deaf_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def obey_the_parent_only(worker: int = 0) -> None:
-    """A DataLoader's `worker_init_fn`: SIGTERM ends the worker only when the process that reads from it sends it.
+def ignore_foreign_sigterm(worker: int = 0) -> None:
+    """Ignore SIGTERM in a worker unless its parent process sends it; a DataLoader's `worker_init_fn`.
 
-    Clusters signal whole groups of processes. The trainer says when to stop; it needs the images until then.
+    Clusters signal whole process groups. The trainer decides when to stop, and needs the images until then.
     """
     if not hasattr(signal, "sigwaitinfo"):
         return
@@ -87,42 +87,42 @@ def obey_the_parent_only(worker: int = 0) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def dead_workers(error: BaseException, workers: Sequence[BaseProcess]) -> list[int]:
-    """The numbers of the workers whose death an error of a DataLoader is about; none if it is about something else.
+def failed_workers(error: BaseException, workers: Sequence[BaseProcess]) -> list[int]:
+    """Return the numbers of the workers whose death caused an error of a DataLoader; empty for any other error.
 
-    Torch says so with a RuntimeError, anywhere in the main process; but a batch that the dead had yet to hand over can
-    fail first, with an error of the connection.
+    Torch raises a RuntimeError, at any place of the main process; but receiving a batch of the dead worker can fail
+    first, with an error of the connection.
     """
-    match = _DEATH.search(str(error)) if isinstance(error, RuntimeError) else None
+    match = _DEAD_WORKER.search(str(error)) if isinstance(error, RuntimeError) else None
     if match is not None:
         pids = {int(pid) for pid in match.group(1).replace(",", " ").split()}
         return [number for number, worker in enumerate(workers) if worker.pid in pids]
     if not isinstance(error, (OSError, EOFError)):
         return []
-    # those that the loader ends itself, on its way out, do not count
+    # those that the loader terminates itself during shutdown do not count
     orderly = (None, 0, -signal.SIGTERM)
     for worker in workers:
-        worker.join(timeout=0.2)  # the connection may break before the end is known
+        worker.join(timeout=0.2)  # the connection may break before the exit code is available
     return [number for number, worker in enumerate(workers) if worker.exitcode not in orderly]
 
 
-def worker_death(dead: Sequence[int], workers: Sequence[BaseProcess], files: Sequence[str | None]) -> SeamsegError:
-    """The error that tells a user of the death of a worker.
+def worker_failure(failed: Sequence[int], workers: Sequence[BaseProcess], files: Sequence[str | None]) -> SeamsegError:
+    """Return the error that reports the death of workers.
 
     Parameters
     ----------
-    dead : see :func:`dead_workers`
+    failed : see :func:`failed_workers`
     workers : all of them
-    files : what each of them reads, None where nothing
+    files : the file that each of them reads, None for none
     """
-    read = [file for number in dead if (file := files[number])]
-    codes = {code for number in dead if (code := workers[number].exitcode)}
-    reading = f" while it read {', '.join(read)}" if read else ""
-    return SeamsegError(f"a process that loads images {death_of(codes)}{reading}; {_advice(codes)}")
+    read = [file for number in failed if (file := files[number])]
+    codes = {code for number in failed if (code := workers[number].exitcode)}
+    reading = f" while reading {', '.join(read)}" if read else ""
+    return SeamsegError(f"a data loading worker {describe_exit(codes)}{reading}; {_advice(codes)}")
 
 
-def death_of(codes: set[int]) -> str:
-    """How a process ended, in words, by its exit codes: `was killed by signal SIGKILL`."""
+def describe_exit(codes: set[int]) -> str:
+    """Describe how a process ended by its exit codes, for example `was killed by signal SIGKILL`."""
     if not codes:
         return "died"
     code = min(codes)
@@ -140,6 +140,6 @@ def _advice(codes: set[int]) -> str:
     if -signal.SIGKILL in codes:
         return (
             "usually the machine ran out of memory: lower dataloader.num_workers or dataloader.prefetch; "
-            "if it is the same file again, look at that file"
+            "if it happens at the same file again, check that file"
         )
-    return "if it is the same file again, save it anew or take it off the list; continue with --resume"
+    return "if it happens at the same file again, replace the file or remove it from the list; continue with --resume"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from seamseg.config import Config
 from seamseg.data.images import as_rgb, open_image
-from seamseg.data.transforms import TestTransform, bytes_of
+from seamseg.data.transforms import TestTransform, pil_to_tensor
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.utils.errors import InputError
 from seamseg.utils.urls import is_url, read_url
@@ -83,7 +83,7 @@ def network_input(image: Image.Image, transform: TestTransform, tiling: Tiling) 
         raise InputError(_too_large(*size))
     if tiling.side_for(size) is None:
         return transform(image)
-    return bytes_of(transform.scale(image))
+    return pil_to_tensor(transform.scale(image))
 
 
 def _too_large(width: int, height: int) -> str:

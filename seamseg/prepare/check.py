@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from seamseg.data.folder import IMAGE_ENDINGS, DatasetFolder
+from seamseg.data.folder import IMAGE_EXTENSIONS, DatasetFolder
 from seamseg.data.images import open_image, open_mask
 from seamseg.formats.metadata import ImageInfo
 from seamseg.panoptic_map import VOID
@@ -133,7 +133,7 @@ def check_strays(folder: DatasetFolder, listed: dict[str, list[str]]) -> list[Pr
     problems = []
     if (folder.root / ".prepare").exists():
         problems.append(warning(folder.root / ".prepare", "a conversion did not end; run it again"))
-    for name, endings in (("img", IMAGE_ENDINGS), ("msk", (".png",))):
+    for name, endings in (("img", IMAGE_EXTENSIONS), ("msk", (".png",))):
         base = folder.root / name
         stray = []
         for path in sorted(base.rglob("*")) if base.is_dir() else []:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from seamseg.data.folder import IMAGE_ENDINGS
+from seamseg.data.folder import IMAGE_EXTENSIONS
 from seamseg.formats.cityscapes.labels import EVALUATED, INSTANCES_FROM, LABEL_OF, LICENSE_PLATES, cityscapes_classes
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.archives import SourceTree, read_map
@@ -97,7 +97,7 @@ def find_frames(
             if not file_name.endswith(ending):
                 continue
             name = file_name.removesuffix(ending)
-            candidates = (photos.get(city, {}).get(f"{name}_leftImg8bit{e}") for e in IMAGE_ENDINGS)
+            candidates = (photos.get(city, {}).get(f"{name}_leftImg8bit{e}") for e in IMAGE_EXTENSIONS)
             photo = next((file for file in candidates if file is not None), None)
             if photo is None:
                 lost.append(tree.root / folder / city / f"{name}_leftImg8bit.png")
@@ -106,7 +106,7 @@ def find_frames(
     if lost:
         lacking = f"{len(lost)} of {len(lost) + len(frames)} annotations of {split} lack theirs"
         raise InputError(f"{lost[0]}: no such photo; {lacking}{tree.hint}")
-    bare = sum(file.suffix in IMAGE_ENDINGS for files in photos.values() for file in files.values()) - len(frames)
+    bare = sum(file.suffix in IMAGE_EXTENSIONS for files in photos.values() for file in files.values()) - len(frames)
     if bare > 0:
         say(f"{tree.root / folder}: {bare} photos without {ending} in {kind}/, left out")
     return sorted(frames, key=lambda frame: frame.id)

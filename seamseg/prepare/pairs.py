@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from seamseg.data.folder import IMAGE_ENDINGS
+from seamseg.data.folder import IMAGE_EXTENSIONS
 from seamseg.formats.metadata import Metadata
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.archives import File, SourceTree
 from seamseg.utils.errors import InputError
 
-PHOTO_ENDINGS = (*IMAGE_ENDINGS, ".bmp", ".tif", ".tiff", ".webp")
+PHOTO_ENDINGS = (*IMAGE_EXTENSIONS, ".bmp", ".tif", ".tiff", ".webp")
 """Kinds of photos that are taken; those that a dataset folder cannot hold become PNG."""
 
 

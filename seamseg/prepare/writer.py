@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from PIL import Image
 
-from seamseg.data.folder import IMAGE_ENDINGS, DatasetFolder
+from seamseg.data.folder import IMAGE_EXTENSIONS, DatasetFolder
 from seamseg.formats.metadata import ImageInfo, Metadata, pack_metadata, read_metadata, write_metadata
 from seamseg.prepare.annotations import thing_annotations, write_coco_json
 from seamseg.prepare.archives import File, photo_size, read_file, read_photo, stamp
@@ -135,7 +135,7 @@ class DatasetWriter:
         return (
             listed == wanted <= {image.id for image in folder.metadata.images}
             and all((self.root / "msk" / f"{i}.png").is_file() for i in wanted)
-            and all(any((self.root / "img" / f"{i}{e}").is_file() for e in IMAGE_ENDINGS) for i in wanted)
+            and all(any((self.root / "img" / f"{i}{e}").is_file() for e in IMAGE_EXTENSIONS) for i in wanted)
         )
 
     def add_split(self, split: str, frames: Sequence[Frame], read: Reader) -> None:
@@ -250,7 +250,7 @@ def _convert(frame: Frame, root: Path, read: Reader, classes: Metadata, link: Li
             f"{frame.annotation} has {size[1]} x {size[0]}"
         )
     ending = frame.photo.suffix.lower()
-    photo = Path("img", frame.id + (ending if ending in IMAGE_ENDINGS else ".png"))
+    photo = Path("img", frame.id + (ending if ending in IMAGE_EXTENSIONS else ".png"))
     put_photo(frame.photo, root / photo, link)
     masks = [Path("msk", f"{frame.id}.png" + (f".{k}" if k else "")) for k in range(len(layers))]
     depth = np.uint8 if len(instances.cat) <= 256 else np.uint16
@@ -273,7 +273,7 @@ def _convert(frame: Frame, root: Path, read: Reader, classes: Metadata, link: Li
 def put_photo(source: File, target: Path, link: Link) -> None:
     """Link or copy a photo, whole or not at all; one that is not PNG or JPEG is stored as PNG."""
     with replacing(target) as temporary:
-        if source.suffix.lower() not in IMAGE_ENDINGS:
+        if source.suffix.lower() not in IMAGE_EXTENSIONS:
             read_photo(source).save(temporary, format="PNG")
         elif not isinstance(source, Path):
             temporary.write_bytes(read_file(source))

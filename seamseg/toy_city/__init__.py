@@ -1,7 +1,7 @@
 """Toy city: procedural street scenes with exact labels, written as a raw Cityscapes tree.
 
-The scenes need no download and no licence, and they need the whole machinery: colours do not tell the class, so a
-network has to learn shapes and context. :func:`generate_toy_city` writes them, :func:`render_scene` paints one.
+The scenes need no download and no licence. Colours do not reveal the class, so a network has to learn shapes and
+context. :func:`generate_toy_city` writes them, :func:`render_scene` renders one.
 """
 
 from seamseg.toy_city.scene import render_scene

@@ -40,5 +40,5 @@ NAMES = {
 
 
 def instance_id(category: int, number: int) -> int:
-    """The value of an instance in `instanceIds.png`: `category * 1000 + number`."""
+    """Return the value of an instance in `instanceIds.png`: `category * 1000 + number`."""
     return category * 1000 + number

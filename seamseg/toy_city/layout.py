@@ -1,4 +1,4 @@
-"""What stands where: chosen so that objects are large enough to see and do not hide each other completely."""
+"""The objects of a scene and their places: large enough to see, and none hidden completely by another."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from seamseg.toy_city import labels
-from seamseg.toy_city.background import Street
-from seamseg.toy_city.camera import NEAR, Camera
+from seamseg.toy_city.canvas import NEAR, Camera
+from seamseg.toy_city.street import Street
 from seamseg.toy_city.textures import Rng
 from seamseg.toy_city.vehicles import Pose, car_size, corners, truck_size
 
@@ -17,18 +17,18 @@ TREE = labels.VEGETATION
 
 
 @dataclass(frozen=True)
-class Item:
-    """One object to paint. `category` is a label id; `group` marks a member of a crowd that gets no instance id."""
+class SceneObject:
+    """One object to paint; `category` is a label id, `group` marks a member of a crowd without an instance id."""
 
     category: int
     pose: Pose
     size: tuple[float, float, float]
-    """length, width, height in metres"""
+    """Length, width, height in metres."""
     group: bool = False
     with_rider: bool = False
 
     def footprint(self) -> list[tuple[float, float, float]]:
-        """Circles `(x, z, radius)` that cover the ground it stands on."""
+        """Return circles `(x, z, radius)` that cover its ground area."""
         length, width, _ = self.size
         reach = max(0.0, (length - width) / 2)
         sin, cos = math.sin(self.pose.heading), math.cos(self.pose.heading)
@@ -38,54 +38,55 @@ class Item:
 
 @dataclass
 class Plan:
-    """The items chosen so far, with their screen boxes `(y0, x0, y1, x1)` and depths for the tests of new ones."""
+    """The objects placed so far, with their screen boxes `(y0, x0, y1, x1)` and depths."""
 
     camera: Camera
     street: Street
     rng: Rng
-    items: list[Item] = field(default_factory=list)
+    objects: list[SceneObject] = field(default_factory=list)
     _boxes: list[tuple[np.ndarray, float]] = field(default_factory=list)
 
-    def depth(self, item: Item) -> float:
-        """Distance along the view."""
-        return self.camera.ground_to_camera(item.pose.x, item.pose.z)[1]
+    def depth(self, obj: SceneObject) -> float:
+        """Return the depth of an object in the camera."""
+        return self.camera.ground_to_camera(obj.pose.x, obj.pose.z)[1]
 
-    def box(self, item: Item) -> np.ndarray | None:
-        """Screen box in canvas pixels, None if a part is behind or too close to the camera."""
-        length, width, height = item.size
-        if item.category in (labels.PERSON, labels.POLE, labels.STATIC, TREE):
-            right, depth = self.camera.ground_to_camera(item.pose.x, item.pose.z)
+    def box(self, obj: SceneObject) -> np.ndarray | None:
+        """Return the screen box in canvas pixels, None if a part is behind or too close to the camera."""
+        length, width, height = obj.size
+        if obj.category in (labels.PERSON, labels.POLE, labels.STATIC, TREE):
+            right, depth = self.camera.ground_to_camera(obj.pose.x, obj.pose.z)
             if depth < 1.5:
                 return None
-            seen = np.array([(right + a * width / 2, v - self.camera.eye, depth) for a in (-1, 1) for v in (0, height)])
+            in_camera = np.array(
+                [(right + a * width / 2, v - self.camera.eye, depth) for a in (-1, 1) for v in (0, height)]
+            )
         else:
-            seen = self.camera.to_camera(corners(item.pose, length, width, height))
-            if seen[:, 2].min() < max(2.2, 4 * NEAR):
+            in_camera = self.camera.to_camera(corners(obj.pose, length, width, height))
+            if in_camera[:, 2].min() < max(2.2, 4 * NEAR):
                 return None
-        screen = self.camera.to_screen(seen)
+        screen = self.camera.to_screen(in_camera)
         return np.array([*screen.min(0)[::-1], *screen.max(0)[::-1]])
 
-    def add(self, item: Item, min_height: float, inside: float = 0.6, overlap: float = 0.25) -> bool:
-        """Take the item unless it is too small, too far out of the picture, or stands in the way of others.
+    def add(self, obj: SceneObject, min_height: float, inside: float = 0.6, overlap: float = 0.25) -> bool:
+        """Add an object unless it is too small, too far out of the image, or overlaps others.
+
+        Returns whether the object was added.
 
         Parameters
         ----------
         min_height : canvas pixels
-        inside : least share of its box within the picture
-        overlap : largest share of the farther of two boxes that the nearer may cover
+        inside : smallest fraction of its box within the image
+        overlap : largest fraction of the farther of two boxes that the nearer may cover
         """
-        box = self.box(item)
+        box = self.box(obj)
         if box is None or box[2] - box[0] < min_height:
             return False
         cut = np.clip(box, 0, [self.camera.height, self.camera.width] * 2)
         if _area(cut) < inside * _area(box):
             return False
-        for other in self.items:
-            for x, z, r in item.footprint():
-                for ox, oz, other_r in other.footprint():
-                    if (x - ox) ** 2 + (z - oz) ** 2 < (r + other_r) ** 2:
-                        return False
-        depth = self.depth(item)
+        if any(_collide(obj, other) for other in self.objects):
+            return False
+        depth = self.depth(obj)
         hidden = 0.0
         for other_box, other_depth in self._boxes:
             common = _area(np.concatenate([np.maximum(cut[:2], other_box[:2]), np.minimum(cut[2:], other_box[2:])]))
@@ -95,12 +96,12 @@ class Plan:
                 return False
         if hidden > overlap:
             return False
-        self.items.append(item)
+        self.objects.append(obj)
         self._boxes.append((cut, depth))
         return True
 
     def spot(self, near: float, far: float) -> tuple[float, float]:
-        """A random ground point in view, with depth between `near` and `far`."""
+        """Return a random visible ground point with depth between `near` and `far`."""
         camera, rng = self.camera, self.rng
         depth = near + (far - near) * rng.random() ** 1.3
         column = rng.uniform(0.03, 0.97) * camera.width
@@ -109,12 +110,17 @@ class Plan:
         return camera.x + right * cos + depth * sin, depth * cos - right * sin
 
 
+def _collide(one: SceneObject, other: SceneObject) -> bool:
+    circles = other.footprint()
+    return any((x - u) ** 2 + (z - v) ** 2 < (r + s) ** 2 for x, z, r in one.footprint() for u, v, s in circles)
+
+
 def _area(box: np.ndarray) -> float:
     return max(0.0, float(box[2] - box[0])) * max(0.0, float(box[3] - box[1]))
 
 
-def plan_scene(camera: Camera, street: Street, empty: bool, rng: Rng) -> list[Item]:
-    """Choose the objects of a scene; `empty` leaves out every thing (street furniture and trees stay)."""
+def plan_scene(camera: Camera, street: Street, empty: bool, rng: Rng) -> list[SceneObject]:
+    """Choose the objects of a scene; `empty` omits all thing classes, but not street furniture and trees."""
     plan = Plan(camera, street, rng)
     unit = min(camera.width, camera.height)
     if not empty:
@@ -130,22 +136,22 @@ def plan_scene(camera: Camera, street: Street, empty: bool, rng: Rng) -> list[It
     _place(plan, _static, int(rng.choice(3, p=[0.55, 0.3, 0.15])), unit * 0.05)
     _place(plan, _post, int(rng.choice(4, p=[0.14, 0.44, 0.32, 0.1])), unit * 0.45, inside=0.3)
     _place(plan, _tree, int(rng.integers(0, 4)), unit * 0.4, inside=0.3)
-    return plan.items
+    return plan.objects
 
 
 def _place(plan: Plan, make, count: int, min_height: float, inside: float = 0.6) -> None:
     for _ in range(count):
         for _ in range(40):
-            item = make(plan)
-            if item is None or not plan.add(item, min_height, inside):
+            obj = make(plan)
+            if obj is None or not plan.add(obj, min_height, inside):
                 continue
-            if item.with_rider:  # the one who rides it stands in the same place
-                plan.items.append(Item(labels.RIDER, item.pose, item.size))
+            if obj.with_rider:  # the rider has the same pose
+                plan.objects.append(SceneObject(labels.RIDER, obj.pose, obj.size))
             break
 
 
 def _vehicle_pose(plan: Plan, width: float, near: float, far: float) -> Pose | None:
-    """A place in a lane, at the kerb, or turning."""
+    """Return a pose in a lane, at the kerb, or turning."""
     rng, street = plan.rng, plan.street
     x, z = plan.spot(near, far)
     if abs(x) > street.half_road + 0.5:
@@ -160,111 +166,114 @@ def _vehicle_pose(plan: Plan, width: float, near: float, far: float) -> Pose | N
     return Pose(x, z, heading)
 
 
-def _car(plan: Plan) -> Item | None:
+def _car(plan: Plan) -> SceneObject | None:
     size = car_size(plan.rng)
     pose = _vehicle_pose(plan, size[1], 4.3, 11.0)
-    return None if pose is None else Item(labels.CAR, pose, size)
+    return None if pose is None else SceneObject(labels.CAR, pose, size)
 
 
-def _truck(plan: Plan) -> Item | None:
+def _truck(plan: Plan) -> SceneObject | None:
     size = truck_size(plan.rng)
     pose = _vehicle_pose(plan, size[1], 6.0, 13.5)
-    return None if pose is None else Item(labels.TRUCK, pose, size)
+    return None if pose is None else SceneObject(labels.TRUCK, pose, size)
 
 
 def _sideways(plan: Plan, least: float) -> float:
-    """A heading that shows a bicycle from its side: `least` is the sine of its angle to the view."""
+    """Return a heading that shows a bicycle from its side; `least` is the smallest sine of its angle to the view."""
     turn = math.asin(plan.rng.uniform(least, 1.0)) * plan.rng.choice([-1, 1])
     return plan.camera.yaw + turn + (math.pi if plan.rng.random() < 0.5 else 0.0)
 
 
-def _cyclist(plan: Plan) -> Item | None:
+def _cyclist(plan: Plan) -> SceneObject | None:
     x, z = plan.spot(2.9, 5.8)
     if abs(x) > plan.street.half_road + 1.0:
         return None
-    return Item(labels.BICYCLE, Pose(x, z, _sideways(plan, 0.8)), (1.8, 0.5, 1.75), with_rider=True)
+    return SceneObject(labels.BICYCLE, Pose(x, z, _sideways(plan, 0.8)), (1.8, 0.5, 1.75), with_rider=True)
 
 
-def _parked_bicycle(plan: Plan) -> Item | None:
+def _parked_bicycle(plan: Plan) -> SceneObject | None:
     x, z = plan.spot(2.8, 5.6)
     if not plan.street.half_road - 0.4 < abs(x) < plan.street.edge - 0.5:
         return None
-    return Item(labels.BICYCLE, Pose(x, z, _sideways(plan, 0.8)), (1.8, 0.4, 1.05))
+    return SceneObject(labels.BICYCLE, Pose(x, z, _sideways(plan, 0.8)), (1.8, 0.4, 1.05))
 
 
-def _person(plan: Plan) -> Item | None:
+def _person(plan: Plan) -> SceneObject | None:
     rng = plan.rng
     x, z = plan.spot(2.8, 6.5)
     if abs(x) > plan.street.edge - 0.4 or (abs(x) < plan.street.half_road and rng.random() < 0.4):
         return None
     height = rng.uniform(1.1, 1.4) if rng.random() < 0.12 else rng.uniform(1.55, 1.95)
-    return Item(labels.PERSON, Pose(x, z, 0.0), (0.6, 0.6, height))
+    return SceneObject(labels.PERSON, Pose(x, z, 0.0), (0.6, 0.6, height))
 
 
-def _static(plan: Plan) -> Item | None:
+def _static(plan: Plan) -> SceneObject | None:
     x, z = plan.spot(3.5, 11.0)
     if not plan.street.half_road + 0.3 < abs(x) < plan.street.edge - 0.3:
         return None
-    return Item(labels.STATIC, Pose(x, z, 0.0), (0.8, 0.8, 1.0))
+    return SceneObject(labels.STATIC, Pose(x, z, 0.0), (0.8, 0.8, 1.0))
 
 
-def _post(plan: Plan) -> Item | None:
+def _post(plan: Plan) -> SceneObject | None:
     x, z = plan.spot(4.0, 8.0)
     x = math.copysign(plan.street.half_road + 0.45, x)
-    return Item(labels.POLE, Pose(x, z, 0.0), (0.4, 0.4, 4.5))
+    return SceneObject(labels.POLE, Pose(x, z, 0.0), (0.4, 0.4, 4.5))
 
 
-def _tree(plan: Plan) -> Item | None:
+def _tree(plan: Plan) -> SceneObject | None:
     rng = plan.rng
     x, z = plan.spot(4.5, 16.0)
     x = math.copysign(plan.street.half_road + rng.uniform(0.7, 1.4), x)
-    return Item(TREE, Pose(x, z, 0.0), (0.5, 0.5, rng.uniform(3.6, 5.2)))
+    return SceneObject(TREE, Pose(x, z, 0.0), (0.5, 0.5, rng.uniform(3.6, 5.2)))
 
 
 def _crowd_of_people(plan: Plan, min_height: float) -> None:
-    """A bunch of people who cannot be told apart."""
+    """Add a group of people that cannot be separated into instances."""
     rng = plan.rng
     for _ in range(20):
         x, z = plan.spot(6.5, 12.0)
         if abs(x) > plan.street.edge - 1.0:
             continue
-        if not plan.add(Item(labels.PERSON, Pose(x, z, 0.0), (1.8, 1.8, 1.7), group=True), min_height, overlap=0.2):
+        if not plan.add(
+            SceneObject(labels.PERSON, Pose(x, z, 0.0), (1.8, 1.8, 1.7), group=True), min_height, overlap=0.2
+        ):
             continue
-        plan.items.pop()
+        plan.objects.pop()
         for _ in range(int(rng.integers(5, 9))):
             pose = Pose(x + rng.uniform(-0.75, 0.75), z + rng.uniform(-0.75, 0.75), 0.0)
-            plan.items.append(Item(labels.PERSON, pose, (0.6, 0.6, rng.uniform(1.5, 1.9)), group=True))
+            plan.objects.append(SceneObject(labels.PERSON, pose, (0.6, 0.6, rng.uniform(1.5, 1.9)), group=True))
         return
 
 
 def _crowd_of_cars(plan: Plan, min_height: float) -> None:
-    """A queue of distant cars, too close together to be outlined one by one."""
+    """Add a queue of distant cars, too close together to be separated into instances."""
     rng, street = plan.rng, plan.street
     for _ in range(20):
         x, z = plan.spot(15.0, 24.0)
         if abs(x) > street.edge:
             continue
         x = min(street.lanes, key=lambda s: abs(s - x))
-        if not plan.add(Item(labels.CAR, Pose(x, z, 0.0), (8.0, 1.9, 1.6), group=True), min_height, overlap=0.2):
+        area = SceneObject(labels.CAR, Pose(x, z, 0.0), (8.0, 1.9, 1.6), group=True)
+        if not plan.add(area, min_height, overlap=0.2):
             continue
-        plan.items.pop()
+        plan.objects.pop()
         heading = 0.0 if x > 0 else math.pi
         for shift in (-4.8, 0.0, 4.8):
             pose = Pose(x + rng.uniform(-0.2, 0.2), z + shift, heading)
-            plan.items.append(Item(labels.CAR, pose, car_size(rng), group=True))
+            plan.objects.append(SceneObject(labels.CAR, pose, car_size(rng), group=True))
         return
 
 
-def painting_order(camera: Camera, items: list[Item]) -> list[int]:
-    """Indices of the items so that whatever hides another comes after it.
+def painting_order(camera: Camera, objects: list[SceneObject]) -> list[int]:
+    """Return the indices of the objects in painting order: an object that hides another comes after it.
 
-    The centre of a long vehicle may be farther away than someone who stands behind its bonnet, so depth alone does not
-    do: two upright boxes on the ground are parted by a side of one of them, and the box on the camera's side of it is
-    the one in front. Where nothing parts them, the farther centre comes first, then the earlier item.
+    The centre of a long vehicle may be farther away than a person behind its bonnet, so depth alone is not enough: two
+    upright boxes on the ground are separated by a side of one of them, and the box on the camera's side of it is in
+    front. Where no side separates them, the farther centre comes first, then the earlier object.
     """
-    count = len(items)
-    depths = [camera.ground_to_camera(item.pose.x, item.pose.z)[1] for item in items]
-    bases = [_base(item) for item in items]
+    count = len(objects)
+    depths = [camera.ground_to_camera(obj.pose.x, obj.pose.z)[1] for obj in objects]
+    bases = [_base(obj) for obj in objects]
     eye = np.array([camera.x, 0.0])
     may_hide = [[not _is_clear_of(bases[a], bases[b], eye) for b in range(count)] for a in range(count)]
     left = sorted(range(count), key=lambda i: (-depths[i], i))
@@ -276,17 +285,17 @@ def painting_order(camera: Camera, items: list[Item]) -> list[int]:
     return order
 
 
-def _base(item: Item) -> np.ndarray:
-    """`4 x 2` corners (X, Z) of the ground an item takes up, in turn."""
-    length, width, _ = item.size
-    sin, cos = math.sin(item.pose.heading), math.cos(item.pose.heading)
+def _base(obj: SceneObject) -> np.ndarray:
+    """Return the `4 x 2` corners (X, Z) of the ground area of an object, in order."""
+    length, width, _ = obj.size
+    sin, cos = math.sin(obj.pose.heading), math.cos(obj.pose.heading)
     ahead, right = np.array([sin, cos]) * length / 2, np.array([cos, -sin]) * width / 2
-    middle = np.array([item.pose.x, item.pose.z])
+    middle = np.array([obj.pose.x, obj.pose.z])
     return middle + np.array([ahead + right, ahead - right, -ahead - right, -ahead + right])
 
 
 def _is_clear_of(one: np.ndarray, other: np.ndarray, eye: np.ndarray) -> bool:
-    """True if a side of one of two boxes parts them with the eye on the side of `other`: `one` cannot hide it."""
+    """Return whether a side of one of two boxes separates `one` from `other` and the camera: it cannot hide `other`."""
     for box, rest, is_one in ((one, other, True), (other, one, False)):
         middle = box.mean(0)
         for i in range(4):

@@ -1,4 +1,4 @@
-"""Daylight, dusk and night: how a surface looks when it is painted, and what the lens and sensor add at the end."""
+"""Light of a scene (daylight, dusk, night, fog), the sky, and the effects of lens and sensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Light:
 
     kind: str
     sun: np.ndarray
-    """unit vector towards the sun, world axes"""
+    """Unit vector towards the sun, world axes."""
     sun_color: np.ndarray
     ambient: np.ndarray
     haze: np.ndarray
@@ -27,15 +27,15 @@ class Light:
     sky_top: np.ndarray
     sky_low: np.ndarray
     shadow: float
-    """0-1, how dark a cast shadow is"""
+    """Darkness of cast shadows, 0-1."""
 
     @property
     def night(self) -> bool:
-        """windows and lamps are lit"""
+        """Whether windows and lamps are lit."""
         return self.kind in ("night", "dusk")
 
     def shade(self, color, normal: np.ndarray | None = None, depth: float = 0.0) -> Color:
-        """The colour (0-255) a surface of this base colour shows at this depth."""
+        """Return the colour (0-255) of a lit surface of a base colour at a depth."""
         facing = 0.45 if normal is None else max(0.0, float(normal @ self.sun))
         lit = np.asarray(color, float) * (self.ambient + self.sun_color * facing)
         fog = 1.0 - math.exp(-depth / self.haze_distance)
@@ -43,7 +43,7 @@ class Light:
         return int(r), int(g), int(b)
 
 
-# kind: share, sun colour, ambient, haze, haze distance, sky top, sky low, shadow
+# kind: probability, sun colour, ambient, haze, haze distance, sky top, sky low, shadow
 _KINDS = {
     "clear": (
         0.50,
@@ -81,7 +81,7 @@ _KINDS = {
 
 
 def random_light(rng: Rng) -> Light:
-    """Draw a time of day, a sun direction and a white balance."""
+    """Sample a time of day, a sun direction and a white balance."""
     names = list(_KINDS)
     kind = names[int(rng.choice(len(names), p=[_KINDS[n][0] for n in names]))]
     _, sun_color, ambient, haze, distance, top, low, shadow = _KINDS[kind]
@@ -92,7 +92,7 @@ def random_light(rng: Rng) -> Light:
     )
     tint = rng.uniform(0.93, 1.07, 3)
     sky_tint = rng.uniform(0.92, 1.08, 3)
-    if rng.random() < 0.07:  # a sky no colour rule would guess: lilac, greenish, sepia
+    if rng.random() < 0.07:  # an unusual sky: lilac, greenish, sepia
         sky_tint = rng.uniform(0.68, 1.15, 3)
     return Light(
         kind=kind,
@@ -108,7 +108,7 @@ def random_light(rng: Rng) -> Light:
 
 
 def add_glow(photo: np.ndarray, glows: list[tuple[float, float, float, Color]]) -> None:
-    """Add soft lights `(x, y, radius, colour)` to a float `H x W x 3` picture in place."""
+    """Add soft lights `(x, y, radius, colour)` to a float `H x W x 3` image in place."""
     height, width = photo.shape[:2]
     for x, y, radius, color in glows:
         y0, y1 = max(0, int(y - radius)), min(height, int(y + radius) + 1)
@@ -121,7 +121,7 @@ def add_glow(photo: np.ndarray, glows: list[tuple[float, float, float, Color]]) 
 
 
 def develop(photo: np.ndarray, light: Light, rng: Rng) -> np.ndarray:
-    """What lens and sensor do to the light: vignette, exposure, contrast, white balance, blur, noise.
+    """Apply the effects of lens and sensor: vignette, exposure, contrast, white balance, blur, noise.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def develop(photo: np.ndarray, light: Light, rng: Rng) -> np.ndarray:
 
 
 def sky(light: Light, height: int, width: int, horizon: float, rng: Rng) -> np.ndarray:
-    """Float32 `height x width x 3` picture of the sky down to the horizon, with clouds, sun, moon or stars."""
+    """Return a float32 `height x width x 3` image of the sky down to the horizon, with clouds, sun, moon or stars."""
     down = np.clip(np.arange(height, dtype=np.float32) / max(horizon, 1.0), 0, 1)[:, None] ** np.float32(1.3)
     column = light.sky_top.astype(np.float32) * (1 - down) + light.sky_low.astype(np.float32) * down
     picture = np.repeat(column[:, None], width, axis=1)

@@ -6,26 +6,26 @@ import math
 
 import numpy as np
 
-from seamseg.toy_city.canvas import Board, Stage
+from seamseg.toy_city.canvas import Billboard, Stage
 from seamseg.toy_city.textures import Rng, any_color, hsv
 
 
 def skin_color(rng: Rng) -> np.ndarray:
-    """Any skin there is."""
+    """Sample a skin colour."""
     return hsv(rng.uniform(0.03, 0.09), rng.uniform(0.25, 0.6), rng.uniform(0.35, 0.95))
 
 
 def hair_color(rng: Rng) -> np.ndarray:
-    """Black to blond to grey, now and then dyed."""
+    """Sample a hair colour: black to blond to grey, sometimes dyed."""
     if rng.random() < 0.1:
         return any_color(rng)
     return hsv(rng.uniform(0.03, 0.13), rng.uniform(0.05, 0.6), rng.uniform(0.08, 0.75))
 
 
 def person(stage: Stage, x: float, z: float, height: float, key: int) -> None:
-    """Someone standing or walking, facing any way; clothes of any colour."""
+    """Paint a standing or walking person in any direction, with clothes of any colour."""
     rng = stage.rng
-    board = Board(stage, x, z, None, key)
+    board = Billboard(stage, x, z, None, key)
     board.mirror = float(rng.choice([-1, 1]))
     s = height / 1.75
     build = rng.uniform(0.9, 1.2)
@@ -76,21 +76,25 @@ def person(stage: Stage, x: float, z: float, height: float, key: int) -> None:
     )
     board.ball(0, shoulder - 0.03 * s, half * 1.08, top, tall=0.5)
     board.shape([(half * 0.25, low), (half * flare, low), (half * 1.1, shoulder), (half * 0.25, shoulder)], top * 0.82)
-    extra = rng.random()
-    if extra < 0.25:  # backpack
-        side = -1.0 if sideways else 0.0
-        board.limb([(side * half * 1.1, 1.28 * s), (side * half * 1.1, 1.02 * s)], 0.24 * s, any_color(rng))
-    elif extra < 0.4:  # a bag in the hand
-        u = half + 0.12
-        board.shape(
-            [(u - 0.16, 0.5 * s), (u + 0.16, 0.5 * s), (u + 0.13, 0.8 * s), (u - 0.13, 0.8 * s)], any_color(rng)
-        )
+    _luggage(board, rng, s, half, -1.0 if sideways else 0.0)
     draw_arm(1.0, 1.0)
     _head(board, rng, 0.0, 1.58 * s, 0.125 * s, skin, hair, helmet=False)
 
 
+def _luggage(board: Billboard, rng: Rng, s: float, half: float, side: float) -> None:
+    """Paint a backpack, a bag in the hand, or nothing; `s` scales a person of 1.75 m."""
+    kind = rng.random()
+    if kind < 0.25:
+        board.limb([(side * half * 1.1, 1.28 * s), (side * half * 1.1, 1.02 * s)], 0.24 * s, any_color(rng))
+    elif kind < 0.4:
+        u = half + 0.12
+        board.shape(
+            [(u - 0.16, 0.5 * s), (u + 0.16, 0.5 * s), (u + 0.13, 0.8 * s), (u - 0.13, 0.8 * s)], any_color(rng)
+        )
+
+
 def _head(
-    board: Board, rng: Rng, u: float, v: float, r: float, skin: np.ndarray, hair: np.ndarray, helmet: bool
+    board: Billboard, rng: Rng, u: float, v: float, r: float, skin: np.ndarray, hair: np.ndarray, helmet: bool
 ) -> None:
     board.limb([(u, v - r * 1.6), (u, v)], r * 0.9, skin * 0.85)
     if helmet:
@@ -115,13 +119,13 @@ def _head(
 
 WHEEL = 0.36
 BASE = 0.56
-"""Bicycle: wheel radius, half the wheelbase (metres)."""
+"""Wheel radius and half the wheelbase of a bicycle in metres."""
 
 
 def bicycle(stage: Stage, x: float, z: float, heading: float, key: int) -> None:
-    """A bicycle; its label takes in what shows through wheels and frame, as Cityscapes' do."""
+    """Paint a bicycle; its label covers the gaps in wheels and frame, as in Cityscapes."""
     rng = stage.rng
-    board = Board(stage, x, z, heading, key)
+    board = Billboard(stage, x, z, heading, key)
     frame, tyre = any_color(rng, 0.2, 0.95), hsv(0.1, 0.1, rng.uniform(0.08, 0.3))
     thick = 0.085
     outline = [
@@ -158,9 +162,9 @@ def bicycle(stage: Stage, x: float, z: float, heading: float, key: int) -> None:
 
 
 def rider(stage: Stage, x: float, z: float, heading: float, key: int) -> None:
-    """Someone on the bicycle of the same place and heading: seat, pedals and handlebar fit."""
+    """Paint a rider that fits the bicycle of the same position and heading."""
     rng = stage.rng
-    board = Board(stage, x, z, heading, key)
+    board = Billboard(stage, x, z, heading, key)
     top, trousers, skin = any_color(rng), any_color(rng, 0.1, 0.8), skin_color(rng)
     lean = rng.uniform(0.05, 0.3)
     hip, shoulder = (-0.2, 0.98), (-0.1 + lean, 1.48 - lean * 0.3)

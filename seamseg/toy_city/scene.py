@@ -1,4 +1,4 @@
-"""One street scene: chooses camera, light and objects, and paints them from far to near."""
+"""Renders one street scene: samples camera, light and objects, and paints them from far to near."""
 
 from __future__ import annotations
 
@@ -8,32 +8,29 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
 from seamseg.toy_city import labels
-from seamseg.toy_city.background import Street, paint_ground, paint_skyline, random_street
-from seamseg.toy_city.buildings import house
-from seamseg.toy_city.camera import Camera
-from seamseg.toy_city.canvas import SUPERSAMPLING, Canvas, Stage
-from seamseg.toy_city.furniture import bin_or_box, bonnet, lamp_post
-from seamseg.toy_city.layout import Item, painting_order, plan_scene
+from seamseg.toy_city.canvas import SUPERSAMPLING, Camera, Canvas, Stage
+from seamseg.toy_city.furniture import bin_or_box, bonnet, hedge, lamp_post, tree
+from seamseg.toy_city.layout import SceneObject, painting_order, plan_scene
 from seamseg.toy_city.lighting import Light, add_glow, develop, random_light, sky
-from seamseg.toy_city.nature import hedge, tree
 from seamseg.toy_city.people import bicycle, person, rider
+from seamseg.toy_city.street import Street, house, paint_ground, paint_skyline, random_street
 from seamseg.toy_city.textures import Rng, noise_tile, scene_rng, smooth_noise
 from seamseg.toy_city.vehicles import car, truck
 
-EMPTY_SHARE = 0.08
-PORTRAIT_SHARE = 0.2
-TINY_SHARE = 0.001
-"""An instance with a smaller visible share of the picture is labelled as a group: nobody could outline it."""
+EMPTY_FRACTION = 0.08
+PORTRAIT_FRACTION = 0.2
+TINY_FRACTION = 0.001
+"""An instance with a smaller visible fraction of the image is labelled as a group."""
 
 
 def render_scene(
     seed: int, split: str, index: int, size: tuple[int, int] = (256, 512)
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Paint one scene, a pure function of its arguments.
+    """Render one scene, a pure function of the arguments.
 
     Parameters
     ----------
-    size : `(height, width)` of landscape pictures; portrait ones have it swapped
+    size : `(height, width)` of landscape images; swapped for portrait ones
 
     Returns
     -------
@@ -41,24 +38,24 @@ def render_scene(
     ids : uint16 `H x W`, the values of Cityscapes' `instanceIds.png`
     """
     rng = scene_rng(seed, split, index)
-    portrait = rng.random() < PORTRAIT_SHARE
-    empty = rng.random() < EMPTY_SHARE
+    portrait = rng.random() < PORTRAIT_FRACTION
+    empty = rng.random() < EMPTY_FRACTION
     height, width = (max(size), min(size)) if portrait else (min(size), max(size))
     light, street = random_light(rng), random_street(rng)
     camera = _random_camera(height * SUPERSAMPLING, width * SUPERSAMPLING, street, rng)
-    items = plan_scene(camera, street, empty, rng)
+    objects = plan_scene(camera, street, empty, rng)
     slots = _slots(rng)
 
     photo = sky(light, camera.height, camera.width, camera.horizon, rng)
     keys = np.zeros((camera.height, camera.width), np.uint8)
-    paint_ground(photo, keys, camera, light, street, _shadows(camera, light, street, items, slots), rng)
+    paint_ground(photo, keys, camera, light, street, _shadows(camera, light, street, objects, slots), rng)
     canvas = Canvas(
         np.clip(photo, 0, 255).astype(np.uint8), keys, [labels.SKY, labels.ROAD, labels.SIDEWALK, labels.BUILDING]
     )
     stage = Stage(camera, light, canvas, rng)
     paint_skyline(stage)
     _paint_houses(stage, street, slots)
-    _paint_items(stage, items)
+    _paint_objects(stage, objects)
     if not portrait and abs(camera.yaw) < 0.5 and rng.random() < 0.35:
         bonnet(stage, canvas.key(labels.EGO_VEHICLE))
 
@@ -74,7 +71,7 @@ def render_scene(
 
 
 def _random_camera(height: int, width: int, street: Street, rng: Rng) -> Camera:
-    """Along the street, across it, or in between; from the road or the pavement, at the height of a head or a van."""
+    """Sample a camera: along the street, across it or in between; on the road or the pavement."""
     kind = rng.random()
     turn = float(rng.choice([-1, 1]))
     if kind < 0.5:
@@ -97,11 +94,11 @@ def _random_camera(height: int, width: int, street: Street, rng: Rng) -> Camera:
 
 
 Slot = tuple[str, int, float, float, float]
-"""What fills a stretch of the street's edge: kind, side, z from, z to, height."""
+"""A house or garden along the street: kind, side, z from, z to, height."""
 
 
 def _slots(rng: Rng) -> list[Slot]:
-    """Houses and gardens along both sides of the street."""
+    """Sample houses and gardens along both sides of the street."""
     green = 0.8 if rng.random() < 0.2 else rng.uniform(0.05, 0.3)
     tall = rng.uniform(6, 13)
     slots: list[Slot] = []
@@ -135,23 +132,23 @@ def _paint_houses(stage: Stage, street: Street, slots: list[Slot]) -> None:
         hedge(stage, np.array([x, 0.0, z0]), np.array([x, 0.0, z1]), height, leaves)
 
 
-def _paint_items(stage: Stage, items: list[Item]) -> None:
+def _paint_objects(stage: Stage, objects: list[SceneObject]) -> None:
     canvas, rng = stage.canvas, stage.rng
     counts: dict[int, int] = {}
-    for i in painting_order(stage.camera, items):
-        item = items[i]
-        category, pose = item.category, item.pose
-        if category in labels.THINGS and not item.group:
+    for i in painting_order(stage.camera, objects):
+        obj = objects[i]
+        category, pose = obj.category, obj.pose
+        if category in labels.THINGS and not obj.group:
             counts[category] = counts.get(category, -1) + 1
             key = canvas.key(labels.instance_id(category, counts[category]))
         else:
             key = canvas.key(category)
         if category == labels.CAR:
-            car(stage, pose, item.size, key)
+            car(stage, pose, obj.size, key)
         elif category == labels.TRUCK:
-            truck(stage, pose, item.size, key)
+            truck(stage, pose, obj.size, key)
         elif category == labels.PERSON:
-            person(stage, pose.x, pose.z, item.size[2], key)
+            person(stage, pose.x, pose.z, obj.size[2], key)
         elif category == labels.BICYCLE:
             bicycle(stage, pose.x, pose.z, pose.heading, key)
         elif category == labels.RIDER:
@@ -159,20 +156,20 @@ def _paint_items(stage: Stage, items: list[Item]) -> None:
         elif category == labels.POLE:
             lamp_post(stage, pose.x, pose.z, key, canvas.key(labels.STATIC))
         elif category == labels.VEGETATION:
-            tree(stage, pose.x, pose.z, item.size[2], rng.uniform(1.2, 1.8), key)
+            tree(stage, pose.x, pose.z, obj.size[2], rng.uniform(1.2, 1.8), key)
         else:
             bin_or_box(stage, pose.x, pose.z, key)
 
 
-def _shadows(camera: Camera, light: Light, street: Street, items: list[Item], slots: list[Slot]) -> np.ndarray:
-    """Uint8 `H x W`, 255 where the ground lies in the shadow of a house, a tree or an object."""
+def _shadows(camera: Camera, light: Light, street: Street, objects: list[SceneObject], slots: list[Slot]) -> np.ndarray:
+    """Return uint8 `H x W`, 255 where the ground is in the shadow of a house, a tree or an object."""
     image = Image.new("L", (camera.width, camera.height))
     draw = ImageDraw.Draw(image)
     throw = -light.sun[[0, 2]] / max(float(light.sun[1]), 0.15)
     cast = light.kind in ("clear", "dusk")
 
     def drop(base: np.ndarray, height: float, fill: int) -> None:
-        """Shadow of an upright prism over the ground polygon `base` (`K x 2`, X and Z)."""
+        """Draw the shadow of an upright prism over the ground polygon `base` (`K x 2`, X and Z)."""
         outline = _hull(np.concatenate([base, base + throw * height])) if height > 0 else base
         screen = camera.polygon(np.stack([outline[:, 0], np.zeros(len(outline)), outline[:, 1]], -1))
         if screen is not None:
@@ -183,12 +180,12 @@ def _shadows(camera: Camera, light: Light, street: Street, items: list[Item], sl
             near, far = side * street.edge, side * (street.edge + 9)
             base = np.array([(near, z0), (near, z1), (far, z1), (far, z0)])
             drop(base, height if kind == "house" else height * 0.8, 255)
-    for item in items:
-        length, width, height = item.size
-        sin, cos = math.sin(item.pose.heading), math.cos(item.pose.heading)
-        grow = 1.08 if item.category in (labels.CAR, labels.TRUCK) else 0.9
+    for obj in objects:
+        length, width, height = obj.size
+        sin, cos = math.sin(obj.pose.heading), math.cos(obj.pose.heading)
+        grow = 1.08 if obj.category in (labels.CAR, labels.TRUCK) else 0.9
         local = np.array([(1, 1), (1, -1), (-1, -1), (-1, 1)]) * np.array([length, width]) / 2 * grow
-        base = np.array([item.pose.x, item.pose.z]) + np.stack(
+        base = np.array([obj.pose.x, obj.pose.z]) + np.stack(
             [local[:, 0] * sin + local[:, 1] * cos, local[:, 0] * cos - local[:, 1] * sin], -1
         )
         if cast:
@@ -198,7 +195,7 @@ def _shadows(camera: Camera, light: Light, street: Street, items: list[Item], sl
 
 
 def _hull(points: np.ndarray) -> np.ndarray:
-    """Convex hull of `K x 2` points, in order."""
+    """Return the convex hull of `K x 2` points, in order."""
     ordered = sorted(map(tuple, points.tolist()))
 
     def half(source) -> list:
@@ -216,15 +213,15 @@ def _hull(points: np.ndarray) -> np.ndarray:
 
 
 def _group_tiny_instances(ids: np.ndarray) -> None:
-    """Give instances of which next to nothing is seen the label of a group, in place."""
+    """Replace the ids of hardly visible instances by the label of a group, in place."""
     values, counts = np.unique(ids, return_counts=True)
     for value, count in zip(values.tolist(), counts.tolist()):
-        if value >= 1000 and count < TINY_SHARE * ids.size:
+        if value >= 1000 and count < TINY_FRACTION * ids.size:
             ids[ids == value] = value // 1000
 
 
 def _add_surface(photo: np.ndarray, ids: np.ndarray, rng: Rng) -> None:
-    """Leaf noise on vegetation, stains and grain on walls, dirt on everything, in place."""
+    """Add leaf noise on vegetation, stains and grain on walls, dirt on everything, in place."""
     height, width = ids.shape
     tile = noise_tile(rng)
     grain = np.tile(tile, (height // 256 + 1, width // 256 + 1))[:height, :width]
@@ -239,7 +236,7 @@ def _add_surface(photo: np.ndarray, ids: np.ndarray, rng: Rng) -> None:
 
 
 def _mask_border(photo: np.ndarray, ids: np.ndarray, rng: Rng) -> None:
-    """Black margins as rectification leaves them, labelled out of roi, in place."""
+    """Add black margins as rectification produces them, labelled out of roi, in place."""
     height, width = ids.shape
     margin = max(2, int(min(height, width) * rng.uniform(0.015, 0.04)))
     outside = np.zeros(ids.shape, bool)

@@ -1,4 +1,4 @@
-"""Noise, the random source of a scene, and colours that do not tell the class."""
+"""The RNG of a scene, noise, and colours that do not reveal the class."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Rng = np.random.Generator
 
 
 def scene_rng(seed: int, split: str, index: int) -> Rng:
-    """The random source of one scene; depends on its three arguments alone."""
+    """Return the RNG of one scene, which depends on the three arguments alone."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *split.encode(), index])))
 
 
 def smooth_noise(rng: Rng, height: int, width: int, cells: float, octaves: int = 3, stretch: float = 1.0) -> np.ndarray:
-    """Value noise, float32 `height x width` in 0-1.
+    """Return value noise, float32 `height x width` in 0-1.
 
     Parameters
     ----------
     cells : cells of the first octave along the shorter side; each octave halves them and its weight
-    stretch : > 1 draws the cells out horizontally
+    stretch : horizontal stretch of the cells
     """
     side = min(height, width)
     total = np.zeros((height, width), np.float32)
@@ -38,24 +38,24 @@ def smooth_noise(rng: Rng, height: int, width: int, cells: float, octaves: int =
 
 
 def noise_tile(rng: Rng, size: int = 256) -> np.ndarray:
-    """A tile of fine and coarse noise, float32 around 0 with a spread near 1; its size is a power of two."""
+    """Return a tile of fine and coarse noise, float32 around 0 with a spread near 1; `size` is a power of two."""
     fine = rng.standard_normal((size, size), dtype=np.float32)
     coarse = smooth_noise(rng, size, size, cells=10) - 0.5
     return fine * 0.7 + coarse * 3.0
 
 
 def hsv(hue: float, saturation: float, value: float) -> np.ndarray:
-    """0-255 RGB of hue, saturation, value in 0-1."""
+    """Convert hue, saturation, value in 0-1 to RGB in 0-255."""
     return np.array(colorsys.hsv_to_rgb(hue % 1.0, min(max(saturation, 0), 1), min(max(value, 0), 1))) * 255
 
 
 def any_color(rng: Rng, low: float = 0.15, high: float = 0.95, vivid: float = 0.8) -> np.ndarray:
-    """Any hue; saturation up to `vivid`, value in `low`-`high`."""
+    """Sample any hue, saturation up to `vivid`, value in `low`-`high`."""
     return hsv(rng.random(), vivid * rng.random(), rng.uniform(low, high))
 
 
 def paint_color(rng: Rng) -> np.ndarray:
-    """The paint of a vehicle: greys like the road, greens like the trees, tints like the facades, and any other."""
+    """Sample the paint of a vehicle: colours of the road, of trees, of facades, and any other."""
     kind = rng.random()
     if kind < 0.35:
         return hsv(rng.random(), 0.08 * rng.random(), rng.uniform(0.15, 0.95))
@@ -69,7 +69,7 @@ def paint_color(rng: Rng) -> np.ndarray:
 
 
 def foliage_color(rng: Rng) -> np.ndarray:
-    """Leaves: mostly green, also autumn, copper beech and blossom."""
+    """Sample a leaf colour: mostly green, also autumn, copper beech and blossom."""
     kind = rng.random()
     if kind < 0.76:
         return hsv(rng.uniform(0.18, 0.40), rng.uniform(0.25, 0.75), rng.uniform(0.28, 0.62))
@@ -81,7 +81,7 @@ def foliage_color(rng: Rng) -> np.ndarray:
 
 
 def facade_color(rng: Rng) -> np.ndarray:
-    """A wall: pale plaster, brick, concrete, or a painted house of any hue."""
+    """Sample a wall colour: pale plaster, brick, concrete, or paint of any hue."""
     kind = rng.random()
     if kind < 0.35:
         return hsv(rng.uniform(0.05, 0.16), rng.uniform(0.05, 0.35), rng.uniform(0.6, 0.95))
@@ -93,5 +93,5 @@ def facade_color(rng: Rng) -> np.ndarray:
 
 
 def vary(rng: Rng, color: np.ndarray, amount: float) -> np.ndarray:
-    """The colour, brighter or darker by up to `amount` (a fraction)."""
+    """Vary the brightness of a colour by up to `amount` (a fraction)."""
     return np.clip(color * (1 + rng.uniform(-amount, amount)), 0, 255)

@@ -1,4 +1,4 @@
-"""Cars, vans and trucks: side profiles drawn out to a width, with glass, lamps and wheels."""
+"""Cars, vans and trucks: extruded side profiles with glass, lamps and wheels."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ BODY, GLASS, ROOF, FRONT, REAR = "body", "glass", "roof", "front", "rear"
 
 @dataclass(frozen=True)
 class Pose:
-    """Where a vehicle stands: centre on the ground, and heading from +Z towards +X."""
+    """Position and direction of a vehicle: centre on the ground, and heading from +Z towards +X."""
 
     x: float
     z: float
     heading: float
 
     def world(self, local: np.ndarray) -> np.ndarray:
-        """`... x 3` vehicle coordinates (ahead, up, to the right) in the world."""
+        """Convert `... x 3` vehicle coordinates (ahead, up, right) to world coordinates."""
         sin, cos = math.sin(self.heading), math.cos(self.heading)
         ahead, up, right = local[..., 0], local[..., 1], local[..., 2]
         return np.stack([self.x + ahead * sin + right * cos, up, self.z + ahead * cos - right * sin], -1)
 
 
 def corners(pose: Pose, length: float, width: float, height: float) -> np.ndarray:
-    """`8 x 3` corners of the box around a vehicle."""
+    """Return the `8 x 3` corners of the box around a vehicle."""
     signs = np.array([(a, b, c) for a in (-0.5, 0.5) for b in (0, 1) for c in (-0.5, 0.5)])
     return pose.world(signs * np.array([length, height, width]))
 
 
-def _extrude(stage: Stage, pose: Pose, profile: list, looks: dict, side_color: np.ndarray, key: int) -> list[int]:
-    """Paint a body whose side view is `profile`: (ahead, up, half width, look of the strip to the next point).
+def _extrude(stage: Stage, pose: Pose, profile: list, colors: dict, side_color: np.ndarray, key: int) -> list[int]:
+    """Paint a body whose side view is `profile`: (ahead, up, half width, surface of the strip to the next point).
 
     Points run from the rear bottom over the roof to the front bottom. Returns the sides (-1, 1) that face the camera.
     """
@@ -59,7 +59,7 @@ def _extrude(stage: Stage, pose: Pose, profile: list, looks: dict, side_color: n
         if stage.faces_camera(middle, normal):
             strips.append((-float(np.linalg.norm(middle - stage.eye)), i, quad, normal))
     for _, i, quad, normal in sorted(strips, key=lambda s: s[:2]):
-        stage.face(quad, looks[profile[i][3]], normal, key)
+        stage.face(quad, colors[profile[i][3]], normal, key)
     shown = []
     for sign, points in ((1, right), (-1, left)):
         normal = pose.world(np.array([0.0, 0, sign])) - pose.world(np.zeros(3))
@@ -70,7 +70,7 @@ def _extrude(stage: Stage, pose: Pose, profile: list, looks: dict, side_color: n
 
 
 def _patch(stage: Stage, pose: Pose, points: list, color, normal_local: tuple, key: int | None = None) -> None:
-    """A detail given by `K x 3` vehicle coordinates; drawn if its front faces the camera."""
+    """Paint a detail given by `K x 3` vehicle coordinates if its front faces the camera."""
     world = pose.world(np.array(points, float))
     normal = pose.world(np.array(normal_local, float)) - pose.world(np.zeros(3))
     if stage.faces_camera(world[0], normal):
@@ -80,7 +80,7 @@ def _patch(stage: Stage, pose: Pose, points: list, color, normal_local: tuple, k
 def _wheels(
     stage: Stage, pose: Pose, axles: list[float], half: float, radius: float, sides: list[int], key: int
 ) -> None:
-    """Tyres and hubs on the given sides."""
+    """Paint tyres and hubs on the given sides."""
     angles = np.linspace(0, math.tau, 15)[:-1]
     hub = hsv(0.6, 0.05, stage.rng.uniform(0.3, 0.8))
     for sign in sides:
@@ -93,7 +93,7 @@ def _wheels(
 def _underside(
     stage: Stage, pose: Pose, length: float, half: float, floor: float, radius: float, axles: list, key: int
 ) -> None:
-    """The dark gap between the wheels, and the tyres seen through it."""
+    """Paint the dark gap between the wheels, and the tyres visible through it."""
     dark = np.full(3, 22.0)
     for sign in (-1, 1):
         box = [
@@ -126,7 +126,7 @@ def _underside(
 
 
 def _lamps(stage: Stage, pose: Pose, length: float, half: float, low: float, high: float) -> None:
-    """Head and tail lamps and number plates; head lamps shine at night."""
+    """Paint head and tail lamps and number plates; head lamps glow at night."""
     rng, night = stage.rng, stage.light.night
     head = np.array([255.0, 250, 225]) * (1.8 if night else 0.95)
     tail = np.array([200.0, 25, 25]) * (1.6 if night else 0.9)
@@ -160,12 +160,12 @@ def _lamps(stage: Stage, pose: Pose, length: float, half: float, low: float, hig
 
 
 def car_size(rng: Rng) -> tuple[float, float, float]:
-    """Length, width, height of a car, metres."""
+    """Sample length, width and height of a car in metres."""
     return rng.uniform(3.6, 4.7), rng.uniform(1.7, 1.9), rng.uniform(1.42, 1.75)
 
 
 def car(stage: Stage, pose: Pose, size: tuple[float, float, float], key: int) -> None:
-    """A saloon, hatchback, estate or small van of any paint."""
+    """Paint a saloon, hatchback, estate or small van of any colour."""
     rng = stage.rng
     length, width, height = size
     half, floor, belt = width / 2, rng.uniform(0.24, 0.34), height * rng.uniform(0.58, 0.66)
@@ -189,11 +189,11 @@ def car(stage: Stage, pose: Pose, size: tuple[float, float, float], key: int) ->
     paint = paint_color(rng)
     glass = hsv(rng.uniform(0.5, 0.65), rng.uniform(0, 0.3), rng.uniform(0.15, 0.5))
     roof = paint if rng.random() < 0.8 else any_color(rng)
-    looks = {BODY: paint, GLASS: glass, ROOF: roof, FRONT: paint * 0.92, REAR: paint * 0.92}
+    colors = {BODY: paint, GLASS: glass, ROOF: roof, FRONT: paint * 0.92, REAR: paint * 0.92}
     radius = rng.uniform(0.3, 0.36)
     axles = [tail + length * 0.2, nose - length * 0.2]
     _underside(stage, pose, length, half, floor, radius, axles, key)
-    sides = _extrude(stage, pose, profile, looks, paint, key)
+    sides = _extrude(stage, pose, profile, colors, paint, key)
     for sign in sides:
         _side_windows(stage, pose, sign, (deck, back, screen, hood), (belt, height), (half, up), glass, paint)
     _lamps(stage, pose, length, half, shoulder * 0.62, shoulder * 0.78)
@@ -203,14 +203,17 @@ def car(stage: Stage, pose: Pose, size: tuple[float, float, float], key: int) ->
 def _side_windows(
     stage: Stage, pose: Pose, sign: int, us: tuple, vs: tuple, ws: tuple, glass: np.ndarray, paint: np.ndarray
 ) -> None:
-    """Door windows between the pillars, door gaps and handles."""
+    """Paint door windows between the pillars, door gaps, handles and a stripe."""
     deck, back, screen, hood = us
     belt, height = vs
     half, up = ws
 
-    def on_side(u: float, v: float) -> tuple[float, float, float]:
-        part = (v - belt) / (height - belt)
-        return u, v, sign * (half + (up - half) * max(part, 0.0) + 0.005)
+    def patch(points: list[tuple[float, float]], color: np.ndarray) -> None:
+        quad = []
+        for u, v in points:
+            part = (v - belt) / (height - belt)
+            quad.append((u, v, sign * (half + (up - half) * max(part, 0.0) + 0.005)))
+        _patch(stage, pose, quad, color, (0, 0, sign))
 
     low, high = belt + 0.03, height - 0.09
     middle = (deck + hood) / 2 - 0.1
@@ -218,58 +221,24 @@ def _side_windows(
         (deck + 0.14, back + 0.12, middle - 0.05, middle - 0.05),
         (middle + 0.05, middle + 0.05, screen - 0.04, hood - 0.18),
     ):
-        _patch(
-            stage,
-            pose,
-            [on_side(a, low), on_side(b, high), on_side(c, high), on_side(d, low)],
-            glass * 0.9,
-            (0, 0, sign),
-        )
+        patch([(a, low), (b, high), (c, high), (d, low)], glass * 0.9)
         w = (c - b) * 0.3
-        _patch(
-            stage,
-            pose,
-            [on_side(b, high), on_side(b + w, high), on_side(a + w * 0.6, low), on_side(a, low)],
-            glass * 1.3,
-            (0, 0, sign),
-        )
+        patch([(b, high), (b + w, high), (a + w * 0.6, low), (a, low)], glass * 1.3)
     for u in (middle, hood - 0.1):
-        _patch(
-            stage,
-            pose,
-            [on_side(u, 0.4), on_side(u + 0.03, 0.4), on_side(u + 0.03, belt), on_side(u, belt)],
-            paint * 0.55,
-            (0, 0, sign),
-        )
+        patch([(u, 0.4), (u + 0.03, 0.4), (u + 0.03, belt), (u, belt)], paint * 0.55)
     for u in (middle - 0.3, hood - 0.4):
-        _patch(
-            stage,
-            pose,
-            [
-                on_side(u, belt - 0.16),
-                on_side(u + 0.18, belt - 0.16),
-                on_side(u + 0.18, belt - 0.1),
-                on_side(u, belt - 0.1),
-            ],
-            paint * 0.5,
-            (0, 0, sign),
-        )
-    stripe = [
-        on_side(deck, belt * 0.55),
-        on_side(hood + 0.4, belt * 0.55),
-        on_side(hood + 0.4, belt * 0.62),
-        on_side(deck, belt * 0.62),
-    ]
-    _patch(stage, pose, stripe, paint * 0.8, (0, 0, sign))
+        patch([(u, belt - 0.16), (u + 0.18, belt - 0.16), (u + 0.18, belt - 0.1), (u, belt - 0.1)], paint * 0.5)
+    stripe = [(deck, belt * 0.55), (hood + 0.4, belt * 0.55), (hood + 0.4, belt * 0.62), (deck, belt * 0.62)]
+    patch(stripe, paint * 0.8)
 
 
 def truck_size(rng: Rng) -> tuple[float, float, float]:
-    """Length, width, height of a truck, metres."""
+    """Sample length, width and height of a truck in metres."""
     return rng.uniform(5.4, 7.2), rng.uniform(2.1, 2.4), rng.uniform(2.7, 3.3)
 
 
 def truck(stage: Stage, pose: Pose, size: tuple[float, float, float], key: int) -> None:
-    """A lorry: a cab and a box, tarpaulin, tipper or tank behind it."""
+    """Paint a truck: a cab and a box, tarpaulin, tipper or tank behind it."""
     rng = stage.rng
     length, width, height = size
     half, floor = width / 2, 0.55
@@ -285,81 +254,82 @@ def truck(stage: Stage, pose: Pose, size: tuple[float, float, float], key: int) 
     paint, cargo = paint_color(rng), paint_color(rng)
     glass = hsv(rng.uniform(0.5, 0.65), rng.uniform(0, 0.3), rng.uniform(0.15, 0.45))
     chassis = np.full(3, 45.0)
-    looks = {BODY: chassis, GLASS: glass, ROOF: paint, FRONT: paint * 0.92, REAR: paint * 0.7}
     frame = [(tail, floor - 0.1, half * 0.9, BODY), (tail, floor + 0.25, half * 0.9, BODY),
              (nose - 0.3, floor + 0.25, half * 0.9, BODY), (nose - 0.3, floor - 0.1, half * 0.9, BODY)]  # fmt: skip
-    sill = floor + (cab_top - floor) * 0.5
-    cab = [
-        (cab_back, floor, half, REAR), (cab_back, cab_top, half * 0.94, ROOF),
-        (nose - 0.35, cab_top, half * 0.94, GLASS), (nose - 0.08, sill, half, FRONT),
+    top = height if rng.random() < 0.75 else floor + rng.uniform(0.9, 1.3)
+    _extrude(stage, pose, frame, {BODY: chassis}, chassis, key)
+
+    def paint_box() -> None:
+        _truck_box(stage, pose, (tail, cab_back - 0.12), (floor + 0.22, top), half, cargo, key)
+
+    def paint_cab() -> None:
+        _truck_cab(stage, pose, (cab_back, nose), (floor, cab_top), half, (paint, glass), key)
+
+    parts = [
+        (pose.world(np.array([(tail + cab_back) / 2, 1.0, 0.0])), paint_box),
+        (pose.world(np.array([nose - 0.8, 1.0, 0.0])), paint_cab),
+    ]
+    for _, paint_part in sorted(parts, key=lambda p: -float(np.linalg.norm(p[0] - stage.eye))):
+        paint_part()
+    _lamps(stage, pose, length, half, floor + 0.12, floor + 0.36)
+    _wheels(stage, pose, axles, half, radius, [s for s in (-1, 1) if _side_visible(stage, pose, s, half)], key)
+
+
+def _truck_box(
+    stage: Stage, pose: Pose, us: tuple[float, float], vs: tuple[float, float], half: float, cargo: np.ndarray, key: int
+) -> None:
+    (tail, front), (low, top) = us, vs
+    box = [(tail, low, half, REAR), (tail, top, half, ROOF), (front, top, half, FRONT), (front, low, half, FRONT)]
+    colors = {ROOF: cargo * 0.95, FRONT: cargo * 0.8, REAR: cargo * 0.9}
+    for sign in _extrude(stage, pose, box, colors, cargo, key):
+        _cargo_side(stage, pose, sign, us, vs, half, cargo)
+    u = tail - 0.01
+    gap = [(u, low + 0.1, -0.02), (u, low + 0.1, 0.02), (u, top - 0.1, 0.02), (u, top - 0.1, -0.02)]
+    _patch(stage, pose, gap, cargo * 0.5, (-1, 0, 0))
+
+
+def _truck_cab(
+    stage: Stage,
+    pose: Pose,
+    us: tuple[float, float],
+    vs: tuple[float, float],
+    half: float,
+    paint_and_glass: tuple[np.ndarray, np.ndarray],
+    key: int,
+) -> None:
+    (back, nose), (floor, top), (paint, glass) = us, vs, paint_and_glass
+    sill = floor + (top - floor) * 0.5
+    profile = [
+        (back, floor, half, REAR), (back, top, half * 0.94, ROOF),
+        (nose - 0.35, top, half * 0.94, GLASS), (nose - 0.08, sill, half, FRONT),
         (nose, sill - 0.1, half, FRONT), (nose, floor - 0.2, half, FRONT),
     ]  # fmt: skip
-    top = height if rng.random() < 0.75 else floor + rng.uniform(0.9, 1.3)
-    box_looks = {BODY: cargo, ROOF: cargo * 0.95, GLASS: glass, FRONT: cargo * 0.8, REAR: cargo * 0.9}
-    low = floor + 0.22
-    box = [
-        (tail, low, half, REAR),
-        (tail, top, half, ROOF),
-        (cab_back - 0.12, top, half, FRONT),
-        (cab_back - 0.12, low, half, FRONT),
-    ]
-
-    def draw_box() -> None:
-        sides = _extrude(stage, pose, box, box_looks, cargo, key)
-        for sign in sides:
-            _cargo_side(stage, pose, sign, tail, cab_back - 0.12, low, top, half, cargo)
-        u = tail - 0.01
-        _patch(
-            stage,
-            pose,
-            [(u, low + 0.1, -0.02), (u, low + 0.1, 0.02), (u, top - 0.1, 0.02), (u, top - 0.1, -0.02)],
-            cargo * 0.5,
-            (-1, 0, 0),
-        )
-
-    def draw_cab() -> None:
-        sides = _extrude(stage, pose, cab, looks, paint, key)
-        for sign in sides:
-            w = sign * (half + 0.005)
-            window = [
-                (cab_back + 0.35, sill, w),
-                (cab_back + 0.35, cab_top - 0.2, w),
-                (nose - 0.5, cab_top - 0.2, w),
-                (nose - 0.25, sill, w),
-            ]
-            _patch(stage, pose, window, glass, (0, 0, sign))
-            gap = [
-                (cab_back + 0.3, floor, w),
-                (cab_back + 0.34, floor, w),
-                (cab_back + 0.34, sill, w),
-                (cab_back + 0.3, sill, w),
-            ]
-            _patch(stage, pose, gap, paint * 0.55, (0, 0, sign))
-
-    _extrude(stage, pose, frame, looks, chassis, key)
-    parts = [
-        (pose.world(np.array([(tail + cab_back) / 2, 1.0, 0.0])), draw_box),
-        (pose.world(np.array([nose - 0.8, 1.0, 0.0])), draw_cab),
-    ]
-    for _, draw in sorted(parts, key=lambda p: -float(np.linalg.norm(p[0] - stage.eye))):
-        draw()
-    _lamps(stage, pose, length, half, floor + 0.12, floor + 0.36)
-    _wheels(stage, pose, axles, half, radius, [s for s in (-1, 1) if _side_seen(stage, pose, s, half)], key)
+    colors = {GLASS: glass, ROOF: paint, FRONT: paint * 0.92, REAR: paint * 0.7}
+    for sign in _extrude(stage, pose, profile, colors, paint, key):
+        w = sign * (half + 0.005)
+        window = [
+            (back + 0.35, sill, w),
+            (back + 0.35, top - 0.2, w),
+            (nose - 0.5, top - 0.2, w),
+            (nose - 0.25, sill, w),
+        ]
+        _patch(stage, pose, window, glass, (0, 0, sign))
+        gap = [(back + 0.3, floor, w), (back + 0.34, floor, w), (back + 0.34, sill, w), (back + 0.3, sill, w)]
+        _patch(stage, pose, gap, paint * 0.55, (0, 0, sign))
 
 
 def _cargo_side(
     stage: Stage,
     pose: Pose,
     sign: int,
-    tail: float,
-    front: float,
-    low: float,
-    top: float,
+    us: tuple[float, float],
+    vs: tuple[float, float],
     half: float,
     cargo: np.ndarray,
 ) -> None:
-    """Ribs, stripes or a sign on the side of the load."""
+    """Paint ribs, stripes or a sign on the side of the load."""
     rng = stage.rng
+    (tail, front), (low, top) = us, vs
     w = sign * (half + 0.006)
     length, tall = front - tail, top - low
 
@@ -384,7 +354,7 @@ def _cargo_side(
         _patch(stage, pose, quad(a + 0.05, b + 0.09, a + 0.4, b + 0.2), any_color(rng), (0, 0, sign))
 
 
-def _side_seen(stage: Stage, pose: Pose, sign: int, half: float) -> bool:
+def _side_visible(stage: Stage, pose: Pose, sign: int, half: float) -> bool:
     point = pose.world(np.array([0.0, 0.5, sign * half]))
     normal = pose.world(np.array([0.0, 0, sign])) - pose.world(np.zeros(3))
     return stage.faces_camera(point, normal)

@@ -1,4 +1,4 @@
-"""Writes scenes as a raw Cityscapes tree; resumable, in parallel, never a half-written file."""
+"""Writes scenes as a raw Cityscapes tree: resumable, in parallel, with atomic writes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from seamseg.utils.parallel import parallel_map
 
 CITY = "toyville"
 VERSION = 1
-"""Changes when the same seed gives other pictures."""
+"""Incremented when the same seed gives different images."""
 
 _FIRST = {"train": 0, "val": 500_000}
-"""Number of a split's first scene: file names differ between splits, as those of Cityscapes do."""
+"""Number of the first scene of a split: file names differ between splits, as in Cityscapes."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class _Job:
         return f"{CITY}_{_FIRST[self.split] + self.index:06d}_000019"
 
     def paths(self) -> tuple[Path, Path, Path]:
-        """photo, instance ids, label ids"""
+        """Return the paths of photo, instance ids and label ids."""
         truth = self.root / "gtFine" / self.split / CITY / f"{self.name}_gtFine"
         photo = self.root / "leftImg8bit" / self.split / CITY / f"{self.name}_leftImg8bit.png"
         return photo, Path(f"{truth}_instanceIds.png"), Path(f"{truth}_labelIds.png")
@@ -54,15 +54,15 @@ def generate_toy_city(
 ) -> list[str]:
     """Write a toy city under `root` as `leftImg8bit/` and `gtFine/`, as Cityscapes is distributed.
 
-    Scenes that are there already are left alone, so an interrupted call is finished by repeating it. Every scene
-    depends on `(seed, split, its number, size)` alone.
+    Existing scenes are kept, so repeat an interrupted call to finish it. Every scene depends on
+    `(seed, split, its number, size)` alone.
 
     Parameters
     ----------
     train, val : number of scenes of the splits
-    size : `(height, width)` in pixels of landscape pictures; a fifth of the pictures are portrait, with it swapped
-    workers : processes; None takes one a processor, 1 stays in this one
-    progress : called with (scenes done, scenes in all)
+    size : `(height, width)` in pixels of landscape images; swapped for the fifth of the images that are portrait
+    workers : number of processes; None for one per processor, 1 for this process alone
+    progress : called with `(scenes done, total)`
 
     Returns
     -------
@@ -71,7 +71,7 @@ def generate_toy_city(
     Raises
     ------
     InputError
-        for a negative count, a size under 64 pixels, or a `root` that holds a toy city of other settings
+        for a negative count, a size below 64 pixels, or a `root` with a toy city of other settings
     """
     if train < 0 or val < 0:
         raise InputError(f"toy city: train and val must be 0 or more, got {train} and {val}")
@@ -114,7 +114,7 @@ def _check_settings(folder: Path, settings: dict) -> None:
         except ValueError as error:
             raise InputError(f"{path}: not readable ({error}); delete the folder and generate it again") from None
         if found != settings:
-            raise InputError(f"{folder}: holds a toy city made with {found}, not {settings}; choose another folder")
+            raise InputError(f"{folder}: has a toy city generated with {found}, not {settings}; choose another folder")
         return
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(settings).encode() + b"\n")

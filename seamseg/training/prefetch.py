@@ -17,10 +17,9 @@ from torch.utils.data import DataLoader
 from seamseg.config import Config
 from seamseg.config.sections import Dataloader
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.loader import BatchLoader, BrokenSamples, explained_deaths, train_loader
-from seamseg.data.pixels import Normalise, finish_image, flip_boxes
+from seamseg.data.loader import BatchLoader, LoaderOptions, UnreadableImages, train_loader, translate_worker_errors
 from seamseg.data.samplers import DistributedARBatchSampler
-from seamseg.data.transforms import TrainTransform
+from seamseg.data.transforms import AugmentationOptions, Normalise, TrainTransform, finish_image, flip_boxes
 from seamseg.structures import Batch, DeferredTransform, PackedSequence
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
@@ -52,21 +51,16 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
         loading.longest_max_size,
         loading.rgb_mean,
         loading.rgb_std,
-        loading.random_flip,
-        loading.random_scale,
-        loading.crop_size,
-        loading.color_jitter,
+        AugmentationOptions(loading.random_flip, loading.random_scale, loading.crop_size, loading.color_jitter),
         loading.device_transforms,
     )
     dataset = PanopticDataset(
-        data, loading.train_set, transform, seed, loading.fast_decode, replace_broken=loading.broken_limit > 0
+        data, loading.train_set, transform, seed, loading.fast_decode, replace_unreadable=loading.broken_limit > 0
     )
     sampler = DistributedARBatchSampler(
         dataset.img_sizes, loading.train_batch_size, world.size, world.rank, loading.drop_last, seed=seed
     )
-    return train_loader(
-        dataset,
-        sampler,
+    options = LoaderOptions(
         min(loading.num_workers, available_cores()),
         pin_memory=world.device.type == "cuda",
         seed=seed,
@@ -75,6 +69,7 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
         prefetch=loading.prefetch,
         class_uniform=loading.class_uniform,
     )
+    return train_loader(dataset, sampler, options)
 
 
 class DeviceBatch(NamedTuple):
@@ -94,7 +89,7 @@ class DevicePrefetcher:
     broken : counts the unreadable images; None if they are not replaced
     """
 
-    def __init__(self, loader: DataLoader, device: torch.device, broken: BrokenSamples | None = None) -> None:
+    def __init__(self, loader: DataLoader, device: torch.device, broken: UnreadableImages | None = None) -> None:
         self.loader = loader
         self.device = device
         self.broken = broken
@@ -105,7 +100,7 @@ class DevicePrefetcher:
         if not world.is_main:
             warn = _to_stderr(world.rank)
         images = -(-len(loader.dataset) // world.size)  # type: ignore[arg-type]
-        return DevicePrefetcher(loader, world.device, BrokenSamples(config.dataloader.broken_limit, images, warn))
+        return DevicePrefetcher(loader, world.device, UnreadableImages(config.dataloader.broken_limit, images, warn))
 
     def __iter__(self) -> Iterator[DeviceBatch]:
         """Iterate over one pass of the loader.
@@ -125,13 +120,13 @@ class DevicePrefetcher:
         return 0 if self.broken is None else self.broken.count
 
     def worker_errors(self) -> AbstractContextManager[None]:
-        """Explain the death of a worker inside a `with` block, see :func:`seamseg.data.loader.explained_deaths`."""
-        return explained_deaths(self.loader)
+        """Explain the death of a worker inside a `with` block, see :func:`seamseg.data.loader.translate_worker_errors`."""
+        return translate_worker_errors(self.loader)
 
     def _counted(self) -> Iterator[Batch]:
         for batch in self.loader:
             if self.broken is not None:
-                self.broken.add(batch.broken)
+                self.broken.add(batch.unreadable)
             yield batch
 
 

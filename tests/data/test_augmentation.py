@@ -1,4 +1,4 @@
-"""Crop, colours, flip: in a worker, on the device, and against the plain way of Pillow."""
+"""Crop, colour jitter and flip: in a worker, on the device, and against Pillow."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from seamseg.ops.extract_boxes import extract_boxes
 from seamseg.training.device_transforms import prepare_batch
 
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import collate
-from seamseg.data.pixels import jitter
-from seamseg.data.transforms import TrainTransform
+from seamseg.data.transforms import AugmentationOptions, TrainTransform, jitter
 from seamseg.idmaps.resize import resize_nearest
-from seamseg.ops.labels import extract_boxes
 from seamseg.structures import DeferredTransform
 from seamseg.utils.errors import InputError
 
@@ -29,7 +28,7 @@ JITTER = (0.4, 0.4, 0.4, 0.2)
 
 
 def scene(size: tuple[int, int], seed: int = 0, count: int = 6) -> tuple[Image.Image, np.ndarray, list[int], list[int]]:
-    """Noise, an id map of as many ids, and their classes."""
+    """Return noise, an id map with `count` ids, and their classes and crowd flags."""
     rng = np.random.default_rng(seed)
     image = Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8))
     mask = rng.integers(0, count, (1, *size)).astype(np.int32)
@@ -49,14 +48,14 @@ def options(tmp_path):
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 80), st.integers(0, 9))
-def test_flip_and_scale_are_those_of_the_original(height, width, shortest, seed):
-    """The original mirrors first and scales then; here the scaled image is mirrored."""
+def test_flip_and_scale_match_the_original(height, width, shortest, seed):
+    """The original mirrors before it scales; here the scaled image is mirrored."""
     image, mask, cat, crowd = scene((height, width), seed)
-    transform = TrainTransform(shortest, 200, MEAN, STD, True, (0.5, 2))
-    draw = transform.draw((height, width), Random(seed))
+    transform = TrainTransform(shortest, 200, MEAN, STD, AugmentationOptions(True, (0.5, 2)))
+    params = transform.sample_params((height, width), Random(seed))
     item = transform(image, mask, cat, crowd, Random(seed))
-    h, w = draw.size
-    if draw.deferred.flip:
+    h, w = params.size
+    if params.deferred.flip:
         image, mask = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), mask[..., ::-1]
     pixels = torch.from_numpy(np.array(image.resize((w, h), Image.Resampling.BILINEAR))).permute(2, 0, 1)
     mean, std = (torch.tensor(v)[:, None, None] for v in (MEAN, STD))
@@ -68,11 +67,14 @@ def test_flip_and_scale_are_those_of_the_original(height, width, shortest, seed)
 @pytest.mark.parametrize("color_jitter", [None, JITTER])
 @pytest.mark.parametrize("crop_size", [None, (30, 40)])
 @pytest.mark.parametrize("count", [6, 300])
-def test_the_device_does_what_workers_do(options, color_jitter, crop_size, count):
-    args = (48, 100, MEAN, STD, True, (0.5, 2), crop_size, color_jitter)
+def test_device_transforms_match_worker_transforms(options, color_jitter, crop_size, count):
+    augmentation = AugmentationOptions(True, (0.5, 2), crop_size, color_jitter)
     scenes = [scene((50, 61), s, count if s % 2 else 6) for s in range(6)]
     here, there = (
-        [TrainTransform(*args, on_device)(*parts, Random(s)) for s, parts in enumerate(scenes)]
+        [
+            TrainTransform(48, 100, MEAN, STD, augmentation, on_device)(*parts, Random(s))
+            for s, parts in enumerate(scenes)
+        ]
         for on_device in (False, True)
     )
     sent = batch_of(there)
@@ -101,16 +103,16 @@ def test_boxes_of_absent_ids_stay_absent(options):
 def test_a_crop_is_a_window_of_the_scaled_image(size, crop):
     image, mask, cat, crowd = scene(size)
     smooth = image.resize((9, 7)).resize(image.size, Image.Resampling.BICUBIC)
-    transform = TrainTransform(64, None, crop_size=crop)
+    transform = TrainTransform(64, None, augmentation=AugmentationOptions(crop_size=crop))
     corners = Counter()
     for seed in range(20):
-        draw = transform.draw(size, Random(seed))
+        params = transform.sample_params(size, Random(seed))
         item = transform(smooth, mask, cat, crowd, Random(seed))
-        (h, w), (y, x, ch, cw) = draw.size, draw.window
+        (h, w), (y, x, ch, cw) = params.size, params.window
         assert (ch, cw) == (min(h, crop[0]), min(w, crop[1])) == tuple(item["img"].shape[1:])
         whole = np.asarray(smooth.resize((w, h), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
-        gap = np.abs(item["img"].numpy() * 255 - whole[:, y : y + ch, x : x + cw])
-        assert gap.max() < 1.01  # Pillow holds the edges of a box in single precision
+        difference = np.abs(item["img"].numpy() * 255 - whole[:, y : y + ch, x : x + cw])
+        assert difference.max() < 1.01  # Pillow holds the edges of a box in single precision
         ids = resize_nearest(mask, (h, w))[:, y : y + ch, x : x + cw]
         assert np.array_equal(item["cat"].numpy()[item["msk"].numpy()], np.array(cat)[ids])
         assert torch.equal(item["bbx"], extract_boxes(item["msk"], len(item["cat"])))
@@ -121,22 +123,22 @@ def test_a_crop_is_a_window_of_the_scaled_image(size, crop):
 def test_instances_outside_the_crop_are_dropped():
     mask = np.ones((1, 40, 40), np.int32)
     mask[0, 25:, 25:] = 2
-    transform = TrainTransform(40, None, crop_size=(20, 20))
+    transform = TrainTransform(40, None, augmentation=AugmentationOptions(crop_size=(20, 20)))
     items = [transform(Image.new("RGB", (40, 40)), mask, [255, 3, 7], [0, 0, 0], Random(s)) for s in range(40)]
     assert {tuple(item["cat"].tolist()) for item in items} == {(255, 3), (255, 3, 7)}
     assert all(len(item["bbx"]) == len(item["cat"]) == item["msk"].max() + 1 for item in items)
 
 
-def test_factors_come_from_the_source_and_stay_within_their_bounds():
-    transform = TrainTransform(40, None, color_jitter=(0.2, 1.5, 0, 0.1))
-    drawn = [transform.draw((40, 50), Random(seed)).deferred.jitter for seed in range(300)]
-    assert drawn[7] == transform.draw((40, 50), Random(7)).deferred.jitter
+def test_jitter_factors_come_from_the_rng_and_are_bounded():
+    transform = TrainTransform(40, None, augmentation=AugmentationOptions(color_jitter=(0.2, 1.5, 0, 0.1)))
+    drawn = [transform.sample_params((40, 50), Random(seed)).deferred.jitter for seed in range(300)]
+    assert drawn[7] == transform.sample_params((40, 50), Random(7)).deferred.jitter
     low, high = np.min(drawn, axis=0), np.max(drawn, axis=0)
     assert (low >= [0.8, 0, 1, -0.1]).all() and (high <= [1.2, 2.5, 1, 0.1]).all()
     assert (low <= [0.82, 0.2, 1, -0.08]).all() and (high >= [1.18, 2.3, 1, 0.08]).all()
 
 
-def test_each_colour_factor_does_its_part():
+def test_each_jitter_factor():
     pixels = torch.tensor([[[200, 20]], [[40, 30]], [[40, 10]]], dtype=torch.uint8)
     assert torch.equal(jitter(pixels, (1, 1, 1, 0)), pixels)
     assert torch.equal(jitter(pixels, (0.5, 1, 1, 0)), pixels // 2)
@@ -144,36 +146,38 @@ def test_each_colour_factor_does_its_part():
     assert len(flat.unique()) == 1
     grey = jitter(pixels, (1, 1, 0, 0))
     assert torch.equal(grey[0], grey[1]) and torch.equal(grey[0], grey[2])
-    turned = jitter(pixels, (1, 1, 1, 1 / 3))
-    assert turned[:, 0, 0].tolist() == [40, 200, 40]  # red to green
+    shifted = jitter(pixels, (1, 1, 1, 1 / 3))
+    assert shifted[:, 0, 0].tolist() == [40, 200, 40]  # red to green
 
 
-def test_without_new_options_the_chance_is_drawn_as_before():
+def test_random_numbers_of_flip_and_scale_are_those_of_the_original():
     rng = Random(3)
-    TrainTransform(40, None, random_flip=True, random_scale=(0.5, 2)).draw((40, 50), rng)
+    TrainTransform(40, None, augmentation=AugmentationOptions(random_flip=True, random_scale=(0.5, 2))).sample_params(
+        (40, 50), rng
+    )
     expected = Random(3)
     expected.random(), expected.uniform(0.5, 2)
     assert rng.getstate() == expected.getstate()
 
 
-def test_bad_options():
+def test_invalid_augmentation_options():
     with pytest.raises(InputError, match="crop_size"):
-        TrainTransform(40, None, crop_size=(0, 5))
+        AugmentationOptions(crop_size=(0, 5))
     with pytest.raises(InputError, match="hue at most"):
-        TrainTransform(40, None, color_jitter=(0, 0, 0, 0.6))
+        AugmentationOptions(color_jitter=(0, 0, 0, 0.6))
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_fast_decode(make_folder, turned):
-    """A reduced JPEG gives the same targets and nearly the same pixels, and is really reduced."""
+@pytest.mark.parametrize("rotated", [False, True])
+def test_fast_decode(make_folder, rotated):
+    """A reduced JPEG gives the same targets and nearly the same pixels."""
     root = make_folder([(256, 400)], ending=".jpg")
     smooth = scene((256, 400))[0].resize((9, 7)).resize((400, 256), Image.Resampling.BICUBIC)
     exif = Image.Exif()
-    if turned:
+    if rotated:
         smooth = smooth.transpose(Image.Transpose.ROTATE_90)
         exif[0x0112] = 6
     smooth.save(root / "img" / "im0.jpg", quality=95, exif=exif)
-    transform = TrainTransform(60, 400, random_flip=True, random_scale=(0.5, 1))
+    transform = TrainTransform(60, 400, augmentation=AugmentationOptions(True, (0.5, 1)))
     plain, fast = (PanopticDataset(root, "train", transform, fast_decode=on) for on in (False, True))
     for epoch in range(3):
         plain.set_epoch(epoch)
@@ -185,7 +189,7 @@ def test_fast_decode(make_folder, turned):
     assert sizes == [(400, 256), (400, 256), (200, 128), (100, 64), (50, 32)]
 
 
-def test_fast_decode_leaves_other_formats_alone_and_still_checks_sizes(make_folder):
+def test_fast_decode_of_png_and_size_check(make_folder):
     root = make_folder([(64, 96), (64, 96)])
     plain, fast = (PanopticDataset(root, "train", TrainTransform(20, 400), fast_decode=on) for on in (False, True))
     assert torch.equal(plain[0]["img"], fast[0]["img"])

@@ -1,4 +1,4 @@
-"""Items to batches, through DataLoader workers too."""
+"""Batches of samples, with and without DataLoader workers."""
 
 import pickle
 import random
@@ -9,16 +9,18 @@ import pytest
 import torch
 
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.loader import collate, set_epoch, train_loader
+from seamseg.data.loader import LoaderOptions, collate, set_epoch, train_loader
 from seamseg.data.samplers import DistributedARBatchSampler
-from seamseg.data.transforms import TrainTransform
+from seamseg.data.transforms import AugmentationOptions, TrainTransform
 from seamseg.data.workers import WorkerSeed
 from seamseg.structures import Batch, PackedSequence
 from seamseg.utils.errors import InputError
 
 
 def dataset(root):
-    return PanopticDataset(root, "train", TrainTransform(16, 64, random_flip=True, random_scale=(0.5, 2)))
+    return PanopticDataset(
+        root, "train", TrainTransform(16, 64, augmentation=AugmentationOptions(random_flip=True, random_scale=(0.5, 2)))
+    )
 
 
 def same(a, b):
@@ -41,7 +43,7 @@ def test_collate(make_folder):
     assert batch.categories.dtype == torch.int64 and batch.boxes.dtype == torch.float32
 
 
-def test_padding_of_the_original():
+def test_padding_matches_the_original():
     ops = np.load(Path(__file__).parents[1] / "golden" / "ops.npz")
     packed = PackedSequence(torch.from_numpy(ops["pad/a"]), None, torch.from_numpy(ops["pad/c"]))
     padded, sizes = packed.as_padded(-1)
@@ -56,9 +58,11 @@ def test_items_and_batches_pickle(make_folder):
     assert_same(pickle.loads(pickle.dumps(batch)), batch)
 
 
-def test_workers_load_what_the_main_process_loads(make_folder):
+def test_workers_and_main_process_load_the_same_batches(make_folder):
     data = dataset(make_folder([(12, 20), (20, 12), (14, 14), (10, 18), (9, 30)]))
-    plain, parallel = (train_loader(data, DistributedARBatchSampler(data.img_sizes, 2), num_workers=n) for n in (0, 2))
+    plain, parallel = (
+        train_loader(data, DistributedARBatchSampler(data.img_sizes, 2), LoaderOptions(num_workers=n)) for n in (0, 2)
+    )
     for epoch in (0, 3):
         set_epoch(plain, epoch)
         expected = list(plain)
@@ -70,17 +74,17 @@ def test_workers_load_what_the_main_process_loads(make_folder):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_errors_arrive_as_one_line(make_folder, workers):
+def test_worker_errors_are_one_line(make_folder, workers):
     root = make_folder()
     (root / "img" / "im1.png").write_bytes(b"")
     data = dataset(root)
-    loader = train_loader(data, DistributedARBatchSampler(data.img_sizes, 1), num_workers=workers)
+    loader = train_loader(data, DistributedARBatchSampler(data.img_sizes, 1), LoaderOptions(num_workers=workers))
     with pytest.raises(InputError) as error:
         list(loader)
     assert str(error.value) == f"{root / 'img' / 'im1.png'}: the file is empty (0 bytes)"
 
 
-def test_pin_memory_reaches_every_tensor(make_folder, monkeypatch):
+def test_pin_memory_pins_every_tensor(make_folder, monkeypatch):
     from torch.utils.data._utils.pin_memory import pin_memory  # what the DataLoader's thread calls
 
     pinned = []
@@ -94,11 +98,13 @@ def test_pin_memory_reaches_every_tensor(make_folder, monkeypatch):
 @pytest.mark.gpu
 def test_pinned_batches(make_folder):
     data = dataset(make_folder())
-    loader = train_loader(data, DistributedARBatchSampler(data.img_sizes, 2), num_workers=1, pin_memory=True)
+    loader = train_loader(
+        data, DistributedARBatchSampler(data.img_sizes, 2), LoaderOptions(num_workers=1, pin_memory=True)
+    )
     assert all(image.is_pinned() for batch in loader for image in batch.images)
 
 
-def test_worker_seeds_differ_and_repeat():
+def test_worker_seeds_differ_and_are_reproducible():
     def draws(**who):
         worker = who.pop("worker", 0)
         WorkerSeed(**who)(worker)

@@ -1,4 +1,4 @@
-"""Dataset folders: read, written, and broken in every way users break them."""
+"""Dataset folders: reading, writing, and errors for invalid ones."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from PIL import Image
 
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.folder import DatasetFolder
-from seamseg.data.transforms import TrainTransform
+from seamseg.data.transforms import AugmentationOptions, TrainTransform
 from seamseg.formats.metadata import ImageInfo, Metadata, pack_metadata, parse_metadata, read_metadata, write_metadata
 from seamseg.utils.errors import InputError
 
@@ -20,7 +20,12 @@ GREEN = (0, 255, 0)
 
 
 def dataset(root, split="train", **options):
-    return PanopticDataset(root, split, TrainTransform(16, 64, random_flip=True, random_scale=(0.5, 2)), **options)
+    return PanopticDataset(
+        root,
+        split,
+        TrainTransform(16, 64, augmentation=AugmentationOptions(random_flip=True, random_scale=(0.5, 2))),
+        **options,
+    )
 
 
 def one_line(error) -> str:
@@ -65,7 +70,7 @@ def raw(**changes):
         (raw(size=7), "not a metadata file"),
     ],
 )
-def test_broken_metadata(tmp_path, data, reason):
+def test_invalid_metadata(tmp_path, data, reason):
     path = tmp_path / "metadata.bin"
     path.write_bytes(data)
     with pytest.raises(InputError, match=reason) as error:
@@ -74,7 +79,7 @@ def test_broken_metadata(tmp_path, data, reason):
 
 
 def test_missing_metadata_and_folder(tmp_path):
-    with pytest.raises(InputError, match=r"not a data set folder: it has no metadata.bin; `seamseg prepare"):
+    with pytest.raises(InputError, match=r"not a data set folder: it has no metadata.bin; see `seamseg prepare"):
         DatasetFolder(tmp_path)
     (tmp_path / "leftImg8bit").mkdir()
     with pytest.raises(InputError, match=r"raw Cityscapes, .*: seamseg prepare cityscapes .* OUT$"):
@@ -84,7 +89,7 @@ def test_missing_metadata_and_folder(tmp_path):
 
 
 @pytest.mark.parametrize("ending", [".png", ".jpg", ".jpeg", ".JPG", ".Jpeg", ".PNG"])
-def test_any_ending(make_folder, ending):
+def test_any_extension(make_folder, ending):
     root = make_folder(ending=ending)
     assert DatasetFolder(root).image_path("im1") == root / "img" / f"im1{ending}"
 
@@ -101,7 +106,7 @@ def test_items(make_folder):
     assert photo.size == (12, 20) and mask.shape == (1, 20, 12) and info.id == "im1"
 
 
-def test_chance_depends_on_seed_epoch_and_index_alone(make_folder):
+def test_augmentation_depends_on_seed_epoch_and_index_alone(make_folder):
     root = make_folder()
     first, again = dataset(root), dataset(root)
     _ = again[2], again[0]
@@ -125,7 +130,7 @@ def test_layers(make_folder):
     assert dataset(root)[0]["msk"].shape[0] == 2
 
 
-def test_lists_of_windows_editors(make_folder):
+def test_lists_with_bom_and_crlf(make_folder):
     root = make_folder()
     (root / "lst" / "val.txt").write_bytes(b"\xef\xbb\xbfim2\r\n\r\n  im0  \r\n")
     assert [i.id for i in DatasetFolder(root).split("val")] == ["im2", "im0"]
@@ -137,7 +142,7 @@ def rewrite(root: Path, **changes):
     write_metadata(root / "metadata.bin", Metadata(**{**vars(old), "images": images}))
 
 
-def test_broken_splits(make_folder):
+def test_invalid_splits(make_folder):
     root = make_folder()
     with pytest.raises(InputError, match="no split 'val'; it has: train"):
         dataset(root, "val")
@@ -165,14 +170,14 @@ def test_missing_photo_and_mask(make_folder):
 def test_mask_of_another_size(make_folder):
     root = make_folder()
     Image.new("L", (7, 5)).save(root / "msk" / "im0.png")
-    with pytest.raises(InputError, match=r"im0\.png: the mask is 7 x 5 pixels .* says 20 x 12"):
+    with pytest.raises(InputError, match=r"im0\.png: the mask is 7 x 5 pixels .* but metadata.bin has 20 x 12"):
         dataset(root)[0]
 
 
 def test_photo_of_another_size(make_folder):
     root = make_folder()
     Image.new("RGB", (8, 5)).save(root / "img" / "im0.png")
-    with pytest.raises(InputError, match=r"im0\.png: the image is 8 x 5 pixels .* say 20 x 12; put the photo back"):
+    with pytest.raises(InputError, match=r"im0\.png: the image is 8 x 5 pixels .* have 20 x 12; restore the image"):
         dataset(root)[0]
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -181,7 +186,7 @@ def test_photo_of_another_size(make_folder):
         dataset(root)[0]
 
 
-def test_id_that_cat_lacks(make_folder):
+def test_id_without_class(make_folder):
     root = make_folder()
     rewrite(root, cat=[255, 0, 2], iscrowd=[0, 0, 0])
     with pytest.raises(InputError, match=r"im0\.png: the mask has instance id 3, but .* ids 0 to 2") as error:
@@ -196,5 +201,5 @@ def test_zero_byte_and_truncated_files(make_folder):
         dataset(root)[0]
     path = root / "msk" / "im1.png"
     path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(InputError, match=r"msk/im1\.png: (broken|not an)"):
+    with pytest.raises(InputError, match=r"msk/im1\.png: (corrupt|not an)"):
         dataset(root)[1]

@@ -1,4 +1,4 @@
-"""Every kind of picture: the right pixels or one clear line."""
+"""Images of every kind: the right pixels, or a one-line error."""
 
 import io
 import struct
@@ -29,7 +29,7 @@ def save(tmp_path, image, name="a.png", **options):
 
 
 def png_16_bit_rgb(values):
-    """Pillow cannot write 16-bit colour: the PNG by hand."""
+    """Return a 16-bit RGB PNG, which Pillow cannot write."""
     height, width, _ = values.shape
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
 
@@ -40,7 +40,7 @@ def png_16_bit_rgb(values):
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
-def test_rgb_and_any_case_of_the_ending(tmp_path):
+def test_rgb_and_any_case_of_the_extension(tmp_path):
     assert np.array_equal(pixels(save(tmp_path, Image.fromarray(RGB), "A.PNG")), RGB)
 
 
@@ -96,7 +96,7 @@ def test_alpha_is_dropped(tmp_path):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation(tmp_path, orientation):
-    turn = {
+    transform = {
         1: lambda a: a,
         2: lambda a: a[:, ::-1],
         3: lambda a: a[::-1, ::-1],
@@ -109,12 +109,12 @@ def test_exif_orientation(tmp_path, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = save(tmp_path, Image.fromarray(RGB), exif=exif)
-    assert np.array_equal(pixels(path), turn(RGB))
-    assert image_size(path) == turn(RGB).shape[:2]
+    assert np.array_equal(pixels(path), transform(RGB))
+    assert image_size(path) == transform(RGB).shape[:2]
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
-def test_broken_exif_does_not_cost_the_picture(tmp_path):
+def test_corrupt_exif_is_ignored(tmp_path):
     path = save(tmp_path, Image.fromarray(RGB), "a.jpg", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff nonsense", quality=100)
     assert pixels(path).shape == RGB.shape
     exif = Image.Exif()
@@ -145,9 +145,9 @@ def photo_bytes(kind="PNG"):
     [
         (b"", "empty"),
         (b"hello, world", "not an image"),
-        (photo_bytes()[:3000], "broken image"),
-        (photo_bytes("JPEG")[:1500], "broken image"),
-        (photo_bytes()[:20], "(not an|broken) image"),
+        (photo_bytes()[:3000], "corrupt image"),
+        (photo_bytes("JPEG")[:1500], "corrupt image"),
+        (photo_bytes()[:20], "(not an|corrupt) image"),
     ],
 )
 def test_unreadable(tmp_path, content, reason):
@@ -179,7 +179,7 @@ def test_decompression_bomb(tmp_path, side):
 
 
 @pytest.mark.filterwarnings("error")
-def test_large_photos_pass_without_pillows_warning(tmp_path):
+def test_large_images_do_not_trigger_pillows_warning(tmp_path):
     before = Image.MAX_IMAGE_PIXELS
     path = save(tmp_path, Image.new("1", (20000, 10000)))
     assert image_size(path) == (10000, 20000)

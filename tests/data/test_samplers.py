@@ -1,4 +1,4 @@
-"""Batch samplers against the original's index sequences, and their properties."""
+"""Batch samplers against index sequences of the original, and their properties."""
 
 import json
 from collections import Counter
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamseg.data.samplers import ARBatchSampler, DistributedARBatchSampler, Segment, ShardSampler
+from seamseg.data.samplers import ARBatchSampler, DistributedARBatchSampler, EpochSegment, ShardSampler
 from seamseg.utils.errors import InputError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "samplers.json").read_text())
@@ -26,7 +26,7 @@ def epochs(sampler, wanted=(0, 1, 2)):
 
 @pytest.mark.parametrize("batch_size", [1, 2, 4])
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_index_sequences_of_the_original(batch_size, drop_last):
+def test_index_sequences_match_the_original(batch_size, drop_last):
     name = f"bs{batch_size}_drop{int(drop_last)}"
     sampler = ARBatchSampler(SIZES, batch_size, drop_last)
     assert epochs(sampler) == GOLDEN[f"ar_{name}"]["epochs012"]
@@ -38,7 +38,7 @@ def test_index_sequences_of_the_original(batch_size, drop_last):
         assert len(shard) == golden["len"]
 
 
-def test_an_epoch_does_not_depend_on_those_iterated_before():
+def test_an_epoch_does_not_depend_on_earlier_iteration():
     resumed = DistributedARBatchSampler(SIZES, 2, epoch=2)
     assert [list(resumed)] == epochs(DistributedARBatchSampler(SIZES, 2), (0, 1, 2))[2:]
     assert epochs(resumed, (2, 2, 0)) == epochs(DistributedARBatchSampler(SIZES, 2), (2, 2, 0))
@@ -49,16 +49,16 @@ def test_seed_changes_the_order():
 
 
 @given(sizes, st.integers(1, 6), st.integers(0, 3), st.integers(1, 4))
-def test_every_image_once_and_equal_shares(img_sizes, batch_size, epoch, ranks):
+def test_every_image_once_and_equal_batch_counts(img_sizes, batch_size, epoch, ranks):
     everything = list(ARBatchSampler(img_sizes, batch_size, epoch=epoch))
     assert sorted(i for b in everything for i in b) == list(range(len(img_sizes)))
     mixed = [b for b in everything if len({h < w for h, w in (img_sizes[i] for i in b)}) > 1]
-    assert len(mixed) <= 2  # only what is left of both aspects
+    assert len(mixed) <= 2  # only the remainders of both orientations
 
     shards = [DistributedARBatchSampler(img_sizes, batch_size, ranks, r, epoch=epoch) for r in range(ranks)]
-    given_out = [list(s) for s in shards]
-    assert {len(batches) for batches in given_out} == {len(shards[0])}
-    counts = Counter(tuple(b) for batches in given_out for b in batches)
+    yielded = [list(s) for s in shards]
+    assert {len(batches) for batches in yielded} == {len(shards[0])}
+    counts = Counter(tuple(b) for batches in yielded for b in batches)
     assert set(counts) == {tuple(b) for b in everything}
 
 
@@ -69,7 +69,7 @@ def test_evaluation_shards_cover_each_image_once(length, ranks):
     assert sum(map(len, shards)) == length
 
 
-def test_impossible_batches():
+def test_invalid_batch_sizes():
     with pytest.raises(InputError, match="no images"):
         ARBatchSampler([], 1)
     with pytest.raises(InputError, match="at least 1"):
@@ -80,7 +80,7 @@ def test_impossible_batches():
 
 
 def world(img_sizes, size, batch, epoch, segments, drop_last=False):
-    """The samplers of all ranks of a world that goes on with an epoch."""
+    """Return the samplers of all ranks of a world that continues an epoch."""
     samplers = [DistributedARBatchSampler(img_sizes, batch, size, rank, drop_last) for rank in range(size)]
     for sampler in samplers:
         sampler.set_epoch(epoch)
@@ -92,53 +92,55 @@ stops = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(0, 
 
 
 @given(sizes, st.integers(0, 2), stops, st.integers(1, 5), st.integers(1, 4))
-def test_worlds_that_come_and_go_cover_each_image_once(img_sizes, epoch, stops, last_world, last_batch):
-    """Each stretch sees none of the images of those before it; a batch comes twice only to make the ranks equal."""
+def test_epoch_resumed_by_other_worlds_covers_each_image_once(img_sizes, epoch, stops, last_world, last_batch):
+    """A segment has no image of an earlier one; a batch is repeated only to give all ranks the same number."""
     seen: Counter[int] = Counter()
     segments = ()
     for size, batch, wanted in [*stops, (last_world, last_batch, None)]:
         samplers = world(img_sizes, size, batch, epoch, segments)
-        given_out = [list(sampler) for sampler in samplers]
-        assert [len(sampler) for sampler in samplers] == [len(given_out[0])] * size == list(map(len, given_out))
+        yielded = [list(sampler) for sampler in samplers]
+        assert [len(sampler) for sampler in samplers] == [len(yielded[0])] * size == list(map(len, yielded))
         segments = samplers[0].segments
         assert all(sampler.segments == segments for sampler in samplers)
         last = segments[-1]
         before = segments[:-1]
-        done = len(given_out[0]) if wanted is None else min(wanted, len(given_out[0]))
-        # where the same world goes on, its batches so far count as well: the padding may repeat them
+        done = len(yielded[0]) if wanted is None else min(wanted, len(yielded[0]))
+        # where the same world continues, its earlier batches count too: the padding may repeat them
         whole = [list(sampler) for sampler in world(img_sizes, size, batch, epoch, (*before, last._replace(done=0)))]
-        assert [batches[last.done :] for batches in whole] == given_out
-        batches = {tuple(b) for share in whole for b in share[last.done : last.done + done]}
-        earlier = {tuple(b) for share in whole for b in share[: last.done]}
+        assert [batches[last.done :] for batches in whole] == yielded
+        batches = {tuple(b) for batches_of_rank in whole for b in batches_of_rank[last.done : last.done + done]}
+        earlier = {tuple(b) for batches_of_rank in whole for b in batches_of_rank[: last.done]}
         seen.update(i for b in batches - earlier for i in b)
         assert not seen or max(seen.values()) == 1
-        repeated = sum(len(share) for share in whole) - len({tuple(b) for share in whole for b in share})
+        repeated = sum(len(batches_of_rank) for batches_of_rank in whole) - len(
+            {tuple(b) for batches_of_rank in whole for b in batches_of_rank}
+        )
         assert repeated < size
         segments = (*before, last._replace(done=last.done + done))
     assert sorted(seen) == list(range(len(img_sizes)))
 
 
 @given(sizes, stops)
-def test_a_short_batch_is_left_out_after_a_change_too(img_sizes, stops):
+def test_drop_last_after_a_change_of_world(img_sizes, stops):
     segments, consumed = (), Counter()
     for size, batch, wanted in stops:
         if len(img_sizes) < batch:
             return
         samplers = world(img_sizes, size, batch, 0, segments, drop_last=True)
         shares = [list(sampler)[:wanted] for sampler in samplers]
-        assert all(len(b) == batch for share in shares for b in share)
+        assert all(len(b) == batch for batches_of_rank in shares for b in batches_of_rank)
         segments = samplers[0].segments
         segments = (*segments[:-1], segments[-1]._replace(done=segments[-1].done + len(shares[0])))
-        consumed.update({i for share in shares for b in share for i in b})
+        consumed.update({i for batches_of_rank in shares for b in batches_of_rank for i in b})
     assert set(consumed) <= set(range(len(img_sizes)))
 
 
-def test_a_new_epoch_forgets_the_interruption():
+def test_a_new_epoch_resets_the_segments():
     sampler = DistributedARBatchSampler(SIZES, 2, 2, 0)
     whole = list(sampler)
-    sampler.continue_from([Segment(3, 2, 1)])
-    assert sampler.segments == (Segment(3, 2, 1), Segment(2, 2, 0)) and list(sampler) != whole
+    sampler.continue_from([EpochSegment(3, 2, 1)])
+    assert sampler.segments == (EpochSegment(3, 2, 1), EpochSegment(2, 2, 0)) and list(sampler) != whole
     sampler.set_epoch(0)
     assert list(sampler) == whole
-    sampler.continue_from([Segment(2, 2, 1)])
+    sampler.continue_from([EpochSegment(2, 2, 1)])
     assert list(sampler) == whole[1:] and len(sampler) == len(whole) - 1

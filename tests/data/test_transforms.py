@@ -1,4 +1,4 @@
-"""Transforms against the original's tensors, and against Pillow."""
+"""Transforms against tensors of the original, and against Pillow."""
 
 import random
 from pathlib import Path
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from seamseg.data.transforms import TestTransform, TrainTransform, compact_ids, scaled_size
+from seamseg.data.transforms import AugmentationOptions, TestTransform, TrainTransform, compact_ids, scaled_size
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.utils.errors import InputError
 
@@ -25,13 +25,13 @@ CAT, CROWD = OPS["transform/cat"].tolist(), OPS["transform/iscrowd"].tolist()
 CASES = {
     "plain32": (TrainTransform(32, 100, MEAN, STD), None),
     "long_limited": (TrainTransform(64, 60, MEAN, STD), None),
-    **{f"aug_seed{s}": (TrainTransform(32, 100, MEAN, STD, True, (0.5, 2)), s) for s in range(3)},
-    "aug_discrete": (TrainTransform(32, 100, MEAN, STD, True, (0.5, 1, 1.5)), 5),
+    **{f"aug_seed{s}": (TrainTransform(32, 100, MEAN, STD, AugmentationOptions(True, (0.5, 2))), s) for s in range(3)},
+    "aug_discrete": (TrainTransform(32, 100, MEAN, STD, AugmentationOptions(True, (0.5, 1, 1.5))), 5),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_training_items_of_the_original(case):
+def test_training_samples_match_the_original(case):
     transform, seed = CASES[case]
     if seed is not None:
         random.seed(seed)
@@ -42,7 +42,7 @@ def test_training_items_of_the_original(case):
         assert torch.equal(value, expected), name
 
 
-def test_own_source_of_chance_leaves_the_global_one_alone():
+def test_own_rng_does_not_advance_the_global_one():
     transform, _ = CASES["aug_seed1"]
     state = random.getstate()
     item = transform(RAW, MASK, CAT, CROWD, random.Random(1))
@@ -50,7 +50,7 @@ def test_own_source_of_chance_leaves_the_global_one_alone():
     assert torch.equal(item["img"], torch.from_numpy(OPS["transform/aug_seed1/img"]))
 
 
-def test_test_images_of_the_original():
+def test_test_images_match_the_original():
     image = TestTransform(32, None, MEAN, STD)(RAW)
     assert torch.equal(image, torch.from_numpy(OPS["transform/test32/img"]))
     image = TestTransform(None)(RAW)
@@ -58,7 +58,7 @@ def test_test_images_of_the_original():
 
 
 @pytest.mark.parametrize("name", ["flower", "china", "astronaut"])
-def test_real_photos_of_the_original(name):
+def test_real_photos_match_the_original(name):
     stored = np.load(DATA / "inputs.npz")
     resized = Image.fromarray(stored[f"{name}_resized_u8"])
     image = TestTransform(int(stored[f"{name}_shortest"]), None, MEAN, STD)(resized)
@@ -84,7 +84,7 @@ def test_sizes_are_positive_and_below_the_limit(height, width, shortest, longest
 
 @settings(max_examples=200)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 60), st.integers(1, 60))
-def test_nearest_is_pillows(height, width, new_height, new_width):
+def test_nearest_matches_pillow(height, width, new_height, new_width):
     ids = np.arange(height * width, dtype=np.int32).reshape(height, width)
     ours = resize_nearest(ids[None], (new_height, new_width))[0]
     pillow = np.asarray(Image.fromarray(ids).resize((new_width, new_height), Image.Resampling.NEAREST))
@@ -116,10 +116,10 @@ def test_layers_are_kept():
     assert item["msk"].shape == (2, 41, 53) and item["bbx"][5].tolist() == [5, 6, 9, 20]
 
 
-def test_bad_arguments():
+def test_invalid_arguments():
     with pytest.raises(InputError, match="rgb_mean must be 3"):
         TestTransform(10, None, (0.5,), STD)
     with pytest.raises(InputError, match="rgb_std must be positive"):
         TestTransform(10, None, MEAN, (1, 0, 1))
     with pytest.raises(InputError, match="random_scale"):
-        TrainTransform(10, None, random_scale=(0, 1))
+        AugmentationOptions(random_scale=(0, 1))

@@ -1,4 +1,4 @@
-"""The processes that read images: persistent or not, and dying."""
+"""DataLoader workers: persistent or not, and their failure."""
 
 from __future__ import annotations
 
@@ -15,23 +15,27 @@ import torch
 import seamseg
 from data.test_batches import assert_same
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.loader import explained_deaths, index_sampler, set_epoch, train_loader
+from seamseg.data.loader import LoaderOptions, index_sampler, set_epoch, train_loader, translate_worker_errors
 from seamseg.data.samplers import DistributedARBatchSampler
-from seamseg.data.transforms import TrainTransform
+from seamseg.data.transforms import AugmentationOptions, TrainTransform
 from seamseg.utils.errors import InputError, SeamsegError
 
 SIZES = [(12, 20), (20, 12), (14, 14), (10, 18), (9, 30), (8, 12)]
 
 
 def loader_of(data, workers, **options):
-    return train_loader(data, DistributedARBatchSampler(data.img_sizes, 2), num_workers=workers, **options)
+    return train_loader(
+        data, DistributedARBatchSampler(data.img_sizes, 2), LoaderOptions(num_workers=workers, **options)
+    )
 
 
 def dataset(root, kind=PanopticDataset):
-    return kind(root, "train", TrainTransform(16, 64, random_flip=True, random_scale=(0.5, 2)))
+    return kind(
+        root, "train", TrainTransform(16, 64, augmentation=AugmentationOptions(random_flip=True, random_scale=(0.5, 2)))
+    )
 
 
-def test_workers_that_live_on_load_the_same(make_folder):
+def test_persistent_workers_load_the_same_batches(make_folder):
     data = dataset(make_folder(SIZES))
     plain, fresh, lasting = (
         loader_of(data, n, persistent_workers=p, prefetch=3, class_uniform=0.5)
@@ -51,8 +55,8 @@ def test_workers_that_live_on_load_the_same(make_folder):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_that_begins_in_the_middle_gives_the_rest(make_folder, workers):
-    """Nothing of an item depends on the batches before it."""
+def test_an_epoch_started_in_the_middle_yields_the_rest(make_folder, workers):
+    """A sample does not depend on the batches before it."""
 
     class Late(DistributedARBatchSampler):
         begin = 0
@@ -61,10 +65,8 @@ def test_an_epoch_that_begins_in_the_middle_gives_the_rest(make_folder, workers)
             return iter(list(super().__iter__())[self.begin :])
 
     data = dataset(make_folder(SIZES))
-    whole, rest = (
-        train_loader(data, Late(data.img_sizes, 2), num_workers=workers, class_uniform=0.5, persistent_workers=True)
-        for _ in range(2)
-    )
+    options = LoaderOptions(num_workers=workers, class_uniform=0.5, persistent_workers=True)
+    whole, rest = (train_loader(data, Late(data.img_sizes, 2), options) for _ in range(2))
     index_sampler(rest).begin = 1
     for loader in (whole, rest):
         set_epoch(loader, 2)
@@ -72,7 +74,7 @@ def test_an_epoch_that_begins_in_the_middle_gives_the_rest(make_folder, workers)
         assert_same(a, b)
 
 
-def test_an_epoch_left_early_does_not_show_in_the_next(make_folder):
+def test_an_abandoned_epoch_does_not_affect_the_next(make_folder):
     data = dataset(make_folder(SIZES))
     plain, lasting = loader_of(data, 0), loader_of(data, 1, persistent_workers=True)
     set_epoch(lasting, 0)
@@ -84,7 +86,7 @@ def test_an_epoch_left_early_does_not_show_in_the_next(make_folder):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_loading_draws_nothing_from_the_global_source(make_folder, workers):
+def test_loading_does_not_advance_the_global_rng(make_folder, workers):
     data = dataset(make_folder(SIZES))
     state = torch.get_rng_state()
     for epoch in range(2):
@@ -111,27 +113,27 @@ class Crashing(Dying):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "advice"), [(Dying, "SIGKILL", "ran out of memory"), (Crashing, "SIGSEGV", "save it anew")]
+    ("kind", "name", "advice"), [(Dying, "SIGKILL", "ran out of memory"), (Crashing, "SIGSEGV", "replace the file")]
 )
-def test_a_dead_worker_is_explained(make_folder, kind, name, advice):
+def test_error_of_a_killed_worker(make_folder, kind, name, advice):
     root = make_folder(SIZES)
     data = dataset(root, kind)
     loader = loader_of(data, 2, persistent_workers=True)
     set_epoch(loader, 0)
-    with pytest.raises(SeamsegError) as error, explained_deaths(loader):
+    with pytest.raises(SeamsegError) as error, translate_worker_errors(loader):
         list(loader)
     message = str(error.value)
-    assert message.startswith(f"a process that loads images was killed by signal {name} while it read ")
+    assert message.startswith(f"a data loading worker was killed by signal {name} while reading ")
     assert str(root / "img" / "im4.png") in message and advice in message and "\n" not in message
     assert not isinstance(error.value, InputError)
 
 
-def test_a_worker_that_dies_while_others_work_is_explained(make_folder):
-    """The signal comes in the middle of what the main process does with a batch."""
+def test_error_of_a_worker_killed_during_a_step(make_folder):
+    """The error is raised while the main process works on a batch."""
     data = dataset(make_folder(SIZES), Dying)
     loader = loader_of(data, 1, prefetch=8)
     set_epoch(loader, 0)
-    with pytest.raises(SeamsegError, match=r"SIGKILL while it read .*im4.png"), explained_deaths(loader):
+    with pytest.raises(SeamsegError, match=r"SIGKILL while reading .*im4.png"), translate_worker_errors(loader):
         for _ in loader:
             end = time.monotonic() + 30
             while time.monotonic() < end:
@@ -141,32 +143,33 @@ def test_a_worker_that_dies_while_others_work_is_explained(make_folder):
 HOLDING = """
 import sys
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.loader import train_loader
+from seamseg.data.loader import LoaderOptions, train_loader
 from seamseg.data.samplers import ARBatchSampler
 from seamseg.data.transforms import TrainTransform
 
 data = PanopticDataset(sys.argv[1], "train", TrainTransform(16, 64))
-held = [iter(train_loader(data, ARBatchSampler(data.img_sizes, 1), 1, persistent_workers=p)) for p in (True, False)]
+options = [LoaderOptions(1, persistent_workers=p) for p in (True, False)]
+held = [iter(train_loader(data, ARBatchSampler(data.img_sizes, 1), o)) for o in options]
 print([len(next(batches)) for batches in held])
 """
 
 
-def test_a_program_ends_while_it_holds_workers(make_folder):
-    """They do not listen to the signal with which Python ends them."""
+def test_a_program_exits_while_workers_are_alive(make_folder):
+    """Workers block the signal that multiprocessing terminates them with at exit."""
     environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1])}
     command = [sys.executable, "-c", HOLDING, str(make_folder(SIZES))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[1, 1]\n", "")
 
 
-def test_other_errors_pass(make_folder):
+def test_other_errors_are_not_translated(make_folder):
     loader = loader_of(dataset(make_folder(SIZES)), 0)
-    with pytest.raises(RuntimeError, match="mine"), explained_deaths(loader):
+    with pytest.raises(RuntimeError, match="mine"), translate_worker_errors(loader):
         raise RuntimeError("mine")
 
 
-def test_a_batch_that_breaks_with_its_worker(make_folder):
-    """Its tensors are handed over by the worker itself, which may be gone: an error of the connection comes first."""
+def test_connection_error_of_a_killed_worker(make_folder):
+    """Tensors are received from the worker itself; if it is gone, a connection error is raised first."""
     data = dataset(make_folder(SIZES), Dying)
     loader = loader_of(data, 1)
     killed = torch.multiprocessing.get_context("fork").Process()
@@ -174,8 +177,8 @@ def test_a_batch_that_breaks_with_its_worker(make_folder):
     killed.start()
     loader._workers = (killed,)
     loader.worker_init_fn.reading[0] = 4
-    with pytest.raises(SeamsegError, match=r"SIGKILL while it read .*im4.png"), explained_deaths(loader):
+    with pytest.raises(SeamsegError, match=r"SIGKILL while reading .*im4.png"), translate_worker_errors(loader):
         raise ConnectionResetError(104, "Connection reset by peer")
     loader._workers = ()
-    with pytest.raises(ConnectionResetError), explained_deaths(loader):
+    with pytest.raises(ConnectionResetError), translate_worker_errors(loader):
         raise ConnectionResetError(104, "of another cause")

@@ -74,7 +74,7 @@ def test_broken_files(data):
     messages = found(data)
     assert messages[0] == "img/im0.png: the file is empty (0 bytes)"
     assert messages[1] == "msk/im0.png: no mask of image 'im0'"
-    assert messages[2].startswith("img/im1.png: broken image")
+    assert messages[2].startswith("img/im1.png: corrupt image")
     assert messages[3].startswith("msk/im1.png: not an image")
     assert messages[4].startswith("img/im2: no photo of image 'im2'")
     assert len(messages) == 5

@@ -159,7 +159,7 @@ def test_unknown_label(raw, tmp_path, value):
 
 def test_broken_annotation(raw, tmp_path):
     truth_of(raw).write_bytes(truth_of(raw).read_bytes()[:40])
-    fails(raw, tmp_path, r"ulm_000000_000000_gtFine_instanceIds\.png: (broken|not an) image")
+    fails(raw, tmp_path, r"ulm_000000_000000_gtFine_instanceIds\.png: (corrupt|not an) image")
     truth_of(raw).write_bytes(b"")
     fails(raw, tmp_path, "empty")
 

@@ -168,7 +168,7 @@ def test_mask_of_another_size_and_broken(raw, tmp_path):
     path = panoptic_png(raw / "annotations" / "panoptic_val2017" / "000000000001.png", np.zeros((3, 3), int))
     fails(raw, tmp_path, r"000000000001\.jpg: 12 x 8 pixels .* has 3 x 3")
     path.write_bytes(path.read_bytes()[:40])
-    fails(raw, tmp_path, r"000000000001\.png: (broken|not an) image")
+    fails(raw, tmp_path, r"000000000001\.png: (corrupt|not an) image")
 
 
 def test_splits_of_other_categories(raw, tmp_path):

@@ -199,7 +199,7 @@ def test_label_beyond_the_config(raw, tmp_path):
 def test_broken_instances(raw, tmp_path):
     path = raw / "training" / "instances" / "a.png"
     path.write_bytes(path.read_bytes()[:60])
-    fails(raw, tmp_path, r"a\.png: (broken|not an) image")
+    fails(raw, tmp_path, r"a\.png: (corrupt|not an) image")
 
 
 def test_command(raw, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The toy city: scenes are deterministic, complete, legal and consistent."""
+"""The toy city: scenes are deterministic, complete and consistent, with valid labels."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from seamseg.toy_city import generate_toy_city, labels, render_scene
-from seamseg.toy_city.camera import NEAR, Camera
-from seamseg.toy_city.layout import Item, painting_order
-from seamseg.toy_city.scene import TINY_SHARE
+from seamseg.toy_city.canvas import NEAR, Camera
+from seamseg.toy_city.layout import SceneObject, painting_order
+from seamseg.toy_city.scene import TINY_FRACTION
 from seamseg.toy_city.vehicles import Pose
 from seamseg.utils.errors import InputError
 
@@ -44,7 +44,7 @@ def test_photo_and_ids_have_the_same_size_and_official_types(scenes):
         assert ids.shape in (SIZE, SIZE[::-1])
 
 
-def test_ids_are_legal(scenes):
+def test_ids_are_valid(scenes):
     for _, ids in scenes:
         for value in np.unique(ids).tolist():
             if value >= 1000:
@@ -53,7 +53,7 @@ def test_ids_are_legal(scenes):
                 assert value in labels.NAMES
 
 
-def test_every_class_and_every_special_case_occurs(scenes):
+def test_every_class_and_special_case_occurs(scenes):
     present: Counter[int] = Counter()
     for _, ids in scenes:
         present.update(np.unique(_category(ids)).tolist())
@@ -74,11 +74,11 @@ def test_instances_are_large_and_few_enough_to_learn(scenes):
     assert 3 <= np.mean(counts) <= 7 and max(counts) <= 14
     for _, ids in scenes:
         values, areas = np.unique(ids, return_counts=True)
-        assert (areas[values >= 1000] >= TINY_SHARE * ids.size).all()
+        assert (areas[values >= 1000] >= TINY_FRACTION * ids.size).all()
 
 
 def test_riders_sit_on_bicycles(scenes):
-    """Around a rider there is a bicycle, whatever else is in the way."""
+    """Near a rider there is a bicycle."""
     riders = touching = 0
     for _, ids in scenes:
         category = _category(ids)
@@ -92,7 +92,7 @@ def test_riders_sit_on_bicycles(scenes):
     assert riders > 10 and touching >= 0.9 * riders
 
 
-def test_colour_alone_does_not_tell_a_car_from_the_road(scenes):
+def test_colour_alone_does_not_separate_cars_from_the_road(scenes):
     """The mean colours of cars cover much of the colours of road, walls and leaves."""
     means: dict[int, list[np.ndarray]] = {labels.CAR: [], labels.ROAD: [], labels.BUILDING: []}
     for photo, ids in scenes:
@@ -105,7 +105,7 @@ def test_colour_alone_does_not_tell_a_car_from_the_road(scenes):
     assert (nearest < 40).mean() > 0.4
 
 
-def test_writes_a_raw_cityscapes_tree_whatever_the_workers(tmp_path):
+def test_raw_cityscapes_tree_with_any_number_of_workers(tmp_path):
     ids = generate_toy_city(tmp_path / "one", train=3, val=2, seed=5, size=SIZE, workers=1)
     assert ids == generate_toy_city(tmp_path / "two", train=3, val=2, seed=5, size=SIZE, workers=2)
     assert len(set(ids)) == 5 and ids[0] == "toyville_000000_000019"
@@ -125,7 +125,7 @@ def test_writes_a_raw_cityscapes_tree_whatever_the_workers(tmp_path):
     assert np.array_equal(np.asarray(Image.open(picture)), photo)
 
 
-def test_generating_again_finishes_what_is_missing(tmp_path):
+def test_generating_again_adds_missing_scenes(tmp_path):
     generate_toy_city(tmp_path, train=2, val=1, size=SIZE, workers=1)
     photos = sorted(tmp_path.rglob("*_leftImg8bit.png"))
     photos[0].unlink()
@@ -137,7 +137,7 @@ def test_generating_again_finishes_what_is_missing(tmp_path):
     assert not [p for p in tmp_path.rglob("*") if p.name.startswith(".")]
 
 
-def test_settings_must_fit(tmp_path):
+def test_settings_must_match(tmp_path):
     generate_toy_city(tmp_path, train=1, val=0, size=SIZE, workers=1)
     with pytest.raises(InputError, match="choose another folder"):
         generate_toy_city(tmp_path, train=1, val=0, seed=1, size=SIZE)
@@ -147,27 +147,28 @@ def test_settings_must_fit(tmp_path):
         generate_toy_city(tmp_path / "x", train=1, size=(10, 512))
 
 
-def test_what_stands_behind_a_long_car_is_painted_before_it():
+def test_objects_behind_a_long_car_are_painted_before_it():
     camera = Camera(width=512, height=256, focal=300, centre=256, horizon=110, eye=1.8, x=0, yaw=0)
     sizes = (0.6, 0.6, 1.7)
-    car = Item(labels.CAR, Pose(2.0, 8.0, 0.0), (4.6, 1.8, 1.5))
-    # right of the car and nearer than its centre, yet beyond the side that the camera cannot see
-    hidden = Item(labels.PERSON, Pose(3.4, 7.0, 0.0), sizes)
-    beside = Item(labels.PERSON, Pose(0.6, 9.0, 0.0), sizes)
-    ahead = Item(labels.PERSON, Pose(2.0, 4.0, 0.0), sizes)
+    car = SceneObject(labels.CAR, Pose(2.0, 8.0, 0.0), (4.6, 1.8, 1.5))
+    # right of the car and nearer than its centre, but beyond the side that the camera cannot see
+    hidden = SceneObject(labels.PERSON, Pose(3.4, 7.0, 0.0), sizes)
+    beside = SceneObject(labels.PERSON, Pose(0.6, 9.0, 0.0), sizes)
+    ahead = SceneObject(labels.PERSON, Pose(2.0, 4.0, 0.0), sizes)
     order = painting_order(camera, [ahead, car, hidden, beside])
-    place = {index: at for at, index in enumerate(order)}
-    assert place[2] < place[1] < place[0] and place[1] < place[3]
+    position = {index: at for at, index in enumerate(order)}
+    assert position[2] < position[1] < position[0]
+    assert position[1] < position[3]
 
 
 def test_rider_is_painted_over_the_bicycle():
     camera = Camera(width=512, height=256, focal=300, centre=256, horizon=110, eye=1.8, x=0, yaw=0)
     pose = Pose(0.5, 5.0, 1.5)
-    items = [Item(labels.BICYCLE, pose, (1.8, 0.5, 1.75)), Item(labels.RIDER, pose, (1.8, 0.5, 1.75))]
+    items = [SceneObject(labels.BICYCLE, pose, (1.8, 0.5, 1.75)), SceneObject(labels.RIDER, pose, (1.8, 0.5, 1.75))]
     assert painting_order(camera, items) == [0, 1]
 
 
-def test_polygons_are_cut_at_the_near_plane():
+def test_polygons_are_clipped_at_the_near_plane():
     camera = Camera(width=512, height=256, focal=300, centre=256, horizon=110, eye=1.8, x=0, yaw=0)
     behind = np.array([(0.0, 0, -5), (1, 0, -5), (1, 0, -2)])
     assert camera.polygon(behind) is None

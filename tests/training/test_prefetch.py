@@ -62,7 +62,7 @@ def test_a_broken_image_is_said_and_replaced(micro_config, micro, tmp_path, work
     (data / "img" / "train2.png").write_bytes(b"")
     train(micro_config, data, tmp_path / "run", "broken_limit=0.25", f"num_workers={workers}")
     log = (tmp_path / "run" / "training.log").read_text()
-    assert len(re.findall(r"WARNING .*train2.png: the file is empty .*; another image takes its place", log)) == 1
+    assert len(re.findall(r"WARNING .*train2.png: the file is empty .*; replaced by another image", log)) == 1
     with pytest.raises(InputError, match=r"1 of the 4 training images .* broken_limit = 0.2 allows: .*train2.png"):
         train(micro_config, data, tmp_path / "strict", "broken_limit=0.2")
     with pytest.raises(InputError, match=r"train2.png: the file is empty \(0 bytes\)$"):
@@ -88,7 +88,7 @@ def test_a_training_whose_worker_dies_names_the_file(micro_config, micro, tmp_pa
         return read(self, index, at_least)
 
     monkeypatch.setattr(PanopticDataset, "read", deadly)
-    with pytest.raises(SeamsegError, match=r"killed by signal SIGKILL while it read .*train3.png"):
+    with pytest.raises(SeamsegError, match=r"killed by signal SIGKILL while reading .*train3.png"):
         train(micro_config, micro, tmp_path / "run", "num_workers=1")
 
 

@@ -108,7 +108,7 @@ def test_a_signal_to_the_whole_group_spares_the_readers(seven, straight, tmp_pat
             children = multiprocessing.active_children()
             assert len(children) == 2
             targets = [str(pid) for pid in (*(child.pid for child in children), os.getpid())]
-            # from outside: workers obey their parent
+            # from another process: workers ignore SIGTERM unless their parent sends it
             subprocess.run(["kill", "-TERM", *targets], check=True)
             time.sleep(0.5)
             assert all(child.is_alive() for child in children)
@@ -120,12 +120,12 @@ def test_a_signal_to_the_whole_group_spares_the_readers(seven, straight, tmp_pat
     assert result(run) == result(straight)
 
 
-def test_readers_obey_their_parent(seven):
+def test_workers_terminate_on_sigterm_of_their_parent(seven):
     """A process that fails ends those that read for it; else it would wait for them for ever."""
-    from seamseg.data.loader import train_loader
+    from seamseg.data.loader import LoaderOptions, train_loader
 
     images = PanopticDataset(seven.data, "train", lambda *rest: {})
-    loader = train_loader(images, [[0]] * 1000, num_workers=1)
+    loader = train_loader(images, [[0]] * 1000, LoaderOptions(num_workers=1))
     iterator = super(type(loader), loader).__iter__()
     (worker,) = multiprocessing.active_children()
     time.sleep(1)
@@ -135,14 +135,14 @@ def test_readers_obey_their_parent(seven):
     del iterator
 
 
-def test_readers_are_deaf_before_they_listen():
+def test_sigterm_is_blocked_while_workers_start():
     """From birth on, that is: it takes them a while to begin."""
     from seamseg.data.loader import BatchLoader
-    from seamseg.data.workers import obey_the_parent_only
+    from seamseg.data.workers import ignore_foreign_sigterm
 
     def signalled(worker):
         subprocess.run(["kill", "-TERM", str(os.getpid())], check=True)
-        obey_the_parent_only(worker)
+        ignore_foreign_sigterm(worker)
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert list(BatchLoader([1, 2, 3], batch_size=None, num_workers=1, worker_init_fn=signalled)) == [1, 2, 3]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from seamseg.data.workers import dead_workers, deaf_children, death_of, obey_the_parent_only
+from seamseg.data.workers import block_sigterm, describe_exit, failed_workers, ignore_foreign_sigterm
 from seamseg.inference.images import Photo, PhotoTransform, Unreadable, as_is
 from seamseg.predict.manifest import Done
 from seamseg.predict.sources.base import Container, Item, Source
@@ -189,10 +189,10 @@ class Decoders:
             batch_size=None,
             num_workers=self.workers,
             collate_fn=as_is,
-            worker_init_fn=obey_the_parent_only if self.workers else None,
+            worker_init_fn=ignore_foreign_sigterm if self.workers else None,
         )
         ahead = self.share.ahead = Ahead(self.workers)
-        with deaf_children():
+        with block_sigterm():
             self._iterator = iter(loader)
         try:
             for worker, read in self._iterator:  # type: ignore[attr-defined]
@@ -216,7 +216,7 @@ class Decoders:
             if it makes no sense to go on
         """
         workers = getattr(self._iterator, "_workers", ())
-        dead = dead_workers(error, workers)
+        dead = failed_workers(error, workers)
         if not dead:
             return None
         for number in dead:
@@ -224,7 +224,7 @@ class Decoders:
         codes = {code for number in dead if (code := workers[number].exitcode)}
         read = [source for number in dead if (source := _read_note(self.share.notes[number])) is not None]
         self._close()
-        what = death_of(codes)
+        what = describe_exit(codes)
         story = f"a process that decodes images {what}" + (
             f" while it read {', '.join(map(str, read))}" if read else ""
         )

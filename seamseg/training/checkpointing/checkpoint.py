@@ -13,7 +13,7 @@ from torch import Tensor
 from seamseg.checkpoints.bundle import check_classes, metadata_header
 from seamseg.checkpoints.snapshot import Snapshot, load_into, load_snapshot, network_parts
 from seamseg.config import Config, config_to_string
-from seamseg.data.samplers import ARBatchSampler, Segment
+from seamseg.data.samplers import ARBatchSampler, EpochSegment
 from seamseg.formats.metadata import Metadata
 from seamseg.models.panoptic import PanopticNet
 from seamseg.training.checkpointing.rank_state import load_rank_buffers, with_rank_averages
@@ -80,7 +80,7 @@ class EpochPosition:
 
     epoch: int
     steps: int
-    segments: tuple[Segment, ...]
+    segments: tuple[EpochSegment, ...]
     order: tuple[int, ...]
 
     def after(self, batches: int) -> EpochPosition:
@@ -102,7 +102,7 @@ class EpochPosition:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> EpochPosition:
         """Restore a position from :meth:`state_dict`; KeyError, TypeError or ValueError if it is malformed."""
-        segments = tuple(Segment(*map(int, segment)) for segment in state["segments"])
+        segments = tuple(EpochSegment(*map(int, segment)) for segment in state["segments"])
         if not segments or any(s.world < 1 or s.batch_size < 1 or s.done < 0 for s in segments):
             raise ValueError("impossible segments")
         return cls(int(state["epoch"]), int(state["steps"]), segments, tuple(map(int, state["order"])))

@@ -24,7 +24,12 @@ from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 
 _KEYS = ("config", "metadata", "state_dict", "rng", "batches", "losses", "step", "rank")
-_STORED_NAMES = {"target_info": "facts", "deferred": "pending", "DeferredTransform": "Pending"}
+_STORED_NAMES = {
+    "target_info": "facts",
+    "deferred": "pending",
+    "DeferredTransform": "Pending",
+    "unreadable": "broken",
+}
 """Classes and fields whose name in a dump is not that in the code: dumps of earlier versions stay readable."""
 _CODE_NAMES = {stored: name for name, stored in _STORED_NAMES.items()}
 

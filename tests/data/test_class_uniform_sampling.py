@@ -1,4 +1,4 @@
-"""Rare classes more often."""
+"""Class-uniform sampling: rare classes are drawn more often."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections import Counter
 
 import pytest
 
-from seamseg.data.dataset import ClassUniform
-from seamseg.data.sample_index import ItemKey, KeyedBatches
-from seamseg.data.samplers import DistributedARBatchSampler
+from seamseg.data.samplers import ClassUniformSampling, DistributedARBatchSampler, EpochBatchSampler, SampleIndex
 from seamseg.formats.metadata import ImageInfo
 from seamseg.utils.errors import InputError
 
@@ -16,7 +14,7 @@ COMMON, RARE, PORTRAIT = 0, 1, 2
 
 
 def images(count: int = 400) -> list[ImageInfo]:
-    """A hundredth of the landscapes has the rare class; every fourth image is a portrait of another class."""
+    """Return images: 1 % of the landscape ones have the rare class, every fourth is a portrait of a third class."""
     return [
         ImageInfo(str(i), [255, PORTRAIT], (30, 20), [0, 0])
         if i % 4 == 3
@@ -25,9 +23,9 @@ def images(count: int = 400) -> list[ImageInfo]:
     ]
 
 
-def test_classes_come_equally_often():
+def test_classes_are_drawn_equally_often():
     every = images()
-    replace = ClassUniform(every, 1.0)
+    replace = ClassUniformSampling(every, 1.0)
     drawn = [replace(epoch, i) for epoch in range(10) for i in range(400) if i % 4 != 3]
     assert all(every[k].size == (20, 30) for k in drawn)
     rare = sum(RARE in every[k].cat for k in drawn) / len(drawn)
@@ -35,37 +33,37 @@ def test_classes_come_equally_often():
     assert len(set(drawn)) > 250
 
 
-def test_the_part():
+def test_fraction_of_replaced_draws():
     every = images()
-    replace = ClassUniform(every, 0.25)
+    replace = ClassUniformSampling(every, 0.25)
     kept = sum(replace(0, i) == i for i in range(400))
     assert 270 < kept < 330
-    assert all(ClassUniform(every, 0)(0, i) == i for i in range(400))
+    assert all(ClassUniformSampling(every, 0)(0, i) == i for i in range(400))
     with pytest.raises(InputError, match="class_uniform"):
-        ClassUniform(every, 1.5)
+        ClassUniformSampling(every, 1.5)
 
 
-def test_portraits_replace_portraits():
+def test_portraits_are_replaced_by_portraits():
     every = images()
-    replace = ClassUniform(every, 1.0)
+    replace = ClassUniformSampling(every, 1.0)
     assert {every[replace(0, i)].size for i in range(3, 400, 4)} == {(30, 20)}
 
 
-def test_images_of_void_alone_stay():
-    replace = ClassUniform([ImageInfo("a", [255], (20, 30), [0])], 1.0)
+def test_images_of_void_only_are_kept():
+    replace = ClassUniformSampling([ImageInfo("a", [255], (20, 30), [0])], 1.0)
     assert replace(0, 0) == 0
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_any_number_of_processes_draws_the_same(world):
+def test_draws_do_not_depend_on_the_number_of_processes(world):
     every = images(64)
     sizes = [image.size for image in every]
 
-    def keys(seed: int, epoch: int, world: int) -> list[ItemKey]:
+    def keys(seed: int, epoch: int, world: int) -> list[SampleIndex]:
         found = []
         for rank in range(world):
             sampler = DistributedARBatchSampler(sizes, 2, world, rank, seed=seed)
-            batches = KeyedBatches(sampler, ClassUniform(every, 0.5, seed))
+            batches = EpochBatchSampler(sampler, ClassUniformSampling(every, 0.5, seed))
             batches.set_epoch(epoch)
             assert len(batches) == len(sampler)
             for batch in batches:
@@ -82,11 +80,13 @@ def test_any_number_of_processes_draws_the_same(world):
         assert {k.slot: k.image for k in other} != by_slot
 
 
-def test_repeated_images_look_different(make_folder):
+def test_repeated_images_are_augmented_differently(make_folder):
     from seamseg.data.dataset import PanopticDataset
-    from seamseg.data.transforms import TrainTransform
+    from seamseg.data.transforms import AugmentationOptions, TrainTransform
 
-    data = PanopticDataset(make_folder(), "train", TrainTransform(16, 64, random_scale=(0.5, 2)))
-    shapes = Counter(tuple(data[ItemKey(0, 0, slot)]["img"].shape) for slot in range(3))
+    data = PanopticDataset(
+        make_folder(), "train", TrainTransform(16, 64, augmentation=AugmentationOptions(random_scale=(0.5, 2)))
+    )
+    shapes = Counter(tuple(data[SampleIndex(0, 0, slot)]["img"].shape) for slot in range(3))
     assert len(shapes) == 3
-    assert tuple(data[ItemKey(0, 0, 0)]["img"].shape) == tuple(data[0]["img"].shape)
+    assert tuple(data[SampleIndex(0, 0, 0)]["img"].shape) == tuple(data[0]["img"].shape)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from seamseg.data.dataset import TRIES, PanopticDataset
-from seamseg.data.loader import BrokenSamples, set_epoch, train_loader
-from seamseg.data.sample_index import ItemKey
-from seamseg.data.samplers import DistributedARBatchSampler
-from seamseg.data.transforms import TrainTransform
+from seamseg.data.dataset import MAX_ATTEMPTS, PanopticDataset
+from seamseg.data.loader import LoaderOptions, UnreadableImages, set_epoch, train_loader
+from seamseg.data.samplers import DistributedARBatchSampler, SampleIndex
+from seamseg.data.transforms import AugmentationOptions, TrainTransform
 from seamseg.utils.errors import InputError
 
 SIZES = [(12, 20), (20, 12), (12, 24), (14, 14), (10, 18), (9, 30), (22, 12), (8, 20)]
 
 
-def dataset(root, replace_broken=True):
-    return PanopticDataset(root, "train", TrainTransform(16, 64, random_scale=(0.5, 2)), replace_broken=replace_broken)
+def dataset(root, replace_unreadable=True):
+    return PanopticDataset(
+        root,
+        "train",
+        TrainTransform(16, 64, augmentation=AugmentationOptions(random_scale=(0.5, 2))),
+        replace_unreadable=replace_unreadable,
+    )
 
 
 def empty_photo(root):
@@ -27,7 +31,7 @@ def empty_photo(root):
 def cut_photo(root):
     path = root / "img" / "im2.png"
     path.write_bytes(path.read_bytes()[:200])
-    return "im2.png: broken image"
+    return "im2.png: corrupt image"
 
 
 def no_photo(root):
@@ -46,7 +50,7 @@ def misfit(root):
 
 
 @pytest.mark.parametrize("spoil", [empty_photo, cut_photo, no_photo, no_mask, misfit])
-def test_another_image_of_like_aspect_takes_the_place(make_folder, spoil):
+def test_replaced_by_another_image_of_the_same_orientation(make_folder, spoil):
     root = make_folder(SIZES)
     whole = dataset(root)
     good = [whole[i] for i in range(len(SIZES))]
@@ -54,27 +58,27 @@ def test_another_image_of_like_aspect_takes_the_place(make_folder, spoil):
     data = dataset(root)
     taken = set()
     for epoch in range(30):
-        item = data[ItemKey(epoch, 2, 2)]
+        item = data[SampleIndex(epoch, 2, 2)]
         assert item["size"][0] < item["size"][1] and item["id"] != "im2"
-        ((image, said),) = item["broken"]
-        assert image == "im2" and reason in said
-        again = dataset(root)[ItemKey(epoch, 2, 2)]
+        ((image, error),) = item["unreadable"]
+        assert image == "im2" and reason in error
+        again = dataset(root)[SampleIndex(epoch, 2, 2)]
         assert again["id"] == item["id"] and torch.equal(again["img"], item["img"])
         taken.add(item["id"])
     assert len(taken) > 2
     for index in {0, 1, *range(3, len(SIZES))}:
-        assert torch.equal(data[index]["img"], good[index]["img"]) and data[index]["broken"] == []
+        assert torch.equal(data[index]["img"], good[index]["img"]) and data[index]["unreadable"] == []
     with pytest.raises(InputError, match="im2"):
-        dataset(root, replace_broken=False)[2]
+        dataset(root, replace_unreadable=False)[2]
 
 
-def test_the_last_of_its_aspect_is_replaced_by_another(make_folder):
+def test_replaced_by_the_other_orientation_if_there_is_none(make_folder):
     root = make_folder([(12, 20), (20, 12)])
     (root / "img" / "im0.png").write_bytes(b"")
     assert dataset(root)[0]["id"] == "im1"
 
 
-def test_a_data_set_of_broken_images_ends_clearly(make_folder):
+def test_error_if_all_replacements_are_unreadable(make_folder):
     root = make_folder([(12, 20)] * 30)
     for path in (root / "img").iterdir():
         path.write_bytes(b"")
@@ -82,22 +86,24 @@ def test_a_data_set_of_broken_images_ends_clearly(make_folder):
     reads = []
     read = data.read
     data.read = lambda index, at_least=None: reads.append(index) or read(index, at_least)
-    with pytest.raises(InputError, match=r"im4.png: the file is empty.*the 9 images tried in its place cannot be read"):
+    with pytest.raises(
+        InputError, match=r"im4.png: the file is empty.*the 9 images tried as replacements cannot be read"
+    ):
         data[4]
-    assert len(set(reads)) == len(reads) == TRIES
+    assert len(set(reads)) == len(reads) == MAX_ATTEMPTS
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_stay_whole_and_say_what_broke(make_folder, workers):
+def test_batches_are_full_and_list_unreadable_images(make_folder, workers):
     root = make_folder(SIZES)
     no_mask(root)
     (root / "img" / "im6.png").write_bytes(b"")
     data = dataset(root)
-    loader = train_loader(data, DistributedARBatchSampler(data.img_sizes, 2), num_workers=workers)
+    loader = train_loader(data, DistributedARBatchSampler(data.img_sizes, 2), LoaderOptions(num_workers=workers))
     set_epoch(loader, 1)
     batches = list(loader)
     assert sum(map(len, batches)) == len(SIZES)
-    assert sorted(image for batch in batches for image, _ in batch.broken) == ["im2", "im6"]
+    assert sorted(image for batch in batches for image, _ in batch.unreadable) == ["im2", "im6"]
     assert not {"im2", "im6"} & {i for batch in batches for i in batch.ids}
 
 
@@ -106,39 +112,39 @@ class Log(list):
         self.append(message)
 
 
-def test_broken_files_are_said_once():
+def test_each_unreadable_file_is_reported_once():
     log = Log()
-    broken = BrokenSamples(0.5, 10, log)
+    images = UnreadableImages(0.5, 10, log)
     for epoch in range(3):
-        broken.begin_epoch()
-        broken.add([])
-        broken.add([("a", "a.png: empty")])
-        broken.add([("a", "a.png: empty")])
+        images.begin_epoch()
+        images.add([])
+        images.add([("a", "a.png: empty")])
+        images.add([("a", "a.png: empty")])
         if epoch == 2:
-            broken.add([("b", "b.png: cut")])
-        assert broken.count == (2 if epoch == 2 else 1)
-    assert log == ["a.png: empty; another image takes its place", "b.png: cut; another image takes its place"]
+            images.add([("b", "b.png: cut")])
+        assert images.count == (2 if epoch == 2 else 1)
+    assert log == ["a.png: empty; replaced by another image", "b.png: cut; replaced by another image"]
 
 
 @pytest.mark.parametrize(("limit", "allowed"), [(0.0, 0), (0.1, 1), (0.25, 2), (0.3, 3)])
-def test_the_limit(limit, allowed):
+def test_limit_of_unreadable_images(limit, allowed):
     log = Log()
-    broken = BrokenSamples(limit, 10, log)
-    broken.begin_epoch()
+    images = UnreadableImages(limit, 10, log)
+    images.begin_epoch()
     for number in range(allowed):
-        broken.add([(str(number), f"{number}.png: empty")])
+        images.add([(str(number), f"{number}.png: empty")])
     with pytest.raises(InputError) as error:
-        broken.add([("last", "last.png: empty"), ("more", "more.png: empty")][: 1 + (allowed == 3)])
+        images.add([("last", "last.png: empty"), ("more", "more.png: empty")][: 1 + (allowed == 3)])
     assert "training images of this epoch cannot be read" in str(error.value) and "broken_limit" in str(error.value)
     assert ("last.png" in str(error.value)) == (allowed < 3) and len(log) == allowed
     if allowed == 3:
         assert str(error.value).startswith("5 of the 10") and str(error.value).endswith("and 2 more")
 
 
-def test_a_replacement_has_chance_of_its_own(make_folder):
-    """It does not look like its twin that is drawn in its own right in the same epoch."""
+def test_a_replacement_is_augmented_on_its_own(make_folder):
+    """Its augmentation differs from that of the same image drawn regularly in the same epoch."""
     root = make_folder([(12, 20), (12, 20)])
     (root / "img" / "im0.png").write_bytes(b"")
     data = dataset(root)
-    shapes = [(data[ItemKey(e, 0, 0)]["img"].shape, data[ItemKey(e, 1, 1)]["img"].shape) for e in range(5)]
+    shapes = [(data[SampleIndex(e, 0, 0)]["img"].shape, data[SampleIndex(e, 1, 1)]["img"].shape) for e in range(5)]
     assert all(a != b for a, b in shapes)
