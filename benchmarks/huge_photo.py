@@ -45,7 +45,8 @@ def predict(
     from seamseg.config import load_config
     from seamseg.formats.metadata import Metadata
     from seamseg.inference.images import test_transform
-    from seamseg.inference.predictor import Predictor, Thresholds
+    from seamseg.inference.options import Thresholds
+    from seamseg.inference.predictor import Predictor
     from seamseg.inference.tiling.tiles import Tiling
     from seamseg.models.build import build_network
 
@@ -59,12 +60,12 @@ def predict(
     transform = test_transform(config, shortest, None if shortest is None else max(*size, shortest))
     device = torch.device(device_name)
     predictor = Predictor(net.to(device), metadata, transform, Thresholds(0.0, 0.5, 0), device, tiling=tiling)
-    seen = mock.Mock(wraps=predictor._see)
+    seen = mock.Mock(wraps=predictor._run_network)
     blotches = np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
     photo = Image.fromarray(blotches).resize(size, Image.Resampling.BICUBIC)
     before = peak_gib()
     start = time.perf_counter()
-    with mock.patch.object(predictor, "_see", seen):
+    with mock.patch.object(predictor, "_run_network", seen):
         result = predictor.predict(photo)
     seconds = time.perf_counter() - start
     assert result.size == size[::-1]

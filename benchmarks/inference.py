@@ -43,7 +43,7 @@ def ours(side: int, photo: Path, out: Path, precision: str, folded: bool = True)
     from seamseg.predict.profiling import StageProfile, random_predictor
 
     predictor = random_predictor(torch.device("cpu"), side, precision, folded=folded)
-    profile = StageProfile(predictor, photo, out, made_up=True)
+    profile = StageProfile(predictor, photo, out, random_weights=True)
 
     def run() -> dict[str, float]:
         stages = profile.run()

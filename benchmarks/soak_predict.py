@@ -132,7 +132,7 @@ def predict(words: list[str], log: Path) -> int:
 
     from seamseg.cli.main import main
     from seamseg.formats import coco_writer
-    from seamseg.predict.sinks import files
+    from seamseg.predict.sinks import remote
 
     notes = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     write = coco_writer.write_id_png
@@ -141,7 +141,7 @@ def predict(words: list[str], log: Path) -> int:
         write(path, ids)
         os.write(notes, f"{path.stem}\n".encode())
 
-    quick = mock.patch.object(files, "PART_SECONDS", 0.5)
+    quick = mock.patch.object(remote, "PART_SECONDS", 0.5)
     with narrow_body(), quick, mock.patch.object(coco_writer, "write_id_png", noted):
         return main(words)
 

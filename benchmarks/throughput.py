@@ -46,7 +46,7 @@ def busy(predictor: Predictor) -> None:
     import torch
 
     from seamseg.models.heads.rpn import ProposalGenerator
-    from seamseg.predict.profiling import MADE_UP
+    from seamseg.predict.profiling import RANDOM_DETECTIONS
 
     net: Any = predictor.net
     chosen, select = net.proposals, net.selector
@@ -60,7 +60,7 @@ def busy(predictor: Predictor) -> None:
 
         def __call__(self, boxes: Any, scores: Any) -> Any:
             select(boxes, scores)
-            rows = boxes[:MADE_UP, 0]
+            rows = boxes[:RANDOM_DETECTIONS, 0]
             classes = torch.arange(rows.shape[0], device=rows.device) % predictor.metadata.num_thing
             return rows, classes, torch.linspace(0.99, 0.6, rows.shape[0], device=rows.device)
 
@@ -76,7 +76,7 @@ def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Pred
     busy(predictor)
     acceleration = Acceleration(**VARIANTS[name])
     acceleration.check(device, False)
-    predictor.net, predictor.recordings = acceleration.apply(predictor.net, device)
+    predictor.net = acceleration.apply(predictor.net, device)
     return predictor
 
 
@@ -113,7 +113,7 @@ def files(predictor: Predictor, photos: Sequence[Path], out: Path, arguments: ar
     """Images a second from file to file, and the part of the time outside of the network."""
     from seamseg.predict.job import predict_all
     from seamseg.predict.manifest import header
-    from seamseg.predict.sinks import FolderOutputs
+    from seamseg.predict.sinks import FolderSink
     from seamseg.predict.sources.base import Source
     from seamseg.predict.writers import make_writers
     from seamseg.utils.distributed import World
@@ -131,11 +131,11 @@ def files(predictor: Predictor, photos: Sequence[Path], out: Path, arguments: ar
 
     writers = make_writers(("overlay", "coco"), out, predictor.metadata)
     start = time.perf_counter()
-    outputs = FolderOutputs(out, writers, header("random", "0" * 64, {}))
+    sink = FolderSink(out, writers, header("random", "0" * 64, {}))
     with mock.patch.object(predictor, "raw", raw):
-        tally = predict_all(predictor, sources, outputs, World(device=predictor.device), workers=arguments.workers)
+        summary = predict_all(predictor, sources, sink, World(device=predictor.device), workers=arguments.workers)
     wall = time.perf_counter() - start
-    assert tally.done == len(photos), tally
+    assert summary.done == len(photos), summary
     return {"images/s": len(photos) / wall, "outside": 1 - inside / wall}
 
 

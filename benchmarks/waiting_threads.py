@@ -64,7 +64,7 @@ def predict(folder: Path) -> Callable[[], object]:
 
     photo = folder / "street.jpg"
     write_picture(photo, (512, 767))
-    return StageProfile(random_predictor(torch.device("cpu"), 512), photo, folder, made_up=True).run
+    return StageProfile(random_predictor(torch.device("cpu"), 512), photo, folder, random_weights=True).run
 
 
 def work(name: str) -> None:

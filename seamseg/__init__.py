@@ -13,14 +13,14 @@ __all__ = ["__version__", "load"]
 
 
 def load(model: Any, device: Any = "auto", config: Any = None, meta: Any = None, **options: Any) -> Predictor:
-    """Open a trained model: `seamseg.load("model.zip").predict("street.jpg")`.
+    """Load a trained model: `seamseg.load("model.zip").predict("street.jpg")`.
 
     Parameters
     ----------
     model : published zip, run folder, or snapshot
     device : auto (a GPU if there is one), cpu, cuda or cuda:N
-    config, meta : INI file and `metadata.bin`, where the model does not hold them
-    **options : thresholds and sizes, see :func:`seamseg.inference.predictor.load_predictor`
+    config, meta : INI file and `metadata.bin`, if the model does not contain them
+    **options : thresholds, sizes, tiles and so on, see :class:`seamseg.inference.options.InferenceOptions`
 
     Returns
     -------
@@ -29,9 +29,10 @@ def load(model: Any, device: Any = "auto", config: Any = None, meta: Any = None,
     Raises
     ------
     seamseg.utils.errors.InputError
-        if the model is missing, broken, or not what its configuration and metadata say
+        if the model is missing, broken, or does not match its configuration and metadata
     """
-    # `import seamseg` must not cost the import of torch
+    # `import seamseg` must not import torch
+    from seamseg.inference.options import InferenceOptions
     from seamseg.inference.predictor import load_predictor
 
-    return load_predictor(model, device, config, meta, **options)
+    return load_predictor(model, device, config, meta, InferenceOptions(**options))

@@ -1,4 +1,4 @@
-"""The whole road on a city that needs no download: generate, prepare, train, predict, evaluate, look."""
+"""Demo of the whole pipeline without a download: generate a city, prepare, train, predict, evaluate, report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seamseg.evaluation.scores import PanopticScores
 from seamseg.inference.predictor import load_predictor
 from seamseg.predict.job import predict_all
 from seamseg.predict.manifest import header
-from seamseg.predict.sinks import FolderOutputs
+from seamseg.predict.sinks import FolderSink
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers import make_writers
 from seamseg.prepare.cityscapes import prepare_cityscapes
@@ -32,19 +32,19 @@ from seamseg.utils.files import write_json
 from seamseg.utils.progress import counter, progress
 
 EXPERIMENT = "toy_city_r18"
-"""The packaged configuration that the demo trains."""
+"""Packaged configuration of the demo."""
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What the command line says.
+    """Options of the demo.
 
     Attributes
     ----------
     out : run folder; everything is written there
     train, val : scenes of each split
     seed : of the city
-    overrides : `section.key=value` each, over the experiment
+    overrides : `section.key=value`, applied to the experiment
     device : auto, cpu, cuda or cuda:N
     """
 
@@ -57,7 +57,7 @@ class DemoOptions:
 
 
 def run_demo(options: DemoOptions, say: Callable[[str], None] = print) -> PanopticScores:
-    """Run all stages; those that are finished already are not done again.
+    """Run all stages, except those that are complete.
 
     The run folder gets `toy_city/raw` (as Cityscapes is distributed), `toy_city/data` (dataset folder), the snapshots,
     `predictions/`, `evaluation/`, `metrics.json` and `report.html`.
@@ -65,7 +65,7 @@ def run_demo(options: DemoOptions, say: Callable[[str], None] = print) -> Panopt
     Parameters
     ----------
     options : see :class:`DemoOptions`
-    say : receives a line a stage
+    say : receives the messages
 
     Returns
     -------
@@ -74,7 +74,7 @@ def run_demo(options: DemoOptions, say: Callable[[str], None] = print) -> Panopt
     Raises
     ------
     InputError
-        if the folder holds a demo of other settings
+        if the folder holds a demo with other settings
     """
     out = options.out
     _claim(options)
@@ -88,46 +88,60 @@ def run_demo(options: DemoOptions, say: Callable[[str], None] = print) -> Panopt
     prepare_cityscapes(raw, data, ("train", "val"), progress=progress)
 
     stage(f"training a ResNet-18 panoptic network in {out}")
-    last = RunFolder(out).last
+    _train(options, data)
+
+    predictions = out / "predictions"
+    stage(f"predicting the {options.val} held-out scenes into {predictions}")
+    _predict(options, data, predictions)
+
+    stage("evaluating them against the ground truth, both as COCO panoptic files")
+    scores = _evaluate(out, data, predictions)
+
+    page = out / "report.html"
+    stage(f"drawing {page}")
+    write_report(page, read_evaluation(out / "evaluation"), progress=progress)
+    stage.finish()
+    return scores
+
+
+def _train(options: DemoOptions, data: Path) -> None:
+    last = RunFolder(options.out).last
     run_training(
         TrainingOptions(
             config=find_experiment(EXPERIMENT),
             data=data,
-            log_dir=out,
+            log_dir=options.out,
             resume=last if last.exists() else None,
             overrides=options.overrides,
             device=options.device,
         )
     )
 
-    folder, predictions = DatasetFolder(data), out / "predictions"
-    stage(f"predicting the {options.val} held-out scenes into {predictions}")
-    predictor = load_predictor(last, options.device)
+
+def _predict(options: DemoOptions, data: Path, predictions: Path) -> None:
+    model, folder = RunFolder(options.out).last, DatasetFolder(data)
+    predictor = load_predictor(model, options.device)
     sources = [
         Source(folder.image_path(image.id), image.id, folder.image_path(image.id).name) for image in folder.split("val")
     ]
     writers = make_writers(["overlay", "coco"], predictions, predictor.metadata)
-    outputs = FolderOutputs(predictions, writers, header(str(last), digest(last), {}))
-    predict_all(predictor, sources, outputs, World(device=predictor.device), restart=True)
+    sink = FolderSink(predictions, writers, header(str(model), digest(model), {}))
+    predict_all(predictor, sources, sink, World(device=predictor.device), restart=True)
 
-    stage("evaluating them against the ground truth, both as COCO panoptic files")
-    truth = dataset_to_coco_panoptic(folder, "val", out / "toy_city" / "val_panoptic.json")
+
+def _evaluate(out: Path, data: Path, predictions: Path) -> PanopticScores:
+    truth = dataset_to_coco_panoptic(DatasetFolder(data), "val", out / "toy_city" / "val_panoptic.json")
     evaluation = out / "evaluation"
     scores = evaluate_panoptic_json(
         truth, predictions / "panoptic.json", workers=2, progress=progress, out=evaluation, photos=data / "img"
     )
     write_summary(replace(read_evaluation(evaluation), title="Toy city: held-out scenes"))
     write_json(out / "metrics.json", scores.to_json(), indent=2)
-
-    page = out / "report.html"
-    stage(f"drawing {page}")
-    write_report(page, read_evaluation(evaluation), progress=progress)
-    stage.finish()
     return scores
 
 
 class _Stages:
-    """Numbers the stages and tells how long each took."""
+    """Numbers the stages and prints the time of each."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -150,7 +164,7 @@ class _Stages:
 
 
 def _claim(options: DemoOptions) -> None:
-    """Remember the settings in the run folder; refuse to mix two sets of them in one."""
+    """Write the settings to the run folder, or raise InputError if it has other ones."""
     settings = {"train": options.train, "val": options.val, "seed": options.seed, "overrides": list(options.overrides)}
     path = options.out / "demo.json"
     if path.exists():
@@ -159,6 +173,6 @@ def _claim(options: DemoOptions) -> None:
         except ValueError:
             found = None
         if found != settings:
-            raise InputError(f"{options.out}: holds a demo of other settings; name another --out or delete it")
+            raise InputError(f"{options.out}: holds a demo with other settings; choose another --out or delete it")
         return
     write_json(path, settings)

@@ -38,6 +38,7 @@ def bench(model: str | None, size: str, rounds: int, device: str, precision: str
         raise InputError(f"--rounds must be at least 1, not {rounds}")
     import torch
 
+    from seamseg.inference.options import InferenceOptions
     from seamseg.inference.predictor import load_predictor
     from seamseg.predict.profiling import STAGES, StageProfile, random_predictor, write_picture
     from seamseg.utils.distributed import choose_device
@@ -46,11 +47,12 @@ def bench(model: str | None, size: str, rounds: int, device: str, precision: str
     if model is None:
         predictor = random_predictor(chosen, shortest, precision)
     else:
-        predictor = load_predictor(model, chosen, shortest_size=shortest, precision=precision)
+        options = InferenceOptions(shortest_size=shortest, precision=precision)
+        predictor = load_predictor(model, chosen, options=options)
     with tempfile.TemporaryDirectory(prefix="seamseg-bench-") as folder:
         photo = Path(folder, "street.jpg")
         write_picture(photo, (height, width))
-        profile = StageProfile(predictor, photo, Path(folder, "out"), made_up=model is None)
+        profile = StageProfile(predictor, photo, Path(folder, "out"), random_weights=model is None)
         profile.run()
         runs, loads = [], []
         for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""What makes a network that sees many images sooner done with each: compiled code, CUDA graphs, fewer sizes."""
+"""Faster inference on many images: compiled code, CUDA graphs, fewer input sizes."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seamseg.inference.cuda_graphs import Function, Recordings, recorded_on_gpu
+from seamseg.inference.cuda_graphs import Function, cuda_graph_cache
 from seamseg.models.panoptic import DenseOutputs, PanopticNet, mark_sizes_dynamic
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.progress import is_quiet
 
-COARSEST = 1024
-"""Padding to multiples of more would be more padding than image."""
+MAX_MULTIPLE = 1024
+"""Padding to larger multiples would add more than most images have."""
 
 
 @dataclass(frozen=True)
 class Acceleration:
-    """How body, RPN head and semantic head are run.
+    """How the body, RPN head and semantic head are executed.
 
     Attributes
     ----------
-    compile : through torch.compile
-    cuda_graphs : recorded as CUDA graphs, one a size of the network's input
-    pad_to : sides of the network's input are padded to multiples of this, so that there are fewer sizes; 1 for none
+    compile : with torch.compile
+    cuda_graphs : record CUDA graphs, one for each size of the network's input
+    pad_to : pad the sides of the network's input to multiples of this, so that there are fewer sizes; 1 for none
     backend : of torch.compile
 
     Raises
@@ -42,62 +42,55 @@ class Acceleration:
     backend: str = "inductor"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.pad_to <= COARSEST:
-            raise InputError(f"--pad-to {self.pad_to}: must be between 1 (no padding) and {COARSEST}")
+        if not 1 <= self.pad_to <= MAX_MULTIPLE:
+            raise InputError(f"--pad-to {self.pad_to}: must be between 1 (no padding) and {MAX_MULTIPLE}")
 
-    def check(self, device: torch.device, looks: bool) -> None:
-        """Whether all this can be done on a device, with several `looks` at each image or one.
-
-        Raises
-        ------
-        InputError
-            if not
-        """
+    def check(self, device: torch.device, tta: bool) -> None:
+        """Raise InputError if a device does not support these options, or test-time augmentation excludes them."""
         if self.cuda_graphs and device.type != "cuda":
             raise InputError(f"--cuda-graphs needs a GPU, the device is {device}: leave it out")
-        if self.pad_to > 1 and looks:
-            raise InputError("--pad-to does not go with --tta: the looks at an image would be padded differently")
+        if self.pad_to > 1 and tta:
+            raise InputError("--pad-to cannot be combined with --tta: the padding of the views would differ")
 
-    def apply(self, net: PanopticNet, device: torch.device) -> tuple[PanopticNet, Recordings | None]:
-        """Return a network that shares the layers of `net`, which is for inference only, and its CUDA graphs if any.
+    def apply(self, net: PanopticNet, device: torch.device) -> PanopticNet:
+        """Return a network that shares the layers of `net` and runs as configured; for inference only.
 
         Raises
         ------
         SeamsegError
             if the compiler does not work here
         """
-        run: Function = CompiledDense(net, device, self.backend) if self.compile else net.dense_part()
-        recordings = recorded_on_gpu(run) if self.cuda_graphs else None
-        if recordings is not None:
-            return net.with_options(pad_to=self.pad_to, run_dense=recordings), recordings
-        return net.with_options(pad_to=self.pad_to, run_dense=run if self.compile else None), None
+        run: Function | None = CompiledDense(net, device, self.backend) if self.compile else None
+        if self.cuda_graphs:
+            run = cuda_graph_cache(run or net.dense_part())
+        return net.with_options(pad_to=self.pad_to, run_dense=run)
 
 
-def why_not(device: torch.device, backend: str = "inductor") -> str | None:
-    """The first line of what the compiler says to a function of one line; None if it works.
+def compiler_problem(device: torch.device, backend: str = "inductor") -> str | None:
+    """Compile a function of one line; return the first line of the error, None if it works.
 
     Parameters
     ----------
-    device : that the code is for: C++ for a CPU, Triton for a GPU
+    device : target of the code: C++ for a CPU, Triton for a GPU
     backend : of torch.compile
     """
     try:
         x = torch.ones(8, device=device)
         torch.compile(_one_line, backend=backend)(x)
-    except Exception as error:  # whatever is missing has its own type
+    except Exception as error:  # each missing tool has its own type
         return _first_line(error)
     return None
 
 
 class CompiledDense:
-    """The dense part of a network through torch.compile: one code for all heights and widths.
+    """The dense part of a network, compiled once for all heights and widths.
 
-    See :class:`seamseg.models.panoptic.DensePart`. The compiler runs with the first call, and again for another number
-    of images; each time it prints a line to stderr.
+    See :class:`seamseg.models.dense.DensePart`. The compiler runs at the first call, and again for another number of
+    images; each time a line is printed to stderr.
 
     Parameters
     ----------
-    net : in evaluation mode, on its device, for inference only: on a CPU its weights become constants of the code
+    net : in evaluation mode, on its device, for inference only: on a CPU its weights become constants
     device : of the network
     backend : of torch.compile
 
@@ -108,7 +101,7 @@ class CompiledDense:
     """
 
     def __init__(self, net: PanopticNet, device: torch.device, backend: str = "inductor") -> None:
-        reason = why_not(device, backend)
+        reason = compiler_problem(device, backend)
         if reason is not None:
             raise SeamsegError(f"--compile: torch.compile does not work here ({reason}): leave --compile out")
         self.device = device
@@ -117,7 +110,7 @@ class CompiledDense:
         self._run = torch.compile(net.dense_part(), backend=self._compile)
 
     def __call__(self, padded: Tensor) -> DenseOutputs:
-        """What the network makes of a padded batch.
+        """Run the network on a padded batch.
 
         Raises
         ------
@@ -131,7 +124,7 @@ class CompiledDense:
         self._size = f"{padded.shape[-1]} x {padded.shape[-2]}"
         mark_sizes_dynamic([padded])
         try:
-            # with constant weights oneDNN gets them packed once, and takes activations into the convolutions
+            # oneDNN packs constant weights once, and fuses activations into the convolutions
             with config.patch(freezing=self.device.type == "cpu"):
                 return self._run(padded)
         except torch._dynamo.exc.TorchDynamoException as error:
@@ -143,10 +136,10 @@ class CompiledDense:
             ) from error
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-        """The backend of torch.compile, with a word before: nobody should think that it hangs."""
+        """Run the backend of torch.compile after a message, since it takes minutes."""
         if not is_quiet():
             print(
-                f"{self.device}: compiling the network, first seen at {self._size} pixels; this takes minutes",
+                f"{self.device}: compiling the network, first used with {self._size} pixels; this takes minutes",
                 file=sys.stderr,
                 flush=True,
             )

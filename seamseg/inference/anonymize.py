@@ -1,4 +1,4 @@
-"""What must be hidden in a photo so that nothing of some classes can be recognised."""
+"""Hide everything in a photo by which objects of some classes could be recognised."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Region:
     ----------
     mask : bool `h x w`
     corner : `(y, x)` of its first pixel in the photo
-    part : may be but a part of an object, as a face alone: it is made coarser
+    part : may be a part of an object only, such as a face: it is made coarser
     """
 
     mask: np.ndarray
@@ -45,6 +45,7 @@ def hide(
     cell: int,
     margin: float,
 ) -> None:
+    """Draw a region of `photo` into `out` in averages over cells of `cell` pixels, with a margin."""
     (y0, x0, y1, x1), (height, width) = box, photo.shape[:2]
     longest = max(y1 - y0, x1 - x0)
     reach = 2 + math.ceil(margin * longest)
@@ -55,12 +56,12 @@ def hide(
     mask = torch.zeros((bottom - top, right - left))
     inside = region.mask[y0 - region.corner[0] : y1 - region.corner[0], x0 - region.corner[1] : x1 - region.corner[1]]
     mask[y0 - top : y1 - top, x0 - left : x1 - left] = torch.from_numpy(np.ascontiguousarray(inside, np.float32))
-    # a mean of radius `fade` over what was widened by reach + fade is exactly 1 within reach: nothing shines through
-    solid = _widen(mask, reach)
-    alpha = _mean(_widen(mask, reach + fade), fade)
+    # the mean of radius `fade` over the mask dilated by reach + fade is exactly 1 within reach: nothing shines through
+    solid = _dilate(mask, reach)
+    alpha = _mean(_dilate(mask, reach + fade), fade)
     alpha[solid > 0] = 1.0
 
-    # torch warns of arrays that may not be written to, as those of pictures
+    # a copy: torch warns about read-only arrays, as those of PIL images
     pixels = torch.from_numpy(photo[top:bottom, left:right].astype(np.float32)).permute(2, 0, 1)
     hidden = _coarse(pixels, solid, cell, style)
     behind = torch.from_numpy(np.ascontiguousarray(out[top:bottom, left:right])).permute(2, 0, 1).float()
@@ -69,17 +70,17 @@ def hide(
 
 
 def _coarse(pixels: torch.Tensor, mask: torch.Tensor, cell: int, style: Style) -> torch.Tensor:
-    """The averages over cells of what lies in the mask, drawn at the size of the pixels, `3 x h x w`."""
+    """Return the averages of the masked pixels over cells, at the size of the pixels, `3 x h x w`."""
     height, width = mask.shape
     rows, columns = -(-height // cell), -(-width // cell)
     padding = (0, columns * cell - width, 0, rows * cell - height)
     weighted = functional.pad(torch.cat((pixels * mask, mask[None])), padding)
     sums = weighted.view(4, rows, cell, columns, cell).sum((2, 4))
-    # an average over few pixels at the rim would show them: each takes in its neighbours by their number of pixels
+    # an average over few pixels at the rim would reveal them: each includes its neighbours, weighted by their pixels
     kernel = torch.tensor([1.0, 2.0, 1.0])
     kernel = (kernel[:, None] * kernel).expand(4, 1, 3, 3)
     mixed = functional.conv2d(sums[None], kernel, padding=1, groups=4)[0]
-    # cells that see nothing of the mask lie in the fading rim: they take the colour nearest by
+    # cells without masked pixels are in the fading rim: they take the nearest colour
     while not bool((mixed[3] > 0).all()):
         wider = functional.conv2d(mixed[None], kernel, padding=1, groups=4)[0]
         mixed = torch.where(mixed[3] > 0, mixed, wider)
@@ -92,20 +93,20 @@ def _coarse(pixels: torch.Tensor, mask: torch.Tensor, cell: int, style: Style) -
     return full[:, :height, :width]
 
 
-def _widen(mask: torch.Tensor, radius: int) -> torch.Tensor:
-    """1 where a 1 is not farther than `radius` along both axes."""
+def _dilate(mask: torch.Tensor, radius: int) -> torch.Tensor:
+    """Dilate a mask by a square of `radius`."""
     return (_window_sums(mask, radius) > 0.5).float()
 
 
 def _mean(mask: torch.Tensor, radius: int) -> torch.Tensor:
-    """Mean over squares, the border repeated outwards."""
+    """Return the mean over squares, with the border replicated."""
     full = functional.pad(mask[None, None], (radius,) * 4, mode="replicate")[0, 0]
     side = 2 * radius + 1
     return (_window_sums(full, radius)[radius:-radius, radius:-radius] / side**2).float()
 
 
 def _window_sums(values: torch.Tensor, radius: int) -> torch.Tensor:
-    """Sums over squares of `2 * radius + 1`, by running sums (float64, exact for whole numbers)."""
+    """Return sums over squares of `2 * radius + 1`, by cumulative sums (float64, exact for integers)."""
     height, width = values.shape
     sums = functional.pad(values.double(), (radius + 1, radius) * 2).cumsum(0).cumsum(1)
     side = 2 * radius + 1
@@ -114,12 +115,12 @@ def _window_sums(values: torch.Tensor, radius: int) -> torch.Tensor:
 
 
 CELLS = 8
-"""Averages along the longer side of a region: of a person who stands, less than one for each way across the face."""
+"""Cells along the longer side of a region: for a standing person a cell is larger than the face."""
 LEAST_CELL = 8
-"""Side of the smallest averages in pixels, or :data:`LEAST_PART` of the photo's longer side if that is more."""
+"""Minimum side of a cell in pixels, or :data:`LEAST_PART` of the photo's longer side if that is larger."""
 LEAST_PART = 1 / 128
 MARGIN = 0.05
-"""What is hidden around a region, as part of its size; one cell of a mask of 28 x 28 is 0.036."""
+"""Margin around a region, relative to its size; one cell of a mask of 28 x 28 is 0.036."""
 
 
 def anonymize(
@@ -128,17 +129,16 @@ def anonymize(
     """Hide regions of a photo.
 
     Each region with a margin around it becomes a coarse grid of averages, at most `cells` along its longer side, each
-    of them mixed with its neighbours. Nothing else of its pixels is left, so there is no filter to turn round, whatever
-    the size of the region. Where regions overlap the coarser one counts. Beyond the margin the picture fades back into
-    the photo.
+    mixed with its neighbours. Nothing else of its pixels remains, so there is no filter to invert, whatever the size of
+    the region. Where regions overlap the coarser one is used. Beyond the margin the result fades into the photo.
 
     Parameters
     ----------
     photo : uint8 `H x W x 3`; is not changed
-    regions : of any shape; they may overlap and reach beyond the photo. Each is coarse by its own size: hand in one
-        region a person, and what is no whole object by :func:`clusters`
-    style : "blur" (the averages flow into one another) or "pixels" (squares)
-    cells : averages along the longer side, at least 1
+    regions : of any shape; they may overlap and reach beyond the photo. The size of a region sets its cells: pass one
+        region a person, and parts of objects by :func:`clusters`
+    style : "blur" (averages are interpolated) or "pixels" (squares)
+    cells : along the longer side, at least 1
     margin : part of the region's size, at least 0; two pixels are always added
 
     Returns
@@ -153,21 +153,20 @@ def anonymize(
     if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3:
         raise ValueError(f"anonymize: the photo must be H x W x 3 uint8, it is {photo.shape} {photo.dtype}")
     if cells < 1 or not margin >= 0 or style not in ("blur", "pixels"):
-        raise ValueError(f'anonymize: cells {cells}, margin {margin}, style {style}; see "Parameters"')
-    pass
+        raise ValueError(f"anonymize: out of range: cells {cells}, margin {margin} or style {style}")
 
     out = photo.copy()
     boxed = [(region, _box(region, (photo.shape[0], photo.shape[1]))) for region in regions]
     least = max(LEAST_CELL, math.ceil(LEAST_PART * max(photo.shape)))
     work = [(max(least, _cell(region, box, cells)), region, box) for region, box in boxed if box is not None]
-    # the coarsest last: a finer one drawn over it would bring details back
+    # the coarsest last: a finer one on top would restore details
     for cell, region, box in sorted(work, key=lambda item: item[0]):
         hide(photo, out, region, box, style, cell, margin)
     return out
 
 
 def clusters(mask: np.ndarray, cells: int = 64) -> Iterator[Region]:
-    """Parts of a mask that lie apart, such as pixels of a class that belong to no detection.
+    """Split a mask into separate parts, such as pixels of a class that belong to no detection.
 
     Parts closer than a cell count as one.
 
@@ -195,13 +194,13 @@ def clusters(mask: np.ndarray, cells: int = 64) -> Iterator[Region]:
 
 
 def _ends(line: np.ndarray) -> tuple[int, int]:
-    """The first true element, and one more than the last."""
+    """Return the first true element, and one more than the last."""
     found = np.flatnonzero(line)
     return int(found[0]), int(found[-1]) + 1
 
 
 def _connected(cells: np.ndarray) -> np.ndarray:
-    """A number for each group of neighbouring cells (also over corners), 0 elsewhere: the largest index spreads."""
+    """Label connected cells (8-neighbourhood), 0 elsewhere, by spreading the largest index."""
     labels = np.where(cells, np.arange(1, cells.size + 1).reshape(cells.shape), 0)
     while True:
         around = np.pad(labels, 1)
@@ -214,7 +213,7 @@ def _connected(cells: np.ndarray) -> np.ndarray:
 
 
 def _box(region: Region, size: tuple[int, int]) -> tuple[int, int, int, int] | None:
-    """`(y0, x0, y1, x1)` of the pixels of a region that lie in the photo; None without any."""
+    """Return the bounding box `(y0, x0, y1, x1)` of a region within the photo; None if it is empty."""
     rows, columns = np.flatnonzero(region.mask.any(1)), np.flatnonzero(region.mask.any(0))
     if not len(rows):
         return None
@@ -225,14 +224,14 @@ def _box(region: Region, size: tuple[int, int]) -> tuple[int, int, int, int] | N
 
 
 def _cell(region: Region, box: tuple[int, int, int, int], cells: int) -> int:
-    """Side of the averages of a region in pixels."""
+    """Return the side of the cells of a region in pixels."""
     longest, shortest = max(box[2] - box[0], box[3] - box[1]), min(box[2] - box[0], box[3] - box[1])
-    # a row of people is long, but each of them is as high as the row
+    # in a row of people each is as high as the row
     return math.ceil(min(longest / min(cells, 3), shortest) if region.part else longest / cells)
 
 
 LEAST_SCORE = 0.2
-"""Detections that are hidden, though the panoptic map may leave them out: to hide too much costs little."""
+"""Minimum score of hidden detections, which may be absent from the panoptic map: to hide too much costs little."""
 
 
 def private_regions(
@@ -242,19 +241,19 @@ def private_regions(
     num_stuff: int,
     least_score: float = LEAST_SCORE,
 ) -> Iterator[Region]:
-    """All that may be of some classes, a region an object.
+    """Iterate over the regions that may belong to some classes, one for each object.
 
-    These are the segments of the map; detections that the map leaves out, because their score is low or others cover
-    them; and pixels that the semantic head takes for such a class though no object was found: crowds, parts of objects,
-    spots too small for the map.
+    These are the segments of the map; detections that the map omits, because their score is low or others cover them;
+    and pixels to which the semantic head assigns such a class without a detected object: crowds, parts of objects,
+    areas too small for the map.
 
     Parameters
     ----------
     result : the panoptic map, at the size of the photo
-    prediction : what the network said; without it the segments are all that is known
+    prediction : output of the network; None to use the segments only
     classes : indices, stuff first
     num_stuff : stuff classes
-    least_score : of detections, 0 to 1
+    least_score : minimum score of detections, 0 to 1
 
     Raises
     ------
@@ -262,7 +261,7 @@ def private_regions(
         if the score is out of range
     """
     if not 0 <= least_score <= 1:
-        raise InputError(f"the least score of what is hidden must be between 0 and 1, not {least_score}")
+        raise InputError(f"least_score must be between 0 and 1, not {least_score}")
     chosen = set(classes)
     rest = np.zeros(result.size, bool)
     covered = np.zeros(result.size, bool)
@@ -299,7 +298,7 @@ def hide_classes(
     style: Style = "blur",
     least_score: float = LEAST_SCORE,
 ) -> np.ndarray:
-    """The photo `H x W x 3` without anything of some classes, see :func:`private_regions`; InputError as there."""
+    """Hide some classes in a photo `H x W x 3`, see :func:`private_regions`; InputError as there."""
     if style not in ("blur", "pixels"):
         raise InputError(f"style must be blur or pixels, not {style!r}")
     return anonymize(rgb, private_regions(result, prediction, classes, num_stuff, least_score), style)
@@ -308,7 +307,7 @@ def hide_classes(
 def _region_of(
     crop: np.ndarray | None, corner: tuple[int, int], box: tuple[float, ...], size: tuple[int, int]
 ) -> Region:
-    """The mask of a detection; its whole box if it has none."""
+    """Return the mask of a detection, or its whole box if it has none."""
     if crop is not None:
         return Region(crop, corner)
     y0, x0 = max(0, int(box[0])), max(0, int(box[1]))

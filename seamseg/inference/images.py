@@ -1,11 +1,11 @@
-"""Photos on their way to the network: decoded in the background, batched only with others of their network size."""
+"""Preparation of images for the network, and batching of those with equal network size."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeGuard, TypeVar
+from typing import Any, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 import torch
@@ -22,34 +22,34 @@ from seamseg.utils.urls import is_url, read_url
 T = TypeVar("T")
 
 MAX_ASPECT = 4
-"""Pictures longer than this times their shortest side are shrunk further than to `shortest_size`, see below."""
+"""Images longer than this times their shortest side are shrunk below `shortest_size`, see :func:`test_transform`."""
 
 MAX_INPUT = 1 << 28
-"""Pixels of the network's input, whatever sizes are asked for: more than the largest photo has."""
+"""Largest network input in pixels, whatever sizes are configured: more than the largest photo has."""
 
 WAITING_BYTES = 512 << 20
-"""Photos that wait for others of their size"""
+"""Limit of the images that wait for others of their size."""
 
 
 def test_transform(
     config: Config, shortest_size: int | None = None, longest_max_size: int | None = None
 ) -> TestTransform:
-    """The transform of prediction and validation.
+    """Return the transform of prediction and validation.
 
-    The original puts no limit on the longest side, so a panorama can exhaust the memory. Here the default limit is
-    :data:`MAX_ASPECT` times the shortest size or `dataloader.longest_max_size`, whichever is more: far beyond what
-    ordinary photos reach, so they are seen exactly as by the original.
+    The original does not limit the longest side, so a panorama can exhaust the memory. Here the default limit is
+    :data:`MAX_ASPECT` times the shortest size or `dataloader.longest_max_size`, whichever is larger. Ordinary photos
+    stay far below it, and have the same size as in the original.
 
     Parameters
     ----------
     config : its `[dataloader]` sizes and normalisation
-    shortest_size, longest_max_size : instead of the configured and the default ones
+    shortest_size, longest_max_size : replace the configured and the default size
 
     Raises
     ------
     InputError
-        if a size is not positive, the longest is below the shortest, or an input would have more than
-        :data:`MAX_INPUT` pixels
+        if a size is not positive, the longest is below the shortest, or inputs would have more than :data:`MAX_INPUT`
+        pixels
     """
     options = config.dataloader
     shortest = options.shortest_size if shortest_size is None else shortest_size
@@ -65,13 +65,65 @@ def test_transform(
     return TestTransform(shortest, longest_max_size, options.rgb_mean, options.rgb_std)
 
 
-test_transform.__test__ = False  # type: ignore[attr-defined]  # not a test case, whatever its name suggests to pytest
+test_transform.__test__ = False  # type: ignore[attr-defined]  # pytest would collect it as a test
+
+
+@dataclass(frozen=True)
+class PreparedImage:
+    """An image ready for the network.
+
+    Attributes
+    ----------
+    pixels : network input, see :func:`network_input`
+    size : `(height, width)` of the image itself
+    rgb : the image itself, `h x w x 3` uint8, if it is kept
+    source_image : path or copy of the image that a result refers to, if any
+    """
+
+    pixels: Tensor
+    size: tuple[int, int]
+    rgb: Tensor | None = None
+    source_image: Path | Image.Image | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the network input and the pixels."""
+        return self.pixels.nbytes + (0 if self.rgb is None else self.rgb.nbytes)
+
+
+@dataclass(frozen=True)
+class ImagePreparation:
+    """Prepares images for the network, for the Python API and the command line alike.
+
+    Attributes
+    ----------
+    transform : to the network's size
+    tiling : which images are processed in tiles
+    keep_rgb : keep the pixels, in a tensor, which worker processes pass on through shared memory
+    keep_source : keep the path or a copy of the image
+    """
+
+    transform: TestTransform
+    tiling: Tiling = Tiling("off")
+    keep_rgb: bool = False
+    keep_source: bool = False
+
+    def __call__(self, photo: ImageInput) -> PreparedImage:
+        """Prepare an image; errors as of :func:`as_image` and :func:`network_input`."""
+        # the decoded image is not kept: it may be larger than everything else
+        image = as_image(photo)
+        return PreparedImage(
+            network_input(image, self.transform, self.tiling),
+            (image.height, image.width),
+            torch.from_numpy(np.array(image)) if self.keep_rgb else None,
+            source_image(photo, image) if self.keep_source else None,
+        )
 
 
 def network_input(image: Image.Image, transform: TestTransform, tiling: Tiling) -> Tensor:
-    """What the network sees of an RGB picture: `3 x H x W` float32, or uint8 where it is to be seen in tiles.
+    """Return the network input of an RGB image: `3 x H x W` float32, or uint8 if it is to be processed in tiles.
 
-    The tiles are normalised one by one, which saves the 12 bytes a pixel of the whole.
+    Tiles are normalised one by one, which saves 12 bytes a pixel.
 
     Raises
     ------
@@ -93,111 +145,74 @@ def _too_large(width: int, height: int) -> str:
     )
 
 
-def is_for_tiles(image: Tensor) -> bool:
-    """Whether an input made by :func:`network_input` is to be seen in tiles."""
-    return image.dtype == torch.uint8
-
-
-@dataclass(frozen=True)
-class Photo:
-    """A decoded photo: its input as :func:`network_input`, own size, and RGB `h x w x 3` uint8 if kept."""
-
-    image: Tensor
-    native_size: tuple[int, int]
-    rgb: Tensor | None
-
-
-@dataclass(frozen=True)
-class Unreadable:
-    """Why a photo could not be decoded."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class PhotoTransform:
-    """From an open picture to a :class:`Photo`.
-
-    Attributes
-    ----------
-    transform : to the network's input
-    keep_rgb : hand out the photo's own pixels too
-    tiling : which photos are to be seen in tiles
-    """
-
-    transform: TestTransform
-    keep_rgb: bool = False
-    tiling: Tiling = Tiling("off")
-
-    def __call__(self, image: Image.Image) -> Photo:
-        """What the picture becomes."""
-        # a tensor reaches the main process through shared memory, an array through a pipe
-        rgb = torch.from_numpy(np.array(image)) if self.keep_rgb else None
-        return Photo(network_input(image, self.transform, self.tiling), (image.height, image.width), rgb)
-
-
-def as_is(item: T) -> T:
-    """The `collate_fn` of loaders of single items; the default one would rebuild them."""
-    return item
+def is_for_tiles(pixels: Tensor) -> bool:
+    """Return whether a network input from :func:`network_input` is to be processed in tiles."""
+    return pixels.dtype == torch.uint8
 
 
 def equal_size_batches(
     items: Iterable[T],
     batch_size: int,
-    image_of: Callable[[T], Tensor],
-    bytes_of: Callable[[T], int] = lambda item: 0,
+    pixels_of: Callable[[T], Tensor],
+    nbytes_of: Callable[[T], int] = lambda item: 0,
+    in_order: bool = False,
 ) -> Iterator[list[T]]:
-    """Group items of the same network size, so that no image is ever padded and none's result depends on others.
+    """Group items of equal network size, so that no image is padded and no result depends on other images.
 
-    At most `2 * batch_size` items, and :data:`WAITING_BYTES`, wait for company; one of a rare size goes on its own, and
-    so does, at once, one that is to be seen in tiles.
+    At most `2 * batch_size` items, and :data:`WAITING_BYTES`, wait for others of their size. An item that is to be
+    processed in tiles is a batch of its own, at once.
 
     Parameters
     ----------
     items : in any order
-    batch_size : items a group at most
-    image_of : the network input of an item
-    bytes_of : memory of an item
+    batch_size : items of a group at most
+    pixels_of : returns the network input of an item
+    nbytes_of : returns the memory of an item
+    in_order : group only neighbours, so that the order is kept
     """
     waiting: dict[Any, list[T]] = {}
     held = 0
     for item in items:
-        if is_for_tiles(image_of(item)):
+        pixels = pixels_of(item)
+        size = tuple(pixels.shape)
+        if in_order and waiting and (size not in waiting or is_for_tiles(pixels)):
+            yield from waiting.values()
+            waiting, held = {}, 0
+        if is_for_tiles(pixels):
             yield [item]
             continue
-        size = tuple(image_of(item).shape)
         group = waiting.setdefault(size, [])
         group.append(item)
-        held += bytes_of(item)
+        held += nbytes_of(item)
         if len(group) == batch_size:
-            held -= sum(map(bytes_of, group))
+            held -= sum(map(nbytes_of, group))
             yield waiting.pop(size)
         while sum(map(len, waiting.values())) > 2 * batch_size or held > WAITING_BYTES:
-            # the group that was begun first: dicts keep the order of insertion
+            # the oldest group: dicts keep the order of insertion
             group = waiting.pop(next(iter(waiting)))
-            held -= sum(map(bytes_of, group))
+            held -= sum(map(nbytes_of, group))
             yield group
     yield from waiting.values()
 
 
-AnyPhoto: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
+ImageInput: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
 """A file or URL, a PIL image, an `H x W x 3` uint8 RGB array, or a `3 x H x W` tensor, uint8 or float from 0 to 1."""
 
 
-def is_one(photo: AnyPhoto | Iterable[AnyPhoto]) -> bool:
-    """Whether this is a photo rather than several of them."""
+def is_single_image(photo: ImageInput | Iterable[ImageInput]) -> bool:
+    """Return whether this is one image rather than several."""
     return isinstance(photo, (str, Path, Image.Image, np.ndarray, Tensor))
 
 
-def as_image(photo: AnyPhoto) -> Image.Image:
-    """A photo as an RGB picture, which may share the memory of what was handed in.
+def as_image(photo: ImageInput) -> Image.Image:
+    """Return an RGB image, which may share memory with the input.
 
     Raises
     ------
     UnreadableImage
-        if the file is missing, broken or no image
+        if the file is missing, broken or not an image
     InputError
-        if an array or tensor has another shape or type, or values that are no colours
+        if an array or tensor has another shape, type or range of values
     """
     if isinstance(photo, Image.Image):
         return as_rgb(photo)
@@ -209,11 +224,11 @@ def as_image(photo: AnyPhoto) -> Image.Image:
         return open_image(photo)
     if isinstance(photo, str):
         return open_image(photo, read_url(photo))
-    raise InputError(f"a photo is a path, PIL image, array or tensor, not {type(photo).__name__}")
+    raise InputError(f"a photo must be a path, PIL image, array or tensor, not {type(photo).__name__}")
 
 
-def keepsake(photo: AnyPhoto, image: Image.Image) -> Path | Image.Image:
-    """What a result remembers of its photo: the path of a file, else a copy of the pixels, which may change later."""
+def source_image(photo: ImageInput, image: Image.Image) -> Path | Image.Image:
+    """Return the path of a file, else a copy of the image, whose buffer the caller may reuse."""
     return Path(photo) if _is_file(photo) else image.copy()
 
 
@@ -221,48 +236,25 @@ def _is_file(photo: object) -> TypeGuard[str | Path]:
     return isinstance(photo, Path) or (isinstance(photo, str) and not is_url(photo))
 
 
-class Opened(NamedTuple):
-    """A photo on its way: what the result will remember of it, its `(height, width)`, and its network input."""
-
-    kept: Path | Image.Image | None
-    size: tuple[int, int]
-    pixels: Tensor
-
-
-def runs_of_one_size(photos: Iterable[Opened], batch_size: int) -> Iterator[list[Opened]]:
-    """Neighbours whose network inputs have one size, at most `batch_size` together; in order."""
-    group: list[Opened] = []
-    for photo in photos:
-        if group and group[0].pixels.shape != photo.pixels.shape:
-            yield group
-            group = []
-        group.append(photo)
-        if len(group) == batch_size:
-            yield group
-            group = []
-    if group:
-        yield group
-
-
 def _checked_array(photo: np.ndarray) -> np.ndarray:
     if photo.dtype == np.uint8 and photo.ndim == 3 and photo.shape[2] == 3 and 0 not in photo.shape:
         return photo
     hint = ""
     if photo.ndim == 4:
-        hint = "; of several hand in a list"
+        hint = "; pass several images in a list"
     elif photo.ndim == 3 and photo.shape[0] == 3 and photo.shape[2] != 3:
-        hint = "; the channels come last, see numpy.moveaxis"
+        hint = "; the channels must come last, see numpy.moveaxis"
     elif photo.ndim == 2:
-        hint = "; of grey ones use PIL: Image.fromarray(photo).convert('RGB')"
+        hint = "; convert grey images with PIL: Image.fromarray(photo).convert('RGB')"
     elif photo.dtype != np.uint8:
-        hint = "; values are 0 to 255, whole numbers"
+        hint = "; values must be integers from 0 to 255"
     raise InputError(f"a photo as an array must be H x W x 3 uint8 RGB, this one is {photo.shape} {photo.dtype}{hint}")
 
 
 def _array_of(photo: Tensor) -> np.ndarray:
     shape = tuple(photo.shape)
     if photo.dim() != 3 or shape[0] != 3 or 0 in shape or not (photo.is_floating_point() or photo.dtype == torch.uint8):
-        hint = "; of several hand in list(tensor)" if photo.dim() == 4 else ""
+        hint = "; pass several images as list(tensor)" if photo.dim() == 4 else ""
         raise InputError(
             f"a photo as a tensor must be 3 x H x W RGB, uint8 or float from 0 to 1, this one is {shape} "
             f"{photo.dtype}{hint}"
@@ -271,11 +263,11 @@ def _array_of(photo: Tensor) -> np.ndarray:
     if photo.is_floating_point():
         photo = photo.float()
         low, high = float(photo.min()), float(photo.max())
-        # NaN is in no range; resizing overshoots by a rounding
+        # false for NaN; resizing may exceed the range by a rounding error
         if not (low >= -1e-3 and high <= 1 + 1e-3):
             raise InputError(
-                f"a photo as a floating tensor must hold 0 to 1, this one holds {low:g} to {high:g}; it must not be "
-                "normalised either"
+                "a photo as a floating-point tensor must have values from 0 to 1, not normalised, this one has "
+                f"{low:g} to {high:g}"
             )
         photo = (photo * 255).round().clamp(0, 255).to(torch.uint8)
     return np.ascontiguousarray(photo.permute(1, 2, 0).numpy())

@@ -1,8 +1,10 @@
-"""What `predict` hands back: a panoptic map that knows its classes and its photo, and can show and save itself."""
+"""The result of a prediction: a panoptic map with its classes and photo, which can be drawn and saved."""
 
 from __future__ import annotations
 
+import difflib
 import json
+import re
 import zipfile
 import zlib
 from collections import Counter
@@ -21,7 +23,6 @@ from seamseg.formats.coco_writer import CocoPanopticWriter, encode_panoptic
 from seamseg.formats.id_png import id_picture
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
-from seamseg.inference.class_names import choose_classes
 from seamseg.panoptic_map import VOID, PanopticResult, Segment, class_infos
 from seamseg.structures import Prediction
 from seamseg.utils.errors import InputError, SeamsegError
@@ -33,15 +34,15 @@ from seamseg.visualize.notebook import class_table, small_picture
 if TYPE_CHECKING:
     import supervision
 
-PICTURES = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP"}
-"""Endings of :meth:`Panoptic.save` that write the overlay."""
+OVERLAY_FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP"}
+"""File endings for which :meth:`Panoptic.save` writes the overlay."""
 
-Photo = Path | Image.Image | None
+SourceImage = Path | Image.Image | None
 
 
 @dataclass(frozen=True)
 class NamedSegment(Segment):
-    """A segment that knows the `name` of its class."""
+    """A segment with the `name` of its class."""
 
     name: str = ""
 
@@ -55,12 +56,13 @@ class Panoptic(PanopticResult):
     id_map : `H x W` int32, the segment of each pixel, 0 void
     segments : id, class `name` and index `category`, score, area and box of each, see :class:`NamedSegment`
     metadata : names, colours and ids of the classes
-    prediction : what the network said before the fusion, in pixels of its input; None in a result that was loaded
+    prediction : output of the network before the fusion, in pixels of its input; None in a loaded result
+    source : path or copy of the photo, if it is kept
 
     Notes
     -----
-    Two results are equal if their maps and segments are. A result can be pickled, its photo goes along; of a photo that
-    was a file only the path does.
+    Two results are equal if their maps and segments are. A result can be pickled, with its photo, or with the path of a
+    photo that is a file.
 
     Examples
     --------
@@ -73,15 +75,15 @@ class Panoptic(PanopticResult):
 
     metadata: Metadata = field(default_factory=lambda: Metadata(0, 0, [], [], []))
     prediction: Prediction | None = None
-    source: Photo = None
+    source: SourceImage = None
 
     segments: list[NamedSegment]  # type: ignore[assignment]
 
     @staticmethod
     def of(
-        result: PanopticResult, metadata: Metadata, photo: Photo = None, prediction: Prediction | None = None
+        result: PanopticResult, metadata: Metadata, photo: SourceImage = None, prediction: Prediction | None = None
     ) -> Panoptic:
-        """A result with the classes it speaks of, and with its photo if one is at hand."""
+        """Return a result with the names of its classes, and with its photo and prediction if given."""
         named = [_named(s, metadata) for s in result.segments]
         compact = None if prediction is None else _compact(prediction)
         return Panoptic(result.id_map, named, metadata.without_images(), compact, photo)
@@ -102,12 +104,12 @@ class Panoptic(PanopticResult):
 
     @property
     def photo(self) -> np.ndarray | None:
-        """The photo, uint8 `H x W x 3` RGB, upright; None if the result was made or loaded without it.
+        """The photo, uint8 `H x W x 3` RGB, upright; None if the result has none.
 
         Raises
         ------
         InputError
-            if the photo was a file that is no longer there, or has another size now
+            if the photo is a file that no longer exists, or has another size now
         """
         if self.source is None:
             return None
@@ -116,13 +118,13 @@ class Panoptic(PanopticResult):
             height, width = self.size
             raise InputError(
                 f"{self.source}: the photo is now {rgb.shape[1]} x {rgb.shape[0]} pixels, the result is of "
-                f"{width} x {height}: it was changed since"
+                f"{width} x {height}: the file has changed"
             )
         return rgb
 
     @property
     def classes(self) -> np.ndarray:
-        """`H x W` uint8, the class index of each pixel (into `metadata.categories`), 255 for void."""
+        """The class index of each pixel (into `metadata.categories`), `H x W` uint8, 255 for void."""
         lookup = np.full(max(int(self.id_map.max(initial=0)), *(s.id for s in self.segments), 0) + 1, VOID, np.uint8)
         for segment in self.segments:
             lookup[segment.id] = segment.category
@@ -130,15 +132,15 @@ class Panoptic(PanopticResult):
         return lookup[self.id_map]
 
     def mask(self, segment: int | Segment) -> np.ndarray:
-        """`H x W` bool, the pixels of a segment or of a segment's id."""
+        """Return the mask of a segment, given by itself or its id, `H x W` bool."""
         return self.id_map == (segment.id if isinstance(segment, Segment) else segment)
 
     def only(self, classes: str | Sequence[str]) -> Panoptic:
-        """The result with some classes alone; the pixels of others are void.
+        """Return the result with some classes only; pixels of others are void.
 
         Parameters
         ----------
-        classes : names, as a list or with commas between, see :func:`seamseg.inference.class_names.choose_classes`
+        classes : names, as a list or separated by commas, see :func:`seamseg.inference.result.choose_classes`
 
         Examples
         --------
@@ -155,15 +157,15 @@ class Panoptic(PanopticResult):
         outlined: bool = True,
         classes: str | Sequence[str] | None = None,
     ) -> Image.Image:
-        """The photo under the colours of its segments.
+        """Draw the segments over the photo.
 
         Parameters
         ----------
-        photo : to draw on, of any size; None for the result's own. Without any the colours are drawn alone
-        labels : write class and score on segments that are large enough
+        photo : to draw on, of any size; None for the result's own, or a black image if it has none
+        labels : write class and score on large segments
         opacity : of the colours, 0 to 1
-        outlined : draw a line around each thing
-        classes : only these
+        outlined : draw a contour around each thing
+        classes : names of the classes to draw; None for all
 
         Examples
         --------
@@ -184,11 +186,11 @@ class Panoptic(PanopticResult):
     def anonymize(
         self, classes: str | Sequence[str], style: Style = "blur", least_score: float = LEAST_SCORE
     ) -> Image.Image:
-        """The photo with all that may be of some classes made unrecognisable.
+        """Return the photo with everything that may belong to some classes made unrecognisable.
 
         Parameters
         ----------
-        classes : names; remember neighbours in meaning, as `person,rider`
+        classes : names; include related classes, as `person,rider`
         style : "blur" or "pixels"
         least_score : of detections that are hidden, see :func:`seamseg.inference.anonymize.private_regions`
 
@@ -210,14 +212,14 @@ class Panoptic(PanopticResult):
         )
 
     def to_coco(self, image_id: int | str = 0, file_name: str | None = None) -> tuple[dict[str, Any], Image.Image]:
-        """The annotation of COCO's panoptic format, and its picture of ids (R + 256 G + 65536 B).
+        """Return the annotation of the COCO panoptic format, and its image of ids (R + 256 G + 65536 B).
 
-        Crowds, things that no detection explains, are void, since the format has no word for them in predictions.
+        Crowds (pixels of things that belong to no detection) are void: predictions of the format have no crowds.
 
         Parameters
         ----------
-        image_id : of the photo in your list of images
-        file_name : of the picture, `<image_id>.png` by default
+        image_id : id of the photo in the list of images
+        file_name : of the id image, `<image_id>.png` by default
 
         Examples
         --------
@@ -233,11 +235,11 @@ class Panoptic(PanopticResult):
         return annotation, id_picture(ids)
 
     def to_supervision(self, stuff: bool = False) -> supervision.Detections:
-        """As `supervision.Detections`: boxes, masks, class indices, scores, and `class_name` in its data.
+        """Return `supervision.Detections`: boxes, masks, class indices, scores, and `class_name` in its data.
 
         Parameters
         ----------
-        stuff : with road, sky and so on, whose confidence is 1; crowds, which have no score, are left out
+        stuff : include stuff classes, such as road and sky, with confidence 1; crowds, which have no score, are omitted
 
         Raises
         ------
@@ -265,36 +267,36 @@ class Panoptic(PanopticResult):
         )
 
     def save(self, path: str | Path, **options: Any) -> Path:
-        """Write the result, whole or not at all; the ending says what.
+        """Write the result atomically, in the format that the ending of the path selects.
 
         Parameters
         ----------
-        path : `.jpg`, `.png` or `.webp` for the overlay; `.json` for COCO's panoptic format (the picture of ids goes to
-            a folder of the same name, where its readers look for it); `.npz` for :meth:`load`
-        **options : of :meth:`draw`, for pictures
+        path : `.jpg`, `.png` or `.webp` for the overlay; `.json` for the COCO panoptic format (the id image is written
+            to a folder of the same name, as usual for the format); `.npz` for :meth:`load`
+        **options : of :meth:`draw`, for overlays
 
         Returns
         -------
-        the path
+        path : as given
 
         Raises
         ------
         InputError
-            if the ending is another
+            if the ending is not supported
         SeamsegError
             if the file cannot be written
         """
         path = Path(path)
         ending = path.suffix.lower()
-        if ending in PICTURES:
+        if ending in OVERLAY_FORMATS:
             picture = self.draw(**options)
             more = {"quality": 92} if ending != ".png" else {}
             with replacing(path) as temporary:
-                picture.save(temporary, PICTURES[ending], **more)
+                picture.save(temporary, OVERLAY_FORMATS[ending], **more)
         elif ending not in (".json", ".npz"):
-            raise InputError(f"{path}: results are saved as {', '.join([*PICTURES, '.json', '.npz'])}")
+            raise InputError(f"{path}: results are saved as {', '.join([*OVERLAY_FORMATS, '.json', '.npz'])}")
         elif options:
-            raise InputError(f"{path}: {', '.join(options)} only matter to pictures")
+            raise InputError(f"{path}: {', '.join(options)}: options for overlays only")
         elif ending == ".json":
             writer = CocoPanopticWriter(path, self.metadata)
             name = self.source.name if isinstance(self.source, Path) else None
@@ -302,33 +304,33 @@ class Panoptic(PanopticResult):
             writer.write_json()
         else:
             classes = asdict(self.metadata)
-            facts = {"version": 1, "segments": [asdict(s) for s in self.segments], "classes": classes}
+            content = {"version": 1, "segments": [asdict(s) for s in self.segments], "classes": classes}
             buffer = BytesIO()
-            np.savez_compressed(buffer, id_map=self.id_map, facts=np.array(json.dumps(facts)))
+            np.savez_compressed(buffer, id_map=self.id_map, facts=np.array(json.dumps(content)))
             write_atomically(path, buffer.getvalue())
         return path
 
     @staticmethod
     def load(path: str | Path, photo: str | Path | None = None) -> Panoptic:
-        """Read what :meth:`save` wrote as `.npz`; nothing in the file is executed.
+        """Load a `.npz` file from :meth:`save`; nothing in the file is executed.
 
         Parameters
         ----------
         path : of the file
-        photo : its photo, for pictures
+        photo : path of its photo, to draw on
 
         Raises
         ------
         InputError
-            if the file is missing, broken or something else
+            if the file is missing, broken or of another kind
         """
         try:
             with zipfile.ZipFile(path) as archive:
-                facts = parse_json(str(_array(archive, "facts", MODEL_METADATA_BYTES)))
+                content = parse_json(str(_array(archive, "facts", MODEL_METADATA_BYTES)))
                 id_map = _array(archive, "id_map", 4 * MAX_PIXELS + 1024)
-            classes = facts["classes"]
+            classes = content["classes"]
             classes["palette"] = [tuple(rgb) for rgb in classes["palette"]]
-            segments = [NamedSegment(**{**s, "box": tuple(s["box"])}) for s in facts["segments"]]
+            segments = [NamedSegment(**{**s, "box": tuple(s["box"])}) for s in content["segments"]]
             if id_map.ndim != 2 or id_map.dtype != np.int32:
                 raise ValueError(f"its map is {id_map.shape} {id_map.dtype}")
             result = Panoptic(id_map, segments, Metadata(**classes), None, None if photo is None else Path(photo))
@@ -345,7 +347,7 @@ class Panoptic(PanopticResult):
             MemoryError,
             *_BROKEN_ZIP,
         ) as error:
-            raise InputError(f"{path}: not a result that was saved as .npz: {error}") from None
+            raise InputError(f"{path}: not a result saved as .npz: {error}") from None
         return result
 
     def _repr_png_(self) -> bytes:
@@ -358,7 +360,7 @@ class Panoptic(PanopticResult):
     def _picture(self) -> Image.Image:
         try:
             return self.draw()
-        except InputError:  # a notebook must not fail because a file has moved
+        except InputError:  # the file of the photo may have moved
             return replace(self, source=None).draw()
 
 
@@ -367,7 +369,7 @@ _BROKEN_ZIP = (zipfile.BadZipFile, zlib.error)
 
 def _array(archive: zipfile.ZipFile, name: str, limit: int) -> np.ndarray:
     info = archive.getinfo(f"{name}.npy")
-    # a map may be a single segment, and is then a thousand times its size in the file
+    # a map of a single segment is a thousand times its size in the file
     name = f"{archive.filename}:{info.filename}"
     check_method(info)
     check_member(name, packed_size(archive, info), info.file_size, limit, "result", free=limit)
@@ -375,8 +377,57 @@ def _array(archive: zipfile.ZipFile, name: str, limit: int) -> np.ndarray:
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
+def choose_classes(names: str | Sequence[str], metadata: Metadata, option: str = "classes") -> list[int]:
+    """Return the indices of classes by their names, in ascending order.
+
+    Case, blanks, `-` and `_` are ignored. Names of Vistas have parts (`human--rider--bicyclist`): one part, or several
+    consecutive ones, such as `rider` or `human--rider`, select all classes that contain them.
+
+    Parameters
+    ----------
+    names : a list, or one text separated by commas
+    metadata : the classes
+    option : name of the parameter or flag, for errors
+
+    Raises
+    ------
+    InputError
+        if there are none, or the model has no such class; the error suggests similar names
+    """
+    words = [w.strip() for w in (names.split(",") if isinstance(names, str) else names)]
+    words = [w for w in words if w]
+    if not words:
+        raise InputError(f"{option}: no class is given")
+    keys = [_key(name) for name in metadata.categories]
+    chosen: set[int] = set()
+    for word in words:
+        found = [k for k, key in enumerate(keys) if _holds(key, _key(word))]
+        if not found:
+            raise InputError(f"{option}: the model has no class {word!r}; {_suggestion(word, metadata.categories)}")
+        chosen.update(found)
+    return sorted(chosen)
+
+
+def _key(name: str) -> tuple[str, ...]:
+    return tuple(re.sub(r"[\s_-]+", " ", part).strip() for part in name.casefold().split("--"))
+
+
+def _holds(name: tuple[str, ...], part: tuple[str, ...]) -> bool:
+    return any(name[k : k + len(part)] == part for k in range(len(name) - len(part) + 1))
+
+
+def _suggestion(word: str, categories: Sequence[str]) -> str:
+    parts = {part: " ".join(_key(part)) for name in categories for part in (name, *name.split("--"))}
+    key = " ".join(_key(word))
+    near = difflib.get_close_matches(key, parts.values(), n=3, cutoff=0.6)
+    meant = list(dict.fromkeys(part for wanted in near for part, text in parts.items() if text == wanted))[:3]
+    if meant:
+        return f"did you mean {' or '.join(meant)}?"
+    return f"its classes are {', '.join(categories)}"
+
+
 def only_classes(result: PanopticResult, classes: Sequence[int]) -> PanopticResult:
-    """A result with the segments of some classes (indices) alone; other pixels become void."""
+    """Return a result with the segments of some classes (indices) only; other pixels are void."""
     kept = [s for s in result.segments if s.category in set(classes)]
     present = np.zeros(max(int(result.id_map.max(initial=0)), *(s.id for s in result.segments), 0) + 1, bool)
     present[[s.id for s in kept]] = True
@@ -390,7 +441,7 @@ def _named(segment: Segment, metadata: Metadata) -> NamedSegment:
 
 
 def _compact(p: Prediction) -> Prediction:
-    """In as few bytes as possible; parts of a batch would hold on to the whole of it."""
+    """Copy a prediction in as few bytes as possible; slices would keep the whole batch alive."""
     return Prediction(
         p.boxes.clone(),
         p.classes.clone(),

@@ -1,4 +1,4 @@
-"""Several looks at each image, mirrored and at other sizes, merged to one prediction (test-time augmentation)."""
+"""Test-time augmentation: several views of each image, mirrored and at other sizes, merged to one prediction."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from seamseg.ops.upsample import upsample_mean_argmax
 from seamseg.structures import PackedSequence, Prediction
 from seamseg.utils.errors import InputError
 
-LEAST, MOST = 0.1, 4.0
-"""Scales that make sense."""
+MIN_SCALE, MAX_SCALE = 0.1, 4.0
+"""Range of scales."""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The looks at an image: at each of `scales` times its network size and, with `flip`, mirrored too.
+    """The views of an image: at each of `scales` times its network size and, with `flip`, mirrored too.
 
-    Time grows by the sum of the squares of the scales, twice that with `flip`: `flip,0.75,1,1.25` takes 6.25 times as
-    long. The memory of the network is that of the largest scale.
+    The time is multiplied by the sum of the squares of the scales, twice that with `flip`: 6.25 for `flip,0.75,1,1.25`.
+    The memory is that of the largest scale.
     """
 
     scales: tuple[float, ...] = (1.0,)
@@ -34,7 +34,7 @@ class Augmentation:
 
     @staticmethod
     def parse(text: str | Augmentation | None) -> Augmentation | None:
-        """From `flip`, `0.75,1.0,1.25` or `flip,0.75,1.0,1.25`; None for what changes nothing.
+        """Parse `flip`, `0.75,1.0,1.25` or `flip,0.75,1.0,1.25`; return None for a single plain view.
 
         Raises
         ------
@@ -54,47 +54,47 @@ class Augmentation:
                 scale = float(word)
             except ValueError:
                 raise InputError(f"--tta {text}: {word!r} is neither `flip` nor a scale such as 0.75") from None
-            if not LEAST <= scale <= MOST:
-                raise InputError(f"--tta {text}: scales must be between {LEAST} and {MOST:g}, not {word}")
+            if not MIN_SCALE <= scale <= MAX_SCALE:
+                raise InputError(f"--tta {text}: scales must be between {MIN_SCALE} and {MAX_SCALE:g}, not {word}")
             scales.append(scale)
         return Augmentation.parse(Augmentation(tuple(dict.fromkeys(scales)) or (1.0,), flip))
 
-    def looks(self) -> Iterator[tuple[float, bool]]:
-        """Scale and whether it is mirrored, of each look."""
+    def views(self) -> Iterator[tuple[float, bool]]:
+        """Iterate over the scale of each view, and whether it is mirrored."""
         for scale in self.scales:
             for mirrored in (False, True)[: 1 + self.flip]:
                 yield scale, mirrored
 
 
 def predict_augmented(net: PanopticNet, images: Sequence[Tensor], augmentation: Augmentation) -> list[Prediction]:
-    """What the network says of images after several looks at each.
+    """Run the network on several views of each image and merge the predictions.
 
-    The class of a pixel is the one of highest probability on the mean over all looks, at full size. Detections of all
-    looks are brought back to the image's own pixels, masks mirrored back, and of those of one class that overlap the
-    best scored stays, by the network's own NMS threshold; so scores tend to rise, and more detections pass a threshold.
+    The class of a pixel is the one with the highest mean probability over all views, at full size. Detections of all
+    views are mapped back to the image, with their masks, and suppressed by NMS within a class, with the threshold of
+    the network; so scores tend to rise, and more detections pass a score threshold.
 
     Parameters
     ----------
     net : in evaluation mode
     images : `3 x H x W`, float32, on its device
-    augmentation : the looks
+    augmentation : the views
 
     Returns
     -------
     list of Prediction, one an image, in pixels of the images
     """
     if len({tuple(image.shape) for image in images}) > 1:
-        # padding would be a different part of each look
+        # padding would be a different part of each view
         return [predict_augmented(net, [image], augmentation)[0] for image in images]
     height, width = int(images[0].shape[-2]), int(images[0].shape[-1])
     found: list[list[Prediction]] = [[] for _ in images]
     logits: list[list[Tensor]] = [[] for _ in images]
-    for scale, mirrored in augmentation.looks():
+    for scale, mirrored in augmentation.views():
         size = (max(1, round(height * scale)), max(1, round(width * scale)))
-        seen, maps = _look(net, [_view(image, size, mirrored) for image in images])
+        predictions, maps = _forward(net, [_view(image, size, mirrored) for image in images])
         factors = (height / size[0], width / size[1])
-        for k, prediction in enumerate(seen):
-            found[k].append(_back(prediction, (height, width), factors, mirrored))
+        for k, prediction in enumerate(predictions):
+            found[k].append(_map_back(prediction, (height, width), factors, mirrored))
             if maps is not None:
                 logits[k].append(maps[k].flip(-1) if mirrored else maps[k])
     return [_merge(net, parts, views, (height, width)) for parts, views in zip(found, logits)]
@@ -106,8 +106,8 @@ def _view(image: Tensor, size: tuple[int, int], mirrored: bool) -> Tensor:
     return image.flip(-1) if mirrored else image
 
 
-def _look(net: PanopticNet, views: list[Tensor]) -> tuple[list[Prediction], Tensor | None]:
-    """Predictions without class maps, and the logits these would come from: `N x C x h x w`, None without the head."""
+def _forward(net: PanopticNet, views: list[Tensor]) -> tuple[list[Prediction], Tensor | None]:
+    """Return predictions without class maps, and semantic logits `N x C x h x w`, None without a semantic head."""
     kept: list[Tensor] = []
 
     def keep_logits(features: Features) -> list[Tensor | None]:
@@ -120,8 +120,8 @@ def _look(net: PanopticNet, views: list[Tensor]) -> tuple[list[Prediction], Tens
     return predictions, kept[0] if kept else None
 
 
-def _back(p: Prediction, size: tuple[int, int], factors: tuple[float, float], mirrored: bool) -> Prediction:
-    """Detections of a look in pixels of the image."""
+def _map_back(p: Prediction, size: tuple[int, int], factors: tuple[float, float], mirrored: bool) -> Prediction:
+    """Map the detections of a view back to pixels of the image."""
     boxes = p.boxes * upload(torch.tensor(factors * 2, dtype=p.boxes.dtype), p.boxes.device)
     masks = p.mask_logits
     if mirrored:
@@ -137,7 +137,7 @@ def _merge(net: PanopticNet, parts: list[Prediction], logits: list[Tensor], size
     masks = [p.mask_logits for p in parts if p.mask_logits is not None]
     kept = nms(boxes, scores, net.selector.nms_threshold, groups=classes)
     if 0 < net.selector.max_predictions < kept.shape[0]:
-        kept = kept[: net.selector.max_predictions]  # by falling score, as when one look had too many
+        kept = kept[: net.selector.max_predictions]  # by falling score, as if one view had too many
     else:
         kept = kept[torch.argsort(classes[kept], stable=True)]
     semantic = upsample_mean_argmax(logits, size) if logits else None

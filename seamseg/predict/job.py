@@ -1,41 +1,53 @@
-"""`predict` over many photos: decode ahead, run the network, write behind, go on past unreadable files and kills."""
+"""`predict` over many photos: decode ahead, run the network, write in the background; resumable."""
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from seamseg.inference.images import Photo, PhotoTransform, Unreadable, equal_size_batches
+from seamseg.inference.images import ImagePreparation, PreparedImage, equal_size_batches
 from seamseg.inference.predictor import Predictor
 from seamseg.panoptic_map import PanopticResult
 from seamseg.predict.manifest import Line
-from seamseg.predict.sinks.base import Begun, Desk, Outputs
+from seamseg.predict.sinks.base import EarlierResults, Sink, SinkWriter
 from seamseg.predict.sources.base import Container, Source
 from seamseg.predict.sources.find import refuse_overwriting, refuse_sharing
-from seamseg.predict.sources.reader import Decoders, Share, bytes_of_photo, despite_deaths
+from seamseg.predict.sources.reader import Decoders, DecoderShare, retry_on_worker_death
 from seamseg.predict.writers import Writer
 from seamseg.structures import Prediction
+from seamseg.utils.background import BackgroundWriter
 from seamseg.utils.distributed import World, broadcast_object, gather_objects, long_timeout_group, shared_counter
-from seamseg.utils.errors import InputError, SeamsegError
-from seamseg.utils.parallel import BackgroundWriter
+from seamseg.utils.errors import InputError, SeamsegError, Terminated
 from seamseg.utils.progress import progress
-from seamseg.utils.signals import orderly
 from seamseg.utils.urls import describe_error
 
 _FUSED_BYTES = 8
-"""Of the maps of a photo and what formats draw, for each of its pixels"""
+"""Memory of the maps of a photo, and of what formats draw, for each of its pixels."""
+
+RESUME = "re-run the same command to resume"
 
 
 @dataclass(frozen=True)
-class Tally:
-    """Photos that were done and that could not be read, over all processes; and those that earlier runs had done."""
+class RunSummary:
+    """Numbers of photos over all processes.
+
+    Attributes
+    ----------
+    done : in this run
+    unreadable : skipped in this run
+    earlier : done by earlier runs
+    """
 
     done: int
     unreadable: int
@@ -45,73 +57,96 @@ class Tally:
 def predict_all(
     predictor: Predictor,
     sources: Sequence[Source | Container],
-    outputs: Outputs,
+    sink: Sink,
     world: World,
     batch_size: int = 1,
     workers: int = 0,
     restart: bool = False,
     limit: int | None = None,
-) -> Tally:
-    """Write the outputs of all photos that the manifest does not say are done.
+) -> RunSummary:
+    """Write the outputs of all photos that are not done according to the manifest.
 
-    Memory hardly grows with their number. Photos are shared out over the processes, which must all call this.
-    A photo that cannot be read is named on stderr and left out; the next run tries it again.
+    Memory hardly grows with their number. Photos are divided among the processes, which must all call this function.
+    A photo that cannot be read is reported on stderr and skipped; the next run tries it again.
 
     Parameters
     ----------
     predictor : on the device of this process
     sources : all photos, the same list in every process
-    outputs : where they go, by which formats, and what says that they are done
+    sink : target of the outputs, with their formats and manifest
     world : the processes
-    batch_size : photos of one network size that the network sees together
+    batch_size : photos of equal network size that the network processes together
     workers : processes that decode; 0 decodes in this one
-    restart : do all photos anew
+    restart : process all photos again
     limit : photos of each container at most
 
     Raises
     ------
     InputError
-        if an output would overwrite a photo or be that of two photos, or the manifest is of another run
+        if an output would overwrite a photo or belong to two photos, or the manifest is of another run
     SeamsegError
         if an output cannot be written
     """
     if batch_size < 1:
-        raise InputError(f"--batch-size must be at least 1, not {batch_size}")
-    _check_names(sources, outputs.writers)
-    outputs.check(sources)
-    # processes work on their own for hours, and not equally long
-    patient = long_timeout_group(world)
-    with outputs.lock:
-        begun = _begin(outputs, sources, restart, world, patient)
-        outputs.lock.together()
-        keep_rgb = any(w.needs_photo for w in outputs.writers)
-        decoder = PhotoTransform(predictor.transform, keep_rgb, predictor.tiling)
-        share = Share(sources, decoder, begun.done, world.rank, world.size, limit)
-        work = _Work(predictor, outputs.desk(world, begun, shared_counter(world)))
+        raise InputError(f"batch_size must be at least 1, not {batch_size}")
+    _check_names(sources, sink.writers)
+    sink.check(sources)
+    # processes work independently for hours, and some longer than others
+    group = long_timeout_group(world)
+    with sink.lock:
+        earlier = _begin(sink, sources, restart, world, group)
+        sink.lock.acquire_shared()
+        keep_rgb = any(w.needs_photo for w in sink.writers)
+        prepare = ImagePreparation(predictor.transform, predictor.tiling, keep_rgb)
+        share = DecoderShare(sources, prepare, earlier.done, world.rank, world.size, limit)
+        loop = _PredictionLoop(predictor, sink.open_writer(world, earlier, shared_counter(world)))
         decoders = Decoders(share, workers)
-        with orderly("the same command goes on where it was"):
+        with graceful_termination(RESUME):
             try:
-                while not work.attempt(decoders, batch_size, world.is_main):
+                while not loop.run(decoders, batch_size, world.is_main):
                     pass
             finally:
-                work.desk.close()
-        good = sum(work.desk.names.values())
-        lines = gather_objects(world, (good, len(work.desk.names) - good), patient)
+                loop.writer.close()
+        good = sum(loop.writer.names.values())
+        lines = gather_objects(world, (good, len(loop.writer.names) - good), group)
         if world.is_main:
-            outputs.end([sum(counts) for counts in lines])
-    return Tally(sum(good for good, _ in lines), sum(bad for _, bad in lines), len(begun.done))
+            sink.finish([sum(counts) for counts in lines])
+    return RunSummary(sum(good for good, _ in lines), sum(bad for _, bad in lines), len(earlier.done))
+
+
+@contextmanager
+def graceful_termination(advice: str) -> Iterator[None]:
+    """Raise `Terminated` at SIGTERM; a second SIGTERM ends the process. Add `advice` to what interrupts the block.
+
+    Not for code that waits for other processes: Python handles signals only between two bytecode instructions.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise type(stop)(advice) from stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _begin(
-    outputs: Outputs, sources: Sequence[Source | Container], restart: bool, world: World, group: object
-) -> Begun:
-    """What earlier runs have done; all processes raise the error that the main one has met."""
+    sink: Sink, sources: Sequence[Source | Container], restart: bool, world: World, group: object
+) -> EarlierResults:
+    """Return the results of earlier runs; an error in the main process is raised by all."""
     found: Any = None
     if world.is_main:
         try:
-            outputs.lock.alone()
-            found = outputs.begin(sources, restart)
-            outputs.lock.together()
+            sink.lock.acquire_exclusive()
+            found = sink.begin(sources, restart)
+            sink.lock.acquire_shared()
         except SeamsegError as error:
             found = error
         except OSError as error:
@@ -126,11 +161,11 @@ def _check_names(sources: Sequence[Source | Container], writers: Sequence[Writer
     photos = [s for s in sources if isinstance(s, Source)]
     containers = [s for s in sources if not isinstance(s, Source)]
     for writer in writers:
-        # never all paths at once: of a million photos they are gigabytes
+        # not all paths at once: for a million photos they take gigabytes
         refuse_overwriting(photos, (path for source in photos for path in writer.paths(source)))
         refuse_sharing(photos, map(writer.paths, photos))
         if containers and len(sources) > 1:
-            # their photos have no names yet, but lie in folders
+            # the names of their photos are not known yet, but start with different folders
             a, b = (writer.paths(Source(Path("x"), f"{folder}/x", "x")) for folder in "ab")
             if a == b:
                 raise InputError(
@@ -139,103 +174,108 @@ def _check_names(sources: Sequence[Source | Container], writers: Sequence[Writer
                 )
 
 
-class _Work:
-    """The photos of one process."""
+class _Photo(NamedTuple):
+    source: Source
+    stamp: str
+    image: PreparedImage
 
-    def __init__(self, predictor: Predictor, desk: Desk) -> None:
+
+class _PredictionLoop:
+    """Processes the photos of one process."""
+
+    def __init__(self, predictor: Predictor, writer: SinkWriter) -> None:
         self.predictor = predictor
-        self.desk = desk
-        self._seen = ""
+        self.writer = writer
+        self._in_network = ""
 
-    def attempt(self, decoders: Decoders, batch_size: int, show: bool) -> bool:
-        """Do all photos without a line so far; False if a decoder died, and the rest must be tried again."""
+    def run(self, decoders: Decoders, batch_size: int, show_progress: bool) -> bool:
+        """Process all photos without a line; return False if a decoder died and the rest must be tried again."""
         background = BackgroundWriter()
         try:
-            photos = self._readable(decoders, show)
-            batches = equal_size_batches(
-                photos, batch_size, lambda read: read[2].image, lambda read: bytes_of_photo(read[2])
-            )
-            for group in batches:
-                begin = time.perf_counter()
-                predictions = self._see(group)
-                share = (time.perf_counter() - begin) / len(group)
-                for (source, stamp, photo), prediction in zip(group, predictions):
-                    height, width = photo.native_size
-                    size = bytes_of_photo(photo) + height * width * _FUSED_BYTES
-                    background.submit(self._write, source, stamp, photo, prediction, share, size=size)
+            photos = self._readable(decoders, show_progress)
+            for batch in equal_size_batches(photos, batch_size, lambda p: p.image.pixels, lambda p: p.image.nbytes):
+                start = time.perf_counter()
+                predictions = self._run_network(batch)
+                seconds = (time.perf_counter() - start) / len(batch)
+                for photo, prediction in zip(batch, predictions):
+                    height, width = photo.image.size
+                    size = photo.image.nbytes + height * width * _FUSED_BYTES
+                    background.submit(self._write, photo, prediction, seconds, size=size)
         except BaseException as error:
-            despite_deaths(background.abandon)
-            death = decoders.bury(error) if isinstance(error, (RuntimeError, OSError, EOFError)) else None
-            if death is None and self._seen and isinstance(error, Exception):
-                raise _named(error, f"{self._seen}: the network fails") from error
-            if death is None:
+            retry_on_worker_death(background.abandon)
+            recoverable = isinstance(error, (RuntimeError, OSError, EOFError))
+            failure = decoders.handle_worker_failure(error) if recoverable else None
+            if failure is None and self._in_network and isinstance(error, Exception):
+                raise _error_of(error, f"{self._in_network}: the network fails") from error
+            if failure is None:
                 raise
-            # an output that failed meanwhile ends the run: photos of a lost shard are no longer among the names to do
+            # an output that failed meanwhile ends the run: photos of a lost shard would not be tried again
             background.check()
-            print(death.story, file=sys.stderr, flush=True)
-            for source, reason in death.left_out:
-                self._leave_out(source, reason)
+            print(failure.message, file=sys.stderr, flush=True)
+            for source, reason in failure.skipped:
+                self._skip(source, reason)
             return False
         background.finish()
         return True
 
-    def _readable(self, decoders: Decoders, show: bool) -> Iterator[tuple[Source, str, Photo]]:
-        names = self.desk.names
+    def _readable(self, decoders: Decoders, show_progress: bool) -> Iterator[_Photo]:
+        names = self.writer.names
         total = None if decoders.share.containers else len(decoders.share.mine) - len(names)
-        reads = decoders.read(frozenset(names))
-        for source, stamp, photo in progress(reads, total, "predict") if show else reads:
-            if isinstance(photo, Unreadable):
-                self._leave_out(source, photo.reason)
+        decoded = decoders.read(frozenset(names))
+        for source, stamp, image in progress(decoded, total, "predict") if show_progress else decoded:
+            if isinstance(image, str):
+                self._skip(source, image)
             else:
-                yield source, stamp, photo
+                yield _Photo(source, stamp, image)
 
-    def _leave_out(self, source: Source, reason: str) -> None:
+    def _skip(self, source: Source, reason: str) -> None:
         print(f"skipped {reason}", file=sys.stderr, flush=True)
-        self.desk.leave_out({**_place(source), "status": "unreadable", "reason": reason})
+        self.writer.skip({**_identity(source), "status": "unreadable", "reason": reason})
 
-    def _see(self, group: Sequence[tuple[Source, str, Photo]]) -> list[Prediction]:
-        self._seen = ", ".join(str(source) for source, _, _ in group)
-        predictions = self.predictor.raw([photo.image for _, _, photo in group])
-        self._seen = ""
+    def _run_network(self, batch: Sequence[_Photo]) -> list[Prediction]:
+        self._in_network = ", ".join(str(photo.source) for photo in batch)
+        predictions = self.predictor.raw([photo.image.pixels for photo in batch])
+        self._in_network = ""
         return predictions
 
-    def _write(self, source: Source, stamp: str, photo: Photo, prediction: Prediction, seconds: float) -> None:
+    def _write(self, photo: _Photo, prediction: Prediction, seconds: float) -> None:
         try:
-            self._write_outputs(source, stamp, photo, prediction, seconds)
+            self._write_outputs(photo, prediction, seconds)
         except (SeamsegError, OSError):
-            raise  # names the file
+            raise  # its text names the file
         except Exception as error:
-            raise _named(error, f"{source}: its outputs cannot be made") from error
+            raise _error_of(error, f"{photo.source}: its outputs cannot be made") from error
 
-    def _write_outputs(self, source: Source, stamp: str, photo: Photo, prediction: Prediction, seconds: float) -> None:
-        begin = time.perf_counter()
-        result = self.predictor.fuse(prediction, photo.native_size)
-        rgb: np.ndarray | None = None if photo.rgb is None else photo.rgb.numpy()
-        with self.desk.place() as room:
-            records = [writer.write(source, rgb, prediction, result) for writer in room.writers]
+    def _write_outputs(self, photo: _Photo, prediction: Prediction, seconds: float) -> None:
+        start = time.perf_counter()
+        source, stamp, image = photo
+        result = self.predictor.fuse(prediction, image.size)
+        rgb: np.ndarray | None = None if image.rgb is None else image.rgb.numpy()
+        with self.writer.scratch_dir() as scratch:
+            records = [writer.write(source, rgb, prediction, result) for writer in scratch.writers]
             line: Line = {
-                **_place(source),
+                **_identity(source),
                 "status": "ok",
                 "stamp": stamp,
-                "height": photo.native_size[0],
-                "width": photo.native_size[1],
+                "height": image.size[0],
+                "width": image.size[1],
                 "outputs": [],
-                "segments": self._counts(result),
-                "seconds": round(seconds + time.perf_counter() - begin, 4),
+                "segments": self._segment_counts(result),
+                "seconds": round(seconds + time.perf_counter() - start, 4),
                 "records": records,
             }
-            self.desk.hand_in(source, room, line)
+            self.writer.commit(source, scratch, line)
 
-    def _counts(self, result: PanopticResult) -> dict[str, int]:
-        """Segments of each class that the photo has."""
+    def _segment_counts(self, result: PanopticResult) -> dict[str, int]:
+        """Count the segments of each class in a photo."""
         count = Counter(segment.category for segment in result.segments if not segment.iscrowd)
         return {self.predictor.metadata.categories[category]: count[category] for category in sorted(count)}
 
 
-def _named(error: Exception, what: str) -> SeamsegError:
-    """An error that says at which photo it came."""
+def _error_of(error: Exception, what: str) -> SeamsegError:
+    """Return an error that names the photo."""
     return SeamsegError(f"{what}: {error}" if isinstance(error, SeamsegError) else f"{what} ({describe_error(error)})")
 
 
-def _place(source: Source) -> Line:
+def _identity(source: Source) -> Line:
     return {"name": source.name, "source": str(source), "relative": source.relative}

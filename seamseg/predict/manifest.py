@@ -1,9 +1,9 @@
-"""`predictions.jsonl`: a line for each photo that is done, by which a run that was killed goes on where it was.
+"""`predictions.jsonl`, the manifest: a line for each photo that is done, by which an interrupted run is resumed.
 
-The first line says which model and settings it belongs to. While processes work each appends to a file of its own,
-`predictions.rank<k>.jsonl`; the main one merges them, in the order of the names, when all are done or when a run is
-started again. A line is written in one piece when the outputs of its photo are in place, so a kill can tear the last
-line only, which is then as if it had not been.
+The first line names the model and the settings. Each process appends to a file of its own, `predictions.rank<k>.jsonl`;
+the main process merges them, in the order of the names, at the end of a run and at the start of the next. A line is
+written in one piece when the outputs of its photo are in place. So a kill can tear only the last line, which is then
+ignored.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ MANIFEST = "predictions.jsonl"
 _RANK = "predictions.rank{}.jsonl"
 _FORMAT = 1
 _SYNC_SECONDS = 2.0
-"""Between two fsyncs: what a power cut may cost; a kill costs nothing."""
+"""Time between two fsyncs: the work that a power failure may cost; a kill costs nothing."""
 
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Done:
-    """A photo that is done: where it was below the input, and the stamp of its file."""
+    """A photo that is done: its path relative to the input, and the stamp of its file."""
 
     relative: str
     stamp: str
 
 
 def header(model: str, digest: str, settings: Mapping[str, Any]) -> Line:
-    """The first line of a manifest: name and checksum of the model, and all settings that change the outputs."""
+    """Return the first line of a manifest: name and checksum of the model, and all settings that change the outputs."""
     return {"seamseg_predictions": _FORMAT, "model": model, "sha256": digest, "settings": dict(settings)}
 
 
 def differences(old: Line, new: Line) -> list[str]:
-    """What tells two headers apart, for people; nothing if runs with them belong together."""
+    """Describe the differences of two headers; empty if a run may continue the other."""
     if old.get("seamseg_predictions") != new["seamseg_predictions"]:
         return [f"manifest format {old.get('seamseg_predictions')} (now {new['seamseg_predictions']})"]
     found = []
     if old.get("sha256") != new["sha256"]:
         same = " before it changed" if old.get("model") == new["model"] else f" (now {new['model']})"
         found.append(f"the model {old.get('model')}{same}")
-    # as JSON has them: a tuple is a list there
+    # through JSON, which makes lists of tuples
     before, now = old.get("settings") or {}, json.loads(json.dumps(new["settings"]))
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key):
@@ -61,11 +61,11 @@ def differences(old: Line, new: Line) -> list[str]:
 
 
 class ManifestWriter:
-    """Appends lines to the file of this process; safe to use from several threads.
+    """Appends lines to the file of a process; safe to use from several threads.
 
     Attributes
     ----------
-    names : of the photos with a line by this writer, and whether they went well
+    names : of the photos with a line by this writer; True for those that are done
     """
 
     def __init__(self, path: Path, head: Line) -> None:
@@ -97,7 +97,7 @@ class ManifestWriter:
         data = (json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n").encode()
         try:
             written = os.write(self._file, data)
-            if written < len(data):  # the disk is full: the next attempt says so
+            if written < len(data):  # the disk is full: the next attempt raises the error
                 written += os.write(self._file, data[written:])
             if written < len(data):
                 raise OSError(28, "No space left on device")
@@ -106,12 +106,12 @@ class ManifestWriter:
                 os.fsync(self._file)
                 self._synced = time.monotonic()
         except OSError as error:
-            # half a line must not stay in the way of others that may still come
+            # further lines must not follow half a line
             os.ftruncate(self._file, self._length)
             raise cannot_write(self.path, error) from error
 
     def close(self) -> None:
-        """All lines are on the disk when it returns."""
+        """Close the file after an fsync."""
         try:
             os.fsync(self._file)
         except OSError as error:
@@ -135,30 +135,30 @@ class ManifestFolder:
         self.path = out / MANIFEST
 
     def rank_path(self, rank: int) -> Path:
-        """The file of a process while it works."""
+        """Return the file of a process."""
         return self.out / _RANK.format(rank)
 
     def exists(self) -> bool:
-        """Whether any run has left its manifest here."""
+        """Return whether there is a manifest of any run."""
         return any(path.exists() for path in (self.path, *self._parts()))
 
     def begin(self, restart: bool = False) -> dict[str, Done]:
-        """Bring what earlier runs have left into one file.
+        """Merge the files of earlier runs.
 
         Parameters
         ----------
-        restart : forget it instead
+        restart : remove them instead
 
         Returns
         -------
-        done : by name, the photos whose outputs are there
+        done : photos whose outputs exist, by name
 
         Raises
         ------
         InputError
-            if it belongs to another model or other settings
+            if they are of another model or other settings
         SeamsegError
-            if it cannot be read or written
+            if they cannot be read or written
         """
         left = [path for path in (self.path, *self._parts()) if path.exists()]
         if restart:
@@ -168,27 +168,27 @@ class ManifestFolder:
         left = [path for path in left if self._belongs(path)]
         if left and left != [self.path]:
             self.merge()
-        return self.done(self._is_there)
+        return self.done(self._is_complete)
 
-    def done(self, is_there: Callable[[Line], bool]) -> dict[str, Done]:
-        """By name, the photos of the merged file whose outputs are there."""
-        lines = (line for line in self.lines() if line["status"] == "ok" and is_there(line))
+    def done(self, is_complete: Callable[[Line], bool]) -> dict[str, Done]:
+        """Return the photos of the merged file whose outputs exist, by name."""
+        lines = (line for line in self.lines() if line["status"] == "ok" and is_complete(line))
         return {line["name"]: Done(line["relative"], line["stamp"]) for line in lines}
 
     def merge(
         self, written: Mapping[Path, int] | None = None, keep: Callable[[Line], bool] = lambda line: True
     ) -> None:
-        """Merge the files of all processes into one, in the order of the names; of several lines the last counts.
+        """Merge the files of all processes, in the order of the names; the last line of a photo counts.
 
         Parameters
         ----------
-        written : lines that the processes say they have written to each file
-        keep : whether a line still holds; others are as if they had not been
+        written : number of lines that the processes have written to each file
+        keep : returns whether a line is valid; others are dropped
 
         Raises
         ------
         SeamsegError
-            if lines are missing, since the machines do not share their storage
+            if lines are missing, because machines do not share the storage
         """
         paths = [path for path in (self.path, *self._parts()) if path.exists()]
         places: dict[str, tuple[int, int]] = {}
@@ -203,10 +203,10 @@ class ManifestFolder:
                         places[line["name"]] = number, offset
                 expected = 0 if written is None else written.get(path, 0)
                 if count < expected:
-                    raise SeamsegError(f"{path}: has {count} lines of {expected}; is it on storage that all share?")
+                    raise SeamsegError(f"{path}: has {count} lines of {expected}; is it on shared storage?")
             missing = next((path for path, count in (written or {}).items() if count and path not in paths), None)
             if missing is not None:
-                raise SeamsegError(f"{missing}: not seen here; all machines must share the storage of {self.out}")
+                raise SeamsegError(f"{missing}: not found; all machines must share the storage of {self.out}")
             with replacing(self.path) as temporary, open(temporary, "wb") as merged:
                 merged.write((json.dumps(self.head, allow_nan=False) + "\n").encode())
                 for name in sorted(places):
@@ -220,14 +220,14 @@ class ManifestFolder:
                 _unlink(path)
 
     def lines(self) -> Iterator[Line]:
-        """The lines of the merged file."""
+        """Iterate over the lines of the merged file."""
         if self.path.exists():
             with open(self.path, "rb") as file:
                 for _, line in _read(self.path, file):
                     yield line
 
     def records(self, position: int) -> Callable[[], Iterator[Any]]:
-        """What the format at a position of the list of formats has noted of each photo, see `writers.Records`."""
+        """Return an iterator factory over the records of the format at a position, see `writers.base.Records`."""
 
         def read() -> Iterator[Any]:
             for line in self.lines():
@@ -240,14 +240,14 @@ class ManifestFolder:
         return sorted(self.out.glob(_RANK.format("*")))
 
     def _belongs(self, path: Path) -> bool:
-        """Whether a file has anything to keep; InputError if it is another run's."""
+        """Return whether a file has lines to keep; InputError if it is of another run."""
         with open(path, "rb") as file:
             first = file.readline()
         head = parsed(first)
         if head is None:
             if path == self.path and first:
                 raise InputError(f"{path}: not a manifest of `seamseg predict`; --restart replaces it")
-            # killed before it had written its first line
+            # the process was killed before it had written the first line
             _unlink(path)
             return False
         if found := differences(head, self.head):
@@ -257,8 +257,8 @@ class ManifestFolder:
             )
         return True
 
-    def _is_there(self, line: Line) -> bool:
-        # a power cut can leave a name without its content
+    def _is_complete(self, line: Line) -> bool:
+        # a power failure can leave an empty file
         try:
             return all(os.stat(self.out / output).st_size > 0 for output in line["outputs"])
         except OSError:
@@ -266,7 +266,7 @@ class ManifestFolder:
 
 
 def _read(path: Path, file: Any) -> Iterator[tuple[int, Line]]:
-    """Place and content of each line after the first; a last one that is torn is left out."""
+    """Iterate over offset and content of each line after the first, without a torn last one."""
     offset = len(file.readline())
     while data := file.readline():
         line = parsed(data)
@@ -279,7 +279,7 @@ def _read(path: Path, file: Any) -> Iterator[tuple[int, Line]]:
 
 
 def parsed(data: bytes) -> Line | None:
-    """A line of a manifest; None for one that is torn or none."""
+    """Parse a line of a manifest; None if it is torn or not a line of a manifest."""
     if not data.endswith(b"\n"):
         return None
     try:

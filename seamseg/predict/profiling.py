@@ -1,4 +1,4 @@
-"""Where the time of a prediction goes, stage by stage, from the photo's file to the files of its result."""
+"""Profile of a prediction by stages, from the file of a photo to the files of its result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from seamseg.config import load_config
 from seamseg.data.images import open_image
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.images import test_transform
-from seamseg.inference.predictor import Predictor, Thresholds
+from seamseg.inference.options import Thresholds
+from seamseg.inference.predictor import Predictor
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
 from seamseg.models.fusion import fuse, to_result
@@ -24,16 +25,16 @@ from seamseg.structures import PackedSequence, Prediction
 from seamseg.visualize.palette import spread_palette
 
 STAGES = ("decode", "resize", "body", "FPN", "RPN head", "NMS", "ROI", "mask", "semantic", "fusion", "encode")
-"""In order; resize includes the normalisation, NMS the choice of proposals, ROI the second NMS, encode the drawing."""
+"""In order; resize includes normalisation, NMS the selection of proposals, ROI the second NMS, encode the drawing."""
 
-MADE_UP = 100
-"""Detections that a network of random weights is given, since it finds none of its own."""
+RANDOM_DETECTIONS = 100
+"""Detections that are assigned to a network of random weights, which finds none."""
 
 
 def random_predictor(
     device: torch.device, shortest_size: int, precision: str = "fp32", config: str = "vistas_r50", folded: bool = True
 ) -> Predictor:
-    """A network with random weights of a fixed seed and made-up classes, as many as Mapillary Vistas has."""
+    """Return a predictor with random weights of a fixed seed and as many classes as Mapillary Vistas."""
     torch.manual_seed(0)
     options = load_config(config)
     metadata = Metadata(
@@ -46,7 +47,7 @@ def random_predictor(
 
 
 def write_picture(path: Path, size: tuple[int, int]) -> None:
-    """A JPEG of soft colours with some texture, `(height, width)`; always the same one."""
+    """Write a JPEG of `(height, width)` with smooth colours and some texture, always the same."""
     rng = np.random.default_rng(0)
     coarse = Image.fromarray(rng.integers(0, 256, (16, 24, 3), dtype=np.uint8))
     smooth = np.asarray(coarse.resize((size[1], size[0]), Image.Resampling.BICUBIC)).astype(np.int16)
@@ -59,10 +60,10 @@ class StageProfile:
 
     Parameters
     ----------
-    predictor : whose network is measured
+    predictor : to profile
     photo : file
     out : folder for the results, is made
-    made_up : take 1000 proposals as they come and :data:`MADE_UP` detections among them, for random weights
+    random_weights : use the first 1000 proposals, and :data:`RANDOM_DETECTIONS` of them as detections
     formats : of the result
     """
 
@@ -71,18 +72,18 @@ class StageProfile:
         predictor: Predictor,
         photo: Path,
         out: Path,
-        made_up: bool,
+        random_weights: bool,
         formats: tuple[str, ...] = ("overlay", "coco"),
     ) -> None:
         self.predictor = predictor
         self.photo = photo
         self.out = out
-        self.made_up = made_up
+        self.random_weights = random_weights
         self.formats = formats
         self.counts: dict[str, int] = {}
 
     def run(self) -> dict[str, float]:
-        """Seconds of each of :data:`STAGES`; `counts` then has the numbers of proposals, detections and segments."""
+        """Return the seconds of each of :data:`STAGES`, and set `counts`: proposals, detections, segments."""
         p, net, seconds = self.predictor, self.predictor.net, dict.fromkeys(STAGES, 0.0)
         last = time.perf_counter()
 
@@ -107,15 +108,15 @@ class StageProfile:
             mark("FPN")
             anchors, obj_logits, bbx_logits = net.score_anchors(features)
             mark("RPN head")
-            if self.made_up:
+            if self.random_weights:
                 bbx_logits = bbx_logits * 0.1
             proposals = net.proposals(obj_logits, bbx_logits, anchors, sizes, training=False)
             mark("NMS")
             boxes, classes, scores = net.detect(features, proposals)[0]
             mark("ROI")
             rows = proposals[0]
-            if self.made_up and rows is not None:
-                boxes = rows[:MADE_UP]
+            if self.random_weights and rows is not None:
+                boxes = rows[:RANDOM_DETECTIONS]
                 classes = torch.arange(boxes.shape[0], device=boxes.device) % p.metadata.num_thing
                 scores = torch.linspace(0.99, 0.6, boxes.shape[0], device=boxes.device)
             masks = net.mask(features, [boxes], [classes])[0]

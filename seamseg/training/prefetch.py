@@ -120,7 +120,7 @@ class DevicePrefetcher:
         return 0 if self.broken is None else self.broken.count
 
     def worker_errors(self) -> AbstractContextManager[None]:
-        """Explain the death of a worker inside a `with` block, see :func:`seamseg.data.loader.translate_worker_errors`."""
+        """Translate errors of workers in a `with` block, see :func:`seamseg.data.loader.translate_worker_errors`."""
         return translate_worker_errors(self.loader)
 
     def _counted(self) -> Iterator[Batch]:

@@ -18,7 +18,7 @@ from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import index_sampler
 from seamseg.evaluation.scores import PanopticScores
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.acceleration import why_not
+from seamseg.inference.acceleration import compiler_problem
 from seamseg.models.build import build_training_module
 from seamseg.models.panoptic import PanopticNet
 from seamseg.models.training import TrainingModule
@@ -353,7 +353,7 @@ def compile_network(net: PanopticNet, world: World, log: TextLog, backend: str =
     -------
     whether it is compiled
     """
-    reasons = [reason for reason in gather_objects(world, why_not(world.device, backend)) if reason is not None]
+    reasons = [reason for reason in gather_objects(world, compiler_problem(world.device, backend)) if reason]
     if reasons:
         log.warning(
             "[general] compile: the network runs uncompiled, torch.compile does not work "

@@ -1,6 +1,6 @@
-"""`--compile`, `--cuda-graphs`, `--pad-to`: the same results, few recordings, and one clear line where it cannot be.
+"""`--compile`, `--cuda-graphs`, `--pad-to`: equal results, few graphs, and one clear line if they are not available.
 
-What a GPU records cannot be had here; the recordings of these tests copy, run and copy as it does, without a GPU.
+The recorded graphs of most tests need no GPU: they copy the input, run the function and copy the outputs.
 """
 
 import threading
@@ -18,8 +18,9 @@ from seamseg.data.transforms import TestTransform
 from seamseg.formats.metadata import Metadata
 from seamseg.inference import cuda_graphs
 from seamseg.inference.acceleration import Acceleration, CompiledDense
-from seamseg.inference.cuda_graphs import CudaGraph, Recordings, fill, input_buffer, own, recorded_on_gpu
-from seamseg.inference.predictor import Predictor, Thresholds
+from seamseg.inference.cuda_graphs import CudaGraph, CudaGraphCache, copy_tensors, cuda_graph_cache, fill, input_buffer
+from seamseg.inference.options import Thresholds
+from seamseg.inference.predictor import Predictor
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.inference.tta import Augmentation
 from seamseg.models.build import build_network
@@ -44,10 +45,10 @@ def image(size, seed=0):
     return torch.randn(3, *size, generator=torch.Generator().manual_seed(seed))
 
 
-def predictor(net, recordings=None, tta=None):
-    looks = Augmentation.parse(tta)
+def predictor(net, tta=None):
+    views = Augmentation.parse(tta)
     thresholds = Thresholds(0.1, 0.5, 0)
-    return Predictor(net, METADATA, TestTransform(None), thresholds, CPU, augmentation=looks, recordings=recordings)
+    return Predictor(net, METADATA, TestTransform(None), thresholds, CPU, augmentation=views)
 
 
 def assert_close(found, wanted, tolerance=1e-4, agreeing=1.0):
@@ -73,7 +74,7 @@ class Copying:
         fill(self.input, x)
         for kept, new in zip(tensors(self.outputs), tensors(self.function(self.input))):
             fill(kept, new)
-        return own(self.outputs)
+        return copy_tensors(self.outputs)
 
 
 def tensors(dense):
@@ -91,16 +92,16 @@ def dynamo(monkeypatch):
     torch._dynamo.reset()
 
 
-def test_compiled_once_with_and_without_recordings(dynamo, monkeypatch, capsys):
+def test_compiled_once_with_and_without_graphs(dynamo, monkeypatch, capsys):
     """By a backend that runs the traced graph as it is: the numbers are equal, and all sizes share one code, in the
     first run of each, in the warm-up and the capture of its CUDA graph, and without graphs."""
     FakeCuda(monkeypatch)
     net = network()
     wanted = [net.predict(PackedSequence([image(size)]))[0] for size in SIZES]
-    assert Acceleration(compile=True, backend="eager").apply(net, CPU) is None
+    net = Acceleration(compile=True, backend="eager").apply(net, CPU)
     assert isinstance(net.run_dense, CompiledDense)
-    plain, net.run_dense = net.run_dense, recorded_on_gpu(net.run_dense)
-    model = predictor(net, net.run_dense)
+    plain, net.run_dense = net.run_dense, cuda_graph_cache(net.run_dense)
+    model = predictor(net)
     for size, expected in zip(SIZES, wanted):
         for _ in range(2):  # the replay of a double does nothing: the second call gives what was captured
             assert_close(model.raw([image(size)])[0], expected)
@@ -110,7 +111,7 @@ def test_compiled_once_with_and_without_recordings(dynamo, monkeypatch, capsys):
         assert_close(model.raw([image(size)])[0], expected)
     assert not counters["graph_break"]
     said = capsys.readouterr().err
-    assert said.startswith("cpu: compiling the network, first seen at 96 x 64 pixels;") and said.count("\n") == 1
+    assert said.startswith("cpu: compiling the network, first used with 96 x 64 pixels;") and said.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -139,37 +140,37 @@ def test_generated_code(dynamo, precision, tolerance, agreeing):
 
 @pytest.mark.parametrize("kind", ["panoptic", "instance_seg"])
 def test_recorded_network(kind):
-    """Batches, tiles and several looks through recordings give what the plain network gives, bit for bit."""
+    """With recorded graphs batches, tiles and augmentation give the results of the plain network, bit for bit."""
     plain, net = network(kind=kind), network(kind=kind)
-    net.run_dense = recordings = Recordings(net.dense_part(), Copying, most=3)
+    net.run_dense = graphs = CudaGraphCache(net.dense_part(), Copying, max_graphs=3)
     images = [image((64, 96), seed) for seed in range(5)]
     for tta in (None, "flip,0.5,1"):
-        one, other = predictor(plain, tta=tta), predictor(net, recordings, tta)
+        one, other = predictor(plain, tta), predictor(net, tta)
         for group in (images[:1], images[1:2], images[2:3], images[:2], images[2:4], [images[4], image((80, 70))]):
             for wanted, found in zip(one.raw(group), other.raw(group)):
                 if kind == "panoptic":
                     assert_close(found, wanted, 0)
                 else:
                     assert torch.equal(found.boxes, wanted.boxes) and found.semantic is None
-    assert len(recordings) == 3
+    assert len(graphs) == 3
 
 
 def test_tiles_are_recorded_once():
     plain, net = network(), network()
-    net.run_dense = recordings = Recordings(net.dense_part(), Copying)
+    net.run_dense = graphs = CudaGraphCache(net.dense_part(), Copying)
     photo = (torch.rand(3, 300, 420, generator=torch.Generator().manual_seed(1)) * 255).byte()
-    wanted, found = (predictor(n, r).raw([photo], Tiling(128))[0] for n, r in ((plain, None), (net, recordings)))
+    wanted, found = (predictor(n).raw([photo], Tiling(128))[0] for n in (plain, net))
     assert_close(found, wanted, 0)
-    assert 1 <= len(recordings) <= 4
+    assert 1 <= len(graphs) <= 4
 
 
 def test_results_stay_when_the_next_image_comes():
     net = network()
-    recordings = Recordings(net.dense_part(), Copying)
+    graphs = CudaGraphCache(net.dense_part(), Copying)
     with torch.inference_mode():
-        first = [recordings(image((64, 96), 0)[None]) for _ in range(3)][-1]
+        first = [graphs(image((64, 96), 0)[None]) for _ in range(3)][-1]
         before = [t.clone() for t in tensors(first)]
-        recordings(image((64, 96), 1)[None])
+        graphs(image((64, 96), 1)[None])
     assert all(map(torch.equal, tensors(first), before))
 
 
@@ -191,43 +192,43 @@ class Counting:
         return Copying(function, x)
 
 
-def ask(recordings, *widths):
+def ask(graphs, *widths):
     for width in widths:
         x = torch.full((1, 3, 2, width), float(width))
-        found = recordings(x)
+        found = graphs(x)
         assert torch.equal(found.levels[0], x * x) and found.shapes == [(2, width)]
 
 
 def test_what_is_recorded():
     record = Counting()
-    recordings = Recordings(square, record, most=2)
-    ask(recordings, 4, 5, 6)
+    graphs = CudaGraphCache(square, record, max_graphs=2)
+    ask(graphs, 4, 5, 6)
     assert record.made == []  # each came once
-    ask(recordings, 4, 4, 5, 4)
+    ask(graphs, 4, 4, 5, 4)
     assert record.made == [4, 5]
-    ask(recordings, 6)
-    assert record.made == [4, 5, 6] and len(recordings) == 2
-    ask(recordings, 4, 5)  # 5 was not used for longest: it must come twice again
+    ask(graphs, 6)
+    assert record.made == [4, 5, 6] and len(graphs) == 2
+    ask(graphs, 4, 5)  # 5 was not used for longest: it must come twice again
     assert record.made == [4, 5, 6]
-    ask(recordings, 5)
+    ask(graphs, 5)
     assert record.made == [4, 5, 6, 5]
     # memory format and dtype make another one
     x = torch.ones(1, 3, 2, 4).to(memory_format=torch.channels_last)
-    recordings(x), recordings(x)
+    graphs(x), graphs(x)
     assert record.made[-1] == 4 and len(record.made) == 5
 
 
 def test_no_room_for_a_recording():
     record = Counting(room=1)
-    recordings = Recordings(square, record)
-    ask(recordings, 4, 4, 5, 5)
-    assert record.made == [4] and len(recordings) == 0
+    graphs = CudaGraphCache(square, record)
+    ask(graphs, 4, 4, 5, 5)
+    assert record.made == [4] and len(graphs) == 0
     record.room = 9
-    ask(recordings, 5, 5)
-    assert len(recordings) == 1 and recordings.forget() and not recordings.forget() and len(recordings) == 0
+    ask(graphs, 5, 5)
+    assert len(graphs) == 1 and graphs.clear() and not graphs.clear() and len(graphs) == 0
 
 
-def test_recordings_share_the_memory_of_one_that_is_still_there(monkeypatch):
+def test_graphs_share_the_memory_of_one_that_is_still_there(monkeypatch):
     beside = []
 
     class Fake(Copying):
@@ -237,14 +238,14 @@ def test_recordings_share_the_memory_of_one_that_is_still_there(monkeypatch):
 
     monkeypatch.setattr(cuda_graphs, "CudaGraph", Fake)
     monkeypatch.setattr(torch.cuda, "Stream", str)
-    recordings = recorded_on_gpu(square, most=1)
-    ask(recordings, 4, 4, 5, 5)
+    graphs = cuda_graph_cache(square, most=1)
+    ask(graphs, 4, 4, 5, 5)
     assert beside == [None, None]  # the only one had gone
-    recordings.most = 2
-    ask(recordings, 6, 6)
+    graphs.most = 2
+    ask(graphs, 6, 6)
     assert beside == [None, None, 5]
-    recordings.forget()
-    ask(recordings, 6, 6)
+    graphs.clear()
+    ask(graphs, 6, 6)
     assert beside == [None, None, 5, None]
 
 
@@ -330,11 +331,11 @@ def on_device(device, width):
 def test_each_device_captures_on_its_own_stream(monkeypatch):
     """Also where another device has captured before, and one stream for all graphs that share a pool."""
     cuda = FakeCuda(monkeypatch)
-    first, second = recorded_on_gpu(cuda.run), recorded_on_gpu(cuda.run)
-    for device, recordings in (("cuda:0", first), ("cuda:1", second)):
+    first, second = cuda_graph_cache(cuda.run), cuda_graph_cache(cuda.run)
+    for device, graphs in (("cuda:0", first), ("cuda:1", second)):
         for width in (4, 4, 5, 5):
-            recordings(on_device(device, width))
-        assert len(recordings) == 2
+            graphs(on_device(device, width))
+        assert len(graphs) == 2
     captured = [(device, stream, width) for device, stream, taken, width in cuda.runs if taken]
     assert [(device, width) for device, _, width in captured] == [
         ("cuda:0", 4), ("cuda:0", 5), ("cuda:1", 4), ("cuda:1", 5)
@@ -360,52 +361,52 @@ def test_captures_of_several_threads_come_one_after_the_other(monkeypatch):
         most.append(cuda.capturing)
         return square(x)
 
-    def work(recordings):
+    def work(graphs):
         for width in (4, 4, 5, 5):
-            recordings(on_device("cuda:0", width))
+            graphs(on_device("cuda:0", width))
 
-    together = [recorded_on_gpu(function) for _ in range(4)]
-    threads = [threading.Thread(target=work, args=(recordings,)) for recordings in together]
+    together = [cuda_graph_cache(function) for _ in range(4)]
+    threads = [threading.Thread(target=work, args=(graphs,)) for graphs in together]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [len(recordings) for recordings in together] == [2] * 4
+    assert [len(graphs) for graphs in together] == [2] * 4
     assert max(most) == 1 and all(alone)
 
 
-def test_recordings_are_used_inside_and_outside_of_inference_mode():
-    recordings = Recordings(square, Copying)
+def test_graphs_are_used_inside_and_outside_of_inference_mode():
+    graphs = CudaGraphCache(square, Copying)
     with torch.inference_mode():
         inside = torch.full((1, 3, 2, 4), 2.0)
-        recordings(inside), recordings(inside)
+        graphs(inside), graphs(inside)
     # a tensor of inference mode handed on, and a normal one
     for x in (inside, torch.full((1, 3, 2, 4), 3.0), torch.full((1, 3, 2, 4), 3.0)):
-        assert torch.equal(recordings(x).levels[0], x * x)
-    assert len(recordings) == 2
+        assert torch.equal(graphs(x).levels[0], x * x)
+    assert len(graphs) == 2
     with torch.inference_mode():
         x = torch.full((1, 3, 2, 4), 5.0)
-        assert torch.equal(recordings(x).levels[0], x * x)
+        assert torch.equal(graphs(x).levels[0], x * x)
 
 
-def test_recordings_go_before_tiles_come(capsys):
+def test_graphs_go_before_tiles_come(capsys):
     """Where an image does not fit, the graphs are dropped first, and only then it is cut."""
     net = network()
     model = predictor(net)
-    net.run_dense = model.recordings = Recordings(net.dense_part(), Copying)
+    net.run_dense = CudaGraphCache(net.dense_part(), Copying)
     first, again, wanted = (model.raw([image((64, 96))])[0] for _ in range(3))
-    assert len(model.recordings) == 1
+    assert len(model.graph_cache) == 1
     inner = net.proposals
 
     class Full(type(inner)):
         def __call__(self, *args, **kwargs):
-            if len(model.recordings):
+            if len(model.graph_cache):
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return inner(*args, **kwargs)
 
     net.proposals = Full()
     assert_close(model.raw([image((64, 96))])[0], wanted, 0)
-    assert len(model.recordings) == 0 and capsys.readouterr().err == ""
+    assert len(model.graph_cache) == 0 and capsys.readouterr().err == ""
     assert torch.equal(first.boxes, again.boxes)
 
 
@@ -420,7 +421,7 @@ def test_padding_to_a_multiple():
     # the number of images changes the order of sums
     torch.testing.assert_close(found.boxes, wanted.boxes, rtol=1e-4, atol=1e-3)
     assert (found.semantic == wanted.semantic).float().mean() > 0.999
-    net.run_dense = shapes = Recordings(net.dense_part(), Copying)
+    net.run_dense = shapes = CudaGraphCache(net.dense_part(), Copying)
     net.pad_to = 32
     for size in ((50, 70), (33, 65), (64, 96)):
         predictor(net).raw([image(size)])
@@ -433,7 +434,7 @@ def test_padding_to_a_multiple():
     [
         (("--cuda-graphs",), 2, "--cuda-graphs needs a GPU, the device is cpu: leave it out"),
         (("--pad-to", "0"), 2, "--pad-to 0: must be between 1 (no padding) and 1024"),
-        (("--pad-to", "32", "--tta", "flip"), 2, "--pad-to does not go with --tta"),
+        (("--pad-to", "32", "--tta", "flip"), 2, "--pad-to cannot be combined with --tta"),
         (("--compile",), 1, "torch.compile does not work here (No working C++ compiler): leave --compile out"),
     ],
 )
@@ -482,19 +483,19 @@ def test_recorded_on_a_gpu(dynamo, capsys, precision, compiled):
     device = torch.device("cuda")
     net = network(precision, device)
     function = CompiledDense(net, device) if compiled else net.dense_part()
-    recordings = recorded_on_gpu(function, most=2)
-    check_in_turns(recordings, function, device, net.dtype, SIZES[:3])
-    assert len(recordings) == 2
+    graphs = cuda_graph_cache(function, max_graphs=2)
+    check_in_turns(graphs, function, device, net.dtype, SIZES[:3])
+    assert len(graphs) == 2
     assert capsys.readouterr().err.count("compiling the network") == int(compiled)
 
 
-def check_in_turns(recordings, function, device, dtype, sizes, seed=0):
+def check_in_turns(graphs, function, device, dtype, sizes, seed=0):
     with torch.inference_mode():
         for turn in range(3):
             given = []
             for size in sizes:
                 x = image(size, seed + turn)[None].to(device, dtype, memory_format=torch.channels_last)
-                given.append((tensors(recordings(x)), tensors(function(x))))
+                given.append((tensors(graphs(x)), tensors(function(x))))
             for found, wanted in given:
                 for a, b in zip(found, wanted):
                     # a library may choose another algorithm
@@ -510,16 +511,16 @@ def test_recorded_on_two_gpus():
         device = torch.device("cuda", index)
         net = network(device=device)
         function = net.dense_part()
-        made.append((recorded_on_gpu(function), function, device, net.dtype))
-    for index, (recordings, *rest) in enumerate(made):
-        check_in_turns(recordings, *rest, SIZES[:2], seed=10 * index)
-        assert len(recordings) == 2 and recordings.forget()
+        made.append((cuda_graph_cache(function), function, device, net.dtype))
+    for index, (graphs, *rest) in enumerate(made):
+        check_in_turns(graphs, *rest, SIZES[:2], seed=10 * index)
+        assert len(graphs) == 2 and graphs.clear()
     failed = []
 
     def work(index):
         try:
-            recordings, *rest = made[index]
-            check_in_turns(recordings, *rest, SIZES[:3], seed=10 * index)
+            graphs, *rest = made[index]
+            check_in_turns(graphs, *rest, SIZES[:3], seed=10 * index)
         except BaseException as error:
             failed.append(error)
 
@@ -536,9 +537,9 @@ def test_recorded_on_two_gpus():
 def test_predictions_by_graphs_on_a_gpu():
     device = torch.device("cuda")
     net = network(device=device)
-    net.run_dense = recordings = recorded_on_gpu(net.dense_part())
+    net.run_dense = graphs = cuda_graph_cache(net.dense_part())
     wanted = network(device=device).predict(PackedSequence([image((64, 96)).to(device)]))[0]
     for _ in range(4):
         found = net.predict(PackedSequence([image((64, 96)).to(device)]))[0]
-    assert len(recordings) == 1 and isinstance(next(iter(recordings._recordings.values())), CudaGraph)
+    assert len(graphs) == 1 and isinstance(next(iter(graphs._graphs.values())), CudaGraph)
     torch.testing.assert_close(found.boxes, wanted.boxes, rtol=1e-3, atol=1e-2)

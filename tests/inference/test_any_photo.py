@@ -1,4 +1,4 @@
-"""Whatever people call a photo, alone and many together."""
+"""All kinds of image inputs, single and several."""
 
 import itertools
 from pathlib import Path
@@ -10,7 +10,7 @@ from PIL import Image
 from support.micro import narrow_body
 
 import seamseg
-from seamseg.inference.images import Opened, as_image, runs_of_one_size
+from seamseg.inference.images import PreparedImage, as_image, equal_size_batches
 from seamseg.inference.result import Panoptic
 from seamseg.utils.errors import InputError
 
@@ -47,8 +47,8 @@ def test_half_precision():
 @pytest.mark.parametrize(
     ("photo", "message"),
     [
-        (np.zeros((4, 5, 3)), "H x W x 3 uint8 RGB, this one is (4, 5, 3) float64; values are 0 to 255"),
-        (np.zeros((3, 4, 5), np.uint8), "the channels come last"),
+        (np.zeros((4, 5, 3)), "(4, 5, 3) float64; values must be integers from 0 to 255"),
+        (np.zeros((3, 4, 5), np.uint8), "the channels must come last"),
         (np.zeros((4, 5), np.uint8), "grey"),
         (np.zeros((2, 4, 5, 3), np.uint8), "in a list"),
         (np.zeros((0, 5, 3), np.uint8), "H x W x 3"),
@@ -57,7 +57,7 @@ def test_half_precision():
         (torch.zeros(2, 3, 4, 5), "list(tensor)"),
         (torch.zeros(3, 0, 5), "3 x H x W"),
         (torch.zeros(3, 4, 5, dtype=torch.int64), "torch.int64"),
-        (torch.full((3, 4, 5), 200.0), "0 to 1, this one holds 200 to 200"),
+        (torch.full((3, 4, 5), 200.0), "0 to 1, not normalised, this one has 200 to 200"),
         (torch.full((3, 4, 5), torch.nan), "nan"),
         (-torch.ones(3, 4, 5), "normalised"),
         (b"jpeg", "not bytes"),
@@ -65,7 +65,7 @@ def test_half_precision():
     ],
     ids=str,
 )
-def test_no_photos(photo, message):
+def test_invalid_inputs(photo, message):
     with pytest.raises(InputError) as raised:
         as_image(photo)
     assert message in str(raised.value)
@@ -75,10 +75,11 @@ def test_no_photos(photo, message):
     ("sizes", "batch_size", "expected"),
     [("", 2, []), ("aaab", 2, ["aa", "a", "b"]), ("abab", 4, ["a", "b", "a", "b"]), ("aaa", 1, ["a", "a", "a"])],
 )
-def test_runs_keep_the_order(sizes, batch_size, expected):
+def test_batches_in_order(sizes, batch_size, expected):
     inputs = {"a": torch.zeros(3, 4, 4), "b": torch.zeros(3, 4, 5)}
-    runs = runs_of_one_size((Opened(Path(name), (1, 1), inputs[name]) for name in sizes), batch_size)
-    assert ["".join(str(photo.kept) for photo in run) for run in runs] == expected
+    images = (PreparedImage(inputs[name], (1, 1), source_image=Path(name)) for name in sizes)
+    runs = equal_size_batches(images, batch_size, lambda image: image.pixels, in_order=True)
+    assert ["".join(str(image.source_image) for image in run) for run in runs] == expected
 
 
 @pytest.fixture(scope="module")

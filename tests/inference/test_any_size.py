@@ -1,4 +1,4 @@
-"""Photos of any size, kind and orientation, in tiles where that is asked for or where the memory does not suffice."""
+"""Photos of any size, kind and orientation, in tiles if requested or if the memory does not suffice."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,8 @@ from seamseg.data.transforms import TestTransform
 from seamseg.formats.coco_panoptic import read_id_png
 from seamseg.formats.metadata import Metadata
 from seamseg.inference import images as photos
-from seamseg.inference.predictor import Predictor, Thresholds
+from seamseg.inference.options import Thresholds
+from seamseg.inference.predictor import Predictor
 from seamseg.inference.tiling import tiles as tiles_module
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.inference.tta import Augmentation
@@ -47,7 +48,7 @@ def categories(result):
     return table[result.id_map]
 
 
-def test_tiles_change_nothing_that_a_local_network_sees(rgb):
+def test_tiles_change_nothing_for_a_local_network(rgb):
     whole = predictor().predict(rgb)
     for tiles, overlap in ((128, None), (160, 80), (128, 32)):
         tiled = predictor().predict(rgb, tiles, overlap)
@@ -58,8 +59,8 @@ def test_tiles_change_nothing_that_a_local_network_sees(rgb):
         assert large.box == pytest.approx(LARGE, abs=5)  # from the coarse view
 
 
-class LookingNet(SceneNet):
-    """Hands out class logits, as several looks at an image need them."""
+class LogitsNet(SceneNet):
+    """Returns class logits, which test-time augmentation needs."""
 
     def predict(self, images, segment=None):
         found = super().predict(images)
@@ -74,20 +75,20 @@ class LookingNet(SceneNet):
 
 
 @pytest.mark.parametrize(("tiles", "room"), [(128, None), (192, None), ("auto", 30000), (192, 30000)])
-def test_several_looks_at_each_tile(rgb, tiles, room):
-    """A mirrored look at a tile comes back to its place in the image, also where memory asks for smaller tiles."""
-    model = predictor(LookingNet(room=room))
+def test_augmentation_of_each_tile(rgb, tiles, room):
+    """Mirrored views of a tile are mapped back to the image, also if memory requires smaller tiles."""
+    model = predictor(LogitsNet(room=room))
     model.augmentation = Augmentation.parse("flip")
     result, plain = model.predict(rgb, tiles), predictor().predict(rgb)
     assert len(model.net.sizes) > 8 and max(h * w for h, w in model.net.sizes) <= (room or tiles**2)
-    assert model.net.sizes[::2] == model.net.sizes[1::2], "each is seen twice"
+    assert model.net.sizes[::2] == model.net.sizes[1::2], "each tile has two views"
     stuff = (categories(result) != 3) & (categories(plain) != 3)
     assert np.array_equal(categories(result)[stuff], categories(plain)[stuff]) and stuff.mean() > 0.5
     small, large = sorted((s for s in result.segments if s.isthing), key=lambda s: s.area)
     assert small.box == SMALL and large.box == pytest.approx(LARGE, abs=5)
 
 
-def test_ordinary_photos_are_seen_whole(rgb):
+def test_ordinary_photos_are_not_tiled(rgb):
     for model in (predictor(), predictor(tiling=Tiling("off")), predictor(tiling=Tiling(512))):
         model.predict(rgb)
         assert model.net.sizes == [(300, 400)]
@@ -95,7 +96,7 @@ def test_ordinary_photos_are_seen_whole(rgb):
     assert len(model.net.sizes) > 2
 
 
-def test_a_photo_beyond_the_limit_is_seen_in_tiles(monkeypatch):
+def test_a_photo_above_the_limit_is_tiled(monkeypatch):
     monkeypatch.setattr(tiles_module, "AUTO_LIMIT", 300 * 400)
     monkeypatch.setattr(tiles_module, "AUTO_SIDE", 128)
     model = predictor()
@@ -130,7 +131,7 @@ def test_too_little_memory_changes_nothing(height, width, side, room):
     assert all(h * w <= room for h, w in net.sizes)
 
 
-def test_too_little_memory_is_said_once(rgb, capsys):
+def test_out_of_memory_is_reported_once(rgb, capsys):
     model = predictor(SceneNet(room=40000))
     results = [model.predict(rgb) for _ in range(2)]
     error = capsys.readouterr().err
@@ -140,7 +141,7 @@ def test_too_little_memory_is_said_once(rgb, capsys):
     assert max(h * w for h, w in model.net.sizes) <= 173**2
 
 
-def test_of_a_batch_that_does_not_fit_each_image_is_seen_alone(rgb, capsys):
+def test_images_of_a_too_large_batch_are_processed_one_by_one(rgb, capsys):
     model = predictor(SceneNet(room=200000))
     images = [model.transform(Image.fromarray(rgb))] * 3
     predictions = model.raw(images)
@@ -149,7 +150,7 @@ def test_of_a_batch_that_does_not_fit_each_image_is_seen_alone(rgb, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_memory_that_suffices_for_nothing(rgb):
+def test_memory_for_the_smallest_tiles_does_not_suffice(rgb):
     model = predictor(SceneNet(room=5000))
     start, smaller = "cpu: not enough memory for a network input of", "set a smaller --shortest-size"
     for photo, tiles, words in (
@@ -162,7 +163,7 @@ def test_memory_that_suffices_for_nothing(rgb):
         assert str(caught.value) == words
     # on another device the CPU is one more way
     error = SimpleNamespace(device=torch.device("cuda:1"))
-    said = str(Predictor._too_large(error, torch.empty(3, 70, 80)))
+    said = str(Predictor._out_of_memory(error, torch.empty(3, 70, 80)))
     assert said == f"cuda:1: not enough memory for a network input of 80 x 70 pixels: {smaller} or use --device cpu"
 
 

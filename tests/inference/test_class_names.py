@@ -3,7 +3,7 @@
 import pytest
 
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.class_names import choose_classes
+from seamseg.inference.result import choose_classes
 from seamseg.utils.errors import InputError
 
 
@@ -38,10 +38,10 @@ def test_names(names, classes, expected):
         ("persn", CITY, "no class 'persn'; did you mean person"),
         ("Traffic lihgt", CITY, "did you mean traffic light"),
         ("bicylist", VISTAS, "did you mean bicyclist"),
-        ("zzz", CITY, "it knows road, traffic light, person, rider, car"),
+        ("zzz", CITY, "its classes are road, traffic light, person, rider, car"),
         ("human--car", VISTAS, "no class 'human--car'"),
-        ("", CITY, "no class is named"),
-        ([], CITY, "no class is named"),
+        ("", CITY, "no class is given"),
+        ([], CITY, "no class is given"),
     ],
 )
 def test_unknown_names(names, classes, message):

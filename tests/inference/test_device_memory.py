@@ -10,8 +10,9 @@ from support.tile_scenes import STUFF, SceneNet, scene
 from inference.test_acceleration import Copying, image, network, predictor
 from seamseg.data.transforms import TestTransform
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.cuda_graphs import Recordings
-from seamseg.inference.predictor import Predictor, Thresholds
+from seamseg.inference.cuda_graphs import CudaGraphCache
+from seamseg.inference.options import Thresholds
+from seamseg.inference.predictor import Predictor
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.training.trainer import Trainer
 from seamseg.utils.device_memory import lacks_memory
@@ -87,27 +88,27 @@ def test_no_room_for_a_recording(error):
     def fail(function, x):
         raise error
 
-    recordings = Recordings(torch.square, fail)
+    graphs = CudaGraphCache(torch.square, fail)
     for _ in range(3):
-        assert torch.equal(recordings(torch.full((1, 2), 3.0)), torch.full((1, 2), 9.0))
+        assert torch.equal(graphs(torch.full((1, 2), 3.0)), torch.full((1, 2), 9.0))
     with pytest.raises(RuntimeError, match="EXECUTION"):
-        broken = Recordings(torch.square, lambda function, x: (_ for _ in ()).throw(OTHERS[1]))
+        broken = CudaGraphCache(torch.square, lambda function, x: (_ for _ in ()).throw(OTHERS[1]))
         broken(torch.ones(2)), broken(torch.ones(2))
 
 
-def test_recordings_go_before_tiles_become_smaller(capsys):
+def test_graphs_go_before_tiles_become_smaller(capsys):
     """What is recorded of one shape must not take the room from tiles of another."""
     net = network()
     model = predictor(net)
-    net.run_dense = model.recordings = Recordings(net.dense_part(), Copying)
+    net.run_dense = CudaGraphCache(net.dense_part(), Copying)
     for _ in range(3):
         model.raw([image((64, 96))])
-    assert len(model.recordings) == 1
+    assert len(model.graph_cache) == 1
     inner = net.proposals
 
     class OnlyWithout(type(inner)):
         def __call__(self, *args, **kwargs):
-            if len(model.recordings):
+            if len(model.graph_cache):
                 raise LACKING[1]
             return inner(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Photos on their way to the network."""
+"""Preparation and batching of images."""
 
 from dataclasses import replace
 from itertools import groupby
@@ -10,7 +10,7 @@ from PIL import Image
 
 from seamseg.config import default_config
 from seamseg.inference import images as photos
-from seamseg.inference.images import PhotoTransform, equal_size_batches
+from seamseg.inference.images import ImagePreparation, equal_size_batches
 from seamseg.utils.errors import InputError
 
 
@@ -44,12 +44,15 @@ def test_limits_can_be_chosen():
             photos.test_transform(config(), *sizes)
 
 
-def test_what_a_picture_becomes():
+def test_image_preparation():
     image = Image.new("RGB", (6, 4))
     transform = photos.test_transform(config())
-    kept, bare = (PhotoTransform(transform, keep)(image) for keep in (True, False))
-    assert kept.native_size == (4, 6) and kept.rgb.shape == (4, 6, 3) and bare.rgb is None
-    assert torch.equal(kept.image, transform(image)) and torch.equal(kept.image, bare.image)
+    kept, bare = (ImagePreparation(transform, keep_rgb=keep)(image) for keep in (True, False))
+    assert kept.size == (4, 6)
+    assert kept.rgb.shape == (4, 6, 3)
+    assert bare.rgb is None
+    assert torch.equal(kept.pixels, transform(image))
+    assert torch.equal(kept.pixels, bare.pixels)
 
 
 def test_batches_never_mix_sizes_and_lose_nothing():

@@ -199,7 +199,7 @@ def test_files_that_are_no_results(result, tmp_path):
 def test_saving_goes_wrong(result, tmp_path):
     with pytest.raises(InputError, match=r"saved as \.jpg, .*\.npz"):
         result.save(tmp_path / "x.gif")
-    with pytest.raises(InputError, match="only matter to pictures"):
+    with pytest.raises(InputError, match="options for overlays only"):
         result.save(tmp_path / "x.npz", opacity=0.3)
     (tmp_path / "file").write_text("")
     for ending in ("png", "npz", "json"):

@@ -1,4 +1,4 @@
-"""Several looks at an image: their words, geometry, and that one look is none."""
+"""Test-time augmentation: options, geometry, and that a single view equals the plain prediction."""
 
 from types import SimpleNamespace
 
@@ -17,35 +17,35 @@ from seamseg.utils.errors import InputError
 
 
 @pytest.mark.parametrize(
-    ("text", "looks"),
+    ("text", "views"),
     [
         ("flip", [(1, False), (1, True)]),
         ("0.5,1", [(0.5, False), (1, False)]),
         ("Flip, 2,2", [(2, False), (2, True)]),
     ],
 )
-def test_words(text, looks):
+def test_parse(text, views):
     augmentation = Augmentation.parse(text)
-    assert augmentation is not None and list(augmentation.looks()) == looks
+    assert augmentation is not None and list(augmentation.views()) == views
 
 
-def test_words_that_change_nothing():
+def test_options_without_effect():
     for text in (None, "", "1", "1.0,", Augmentation()):
         assert Augmentation.parse(text) is None
 
 
 @pytest.mark.parametrize("text", ["flop", "0", "-1", "5", "nan", "inf", "1;2"])
-def test_wrong_words(text):
+def test_invalid_options(text):
     with pytest.raises(InputError, match="--tta"):
         Augmentation.parse(text)
 
 
-class Seer:
-    """A stand-in for the network that knows where the bright square of an image is."""
+class SquareDetector:
+    """A stand-in for the network that detects the bright square of an image."""
 
     def __init__(self):
         self.selector = DetectionSelector(nms_threshold=0.5, max_predictions=3)
-        self.seen = []
+        self.inputs = []
 
     def classify(self, features):
         return features.levels
@@ -53,7 +53,7 @@ class Seer:
     def predict(self, images, segment):
         predictions = []
         for image in images:
-            self.seen.append(image)
+            self.inputs.append(image)
             rows, columns = (image[0] > 0.5).any(1).nonzero().flatten(), (image[0] > 0.5).any(0).nonzero().flatten()
             box = [rows.min(), columns.min(), rows.max() + 1, columns.max() + 1]
             mask = torch.linspace(-1, 1, 28).expand(1, 28, 28)  # true on the right half
@@ -77,23 +77,23 @@ def scene(height=40, width=60):
 
 
 @pytest.mark.parametrize("text", ["flip", "0.5", "2", "flip,0.5,1,2"])
-def test_all_looks_come_back_to_one_place(text):
+def test_detections_of_all_views_are_merged(text):
     image = scene()
-    net, augmentation = Seer(), Augmentation.parse(text)
+    net, augmentation = SquareDetector(), Augmentation.parse(text)
     found = predict_augmented(net, [image], augmentation)[0]
-    assert len(net.seen) == len(list(augmentation.looks()))
-    assert found.boxes.shape == (1, 4), "looks at one object were not merged"
+    assert len(net.inputs) == len(list(augmentation.views()))
+    assert found.boxes.shape == (1, 4), "detections of one object were not merged"
     assert (found.boxes[0] - torch.tensor([10.0, 12, 20, 28])).abs().max() <= 2
     assert found.mask_logits[0, 0, -1] > 0 > found.mask_logits[0, 0, 0], "the mask was not mirrored back"
     assert found.size == (40, 60) and found.semantic.shape == (40, 60)
     assert (found.semantic != image.argmax(0)).float().mean() < 0.06
 
 
-def test_images_of_two_sizes_are_seen_apart():
-    net = Seer()
+def test_images_of_two_sizes_are_processed_separately():
+    net = SquareDetector()
     found = predict_augmented(net, [scene(), scene(50, 60)], Augmentation((1.0,), True))
     assert [p.size for p in found] == [(40, 60), (50, 60)]
-    assert all(torch.isfinite(view).all() for view in net.seen)
+    assert all(torch.isfinite(view).all() for view in net.inputs)
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (37, 53), (64, 300)])
@@ -123,7 +123,7 @@ def models(micro_run):
         return {tta: seamseg.load(micro_run, device="cpu", tta=tta, min_stuff_area=0) for tta in words}
 
 
-def test_one_look_is_the_plain_prediction(models, micro):
+def test_a_single_view_is_the_plain_prediction(models, micro):
     model = models[None]
     image = model.transform(Image.open(micro / "img" / "val0.png").convert("RGB"))
     with torch.inference_mode():
@@ -135,7 +135,7 @@ def test_one_look_is_the_plain_prediction(models, micro):
 
 @pytest.mark.parametrize("tta", ["flip", "flip,0.5,1.5"])
 def test_mirrored_photos_have_mirrored_results(models, micro, tta):
-    """With `flip` nothing tells left from right any more."""
+    """With `flip` predictions are symmetric."""
     photo = Image.open(micro / "img" / "val0.png").convert("RGB")
     model = models[tta]
     one = model.predict(photo)

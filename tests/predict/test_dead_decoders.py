@@ -1,4 +1,4 @@
-"""Processes that decode photos for `predict` and are killed: the photo is named, and the run goes on."""
+"""Processes that decode photos are killed: the photo is reported, and the run continues."""
 
 import json
 import os
@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 from torch.utils.data import get_worker_info
 
-from seamseg.inference.images import Photo
-from seamseg.predict.job import _Work
+from seamseg.inference.images import PreparedImage
+from seamseg.predict.job import _PredictionLoop
 from seamseg.predict.sources.base import Source
-from seamseg.predict.sources.reader import Death
+from seamseg.predict.sources.reader import DecodedImage, WorkerFailure
 from seamseg.utils.errors import SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -101,26 +101,28 @@ def test_a_failing_network_names_the_photo(micro_run, photos, tmp_path, seamseg_
     assert "a.png: the network fails (RuntimeError: the device burns)" in capsys.readouterr().err
 
 
-def test_a_lost_output_is_not_forgotten_over_a_dead_decoder():
-    """Both come from full memory. Photos of a shard that cannot be written are handed in, and in no shard."""
-    failing, said = Event(), []
+def test_a_failed_output_is_reported_although_a_decoder_died():
+    """Both come from full memory. Photos of a shard that cannot be written are committed, but in no shard."""
+    failing, handled = Event(), []
 
     def fuse(*_):
         failing.set()
         raise OSError(28, "No space left on device", "p-0.tar")
 
     def read(names):
-        yield Source(Path("a.png"), "a", "a.png"), "", Photo(torch.zeros(3, 4, 4), (4, 4), None)
+        yield DecodedImage(Source(Path("a.png"), "a", "a.png"), "", PreparedImage(torch.zeros(3, 4, 4), (4, 4)))
         failing.wait()
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
 
-    decoders = SimpleNamespace(
-        share=SimpleNamespace(containers=[1]), read=read, bury=lambda error: said.append(error) or Death("dead", [])
-    )
-    work = _Work(SimpleNamespace(raw=lambda images: [None], fuse=fuse), SimpleNamespace(names={}))
+    def handle(error):
+        handled.append(error)
+        return WorkerFailure("dead", [])
+
+    decoders = SimpleNamespace(share=SimpleNamespace(containers=[1]), read=read, handle_worker_failure=handle)
+    loop = _PredictionLoop(SimpleNamespace(raw=lambda images: [None], fuse=fuse), SimpleNamespace(names={}))
     with pytest.raises(SeamsegError, match=r"p-0\.tar: cannot be written: No space left"):
-        work.attempt(decoders, 1, False)
-    assert len(said) == 1  # the other decoders are ended
+        loop.run(decoders, 1, False)
+    assert len(handled) == 1  # the other decoders are ended
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])

@@ -1,4 +1,4 @@
-"""One run at a time in a folder of outputs; a lock that ends with its process and that decoders do not keep."""
+"""One run at a time in an output folder: a lock that ends with its process, and that decoders do not keep."""
 
 import errno
 import os
@@ -20,9 +20,9 @@ import os, sys, time
 from pathlib import Path
 from seamseg.predict.sinks.lock import FolderLock
 lock = FolderLock(Path(sys.argv[1]))
-lock.alone()
-if sys.argv[2] == "together":
-    lock.together()
+lock.acquire_exclusive()
+if sys.argv[2] == "shared":
+    lock.acquire_shared()
 child = os.fork()
 if child == 0:
     time.sleep(60)
@@ -33,7 +33,7 @@ time.sleep(60)
 
 @pytest.fixture
 def holder(tmp_path):
-    """Another process with the lock, and a child of it that lives on."""
+    """Start another process with the lock, whose child survives it."""
     started = []
 
     def start(how):
@@ -51,22 +51,22 @@ def holder(tmp_path):
         os.kill(child, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("how", ["alone", "together"])
-def test_another_run_is_refused_until_it_is_dead(tmp_path, holder, how):
+@pytest.mark.parametrize("how", ["exclusive", "shared"])
+def test_another_run_is_refused_until_the_first_ends(tmp_path, holder, how):
     other = holder(how)
     with FolderLock(tmp_path / "out") as lock:
-        with pytest.raises(SeamsegError, match="out: another `seamseg predict` is at work in this folder"):
-            lock.alone()
-        if how == "together":
-            lock.together()
+        with pytest.raises(SeamsegError, match="out: another `seamseg predict` is writing to this folder"):
+            lock.acquire_exclusive()
+        if how == "shared":
+            lock.acquire_shared()
         else:
             with pytest.raises(SeamsegError, match="another"):
-                lock.together()
+                lock.acquire_shared()
     other.kill()
     other.wait()
-    # its child lives
+    # its child still runs
     with FolderLock(tmp_path / "out") as lock:
-        lock.alone()
+        lock.acquire_exclusive()
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -74,44 +74,47 @@ def test_another_run_is_refused_until_it_is_dead(tmp_path, holder, how):
 def test_through_the_command(micro_run, tmp_path, holder, seamseg_main, capsys):
     Image.new("RGB", (48, 32)).save(tmp_path / "a.png")
     words = ("predict", micro_run, tmp_path / "a.png", tmp_path / "out", "--device", "cpu", "--quiet")
-    other = holder("together")
+    other = holder("shared")
     for out in (tmp_path / "out", tmp_path / "out" / "p-%d.tar"):
         assert seamseg_main(*words[:3], out, *words[4:]) == 1
         (error,) = capsys.readouterr().err.strip().splitlines()
-        assert "another `seamseg predict` is at work" in error
+        assert "another `seamseg predict` is writing to this folder" in error
     other.kill()
     other.wait()
     assert seamseg_main(*words) == 0
     assert seamseg_main(*words, "--restart") == 0
 
 
-def test_a_file_system_without_locks_is_told_once(tmp_path, monkeypatch, capsys):
+def test_a_file_system_without_locks_gives_one_warning(tmp_path, monkeypatch, capsys):
     def none(*_):
         raise OSError(errno.ENOTSUP, "Operation not supported")
 
     monkeypatch.setattr(module.fcntl, "flock", none)
     with FolderLock(tmp_path) as lock:
-        lock.alone()
-        lock.together()
+        lock.acquire_exclusive()
+        lock.acquire_shared()
     (line,) = capsys.readouterr().err.splitlines()
-    assert "cannot be locked (Operation not supported); start no second run into it" in line
+    assert "cannot be locked (Operation not supported); do not start a second run" in line
 
 
-def test_a_place_without_a_lock(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with FolderLock(None) as lock, FolderLock(None) as other:
-        lock.alone()
-        other.alone()
-        other.together()
-    assert not list(tmp_path.iterdir())
+def test_without_a_folder_nothing_is_locked():
+    with FolderLock(None) as first, FolderLock(None) as second:
+        first.acquire_exclusive()
+        second.acquire_exclusive()
+        assert first._file is None
+        assert second._file is None
 
 
 def test_processes_of_one_run_share_it(tmp_path):
     with FolderLock(tmp_path) as first, FolderLock(tmp_path) as second:
-        first.alone()
-        with pytest.raises(SeamsegError):
-            second.together()
-        first.together()
-        second.together()
+        first.acquire_exclusive()
+        with pytest.raises(SeamsegError, match="another"):
+            second.acquire_shared()
+        first.acquire_shared()
+        second.acquire_shared()
+        with FolderLock(tmp_path) as other, pytest.raises(SeamsegError, match="another"):
+            other.acquire_exclusive()
     with FolderLock(tmp_path) as third:
-        third.alone()
+        third.acquire_exclusive()
+        with FolderLock(tmp_path) as other, pytest.raises(SeamsegError, match="another"):
+            other.acquire_shared()

@@ -139,7 +139,7 @@ def test_damage_in_the_middle_is_said(tmp_path):
 def test_lines_that_are_not_seen_are_an_error(tmp_path):
     folder = ManifestFolder(tmp_path, HEAD)
     written = write(folder, 0, [line(0)])
-    with pytest.raises(SeamsegError, match=r"rank5\.jsonl: not seen here; all machines must share"):
+    with pytest.raises(SeamsegError, match=r"rank5\.jsonl: not found; all machines must share"):
         folder.merge(written | {folder.rank_path(5): 3})
     with pytest.raises(SeamsegError, match="has 1 lines of 2"):
         folder.merge({folder.rank_path(0): 2})

@@ -1,4 +1,4 @@
-"""Prediction: the Python door, the command, its formats, and everything that can be wrong with photos."""
+"""Prediction through the Python API and the command: formats, options, and unreadable or unusual photos."""
 
 import json
 
@@ -10,8 +10,7 @@ from support.micro import make_dataset
 
 import seamseg
 from seamseg.formats.coco_panoptic import read_id_png
-from seamseg.predict import job as inference
-from seamseg.predict import writers
+from seamseg.predict import job, writers
 from seamseg.structures import PanopticResult
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.parallel import BackgroundWriter
@@ -23,7 +22,7 @@ CPU = ("--device", "cpu", "--workers", "0")
 
 @pytest.fixture(scope="module")
 def photos(micro, tmp_path_factory):
-    """Photos in two folders: same names, other kinds and sizes, one broken, one empty, one that is no photo."""
+    """Photos in two folders: equal names, several formats and sizes, one broken, one empty, and one other file."""
     folder = tmp_path_factory.mktemp("photos")
     street = Image.open(micro / "img" / "val0.png")
     (folder / "sub").mkdir()
@@ -95,7 +94,7 @@ def test_batches_and_workers_change_nothing(micro_run, micro, tmp_path, seamseg_
         assert (x != y).mean() < 0.01
 
 
-def test_python_door(micro_run, photos):
+def test_python_api(micro_run, photos):
     model = seamseg.load(micro_run, device="cpu")
     by_path = model.predict(photos / "street.jpg")
     image = Image.open(photos / "street.jpg")
@@ -120,7 +119,7 @@ def test_extreme_sizes(micro_run, size):
 
 
 def test_thresholds(micro_run, photos, tmp_path, seamseg_main):
-    """A score that nothing exceeds and an area that no class covers leave an empty map."""
+    """A score threshold of 1 and a huge area leave an empty map."""
     words = ("--format", "coco", "--score-threshold", "1", "--min-area", "1000000", "--iou-threshold", ".5")
     assert predict(seamseg_main, micro_run, photos / "street.jpg", tmp_path, *words) == 0
     content = json.loads((tmp_path / "panoptic.json").read_text())
@@ -163,7 +162,7 @@ def test_limit(micro_run, micro, tmp_path, seamseg_main):
             ("{run}", "{photos}", "{out}", "--shortest-size", "100000"),
             "100000 x 100000 pixels or more",
         ),
-        (("{run}", "{photos}", "{out}", "--anonymize-style", "pixels"), "name what to hide by --anonymize"),
+        (("{run}", "{photos}", "{out}", "--anonymize-style", "pixels"), "--anonymize-style has no effect without"),
         (("{run}", "{photos}/street.jpg", "{photos}"), "would overwrite an input photo"),
         (("{run}", "{photos}", "{out}", "--format", "svg"), "choose among overlay, coco, raw, cityscapes, vistas"),
         (("{run}", "{photos}", "{out}", "--batch-size", "0"), "--batch-size 0: must be at least 1"),
@@ -181,12 +180,12 @@ def test_bad_usage(micro_run, photos, tmp_path, seamseg_main, capsys, words, mes
 
 
 @pytest.mark.parametrize("place", ["{}", "file://{}"])
-def test_files_of_others_are_not_overwritten(micro_run, photos, tmp_path, seamseg_main, capsys, place):
+def test_unknown_files_are_not_overwritten(micro_run, photos, tmp_path, seamseg_main, capsys, place):
     place = place.format(tmp_path)
     for mine, words in (("street.jpg", ()), ("panoptic.json", ("--format", "coco"))):
         (tmp_path / mine).write_text("mine")
         assert predict(seamseg_main, micro_run, photos / "street.jpg", place, "--quiet", *words) == 2
-        assert f"{mine}: is there, and no predictions.jsonl says" in capsys.readouterr().err
+        assert f"{mine}: exists already, and no predictions.jsonl lists it" in capsys.readouterr().err
         assert written(tmp_path) == [mine]
         assert (tmp_path / mine).read_text() == "mine"
         (tmp_path / mine).unlink()
@@ -205,7 +204,7 @@ def test_several_inputs(micro_run, photos, tmp_path, seamseg_main):
     ]  # fmt: skip
 
 
-def test_a_network_input_without_measure(micro_run, tmp_path, seamseg_main, capsys):
+def test_too_large_network_input(micro_run, tmp_path, seamseg_main, capsys):
     Image.new("RGB", (4000, 10)).save(tmp_path / "long.png")
     Image.new("RGB", (10, 10)).save(tmp_path / "short.png")
     words = ("--shortest-size", "8192", "--longest-max-size", "1000000", "--tiles", "off", "--limit", "1")
@@ -241,9 +240,9 @@ def test_background_passes_errors_on_and_bounds_what_waits():
 
 
 def test_memory_does_not_grow_with_the_number_of_photos(micro_run, tmp_path, monkeypatch):
-    """Writing is slower than reading: only a few photos may wait."""
+    """Writing is slower than decoding: only a few photos may wait."""
     from seamseg.predict.manifest import header
-    from seamseg.predict.sinks import FolderOutputs
+    from seamseg.predict.sinks import FolderSink
     from seamseg.predict.sources.find import find_sources
     from seamseg.utils.distributed import World
 
@@ -258,29 +257,24 @@ def test_memory_does_not_grow_with_the_number_of_photos(micro_run, tmp_path, mon
         most = max(most, ahead)
         return raw(images)
 
-    class Slow:
+    class Slow(writers.Writer):
         needs_photo = False
+        member = None
 
         def paths(self, source):
             return [tmp_path / source.name]
-
-        def finals(self):
-            return []
 
         def write(self, *_):
             nonlocal ahead
             ahead -= 1
 
-        def finish(self, records):
-            pass
-
     monkeypatch.setattr(model, "raw", counted)
-    outputs = FolderOutputs(tmp_path, [Slow()], header("model", "", {}))
-    tally = inference.predict_all(model, find_sources(tmp_path / "data" / "img"), outputs, World())
-    assert tally == inference.Tally(40, 0, 0)
+    sink = FolderSink(tmp_path, [Slow()], header("model", "", {}))
+    summary = job.predict_all(model, find_sources(tmp_path / "data" / "img"), sink, World())
+    assert summary == job.RunSummary(40, 0, 0)
     assert most <= 8
 
 
-def test_formats_are_made_once_each(micro_run, tmp_path):
+def test_repeated_formats_are_created_once(micro_run, tmp_path):
     metadata = seamseg.load(micro_run, device="cpu").metadata
     assert len(writers.make_writers(["raw", "overlay", "raw"], tmp_path, metadata)) == 2

@@ -1,4 +1,4 @@
-"""Options of `predict`: fewer classes, a preview, several looks, and photos to show around."""
+"""Options of `predict`: fewer classes, a preview, several views, and photos to show around."""
 
 import json
 
@@ -11,7 +11,7 @@ import seamseg
 from seamseg.formats.coco_panoptic import read_id_png
 from seamseg.inference.anonymize import private_regions
 from seamseg.predict.sources.base import Source
-from seamseg.predict.writers.anonymize import AnonymizeWriter
+from seamseg.predict.writers import AnonymizeWriter
 from seamseg.structures import PanopticResult, Prediction, Segment
 from seamseg.utils.errors import InputError
 
@@ -106,7 +106,7 @@ def test_anonymize_with_other_formats(micro_run, micro, tmp_path, seamseg_main, 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_everything_together_goes_on_where_it_was(micro_run, micro, tmp_path, seamseg_main, names, precision, capsys):
-    """Tiles, several looks, a precision, hidden classes and other formats, of which a part is lost."""
+    """Tiles, several views, a precision, hidden classes and other formats, of which a part is lost."""
     photos, out = tmp_path / "photos", tmp_path / "out"
     photos.mkdir()
     for name, size in (("large", (300, 200)), ("small", (96, 64))):
@@ -134,9 +134,9 @@ def test_everything_together_goes_on_where_it_was(micro_run, micro, tmp_path, se
     [
         (("--anonymize", "{car}", "--format", "overlay,coco"), "shows what --anonymize hides"),
         (("--anonymize", "{car}x"), "did you mean {car}"),
-        (("--anonymize", ""), "no class is named"),
+        (("--anonymize", ""), "no class is given"),
         (("--anonymize", "{car}", "--anonymize-score", "7"), "between 0 and 1"),
-        (("--classes", "{car}", "--format", "raw"), "--format raw holds all classes"),
+        (("--classes", "{car}", "--format", "raw"), "--format raw contains all classes"),
         (("--classes", "{car}x"), "--classes: the model has no class"),
         (("--tta", "flop"), "neither `flip` nor a scale"),
         (("--format", ","), "choose among"),

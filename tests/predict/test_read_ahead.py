@@ -1,4 +1,4 @@
-"""Decoded photos that wait are bounded by their bytes, and a bound never stops a run."""
+"""The bytes of decoded photos that wait are limited, and the limit never blocks a run."""
 
 import os
 import threading
@@ -7,14 +7,14 @@ import time
 import pytest
 import torch
 from PIL import Image
+from seamseg.utils.background import BackgroundWriter
 
 from seamseg.data.images import open_image
-from seamseg.inference.images import PhotoTransform
+from seamseg.inference.images import ImagePreparation
 from seamseg.predict.sources import reader as reading
 from seamseg.predict.sources.base import Source
 from seamseg.predict.sources.find import find_sources
-from seamseg.predict.sources.reader import Ahead, Decoders, Share
-from seamseg.utils.parallel import BackgroundWriter
+from seamseg.predict.sources.reader import Decoders, DecoderShare, ReadAheadBudget
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def sources(tmp_path):
     return find_sources(tmp_path)
 
 
-class Whole:
+class Unscaled:
     """A transform that keeps the size."""
 
     def __call__(self, image):
@@ -49,7 +49,7 @@ def read_slowly(sources, tmp_path, monkeypatch, limit):
 
     monkeypatch.setattr(Source, "open", opened)
     counts, got = [], []
-    for source, _, _ in Decoders(Share(sources, PhotoTransform(Whole(), True), {}), 2).read(()):
+    for source, _, _ in Decoders(DecoderShare(sources, ImagePreparation(Unscaled(), keep_rgb=True), {}), 2).read(()):
         got.append(source.name)
         before = -1
         while before != (before := len(mark.read_text().split())):
@@ -70,23 +70,23 @@ def test_decoders_of_huge_photos_hold_one_each(sources, tmp_path, monkeypatch):
 
 def test_a_decoder_waits_for_its_own_photos_only_and_not_without_its_parent(monkeypatch):
     monkeypatch.setattr(reading, "READ_AHEAD_BYTES", 20)
-    ahead = Ahead(2)
-    ahead.parent = os.getppid()  # as seen by a decoder
-    ahead.decoded(0, 15)
-    ahead.wait(1)
-    waiting = threading.Thread(target=ahead.wait, args=(0,))
+    budget = ReadAheadBudget(2)
+    budget.parent = os.getppid()  # as in a decoder
+    budget.add(0, 15)
+    budget.wait(1)
+    waiting = threading.Thread(target=budget.wait, args=(0,))
     waiting.start()
     waiting.join(0.1)
     assert waiting.is_alive()
-    ahead.taken(0, 15)
+    budget.remove(0, 15)
     waiting.join(5)
     assert not waiting.is_alive()
-    ahead.decoded(0, 99)
-    ahead.parent = -1
-    ahead.wait(0)
-    ahead.parent = os.getppid()
-    ahead.release()
-    ahead.wait(0)
+    budget.add(0, 99)
+    budget.parent = -1
+    budget.wait(0)
+    budget.parent = os.getppid()
+    budget.release()
+    budget.wait(0)
 
 
 def test_jobs_wait_for_bytes_as_well():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seamseg.predict import job as inference
+from seamseg.predict import job
 from seamseg.predict.sources.base import Source
 from seamseg.predict.sources.find import find_sources, refuse_overwriting
 from seamseg.utils.errors import InputError, UnreadableImage
@@ -120,10 +120,10 @@ def test_names_are_checked_one_by_one():
             return paths
 
     sources = [Source(Path(f"in/{number}.jpg"), str(number), f"{number}.jpg") for number in range(50)]
-    inference._check_names(sources, [Writer()])
+    job._check_names(sources, [Writer()])
     assert 1 <= most < 5
     with pytest.raises(InputError, match="would both be written"):
-        inference._check_names([*sources, replace(sources[0])], [Writer()])
+        job._check_names([*sources, replace(sources[0])], [Writer()])
 
 
 def test_several_inputs(tree):

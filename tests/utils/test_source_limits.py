@@ -180,7 +180,7 @@ def test_tar_files_under_the_name_of_another_kind(tmp_path: Path, pack: Callable
     path.write_bytes(pack(bytes(10_240)))
     with pytest.raises(InputError, match=rf"b\.tar: is compressed by {name} and cannot be read in place; unpack it"):
         SourceTree(tmp_path)
-    refused = [f"{path}: is compressed by {name}, which is not read; compress it by gzip instead"]
+    refused = [f"{path}: is compressed by {name}, which is not supported; use gzip instead"]
     assert problems(path) == ([] if name == "gzip" else refused)
 
 
@@ -281,7 +281,7 @@ def test_an_npz_whose_map_is_too_large(tmp_path: Path) -> None:
     from seamseg.inference.result import Panoptic
 
     np.savez(tmp_path / "a.npz", facts=np.array("{}"), id_map=np.zeros(4, np.int32))
-    with pytest.raises(InputError, match="not a result that was saved"):
+    with pytest.raises(InputError, match="not a result saved"):
         Panoptic.load(tmp_path / "a.npz")
     state_sizes(tmp_path / "a.npz", 4_000_000_000)
     with pytest.raises(InputError, match=r"a\.npz:facts\.npy: 3\.725 GiB are above 64 MiB, the limit of a result"):

@@ -1,4 +1,4 @@
-"""The detections of overlapping tiles, and of a coarse view of the whole image, become those of one image."""
+"""Merging of the detections of overlapping tiles and of a coarse view of the whole image."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from seamseg.ops.nms import nms
 from seamseg.structures import Prediction
 
 EDGE = 4
-"""A box that comes this close to an edge of its tile, in pixels, is taken as cut by it: boxes are not exact."""
+"""A box this close to an edge of its tile, in pixels, counts as cut by it, since boxes are not exact."""
 SAME = 0.5
-"""Two pieces whose boxes agree by this IoU where both tiles look are one object; a piece is explained by an object
-that holds this part of it."""
+"""Two pieces are one object if their boxes have this IoU within the overlap of the tiles; a piece belongs to an object
+that covers this part of it."""
 
 CLEAR = 16
-"""An object whose shorter side has fewer pixels in the coarse view is known better from pieces, where there are any."""
+"""An object whose shorter side has fewer pixels in the coarse view is taken from pieces, if there are any."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Detections:
 
     @staticmethod
     def of(prediction: Prediction, scale: tuple[float, float] = (1, 1), offset: tuple[int, int] = (0, 0)) -> Detections:
-        """Those of a part of the image, scaled and then moved, `(y, x)` each."""
+        """Return those of a part of the image, scaled and then shifted, `(y, x)` each."""
         boxes = prediction.boxes * prediction.boxes.new_tensor(scale * 2) + prediction.boxes.new_tensor(offset * 2)
         return Detections(boxes, prediction.classes, prediction.scores, prediction.mask_logits)
 
     @staticmethod
-    def joined(parts: Sequence[Detections]) -> Detections:
-        """One after the other."""
+    def concatenate(parts: Sequence[Detections]) -> Detections:
+        """Concatenate detections."""
         masks = [part.masks for part in parts if part.masks is not None]
         return Detections(
             torch.cat([part.boxes for part in parts]),
@@ -59,81 +59,81 @@ class Detections:
         return Detections(self.boxes[chosen], self.classes[chosen], self.scores[chosen], masks)
 
     def larger_than(self, side: float) -> Tensor:
-        """`K` bool: height or width above `side`."""
+        """Return whether height or width is above `side`, `K` bool."""
         return (self.boxes[:, 2:] - self.boxes[:, :2]).amax(1) > side
 
 
 def merge_detections(
     parts: Sequence[tuple[Tile, Detections]], coarse: Detections, grain: float, overlap: int, nms_threshold: float
 ) -> Detections:
-    """Every object once, and whole.
+    """Merge detections so that every object occurs once, and whole.
 
-    An object that is small against the overlap lies whole in some tile. So a box that an inner edge cuts is dropped
-    where another tile has room for all of it and more. Objects too large for the overlap come from the coarse view,
-    and pieces of them are dropped. Pieces of objects that only tiles saw, or that are too thin for the coarse view, are
-    put together. Of what is left, boxes of a class suppress each other as within an image.
+    An object smaller than the overlap is whole in some tile. So a box that an inner edge cuts is dropped if another
+    tile has room for it with a margin. Objects too large for the overlap come from the coarse view, and pieces of them
+    are dropped. Pieces of objects that the coarse view misses, or that are too thin for it, are joined. Finally boxes
+    of a class suppress each other as within an image.
 
     Parameters
     ----------
     parts : each tile of the image with its detections, in pixels of the image
-    coarse : what was seen of the whole image at a smaller scale, in pixels of the image
-    grain : pixels of the image that a pixel of that view is wide
-    overlap : that neighbouring tiles share at least
-    nms_threshold : of two boxes of a class with at least this IoU only the better stays
+    coarse : detections on the whole image at a smaller scale, in pixels of the image
+    grain : width of a pixel of that view in pixels of the image
+    overlap : minimum overlap of neighbouring tiles
+    nms_threshold : of two boxes of a class with at least this IoU only the one with the higher score is kept
 
     Returns
     -------
     Detections
-        class by class (rising), then by falling score
+        by ascending class, then by descending score
     """
     rows = _spans_of([tile.row for tile, _ in parts], [tile.y for tile, _ in parts])
     columns = _spans_of([tile.column for tile, _ in parts], [tile.x for tile, _ in parts])
     sure = max(overlap - 2 * EDGE, 0)  # objects of this size are whole in some tile
     whole, pieces = [], []
-    for tile, seen in parts:
-        fits = _fits(seen.boxes[:, [0, 2]], rows), _fits(seen.boxes[:, [1, 3]], columns)
+    for tile, found in parts:
+        fits = _fits(found.boxes[:, [0, 2]], rows), _fits(found.boxes[:, [1, 3]], columns)
         here = fits[0][:, tile.row] & fits[1][:, tile.column]
         elsewhere = fits[0].any(1) & fits[1].any(1)
-        whole.append(seen[here])
+        whole.append(found[here])
         if (~here & ~elsewhere).any():
-            pieces.append((tile, seen[~here & ~elsewhere]))
-    # boxes of the coarse view are less exact: half the size leaves no gap between what it gives and what tiles give
+            pieces.append((tile, found[~here & ~elsewhere]))
+    # boxes of the coarse view are less exact: half the size leaves no gap between coarse view and tiles
     coarse = coarse[coarse.larger_than(sure / 2)]
     clear = (coarse.boxes[:, 2:] - coarse.boxes[:, :2]).amin(1) >= CLEAR * grain
-    found = Detections.joined([*whole, coarse[clear]])
+    found = Detections.concatenate([*whole, coarse[clear]])
     found = found[nms(found.boxes, found.scores, nms_threshold, groups=found.classes)]
     large = found[found.larger_than(sure / 2)]
-    # together first: a sliver of an object may lie just outside of the box that the coarse view gives it
-    found = Detections.joined([found, *(one[~_explained(one, large)] for one in _put_together(pieces))])
+    # joined first: a sliver of an object may be just outside of its box in the coarse view
+    found = Detections.concatenate([found, *(one[~_covered(one, large)] for one in _join_pieces(pieces))])
     unclear = coarse[~clear]
-    found = Detections.joined([found, unclear[~_explained(unclear, found)]])
+    found = Detections.concatenate([found, unclear[~_covered(unclear, found)]])
     kept = nms(found.boxes, found.scores, nms_threshold, groups=found.classes)
     return found[kept[torch.argsort(found.classes[kept], stable=True)]]
 
 
-def _spans_of(places: list[int], given: list[Span]) -> list[Span]:
-    by_place = dict(zip(places, given))
-    return [by_place[place] for place in range(len(by_place))]
+def _spans_of(indices: list[int], spans: list[Span]) -> list[Span]:
+    by_index = dict(zip(indices, spans))
+    return [by_index[index] for index in range(len(by_index))]
 
 
 def _fits(ends: Tensor, along: list[Span]) -> Tensor:
-    """`K x S`: whether each of `K` intervals lies in each span without coming close to an inner end of it."""
+    """Return whether each of `K` intervals is in each span, not close to an inner end of it, `K x S` bool."""
     low = [-torch.inf if i == 0 else span.start + EDGE for i, span in enumerate(along)]
     high = [torch.inf if i == len(along) - 1 else span.stop - EDGE for i, span in enumerate(along)]
     return (ends[:, :1] >= ends.new_tensor(low)) & (ends[:, 1:] <= ends.new_tensor(high))
 
 
-def _explained(pieces: Detections, objects: Detections) -> Tensor:
-    """Which pieces lie for the most part in an object of their class."""
+def _covered(pieces: Detections, objects: Detections) -> Tensor:
+    """Return which pieces are mostly covered by an object of their class."""
     same = pieces.classes[:, None] == objects.classes
     return (same & (box_overlap(pieces.boxes, objects.boxes) >= SAME)).any(1)
 
 
-def _put_together(pieces: list[tuple[Tile, Detections]]) -> list[Detections]:
-    """The objects that pieces in neighbouring tiles make up."""
+def _join_pieces(pieces: list[tuple[Tile, Detections]]) -> list[Detections]:
+    """Join pieces in neighbouring tiles to objects."""
     if not pieces:
         return []
-    places = {(tile.row, tile.column): number for number, (tile, _) in enumerate(pieces)}
+    numbers = {(tile.row, tile.column): number for number, (tile, _) in enumerate(pieces)}
     firsts = [0]
     for _, piece in pieces:
         firsts.append(firsts[-1] + len(piece))
@@ -144,9 +144,9 @@ def _put_together(pieces: list[tuple[Tile, Detections]]) -> list[Detections]:
             i = group[i]
         return i
 
-    for (row, column), number in places.items():
+    for (row, column), number in numbers.items():
         for down, right in ((0, 1), (1, -1), (1, 0), (1, 1)):
-            other = places.get((row + down, column + right))
+            other = numbers.get((row + down, column + right))
             if other is not None:
                 for i, j in _agreeing(pieces[number], pieces[other]).tolist():
                     a, b = sorted((root(firsts[number] + i), root(firsts[other] + j)))
@@ -154,12 +154,12 @@ def _put_together(pieces: list[tuple[Tile, Detections]]) -> list[Detections]:
     members = defaultdict(list)
     for i in range(len(group)):
         members[root(i)].append(i)
-    everything = Detections.joined([piece for _, piece in pieces])
+    everything = Detections.concatenate([piece for _, piece in pieces])
     return [_union(everything[torch.tensor(member)]) for member in members.values()]
 
 
 def _agreeing(a: tuple[Tile, Detections], b: tuple[Tile, Detections]) -> Tensor:
-    """Pairs `P x 2` of pieces of one class whose boxes agree where both tiles look."""
+    """Return pairs `P x 2` of pieces of one class whose boxes agree within the overlap of their tiles."""
     (p, first), (q, second) = a, b
     low = first.boxes.new_tensor((max(p.y.start, q.y.start), max(p.x.start, q.x.start)))
     high = first.boxes.new_tensor((min(p.y.stop, q.y.stop), min(p.x.stop, q.x.stop)))
@@ -174,7 +174,7 @@ def _agreeing(a: tuple[Tile, Detections], b: tuple[Tile, Detections]) -> Tensor:
 
 
 def _union(pieces: Detections) -> Detections:
-    """One detection around all pieces, with the best of their scores; its mask is where any of theirs is."""
+    """Return one detection around all pieces, with the best of their scores and the union of their masks."""
     if len(pieces) == 1:
         return pieces
     box = torch.cat((pieces.boxes[:, :2].amin(0), pieces.boxes[:, 2:].amax(0)))
@@ -188,10 +188,10 @@ def _union(pieces: Detections) -> Detections:
         y = (rows - low[:, :1]) / span[:, :1] * 2 - 1
         x = (columns - low[:, 1:]) / span[:, 1:] * 2 - 1
         grid = torch.stack((x[:, None, :].expand(-1, height, -1), y[:, :, None].expand(-1, -1, width)), -1)
-        # the border's value reaches half a cell beyond the last cell's middle, and no further than the piece's box
+        # border values extend half a cell beyond the centre of the last cell, up to the box of the piece
         within = ((grid >= -1) & (grid <= 1)).all(-1)
-        chances = functional.grid_sample(
+        probabilities = functional.grid_sample(
             pieces.masks.float().sigmoid()[:, None], grid, padding_mode="border", align_corners=False
         )[:, 0]
-        masks = torch.logit((chances * within).amax(0, keepdim=True), eps=1e-4)
+        masks = torch.logit((probabilities * within).amax(0, keepdim=True), eps=1e-4)
     return Detections(box[None], pieces.classes[:1], pieces.scores.amax(0, keepdim=True), masks)

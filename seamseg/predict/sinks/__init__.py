@@ -1,38 +1,38 @@
-"""Where `predict` puts its outputs: a folder, a URL, or tar shards at either."""
+"""Where `predict` writes its outputs: a folder, a URL, or tar shards in either."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from seamseg.predict.manifest import Line
-from seamseg.predict.sinks.base import Outputs
-from seamseg.predict.sinks.files import FileOutputs
-from seamseg.predict.sinks.folder import FolderOutputs
+from seamseg.predict.sinks.base import Sink
+from seamseg.predict.sinks.folder import FolderSink
+from seamseg.predict.sinks.remote import UrlSink
 from seamseg.predict.sinks.scratch import MakeWriters
-from seamseg.predict.sinks.shards import SHARD_PHOTOS, ShardOutputs
-from seamseg.predict.sinks.target import Place, parse_place
+from seamseg.predict.sinks.shards import SHARD_PHOTOS, ShardSink
+from seamseg.predict.sinks.target import OutputTarget, parse_target
 
-__all__ = ["SHARD_PHOTOS", "FolderOutputs", "Outputs", "Place", "open_outputs", "parse_place"]
+__all__ = ["SHARD_PHOTOS", "FolderSink", "OutputTarget", "Sink", "open_sink", "parse_target"]
 
 
-def open_outputs(place: Place, make_writers: MakeWriters, head: Line, shard_photos: int = SHARD_PHOTOS) -> Outputs:
-    """The outputs of a place.
+def open_sink(target: OutputTarget, make_writers: MakeWriters, head: Line, shard_photos: int = SHARD_PHOTOS) -> Sink:
+    """Return the sink for a target.
 
     Parameters
     ----------
-    place : OUT
-    make_writers : the formats, for a folder
+    target : OUT
+    make_writers : creates the formats for a folder
     head : of the manifest
     shard_photos : photos of a shard at most
 
     Raises
     ------
     InputError
-        if the place cannot be written to, or does not go with the formats
+        if the target cannot be written to, or the formats cannot be written there
     """
-    if place.shards is not None:
-        return ShardOutputs(place, make_writers, head, shard_photos)
-    if place.is_url:
-        return FileOutputs(place, make_writers, head)
-    out = Path(place.folder)
-    return FolderOutputs(out, make_writers(out), head)
+    if target.shards is not None:
+        return ShardSink(target, make_writers, head, shard_photos)
+    if target.is_url:
+        return UrlSink(target, make_writers, head)
+    out = Path(target.folder)
+    return FolderSink(out, make_writers(out), head)

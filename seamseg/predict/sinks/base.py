@@ -1,85 +1,119 @@
-"""What `predict` needs of the place its outputs go to."""
+"""Sinks: where `predict` puts the outputs of photos and the manifest of what is done."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
-from seamseg.predict.manifest import Done, Line
+from seamseg.predict.manifest import MANIFEST, Done, Line, ManifestFolder
 from seamseg.predict.sinks.lock import FolderLock
-from seamseg.predict.sinks.scratch import Room
+from seamseg.predict.sinks.scratch import ScratchDir
 from seamseg.predict.sources.base import Container, Source
 from seamseg.predict.writers.base import Writer
 from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import cannot_write
 
 
 @dataclass(frozen=True)
-class Begun:
-    """What the main process has found: photos that are done, by name, and numbers of shards that are there."""
+class EarlierResults:
+    """Results of earlier runs: the photos that are done, by name, and the numbers of existing shards."""
 
     done: Mapping[str, Done]
-    taken: tuple[int, ...] = ()
+    shard_numbers: tuple[int, ...] = ()
 
 
-class Desk(Protocol):
-    """Where a process hands in its photos; may be used from several threads.
+class SinkWriter(Protocol):
+    """Writes the outputs of one process; may be used from several threads.
 
     Attributes
     ----------
-    names : of the photos that were handed in or left out, and whether they went well
+    names : of the photos that were committed (True) or skipped (False)
     """
 
     names: dict[str, bool]
 
-    def place(self) -> AbstractContextManager[Room]:
-        """Where one photo is written, and by what."""
+    def scratch_dir(self) -> AbstractContextManager[ScratchDir]:
+        """Return the folder and the writers for one photo."""
 
-    def hand_in(self, source: Source, room: Room, line: Line) -> None:
-        """All formats have written: keep it, and its line of the manifest once its outputs cannot be lost any more.
+    def commit(self, source: Source, scratch: ScratchDir, line: Line) -> None:
+        """Keep the outputs of a photo, and add its line to the manifest once they are durable.
 
-        Called within the block of :meth:`place`.
+        Called within the block of :meth:`scratch_dir`, after all formats have written.
         """
 
-    def leave_out(self, line: Line) -> None:
-        """The line of a photo without outputs."""
+    def skip(self, line: Line) -> None:
+        """Add the line of a photo without outputs."""
 
     def close(self) -> None:
-        """All that was handed in is in place, with its lines, when it returns."""
+        """Put everything that was committed in place, with its lines."""
 
 
-class Outputs(Protocol):
-    """A place for outputs, with the manifest that says what is done.
+class Sink(Protocol):
+    """A target of outputs, with its manifest.
 
     Attributes
     ----------
-    writers : the formats, to be asked but not to write
-    lock : of the place
+    writers : the formats, for their properties and file names only
+    lock : of the target
     """
 
     writers: Sequence[Writer]
     lock: FolderLock
 
     def check(self, sources: Sequence[Source | Container]) -> None:
-        """InputError if the photos do not go with the place."""
+        """Raise InputError if the photos cannot be written to this target."""
 
-    def begin(self, sources: Sequence[Source | Container], restart: bool) -> Begun:
-        """Put in order what earlier runs have left; by the main process, before the others work.
+    def begin(self, sources: Sequence[Source | Container], restart: bool) -> EarlierResults:
+        """Tidy up and return the results of earlier runs; called by the main process before the others start.
 
         Raises
         ------
         InputError
-            if it is of another model or other settings
+            if they are of another model or other settings
         """
 
-    def desk(self, world: World, begun: Begun, number: Callable[[], int]) -> Desk:
-        """The desk of this process; `number` gives 0, 1, 2, ..., each once over all processes."""
+    def open_writer(self, world: World, earlier: EarlierResults, next_number: Callable[[], int]) -> SinkWriter:
+        """Return the writer of this process; `next_number` counts 0, 1, 2, ... over all processes."""
 
-    def end(self, lines: Sequence[int]) -> None:
-        """One manifest, and the files that formats have for all photos; by the main process, when all are closed.
+    def finish(self, lines: Sequence[int]) -> None:
+        """Merge the manifests and write the summary files of formats; called by the main process after all are closed.
 
         Parameters
         ----------
-        lines : that each process has written
+        lines : number of lines that each process has written
         """
+
+
+def finish_formats(writers: Sequence[Writer], manifest: ManifestFolder) -> None:
+    """Let formats write their summary files; SeamsegError if that fails."""
+    for position, writer in enumerate(writers):
+        try:
+            writer.finish(manifest.records(position))
+        except OSError as error:
+            raise cannot_write(error.filename or "output", error) from error
+
+
+def planned_outputs(writers: Sequence[Writer], sources: Sequence[Source | Container]) -> Iterator[Path]:
+    """Iterate over the files that will be written, as far as they are known in advance."""
+    for writer in writers:
+        yield from writer.finals()
+        for source in sources:
+            if isinstance(source, Source):
+                yield from writer.paths(source)
+
+
+def output_names(scratch: ScratchDir, source: Source) -> list[str]:
+    """Return the planned files of a photo, relative to the folder of the writers."""
+    return [path.relative_to(scratch.folder).as_posix() for writer in scratch.writers for path in writer.paths(source)]
+
+
+def unknown_outputs(address: str) -> InputError:
+    """Return the error about an existing file that no manifest lists."""
+    return InputError(
+        f"{address}: exists already, and no {MANIFEST} lists it as an output of `seamseg predict`; choose another "
+        "place for the outputs, or overwrite it with --restart"
+    )

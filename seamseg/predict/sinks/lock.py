@@ -1,4 +1,9 @@
-"""One run at a time in a folder of outputs."""
+"""Locks of output folders and scratch folders.
+
+The `filelock` package is not used: it has no shared `flock`, by which all processes of a run hold a folder together;
+after SIGKILL its lock file stays among the outputs; and without `flock` it falls back to a lock that a killed process
+keeps.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +23,45 @@ except ImportError:  # Windows
 
 _BUSY = (errno.EAGAIN, errno.EACCES)
 _held: set[int] = set()
-"""Open files that are locked by this process"""
+"""Open locked files of this process"""
 
 
-def hold(file: int) -> None:
-    """Have a child that outlives this process for a moment, such as a decoder, not keep the lock of an open file."""
+def open_locked(path: Path, flags: int) -> int:
+    """Open a file whose lock must end with this process; its forked children close it at once.
+
+    A decoder may outlive its parent for a moment and would otherwise keep the lock.
+    """
+    file = os.open(path, flags)
     _held.add(file)
+    return file
 
 
-def let_go(file: int) -> None:
-    """Close a file that :func:`hold` has got."""
+def close_locked(file: int) -> None:
+    """Close a file from :func:`open_locked`, which releases its lock."""
     _held.discard(file)
     os.close(file)
 
 
-class FolderLock:
-    """A lock on the folder itself, which no file is left of and which ends with the process, however it ends.
+def flock(file: int, exclusive: bool = True) -> bool:
+    """Lock an open file without waiting; return False where the system has no locks (Windows).
 
-    The main process is alone while it looks at what earlier runs have left; then all processes of the run are in it
-    together, and another run's main process cannot be alone. Where the file system has no locks (some NFS), the run
-    goes on and says so.
+    Raises
+    ------
+    OSError
+        if another process has a lock that conflicts, or the file system has no locks
+    """
+    if fcntl is None:
+        return False
+    fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    return True
+
+
+class FolderLock:
+    """A lock on a folder itself: it leaves no file, and ends with the process, also by SIGKILL.
+
+    The main process holds it exclusively while it reads the results of earlier runs; then all processes of the run
+    share it, so the main process of another run cannot acquire it. On file systems without locks (some NFS) a warning
+    is printed and the run continues.
 
     Parameters
     ----------
@@ -53,51 +77,50 @@ class FolderLock:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._file is not None:
-            let_go(self._file)
+            close_locked(self._file)
             self._file = None
 
-    def alone(self) -> None:
-        """Take it for this process only.
+    def acquire_exclusive(self) -> None:
+        """Lock the folder for this process only.
 
         Raises
         ------
         SeamsegError
-            if another run is at work in the folder, or the folder cannot be made
+            if another run uses the folder, or the folder cannot be made
         """
-        self._take(True)
+        self._acquire(True)
 
-    def together(self) -> None:
-        """Take it with the other processes of this run; SeamsegError as :meth:`alone`."""
-        self._take(False)
+    def acquire_shared(self) -> None:
+        """Lock the folder together with the other processes of this run; SeamsegError as `acquire_exclusive`."""
+        self._acquire(False)
 
-    def _take(self, alone: bool) -> None:
+    def _acquire(self, exclusive: bool) -> None:
         if self.folder is None or fcntl is None:
             return
         try:
             if self._file is None:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                self._file = os.open(self.folder, os.O_RDONLY)
-                hold(self._file)
+                self._file = open_locked(self.folder, os.O_RDONLY)
         except OSError as error:
             raise cannot_write(self.folder, error) from error
         try:
-            fcntl.flock(self._file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            flock(self._file, exclusive)
         except OSError as error:
             if error.errno in _BUSY:
                 raise SeamsegError(
-                    f"{self.folder}: another `seamseg predict` is at work in this folder; wait for its end, or choose "
-                    "another folder (more processes of one run: torchrun)"
+                    f"{self.folder}: another `seamseg predict` is writing to this folder; wait until it ends, or "
+                    "choose another folder (for more processes in one run use torchrun)"
                 ) from error
-            if alone:
+            if exclusive:
                 reason = error.strerror or error
-                print(f"{self.folder}: cannot be locked ({reason}); start no second run into it", file=sys.stderr)
+                print(f"{self.folder}: cannot be locked ({reason}); do not start a second run", file=sys.stderr)
 
 
-def _forget() -> None:
+def _close_in_child() -> None:
     for file in _held:
         os.close(file)
     _held.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_close_in_child)

@@ -1,120 +1,308 @@
-"""Outputs that are made in a folder of this process and brought to a store: what files and shards have in common."""
+"""Outputs that are made in a scratch folder and then put in a store: files at a URL, and what shards share with them.
+
+Files of a store cannot be appended to. So each process puts its lines of the manifest there in parts,
+`predictions.rank<k>.<n>.jsonl`, each a manifest of its own. The main process merges them into `predictions.jsonl` at
+the start and at the end of a run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from seamseg.predict.manifest import Done, Line, ManifestFolder
-from seamseg.predict.sinks.base import Begun, Desk
-from seamseg.predict.sinks.file_store import FolderStore, Store, UrlStore
-from seamseg.predict.sinks.folder import finish_formats
+from seamseg.predict.manifest import MANIFEST, Done, Line, ManifestFolder, differences, parsed
+from seamseg.predict.sinks.base import (
+    EarlierResults,
+    SinkWriter,
+    finish_formats,
+    output_names,
+    planned_outputs,
+    unknown_outputs,
+)
 from seamseg.predict.sinks.lock import FolderLock
-from seamseg.predict.sinks.manifest_parts import Ledger
-from seamseg.predict.sinks.scratch import MakeWriters, Staging
-from seamseg.predict.sinks.target import Place
+from seamseg.predict.sinks.scratch import MakeWriters, ScratchDir, Staging
+from seamseg.predict.sinks.store import FolderStore, Store, UrlStore
+from seamseg.predict.sinks.target import OutputTarget, normalized
 from seamseg.predict.sources.base import Container, Source
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError
+
+PART_SECONDS = 20.0
+"""Time between two parts of the manifest of a URL: the work that a kill may cost."""
+
+_PART = re.compile(r"predictions\.rank(\d+)\.\d+\.jsonl")
+_PARTIAL = re.compile(r"(.*/)?\.[^/]*\.partial")
 
 
-class StoredOutputs:
-    """See `Outputs`; the parts that differ are left to :class:`FileOutputs` and :class:`ShardOutputs`.
+class ManifestParts:
+    """The manifests in a store, as the main process handles them.
 
     Parameters
     ----------
-    place : OUT
-    make_writers : the formats, for a folder
+    store : of the outputs
+    head : of this run
+    folder : local, for copies
+    """
+
+    def __init__(self, store: Store, head: Line, folder: Path) -> None:
+        self.store = store
+        self.head = head
+        self.folder = folder
+
+    def fetch(self, names: Mapping[str, int]) -> ManifestFolder:
+        """Copy all manifests among these names to the local folder, the parts of each process as one file.
+
+        Raises
+        ------
+        InputError
+            if one is of another run, or not a manifest
+        """
+        local = ManifestFolder(self.folder, self.head)
+        for path in self.folder.glob("*.jsonl"):
+            path.unlink()
+        for name in sorted(names):
+            if name == MANIFEST:
+                self.store.fetch(name, local.path)
+                with open(local.path, "rb") as file:
+                    self._check(name, file.readline())
+            elif part := _PART.fullmatch(name):
+                first, _, rest = self.store.read(name).partition(b"\n")
+                self._check(name, first + b"\n")
+                with open(local.rank_path(int(part[1])), "ab") as file:
+                    if file.tell() == 0:
+                        file.write(first + b"\n")
+                    # a store whose writes are not atomic may hold a torn line
+                    file.write(rest[: rest.rfind(b"\n") + 1])
+        return local
+
+    def _check(self, name: str, first: bytes) -> None:
+        head = parsed(first)
+        if head is None or "seamseg_predictions" not in head:
+            raise InputError(f"{self.store.address(name)}: not a manifest of `seamseg predict`; --restart replaces it")
+        if found := differences(head, self.head):
+            raise InputError(
+                f"{self.store.address('')}: holds predictions of another run: {', '.join(found)}; choose another "
+                "place, or start over with --restart"
+            )
+
+    def lines(self, names: Mapping[str, int]) -> Iterator[Line]:
+        """Iterate over the lines of all manifests, whatever run they are of."""
+        copy = self.folder / "any.jsonl"
+        for name in names:
+            if _is_manifest(name):
+                self.store.fetch(name, copy)
+                with open(copy, "rb") as file:
+                    yield from filter(None, map(parsed, file))
+
+    def replace(self, local: ManifestFolder, names: Mapping[str, int]) -> None:
+        """Put the merged manifest in the store, then remove the parts among the names."""
+        self.store.put(local.path, MANIFEST)
+        for name in names:
+            if _PART.fullmatch(name):
+                self.store.remove(name)
+
+    def remove(self, names: Mapping[str, int]) -> None:
+        """Remove all manifests, the merged one last."""
+        for name in sorted(filter(_is_manifest, names), key=lambda name: name == MANIFEST):
+            self.store.remove(name)
+
+    def remove_partial(self, names: Mapping[str, int]) -> None:
+        """Remove incomplete files of killed processes."""
+        for name in names:
+            if _PARTIAL.fullmatch(name):
+                self.store.remove(name)
+
+
+def _is_manifest(name: str) -> bool:
+    return name == MANIFEST or _PART.fullmatch(name) is not None
+
+
+class PartWriter:
+    """Writes the parts of the manifest of one process; may be used from several threads."""
+
+    def __init__(self, store: Store, head: Line, rank: int) -> None:
+        self._store = store
+        self._head = head
+        self._rank = rank
+        self._parts = 0
+        self._lock = threading.Lock()
+
+    def put(self, lines: Sequence[Line]) -> None:
+        """Put lines in the store as one part."""
+        with self._lock:
+            self._parts += 1
+            number = self._parts
+        text = "".join(json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n" for line in (self._head, *lines))
+        self._store.put_bytes(text.encode(), f"predictions.rank{self._rank}.{number:06}.jsonl")
+
+
+class StoredSink:
+    """See `Sink`; what differs is left to :class:`UrlSink` and :class:`seamseg.predict.sinks.shards.ShardSink`.
+
+    Parameters
+    ----------
+    target : OUT
+    make_writers : creates the formats for a folder
     head : of the manifest
 
     Raises
     ------
     InputError
-        if the place cannot be written to
+        if the target cannot be written to
     """
 
     deep = False
-    """Whether outputs lie in sub-folders of the place"""
+    """Whether outputs are in sub-folders of the target."""
 
-    def __init__(self, place: Place, make_writers: MakeWriters, head: Line) -> None:
-        self.place = place
+    def __init__(self, target: OutputTarget, make_writers: MakeWriters, head: Line) -> None:
+        self.target = target
         self.head = head
         self.make_writers = make_writers
-        self.writers = make_writers(place.path or Path(place.folder))
-        # a store must be able to rename what was made for it
-        self.beside: Path | None = None if place.is_url else place.path
-        self.lock = FolderLock(self.beside)
-        self.store: Store = UrlStore(place.folder) if self.beside is None else FolderStore(self.beside)
+        self.writers = make_writers(target.path or Path(target.folder))
+        # files are moved from the scratch folder, which must be on the same file system
+        self._scratch_parent: Path | None = None if target.is_url else target.path
+        self.lock = FolderLock(self._scratch_parent)
+        self.store: Store = (
+            UrlStore(target.folder) if self._scratch_parent is None else FolderStore(self._scratch_parent)
+        )
 
     def check(self, sources: Sequence[Source | Container]) -> None:
-        """See `Outputs`"""
+        """See `Sink`."""
 
-    def begin(self, sources: Sequence[Source | Container], restart: bool) -> Begun:
-        """See `Outputs`"""
+    def begin(self, sources: Sequence[Source | Container], restart: bool) -> EarlierResults:
+        """See `Sink`."""
         names = self.store.sizes(self.deep)
-        staging = Staging(self.beside, self.make_writers)
-        try:
-            ledger = Ledger(self.store, self.head, staging.folder)
-            ledger.tidy(names)
+        with self._manifests() as (parts, _):
+            parts.remove_partial(names)
             if restart:
-                self.forget(ledger, names)
-                return self.begun({}, names)
-            local = ledger.fetch(names)
-            self.admit(local, sources, names)
-            there = _IsThere(names)
-            # what no longer holds must not come true again, as by a later shard of the same number
-            local.merge(keep=there)
-            done = local.done(there)
-            ledger.replace(local, names)
-            return self.begun(done, names)
-        except OSError as error:
-            raise SeamsegError(f"{error.filename or staging.folder}: {error.strerror or error}") from error
-        finally:
-            staging.close()
+                self.remove_earlier(parts, names)
+                return self.earlier({}, names)
+            local = parts.fetch(names)
+            self.check_existing(local, sources, names)
 
-    def end(self, lines: Sequence[int]) -> None:
-        """See `Outputs`"""
+            def is_complete(line: Line) -> bool:
+                return line["status"] != "ok" or all(names.get(output, 0) > 0 for output in line["outputs"])
+
+            # lines without outputs must go: a later shard may get the same number
+            local.merge(keep=is_complete)
+            done = local.done(is_complete)
+            parts.replace(local, names)
+            return self.earlier(done, names)
+
+    def finish(self, lines: Sequence[int]) -> None:
+        """See `Sink`."""
         names = {name: size for name, size in self.store.sizes(False).items() if name.startswith("predictions")}
-        staging = Staging(self.beside, self.make_writers)
-        try:
-            ledger = Ledger(self.store, self.head, staging.folder)
-            local = ledger.fetch(names)
+        with self._manifests() as (parts, staging):
+            local = parts.fetch(names)
             local.merge({local.rank_path(rank): count for rank, count in enumerate(lines)})
-            with staging.room() as room:
-                finish_formats(room.writers, local)
-                for name in room.files():
-                    self.store.put(room.folder / name, name)
-            ledger.replace(local, names)
+            with staging.scratch_dir() as scratch:
+                finish_formats(scratch.writers, local)
+                for name in scratch.files():
+                    self.store.put(scratch.folder / name, name)
+            parts.replace(local, names)
+
+    @contextmanager
+    def _manifests(self) -> Iterator[tuple[ManifestParts, Staging]]:
+        staging = Staging(self._scratch_parent, self.make_writers)
+        try:
+            yield ManifestParts(self.store, self.head, staging.folder), staging
         except OSError as error:
             raise SeamsegError(f"{error.filename or staging.folder}: {error.strerror or error}") from error
         finally:
             staging.close()
 
-    def forget(self, ledger: Ledger, names: dict[str, int]) -> None:
-        """Start over; what is removed is taken from the names."""
-        ledger.forget(names)
+    def remove_earlier(self, parts: ManifestParts, names: dict[str, int]) -> None:
+        """Start over: remove manifests, and outputs that would be in the way, also from the names."""
+        parts.remove(names)
 
-    def admit(self, local: ManifestFolder, sources: Sequence[Source | Container], names: dict[str, int]) -> None:
-        """Look at what is there before it is merged; may remove outputs, from the names too."""
+    def check_existing(
+        self, local: ManifestFolder, sources: Sequence[Source | Container], names: Mapping[str, int]
+    ) -> None:
+        """Raise InputError if existing outputs do not allow this run."""
 
-    def begun(self, done: dict[str, Done], names: dict[str, int]) -> Begun:
-        """What the processes are told."""
-        return Begun(done)
+    def earlier(self, done: Mapping[str, Done], names: Mapping[str, int]) -> EarlierResults:
+        """Return the results of earlier runs."""
+        return EarlierResults(done)
 
     def staging(self) -> Staging:
-        """The folder of a process that works together with others."""
-        return Staging(self.beside, self.make_writers, sweep=self.beside is None)
+        """Return the temporary folder of a process that works together with others."""
+        return Staging(self._scratch_parent, self.make_writers, sweep=self._scratch_parent is None)
 
-    def desk(self, world: World, begun: Begun, number: Callable[[], int]) -> Desk:
-        """See `Outputs`"""
+    def open_writer(self, world: World, earlier: EarlierResults, next_number: Callable[[], int]) -> SinkWriter:
+        """See `Sink`."""
         raise NotImplementedError
 
 
-class _IsThere:
-    """Whether the outputs of a line are among some names, and not empty."""
+class UrlSink(StoredSink):
+    """Outputs as files at a URL: those of a photo are uploaded, then its line is added. See `Sink`."""
 
-    def __init__(self, names: dict[str, int]) -> None:
-        self._names = names
+    deep = True
 
-    def __call__(self, line: Line) -> bool:
-        return line["status"] != "ok" or all(self._names.get(output, 0) > 0 for output in line["outputs"])
+    def check(self, sources: Sequence[Source | Container]) -> None:
+        """Raise InputError if an output would overwrite a photo at a URL."""
+        photos = {normalized(source.address) for source in sources if isinstance(source, Source) and source.address}
+        for name in self._planned(sources) if photos else ():
+            if normalized(address := self.store.address(name)) in photos:
+                raise InputError(f"{address}: this output would overwrite an input photo; choose another place")
+
+    def check_existing(
+        self, local: ManifestFolder, sources: Sequence[Source | Container], names: Mapping[str, int]
+    ) -> None:
+        """Raise InputError if an output exists that no manifest lists."""
+        if local.exists():
+            return
+        for name in self._planned(sources):
+            if name in names:
+                raise unknown_outputs(self.store.address(name))
+
+    def _planned(self, sources: Sequence[Source | Container]) -> Iterator[str]:
+        folder = self.target.path or Path(self.target.folder)
+        return (path.relative_to(folder).as_posix() for path in planned_outputs(self.writers, sources))
+
+    def open_writer(self, world: World, earlier: EarlierResults, next_number: Callable[[], int]) -> SinkWriter:
+        """See `Sink`."""
+        return _UrlWriter(self.store, self.staging(), PartWriter(self.store, self.head, world.rank))
+
+
+class _UrlWriter:
+    def __init__(self, store: Store, staging: Staging, parts: PartWriter) -> None:
+        self.names: dict[str, bool] = {}
+        self._store = store
+        self._staging = staging
+        self._parts = parts
+        self._lines: list[Line] = []
+        self._last = time.monotonic()
+        self._lock = threading.Lock()
+
+    def scratch_dir(self) -> AbstractContextManager[ScratchDir]:
+        return self._staging.scratch_dir()
+
+    def commit(self, source: Source, scratch: ScratchDir, line: Line) -> None:
+        for name in scratch.files():
+            self._store.put(scratch.folder / name, name)
+        self._add({**line, "outputs": output_names(scratch, source)})
+
+    def skip(self, line: Line) -> None:
+        self._add(line)
+
+    def _add(self, line: Line) -> None:
+        with self._lock:
+            self._lines.append(line)
+            self.names[line["name"]] = line["status"] == "ok"
+            if time.monotonic() - self._last < PART_SECONDS:
+                return
+            lines, self._lines = self._lines, []
+            self._last = time.monotonic()
+        self._parts.put(lines)
+
+    def close(self) -> None:
+        try:
+            if self._lines:
+                self._parts.put(self._lines)
+        finally:
+            self._staging.close()

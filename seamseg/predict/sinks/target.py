@@ -1,4 +1,4 @@
-"""What OUT of `predict` means: a folder, tar shards, and either of them on this machine or at a URL."""
+"""The OUT argument of `predict`: a folder or a URL, for single files or for tar shards."""
 
 from __future__ import annotations
 
@@ -14,97 +14,102 @@ _NUMBER = re.compile(r"%0?(\d*)d|\{(\d+)\.\.(\d+)\}")
 
 
 @dataclass(frozen=True)
-class Numbering:
-    """Names of shards: what stands before and behind the number, its digits, the first and the last one, if any."""
+class ShardPattern:
+    """File names of shards.
 
-    before: str
-    behind: str
+    Attributes
+    ----------
+    prefix, suffix : the name before and after the number
+    digits : least digits of the number, padded with zeros
+    first, last : range of the numbers; no upper limit if `last` is None
+    """
+
+    prefix: str
+    suffix: str
     digits: int
     first: int = 0
     last: int | None = None
 
     def name(self, number: int) -> str:
-        """The shard of a number."""
-        return f"{self.before}{number:0{self.digits}}{self.behind}"
+        """Return the file name of a shard by its number."""
+        return f"{self.prefix}{number:0{self.digits}}{self.suffix}"
 
-    def owns(self, name: str) -> bool:
-        """Whether a file name is that of a shard."""
-        number = name.removeprefix(self.before).removesuffix(self.behind)
-        return number.isdecimal() and name == self.name(int(number))
+    def number(self, name: str) -> int | None:
+        """Return the number of a shard by its file name; None for other files."""
+        digits = name.removeprefix(self.prefix).removesuffix(self.suffix)
+        return int(digits) if digits.isdecimal() and name == self.name(int(digits)) else None
 
     @property
     def text(self) -> str:
-        """The names, as people write them."""
-        return f"{self.before}*{self.behind}"
+        """The pattern with `*` for the number."""
+        return f"{self.prefix}*{self.suffix}"
 
 
 @dataclass(frozen=True)
-class Place:
-    """A folder or URL, and how the shards in it are called; None for single files."""
+class OutputTarget:
+    """A folder or URL, and the names of the shards in it; `shards` is None for single files."""
 
     folder: str
-    shards: Numbering | None = None
+    shards: ShardPattern | None = None
 
     @property
     def is_url(self) -> bool:
-        """Whether it is reached through fsspec."""
+        """Whether the target is accessed through fsspec."""
         return is_url(self.folder)
 
     @property
     def path(self) -> Path | None:
-        """The folder, if it lies on this machine; also of a `file://` URL."""
+        """The local folder, also of a `file://` URL; None for other URLs."""
         if self.is_url:
             return Path(self.folder[7:]) if self.folder.startswith("file://") else None
         return Path(self.folder)
 
-    def holds(self, place: str) -> bool:
-        """Whether a path or URL is that of an output, so that an earlier run's are not taken for photos."""
+    def owns(self, address: str) -> bool:
+        """Return whether a path or URL is an output, so that outputs of an earlier run are not taken for photos."""
         if self.shards is not None:
-            folder, _, name = place.rpartition("/")
-            return self.shards.owns(name) and plain(folder or ".") == plain(self.folder)
-        return self.is_url and plain(place).startswith(f"{plain(self.folder)}/")
+            folder, _, name = address.rpartition("/")
+            return self.shards.number(name) is not None and normalized(folder or ".") == normalized(self.folder)
+        return self.is_url and normalized(address).startswith(f"{normalized(self.folder)}/")
 
 
-def parse_place(out: str) -> Place:
-    """The place that OUT names.
-
-    Shards have a number in their name, `part-%06d.tar` or `part-{000000..000999}.tar`; anything else is a folder.
+def parse_target(out: str) -> OutputTarget:
+    """Parse OUT: a name with a number, `part-%06d.tar` or `part-{000000..000999}.tar`, means shards, others a folder.
 
     Raises
     ------
     InputError
-        if it is empty, looks like a photo, or like a shard but has no number that can be understood
+        if it is empty, looks like a photo, or like a shard without a valid number
     """
     if not out.strip():
         raise InputError("OUT is empty, is a variable not set? `.` is the working folder")
     if out.lower().endswith(PHOTO_ENDINGS) and not (is_url(out) or Path(out).is_dir()):
         raise InputError(f"{out}: looks like a photo; the last argument must be the folder for the outputs")
     if re.match(r"[A-Za-z][\w+.-]+:/[^/]", out):
-        raise InputError(f"{out}: URLs have two slashes behind the colon, as s3://bucket/out")
+        raise InputError(f"{out}: URLs have two slashes after the colon, as s3://bucket/out")
     folder, slash, name = out.rpartition("/")
     if not name.lower().endswith((".tar", ".tar.gz", ".tgz")) or (not is_url(out) and Path(out).is_dir()):
-        return Place(out.rstrip("/") or out)
+        return OutputTarget(out.rstrip("/") or out)
     found = list(_NUMBER.finditer(name))
     if len(found) != 1 or not name.endswith(".tar"):
         raise InputError(
-            f"{out}: shards need one number in their name and end with .tar, as 'part-%06d.tar' or "
+            f"{out}: names of shards need exactly one number and end with .tar, as 'part-%06d.tar' or "
             "'part-{000000..000999}.tar'"
         )
     (number,) = found
-    before, behind = name[: number.start()], name[number.end() :]
+    prefix, suffix = name[: number.start()], name[number.end() :]
     digits, first, last = number.groups()
     if first is None:
-        numbering = Numbering(before, behind, int(digits or 1))
+        pattern = ShardPattern(prefix, suffix, int(digits or 1))
     else:
-        numbering = Numbering(before, behind, len(first), int(first), int(last))
+        pattern = ShardPattern(prefix, suffix, len(first), int(first), int(last))
         if int(last) < int(first):
             raise InputError(f"{out}: the last number of the shards is below the first")
-    return Place(folder or (slash or "."), numbering)
+    return OutputTarget(folder or (slash or "."), pattern)
 
 
-def plain(place: str) -> str:
-    """A path or URL in the one way that can be compared with others."""
-    scheme, mark, rest = place.partition("://")
+def normalized(address: str) -> str:
+    """Return a path or URL in a form that can be compared with others."""
+    scheme, mark, rest = address.partition("://")
     if not mark or scheme == "file":
-        return f"file://{Path(rest if mark else place).resolve()}"
+        return f"file://{Path(rest if mark else address).resolve()}"
     return f"{scheme}://{'/'.join(part for part in rest.split('/') if part not in ('', '.'))}"

@@ -1,4 +1,4 @@
-"""A photo that `predict` works on, by itself or in a container; where it comes from and what its outputs are called."""
+"""The photos that `predict` works on: single files, and items of containers such as videos and shards."""
 
 from __future__ import annotations
 
@@ -29,15 +29,20 @@ PHOTO_ENDINGS = (
     ".pgm",
     ".avif",
 )
-"""Files that a folder is searched for, whatever the case of their ending."""
+"""Endings of the files that are found in a folder, in any case."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A photo: its path, the name of its outputs (`/` between folders, no ending), its path below the input folder.
+    """A photo.
 
-    What is no file of its own on this machine has an `address` instead: a URL, a frame of a video, a member of a shard.
-    What cannot be read for sure says why in `problem`: a folder without permission, the place where a video breaks off.
+    Attributes
+    ----------
+    path : of the file
+    name : of its outputs, with `/` between folders and without an ending
+    relative : path relative to the input folder
+    address : of a photo that is not a local file of its own: a URL, a frame of a video, a member of a shard
+    problem : why it certainly cannot be read: a folder without permission, the place where a video breaks off
     """
 
     path: Path
@@ -51,11 +56,11 @@ class Source:
 
     @property
     def source(self) -> Source:
-        """Itself: a photo by itself is an item, too."""
+        """The photo itself: a single photo is a `SourceItem`, too."""
         return self
 
     def open(self) -> Image.Image:
-        """Decode it, see :func:`open_image`; UnreadableImage if that fails."""
+        """Decode the photo, see :func:`open_image`; UnreadableImage if that fails."""
         if self.problem:
             raise UnreadableImage(f"{self}: {self.problem}")
         if self.address:
@@ -63,35 +68,43 @@ class Source:
         return open_image(self.path)
 
     def stamp(self) -> str:
-        """Changes when the file changes; empty where that cannot be told."""
+        """Return a text that changes when the file changes; empty for photos that are not local files."""
         return "" if self.address else file_stamp(self.path)
 
 
-class Item(Protocol):
-    """A photo that is read where it stands in a container: `open` must be called before the next one is asked for."""
+class SourceItem(Protocol):
+    """A photo of a container, which is read as a stream: call `open` before the next item is requested."""
 
     @property
-    def source(self) -> Source: ...
+    def source(self) -> Source:
+        """The photo."""
+        ...
 
-    def open(self) -> Image.Image: ...
+    def open(self) -> Image.Image:
+        """Decode the photo."""
+        ...
 
 
 class Container(Protocol):
-    """Many photos in one file, whose names are known only as it is read: a video, a shard."""
+    """A file of many photos, whose names are known only after reading it: a video, a shard."""
 
     @property
     def name(self) -> str:
-        """What the names of its photos begin with"""
+        """First part of the names of its photos."""
 
-    def items(self) -> Iterator[Item]:
-        """Its photos in order, the same ones each time; where it breaks off, the last fails to open."""
+    @property
+    def relative(self) -> str:
+        """Path relative to the input folder."""
+
+    def items(self) -> Iterator[SourceItem]:
+        """Iterate over its photos, always in the same order; opening the last fails if the file is truncated."""
 
     def stamp(self) -> str:
-        """As :meth:`Source.stamp`"""
+        """See :meth:`Source.stamp`."""
 
 
 def file_stamp(path: Path) -> str:
-    """Size and time of change of a file; empty if there is none."""
+    """Return size and modification time of a file; empty if it does not exist."""
     try:
         status = os.stat(path)
     except OSError:
@@ -100,13 +113,13 @@ def file_stamp(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class PhotoFile:
-    """What containers have in common: a file on disk or at a URL, its name, and its path below the input folder."""
+class ContainerFile:
+    """Base of containers: a local file or URL, its name, and its path relative to the input folder."""
 
-    place: str
+    address: str
     name: str
     relative: str
 
     def stamp(self) -> str:
-        """See `Source.stamp`"""
-        return "" if is_url(self.place) else file_stamp(Path(self.place))
+        """See :meth:`Source.stamp`."""
+        return "" if is_url(self.address) else file_stamp(Path(self.address))

@@ -1,4 +1,4 @@
-"""Finding the photos that `predict` works on, and names for their outputs."""
+"""Find the photos that `predict` works on, and choose the names of their outputs."""
 
 from __future__ import annotations
 
@@ -22,132 +22,155 @@ LIST_ENDING = ".txt"
 def find_sources(
     inputs: str | Path | Sequence[str | Path],
     out: Path | None = None,
-    is_output: Callable[[str], bool] = lambda place: False,
+    is_output: Callable[[str], bool] = lambda address: False,
 ) -> list[Source | Container]:
-    """The photos of a file, folder (with its sub-folders), glob (`**` for any depth), URL, list, video or tar shards.
+    """Find the photos of a file, folder (with sub-folders), glob (`**` for any depth), URL, list, video or tar shards.
 
-    A folder is searched for the endings of :data:`PHOTO_ENDINGS`, hidden files aside; a file or glob is taken at its
-    word. `LIST.txt`, or `@LIST`, has a path or URL a line, relative to the folder of the list or else to the working
-    folder; `#` begins a remark. Shards may be numbered as `part-{000..010}.tar`. Photos of a folder or glob are sorted
-    by path, others come as named.
+    A folder is searched for the endings of :data:`PHOTO_ENDINGS`, without hidden files; files that are named, or match
+    a glob, are used whatever their ending. `LIST.txt`, or `@LIST`, has one path or URL a line, relative to the folder
+    of the list or else to the working folder; `#` starts a comment. Shards may be numbered as `part-{000..010}.tar`.
+    Photos of a folder or glob are sorted by path, others keep the given order.
 
-    The name of an output is the path below the folder (of a list: below what all have in common) without its ending.
-    Where two photos would share one (`a.jpg`, `a.png`), both keep their ending in it. Several inputs are as a list of
-    all that each of them means. What is named twice is taken once.
+    The name of an output is the path relative to the folder (of a list: to the common parent folder), without its
+    ending. Where two photos would have the same name (`a.jpg`, `a.png`), both keep their ending in it. Several inputs
+    are treated as a list of all photos that they name. Duplicates are removed.
 
-    A folder that may not be looked into is a photo that cannot be read, so that it is told and counted.
+    A folder that cannot be listed becomes a photo that cannot be read, so that it is reported and counted.
 
     Parameters
     ----------
-    inputs : what the user named, one or several
-    out : folder of the outputs, which is not searched where it lies below the photos
-    is_output : whether a path or URL that was found is that of an output; it is passed over
+    inputs : one or several
+    out : folder of the outputs, which is not searched if it is below the photos
+    is_output : returns whether a path or URL is an output, which is ignored
 
     Raises
     ------
     InputError
-        if there is nothing of the name, no photo in the folder, the folder is `out`, or the list cannot be read
+        if an input does not exist, there are no photos, the folder is `out`, or the list cannot be read
     """
     if isinstance(inputs, (str, Path)):
-        return _named(*_meant_by(str(inputs), out, is_output))
+        return _named(*_expand(str(inputs), out, is_output))
     if len(inputs) == 1:
         return find_sources(inputs[0], out, is_output)
-    return _named(*_in_common([place for one in inputs for place in _meant_by(str(one), out, is_output)[0]]))
+    return _named(*_in_common([address for one in inputs for address in _expand(str(one), out, is_output)[0]]))
 
 
-def _meant_by(text: str, out: Path | None, is_output: Callable[[str], bool]) -> tuple[list[str], list[PurePosixPath]]:
-    """The paths and URLs of one input, and what they are called below it."""
+Found = tuple[list[str], list[PurePosixPath]]
+"""Paths and URLs, and their paths relative to the input"""
+
+
+def _expand(text: str, out: Path | None, is_output: Callable[[str], bool]) -> Found:
+    """Return the paths and URLs that one input names."""
     path = Path(text)
     if not text.strip():
         raise InputError("IN is empty, is a variable not set? `.` is the working folder")
     if is_url(text):
-        root, found_there = find_urls(text, PHOTO_ENDINGS)
-        if not (places := [place for place in found_there if not is_output(place)]):
-            raise InputError(f"{text}: only outputs of `predict` lie here; choose another place for them")
-        return places, [PurePosixPath(p) for p in relative_names(places, root)]
+        return _of_url(text, is_output)
     if text.startswith("@") and not path.exists():
         return _of_list(Path(text[1:]))
     if path.is_dir():
-        if out is not None and path.resolve() == out.resolve():
-            raise InputError(f"{out}: photos and outputs in one folder would mix; choose another output folder")
-        root_folder, found = path, _walk(path, _below(path, out))
-        if not found:
-            raise InputError(
-                f"{text}: 0 images found in this folder; looked for {', '.join(PHOTO_ENDINGS)} (for videos or "
-                "shards use a glob, as '*.mp4')"
-            )
-    elif path.exists():
-        if path.suffix.lower() == LIST_ENDING:
-            return _of_list(path)
-        root_folder, found = path.parent, [path]
-    elif len(numbered := expand_numbers(text)) > 1:
-        found = [Path(one) for one in numbered]
-        missing = next((one for one in found if not one.exists()), None)
-        if missing is not None:
-            raise InputError(f"{missing}: no such file ({text} names {len(found)})")
-        root_folder = Path(os.path.commonpath([one.parent for one in found]))
-    elif glob.has_magic(text):
-        root_folder = _fixed_part(path)
-        skipped = _below(root_folder, out)
-        matches = map(Path, glob.iglob(text, recursive=True))
-        found = sorted(p for p in matches if p.is_file() and not _inside(p, skipped) and not is_output(str(p)))
-        if not found:
-            raise InputError(f"{text}: 0 images match this pattern")
-    else:
-        raise InputError(f"{text}: no such image, video, folder or list")
-    return [str(p) for p in found], [PurePosixPath(p.relative_to(root_folder).as_posix()) for p in found]
+        return _of_folder(text, out)
+    if path.exists():
+        return _of_list(path) if path.suffix.lower() == LIST_ENDING else _relative_to(path.parent, [path])
+    if len(numbered := expand_numbers(text)) > 1:
+        return _of_numbers(text, [Path(one) for one in numbered])
+    if glob.has_magic(text):
+        return _of_glob(text, out, is_output)
+    raise InputError(f"{text}: no such image, video, folder or list")
 
 
-def _named(places: Sequence[str], relative: Sequence[PurePosixPath]) -> list[Source | Container]:
-    found: list[Source | Container] = []
-    for place, name, below in zip(places, _unique_names(relative), relative):
-        if is_video(place):
-            require_decoder(place)
-            found.append(Video(place, name, str(below)))
-        elif is_shard(place):
-            found.append(Shard(place, name.removesuffix(".tar"), str(below)))
-        elif not is_url(place) and not place.lower().endswith(PHOTO_ENDINGS) and os.path.isdir(place):
-            # one that cannot be listed, or that a list names
-            found.append(Source(Path(place), f"{name}/", f"{below}/", problem=_why_not(place)))
-        elif is_url(place):
-            found.append(Source(Path(relative_names([place], "")[0]), name, str(below), place))
-        else:
-            found.append(Source(Path(place), name, str(below)))
-    return found
+def _relative_to(root: Path, found: Sequence[Path]) -> Found:
+    return [str(p) for p in found], [PurePosixPath(p.relative_to(root).as_posix()) for p in found]
 
 
-def _of_list(path: Path) -> tuple[list[str], list[PurePosixPath]]:
+def _of_url(url: str, is_output: Callable[[str], bool]) -> Found:
+    root, found = find_urls(url, PHOTO_ENDINGS)
+    addresses = [address for address in found if not is_output(address)]
+    if not addresses:
+        raise InputError(f"{url}: contains only outputs of `predict`; choose another place for them")
+    return addresses, [PurePosixPath(p) for p in relative_names(addresses, root)]
+
+
+def _of_folder(text: str, out: Path | None) -> Found:
+    folder = Path(text)
+    if out is not None and folder.resolve() == out.resolve():
+        raise InputError(f"{out}: photos and outputs in one folder would mix; choose another output folder")
+    found = _walk(folder, _below(folder, out))
+    if not found:
+        raise InputError(
+            f"{text}: 0 images found in this folder; looked for {', '.join(PHOTO_ENDINGS)} (for videos or shards use a "
+            "glob, as '*.mp4')"
+        )
+    return _relative_to(folder, found)
+
+
+def _of_numbers(text: str, found: Sequence[Path]) -> Found:
+    missing = next((one for one in found if not one.exists()), None)
+    if missing is not None:
+        raise InputError(f"{missing}: no such file ({text} names {len(found)})")
+    return _relative_to(Path(os.path.commonpath([one.parent for one in found])), found)
+
+
+def _of_glob(pattern: str, out: Path | None, is_output: Callable[[str], bool]) -> Found:
+    root = _fixed_part(Path(pattern))
+    skipped = _below(root, out)
+    matches = map(Path, glob.iglob(pattern, recursive=True))
+    found = sorted(p for p in matches if p.is_file() and not _inside(p, skipped) and not is_output(str(p)))
+    if not found:
+        raise InputError(f"{pattern}: 0 images match this pattern")
+    return _relative_to(root, found)
+
+
+def _named(addresses: Sequence[str], relative: Sequence[PurePosixPath]) -> list[Source | Container]:
+    return [_source(*one) for one in zip(addresses, _unique_names(relative), map(str, relative))]
+
+
+def _source(address: str, name: str, relative: str) -> Source | Container:
+    if is_video(address):
+        require_decoder(address)
+        return Video(address, name, relative)
+    if is_shard(address):
+        return Shard(address, name.removesuffix(".tar"), relative)
+    if is_url(address):
+        return Source(Path(relative_names([address], "")[0]), name, relative, address)
+    if not address.lower().endswith(PHOTO_ENDINGS) and os.path.isdir(address):
+        # a folder that cannot be listed, or that a list names
+        return Source(Path(address), f"{name}/", f"{relative}/", problem=_why_not_listed(address))
+    return Source(Path(address), name, relative)
+
+
+def _of_list(path: Path) -> Found:
     if not path.exists():
         raise InputError(f"{path}: no such list of images")
     try:
         lines = read_bytes(path, "list of images").decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: cannot be read as a list of images, one path a line: {error}") from None
-    places = []
+    addresses = []
     for line in dict.fromkeys(line.strip() for line in lines):
         beside = path.parent / line
         if not line or (line.startswith("#") and not beside.exists()):
             continue
-        places.append(line if is_url(line) or (not beside.exists() and Path(line).exists()) else str(beside))
-    if not places:
+        addresses.append(line if is_url(line) or (not beside.exists() and Path(line).exists()) else str(beside))
+    if not addresses:
         raise InputError(f"{path}: this list names 0 images; it needs one path or URL a line")
-    return _in_common(places)
+    return _in_common(addresses)
 
 
-def _in_common(places: Sequence[str]) -> tuple[list[str], list[PurePosixPath]]:
-    """Each of some paths and URLs once, and what they are called below the folder that all have in common."""
-    # one file may be written in several ways
+def _in_common(addresses: Sequence[str]) -> Found:
+    """Remove duplicates, and return the paths relative to the common parent folder."""
+    # one file may have several spellings
     once: dict[str, str] = {}
-    for place in places:
-        once.setdefault(place if is_url(place) else os.path.abspath(place), place)
-    # absolute, so that `..` and working folders do not show in the names
+    for address in addresses:
+        once.setdefault(address if is_url(address) else os.path.abspath(address), address)
+    # absolute, so that names contain neither `..` nor the working folder
     full = [relative_names([p], "")[0] if is_url(p) else p.lstrip(os.sep) for p in once]
     common = os.path.commonpath([os.path.dirname(p) for p in full])
     return list(once.values()), [PurePosixPath(os.path.relpath(p, common or ".")) for p in full]
 
 
-def _why_not(folder: str) -> str:
-    """Why a folder cannot be listed."""
+def _why_not_listed(folder: str) -> str:
+    """Return why a folder cannot be listed."""
     try:
         os.listdir(folder)
     except OSError as error:
@@ -158,14 +181,14 @@ def _why_not(folder: str) -> str:
 def _walk(folder: Path, out: Path | None) -> list[Path]:
     found: list[Path] = []
 
-    def note(error: OSError) -> None:
+    def on_error(error: OSError) -> None:
         if Path(error.filename) == folder:
             raise InputError(f"{folder}: this folder cannot be listed: {error.strerror or error}") from error
         found.append(Path(error.filename))
 
     visited: set[str] = set()
-    for parent, folders, files in os.walk(folder, onerror=note, followlinks=True):
-        # links may lead in a circle
+    for parent, folders, files in os.walk(folder, onerror=on_error, followlinks=True):
+        # links may form a cycle
         if (real := os.path.realpath(parent)) in visited:
             folders.clear()
             continue
@@ -177,7 +200,7 @@ def _walk(folder: Path, out: Path | None) -> list[Path]:
 
 
 def _below(root: Path, out: Path | None) -> Path | None:
-    """`out` if it lies below `root`: one that is `root`, or holds it, would hide photos that were asked for."""
+    """Return `out` if it is below `root`; if it were `root` or above it, all photos would be skipped."""
     if out is None or out.resolve() == root.resolve():
         return None
     return out if _inside(out, root) else None
@@ -188,7 +211,7 @@ def _inside(path: Path, folder: Path | None) -> bool:
 
 
 def _fixed_part(pattern: Path) -> Path:
-    """The folders before the first that holds a wildcard."""
+    """Return the folders before the first wildcard."""
     parts = pattern.parent.parts
     magic = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts))
     return Path(*parts[:magic]) if magic else Path(".")
@@ -197,7 +220,7 @@ def _fixed_part(pattern: Path) -> Path:
 def _unique_names(paths: Sequence[PurePosixPath]) -> list[str]:
     names = [str(p.with_suffix("")) for p in paths]
     while True:
-        # compared without case, since some file systems do so; full names that still meet are one file there anyway
+        # some file systems ignore case; full names that are equal there are one file anyway
         count = Counter(name.casefold() for name in names)
         renamed = [str(p) if count[name.casefold()] > 1 else name for p, name in zip(paths, names)]
         if renamed == names:
@@ -206,7 +229,7 @@ def _unique_names(paths: Sequence[PurePosixPath]) -> list[str]:
 
 
 def refuse_overwriting(sources: Iterable[Source], outputs: Iterable[Path]) -> None:
-    """InputError if an output would replace one of the photos."""
+    """Raise InputError if an output would overwrite one of the photos."""
     photos = {_real(source.path) for source in sources if not source.address}
     for output in outputs:
         if _real(output) in photos:
@@ -214,7 +237,7 @@ def refuse_overwriting(sources: Iterable[Source], outputs: Iterable[Path]) -> No
 
 
 def _real(path: Path) -> str:
-    """The path without links; of a million files in few folders at little cost."""
+    """Resolve links; fast for a million files in few folders."""
     return os.path.realpath(path) if os.path.islink(path) else os.path.join(_real_folder(path.parent), path.name)
 
 
@@ -224,11 +247,11 @@ def _real_folder(folder: Path) -> str:
 
 
 def refuse_sharing(sources: Iterable[Source], outputs: Iterable[Sequence[Path]]) -> None:
-    """InputError if two photos would be written to one file; `outputs` has the files of each photo."""
+    """Raise InputError if two photos would be written to one file; `outputs` has the files of each photo."""
     owners: dict[str, Source] = {}
     for source, paths in zip(sources, outputs):
         for path in paths:
-            # some file systems do not tell cases apart
+            # some file systems ignore case
             owner = owners.setdefault(str(path).casefold(), source)
             if owner is not source:
                 raise InputError(

@@ -1,4 +1,4 @@
-"""The photos of a process, decoded by other processes, one of which may be killed without an end to the run."""
+"""Decoding of the photos of a process, in worker processes that may be killed without ending the run."""
 
 from __future__ import annotations
 
@@ -8,40 +8,46 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from seamseg.data.workers import block_sigterm, describe_exit, failed_workers, ignore_foreign_sigterm
-from seamseg.inference.images import Photo, PhotoTransform, Unreadable, as_is
+from seamseg.inference.images import PreparedImage
 from seamseg.predict.manifest import Done
-from seamseg.predict.sources.base import Container, Item, Source
+from seamseg.predict.sources.base import Container, Source, SourceItem
 from seamseg.utils.errors import InputError, SeamsegError, UnreadableImage
 from seamseg.utils.urls import describe_error
 
 _NOTE_BYTES = 4096
-_NAMELESS_DEATHS = 3
-"""Deaths of decoders that were reading nothing, after which the run ends."""
+_MAX_IDLE_DEATHS = 3
+"""Deaths of decoders that were not reading a photo, after which the run ends."""
 
 READ_AHEAD_BYTES = 512 << 20
-"""Of decoded photos that wait, over all decoders of a process; each may hold one photo more than its part."""
-
-Read = tuple[Source, str, Photo | Unreadable]
-"""A photo, the stamp of its file, and what became of it"""
+"""Limit of decoded photos that wait, over all decoders of a process; each may hold one photo more than its part."""
 
 
-class Share(IterableDataset):
-    """The photos that fall to one process; its decoders (the workers of a DataLoader) share them out further.
+class DecodedImage(NamedTuple):
+    """A photo, the stamp of its file, and its prepared image, or the reason why it cannot be decoded."""
 
-    Single photos are dealt out one by one. Of containers each decoder reads whole ones if there are enough for all;
-    otherwise every decoder goes through each container and decodes its part of the photos.
+    source: Source
+    stamp: str
+    image: PreparedImage | str
+
+
+class DecoderShare(IterableDataset):
+    """The photos of one process; its decoders (the workers of a DataLoader) divide them further.
+
+    Single photos are assigned in turn. If there are enough containers for all decoders, each reads whole ones;
+    otherwise each decoder goes through every container and decodes its part of the photos.
 
     Parameters
     ----------
     sources : all, the same list in every process
-    decoder : makes photos of pictures
-    done : photos that were done before this run, the same in every process
+    prepare : makes network inputs of decoded photos
+    done : photos that earlier runs have done, the same in every process
     rank, size : of the processes
     limit : photos of each container at most
     """
@@ -49,7 +55,7 @@ class Share(IterableDataset):
     def __init__(
         self,
         sources: Sequence[Source | Container],
-        decoder: PhotoTransform,
+        prepare: Callable[[Image.Image], PreparedImage],
         done: Mapping[str, Done],
         rank: int = 0,
         size: int = 1,
@@ -58,61 +64,63 @@ class Share(IterableDataset):
         self.photos = [s for s in sources if isinstance(s, Source) and not _is_done(s, s.stamp, done)]
         self.containers = [s for s in sources if not isinstance(s, Source)]
         self.mine = self.photos[rank::size]
-        self.decoder = decoder
+        self.prepare = prepare
         self.done = done
         self.rank = rank
         self.size = size
         self.limit = limit
-        self.leave_out: Collection[str] = ()
+        self.skip: Collection[str] = ()
         self.notes = torch.zeros(0, _NOTE_BYTES, dtype=torch.uint8)
-        self.ahead = Ahead(0)
+        self.budget = ReadAheadBudget(0)
 
-    def __iter__(self) -> Iterator[tuple[int, Read]]:
-        """The photos, each with the number of the decoder that has read it."""
+    def __iter__(self) -> Iterator[tuple[int, DecodedImage]]:
+        """Iterate over the photos, each with the number of the decoder that read it."""
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         note = self.notes[worker] if worker < len(self.notes) else None
         for source in self.mine[worker::workers]:
-            if source.name not in self.leave_out:
-                yield self._read(worker, source.stamp(), source, note)
+            if source.name not in self.skip:
+                yield worker, self._decode(worker, source.stamp(), source, note)
         readers, me = self.size * workers, self.rank + self.size * worker
         whole = len(self.containers) >= readers
         for number, container in enumerate(self.containers):
             if whole and number % readers != me:
                 continue
-            stamp, count, left = container.stamp(), 0, 0
-            for item in container.items():
-                count += 1
-                if self.limit is not None and count > self.limit:
-                    break
-                if _is_done(item.source, lambda stamp=stamp: stamp, self.done):  # type: ignore[misc]
-                    continue
-                left += 1
-                if (whole or left % readers == me) and item.source.name not in self.leave_out:
-                    yield self._read(worker, stamp, item, note)
+            stamp = container.stamp()
+            for position, item in enumerate(self._missing(container, stamp), 1):
+                if (whole or position % readers == me) and item.source.name not in self.skip:
+                    yield worker, self._decode(worker, stamp, item, note)
 
-    def _read(self, worker: int, stamp: str, item: Item, note: torch.Tensor | None) -> tuple[int, Read]:
+    def _missing(self, container: Container, stamp: str) -> Iterator[SourceItem]:
+        """Iterate over the photos of a container that are not done, up to the limit."""
+        for count, item in enumerate(container.items(), 1):
+            if self.limit is not None and count > self.limit:
+                return
+            if not _is_done(item.source, lambda: stamp, self.done):
+                yield item
+
+    def _decode(self, worker: int, stamp: str, item: SourceItem, note: torch.Tensor | None) -> DecodedImage:
         source = item.source
-        self.ahead.wait(worker)
+        self.budget.wait(worker)
         _write_note(note, source)
         try:
-            photo = self.decoder(item.open())
-        except UnreadableImage as error:  # names it
-            return worker, (source, stamp, Unreadable(str(error)))
+            image = self.prepare(item.open())
+        except UnreadableImage as error:  # its text names the photo
+            return DecodedImage(source, stamp, str(error))
         except InputError as error:
-            return worker, (source, stamp, Unreadable(f"{source}: {error}"))
-        except Exception as error:  # one photo, which is named, must not end the run: too little memory for it, say
-            return worker, (source, stamp, Unreadable(f"{source}: cannot be decoded: {describe_error(error)}"))
+            return DecodedImage(source, stamp, f"{source}: {error}")
+        except Exception as error:  # one photo, for which the memory may not suffice, must not end the run
+            return DecodedImage(source, stamp, f"{source}: cannot be decoded: {describe_error(error)}")
         finally:
             _write_note(note, None)
-        self.ahead.decoded(worker, bytes_of_photo(photo))
-        return worker, (source, stamp, photo)
+        self.budget.add(worker, image.nbytes)
+        return DecodedImage(source, stamp, image)
 
 
-class Ahead:
-    """What decoders have decoded and the process that reads from them has not yet taken, in bytes.
+class ReadAheadBudget:
+    """Counts the bytes that decoders have decoded and the reading process has not yet received.
 
-    Each number has one writer, so no lock is needed, which a decoder that is killed would keep.
+    Each counter has one writer, so no lock is needed, which a killed decoder would keep.
 
     Parameters
     ----------
@@ -122,47 +130,42 @@ class Ahead:
     def __init__(self, workers: int) -> None:
         self.parent = os.getpid()
         self._part = READ_AHEAD_BYTES // max(workers, 1)
-        self._decoded, self._taken = (torch.zeros(workers, dtype=torch.int64).share_memory_() for _ in range(2))
+        self._decoded, self._received = (torch.zeros(workers, dtype=torch.int64).share_memory_() for _ in range(2))
 
     def wait(self, worker: int) -> None:
-        """In a decoder: until there is room; at once if it holds nothing, so that the others can never block it."""
-        while worker < len(self._taken) and self._decoded[worker] - self._taken[worker] >= self._part:
+        """Block a decoder while its part is used up; never if it holds nothing, so that others cannot block it."""
+        while worker < len(self._received) and self._decoded[worker] - self._received[worker] >= self._part:
             if os.getppid() != self.parent:
                 return
             time.sleep(0.005)
 
-    def decoded(self, worker: int, count: int) -> None:
-        """In a decoder: it has so many bytes more to hand over."""
+    def add(self, worker: int, count: int) -> None:
+        """Count bytes that a decoder has decoded; called by the decoder."""
         if worker < len(self._decoded):
             self._decoded[worker] += count
 
-    def taken(self, worker: int, count: int) -> None:
-        """In the process that reads: it has got them."""
-        if worker < len(self._taken):
-            self._taken[worker] += count
+    def remove(self, worker: int, count: int) -> None:
+        """Count bytes that have been received; called by the reading process."""
+        if worker < len(self._received):
+            self._received[worker] += count
 
     def release(self) -> None:
-        """In the process that reads: nothing is waited for any more."""
-        self._taken.fill_(1 << 60)
+        """End all waiting; called by the reading process."""
+        self._received.fill_(1 << 60)
 
 
-def bytes_of_photo(photo: Photo) -> int:
-    """Memory of a decoded photo."""
-    return photo.image.nbytes + (0 if photo.rgb is None else photo.rgb.nbytes)
+class WorkerFailure(NamedTuple):
+    """A message about a decoder that died, and the photos to skip from now on, with the reason."""
 
-
-class Death(NamedTuple):
-    """What became of a decoder, for people, and the photos that are not to be tried again, with the reason."""
-
-    story: str
-    left_out: list[tuple[Source, str]]
+    message: str
+    skipped: list[tuple[Source, str]]
 
 
 class Decoders:
-    """Reads a share with some processes.
+    """Reads a share with worker processes.
 
-    A decoder that is killed while it reads a photo is replaced, and the photo tried again; if it happens a second time,
-    the photo is left out.
+    A decoder that is killed while it reads a photo is replaced, and the photo is tried again; if this happens a second
+    time, the photo is skipped.
 
     Parameters
     ----------
@@ -170,17 +173,17 @@ class Decoders:
     workers : processes that decode; 0 decodes in this one
     """
 
-    def __init__(self, share: Share, workers: int) -> None:
+    def __init__(self, share: DecoderShare, workers: int) -> None:
         self.share = share
         self.workers = workers if share.containers else min(workers, len(share.mine))
         self._deaths: Counter[str] = Counter()
-        self._nameless = 0
+        self._idle_deaths = 0
         self._iterator: object = None
         share.notes = torch.zeros(self.workers, _NOTE_BYTES, dtype=torch.uint8).share_memory_()
 
-    def read(self, leave_out: Collection[str]) -> Iterator[Read]:
-        """The photos but for those named; may be called again after an error that :meth:`bury` has dealt with."""
-        self.share.leave_out = leave_out
+    def read(self, skip: Collection[str]) -> Iterator[DecodedImage]:
+        """Decode the photos except those named; may be called again after :meth:`handle_worker_failure`."""
+        self.share.skip = skip
         self.share.notes.zero_()
         if not self.share.mine and not self.share.containers:
             return
@@ -188,32 +191,32 @@ class Decoders:
             self.share,
             batch_size=None,
             num_workers=self.workers,
-            collate_fn=as_is,
+            collate_fn=_unchanged,
             worker_init_fn=ignore_foreign_sigterm if self.workers else None,
         )
-        ahead = self.share.ahead = Ahead(self.workers)
+        budget = self.share.budget = ReadAheadBudget(self.workers)
         with block_sigterm():
             self._iterator = iter(loader)
         try:
-            for worker, read in self._iterator:  # type: ignore[attr-defined]
-                if isinstance(read[2], Photo):
-                    ahead.taken(worker, bytes_of_photo(read[2]))
-                yield read
+            for worker, decoded in self._iterator:  # type: ignore[attr-defined]
+                if isinstance(decoded.image, PreparedImage):
+                    budget.remove(worker, decoded.image.nbytes)
+                yield decoded
         finally:
-            ahead.release()
+            budget.release()
         self._iterator = None
 
-    def bury(self, error: BaseException) -> Death | None:
-        """Deal with an error that came while photos were read, at any place of this process.
+    def handle_worker_failure(self, error: BaseException) -> WorkerFailure | None:
+        """Handle an error that was raised while photos were read, anywhere in this process.
 
         Returns
         -------
-        what happened; None if the error is not about a dead decoder
+        the failure; None if the error is not about a dead decoder
 
         Raises
         ------
         SeamsegError
-            if it makes no sense to go on
+            if the run cannot continue
         """
         workers = getattr(self._iterator, "_workers", ())
         dead = failed_workers(error, workers)
@@ -222,47 +225,52 @@ class Decoders:
         for number in dead:
             workers[number].join(timeout=1)
         codes = {code for number in dead if (code := workers[number].exitcode)}
-        read = [source for number in dead if (source := _read_note(self.share.notes[number])) is not None]
+        sources = [source for number in dead if (source := _read_note(self.share.notes[number])) is not None]
         self._close()
-        what = describe_exit(codes)
-        story = f"a process that decodes images {what}" + (
-            f" while it read {', '.join(map(str, read))}" if read else ""
+        cause = describe_exit(codes)
+        message = f"a process that decodes images {cause}" + (
+            f" while it read {', '.join(map(str, sources))}" if sources else ""
         )
         if -getattr(signal, "SIGBUS", 0) in codes:
             raise SeamsegError(
-                f"{story}: shared memory is full; enlarge /dev/shm (docker run --shm-size), or lower --workers"
+                f"{message}: shared memory is full; enlarge /dev/shm (docker run --shm-size), or lower --workers"
             ) from error
-        self._nameless += not read
-        if self._nameless > _NAMELESS_DEATHS:
+        self._idle_deaths += not sources
+        if self._idle_deaths > _MAX_IDLE_DEATHS:
             raise SeamsegError(
-                f"{story}, for the {self._nameless}th time while it read nothing; usually the machine is out of "
-                "memory: lower --workers; the same command goes on where it was"
+                f"{message}, for the {self._idle_deaths}th time while it read no photo; usually the machine is out of "
+                "memory: lower --workers; re-run the same command to resume"
             ) from error
-        self._deaths.update(source.name for source in read)
-        left_out = [
-            (source, f"{source}: the process that decoded it {what}, twice")
-            for source in read
+        self._deaths.update(source.name for source in sources)
+        skipped = [
+            (source, f"{source}: the process that decoded it {cause}, twice")
+            for source in sources
             if self._deaths[source.name] > 1
         ]
-        return Death(f"{story}; it is replaced", left_out)
+        return WorkerFailure(f"{message}; it is replaced", skipped)
 
     def _close(self) -> None:
-        # its processes would decode on
-        self.share.ahead.release()
+        # its workers would go on decoding
+        self.share.budget.release()
         shutdown = getattr(self._iterator, "_shutdown_workers", None)
         self._iterator = None
         if shutdown is not None:
-            despite_deaths(shutdown)
+            retry_on_worker_death(shutdown)
 
 
-def despite_deaths(job: Callable[[], object]) -> None:
-    """Run a job that may be run twice; a DataLoader tells the death of a further worker by an error at any place."""
+def retry_on_worker_death(job: Callable[[], object]) -> None:
+    """Run a repeatable job; a DataLoader reports the death of another worker by an error anywhere in the process."""
     for _ in range(8):
         try:
             job()
             return
         except RuntimeError:
             continue
+
+
+def _unchanged(item: Any) -> Any:
+    """Return an item as it is; the default `collate_fn` would rebuild it."""
+    return item
 
 
 def _is_done(source: Source, stamp: Callable[[], str], done: Mapping[str, Done]) -> bool:
@@ -283,5 +291,5 @@ def _read_note(note: torch.Tensor) -> Source | None:
     text = bytes(note.tolist()).rstrip(b"\0").decode("utf-8", "surrogateescape")
     if text.count("\0") != 2:
         return None
-    name, relative, place = text.split("\0")
-    return Source(Path(place), name, relative, place)
+    name, relative, address = text.split("\0")
+    return Source(Path(address), name, relative, address)

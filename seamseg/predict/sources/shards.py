@@ -1,4 +1,4 @@
-"""Tar shards of photos, as WebDataset has them, read from the front to the back."""
+"""Tar shards of photos in the layout of WebDataset, read as a stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO, Any
 from PIL import Image
 
 from seamseg.data.images import open_image
-from seamseg.predict.sources.base import PHOTO_ENDINGS, Item, PhotoFile, Source
+from seamseg.predict.sources.base import PHOTO_ENDINGS, ContainerFile, Source, SourceItem
 from seamseg.utils.errors import UnreadableImage
 from seamseg.utils.limits import PHOTO_BYTES, LimitedTarInfo, SparseMember, detect_compression, format_bytes
 from seamseg.utils.urls import describe_error, is_url, open_url
@@ -21,34 +21,34 @@ from seamseg.utils.urls import describe_error, is_url, open_url
 SHARD_ENDINGS = (".tar", ".tar.gz", ".tgz")
 
 
-def is_shard(place: str) -> bool:
-    """Whether a path or URL is that of a tar file."""
-    return place.lower().endswith(SHARD_ENDINGS)
+def is_shard(address: str) -> bool:
+    """Return whether a path or URL is that of a tar file, by its ending."""
+    return address.lower().endswith(SHARD_ENDINGS)
 
 
 def _is_photo(member: str) -> bool:
-    # hidden files as in folders: a Mac's `._a.jpg` beside each `a.jpg` is no picture
+    # hidden files are ignored, as in folders: macOS puts `._a.jpg`, not an image, beside each `a.jpg`
     path = PurePosixPath(member)
     return path.name.lower().endswith(PHOTO_ENDINGS) and not path.name.startswith(".")
 
 
-class _Begun:
-    """A file of which the first bytes have been looked at."""
+class _Peeked:
+    """A file whose first bytes have been read in advance."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.head = file.read(6)
 
     def read(self, count: int) -> bytes:
-        """As of a file."""
+        """Read up to `count` bytes."""
         data, self.head = self.head[:count], self.head[count:]
         return data + self._file.read(count - len(data))
 
 
 def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The photos of a tar file."""
+    """Iterate over the photos of a tar file."""
     while (member := archive.next()) is not None:
-        archive.members.clear()  # type: ignore[attr-defined]  # it keeps all of them, and a small file may have many
+        archive.members.clear()  # type: ignore[attr-defined]  # they are kept otherwise, and a small file may have many
         if member.issparse():
             raise SparseMember(member.name)
         if member.isfile() and _is_photo(member.name):
@@ -56,36 +56,36 @@ def _members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 @dataclass(frozen=True)
-class Member:
+class ShardMember:
     """A photo of a shard."""
 
     source: Source
     content: bytes = field(repr=False)
 
     def open(self) -> Image.Image:
-        """Decode it; UnreadableImage if that fails."""
+        """Decode the photo; UnreadableImage if that fails."""
         return open_image(self.source.address, self.content)
 
 
 @dataclass(frozen=True)
-class Shard(PhotoFile):
-    """A tar file of photos, on disk or at a URL; other members, such as labels and JSON, are passed over.
+class Shard(ContainerFile):
+    """A tar file of photos, local or at a URL; other members, such as labels and JSON, are ignored.
 
-    Photos are called `<shard>/<member without ending>`; a second one of the same key keeps its ending.
+    Photos are named `<shard>/<member without ending>`; a second photo with the same key keeps its ending.
     """
 
-    def items(self) -> Iterator[Item]:
-        """The photos in order; one that cannot be opened where the shard breaks off."""
+    def items(self) -> Iterator[SourceItem]:
+        """Iterate over the photos; where the shard is truncated, over one that cannot be opened."""
         seen: set[str] = set()
         try:
             with closing(self._file()) as file:
-                begun: Any = _Begun(file)
-                # other compressions inflate a block to any size
-                if kind := detect_compression(begun.head):
-                    yield self._broken(0, f"is compressed by {kind}, which is not read; compress it by gzip instead")
+                peeked: Any = _Peeked(file)
+                # blocks of other compressions may inflate to any size
+                if kind := detect_compression(peeked.head):
+                    yield self._broken(0, f"is compressed by {kind}, which is not supported; use gzip instead")
                     return
-                mode: Any = "r|gz" if begun.head.startswith(b"\x1f\x8b") else "r|"
-                with tarfile.open(fileobj=begun, mode=mode, tarinfo=LimitedTarInfo) as archive:
+                mode: Any = "r|gz" if peeked.head.startswith(b"\x1f\x8b") else "r|"
+                with tarfile.open(fileobj=peeked, mode=mode, tarinfo=LimitedTarInfo) as archive:
                     for member in _members(archive):
                         if member.size > PHOTO_BYTES:
                             size, limit = format_bytes(member.size), format_bytes(PHOTO_BYTES)
@@ -97,21 +97,21 @@ class Shard(PhotoFile):
                         content = stream.read()
                         if len(content) < member.size:
                             raise EOFError("it ends in the middle of a file")
-                        yield Member(self._source(member.name, seen), content)
+                        yield ShardMember(self._source(member.name, seen), content)
         except SparseMember as error:
             yield self._broken(len(seen), f"cannot be read after {len(seen)} images: {error} is a sparse file")
         except UnreadableImage as error:
-            yield self._broken(len(seen), str(error).removeprefix(f"{self.place}: "))
+            yield self._broken(len(seen), str(error).removeprefix(f"{self.address}: "))
         except OSError as error:
             yield self._broken(len(seen), f"cannot be read after {len(seen)} images: {describe_error(error)}")
         except (tarfile.TarError, zlib.error, EOFError, ValueError) as error:
             yield self._broken(len(seen), f"broken tar after {len(seen)} images: {describe_error(error)}")
 
     def _file(self) -> IO[bytes]:
-        return open_url(self.place) if is_url(self.place) else open(self.place, "rb")
+        return open_url(self.address) if is_url(self.address) else open(self.address, "rb")
 
     def _source(self, member: str, seen: set[str]) -> Source:
-        # a hostile archive must not name files outside of its folder
+        # a malicious archive must not name files outside of the output folder
         parts = [part for part in PurePosixPath(member).parts if part not in ("/", "..", ".")]
         below = PurePosixPath(*parts)
         name = str(below.with_suffix(""))
@@ -121,7 +121,7 @@ class Shard(PhotoFile):
         while name.casefold() in seen:
             name, number = f"{below}.{number}", number + 1
         seen.add(name.casefold())
-        return Source(Path(member), f"{self.name}/{name}", f"{self.relative}/{below}", f"{self.place}:{member}")
+        return Source(Path(member), f"{self.name}/{name}", f"{self.relative}/{below}", f"{self.address}:{member}")
 
     def _broken(self, count: int, problem: str) -> Source:
-        return Source(Path(self.place), f"{self.name}/{count:06}.broken", self.relative, self.place, problem)
+        return Source(Path(self.address), f"{self.name}/{count:06}.broken", self.relative, self.address, problem)

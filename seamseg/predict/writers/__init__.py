@@ -1,4 +1,4 @@
-"""The formats that `predict` writes, one file each, and the threads that write them."""
+"""The output formats of `predict`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from pathlib import Path
 
 from seamseg.formats.metadata import Metadata
 from seamseg.predict.writers.base import Writer
-from seamseg.predict.writers.cityscapes import CityscapesWriter
-from seamseg.predict.writers.coco import CocoWriter
-from seamseg.predict.writers.overlay import OverlayWriter
-from seamseg.predict.writers.raw import RawWriter
-from seamseg.predict.writers.vistas import VistasWriter
+from seamseg.predict.writers.images import AnonymizeWriter, OverlayWriter
+from seamseg.predict.writers.predictions import CityscapesWriter, CocoWriter, RawWriter, VistasWriter
 from seamseg.utils.errors import InputError
 
-__all__ = ["FORMATS", "Writer", "make_writers"]
+__all__ = ["FORMATS", "AnonymizeWriter", "Writer", "make_writers"]
 
 FORMATS: dict[str, Callable[[Path, Metadata], Writer]] = {
     "overlay": OverlayWriter,
@@ -26,7 +23,7 @@ FORMATS: dict[str, Callable[[Path, Metadata], Writer]] = {
 
 
 def make_writers(formats: Sequence[str], out: Path, metadata: Metadata) -> list[Writer]:
-    """The writers of a list of formats.
+    """Create the writers of a list of formats.
 
     Raises
     ------
@@ -35,5 +32,5 @@ def make_writers(formats: Sequence[str], out: Path, metadata: Metadata) -> list[
     """
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
-        raise InputError(f"--format {','.join(formats)}: choose among {', '.join(FORMATS)}, with commas between")
+        raise InputError(f"--format {','.join(formats)}: choose among {', '.join(FORMATS)}, separated by commas")
     return [FORMATS[name](out, metadata) for name in dict.fromkeys(formats)]

@@ -1,4 +1,4 @@
-"""What a format of `predict` must be able to do."""
+"""The interface of an output format of `predict`."""
 
 from __future__ import annotations
 
@@ -13,35 +13,41 @@ from seamseg.predict.sources.base import Source
 from seamseg.structures import Prediction
 
 Record = dict[str, Any]
-"""What a format must know of a photo when all are done, as JSON: it is kept in the manifest"""
+"""What a format stores in the manifest for a photo, as JSON."""
 
 Records = Callable[[], Iterator[Record]]
-"""Gives the records of all photos in the order of their names; may be called several times"""
+"""Iterates over the records of all photos in the order of their names; may be called several times."""
 
 
 class Writer(Protocol):
-    """One format. Its methods may be called from several threads at a time."""
+    """An output format. Its methods may be called from several threads at a time.
+
+    Attributes
+    ----------
+    needs_photo : whether :meth:`write` needs the pixels of the photo
+    member : ending of its file in a tar shard, after the key of the photo; None for formats with several folders
+    """
 
     needs_photo: bool
-    """Whether :meth:`write` looks at the pixels of the photo"""
-
-    @property
-    def member(self) -> str | None:
-        """What its one file is called behind the key of a photo in a tar shard; None for layouts that need folders."""
+    member: str | None
 
     def paths(self, source: Source) -> list[Path]:
-        """The files that a photo gets, as far as they are known beforehand."""
+        """Return the files of a photo, as far as they are known in advance."""
 
     def write(
         self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult
     ) -> Record | None:
-        """Write those files, each whole or not at all; what :meth:`finish` must know of them, if anything."""
+        """Write the files of a photo, each atomically, and return what :meth:`finish` needs of it, if anything."""
 
     def finals(self) -> list[Path]:
-        """The files that :meth:`finish` writes."""
+        """Return the files that :meth:`finish` writes."""
+        return []
 
     def finish(self, records: Records) -> None:
-        """Called after the last photo, by the main process; `records` has what :meth:`write` returned of all photos.
+        """Write files about all photos; called by the main process after the last one.
 
-        Photos that other processes, or earlier ones, have written are among them.
+        Parameters
+        ----------
+        records : what :meth:`write` returned for each photo, in this run or an earlier one, in any process
         """
+        return None

@@ -1,4 +1,4 @@
-"""Where finished files are put: a folder, or a URL through fsspec. A name appears whole or not at all."""
+"""Storage of finished files: a local folder, or a URL through fsspec. Files appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from seamseg.utils.urls import describe_error, file_system
 T = TypeVar("T")
 
 ATOMIC = frozenset(["memory", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oci"])
-"""Schemes whose files appear when they are complete; elsewhere they are renamed from a temporary name."""
+"""Schemes whose files appear only when complete; elsewhere files are written under a temporary name and renamed."""
 
-PAUSES = (1.0, 4.0, 15.0)
-"""Seconds before each further attempt"""
+RETRY_SECONDS = (1.0, 4.0, 15.0)
+"""Delay before each further attempt."""
 
-_HOPELESS = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError, NotImplementedError)
+_PERMANENT = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError, NotImplementedError)
 
 
 class Store(Protocol):
-    """Files by their name below a place, `/` between folders. Safe to use from several threads."""
+    """Files by their names relative to a root, with `/` between folders. Safe to use from several threads."""
 
     def put(self, path: Path, name: str) -> None:
-        """Bring a local file there, which may be gone afterwards; durable when it returns."""
+        """Move or upload a local file; it is durable when this returns, and the local file may be gone."""
 
     def put_bytes(self, data: bytes, name: str) -> None:
-        """The same for a small content."""
+        """Write a small file; it is durable when this returns."""
 
     def read(self, name: str) -> bytes:
-        """The content of a file that is there."""
+        """Return the content of a file."""
 
     def fetch(self, name: str, path: Path) -> None:
-        """Copy a file that is there to this machine."""
+        """Copy a file to a local path."""
 
     def sizes(self, deep: bool) -> dict[str, int]:
-        """All names with their bytes; those in sub-folders if `deep`."""
+        """Return the size of each file in bytes, by name; with `deep` those in sub-folders too."""
 
     def remove(self, name: str) -> None:
-        """Take it away; one that is not there is fine."""
+        """Remove a file if it exists."""
 
     def address(self, name: str) -> str:
-        """For people"""
+        """Return the path or URL of a file."""
 
 
 class FolderStore:
-    """A folder of this machine. Files to :meth:`put` must lie on the same file system; SeamsegError if it fails."""
+    """A local folder; SeamsegError if an operation fails. Files to :meth:`put` must be on the same file system."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def put(self, path: Path, name: str) -> None:
-        """See `Store`"""
+        """See `Store`."""
         target = self.folder / name
         try:
             _sync(path)
@@ -68,27 +68,27 @@ class FolderStore:
             raise _failed(str(target), "written", error) from error
 
     def put_bytes(self, data: bytes, name: str) -> None:
-        """See `Store`"""
+        """See `Store`."""
         with replacing(self.folder / name) as temporary:
             temporary.write_bytes(data)
             _sync(temporary)
 
     def read(self, name: str) -> bytes:
-        """See `Store`"""
+        """See `Store`."""
         try:
             return (self.folder / name).read_bytes()
         except OSError as error:
             raise _failed(self.address(name), "read", error) from error
 
     def fetch(self, name: str, path: Path) -> None:
-        """See `Store`"""
+        """See `Store`."""
         try:
             shutil.copyfile(self.folder / name, path)
         except OSError as error:
             raise _failed(self.address(name), "read", error) from error
 
     def sizes(self, deep: bool) -> dict[str, int]:
-        """See `Store`"""
+        """See `Store`."""
         paths = self.folder.rglob("*") if deep else self.folder.glob("*")
         try:
             return {p.relative_to(self.folder).as_posix(): p.stat().st_size for p in paths if p.is_file()}
@@ -96,24 +96,24 @@ class FolderStore:
             raise _failed(str(self.folder), "read", error) from error
 
     def remove(self, name: str) -> None:
-        """See `Store`"""
+        """See `Store`."""
         try:
             (self.folder / name).unlink(missing_ok=True)
         except OSError as error:
             raise _failed(self.address(name), "removed", error) from error
 
     def address(self, name: str) -> str:
-        """See `Store`"""
+        """See `Store`."""
         return str(self.folder / name)
 
 
 class UrlStore:
-    """A folder at a URL. What fails is tried again a few times, then SeamsegError.
+    """A folder at a URL. Failed operations are retried, then raise SeamsegError.
 
     Raises
     ------
     InputError
-        if fsspec, or what it needs for the scheme, is not installed
+        if fsspec or its driver for the scheme is not installed
     """
 
     def __init__(self, url: str) -> None:
@@ -127,52 +127,52 @@ class UrlStore:
         self._atomic = scheme in ATOMIC
 
     def put(self, path: Path, name: str) -> None:
-        """See `Store`"""
-        self._bring(name, lambda target: self._system.put_file(str(path), target))
+        """See `Store`."""
+        self._upload(name, lambda target: self._system.put_file(str(path), target))
 
     def put_bytes(self, data: bytes, name: str) -> None:
-        """See `Store`"""
-        self._bring(name, lambda target: self._system.pipe_file(target, data))
+        """See `Store`."""
+        self._upload(name, lambda target: self._system.pipe_file(target, data))
 
     def read(self, name: str) -> bytes:
-        """See `Store`"""
-        return self._try(name, "read", lambda: self._system.cat_file(self._key(name)))
+        """See `Store`."""
+        return self._retry(name, "read", lambda: self._system.cat_file(self._key(name)))
 
     def fetch(self, name: str, path: Path) -> None:
-        """See `Store`"""
-        self._try(name, "read", lambda: self._system.get_file(self._key(name), str(path)))
+        """See `Store`."""
+        self._retry(name, "read", lambda: self._system.get_file(self._key(name), str(path)))
 
     def sizes(self, deep: bool) -> dict[str, int]:
-        """See `Store`"""
+        """See `Store`."""
 
-        def find() -> dict[str, int]:
+        def list_files() -> dict[str, int]:
             self._system.invalidate_cache()
             try:
                 found = self._system.find(self._root, maxdepth=None if deep else 1, detail=True)
             except FileNotFoundError:
                 return {}
             start = len(self._root) + 1
-            return {key[start:]: int(about.get("size") or 0) for key, about in found.items()}
+            return {key[start:]: int(info.get("size") or 0) for key, info in found.items()}
 
-        return self._try("", "listed", find)
+        return self._retry("", "listed", list_files)
 
     def remove(self, name: str) -> None:
-        """See `Store`"""
+        """See `Store`."""
 
         def remove() -> None:
             with suppress(FileNotFoundError):
                 self._system.rm_file(self._key(name))
 
-        self._try(name, "removed", remove)
+        self._retry(name, "removed", remove)
 
     def address(self, name: str) -> str:
-        """See `Store`"""
+        """See `Store`."""
         return f"{self.url}/{name}" if name else self.url
 
     def _key(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    def _bring(self, name: str, send: Callable[[str], object]) -> None:
+    def _upload(self, name: str, send: Callable[[str], object]) -> None:
         def attempt() -> None:
             target = self._key(name)
             if self._atomic:
@@ -180,27 +180,27 @@ class UrlStore:
                 return
             folder, _, file = target.rpartition("/")
             self._system.makedirs(folder, exist_ok=True)
-            # one for each name: no two processes bring the same file
+            # unique: no two processes write the same file
             temporary = f"{folder}/.{file}.partial"
             send(temporary)
             self._system.mv(temporary, target)
 
-        self._try(name, "written", attempt)
+        self._retry(name, "written", attempt)
 
-    def _try(self, name: str, what: str, job: Callable[[], T]) -> T:
-        for pause in (*PAUSES, None):
+    def _retry(self, name: str, action: str, job: Callable[[], T]) -> T:
+        for delay in (*RETRY_SECONDS, None):
             try:
                 return job()
-            except Exception as error:  # each library has errors of its own
-                if pause is None or isinstance(error, _HOPELESS):
-                    raise _failed(self.address(name), what, error) from error
-                time.sleep(pause)
+            except Exception as error:  # each driver has its own errors
+                if delay is None or isinstance(error, _PERMANENT):
+                    raise _failed(self.address(name), action, error) from error
+                time.sleep(delay)
         raise AssertionError
 
 
-def _failed(address: str, what: str, error: Exception) -> SeamsegError:
+def _failed(address: str, action: str, error: Exception) -> SeamsegError:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else describe_error(error)
-    return SeamsegError(f"{address}: cannot be {what}: {reason}; the same command goes on where it was")
+    return SeamsegError(f"{address}: cannot be {action}: {reason}; re-run the same command to resume")
 
 
 def _sync(path: Path) -> None:

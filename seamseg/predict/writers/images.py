@@ -1,4 +1,4 @@
-"""Photos to show around: nobody and nothing of some classes can be recognised."""
+"""Formats that are images to look at: the overlay, and the anonymised photo."""
 
 from __future__ import annotations
 
@@ -11,27 +11,52 @@ from PIL import Image
 
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
-from seamseg.inference.class_names import choose_classes
+from seamseg.inference.result import choose_classes
 from seamseg.panoptic_map import PanopticResult
 from seamseg.predict.sources.base import Source
-from seamseg.predict.writers.base import Records
+from seamseg.predict.writers.base import Writer
 from seamseg.structures import Prediction
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import write_atomically
+from seamseg.visualize.overlay import draw_overlay
 
-JPEG_QUALITY = 95
+OVERLAY_QUALITY = 92
+ANONYMIZED_QUALITY = 95
 
 
-class AnonymizeWriter:
+class OverlayWriter(Writer):
+    """The photo blended equally with the colours of its segments, and their contours: `<name>.jpg`."""
+
+    needs_photo = True
+    member = "overlay.jpg"
+
+    def __init__(self, out: Path, metadata: Metadata) -> None:
+        self.out = out
+        self.metadata = metadata
+
+    def paths(self, source: Source) -> list[Path]:
+        """Return `OUT/<name>.jpg`."""
+        return [self.out / f"{source.name}.jpg"]
+
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult) -> None:
+        """Draw and write the overlay."""
+        assert rgb is not None
+        overlay = draw_overlay(rgb, result, self.metadata.palette, self.metadata.categories)
+        buffer = BytesIO()
+        Image.fromarray(overlay).save(buffer, "JPEG", quality=OVERLAY_QUALITY)
+        write_atomically(self.paths(source)[0], buffer.getvalue())
+
+
+class AnonymizeWriter(Writer):
     """The photo, upright and at its own size, with some classes hidden: `<name>.jpg`.
 
-    The file holds pixels alone: no EXIF (place, date, camera), no thumbnail, no comment, no colour profile.
+    The file holds pixels only: no EXIF (place, date, camera), thumbnail, comment or colour profile.
 
     Parameters
     ----------
     out : folder
     metadata : the classes of the model
-    classes : names to hide, a list or one text with commas between
+    classes : names to hide, as a list or separated by commas
     style, least_score : see :func:`seamseg.inference.anonymize.hide_classes`
 
     Raises
@@ -60,21 +85,14 @@ class AnonymizeWriter:
             raise InputError(f"--anonymize-score must be between 0 and 1, not {least_score}")
 
     def paths(self, source: Source) -> list[Path]:
-        """`OUT/<name>.jpg`"""
+        """Return `OUT/<name>.jpg`."""
         return [self.out / f"{source.name}.jpg"]
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult) -> None:
-        """Hide and write."""
+        """Hide the classes and write the photo."""
         assert rgb is not None
         hidden = hide_classes(rgb, result, prediction, self.classes, self.num_stuff, self.style, self.least_score)
         buffer = BytesIO()
-        # made from an array: nothing of the file it came from is in it
-        Image.fromarray(hidden).save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+        # saved from an array, without any metadata of the source file
+        Image.fromarray(hidden).save(buffer, "JPEG", quality=ANONYMIZED_QUALITY, subsampling=0)
         write_atomically(self.paths(source)[0], buffer.getvalue())
-
-    def finals(self) -> list[Path]:
-        """None"""
-        return []
-
-    def finish(self, records: Records) -> None:
-        """Nothing is left to do."""

@@ -1,0 +1,221 @@
+"""Formats for evaluation and further processing: raw network outputs, COCO panoptic, Cityscapes, Mapillary Vistas."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from seamseg.evaluation.detections import paste_detections
+from seamseg.formats.cityscapes.instance_files import mask_png
+from seamseg.formats.cityscapes.layout import VOID_LABEL, frame_name, with_label_ids
+from seamseg.formats.coco_writer import CocoPanopticWriter
+from seamseg.formats.label_png import instance_picture, label_picture, write_grey_png
+from seamseg.formats.metadata import Metadata
+from seamseg.formats.vistas import INSTANCES_PER_LABEL, photo_stem, vistas_labels, void_label, with_panoptic_ids
+from seamseg.panoptic_map import PanopticResult
+from seamseg.predict.sources.base import Source
+from seamseg.predict.writers.base import Record, Records, Writer
+from seamseg.structures import Prediction
+from seamseg.utils.files import write_atomically
+
+COCO_JSON = "panoptic.json"
+MASKS = "masks"
+
+
+class RawWriter(Writer):
+    """The outputs of the network before the fusion: `<name>.pth.tar`, a dict of tensors in pixels of its input.
+
+    sem_pred `H x W` uint8 classes, bbx_pred `K x 4`, cls_pred `K` int64 (0 is the first thing), obj_pred `K` scores,
+    msk_pred `K x 28 x 28` logits (docs/contract.md, section 1 "Commands").
+    """
+
+    needs_photo = False
+    member = "raw.pth"
+
+    def __init__(self, out: Path, metadata: Metadata) -> None:
+        self.out = out
+
+    def paths(self, source: Source) -> list[Path]:
+        """Return `OUT/<name>.pth.tar`."""
+        return [self.out / f"{source.name}.pth.tar"]
+
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult) -> None:
+        """Write the tensors."""
+        content = {
+            "sem_pred": None if prediction.semantic is None else prediction.semantic.to(torch.uint8),
+            "bbx_pred": prediction.boxes,
+            "cls_pred": prediction.classes,
+            "obj_pred": prediction.scores,
+            "msk_pred": prediction.mask_logits,
+        }
+        # a slice of a batch would be saved with the storage of the whole batch
+        content = {name: None if value is None else value.clone() for name, value in content.items()}
+        buffer = BytesIO()
+        torch.save(content, buffer)
+        write_atomically(self.paths(source)[0], buffer.getvalue())
+
+
+class PanopticWriter(Writer):
+    """Base of the formats with a `panoptic.json` for all photos, written by the main process."""
+
+    needs_photo = False
+    member: str | None = None
+
+    def __init__(self, out: Path, classes: Metadata) -> None:
+        self.out = out
+        self._panoptic = CocoPanopticWriter(out / COCO_JSON, classes)
+
+    def finals(self) -> list[Path]:
+        """Return `panoptic.json`."""
+        return [self._panoptic.json_path]
+
+    def finish(self, records: Records) -> None:
+        """Write `panoptic.json`."""
+        self._panoptic.write_json_of(records)
+
+
+class CocoWriter(PanopticWriter):
+    """The COCO panoptic format: `panoptic/<name>.png` and `panoptic.json`."""
+
+    member = "panoptic.png"
+
+    def paths(self, source: Source) -> list[Path]:
+        """Return `OUT/panoptic/<name>.png`."""
+        return [self._panoptic.folder / f"{source.name}.png"]
+
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult) -> Record:
+        """Write the PNG and return the segments."""
+        return self._panoptic.write(source.name, result, source.relative)
+
+
+class CityscapesWriter(PanopticWriter):
+    """Submissions to the three benchmarks of Cityscapes, in folders below `OUT/cityscapes/`.
+
+    `panoptic.json` and `panoptic/<frame>.png` are in the COCO format, with label ids as `category_id`.
+    `pixel/<frame>.png` holds the label id of each pixel of the panoptic map, 0 for void; pixels of things that belong
+    to no detection have their label here, and are void in `panoptic/`. `instance/<frame>.txt` and `instance/masks/`
+    hold the detections before the fusion. `<frame>` is the name of the photo without folders and `_leftImg8bit`.
+
+    Raises
+    ------
+    InputError
+        if the model has a class that Cityscapes lacks
+    """
+
+    def __init__(self, out: Path, metadata: Metadata) -> None:
+        self._classes = with_label_ids(metadata, "the model")
+        super().__init__(out / "cityscapes", self._classes)
+
+    def paths(self, source: Source) -> list[Path]:
+        """Return `panoptic/<frame>.png`, `pixel/<frame>.png` and `instance/<frame>.txt`."""
+        frame = frame_name(source.name)
+        return [
+            self._panoptic.folder / f"{frame}.png",
+            self.out / "pixel" / f"{frame}.png",
+            self.out / "instance" / f"{frame}.txt",
+        ]
+
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult) -> Record:
+        """Write the results of a photo and return its segments."""
+        frame, labels = frame_name(source.name), self._classes.original_ids
+        record = self._panoptic.write(frame, result, source.relative)
+        pixels = label_picture(result.id_map, result.segments, labels, VOID_LABEL)
+        write_grey_png(self.out / "pixel" / f"{frame}.png", pixels)
+        things = labels[self._classes.num_stuff :]
+        write_detections(self.out / "instance", frame, prediction, result.size, things)
+        return record
+
+
+class VistasWriter(PanopticWriter):
+    """The layout of Mapillary Vistas in `OUT/vistas/`, with the original ids of the classes as labels.
+
+    `labels/<name>.png` holds the label of each pixel of the panoptic map (8 bit, void is the label after the last);
+    `instances/<name>.png` is the map as in the data set, label * 256 + number (16 bit); `instances/<name>.txt` and
+    `instances/masks/` hold the detections before the fusion, as the official evaluation reads them; `panoptic.json`
+    and `panoptic/<name>.png` are in the COCO format, with label + 1 as `category_id`. Pixels of things that belong to
+    no detection have their label in `labels/` and are void elsewhere.
+
+    Raises
+    ------
+    InputError
+        if the original ids are not labels
+    """
+
+    def __init__(self, out: Path, metadata: Metadata) -> None:
+        self._labels = vistas_labels(metadata, "the model")
+        self._void = void_label(self._labels)
+        self._num_stuff = metadata.num_stuff
+        super().__init__(out / "vistas", with_panoptic_ids(metadata, self._labels))
+
+    def paths(self, source: Source) -> list[Path]:
+        """Return `panoptic/<name>.png`, `labels/<name>.png`, `instances/<name>.png` and `instances/<name>.txt`."""
+        name = photo_stem(source.name)
+        return [
+            self._panoptic.folder / f"{name}.png",
+            self.out / "labels" / f"{name}.png",
+            self.out / "instances" / f"{name}.png",
+            self.out / "instances" / f"{name}.txt",
+        ]
+
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult) -> Record:
+        """Write the results of a photo and return its segments."""
+        name, labels = photo_stem(source.name), self._labels
+        record = self._panoptic.write(name, result, source.relative)
+        pixels = label_picture(result.id_map, result.segments, labels, self._void)
+        write_grey_png(self.out / "labels" / f"{name}.png", pixels)
+        instances = instance_picture(
+            result.id_map,
+            [s for s in result.segments if not s.iscrowd],
+            labels,
+            self._num_stuff,
+            INSTANCES_PER_LABEL,
+            INSTANCES_PER_LABEL,
+            self._void * INSTANCES_PER_LABEL,
+            source.name,
+        )
+        write_grey_png(self.out / "instances" / f"{name}.png", instances)
+        write_detections(self.out / "instances", name, prediction, result.size, labels[self._num_stuff :])
+        return record
+
+
+def write_detections(
+    folder: Path, name: str, prediction: Prediction, size: tuple[int, int], labels: Sequence[int]
+) -> Path:
+    """Write the detections of an image before the fusion, as the benchmarks of Cityscapes and Vistas read them.
+
+    `<name>.txt` has a line `masks/<name>_<k>.png label score` for each; the mask is 255 on the object and 0 elsewhere.
+    Masks may overlap; those without a pixel are omitted, and none are written for models without masks.
+
+    Parameters
+    ----------
+    folder : of the text files
+    name : of the image, without folders
+    prediction : at the network's size
+    size : `(height, width)` of the photo
+    labels : of each thing class
+
+    Returns
+    -------
+    path : of the text file, which is written last
+    """
+    lines = []
+    for k, found in enumerate(paste_detections(prediction, size)):
+        if found.crop is None or not found.crop.any():
+            continue
+        mask = f"{MASKS}/{_without_blanks(name)}_{k}.png"
+        write_atomically(folder / mask, mask_png(found.crop, found.corner, size))
+        # nine digits restore each float32 exactly
+        lines.append(f"{mask} {labels[found.category]} {found.score:.9g}\n")
+    path = folder / f"{name}.txt"
+    write_atomically(path, "".join(lines).encode())
+    return path
+
+
+def _without_blanks(name: str) -> str:
+    # blanks separate the fields of a line
+    return re.sub(r"\s", lambda blank: f"%{ord(blank[0]):02x}", name)
