@@ -222,7 +222,7 @@ class Batch:
     not.
 
     With `deferred`, one an image, the images are uint8 `3 x H x W` and not normalised, and images, masks (of any
-    integer type) and boxes are not flipped: :func:`seamseg.training.device_transforms.prepare_batch` applies these
+    integer type) and boxes are not flipped: :func:`seamseg.training.prefetch.prepare_batch` applies these
     transforms. `unreadable` are the training images that could not be read and were replaced by others: `(id, reason)`.
     """
 

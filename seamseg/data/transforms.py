@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from seamseg.idmaps.resize import nearest_index
-from seamseg.ops.extract_boxes import extract_boxes
+from seamseg.ops.labels import extract_boxes
 from seamseg.structures import DeferredTransform
 from seamseg.utils.errors import InputError
 

@@ -85,7 +85,7 @@ def compiler_problem(device: torch.device, backend: str = "inductor") -> str | N
 class CompiledDense:
     """The dense part of a network, compiled once for all heights and widths.
 
-    See :class:`seamseg.models.dense.DensePart`. The compiler runs at the first call, and again for another number of
+    See :class:`seamseg.models.panoptic.DensePart`. The compiler runs at the first call, and again for another number of
     images; each time a line is printed to stderr.
 
     Parameters

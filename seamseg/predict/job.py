@@ -26,9 +26,9 @@ from seamseg.predict.sources.find import refuse_overwriting, refuse_sharing
 from seamseg.predict.sources.reader import Decoders, DecoderShare, retry_on_worker_death
 from seamseg.predict.writers import Writer
 from seamseg.structures import Prediction
-from seamseg.utils.background import BackgroundWriter
 from seamseg.utils.distributed import World, broadcast_object, gather_objects, long_timeout_group, shared_counter
 from seamseg.utils.errors import InputError, SeamsegError, Terminated
+from seamseg.utils.parallel import BackgroundWriter
 from seamseg.utils.progress import progress
 from seamseg.utils.urls import describe_error
 

@@ -20,8 +20,8 @@ from seamseg.evaluation.scores import PanopticScores
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.acceleration import compiler_problem
 from seamseg.models.build import build_training_module
+from seamseg.models.criterion import TrainingModule
 from seamseg.models.panoptic import PanopticNet
-from seamseg.models.training import TrainingModule
 from seamseg.training.checkpointing.checkpoint import (
     ResumePoint,
     TrainState,

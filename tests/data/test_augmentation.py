@@ -12,15 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from seamseg.ops.extract_boxes import extract_boxes
-from seamseg.training.device_transforms import prepare_batch
 
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import collate
 from seamseg.data.transforms import AugmentationOptions, TrainTransform, jitter
 from seamseg.idmaps.resize import resize_nearest
+from seamseg.ops.labels import extract_boxes
 from seamseg.structures import DeferredTransform
+from seamseg.training.prefetch import prepare_batch
 from seamseg.utils.errors import InputError
 
 MEAN, STD = (0.41738699, 0.45732192, 0.46886091), (0.25685097, 0.26509955, 0.29067996)

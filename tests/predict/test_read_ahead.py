@@ -7,7 +7,6 @@ import time
 import pytest
 import torch
 from PIL import Image
-from seamseg.utils.background import BackgroundWriter
 
 from seamseg.data.images import open_image
 from seamseg.inference.images import ImagePreparation
@@ -15,6 +14,7 @@ from seamseg.predict.sources import reader as reading
 from seamseg.predict.sources.base import Source
 from seamseg.predict.sources.find import find_sources
 from seamseg.predict.sources.reader import Decoders, DecoderShare, ReadAheadBudget
+from seamseg.utils.parallel import BackgroundWriter
 
 
 @pytest.fixture

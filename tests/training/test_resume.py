@@ -25,7 +25,7 @@ from torch.multiprocessing import ProcessExitedException
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
-from seamseg.data.samplers import Segment
+from seamseg.data.samplers import EpochSegment
 from seamseg.training.checkpointing.checkpoint import EpochPosition, ResumePoint, TrainingProgress
 from seamseg.training.checkpointing.run_folder import SnapshotWriter
 from seamseg.training.optim.schedule import LRSchedule
@@ -174,7 +174,9 @@ def test_a_signal_to_the_whole_group_in_a_validation(seven, straight, tmp_path, 
 def test_the_schedule_of_an_epoch_that_begins_anew(seven):
     config = load_config(seven.config, "panoptic", (*seven.overrides, "optimizer.accumulate=1", "scheduler.epochs=2"))
     for seed, total in ((config.general.seed, 2 * 7), (config.general.seed + 1, 3 + 2 * 7)):
-        point = ResumePoint(Path("s"), TrainingProgress(-1, 3), EpochPosition(0, 3, (Segment(1, 1, 3),), (7, seed)))
+        point = ResumePoint(
+            Path("s"), TrainingProgress(-1, 3), EpochPosition(0, 3, (EpochSegment(1, 1, 3),), (7, seed))
+        )
         schedule = LRSchedule("linear", {"from": 1, "to": 0}, [1.0], 2, 7)
         continue_schedule(schedule, point, open_loader(config, seven.data, seven.config, World()), config)
         assert schedule.total == total
