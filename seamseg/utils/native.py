@@ -108,7 +108,8 @@ def not_covered(gpus: Mapping[str, tuple[int, int]]) -> tuple[str, str] | None:
 def warn_missing(what: str, reason: str, rebuild: str = REBUILD) -> None:
     """Say that something that should have been compiled is not there, and the command that compiles it."""
     warnings.warn(
-        f"seamseg: no compiled {what}: {reason}. Everything works, slower. To compile them: {rebuild} (docs/ops.md)",
+        f"seamseg: no compiled {what}: {reason}. Everything works, slower. To compile them: {rebuild} "
+        "(docs/reference/ops.md)",
         stacklevel=3,
     )
 
