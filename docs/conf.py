@@ -102,10 +102,18 @@ def _literal(match: re.Match[str]) -> str:
 
 
 def link_root_files(app, docname, source) -> None:  # type: ignore[no-untyped-def]
-    """Point links to files of the repository root at the pages that contain them."""
+    """Fill the pages of ROOT_PAGES with the files of the repository, and point links to such files at the pages."""
+    original = next(
+        (path for path, page in ROOT_PAGES.items() if page == f"/{docname}.md" and docname != "index"), None
+    )
+    if original is not None:
+        app.env.note_dependency(str(ROOT / original))
+        source[0] = (ROOT / original).read_text(encoding="utf-8")
+        source[0] = re.sub(r"\]\(docs/", "](/", source[0])
     for path, page in ROOT_PAGES.items():
+        # the start page has none of the README's headings
         tail = r"(?:#[^)]*)?(?=\))" if page == "/index.md" else r"(?=[)#])"
-        source[0] = re.sub(rf"\]\((?:\.\./)+{re.escape(path)}{tail}", f"]({page}", source[0])
+        source[0] = re.sub(rf"\]\((?:\.\./)*{re.escape(path)}{tail}", f"]({page}", source[0])
 
 
 def setup(app) -> None:  # type: ignore[no-untyped-def]

@@ -14,6 +14,7 @@ README = ROOT / "README.md"
 GENERATED = ROOT / "docs" / "config.md"
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
+    ROOT / "benchmarks" / "results" / "README.md",
     *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_generated" not in p.parts),
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -73,7 +74,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def test_paths_of_pages_in_the_code_exist() -> None:
-    """`docs/NAME.md` in docstrings, comments and messages."""
+    """Pages named in docstrings, comments and messages."""
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if tracked.returncode:
         pytest.skip("not a git clone")
