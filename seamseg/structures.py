@@ -1,7 +1,7 @@
 """Typed values that the parts exchange: PackedSequence batches, per-image predictions, panoptic results.
 
-Conventions (docs/design/concepts.md): boxes are `(y0, x0, y1, x1)` in pixels with an exclusive lower-right corner;
-images are `C x H x W`; classes are stuff first, then things; 255 is void; id 0 of an id map is void.
+Conventions (docs/concepts.md): boxes are `(y0, x0, y1, x1)` in pixels with an exclusive lower-right corner; images are
+`C x H x W`; classes are stuff first, then things; 255 is void; id 0 of an id map is void.
 """
 
 from __future__ import annotations

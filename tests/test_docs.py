@@ -18,6 +18,7 @@ PAGES = [
     *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_generated" not in p.parts),
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+SOURCE = re.compile(r"`((?:seamseg|tests|benchmarks|csrc|configs|scripts)/[\w./-]+)`")
 CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 GPU_TABLE = re.compile(r"<!-- (gpu \w+) -->.*?<!-- end of \1 -->", re.DOTALL)
 
@@ -82,6 +83,12 @@ def test_paths_of_pages_in_the_code_exist() -> None:
         if name.endswith((".py", ".cpp", ".h", ".cu", ".cuh", ".ini", ".md", ".toml", "Makefile")):
             for page in re.findall(r"\bdocs/[\w/-]+\.md", (ROOT / name).read_text(encoding="utf-8")):
                 assert (ROOT / page).exists(), f"{name}: {page}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_source_files_named_in_pages_exist(path: Path) -> None:
+    for name in SOURCE.findall(path.read_text(encoding="utf-8")):
+        assert (ROOT / name).exists(), f"{page_id(path)}: {name}"
 
 
 @pytest.mark.parametrize("row", re.findall(r"^  ([\w.]+/?)\s{2,}", README.read_text(encoding="utf-8"), re.MULTILINE))

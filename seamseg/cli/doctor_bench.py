@@ -95,11 +95,9 @@ def hints(stages: dict[str, float], device: str, precision: str, load: float) ->
         if threads < cores and "OMP_NUM_THREADS" in os.environ:
             said.append(f"torch uses {threads} of {cores} cores: unset OMP_NUM_THREADS, or set it to {cores}")
         if process_settings.describe_malloc() != "large buffers are kept":
-            said.append(f"malloc: {process_settings.describe_malloc()} (docs/reference/performance.md)")
+            said.append(f"malloc: {process_settings.describe_malloc()} (docs/performance.md)")
         if not process_settings.limits_spin():
-            said.append(
-                "OpenMP threads spin while they wait, slow beside other programs: docs/reference/performance.md"
-            )
+            said.append("OpenMP threads spin while they wait, slow beside other programs: docs/performance.md")
         if not one_pass_works():
             said.append("this PyTorch lacks oneDNN's fused operators: activations take a pass of their own")
         fast = bf16_is_fast(torch.device("cpu"))

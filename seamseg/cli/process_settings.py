@@ -1,7 +1,7 @@
 """Settings of the process that the command line makes for speed on a CPU: glibc's allocator, libgomp's threads.
 
 They hold for everything in the process, so only the commands make them, never `import seamseg`. What the user has set
-stays. Processes that a command starts inherit them through the environment. Measured in docs/reference/performance.md.
+stays. Processes that a command starts inherit them through the environment. Measured in docs/performance.md.
 """
 
 from __future__ import annotations

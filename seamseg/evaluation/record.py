@@ -3,8 +3,8 @@
 - `evaluation.json`: the scores, the classes, the confusion matrix, and where the maps and photos are
 - `images.jsonl`: a line an image with its own scores, and the outcome of each segment
 
-The maps are in the COCO panoptic format, so that the official tools can check the scores. docs/how-to/evaluate.md has
-the keys. `seamseg report` makes a page of such a folder.
+The maps are in the COCO panoptic format, so that the official tools can check the scores. docs/evaluation.md has the
+keys. `seamseg report` makes a page of such a folder.
 """
 
 from __future__ import annotations

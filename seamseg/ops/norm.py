@@ -130,7 +130,7 @@ class InPlaceABN(ABN):
     Notes
     -----
     In half precision scales near 0 need the kernel of the layer before for their gradient: call the two together, with
-    :func:`run_layers`, :class:`NormSequential` or :meth:`convolve` (docs/reference/ops.md).
+    :func:`run_layers`, :class:`NormSequential` or :meth:`convolve` (docs/ops.md).
     """
 
     _invertible = True
