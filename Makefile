@@ -1,74 +1,82 @@
-# Two commands are all one needs: `make demo` and `make test`. Each sets up .venv first when it is missing or stale.
+# Start with `make demo` and `make test`. Targets create or update .venv when it is missing or stale.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 RUN    ?= runs/demo
 
-# glibc gives large buffers back to the system after every layer; keeping them saves CPU time (docs/performance.md).
+# keep large buffers instead of returning them to the system after every layer (docs/reference/performance.md)
 export MALLOC_MMAP_THRESHOLD_ ?= 268435456
 export MALLOC_TRIM_THRESHOLD_ ?= 8589934592
 export MALLOC_TOP_PAD_        ?= 268435456
 
 .PHONY: help setup kernels demo test test-slow gpu lint format docs clean
 
-help:  ## this list
+help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-setup: $(READY)  ## make .venv with the tested versions
+setup: $(READY)  ## create .venv with the tested versions
 
-# the kernels are compiled against the torch that is installed, so torch goes first
+# the kernels are compiled against the installed torch, so torch is installed first
 BUILD_NEEDS = 'setuptools>=77' wheel torch
 
 $(READY): pyproject.toml setup.py constraints.txt $(wildcard csrc/*.h csrc/*/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-	  { echo "seamseg needs Python >= 3.10; say which: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 2; }
-	@echo "setting up $(VENV): PyTorch is downloaded (3 GB) and the kernels are compiled, which takes minutes"
-	@command -v nvcc >/dev/null && echo "nvcc is here: CUDA kernels are compiled too, up to ten minutes more; SEAMSEG_KERNELS=cpu leaves them out" || true
+	  { echo "seamseg needs Python >= 3.10; set PYTHON: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 2; }
+	@echo "setting up $(VENV): downloading PyTorch (3 GB) and compiling the kernels takes minutes"
+	@command -v nvcc >/dev/null && echo "found nvcc: compiling CUDA kernels takes up to ten more minutes; SEAMSEG_KERNELS=cpu skips them" || true
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@# uv installs in a fraction of pip's time; where it cannot be had, pip does
+	@# uv is much faster than pip; fall back to pip without it
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv || true
 	@if test -x $(BIN)/uv && \
 	  $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt $(BUILD_NEEDS) && \
 	  $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt --no-build-isolation -e '.[test,parity,lint]'; \
 	then :; else \
-	  echo "uv could not install, trying pip" >&2; \
+	  echo "uv failed, trying pip" >&2; \
 	  $(BIN)/python -m pip install --quiet --upgrade 'pip>=24' && \
 	  $(BIN)/python -m pip install -c constraints.txt $(BUILD_NEEDS) && \
 	  $(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[test,parity,lint]'; fi
 	@touch $@
 
-kernels: setup  ## compile what changed in csrc
+kernels: setup  ## recompile what changed in csrc
 	$(BIN)/python setup.py --quiet build_ext --inplace
 
-demo: setup  ## toy city: generate, prepare, train, predict, evaluate, report (under 10 minutes on 2 cores)
+demo: setup  ## run the toy city end to end (under 10 minutes on 2 cores)
 	$(BIN)/seamseg demo --out $(RUN)
 
-# one process a core, one thread each: torch's threads fight over few cores when several processes run;
+# one process per core with one thread each: torch's threads oversubscribe the cores otherwise;
 # whole files in the order of tests/conftest.py, the longest first
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
-test: setup  ## the fast tests (5 minutes on 2 cores)
+test: setup  ## run the fast tests (5 minutes on 2 cores)
 	$(PYTEST)
 
-test-slow: setup  ## all tests: also those with sanitizers, compilers, killed processes and many processes
+test-slow: setup  ## run all tests that need no GPU
 	$(PYTEST) -m 'not gpu'
 
-# the Python that is there and no network: a machine with a GPU may be at hand for minutes only
-gpu:  ## on a machine with a GPU: kernels, checks, figures (STEPS=build,ops for some, GPU="--time-limit 9"; benchmarks/results/README.md)
+# uses $(PYTHON) instead of .venv and no network: a GPU machine may be available for minutes only
+gpu:  ## build, check and measure on a GPU (STEPS=build,ops for some, GPU="--time-limit 9"; benchmarks/results/README.md)
 	$(PYTHON) benchmarks/gpu.py $(if $(STEPS),--steps $(STEPS)) $(GPU)
 
-lint: setup  ## style, formatting and types
+lint: setup  ## check style, formatting and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: setup  ## put the code in order
+format: setup  ## fix style and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: setup  ## the generated pages
-	$(BIN)/python -m seamseg.config.reference > docs/config.md
+# the extra `docs` is installed when missing; pip is the fallback for uv, as in setup
+DOCS_NEEDS = -c constraints.txt sphinx myst-parser furo sphinx-copybutton
 
-clean:  ## remove what was built and run (keeps .venv)
-	rm -rf build dist *.egg-info seamseg/*.so seamseg/kernels.json .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
+docs: setup  ## regenerate docs/config.md and build the site into build/docs
+	@$(BIN)/python -c 'import furo, myst_parser, sphinx, sphinx_copybutton' 2>/dev/null || \
+	  { test -x $(BIN)/uv && $(BIN)/uv pip install --quiet --python $(BIN)/python $(DOCS_NEEDS); } || \
+	  $(BIN)/python -m pip install --quiet $(DOCS_NEEDS)
+	$(BIN)/python -m seamseg.config.reference > docs/config.md
+	$(BIN)/python -m sphinx -W --keep-going -n -q -b html docs build/docs
+	@echo "open build/docs/index.html"
+
+clean:  ## remove build products and runs (keeps .venv)
+	rm -rf build dist *.egg-info seamseg/*.so seamseg/kernels.json .pytest_cache .mypy_cache .ruff_cache docs/reference/api/_generated .hypothesis runs

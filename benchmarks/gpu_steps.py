@@ -206,6 +206,6 @@ _ALL = (
     Step("sanitizer", "compute-sanitizer: memcheck, racecheck", 9.5, 5, ("numpy",), sanitizer),
     Step("distributed", "two processes on one card", 6, 2, ("pytest", *_TRAINING), distributed),
     Step("toy_city", "the toy city in fp32 and bf16", 9.5, 5, (*_TRAINING, "pycocotools", "tensorboard"), toy_city),
-    Step("tables", "README.md, docs/performance.md, benchmarks/results/README.md", 1, 0, (), no_run),
+    Step("tables", "README.md, docs/reference/performance.md, benchmarks/results/README.md", 1, 0, (), no_run),
 )
 STEPS = {step.name: step for step in _ALL}

@@ -200,8 +200,8 @@ def _figures(results: Results) -> Iterator[tuple[str, str, str, str]]:
 
 PLACES: list[tuple[str, str, Callable[[Results], str]]] = [
     ("README.md", "gpu goals", goals),
-    ("docs/performance.md", "gpu goals", goals),
-    ("docs/performance.md", "gpu figures", figures),
+    ("docs/reference/performance.md", "gpu goals", goals),
+    ("docs/reference/performance.md", "gpu figures", figures),
     ("benchmarks/results/README.md", "gpu state", state),
 ]
 """File, marker, table."""

@@ -152,7 +152,7 @@ def main() -> None:
         os.environ["SEAMSEG_PLAIN_OPS"] = "1"
     from seamseg.cli import process_settings
 
-    # as the command line does it, for all sides; docs/performance.md
+    # as the command line does it, for all sides; docs/reference/performance.md
     process_settings.apply()
     cases = {f"inference {side}": partial(inference, side) for side in arguments.sides}
     side = arguments.training_side

@@ -155,7 +155,7 @@ def main() -> None:
     arguments = parser.parse_args()
     from seamseg.cli import process_settings
 
-    # as the command line does it, for all sides; docs/performance.md
+    # as the command line does it, for all sides; docs/reference/performance.md
     process_settings.apply()
     import torch
 

@@ -109,7 +109,8 @@ def uncovered_gpus(gpus: Mapping[str, tuple[int, int]]) -> tuple[str, str] | Non
 def warn_missing(what: str, reason: str, rebuild: str = REBUILD) -> None:
     """Warn that compiled code is missing, with the command that compiles it."""
     warnings.warn(
-        f"seamseg: no compiled {what}: {reason}. Everything works, slower. To compile them: {rebuild} (docs/ops.md)",
+        f"seamseg: no compiled {what}: {reason}. Everything works, slower. To compile them: {rebuild} "
+        "(docs/reference/ops.md)",
         stacklevel=3,
     )
 

@@ -89,7 +89,7 @@ def test_all_figures_have_rows(documents):
             "toy_city", {"epochs": 8, "runs": {"bf16": {"losses": {"1": 2.0}, "PQ": 0.5, "seconds": 9}}}
         ),
     }
-    text = gpu_tables.rendered(results, documents)["docs/performance.md"]
+    text = gpu_tables.rendered(results, documents)["docs/reference/performance.md"]
     for said in (
         "45.0 images/s, met",
         "10%, met",

@@ -1,0 +1,97 @@
+"""The documentation: length of pages and lines, links, and the paths that code refers to."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+GENERATED = ROOT / "docs" / "config.md"
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")),
+    ROOT / "benchmarks" / "results" / "README.md",
+    *sorted(p for p in (ROOT / "docs").rglob("*.md") if "_generated" not in p.parts),
+]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+SOURCE = re.compile(r"`((?:seamseg|tests|benchmarks|csrc|configs|scripts)/[\w./-]+)`")
+CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+GPU_TABLE = re.compile(r"<!-- (gpu \w+) -->.*?<!-- end of \1 -->", re.DOTALL)
+
+
+def page_id(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def headings(path: Path) -> set[str]:
+    """The anchors of a page, as GitHub and MyST form them, and explicit MyST targets."""
+    text = path.read_text(encoding="utf-8")
+    titles = re.findall(r"^#+ (.+)$", CODE.sub("", text), re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+    return slugs | set(re.findall(r"^\(([\w-]+)\)=$", text, re.MULTILINE))
+
+
+def links(path: Path) -> Iterator[str]:
+    for target in LINK.findall(CODE.sub("", path.read_text(encoding="utf-8"))):
+        if not re.match(r"[a-z]+:", target):
+            yield target
+
+
+def test_the_readme_has_fewer_than_200_lines() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) < 200
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_pages_and_lines_are_short(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 250
+    if path == GENERATED:
+        return
+    for line in GPU_TABLE.sub("", text).splitlines():
+        assert len(line) <= 130, line
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_relative_links_resolve(path: Path) -> None:
+    for target in links(path):
+        name, _, anchor = target.partition("#")
+        file = (path.parent / name).resolve() if name else path
+        assert file.exists(), f"{page_id(path)}: {target}"
+        if anchor and file.suffix == ".md":
+            assert anchor in headings(file), f"{page_id(path)}: {target} has no such heading"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    listed = {
+        line.strip() for block in re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL) for line in block.split("\n")
+    }
+    pages = {str(p.relative_to(ROOT / "docs").with_suffix("")) for p in PAGES if p.is_relative_to(ROOT / "docs")}
+    assert pages - listed == {"index"}
+
+
+def test_paths_of_pages_in_the_code_exist() -> None:
+    """Pages named in docstrings, comments and messages."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip("not a git clone")
+    for name in tracked.stdout.splitlines():
+        if name.endswith((".py", ".cpp", ".h", ".cu", ".cuh", ".ini", ".md", ".toml", "Makefile")):
+            for page in re.findall(r"\bdocs/[\w/-]+\.md", (ROOT / name).read_text(encoding="utf-8")):
+                assert (ROOT / page).exists(), f"{name}: {page}"
+
+
+# the comparison with removed code names its files
+@pytest.mark.parametrize("path", [path for path in PAGES if path.stem != "libraries"], ids=page_id)
+def test_source_files_named_in_pages_exist(path: Path) -> None:
+    for name in SOURCE.findall(path.read_text(encoding="utf-8")):
+        assert (ROOT / name).exists(), f"{page_id(path)}: {name}"
+
+
+@pytest.mark.parametrize("row", re.findall(r"^  ([\w.]+/?)\s{2,}", README.read_text(encoding="utf-8"), re.MULTILINE))
+def test_rooms_in_the_readme_exist(row: str) -> None:
+    assert (ROOT / "seamseg" / row).exists()
