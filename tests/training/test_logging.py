@@ -131,7 +131,7 @@ def test_a_poisoned_image(micro, micro_config, tmp_path, poison, seamseg_main, c
     )
     assert seamseg_main("doctor", "--replay", path) == 0
     said = capsys.readouterr().out
-    assert f"{step}: {dump.reason}" in said and "goes wrong again" in said
+    assert f"{step}: {dump.reason}" in said and "fails again" in said
     assert ("bad pixels        in train2\n" in said) == (factor != factor)
     if factor != factor:
         assert "first bad module  body.backbone.mod1.conv1 (Conv2d)" in said
@@ -158,7 +158,7 @@ def test_a_step_that_is_fine_now(micro, micro_config, tmp_path, poison, seamseg_
         images["packed"] = [torch.nan_to_num(t) for t in images["packed"]]
     torch.save(content, path)
     assert seamseg_main("doctor", "--replay", path) == 1
-    assert "does not go wrong this time" in capsys.readouterr().out
+    assert "does not fail this time" in capsys.readouterr().out
 
 
 def test_what_is_no_dump(micro_run, tmp_path, seamseg_main, capsys):
