@@ -20,7 +20,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -107,7 +106,7 @@ def timed(run: Run) -> dict[str, float]:
 
 
 def compare(side: int, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Measure one size and print it."""
+    """Measure one size and print the table."""
     from seamseg.predict.profiling import write_picture
 
     photo = folder / f"street{side}.jpg"
@@ -129,25 +128,32 @@ def compare(side: int, arguments: argparse.Namespace, folder: Path) -> dict[str,
     for name, records in runs.items():
         table[name] = {key: statistics.median(record[key] for record in records) for key in records[0]}
         print(f"  {name:<10} wall {table[name]['wall']:7.3f} s   CPU {table[name]['cpu']:7.3f} s")
-    first = arguments.precision[0]
-    for name in (*arguments.precision[1:], *(n for n in sides if n not in arguments.precision)):
-        for clock in ("wall", "cpu"):
-            ratios = [b[clock] / a[clock] for a, b in zip(runs[first], runs[name])]
-            table[f"{name}/{first} {clock}"] = statistics.median(ratios)
-        print(f"  {name} takes {table[f'{name}/{first} wall']:.2f} times {first}'s wall time, ", end="")
-        print(f"{table[f'{name}/{first} cpu']:.2f} times its CPU time")
+    table |= ratios(runs, arguments.precision)
     if "original" in arguments.what and side in ORIGINAL:
-        for precision in arguments.precision:
-            wall, busy = table[precision]["wall"], table[precision]["cpu"] / arguments.threads
-            print(f"  original {ORIGINAL[side]:.1f} s: {precision} is {ORIGINAL[side] / wall:.1f} times as fast,")
-            print(
-                f"    {ORIGINAL[side] / busy:.1f} times if {arguments.threads} free cores share its CPU seconds evenly"
-            )
-    print(
-        "  stages, ms: " + ", ".join(f"{k} {v * 1e3:.0f}" for k, v in table[first].items() if k not in ("wall", "cpu"))
-    )
-    sys.stdout.flush()
+        print_original(ORIGINAL[side], table, arguments)
+    stages = {k: v for k, v in table[arguments.precision[0]].items() if k not in ("wall", "cpu")}
+    print("  stages, ms: " + ", ".join(f"{name} {seconds * 1e3:.0f}" for name, seconds in stages.items()), flush=True)
     return table
+
+
+def ratios(runs: dict[str, list[dict[str, float]]], precisions: list[str]) -> dict[str, float]:
+    """Print and return the median ratios of the times of each side and the first precision."""
+    first, found = precisions[0], {}
+    for name in (*precisions[1:], *(n for n in runs if n not in precisions)):
+        for clock in ("wall", "cpu"):
+            pairs = zip(runs[first], runs[name])
+            found[f"{name}/{first} {clock}"] = statistics.median(b[clock] / a[clock] for a, b in pairs)
+        print(f"  {name} takes {found[f'{name}/{first} wall']:.2f} times the wall time of {first}, ", end="")
+        print(f"{found[f'{name}/{first} cpu']:.2f} times its CPU time")
+    return found
+
+
+def print_original(seconds: float, table: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Print the speed relative to the original."""
+    for precision in arguments.precision:
+        wall, busy = table[precision]["wall"], table[precision]["cpu"] / arguments.threads
+        print(f"  original {seconds:.1f} s: {precision} is {seconds / wall:.1f} times as fast,")
+        print(f"    {seconds / busy:.1f} times if {arguments.threads} idle cores share its CPU seconds evenly")
 
 
 def main() -> None:

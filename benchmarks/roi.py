@@ -77,64 +77,70 @@ def joined(gradients: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
     return torch.cat([g.permute(0, 2, 3, 1).reshape(-1) for g in gradients])
 
 
+def against_peer(
+    device: str, name: str, memory_format: torch.memory_format, backward: bool, dtype: torch.dtype
+) -> Case:
+    """Compare with roi_align of torchvision, which is given its best memory format."""
+    mine, other = Scene(device, memory_format, dtype), Scene(device, torch.contiguous_format, dtype)
+    features, dy = other.peer(), mine.dy.contiguous(memory_format=torch.channels_last)
+    peer = "torchvision roi_align"
+    if not backward:
+
+        def forward(function: Callable[[], object]) -> None:
+            with torch.no_grad():
+                function()
+
+        return Case(name, peer, lambda: forward(mine.ours), lambda: forward(features))
+    y, peers = mine.ours(), features()
+    dys = [other.dy[: part.shape[0]].contiguous() for part in peers]
+
+    def ours() -> None:
+        torch.autograd.grad(y, mine.levels, dy, retain_graph=True)
+
+    def theirs() -> None:
+        torch.autograd.grad(peers, other.levels, dys, retain_graph=True)
+
+    return Case(name, peer, ours, theirs)
+
+
+def against_plain(device: str, name: str, memory_format: torch.memory_format, backward: bool) -> Case:
+    """Compare with plain torch, also the results."""
+    scene = Scene(device, memory_format)
+    if not backward:
+        return Case(name, "plain torch", scene.ours, scene.plain)
+    y, dy = scene.ours(), scene.dy
+    gradients = lambda: joined(torch.autograd.grad(y, scene.levels, dy, retain_graph=True))  # noqa: E731
+    return Case(name, "plain torch", gradients, scene.plain_backward)
+
+
+def masks(device: str) -> Case:
+    """Compare the sampling of id maps with plain torch."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 40, (1, 1, *SIZE), generator=generator).to(device)
+    boxes = boxes_of_scene(128, generator, 150).to(device)
+    index = torch.zeros(128, dtype=torch.long, device=device)
+    return Case(
+        "roi_sampling of ids, nearest 28 x 28",
+        "plain torch",
+        lambda: roi_sampling(ids, boxes, index, (28, 28), "nearest")[0],
+        lambda: plain([ids], boxes, index, None, (0, 0), 28, 28, True, False),
+    )
+
+
 def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
-    """Names, and what makes the two sides of each."""
+    """Yield the name and the factory of each case."""
     formats = {"channels last": torch.channels_last, "contiguous": torch.contiguous_format}
-    best = torch.contiguous_format
-
-    def against_peer(name: str, memory_format: torch.memory_format, backward: bool, dtype: torch.dtype) -> Case:
-        mine, other = Scene(device, memory_format, dtype), Scene(device, best, dtype)
-        features, dy = other.peer(), mine.dy.contiguous(memory_format=torch.channels_last)
-        peer = "torchvision roi_align"
-        if not backward:
-
-            def forward(function: Callable[[], object]) -> None:
-                with torch.no_grad():
-                    function()
-
-            return Case(name, peer, lambda: forward(mine.ours), lambda: forward(features))
-        y, peers = mine.ours(), features()
-        dys = [other.dy[: part.shape[0]].contiguous() for part in peers]
-
-        def ours() -> None:
-            torch.autograd.grad(y, mine.levels, dy, retain_graph=True)
-
-        def theirs() -> None:
-            torch.autograd.grad(peers, other.levels, dys, retain_graph=True)
-
-        return Case(name, peer, ours, theirs)
-
-    def against_plain(name: str, memory_format: torch.memory_format, backward: bool) -> Case:
-        scene = Scene(device, memory_format)
-        if not backward:
-            return Case(name, "plain torch", scene.ours, scene.plain)
-        y, dy = scene.ours(), scene.dy
-        gradients = lambda: joined(torch.autograd.grad(y, scene.levels, dy, retain_graph=True))  # noqa: E731
-        return Case(name, "plain torch", gradients, scene.plain_backward)
-
     for layout, memory_format in formats.items():
         for backward in (False, True):
             for dtype in (torch.float32, torch.float16) if device == "cuda" else (torch.float32,):
                 kind = "" if dtype == torch.float32 else ", float16"
                 name = f"roi_features {layout} {'backward' if backward else 'forward'}{kind}"
-                yield name, partial(against_peer, name, memory_format, backward, dtype)
+                yield name, partial(against_peer, device, name, memory_format, backward, dtype)
     for backward in (False, True):
         name = f"roi_features {'backward' if backward else 'forward'}, numbers"
-        yield name, partial(against_plain, name, torch.channels_last, backward)
+        yield name, partial(against_plain, device, name, torch.channels_last, backward)
 
-    def masks() -> Case:
-        generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(0, 40, (1, 1, *SIZE), generator=generator).to(device)
-        boxes = boxes_of_scene(128, generator, 150).to(device)
-        index = torch.zeros(128, dtype=torch.long, device=device)
-        return Case(
-            "roi_sampling of ids, nearest 28 x 28",
-            "plain torch",
-            lambda: roi_sampling(ids, boxes, index, (28, 28), "nearest")[0],
-            lambda: plain([ids], boxes, index, None, (0, 0), 28, 28, True, False),
-        )
-
-    yield "roi_sampling of ids, nearest 28 x 28", masks
+    yield "roi_sampling of ids, nearest 28 x 28", partial(masks, device)
 
 
 if __name__ == "__main__":
