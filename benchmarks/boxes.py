@@ -1,9 +1,9 @@
-"""Suppression and matching of boxes against torchvision and against plain torch, at the sizes of a 1024 x 2048 picture.
+"""Compare NMS and matching of boxes with torchvision and plain torch, at the sizes of a 1024 x 2048 image.
 
     python benchmarks/boxes.py [--rounds 7] [--threads N] [--device cuda] [--json FILE] [NAME ...]
 
-`apart` is the worst case: no box suppresses another. torchvision suppresses above the threshold, we from it on: with
-boxes at random the same indices stay.
+`apart` is the worst case: no box suppresses another. torchvision suppresses above the threshold, seamseg at the
+threshold, too; for random boxes the kept indices are the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEIGHT, WIDTH = 1024, 2048
 
 
 def boxes_apart(count: int, generator: torch.Generator) -> Tensor:
-    """Boxes in rows and columns that do not touch, in random order."""
+    """Return boxes in a grid that do not touch, in random order."""
     place = torch.randperm(count, generator=generator)
     corner = torch.stack((place // 128, place % 128), 1) * 10.0
     return torch.cat((corner, corner + 8), 1)
@@ -138,7 +138,7 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
 
 
 def main() -> None:
-    """Time the cases in turns and print a table."""
+    """Time the cases in turns and print the table."""
     arguments: argparse.Namespace = options(__doc__).parse_args()
     report(cases(arguments.device), arguments)
 

@@ -1,4 +1,4 @@
-"""The tables of what ran on a GPU, from `benchmarks/results/gpu_*.json` into the documents, between their markers.
+"""Write the tables of GPU runs from `benchmarks/results/gpu_*.json` into the documents, between their markers.
 
 `python benchmarks/gpu.py --steps tables` writes them. Without results they read "not yet". What was run in its small
 form or on a CPU does not count.
@@ -54,7 +54,7 @@ STATE = [
 
 
 def read(folder: Path) -> Results:
-    """The records of a folder that count."""
+    """Load the records of full runs in a folder."""
     found = {}
     for path in sorted(folder.glob("gpu_*.json")):
         record = json.loads(path.read_text())
@@ -64,25 +64,25 @@ def read(folder: Path) -> Results:
 
 
 def done(results: Results, step: str) -> dict[str, Any] | None:
-    """The results of a step that has been done."""
+    """Return the results of a step, None if it is not done."""
     record = results.get(step)
     return record["results"] if record is not None and record["status"] == "done" else None
 
 
 def where(results: Results, step: str) -> str:
-    """Device and day of a step."""
+    """Return device and day of a step."""
     record = results[step]
     return f"{record['device']}, {record['date'][:10]}"
 
 
 def table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Of Markdown."""
+    """Return a Markdown table."""
     lines = ["| " + " | ".join(row) + " |" for row in (heads, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]])
 
 
 def state(results: Results) -> str:
-    """What has run on a GPU."""
+    """Return the table of what has run on a GPU."""
 
     def outcome(step: str | None) -> str:
         if step is None or (step not in results and f"{step}.failed" not in results):
@@ -98,22 +98,22 @@ def state(results: Results) -> str:
 
 
 def best_variant(results: dict[str, Any]) -> tuple[str, dict[str, float]]:
-    """The variant with the most images a second from file to file."""
+    """Return the variant with the most images per second from file to file."""
     return max(results["variants"].items(), key=lambda item: item[1]["images/s"])
 
 
 def sides(results: dict[str, Any], number: str) -> list[float]:
-    """A number of the sides of the training step that are not plain."""
+    """Return a number of all sides of the training step but the plain one."""
     return [row[number] for row in results["rows"] if row["side"] != "plain"]
 
 
 def fused_ms(results: dict[str, Any]) -> float:
-    """Milliseconds of the fusion."""
+    """Return the milliseconds of the fusion."""
     return next(row["ours_ms"] for row in results["rows"] if row["case"] == "fuse + to_result")
 
 
 def goals(results: Results) -> str:
-    """Goals for an H200, and what was measured."""
+    """Return the table of goals for an H200 and measurements."""
 
     def measured(step: str, number: Callable[[dict[str, Any]], float], met: Callable[[float], bool], form: str) -> str:
         found = done(results, step)
@@ -239,7 +239,7 @@ PLACES: list[tuple[str, str, Callable[[Results], str]]] = [
 
 
 def rendered(results: Results, root: Path) -> dict[str, str]:
-    """The files with their tables, by name."""
+    """Return the files with their tables, by name."""
     texts: dict[str, str] = {}
     for name, marker, make in PLACES:
         text = texts.get(name) or (root / name).read_text(encoding="utf-8")
@@ -252,7 +252,7 @@ def rendered(results: Results, root: Path) -> dict[str, str]:
 
 
 def write(results: Results, root: Path) -> list[str]:
-    """Write the files that change; their names."""
+    """Write the files that change; return their names."""
     changed = [
         name for name, text in rendered(results, root).items() if text != (root / name).read_text(encoding="utf-8")
     ]

@@ -1,4 +1,4 @@
-"""Prediction from file to file on the CPU: JPEG in, overlay and COCO panoptic PNG out.
+"""Time prediction from file to file on the CPU: from a JPEG to an overlay and a COCO panoptic PNG.
 
     python benchmarks/inference.py [--rounds 5] [--sides 512 1024] [--precision fp32 bf16] [original trained maskrcnn]
 
@@ -36,7 +36,7 @@ Run = Callable[[], dict[str, float]]
 
 
 def ours(side: int, photo: Path, out: Path, precision: str, folded: bool = True) -> Run:
-    """Our prediction; gives the seconds of its stages."""
+    """Return a function that predicts with seamseg and returns the seconds of each stage."""
     import torch
 
     from seamseg.predict.profiling import StageProfile, random_predictor
@@ -53,7 +53,7 @@ def ours(side: int, photo: Path, out: Path, precision: str, folded: bool = True)
 
 
 def maskrcnn(side: int) -> nn.Module:
-    """torchvision's network, with random weights that find 100 things."""
+    """Return Mask R-CNN of torchvision with random weights that find 100 things."""
     import torch
     from torchvision.models.detection import maskrcnn_resnet50_fpn
 
@@ -69,7 +69,7 @@ def maskrcnn(side: int) -> nn.Module:
 
 
 def peer(side: int, photo: Path, out: Path) -> Run:
-    """torchvision's prediction, with an overlay and an id map written as we do."""
+    """Predict with torchvision, and write an overlay and an id map as seamseg does."""
     import numpy as np
     import torch
     from PIL import Image
@@ -99,7 +99,7 @@ def peer(side: int, photo: Path, out: Path) -> Run:
 
 
 def timed(run: Run) -> dict[str, float]:
-    """One run: its stages, and wall and CPU seconds of the whole."""
+    """Time one run: its stages, and wall and CPU seconds in total."""
     wall, cpu = time.perf_counter(), time.process_time()
     stages = run()
     return {**stages, "wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
@@ -157,7 +157,7 @@ def print_original(seconds: float, table: dict[str, Any], arguments: argparse.Na
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     everything = ["original", "trained", "maskrcnn"]
     parser.add_argument("what", nargs="*", default=everything, help="peers (default: all)")

@@ -1,4 +1,4 @@
-"""ROI features of a pyramid against torchvision's `roi_align`, forwards and backwards.
+"""Compare ROI features of a pyramid with `roi_align` of torchvision, forward and backward.
 
     python benchmarks/roi.py [--rounds 7] [--threads N] [--device cpu|cuda] [--json FILE] [NAME ...]
 
@@ -46,11 +46,11 @@ class Scene:
         self.dy = torch.randn(COUNT, CHANNELS, *OUT, generator=generator).to(device, dtype)
 
     def ours(self) -> Tensor:
-        """Our features: one call."""
+        """Compute the features in one call."""
         return roi_features(self.levels, self.boxes, self.index, self.level, SIZE, OUT)
 
     def peer(self) -> Callable[[], list[Tensor]]:
-        """A function that makes the peer's features, one call a level."""
+        """Return a function that computes the features of the peer, one call per level."""
         from torchvision.ops import roi_align
 
         corners = torch.cat((self.index[:, None].to(self.boxes), self.boxes[:, [1, 0, 3, 2]]), 1)
@@ -60,12 +60,12 @@ class Scene:
         ]
 
     def plain(self) -> Tensor:
-        """Our features in plain torch."""
+        """Compute the features in plain torch."""
         levels = [x.detach() for x in self.levels]
         return plain(levels, self.boxes, self.index, self.level, SIZE, *OUT, False, False)
 
     def plain_backward(self) -> Tensor:
-        """The gradients of the levels in plain torch."""
+        """Return the gradients of the levels in plain torch."""
         shapes = [side for x in self.levels for side in x.shape]
         last = [not x.is_contiguous() for x in self.levels]
         arguments = (self.boxes, self.index, self.level, SIZE, False, False, True)
@@ -73,7 +73,7 @@ class Scene:
 
 
 def joined(gradients: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
-    """One tensor of all, to be compared."""
+    """Concatenate gradients for the comparison."""
     return torch.cat([g.permute(0, 2, 3, 1).reshape(-1) for g in gradients])
 
 
