@@ -5,9 +5,9 @@
     python benchmarks/huge_photo.py 12000x8400 --device cuda --json huge.json
 
 vistas_r50 with random weights; the best 100 detections of an image are kept regardless of their scores.
-`--network small` is toy_city_r18, for the memory of the maps of the largest photos without waiting for hours. The peak is VmHWM, all of the process: torch, the weights and the decoded photo are in it,
-and `before` is the peak until then; on a GPU, `GPU GiB` is the peak of torch's allocator there. The allocator of the
-CPU is set as the command line sets it.
+`--network small` is toy_city_r18, for the memory of the maps of the largest photos without waiting for hours.
+The peak is VmHWM of the whole process, with torch, the weights and the decoded photo; `before` is the peak before the
+prediction. On a GPU, `GPU GiB` is the peak of torch's allocator. The CPU allocator is set as by the command line.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
 
 Makes two isolated network namespaces joined by a veth pair, starts `torchrun --nnodes 2` in both, and compares the
 weights with those of two processes on one node. With `--restart` a process of the second node is killed in the middle;
-torchrun restarts all processes, and with `--resume auto` the weights must be the same. Cleans up after itself. Needs root and `ip` (iproute2).
+torchrun restarts all processes, and with `--resume auto` the weights must be the same. Cleans up
+after itself. Needs root and `ip` (iproute2).
 """
 
 from __future__ import annotations

@@ -14,13 +14,16 @@ def test_stages_as_json(capsys):
     report = json.loads(capsys.readouterr().out)
     assert list(report["stages_ms"]) == list(STAGES)
     assert all(value > 0 for value in report["stages_ms"].values())
-    assert report["size"] == [64, 96] and report["counts"]["segments"] > 0 and report["hints"]
+    assert report["size"] == [64, 96]
+    assert report["counts"]["segments"] > 0
+    assert report["hints"]
 
 
 def test_table(capsys):
     assert main(["doctor", "--bench", "--size", "64x64", "--rounds", "1"]) == 0
     out = capsys.readouterr().out
-    assert all(f"\n{stage}" in out for stage in STAGES) and "convolutions take" in out
+    assert all(f"\n{stage}" in out for stage in STAGES)
+    assert "convolutions take" in out
 
 
 def test_cost_of_files_in_parallel_to_the_network(monkeypatch):
@@ -46,4 +49,5 @@ def test_cost_of_files_in_parallel_to_the_network(monkeypatch):
 def test_wrong_arguments(arguments, words, capsys):
     assert main(["doctor", "--bench", "--size", "64x64", *arguments]) == 2
     err = capsys.readouterr().err
-    assert words in err and err.count("\n") == 1
+    assert words in err
+    assert err.count("\n") == 1

@@ -98,6 +98,9 @@ def test_work_that_reports_itself(quiet: bool, capsys: pytest.CaptureFixture[str
 
 
 def test_errors_in_the_loop_reach_the_caller() -> None:
-    with pytest.raises(ZeroDivisionError):
+    def divide() -> None:
         for item in progress(range(3)):
             1 // item
+
+    with pytest.raises(ZeroDivisionError):
+        divide()
