@@ -252,7 +252,7 @@ def test_postscript_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
     for read in (open_image, open_mask, read_id_png, lambda path: read_map(path, "maps")):
-        with pytest.raises(InputError, match="it is EPS, a program that draws and no picture"):
+        with pytest.raises(InputError, match="it is EPS, a PostScript or metafile program"):
             read(path)
 
 
