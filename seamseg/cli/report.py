@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if args.photos is not None and not args.photos.is_dir():
         raise InputError(f"--photos {args.photos}: no such folder")
     if args.out is not None and args.out.is_dir():
-        raise InputError(f"--out {args.out}: is a folder; give a file name, such as {args.out / 'report.html'}")
+        raise InputError(f"--out {args.out}: is a folder; name a file, such as {args.out / 'report.html'}")
     from seamseg.report import ReportOptions, find_evaluation, write_report
     from seamseg.utils.progress import progress
 
