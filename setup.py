@@ -1,15 +1,15 @@
-"""Builds the kernels of `csrc/`; metadata is in pyproject.toml.
+"""Build the kernels of `csrc/`; metadata is in pyproject.toml.
 
-`seamseg._maps` (C functions for maps of ids, no torch) needs a C++20 compiler, `seamseg._C` (operators for the CPU)
-torch's headers too, `seamseg._C_cuda` an nvcc of torch's CUDA major version as well. Headers are all that is needed of
-torch: the operators keep to LibTorch's stable ABI, so that one binary serves every torch from 2.11 on. What cannot be
-built is left out, with the reason in `seamseg/kernels.json`; the install never fails for it.
+`seamseg._maps` (C functions for id maps, without torch) needs a C++20 compiler, `seamseg._C` (operators for the CPU)
+also the headers of torch, `seamseg._C_cuda` also an nvcc of torch's CUDA major version. The operators use LibTorch's
+stable ABI, so that one binary works with every torch from 2.11 on. A library that cannot be built is left out, with the
+reason in `seamseg/kernels.json`; the installation does not fail.
 
-    SEAMSEG_KERNELS=off|cpu|all   what to build (default: whatever can be built)
-    TORCH_CUDA_ARCH_LIST          GPU architectures (default: "8.0;9.0+PTX" and those of the cards in this machine);
-                                  they are noted in kernels.json
-    CUDA_HOME                     the CUDA toolkit (default: where nvcc is)
-    MAX_JOBS                      compilers at once (default: one a core)
+    SEAMSEG_KERNELS=off|cpu|all   what to build (default: all that can be built)
+    TORCH_CUDA_ARCH_LIST          GPU architectures (default: "8.0;9.0+PTX" and those of the GPUs in this machine);
+                                  they are recorded in kernels.json
+    CUDA_HOME                     CUDA toolkit (default: that of nvcc on the path)
+    MAX_JOBS                      parallel compilers (default: one per core)
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ MAX_JOBS = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
 
 
 class Kernels(build_ext):
-    """Compile with as many compilers at once as there are cores, skip what is up to date, never fail the install."""
+    """Compile in parallel, skip files that are up to date, never fail the installation."""
 
     def run(self) -> None:
-        """Build what can be built and write down why the rest was not."""
+        """Build each library, or record why it cannot be built."""
         self.torch = torch_folder()
         wanted = os.environ.get("SEAMSEG_KERNELS", "all")
-        said, built = {}, []
+        report, built = {}, []
         for extension in self.extensions:
             name = extension.name.rpartition(".")[2]
             try:
@@ -52,22 +52,22 @@ class Kernels(build_ext):
                     self._build(extension)
             except (OSError, subprocess.CalledProcessError) as error:
                 reason = f"the compiler failed: {error}"
-            said[name] = reason or "built"
-            print(f"seamseg: {extension.name}: {said[name]}", file=sys.stderr)
+            report[name] = reason or "built"
+            print(f"seamseg: {extension.name}: {report[name]}", file=sys.stderr)
             if reason is None:
                 built.append(extension)
             else:
-                # that of an earlier build would be loaded with operators that it does not know
+                # a library of an earlier build may not have all operators
                 Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)
-        # the distribution keeps its list: a wheel for one platform has one layout, with kernels and without
+        # the distribution keeps its list: wheels of a platform have one layout, with and without kernels
         self.extensions = built
         target = ROOT if self.inplace else Path(self.build_lib)
         (target / "seamseg").mkdir(parents=True, exist_ok=True)
-        said["sources"] = sources_digest()
-        if said.get("_C_cuda") == "built":
+        report["sources"] = sources_digest()
+        if report.get("_C_cuda") == "built":
             # compared with the GPUs when the library is loaded
-            said["architectures"] = architectures()
-        (target / "seamseg/kernels.json").write_text(json.dumps(said, indent=1) + "\n")
+            report["architectures"] = architectures()
+        (target / "seamseg/kernels.json").write_text(json.dumps(report, indent=1) + "\n")
 
     def _obstacle(self, name: str, wanted: str) -> str | None:
         if compiler() is None:
@@ -86,8 +86,8 @@ class Kernels(build_ext):
         home = cuda_home()
         if home is None:
             return "no nvcc was found; set CUDA_HOME"
-        said = subprocess.run([home / "bin/nvcc", "--version"], capture_output=True, text=True).stdout
-        release = re.search(r"release (\d+)", said)
+        output = subprocess.run([home / "bin/nvcc", "--version"], capture_output=True, text=True).stdout
+        release = re.search(r"release (\d+)", output)
         if release is None or release.group(1) != version.split(".")[0]:
             return f"torch was built with CUDA {version}, nvcc is of CUDA {release.group(1) if release else '?'}"
         return None
@@ -110,7 +110,7 @@ class Kernels(build_ext):
             command = [compiler(), "-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fopenmp-simd"]
             command += ["-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wno-unknown-pragmas"]
         newest_header = max(path.stat().st_mtime for path in headers)
-        # objects of another compiler, architecture or torch have a folder of their own
+        # a folder for each compiler, architecture and torch
         flags = hashlib.sha256(" ".join([*command, *define, *include]).encode()).hexdigest()[:12]
         folder = Path(self.build_temp) / extension.name / flags
         folder.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ class Kernels(build_ext):
 
 
 def sources_digest() -> str:
-    """What `seamseg.utils.native` compares with the sources of a clone before it loads what was built of them."""
+    """Return the checksum that `seamseg.utils.native` compares with the sources of a clone before loading a library."""
     spec = importlib.util.spec_from_file_location("compiled", ROOT / "seamseg/utils/native.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -147,15 +147,15 @@ def sources_digest() -> str:
 
 
 def sources(folder: str, suffix: str) -> list[str]:
-    """The files to compile, relative to the root as setuptools wants them."""
+    """List the files to compile, relative to the root as setuptools requires."""
     return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc" / folder).glob(f"*{suffix}"))
 
 
-# Python without the GIL has no stable ABI: there the kernels serve the one version they are built for
+# Python without the GIL has no stable ABI: the kernels then work with the Python version they are built for only
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 setup(
-    # pyproject.toml cannot say that `configs/` is installed as `seamseg/configs/`, where `find_experiment` looks
+    # `configs/` is installed as `seamseg/configs/`, which pyproject.toml cannot express
     packages=[*find_packages(include=["seamseg", "seamseg.*"]), "seamseg.configs"],
     package_dir={"seamseg.configs": "configs"},
     package_data={

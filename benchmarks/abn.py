@@ -1,9 +1,8 @@
-"""In-place ABN against BatchNorm + LeakyReLU: a training step of one layer, and of a whole ResNet-50 body.
+"""Compare in-place ABN with BatchNorm + LeakyReLU: a training step of a layer and of a ResNet-50 body.
 
     python benchmarks/abn.py [--threads N] [NAME ...]
 
-The peer's LeakyReLU works in place, which is its leanest form. Where the `inplace-abn` package is installed it is a
-second peer for the body.
+The LeakyReLU of the peer works in place. The `inplace-abn` package, if installed, is a second peer for the body.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ LAYERS = [(1, 64, 256, 512), (1, 256, 128, 256), (1, 512, 64, 128), (1, 2048, 16
 
 
 class BatchNormLeakyReLU(nn.Sequential):
-    """The peer, with the interface that the residual block asks of a norm."""
+    """The peer, with the interface of the norms of residual blocks."""
 
     def __init__(self, channels: int, activation: str = "leaky_relu", activation_param: float = 0.01) -> None:
         layers: list[nn.Module] = [nn.BatchNorm2d(channels)]
@@ -69,7 +68,7 @@ def step_of_body(size: tuple[int, int], last: bool, peer: str) -> Case:
 
 
 def upstream() -> dict[str, Callable[..., nn.Module]]:
-    """The layer of the `inplace-abn` package, if it is installed."""
+    """Return the layer of the `inplace-abn` package, None if it is not installed."""
     if importlib.util.find_spec("inplace_abn") is None:
         return {}
     return {"inplace-abn package": importlib.import_module("inplace_abn").InPlaceABN}

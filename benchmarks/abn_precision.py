@@ -1,9 +1,9 @@
-"""In-place ABN in bfloat16 where scales are small: its gradients against float64, and what trainings come to.
+"""Measure in-place ABN in bfloat16 with small scales: gradients against float64, and the losses of trainings.
 
     python benchmarks/abn_precision.py [gradients] [training] [--seeds N] [--steps N]
 
-In-place ABN rebuilds its normalised input from its rounded output. "rebuilt" does so whatever the scale; "norm alone"
-and "with conv" are what the layer does called by itself, and together with the convolution before it.
+In-place ABN recomputes its normalised input from its rounded output. "rebuilt" does so for every scale; "norm alone"
+and "with conv" are the layer called by itself and together with the preceding convolution.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def rebuilding() -> AbstractContextManager[object]:
 
 
 def scale_of(norm: ABN) -> nn.Parameter:
-    """The weight of an affine norm."""
+    """Return the weight of an affine norm."""
     assert norm.weight is not None
     return norm.weight
 
 
 def bias_of(norm: ABN) -> nn.Parameter:
-    """The bias of an affine norm."""
+    """Return the bias of an affine norm."""
     assert norm.bias is not None
     return norm.bias
 
@@ -69,7 +69,7 @@ class Layer:
         self.noise = random(4, 64, 32, 32)
 
     def exact(self) -> tuple[Tensor, Tensor]:
-        """The gradients of the norm's input and weight, in float64; makes `dy`."""
+        """Return the gradients of the input and weight in float64, and set `dy`."""
         x = functional.conv2d(self.input.double(), self.convolution.weight.detach().double()).requires_grad_()
         weight = scale_of(self.norm).detach().double().requires_grad_()
         y = self._separate(x, weight)
@@ -79,7 +79,7 @@ class Layer:
         return dx, dweight
 
     def low(self, side: str) -> tuple[Tensor, ...]:
-        """The same in bfloat16."""
+        """Return the same gradients in bfloat16."""
         deferred = None
         with torch.autocast("cpu", torch.bfloat16), rebuilding() if side == "rebuilt" else nullcontext():
             if side == "with conv":
@@ -133,13 +133,13 @@ class Network(nn.Module):
         return self.classifier(self.blocks(self.stem(images)).mean((2, 3)))
 
     def small_scales(self) -> Iterator[tuple[ABN, int]]:
-        """The norms, and how many of their first channels have small scales."""
+        """Return the norms, and the number of their first channels with small scales."""
         for layer in self.modules():
             if isinstance(layer, ABN):
                 yield layer, layer.num_features // 2
 
     def small_weights(self) -> Tensor:
-        """The absolute values of all small scales."""
+        """Return the absolute values of all small scales."""
         return torch.cat([scale_of(layer).detach()[:channels].abs() for layer, channels in self.small_scales()])
 
     def start(self, kind: str) -> None:
@@ -234,7 +234,7 @@ def training(seeds: int, steps: int) -> None:
 
 
 def halves(losses: list[float]) -> tuple[list[float], list[float]]:
-    """The first and the second half."""
+    """Split into the first and the second half."""
     return losses[: len(losses) // 2], losses[len(losses) // 2 :]
 
 

@@ -1,9 +1,9 @@
-"""Suppression and matching of boxes against torchvision and against plain torch, at the sizes of a 1024 x 2048 picture.
+"""Compare NMS and matching of boxes with torchvision and plain torch, at the sizes of a 1024 x 2048 image.
 
     python benchmarks/boxes.py [--rounds 7] [--threads N] [--device cuda] [--json FILE] [NAME ...]
 
-`apart` is the worst case: no box suppresses another. torchvision suppresses above the threshold, we from it on: with
-boxes at random the same indices stay.
+`apart` is the worst case: no box suppresses another. torchvision suppresses above the threshold, seamseg at the
+threshold, too; for random boxes the kept indices are the same.
 """
 
 from __future__ import annotations
@@ -27,22 +27,27 @@ HEIGHT, WIDTH = 1024, 2048
 
 
 def boxes_apart(count: int, generator: torch.Generator) -> Tensor:
-    """Boxes in rows and columns that do not touch, in random order."""
+    """Return boxes in a grid that do not touch, in random order."""
     place = torch.randperm(count, generator=generator)
     corner = torch.stack((place // 128, place % 128), 1) * 10.0
     return torch.cat((corner, corner + 8), 1)
 
 
-def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
-    """Names, and what makes each case."""
-    generator = torch.Generator().manual_seed(0)
+class Inputs:
+    """Make cases on a device from random boxes."""
 
-    def scored(boxes: Tensor) -> tuple[Tensor, Tensor]:
-        # no two alike: torchvision leaves the order of ties open
-        return boxes.to(device), torch.randperm(len(boxes), generator=generator).to(device) / len(boxes)
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.generator = torch.Generator().manual_seed(0)
 
-    def suppression(name: str, boxes: Tensor, threshold: float, limit: int | None = None) -> Case:
-        boxes, scores = scored(boxes)
+    def scored(self, boxes: Tensor) -> tuple[Tensor, Tensor]:
+        """Return boxes on the device with distinct scores."""
+        # torchvision does not define the order of ties
+        return boxes.to(self.device), torch.randperm(len(boxes), generator=self.generator).to(self.device) / len(boxes)
+
+    def suppression(self, name: str, boxes: Tensor, threshold: float, limit: int | None = None) -> Case:
+        """Compare NMS of one class, optionally of the first `limit` boxes."""
+        boxes, scores = self.scored(boxes)
         return Case(
             name,
             "torchvision nms, then cut" if limit else "torchvision nms",
@@ -50,17 +55,19 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
             lambda: torchvision.nms(boxes, scores, threshold)[:limit],
         )
 
-    def classes(name: str, count: int, number: int, against: str) -> Case:
-        boxes, scores = scored(boxes_of_scene(count, generator, 150))
-        groups = torch.randint(0, number, (count,), generator=generator).to(device)
+    def classes(self, name: str, count: int, number: int, against: str) -> Case:
+        """Compare NMS within each of `number` classes."""
+        boxes, scores = self.scored(boxes_of_scene(count, self.generator, 150))
+        groups = torch.randint(0, number, (count,), generator=self.generator).to(self.device)
         peers = {
             "torchvision batched_nms": lambda: torchvision.batched_nms(boxes, scores, groups, 0.5),
             "plain torch": lambda: plain_nms.nms(boxes, scores, 0.5, -1, groups),
         }
         return Case(name, against, lambda: nms(boxes, scores, 0.5, -1, groups), peers[against])
 
-    def fixed(name: str) -> Case:
-        boxes, scores = scored(boxes_of_scene(12000, generator, 150))
+    def fixed(self, name: str) -> Case:
+        """Compare NMS with an output of fixed size."""
+        boxes, scores = self.scored(boxes_of_scene(12000, self.generator, 150))
         return Case(
             name,
             "plain torch",
@@ -68,12 +75,14 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
             lambda: plain_nms.nms_fixed(boxes, scores, 0.7, 2000, None)[0],
         )
 
-    def overlaps(name: str) -> Case:
-        a, b = (boxes_of_scene(2000, generator, 150).to(device) for _ in range(2))
+    def overlaps(self, name: str) -> Case:
+        """Compare IoU of all pairs."""
+        a, b = (boxes_of_scene(2000, self.generator, 150).to(self.device) for _ in range(2))
         return Case(name, "torchvision box_iou", lambda: box_iou(a, b), lambda: torchvision.box_iou(a, b))
 
-    def matching(name: str, a: Tensor) -> Case:
-        a, b = a.to(device), boxes_of_scene(60, generator, 150).to(device)
+    def matching(self, name: str, a: Tensor) -> Case:
+        """Compare assignment of boxes to 60 others."""
+        a, b = a.to(self.device), boxes_of_scene(60, self.generator, 150).to(self.device)
         return Case(
             name,
             "plain torch",
@@ -81,11 +90,12 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
             lambda: torch.cat(plain.match_boxes(a, b)[1::2]),
         )
 
-    def crowd(name: str, boxes: Tensor) -> Case:
-        boxes, mask = boxes.to(device), torch.zeros(HEIGHT, WIDTH, dtype=torch.bool)
-        for y0, x0, y1, x1 in boxes_of_scene(4, generator, 200).int().tolist():
+    def crowd(self, name: str, boxes: Tensor) -> Case:
+        """Compare part of each box that is covered by crowd regions."""
+        boxes, mask = boxes.to(self.device), torch.zeros(HEIGHT, WIDTH, dtype=torch.bool)
+        for y0, x0, y1, x1 in boxes_of_scene(4, self.generator, 200).int().tolist():
             mask[y0:y1, x0:x1] = True
-        mask = mask.to(device)
+        mask = mask.to(self.device)
         return Case(
             name,
             "plain torch",
@@ -93,33 +103,42 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
             lambda: plain.crowd_count(boxes, mask) / plain.area(boxes),
         )
 
+
+def suppression_cases(inputs: Inputs) -> Iterator[tuple[str, Callable[[], Case]]]:
+    """Yield the name and the factory of each case of NMS of one class."""
     for count in (1000, 6000, 12000):
         name = f"nms {count}"
-        yield name, partial(suppression, name, boxes_of_scene(count, generator, 150), 0.7)
+        yield name, partial(inputs.suppression, name, boxes_of_scene(count, inputs.generator, 150), 0.7)
         name = f"nms {count}, low threshold"
-        yield name, partial(suppression, name, boxes_of_scene(count, generator, 150), 0.3)
+        yield name, partial(inputs.suppression, name, boxes_of_scene(count, inputs.generator, 150), 0.3)
         name = f"nms {count}, apart"
-        yield name, partial(suppression, name, boxes_apart(count, generator), 0.7)
+        yield name, partial(inputs.suppression, name, boxes_apart(count, inputs.generator), 0.7)
     for count, limit in ((6000, 1000), (12000, 2000)):
         name = f"nms {count} -> {limit}"
-        yield name, partial(suppression, name, boxes_of_scene(count, generator, 150), 0.7, limit)
+        yield name, partial(inputs.suppression, name, boxes_of_scene(count, inputs.generator, 150), 0.7, limit)
+
+
+def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
+    """Yield the name and the factory of each case."""
+    inputs = Inputs(device)
+    yield from suppression_cases(inputs)
     for count, number in ((1000, 65), (6500, 65), (65000, 65)):
         for against in ("torchvision batched_nms", "plain torch"):
             name = f"nms {count} of {number} classes"
-            yield name, partial(classes, name, count, number, against)
-    yield "nms_fixed 12000 -> 2000", partial(fixed, "nms_fixed 12000 -> 2000")
-    yield "box_iou 2000 x 2000", partial(overlaps, "box_iou 2000 x 2000")
+            yield name, partial(inputs.classes, name, count, number, against)
+    yield "nms_fixed 12000 -> 2000", partial(inputs.fixed, "nms_fixed 12000 -> 2000")
+    yield "box_iou 2000 x 2000", partial(inputs.overlaps, "box_iou 2000 x 2000")
     anchors = AnchorGenerator([4, 8, 16, 32, 64], 8, (1.0, 0.5, 2.0))(
         [(HEIGHT // s, WIDTH // s) for s in (4, 8, 16, 32, 64)]
     )
-    proposals = boxes_of_scene(2000, generator, 150)
+    proposals = boxes_of_scene(2000, inputs.generator, 150)
     for name, boxes in ((f"{len(anchors)} anchors", anchors), ("2000 proposals", proposals)):
-        yield f"match_boxes {name}, 60 boxes", partial(matching, f"match_boxes {name}, 60 boxes", boxes)
-        yield f"crowd_overlap {name}", partial(crowd, f"crowd_overlap {name}", boxes)
+        yield f"match_boxes {name}, 60 boxes", partial(inputs.matching, f"match_boxes {name}, 60 boxes", boxes)
+        yield f"crowd_overlap {name}", partial(inputs.crowd, f"crowd_overlap {name}", boxes)
 
 
 def main() -> None:
-    """Time the cases in turns and print a table."""
+    """Time the cases in turns and print the table."""
     arguments: argparse.Namespace = options(__doc__).parse_args()
     report(cases(arguments.device), arguments)
 

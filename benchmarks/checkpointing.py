@@ -1,4 +1,4 @@
-"""What `checkpoint_body` saves and costs: a training step of cityscapes_r50, forward and backward, in fp32.
+"""Measure the memory and time of `checkpoint_body`: a training step of cityscapes_r50, forward and backward, in fp32.
 
     python benchmarks/checkpointing.py [--size 512x1024] [--rounds 3] [--device cuda]
 
@@ -66,7 +66,7 @@ SIDES: dict[str, Callable[[TrainingModule], None]] = {
 
 
 def forward(module: TrainingModule, batch: Batch) -> Tensor:
-    """The sum of the losses."""
+    """Return the sum of the losses."""
     torch.manual_seed(0)
     return torch.stack(list(module(batch).means.values())).sum()
 

@@ -1,10 +1,10 @@
-"""The Cityscapes protocol against the official tools (cityscapesscripts of PyPI), from files to scores.
+"""Compare the Cityscapes protocol with the official tools (cityscapesscripts of PyPI), from files to scores.
 
     pip install cityscapesscripts
     python benchmarks/cityscapes.py
     python benchmarks/cityscapes.py instance --frames 5 --workers 2
 
-Made-up frames of 2048 x 1024 with 30 instances, and results for them. The official side is what its tools call in one
+Synthetic frames of 2048 x 1024 with 30 instances, and results for them. The official side is what its tools call in one
 process, as the wheel has them: the pixel-level tool without its optional Cython extension. The instance-level tool
 finds the true instances anew each time, which it would otherwise keep in a file, and does not write its matches. The
 panoptic tool has its ground truth made beforehand (createPanopticImgs), which ours does not need.

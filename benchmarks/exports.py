@@ -1,4 +1,4 @@
-"""Writing the predictions of a photo of 1024 x 2048 with 100 detections, by format and by compression of the PNGs.
+"""Time writing the predictions of a photo of 1024 x 2048 with 100 detections, by format and by compression of the PNGs.
 
     python benchmarks/exports.py
 
@@ -31,7 +31,7 @@ SIZE = (1024, 2048)
 
 
 def scene(count: int = 100) -> Prediction:
-    """Detections of all sizes over bands of stuff."""
+    """Make detections of all sizes over bands of stuff."""
     generator = torch.Generator().manual_seed(0)
     y, x = torch.meshgrid(torch.linspace(-1, 1, 28), torch.linspace(-1, 1, 28), indexing="ij")
     masks = (4 - 5 * (x**2 + y**2)).expand(count, 28, 28).contiguous()

@@ -1,9 +1,9 @@
-"""A training step with fixed samples against one with exact samples.
+"""Compare a training step with fixed samples and one with exact samples.
 
     python benchmarks/fixed_samples.py [--rounds 7] [--threads 1] [--device cuda] [--side 512]
 
 The network, the picture and the 20 things are those of `benchmarks/network.py`; the two ways take turns. `ratio` is how
-many times faster fixed samples are. On a CPU nobody waits for anything: there it says what the fixed shapes cost.
+many times faster fixed samples are. A CPU has no host waits to save: there the ratio is the cost of the fixed shapes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""From detections and classes to one panoptic map of a 1024 x 2048 picture, against whole-picture masks.
+"""Compare the panoptic fusion of a 1024 x 2048 image with a fusion of whole-image masks.
 
     python benchmarks/fusion.py [--rounds 7] [--threads N] [--device cuda] [--json FILE] [NAME ...]
 
-100 detections, 19 classes. The plain way samples each mask over the whole picture, N x H x W points.
+100 detections, 19 classes. The plain way samples each mask over the whole image, N x H x W points.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HEIGHT, WIDTH, CLASSES, STUFF, COUNT = 1024, 2048, 19, 11, 100
 
 
 def scene(device: str) -> Prediction:
-    """Detections of many sizes that overlap, and a smooth map of classes."""
+    """Make overlapping detections of many sizes, and a smooth class map."""
     generator = torch.Generator().manual_seed(0)
     coarse = torch.randn(COUNT, 1, 5, 5, generator=generator)
     masks = functional.interpolate(coarse, size=(28, 28), mode="bicubic")[:, 0] * 4
@@ -60,7 +60,7 @@ def whole_picture(masks: Tensor, boxes: Tensor) -> tuple[Tensor, list[int]]:
 
 
 def plain_fusion(prediction: Prediction) -> np.ndarray:
-    """The id map as one writes it with whole-picture masks."""
+    """Fuse with masks of the whole image."""
     assert prediction.mask_logits is not None and prediction.semantic is not None
     ids, kept = whole_picture(prediction.mask_logits, prediction.boxes)
     number = len(kept)

@@ -1,4 +1,4 @@
-"""The golden network on a device, against the stored numbers of the original: in fp32, and how far bf16 and fp16 are.
+"""Compare the golden network on a device with the stored numbers of the original, in fp32, bf16 and fp16.
 
     python benchmarks/golden.py --device cuda --json golden.json
     python benchmarks/golden.py --device cpu flower
@@ -65,7 +65,7 @@ def stored(case: str, name: str) -> Tensor:
 
 
 def classes_of(ids: Tensor, categories: list[int]) -> Tensor:
-    """The class of each pixel of a fused map."""
+    """Return the class of each pixel of a fused map."""
     return torch.tensor(categories)[ids.long()]
 
 
@@ -130,8 +130,8 @@ def main() -> int:
     exact = rows[0].exact()
     print("fp32 agrees with the original" if exact else "fp32 DIFFERS from the original")
     if arguments.json:
-        said = {"device": arguments.device, "images": arguments.images, "fp32 agrees": exact}
-        Path(arguments.json).write_text(json.dumps({**said, "rows": [asdict(row) for row in rows]}, indent=1))
+        summary = {"device": arguments.device, "images": arguments.images, "fp32 agrees": exact}
+        Path(arguments.json).write_text(json.dumps({**summary, "rows": [asdict(row) for row in rows]}, indent=1))
     return int(not exact)
 
 

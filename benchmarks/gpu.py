@@ -1,16 +1,16 @@
-"""Everything that needs a GPU, in one command: build the kernels, check them, measure, write the tables.
+"""Run everything that needs a GPU: build the kernels, check them, measure, write the tables.
 
-    make gpu                                         # all steps, those that are done for these sources left out
+    make gpu                                         # all steps that are not done for these sources
     make gpu STEPS=build,ops PYTHON=python3.12
     python benchmarks/gpu.py --time-limit 9 --wheels wheels --out results
-    python benchmarks/gpu.py --device cpu --small --out /tmp/results      # does it still work?
+    python benchmarks/gpu.py --device cpu --small --out /tmp/results      # a test of this script
 
-Needs no network: the Python that runs it has torch; packages that it lacks may lie in a folder of wheels (`--wheels`).
+Needs no network: the Python that runs it has torch; other packages come from a folder of wheels (`--wheels`).
 Each step runs in processes of its own with a time limit, and writes `gpu_STEP.json` (on a CPU `cpu_STEP.json`):
-device, versions, commit, date, seconds, results. A step that fails, or that needs what is not here, writes
+device, versions, commit, date, seconds, results. A step that fails, or lacks a requirement, writes
 `gpu_STEP.failed.json` with the end of its output, and the others go on. A step that has been done on this device with
-these sources is not done again without `--again`. Exit code 1 if a step failed. The order is that of value, so that a
-few minutes on a machine are used well.
+these sources is not done again without `--again`. Exit code 1 if a step failed. The most
+valuable steps run first, for machines that are available for a few minutes only.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def unpack(wheels: Path) -> Path:
 
 
 def missing(step: Step) -> list[str]:
-    """The modules that a step needs and that cannot be imported."""
+    """List the modules of a step that cannot be imported."""
     return [name for name in step.needs if importlib.util.find_spec(name) is None]
 
 
 def path_of(folder: Path, machine: Machine, step: str, failed: bool = False) -> Path:
-    """The JSON file of a step."""
+    """Return the path of the JSON file of a step."""
     return folder / f"{machine.device}_{step}{'.failed' if failed else ''}.json"
 
 
@@ -101,7 +101,7 @@ def run(machine: Machine, step: Step, seconds: float, out: Path) -> str:
 
 
 def chosen(arguments: argparse.Namespace) -> list[Step]:
-    """The steps that were asked for, in their order."""
+    """Return the requested steps in order."""
     names = [name for name in (arguments.steps or "").split(",") if name] or list(STEPS)
     if unknown := [name for name in names if name not in STEPS]:
         raise SystemExit(f"gpu.py: --steps {','.join(unknown)}: choose among {','.join(STEPS)}")
@@ -109,7 +109,7 @@ def chosen(arguments: argparse.Namespace) -> list[Step]:
 
 
 def farewell(arguments: argparse.Namespace, statuses: dict[str, str], machine: Machine) -> None:
-    """What is done and what remains, with the command for it."""
+    """Describe finished and remaining steps, with the command for them."""
     print("\n" + "\n".join(f"{name:<14}{status}" for name, status in statuses.items()))
     folders = [arguments.out, RESULTS]
     steps = [s for s in STEPS.values() if s.name != "tables" and statuses.get(s.name) != "left out"]
@@ -127,7 +127,7 @@ def farewell(arguments: argparse.Namespace, statuses: dict[str, str], machine: M
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", metavar="NAME,...", help=f"of {','.join(STEPS)} (default: all, in this order)")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="default: %(default)s")

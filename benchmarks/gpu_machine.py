@@ -1,4 +1,4 @@
-"""What `gpu.py` runs its steps with: the facts of the machine, and commands that end in time."""
+"""Describe the machine and run commands with a time limit, for the steps of `gpu.py`."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def commit() -> str | None:
 
 
 def sources() -> str:
-    """A checksum of what results depend on. The commit will not do: results are committed themselves."""
+    """Return a checksum of what results depend on; not the commit, because results are committed, too."""
     total = hashlib.sha256()
     patterns = (
         "seamseg/**/*.py",

@@ -1,4 +1,4 @@
-"""The steps of `gpu.py`: what each runs, small or in full, and how long it may take."""
+"""The steps of `gpu.py`: what each runs, in small or full form, and its time limit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Step:
 
 
 def build(machine: Machine, seconds: float) -> dict[str, Any]:
-    """The kernels, for this card only."""
+    """Build the kernels for this GPU only."""
     if machine.device == "cpu":
         raise LeftOut("needs a GPU", "the architecture is that of the card", kernels=machine.kernels())
     words = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
@@ -76,7 +76,7 @@ def sanitizer_tool() -> Path | None:
 
 
 def sanitizer(machine: Machine, seconds: float) -> dict[str, Any]:
-    """A round of every operator under memcheck and racecheck."""
+    """Run every operator under memcheck and racecheck."""
     if machine.device == "cpu":
         raise LeftOut("needs a GPU", "the tests run the kernels under sanitizers on a CPU (tests/support)")
     tool = sanitizer_tool()
@@ -133,13 +133,13 @@ def counts(report: Path) -> dict[str, Any]:
 
 
 def parity(machine: Machine, seconds: float) -> dict[str, Any]:
-    """The golden network."""
+    """Check the golden network."""
     words = ["flower"] if machine.small else []
     return machine.script("golden", *words, "--device", machine.device, seconds=seconds)
 
 
 def train_step(machine: Machine, seconds: float) -> dict[str, Any]:
-    """The training step, plain against fast."""
+    """Measure the training step, plain and fast."""
     words = ["--size", "64x128", "--rounds", 1, "--config", "toy_city_r18"] if machine.small else []
     # compiling takes minutes on a CPU
     variables = {"TORCHDYNAMO_DISABLE": "1"} if machine.small else {}
@@ -161,7 +161,7 @@ def fusion(machine: Machine, seconds: float) -> dict[str, Any]:
 
 
 def memory(machine: Machine, seconds: float) -> dict[str, Any]:
-    """What training keeps, and the peak of a huge photo."""
+    """Measure the memory of training and of a huge photo."""
     size = (64, 128) if machine.small else (512, 1024)
     kept = machine.script("memory", "--size", *size, "--device", machine.device, seconds=seconds / 3)
     photo = (
@@ -181,7 +181,7 @@ def distributed(machine: Machine, seconds: float) -> dict[str, Any]:
 
 
 def toy_city(machine: Machine, seconds: float) -> dict[str, Any]:
-    """The demo, in two precisions."""
+    """Train the demo in two precisions."""
     words: list[object] = ["--workers", 4]
     if machine.small:
         words = ["--train", 2, "--val", 1, "--epochs", 1, "--log-interval", 1]
@@ -189,7 +189,7 @@ def toy_city(machine: Machine, seconds: float) -> dict[str, Any]:
 
 
 def no_run(machine: Machine, seconds: float) -> dict[str, Any]:
-    """The tables are not a step with a result of its own: `gpu.py` writes them."""
+    """Do nothing: `gpu.py` writes the tables."""
     raise AssertionError
 
 

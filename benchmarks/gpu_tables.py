@@ -1,4 +1,4 @@
-"""The tables of what ran on a GPU, from `benchmarks/results/gpu_*.json` into the documents, between their markers.
+"""Write the tables of GPU runs from `benchmarks/results/gpu_*.json` into the documents, between their markers.
 
 `python benchmarks/gpu.py --steps tables` writes them. Without results they read "not yet". What was run in its small
 form or on a CPU does not count.
@@ -54,7 +54,7 @@ STATE = [
 
 
 def read(folder: Path) -> Results:
-    """The records of a folder that count."""
+    """Load the records of full runs in a folder."""
     found = {}
     for path in sorted(folder.glob("gpu_*.json")):
         record = json.loads(path.read_text())
@@ -64,25 +64,25 @@ def read(folder: Path) -> Results:
 
 
 def done(results: Results, step: str) -> dict[str, Any] | None:
-    """The results of a step that has been done."""
+    """Return the results of a step, None if it is not done."""
     record = results.get(step)
     return record["results"] if record is not None and record["status"] == "done" else None
 
 
 def where(results: Results, step: str) -> str:
-    """Device and day of a step."""
+    """Return device and day of a step."""
     record = results[step]
     return f"{record['device']}, {record['date'][:10]}"
 
 
 def table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Of Markdown."""
+    """Return a Markdown table."""
     lines = ["| " + " | ".join(row) + " |" for row in (heads, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(heads), *lines[1:]])
 
 
 def state(results: Results) -> str:
-    """What has run on a GPU."""
+    """Return the table of what has run on a GPU."""
 
     def outcome(step: str | None) -> str:
         if step is None or (step not in results and f"{step}.failed" not in results):
@@ -98,22 +98,22 @@ def state(results: Results) -> str:
 
 
 def best_variant(results: dict[str, Any]) -> tuple[str, dict[str, float]]:
-    """The variant with the most images a second from file to file."""
+    """Return the variant with the most images per second from file to file."""
     return max(results["variants"].items(), key=lambda item: item[1]["images/s"])
 
 
 def sides(results: dict[str, Any], number: str) -> list[float]:
-    """A number of the sides of the training step that are not plain."""
+    """Return a number of all sides of the training step but the plain one."""
     return [row[number] for row in results["rows"] if row["side"] != "plain"]
 
 
 def fused_ms(results: dict[str, Any]) -> float:
-    """Milliseconds of the fusion."""
+    """Return the milliseconds of the fusion."""
     return next(row["ours_ms"] for row in results["rows"] if row["case"] == "fuse + to_result")
 
 
 def goals(results: Results) -> str:
-    """Goals for an H200, and what was measured."""
+    """Return the table of goals for an H200 and measurements."""
 
     def measured(step: str, number: Callable[[dict[str, Any]], float], met: Callable[[float], bool], form: str) -> str:
         found = done(results, step)
@@ -152,50 +152,81 @@ def goals(results: Results) -> str:
     return table(("on a GPU", "goal for an H200", "measured"), rows)
 
 
+Figure = tuple[str, str, str]
+"""Script, what was measured, the result."""
+
+
+def train_step_figures(found: dict[str, Any]) -> Iterator[Figure]:
+    """Yield the figures of the training step."""
+    for row in found["rows"]:
+        result = f"{row['seconds']:.3f} s ({row['speed_ratio']:.2f} times plain), peak {row['peak_mib']:.0f} MiB "
+        result += f"({row['peak_ratio']:.2f}), {row['of_ceiling']:.0%} of the bf16 ceiling"
+        yield "train_step.py", f"training step of vistas_r50, 1920x2304, {row['side']}", result
+
+
+def throughput_figures(found: dict[str, Any]) -> Iterator[Figure]:
+    """Yield the figures of the prediction."""
+    for name, row in found["variants"].items():
+        result = f"network {1 / row['wall']:.1f} images/s, from file to file {row['images/s']:.1f}, "
+        result += f"outside of the network {row['outside']:.0%}"
+        yield "throughput.py", f"prediction, 1024x2048, {found['precision']}, {name}", result
+
+
+def fusion_figures(found: dict[str, Any]) -> Iterator[Figure]:
+    """Yield the figures of the fusion."""
+    for row in found["rows"]:
+        result = f"{row['ours_ms']:.2f} ms, {row['peer']} {row['peer_ms']:.2f} ms"
+        yield "fusion.py", f"{row['case']}, 1024x2048", result
+
+
+def memory_figures(found: dict[str, Any]) -> Iterator[Figure]:
+    """Yield the figures of the memory."""
+    for name, row in found["training"]["rows"].items():
+        yield (
+            "memory.py",
+            f"ResNet-50 body, 512x1024, {name}",
+            f"keeps {row['kept_mib']:.0f} MiB, peak {row['peak_mib']:.0f}",
+        )
+    for row in found["huge_photo"]["rows"]:
+        result = f"{row['seconds']:.1f} s, {row['gpu']:.1f} GiB of the GPU, {row['peak']:.1f} of the host"
+        yield "huge_photo.py", f"a photo of {row['photo']}, tiles {row['tiles']}", result
+
+
+def parity_figures(found: dict[str, Any]) -> Iterator[Figure]:
+    """Yield the figures of the parity with the original."""
+    for row in found["rows"]:
+        result = f"pyramid within {row['pyramid']:.0e}, {row['semantic']:.2%} of the pixels, PQ {row['PQ']:.3f}"
+        yield "golden.py", f"seeded network against the original's numbers, {row['precision']}", result
+
+
+def toy_city_figures(found: dict[str, Any]) -> Iterator[Figure]:
+    """Yield the figures of the toy city."""
+    for name, row in found["runs"].items():
+        last = list(row["losses"].values())[-1]
+        result = f"last loss {last:.3f}, PQ {100 * row['PQ']:.1f}, {row['seconds']:.0f} s"
+        yield "toy_city.py", f"toy city, {found['epochs']} epochs, {name}", result
+
+
+FIGURES: dict[str, Callable[[dict[str, Any]], Iterator[Figure]]] = {
+    "train_step": train_step_figures,
+    "throughput": throughput_figures,
+    "fusion": fusion_figures,
+    "memory": memory_figures,
+    "parity": parity_figures,
+    "toy_city": toy_city_figures,
+}
+
+
 def figures(results: Results) -> str:
-    """All figures, a row each."""
-    rows = [(what, f"`{script}`", said, where(results, step)) for step, script, what, said in _figures(results)]
-    return table(
-        ("what", "command", "result", "device, date"), rows or [("all of the steps", "`make gpu`", NOT_YET, "-")]
-    )
-
-
-def _figures(results: Results) -> Iterator[tuple[str, str, str, str]]:
-    """Step, script, what was measured, the figure."""
-    if found := done(results, "train_step"):
-        for row in found["rows"]:
-            said = f"{row['seconds']:.3f} s ({row['speed_ratio']:.2f} times plain), peak {row['peak_mib']:.0f} MiB "
-            said += f"({row['peak_ratio']:.2f}), {row['of_ceiling']:.0%} of the bf16 ceiling"
-            yield "train_step", "train_step.py", f"training step of vistas_r50, 1920x2304, {row['side']}", said
-    if found := done(results, "throughput"):
-        for name, row in found["variants"].items():
-            said = f"network {1 / row['wall']:.1f} images/s, from file to file {row['images/s']:.1f}, "
-            said += f"outside of the network {row['outside']:.0%}"
-            yield "throughput", "throughput.py", f"prediction, 1024x2048, {found['precision']}, {name}", said
-    if found := done(results, "fusion"):
-        for row in found["rows"]:
-            said = f"{row['ours_ms']:.2f} ms, {row['peer']} {row['peer_ms']:.2f} ms"
-            yield "fusion", "fusion.py", f"{row['case']}, 1024x2048", said
-    if found := done(results, "memory"):
-        for name, row in found["training"]["rows"].items():
-            yield (
-                "memory",
-                "memory.py",
-                f"ResNet-50 body, 512x1024, {name}",
-                f"keeps {row['kept_mib']:.0f} MiB, peak {row['peak_mib']:.0f}",
-            )
-        for row in found["huge_photo"]["rows"]:
-            said = f"{row['seconds']:.1f} s, {row['gpu']:.1f} GiB of the GPU, {row['peak']:.1f} of the host"
-            yield "memory", "huge_photo.py", f"a photo of {row['photo']}, tiles {row['tiles']}", said
-    if found := done(results, "parity"):
-        for row in found["rows"]:
-            said = f"pyramid within {row['pyramid']:.0e}, {row['semantic']:.2%} of the pixels, PQ {row['PQ']:.3f}"
-            yield "parity", "golden.py", f"seeded network against the original's numbers, {row['precision']}", said
-    if found := done(results, "toy_city"):
-        for name, row in found["runs"].items():
-            last = list(row["losses"].values())[-1]
-            said = f"last loss {last:.3f}, PQ {100 * row['PQ']:.1f}, {row['seconds']:.0f} s"
-            yield "toy_city", "toy_city.py", f"toy city, {found['epochs']} epochs, {name}", said
+    """Return the table of all figures."""
+    rows = [
+        (what, f"`{script}`", result, where(results, step))
+        for step, figures_of in FIGURES.items()
+        if (found := done(results, step)) is not None
+        for script, what, result in figures_of(found)
+    ]
+    heads = ("what", "command", "result", "device, date")
+    return table(heads, rows or [("all of the steps", "`make gpu`", NOT_YET, "-")])
 
 
 PLACES: list[tuple[str, str, Callable[[Results], str]]] = [
@@ -208,7 +239,7 @@ PLACES: list[tuple[str, str, Callable[[Results], str]]] = [
 
 
 def rendered(results: Results, root: Path) -> dict[str, str]:
-    """The files with their tables, by name."""
+    """Return the files with their tables, by name."""
     texts: dict[str, str] = {}
     for name, marker, make in PLACES:
         text = texts.get(name) or (root / name).read_text(encoding="utf-8")
@@ -221,7 +252,7 @@ def rendered(results: Results, root: Path) -> dict[str, str]:
 
 
 def write(results: Results, root: Path) -> list[str]:
-    """Write the files that change; their names."""
+    """Write the files that change; return their names."""
     changed = [
         name for name, text in rendered(results, root).items() if text != (root / name).read_text(encoding="utf-8")
     ]

@@ -1,4 +1,4 @@
-"""Pairs of labels of two maps of 1024 x 2048, against numpy, and the panoptic quality of a pair of maps in memory.
+"""Compare the joint histogram of two maps of 1024 x 2048 with numpy; time the panoptic quality of a pair in memory.
 
     python benchmarks/histogram.py
     python benchmarks/histogram.py quality --threads 1
@@ -43,18 +43,18 @@ def noise(dtype: type) -> Maps:
 
 
 def by_unique(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Counts of the pairs, from sorting."""
+    """Count the pairs by sorting."""
     return np.unique(a.astype(np.int64) * (int(b.max()) + 1) + b, return_counts=True)[1]
 
 
 def by_bincount(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Counts of the pairs, from a table of all that could be."""
+    """Count the pairs with a table of all possible pairs."""
     counts = np.bincount((a.astype(np.int64) * (int(b.max()) + 1) + b).ravel())
     return counts[counts > 0]
 
 
 def histogram(peer: Callable[[np.ndarray, np.ndarray], np.ndarray], make: Callable[[type], Maps], dtype: type) -> Case:
-    """Joint histogram alone."""
+    """Compare the joint histogram."""
     a, b = make(dtype)
     name = f"histogram, {make.__name__}, {dtype.__name__}"
     words = "np.unique" if peer is by_unique else "np.bincount"
@@ -82,7 +82,7 @@ def quality(dtype: type) -> Case:
 
 
 def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
-    """Names, and what makes each case."""
+    """Yield the name and the factory of each case."""
     for make in (maps, noise):
         for dtype in (np.uint8, np.int32, np.int64):
             for peer in (by_unique, by_bincount):

@@ -1,14 +1,13 @@
-"""Peak memory and seconds of huge photos, seen whole and in tiles, each in a fresh process.
+"""Measure peak memory and time of huge photos, whole and in tiles, each in a fresh process.
 
     python benchmarks/huge_photo.py 8000x4000 12000x8400 40000x200 --tiles off 1024
     python benchmarks/huge_photo.py 12000x8400 --shortest-size 8400 --network small --tiles 2048
     python benchmarks/huge_photo.py 12000x8400 --device cuda --json huge.json
 
-vistas_r50 with random weights, given what a trained network would give: the best 100 detections of an image
-are kept whatever their score. `--network small` is toy_city_r18, to see the memory of the maps of the largest photos
-without waiting for hours. The peak is VmHWM, all of the process: torch, the weights and the decoded photo are in it,
-and `before` is the peak until then; on a GPU, `GPU GiB` is the peak of torch's allocator there. The allocator of the
-CPU is set as the command line sets it.
+vistas_r50 with random weights; the best 100 detections of an image are kept regardless of their scores.
+`--network small` is toy_city_r18, for the memory of the maps of the largest photos without waiting for hours.
+The peak is VmHWM of the whole process, with torch, the weights and the decoded photo; `before` is the peak before the
+prediction. On a GPU, `GPU GiB` is the peak of torch's allocator. The CPU allocator is set as by the command line.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ STUFF, THINGS = 28, 37
 
 
 def peak_gib() -> float:
-    """The most memory that this process has had, in GiB."""
+    """Return the peak memory of this process, in GiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**20
 

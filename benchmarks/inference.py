@@ -1,4 +1,4 @@
-"""Prediction from file to file on the CPU: JPEG in, overlay and COCO panoptic PNG out.
+"""Time prediction from file to file on the CPU: from a JPEG to an overlay and a COCO panoptic PNG.
 
     python benchmarks/inference.py [--rounds 5] [--sides 512 1024] [--precision fp32 bf16] [original trained maskrcnn]
 
@@ -20,7 +20,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -37,7 +36,7 @@ Run = Callable[[], dict[str, float]]
 
 
 def ours(side: int, photo: Path, out: Path, precision: str, folded: bool = True) -> Run:
-    """Our prediction; gives the seconds of its stages."""
+    """Return a function that predicts with seamseg and returns the seconds of each stage."""
     import torch
 
     from seamseg.predict.profiling import StageProfile, random_predictor
@@ -54,7 +53,7 @@ def ours(side: int, photo: Path, out: Path, precision: str, folded: bool = True)
 
 
 def maskrcnn(side: int) -> nn.Module:
-    """torchvision's network, with random weights that find 100 things."""
+    """Return Mask R-CNN of torchvision with random weights that find 100 things."""
     import torch
     from torchvision.models.detection import maskrcnn_resnet50_fpn
 
@@ -70,7 +69,7 @@ def maskrcnn(side: int) -> nn.Module:
 
 
 def peer(side: int, photo: Path, out: Path) -> Run:
-    """torchvision's prediction, with an overlay and an id map written as we do."""
+    """Predict with torchvision, and write an overlay and an id map as seamseg does."""
     import numpy as np
     import torch
     from PIL import Image
@@ -100,14 +99,14 @@ def peer(side: int, photo: Path, out: Path) -> Run:
 
 
 def timed(run: Run) -> dict[str, float]:
-    """One run: its stages, and wall and CPU seconds of the whole."""
+    """Time one run: its stages, and wall and CPU seconds in total."""
     wall, cpu = time.perf_counter(), time.process_time()
     stages = run()
     return {**stages, "wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
 
 
 def compare(side: int, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Measure one size and print it."""
+    """Measure one size and print the table."""
     from seamseg.predict.profiling import write_picture
 
     photo = folder / f"street{side}.jpg"
@@ -129,29 +128,36 @@ def compare(side: int, arguments: argparse.Namespace, folder: Path) -> dict[str,
     for name, records in runs.items():
         table[name] = {key: statistics.median(record[key] for record in records) for key in records[0]}
         print(f"  {name:<10} wall {table[name]['wall']:7.3f} s   CPU {table[name]['cpu']:7.3f} s")
-    first = arguments.precision[0]
-    for name in (*arguments.precision[1:], *(n for n in sides if n not in arguments.precision)):
-        for clock in ("wall", "cpu"):
-            ratios = [b[clock] / a[clock] for a, b in zip(runs[first], runs[name])]
-            table[f"{name}/{first} {clock}"] = statistics.median(ratios)
-        print(f"  {name} takes {table[f'{name}/{first} wall']:.2f} times {first}'s wall time, ", end="")
-        print(f"{table[f'{name}/{first} cpu']:.2f} times its CPU time")
+    table |= ratios(runs, arguments.precision)
     if "original" in arguments.what and side in ORIGINAL:
-        for precision in arguments.precision:
-            wall, busy = table[precision]["wall"], table[precision]["cpu"] / arguments.threads
-            print(f"  original {ORIGINAL[side]:.1f} s: {precision} is {ORIGINAL[side] / wall:.1f} times as fast,")
-            print(
-                f"    {ORIGINAL[side] / busy:.1f} times if {arguments.threads} free cores share its CPU seconds evenly"
-            )
-    print(
-        "  stages, ms: " + ", ".join(f"{k} {v * 1e3:.0f}" for k, v in table[first].items() if k not in ("wall", "cpu"))
-    )
-    sys.stdout.flush()
+        print_original(ORIGINAL[side], table, arguments)
+    stages = {k: v for k, v in table[arguments.precision[0]].items() if k not in ("wall", "cpu")}
+    print("  stages, ms: " + ", ".join(f"{name} {seconds * 1e3:.0f}" for name, seconds in stages.items()), flush=True)
     return table
 
 
+def ratios(runs: dict[str, list[dict[str, float]]], precisions: list[str]) -> dict[str, float]:
+    """Print and return the median ratios of the times of each side and the first precision."""
+    first, found = precisions[0], {}
+    for name in (*precisions[1:], *(n for n in runs if n not in precisions)):
+        for clock in ("wall", "cpu"):
+            pairs = zip(runs[first], runs[name])
+            found[f"{name}/{first} {clock}"] = statistics.median(b[clock] / a[clock] for a, b in pairs)
+        print(f"  {name} takes {found[f'{name}/{first} wall']:.2f} times the wall time of {first}, ", end="")
+        print(f"{found[f'{name}/{first} cpu']:.2f} times its CPU time")
+    return found
+
+
+def print_original(seconds: float, table: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Print the speed relative to the original."""
+    for precision in arguments.precision:
+        wall, busy = table[precision]["wall"], table[precision]["cpu"] / arguments.threads
+        print(f"  original {seconds:.1f} s: {precision} is {seconds / wall:.1f} times as fast,")
+        print(f"    {seconds / busy:.1f} times if {arguments.threads} idle cores share its CPU seconds evenly")
+
+
 def main() -> None:
-    """Measure and print."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     everything = ["original", "trained", "maskrcnn"]
     parser.add_argument("what", nargs="*", default=everything, help="peers (default: all)")

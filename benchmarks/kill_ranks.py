@@ -1,4 +1,4 @@
-"""Kill processes of a training again and again, and see that it ends with the bits of one that nobody touched.
+"""Kill processes of a training repeatedly, and check that its result equals that of an undisturbed one to the bit.
 
     python benchmarks/kill_ranks.py --kills 50 --seed 0
 
@@ -34,7 +34,7 @@ PER_EPOCH = len(IMAGES) // 2
 
 
 def work(arguments: list[str]) -> int:
-    """A process of the training, on a network of a hundredth of the size."""
+    """Run a process of the training, with a network of a hundredth of the size."""
     from support.micro import narrow_body
 
     folder, rank = Path(arguments[0]), os.environ["RANK"]

@@ -1,4 +1,4 @@
-"""Training images from files to tensors, by option, against the plain way in a worker: Pillow, then floats.
+"""Compare loading of training images, by option, with plain loading: Pillow, then floats.
 
     python benchmarks/loading.py --threads 1
     python benchmarks/loading.py item --data CITYSCAPES --split train
@@ -58,7 +58,7 @@ def photo(size: tuple[int, int], rng: np.random.Generator) -> Image.Image:
 
 
 def make_folder(root: Path, size: tuple[int, int]) -> Path:
-    """A dataset folder of photo-like JPEGs."""
+    """Write a dataset folder of photo-like JPEGs."""
     rng = np.random.default_rng(0)
     for part in ("img", "msk", "lst"):
         (root / part).mkdir(parents=True)
@@ -181,7 +181,7 @@ def cases(root: Path, split: str, large: Path | None) -> Iterator[tuple[str, Cal
 
 
 def main() -> None:
-    """Measure what the command line asks for."""
+    """Run the command line."""
     parser = options(__doc__)
     parser.add_argument("--data", type=Path, help="dataset folder (default: one made for the occasion)")
     parser.add_argument("--split", default="train", help="of --data (default: %(default)s)")

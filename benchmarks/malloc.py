@@ -1,4 +1,4 @@
-"""A forward pass of the ResNet-50 body with glibc's defaults against the settings of the command line, in turns.
+"""Compare a forward pass of the ResNet-50 body with the defaults of glibc and the settings of the command line.
 
     python benchmarks/malloc.py --rounds 3
 

@@ -1,4 +1,4 @@
-"""Memory of training: what a ResNet-50 body keeps for the backward pass, and the peak of a whole step.
+"""Measure the memory that a ResNet-50 body keeps for the backward pass, and the peak of a training step.
 
     python benchmarks/memory.py [--size 256 512] [--device cuda]
 
@@ -35,7 +35,7 @@ class SumBlock(ResidualBlock):
 
 
 def body(norm: Callable[..., nn.Module], separate_sum: bool, device: str) -> ResNet:
-    """A ResNet-50 body for training."""
+    """Make a ResNet-50 body for training."""
     torch.manual_seed(0)
     network = ResNet(RESNETS["resnet50"], norm).to(device)
     if separate_sum:

@@ -1,4 +1,4 @@
-"""Whole networks on the CPU, stage by stage: inference of vistas_r50, a training step of cityscapes_r50.
+"""Time whole networks on the CPU by stage: inference of vistas_r50, a training step of cityscapes_r50.
 
     python benchmarks/network.py [--rounds 3] [--sides 512 1024] [--plain] [inference] [training]
 
@@ -38,7 +38,7 @@ class Watch:
         self._last = time.perf_counter()
 
     def stop(self, stage: str) -> None:
-        """The stage that ends here."""
+        """Record the stage that ends here."""
         now = time.perf_counter()
         self.stages[stage] = now - self._last
         self._last = now

@@ -1,4 +1,4 @@
-"""Two processes that train together on one GPU: synchronised ABN and the exchange of gradients, through gloo.
+"""Train in two processes on one GPU: synchronised ABN and the exchange of gradients, through gloo.
 
     python benchmarks/one_card.py --device cuda --json one_card.json
     python benchmarks/one_card.py --device cpu --steps 2
@@ -48,7 +48,7 @@ TOLERANCE = {"ranks": 0.0, "ways": 1e-3, "losses": 1e-2}
 
 
 def images(world: World, step: int) -> Batch:
-    """The batch of a process; those of some steps have no thing in one process or both."""
+    """Make the batch of a process; some steps have no thing in one or both processes."""
     batch = batch_of(images_of(step, world.size)[world.rank])
     floating = ("images", "boxes")
     return Batch(
@@ -74,7 +74,7 @@ def train(world: World, way: str, steps: int) -> tuple[dict[str, Tensor], list[f
 
 
 def work(rank: int, join: Callable[[], None], device: str, steps: int, path: str) -> None:
-    """A process: every way on the device, then on the CPU."""
+    """Run a process: every variant on the device, then on the CPU."""
     os.environ.update(SEAMSEG_CUDA_BACKEND="gloo", CUBLAS_WORKSPACE_CONFIG=":4096:8")
     # as on the CPU: convolutions in full float32, sums in a fixed order
     torch.backends.cudnn.allow_tf32 = False
@@ -132,8 +132,8 @@ def main() -> int:
     print(f"find against fake: {ways:.1e}")
     print(f"differ: {', '.join(bad)}" if bad else "all agree")
     if arguments.json:
-        said = {"backend": "gloo", "device": device, "steps": arguments.steps}
-        Path(arguments.json).write_text(json.dumps({**said, **found, "differ": bad}, indent=1))
+        summary = {"backend": "gloo", "device": device, "steps": arguments.steps}
+        Path(arguments.json).write_text(json.dumps({**summary, **found, "differ": bad}, indent=1))
     return int(bool(bad))
 
 

@@ -1,4 +1,4 @@
-"""Cases that random arguments of the operators seldom meet: many boxes, repeated sums, vectors, over 2^31 elements.
+"""Cases that random arguments rarely cover: many boxes, repeated sums, vectors, more than 2^31 elements.
 
 `python benchmarks/operators.py` runs them. On a CPU the large ones are small.
 """
@@ -67,7 +67,7 @@ def roi_arguments(channels: int, dtype: torch.dtype) -> tuple[list[Tensor], Tens
 
 
 def roi_backward_repeats(device: torch.device) -> None:
-    """The gradient of ROI sampling with a fixed order of its sums: the same bits twice, the CPU's numbers."""
+    """Check the deterministic gradient of ROI sampling: equal bits in two runs, and the numbers of the CPU."""
     for dtype, channels, last in product(HALF, (16, 72, 256), (True, False)):
         levels, boxes, index, level = roi_arguments(channels, dtype)
         dy = torch.randn(400, channels, 7, 7, generator=torch.Generator().manual_seed(1)).to(dtype)
@@ -167,7 +167,7 @@ def large_abn(device: torch.device) -> None:
 
 
 def large_pool(device: torch.device) -> None:
-    """A pool of more than 2^31 elements: the last map is that of the map alone."""
+    """Check a pool of more than 2^31 elements: its last map equals that of the map alone."""
     height, width = sides(device, 40)
     x = torch.randn(2, 4, height // 4, width // 2, dtype=torch.bfloat16, device=device)
     found, alone = box_filter_pool(x, (5, 9))[1, 3:], box_filter_pool(x[1:, 3:].clone(), (5, 9))[0]

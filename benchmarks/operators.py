@@ -1,4 +1,4 @@
-"""Every operator on a device against the CPU: cases that chance seldom meets, then random arguments for a while.
+"""Compare every operator on a device with the CPU: rare cases, then random arguments for a given time.
 
     python benchmarks/operators.py --device cuda --seconds 240 --json operators.json
     python benchmarks/operators.py --device cpu --seconds 5                # the CPU's kernels against plain torch
@@ -75,7 +75,7 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def plain_form(name: str) -> Callable[..., Any]:
-    """The plain implementation of an operator."""
+    """Return the plain implementation of an operator."""
     wanted = OTHER_NAMES.get(name, name)
     for info in pkgutil.iter_modules(seamseg.ops.reference.__path__):
         module = importlib.import_module(f"seamseg.ops.reference.{info.name}")
@@ -85,7 +85,7 @@ def plain_form(name: str) -> Callable[..., Any]:
 
 
 def moved(value: Any, device: torch.device, shift: int) -> Any:
-    """The same on a device: of the same strides, `shift` elements behind the start of its storage."""
+    """Copy to a device with the same strides, `shift` elements behind the start of the storage."""
     if isinstance(value, (list, tuple)):
         return [moved(item, device, shift) for item in value]
     if not isinstance(value, Tensor):
@@ -189,8 +189,8 @@ def in_a_process(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         if path.exists():
             return {**json.loads(path.read_text()), "broken": broken}
         name = now.read_text() if now.exists() else ""
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        words = next((line for line in said if "CUDA error" in line), said[-1])
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        words = next((line for line in lines if "CUDA error" in line), lines[-1])
         if not name or name in broken:
             raise SystemExit(f"operators.py: {words}")
         print(f"{name}: ended its process, exit code {done.returncode}: {words}", flush=True)

@@ -1,4 +1,4 @@
-"""Panoptic quality of COCO panoptic files of 1024 x 2048, against panopticapi and hotcoco.
+"""Compare the panoptic quality of COCO panoptic files of 1024 x 2048 with panopticapi and hotcoco.
 
     python benchmarks/panoptic_quality.py --pairs 500 --panopticapi VENV/bin/python --hotcoco VENV/bin/python
 
@@ -6,11 +6,11 @@ The maps are drawn scenes of the toy city, shifted and mirrored so that no two a
 borders, lost and torn segments. Half of the files are written by us, half by Pillow with its defaults. Each side is a
 process of its own that evaluates all pairs with `--workers` workers (panopticapi takes as many processes as it may use
 cores, so all sides are bound to that many); the sides take turns, medians are printed. Times are those of the
-evaluation from file names to scores, without the start of Python and imports; the command line's are said below, from
-its start to its end.
+evaluation from file names to scores, without the start of Python and imports; those of the command line, below the
+table, include them.
 
 Memory is the kernel's own high-water mark (VmHWM) of the largest process, with all that it has imported, and the sum
-over processes, each shared page counted in parts (Pss, looked at every 20 ms). Ours is that of
+over processes, each shared page counted in parts (Pss, sampled every 20 ms). Ours is that of
 `python -m seamseg evaluate`, the peers', who have no command line or a slower one, that of the process that is timed.
 """
 
@@ -53,7 +53,7 @@ import os
 def evaluate(gt, pred, workers):
     os.environ["RAYON_NUM_THREADS"] = str(workers)
     from hotcoco.panoptic import pq_compute
-    # it says -1 of a class that has no segment on either side
+    # it returns -1 for a class without segments on both sides
     found = {k: v for k, v in pq_compute(gt, pred)["per_class"].items() if v["tp"] + v["fp"] + v["fn"]}
     return {int(k): [v["pq"], v["sq"], v["rq"]] for k, v in found.items()}
 """
@@ -68,7 +68,7 @@ print(json.dumps([time.perf_counter() - start, result]))
 
 
 def scenes() -> list[np.ndarray]:
-    """Landscape scenes as numbers of segments from 0, which is void."""
+    """Render landscape scenes as segment numbers; 0 is void."""
     from seamseg.toy_city import render_scene
 
     out: list[np.ndarray] = []
@@ -82,7 +82,7 @@ def scenes() -> list[np.ndarray]:
 
 
 def ragged(ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The map seen through an uneven glass: borders move by some pixels."""
+    """Distort a map: borders move by some pixels."""
 
     def field(step: int) -> np.ndarray:
         coarse = rng.normal(size=(HEIGHT // step + 2, WIDTH // step + 2)).astype(np.float32)
@@ -94,7 +94,7 @@ def ragged(ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def coloured(ids: np.ndarray, classes: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, list[dict]]:
-    """Ids of three bytes, and the segments that are there; number 0 is void."""
+    """Return ids of three bytes and the segments that occur; number 0 is void."""
     colours = rng.choice(np.arange(1, 1 << 24), len(classes), replace=False)
     colours[0] = 0
     areas = np.bincount(ids.ravel(), minlength=len(classes))
@@ -113,7 +113,7 @@ def coloured(ids: np.ndarray, classes: np.ndarray, rng: np.random.Generator) -> 
 
 
 def make_pairs(folder: Path, pairs: int) -> None:
-    """Two JSONs with their folders of PNGs."""
+    """Write two JSONs with their folders of PNGs."""
     from seamseg.formats.id_png import write_id_png
 
     drawn = scenes()
@@ -155,13 +155,13 @@ class Run(NamedTuple):
 
 
 def watched(command: list[str], workers: int) -> Run:
-    """Run a command on so many cores and look at its memory."""
+    """Run a command on `workers` cores and record its memory."""
     cores = sorted(os.sched_getaffinity(0))[:workers]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         start = time.perf_counter()
         child = subprocess.Popen(
-            command, stdout=out, stderr=said, env=environment, preexec_fn=lambda: os.sched_setaffinity(0, cores)
+            command, stdout=out, stderr=errors, env=environment, preexec_fn=lambda: os.sched_setaffinity(0, cores)
         )
         largest = together = 0.0
         while child.poll() is None:
@@ -170,15 +170,15 @@ def watched(command: list[str], workers: int) -> Run:
             together = max(together, sum(field(pid, "smaps_rollup", "Pss:") for pid in tree))
             time.sleep(0.02)
         seconds = time.perf_counter() - start
-        said.seek(0)
+        errors.seek(0)
         if child.returncode:
-            sys.exit(f"{command[0]} failed:\n{said.read().decode()[-2000:]}")
+            sys.exit(f"{command[0]} failed:\n{errors.read().decode()[-2000:]}")
         out.seek(0)
         return Run(seconds, largest, together, out.read())
 
 
 def processes(pid: int) -> list[int]:
-    """A process and all that it has started."""
+    """List a process and its descendants."""
     found = [pid]
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -189,7 +189,7 @@ def processes(pid: int) -> list[int]:
 
 
 def field(pid: int, file: str, name: str) -> float:
-    """A line of what the kernel says of a process, in MB; 0 if it has ended."""
+    """Return a value of /proc/PID/FILE in MB; 0 if the process has ended."""
     try:
         lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
     except OSError:
@@ -198,7 +198,7 @@ def field(pid: int, file: str, name: str) -> float:
 
 
 def evaluate(python: str, code: str, folder: Path, workers: int) -> tuple[float, dict, Run]:
-    """Seconds and scores of one evaluation, and its process."""
+    """Return seconds and scores of one evaluation, and its process."""
     files = [str(folder / f"{side}.json") for side in ("gt", "pred")]
     done = watched([python, "-c", code + RUN, *files, str(workers)], workers)
     seconds, scores = json.loads(done.out)
@@ -206,7 +206,7 @@ def evaluate(python: str, code: str, folder: Path, workers: int) -> tuple[float,
 
 
 def command_line(folder: Path, workers: int) -> tuple[dict, Run]:
-    """The same by `python -m seamseg evaluate`."""
+    """Run the evaluation with `python -m seamseg evaluate`."""
     metrics, files = folder / "metrics.json", ["--gt", str(folder / "gt.json"), "--pred", str(folder / "pred.json")]
     command = [sys.executable, "-m", "seamseg", "evaluate", *files, "--workers", str(workers), "--quiet"]
     done = watched([*command, "--json", str(metrics)], workers)
@@ -215,7 +215,7 @@ def command_line(folder: Path, workers: int) -> tuple[dict, Run]:
 
 
 def in_memory(folder: Path, rounds: int) -> float:
-    """Milliseconds a pair, from two dense maps in memory to counts, one thread."""
+    """Return milliseconds per pair, from two dense maps in memory to counts, one thread."""
     from seamseg.evaluation.panoptic_quality import PanopticQuality
     from seamseg.formats.coco_panoptic import read_coco_panoptic, segments_of
 
@@ -233,14 +233,14 @@ def in_memory(folder: Path, rounds: int) -> float:
 
 
 def largest_difference(a: dict, b: dict) -> list[float]:
-    """Of PQ, SQ and RQ over the classes; classes that one side leaves out count as zero."""
+    """Return the largest difference of PQ, SQ and RQ of a class; missing classes count as zero."""
     keys = sorted(a.keys() | b.keys())
     rows = [(a.get(k) or [0.0] * 3, b.get(k) or [0.0] * 3) for k in keys]
     return [max(abs((x[i] or 0.0) - (y[i] or 0.0)) for x, y in rows) for i in range(3)]
 
 
 def main() -> None:
-    """Make the files, let the sides take turns, print."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=100, help="pairs of maps (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="times that each side runs (default: %(default)s)")

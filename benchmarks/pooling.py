@@ -1,4 +1,4 @@
-"""The large stride-1 average pool and the semantic head around it, against native kernels and the plain form.
+"""Compare the large stride-1 average pool and the semantic head with native kernels and the plain form.
 
     python benchmarks/pooling.py [--rounds 7] [--threads N] [--device cuda] [--json FILE] [NAME ...]
 
@@ -32,12 +32,12 @@ def padded(pooled: Tensor) -> Tensor:
 
 
 def separable(x: Tensor) -> Tensor:
-    """The native pool along one axis after the other: already 32 times less work than 64 x 64."""
+    """Pool along one axis after the other with native kernels: 32 times less work than 64 x 64."""
     return padded(functional.avg_pool2d(functional.avg_pool2d(x, (64, 1), stride=1), (1, 64), stride=1))
 
 
 def usual_head(head: SemanticHead, levels: Sequence[Tensor]) -> Tensor:
-    """The same numbers as usually written: the input is pooled as it is, the classifier runs on all levels enlarged."""
+    """Compute the head in the usual form: pool the input, run the classifier on all enlarged levels."""
     outputs = []
     for level, x in zip(head.output, levels):
         assert isinstance(level, MiniDeepLab)
@@ -83,15 +83,15 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
 
         return Case(name, "as usually written", run(lambda: head(levels)), run(lambda: usual_head(head, levels)))
 
-    for layout, said in ((torch.contiguous_format, "contiguous"), (torch.channels_last, "channels last")):
+    for layout, layout_name in ((torch.contiguous_format, "contiguous"), (torch.channels_last, "channels last")):
         for dtype in (torch.float32, torch.bfloat16):
-            kind = f"{said}, {str(dtype).removeprefix('torch.')}"
+            kind = f"{layout_name}, {str(dtype).removeprefix('torch.')}"
             for native in (False, True):
                 name = f"pool forward, {kind}"
                 yield name, partial(forward, name, dtype, layout, native)
             name = f"pool backward, {kind}"
             yield name, partial(backward, name, dtype, layout)
-        name = f"semantic head 256 x 256 x 512, {said}"
+        name = f"semantic head 256 x 256 x 512, {layout_name}"
         yield name, partial(semantic_head, name, layout)
 
 

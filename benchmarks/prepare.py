@@ -1,4 +1,4 @@
-"""Converting raw frames to a dataset folder, against the way of the original: one mask after the other, as polygons.
+"""Compare conversion of raw frames to a dataset folder with that of the original: mask by mask, as polygons.
 
     python benchmarks/prepare.py
     python benchmarks/prepare.py cityscapes --rounds 3
@@ -8,7 +8,7 @@ The frames are made up: bands of stuff with ellipses of things over them, in the
 original's documentation describes: a binary mask of each instance, its area and box from pycocotools, its outline as
 polygons (scikit-image's `find_contours` where that is installed, else edges followed in Python), run lengths for
 crowds, then the id map as PNG and a JSON. Ours runs in one process too, but for the case with `workers`. Both read and
-write the same files. `difference` compares what the two say of each thing: image, class, crowd flag, area and box.
+write the same files. `difference` compares the annotations of each thing: image, class, crowd flag, area and box.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PEER = "one by one, " + ("python polygons" if find_contours is None else "skimag
 
 
 def scene(height: int, width: int, things: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Number of the band (0..5) and of the thing (0 none) at each pixel."""
+    """Return the number of the band (0..5) and of the thing (0: none) at each pixel."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width].astype(np.float32)
     bands = np.clip((y + 20 * np.sin(x / 70 + seed)) * 6 // height, 0, 5).astype(np.int64)
@@ -60,7 +60,7 @@ def scene(height: int, width: int, things: int, seed: int) -> tuple[np.ndarray, 
 
 
 def raw_cityscapes(root: Path) -> Path:
-    """A raw tree of made-up Cityscapes frames."""
+    """Write a raw tree of synthetic Cityscapes frames."""
     stuff, things = ([label.id for label in EVALUATED if label.has_instances == kind] for kind in (False, True))
     for k in range(FRAMES):
         bands, owner = scene(1024, 2048, 60, k)
@@ -75,7 +75,7 @@ def raw_cityscapes(root: Path) -> Path:
 
 
 def raw_vistas(root: Path) -> Path:
-    """A raw tree of made-up Vistas frames."""
+    """Write a raw tree of synthetic Vistas frames."""
     names = [(f"stuff-{k}", False) for k in range(VISTAS_STUFF)] + [(f"thing-{k}", True) for k in range(VISTAS_THINGS)]
     labels = [{"name": n, "instances": t, "evaluate": True, "color": [k, k, k]} for k, (n, t) in enumerate(names)]
     root.mkdir(parents=True)
@@ -124,7 +124,7 @@ def outlines(mask: np.ndarray) -> list[list[float]]:
 def one_by_one(
     frames: list[tuple[Path, Path]], out: Path, classes: Metadata, describe: Callable[[int], tuple[int, int]]
 ) -> np.ndarray:
-    """The way of the original; returns what it says of all things."""
+    """Convert as the original does; return the annotations of all things."""
     shutil.rmtree(out, ignore_errors=True)
     for name in ("img", "msk", "coco"):
         (out / name).mkdir(parents=True)
@@ -170,7 +170,7 @@ def said_of_things(annotations: list[dict[str, Any]]) -> np.ndarray:
 
 
 def converted(out: Path, split: str, convert: Callable[[Path], object]) -> np.ndarray:
-    """Ours, from an empty folder; returns what it says of all things."""
+    """Convert into an empty folder; return the annotations of all things."""
     shutil.rmtree(out, ignore_errors=True)
     convert(out)
     return said_of_things(json.loads((out / "coco" / f"{split}.json").read_bytes())["annotations"])

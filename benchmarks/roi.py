@@ -1,4 +1,4 @@
-"""ROI features of a pyramid against torchvision's `roi_align`, forwards and backwards.
+"""Compare ROI features of a pyramid with `roi_align` of torchvision, forward and backward.
 
     python benchmarks/roi.py [--rounds 7] [--threads N] [--device cpu|cuda] [--json FILE] [NAME ...]
 
@@ -46,11 +46,11 @@ class Scene:
         self.dy = torch.randn(COUNT, CHANNELS, *OUT, generator=generator).to(device, dtype)
 
     def ours(self) -> Tensor:
-        """Our features: one call."""
+        """Compute the features in one call."""
         return roi_features(self.levels, self.boxes, self.index, self.level, SIZE, OUT)
 
     def peer(self) -> Callable[[], list[Tensor]]:
-        """A function that makes the peer's features, one call a level."""
+        """Return a function that computes the features of the peer, one call per level."""
         from torchvision.ops import roi_align
 
         corners = torch.cat((self.index[:, None].to(self.boxes), self.boxes[:, [1, 0, 3, 2]]), 1)
@@ -60,12 +60,12 @@ class Scene:
         ]
 
     def plain(self) -> Tensor:
-        """Our features in plain torch."""
+        """Compute the features in plain torch."""
         levels = [x.detach() for x in self.levels]
         return plain(levels, self.boxes, self.index, self.level, SIZE, *OUT, False, False)
 
     def plain_backward(self) -> Tensor:
-        """The gradients of the levels in plain torch."""
+        """Return the gradients of the levels in plain torch."""
         shapes = [side for x in self.levels for side in x.shape]
         last = [not x.is_contiguous() for x in self.levels]
         arguments = (self.boxes, self.index, self.level, SIZE, False, False, True)
@@ -73,68 +73,74 @@ class Scene:
 
 
 def joined(gradients: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
-    """One tensor of all, to be compared."""
+    """Concatenate gradients for the comparison."""
     return torch.cat([g.permute(0, 2, 3, 1).reshape(-1) for g in gradients])
 
 
+def against_peer(
+    device: str, name: str, memory_format: torch.memory_format, backward: bool, dtype: torch.dtype
+) -> Case:
+    """Compare with roi_align of torchvision, which is given its best memory format."""
+    mine, other = Scene(device, memory_format, dtype), Scene(device, torch.contiguous_format, dtype)
+    features, dy = other.peer(), mine.dy.contiguous(memory_format=torch.channels_last)
+    peer = "torchvision roi_align"
+    if not backward:
+
+        def forward(function: Callable[[], object]) -> None:
+            with torch.no_grad():
+                function()
+
+        return Case(name, peer, lambda: forward(mine.ours), lambda: forward(features))
+    y, peers = mine.ours(), features()
+    dys = [other.dy[: part.shape[0]].contiguous() for part in peers]
+
+    def ours() -> None:
+        torch.autograd.grad(y, mine.levels, dy, retain_graph=True)
+
+    def theirs() -> None:
+        torch.autograd.grad(peers, other.levels, dys, retain_graph=True)
+
+    return Case(name, peer, ours, theirs)
+
+
+def against_plain(device: str, name: str, memory_format: torch.memory_format, backward: bool) -> Case:
+    """Compare with plain torch, also the results."""
+    scene = Scene(device, memory_format)
+    if not backward:
+        return Case(name, "plain torch", scene.ours, scene.plain)
+    y, dy = scene.ours(), scene.dy
+    gradients = lambda: joined(torch.autograd.grad(y, scene.levels, dy, retain_graph=True))  # noqa: E731
+    return Case(name, "plain torch", gradients, scene.plain_backward)
+
+
+def masks(device: str) -> Case:
+    """Compare the sampling of id maps with plain torch."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 40, (1, 1, *SIZE), generator=generator).to(device)
+    boxes = boxes_of_scene(128, generator, 150).to(device)
+    index = torch.zeros(128, dtype=torch.long, device=device)
+    return Case(
+        "roi_sampling of ids, nearest 28 x 28",
+        "plain torch",
+        lambda: roi_sampling(ids, boxes, index, (28, 28), "nearest")[0],
+        lambda: plain([ids], boxes, index, None, (0, 0), 28, 28, True, False),
+    )
+
+
 def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
-    """Names, and what makes the two sides of each."""
+    """Yield the name and the factory of each case."""
     formats = {"channels last": torch.channels_last, "contiguous": torch.contiguous_format}
-    best = torch.contiguous_format
-
-    def against_peer(name: str, memory_format: torch.memory_format, backward: bool, dtype: torch.dtype) -> Case:
-        mine, other = Scene(device, memory_format, dtype), Scene(device, best, dtype)
-        features, dy = other.peer(), mine.dy.contiguous(memory_format=torch.channels_last)
-        peer = "torchvision roi_align"
-        if not backward:
-
-            def forward(function: Callable[[], object]) -> None:
-                with torch.no_grad():
-                    function()
-
-            return Case(name, peer, lambda: forward(mine.ours), lambda: forward(features))
-        y, peers = mine.ours(), features()
-        dys = [other.dy[: part.shape[0]].contiguous() for part in peers]
-
-        def ours() -> None:
-            torch.autograd.grad(y, mine.levels, dy, retain_graph=True)
-
-        def theirs() -> None:
-            torch.autograd.grad(peers, other.levels, dys, retain_graph=True)
-
-        return Case(name, peer, ours, theirs)
-
-    def against_plain(name: str, memory_format: torch.memory_format, backward: bool) -> Case:
-        scene = Scene(device, memory_format)
-        if not backward:
-            return Case(name, "plain torch", scene.ours, scene.plain)
-        y, dy = scene.ours(), scene.dy
-        gradients = lambda: joined(torch.autograd.grad(y, scene.levels, dy, retain_graph=True))  # noqa: E731
-        return Case(name, "plain torch", gradients, scene.plain_backward)
-
     for layout, memory_format in formats.items():
         for backward in (False, True):
             for dtype in (torch.float32, torch.float16) if device == "cuda" else (torch.float32,):
                 kind = "" if dtype == torch.float32 else ", float16"
                 name = f"roi_features {layout} {'backward' if backward else 'forward'}{kind}"
-                yield name, partial(against_peer, name, memory_format, backward, dtype)
+                yield name, partial(against_peer, device, name, memory_format, backward, dtype)
     for backward in (False, True):
         name = f"roi_features {'backward' if backward else 'forward'}, numbers"
-        yield name, partial(against_plain, name, torch.channels_last, backward)
+        yield name, partial(against_plain, device, name, torch.channels_last, backward)
 
-    def masks() -> Case:
-        generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(0, 40, (1, 1, *SIZE), generator=generator).to(device)
-        boxes = boxes_of_scene(128, generator, 150).to(device)
-        index = torch.zeros(128, dtype=torch.long, device=device)
-        return Case(
-            "roi_sampling of ids, nearest 28 x 28",
-            "plain torch",
-            lambda: roi_sampling(ids, boxes, index, (28, 28), "nearest")[0],
-            lambda: plain([ids], boxes, index, None, (0, 0), 28, 28, True, False),
-        )
-
-    yield "roi_sampling of ids, nearest 28 x 28", masks
+    yield "roi_sampling of ids, nearest 28 x 28", partial(masks, device)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a second process costs: the same step alone and in two processes that exchange gradients and statistics.
+"""Measure the cost of a second process: a step alone, and in two processes that exchange gradients and statistics.
 
     python benchmarks/scaling.py [--rounds 5] [--config cityscapes_r50] [--side 256] [--set SECTION.KEY=VALUE]
 
@@ -33,19 +33,19 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 def stepper_of(config: Config, world: World) -> Stepper:
-    """A fresh network and what trains it."""
+    """Make a network and its training step."""
     torch.manual_seed(0)
     module = build_training_module(config, CITYSCAPES.num_stuff, CITYSCAPES.num_thing).train()
     return Stepper(config, wrap_distributed(module, config, world), build_optimizer(module.net, config), world)
 
 
 def work(rank: int, port: int, arguments: argparse.Namespace) -> None:
-    """A process: steps alone (the first process only) and steps together, in turns."""
+    """Run a process: steps alone (first process only) and steps together, in turns."""
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
     os.environ.update(MASTER_PORT=str(port), TORCH_CPP_LOG_LEVEL="ERROR")
     config = load_config(CONFIGS / f"{arguments.config}.ini", overrides=arguments.set)
-    # synchronised layers look for a process group: alone means as in a training without one
+    # synchronised layers use the process group: alone means without one
     alone_config = load_config(
         CONFIGS / f"{arguments.config}.ini", overrides=[*arguments.set, "body.normalization_mode=bn"]
     )

@@ -1,4 +1,4 @@
-"""Argmax and loss of class logits at a quarter of 1024 x 2048, against plain torch on the full-resolution logits.
+"""Compare argmax and loss of class logits at a quarter of 1024 x 2048 with plain torch at full resolution.
 
     python benchmarks/semantic.py
     python benchmarks/semantic.py argmax --threads 1
@@ -35,12 +35,12 @@ def noise(classes: int, generator: torch.Generator) -> Tensor:
 
 
 def channels_last(logits: Tensor) -> Tensor:
-    """The same values, the classes of a pixel beside each other."""
+    """Convert to channels last."""
     return logits.permute(1, 2, 0).contiguous().permute(2, 0, 1)
 
 
 def plain_upsample(logits: Tensor) -> Tensor:
-    """The full-resolution logits."""
+    """Return the full-resolution logits."""
     return functional.interpolate(logits[None], size=SIZE, mode="bilinear", align_corners=False)[0]
 
 

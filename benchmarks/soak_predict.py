@@ -1,4 +1,4 @@
-"""Kill processes of `predict` again and again, and see that every photo is there, once, as if nothing had happened.
+"""Kill processes of `predict` repeatedly, and check that every photo is in the results exactly once.
 
     python benchmarks/soak_predict.py --images 10000 --kills 40 --seed 0
     python benchmarks/soak_predict.py --images 600 --kills 12 --out shards
@@ -10,9 +10,9 @@ or three. After every kill the manifests say which photos are done: none of them
 photo must have one line, and outputs and COCO JSON must equal those of an undisturbed run in one process into a folder.
 
 `--out shards` writes shards of 20 photos, `--out url` goes through fsspec to a file:// URL with a part of the manifest
-every half second; photos without a line are then done again.
+every half second; photos without a line are then repeated.
 
-Exit code 1 on any violation. The last lines say what a million photos need at the speed that was seen.
+Exit code 1 on any violation. The last lines extrapolate the time and memory to a million photos.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def make_photos(folder: Path, count: int) -> None:
 
 
 def make_model(folder: Path) -> Path:
-    """A run folder of a network of a hundredth of the size, after one epoch."""
+    """Train a network of a hundredth of the size for one epoch; return the run folder."""
     from support.micro import make_dataset, narrow_body, write_config
 
     from seamseg.training.run import TrainingOptions, run_training
@@ -122,12 +122,12 @@ class Run:
             time.sleep(0.01)
 
     def written(self) -> list[str]:
-        """The photos whose PNG this start has written, in order."""
+        """Return the photos whose PNG this run has written, in order."""
         return self.log.read_text().split() if self.log.exists() else []
 
 
 def predict(words: list[str], log: Path) -> int:
-    """The command line, with a note of every PNG."""
+    """Run the command line and record every PNG."""
     from support.micro import narrow_body
 
     from seamseg.cli.main import main
@@ -147,7 +147,7 @@ def predict(words: list[str], log: Path) -> int:
 
 
 def recorded(out: Path) -> set[str]:
-    """The photos that manifests call done, and whose outputs are there; a torn last line does not count."""
+    """Return the photos that are done in manifests and whose outputs exist; a partial last line does not count."""
     found = set()
     for path in out.glob("predictions*.jsonl"):
         with suppress(FileNotFoundError):
@@ -171,7 +171,7 @@ def watch(run: Run, patience: float, until) -> bool:
 
 
 def finish(run: Run, patience: float) -> None:
-    """Wait for an orderly end."""
+    """Wait for a clean exit."""
     watch(run, patience, lambda: False)
     if set(run.codes.values()) != {0}:
         errors = [p.read_text()[-300:] for p in sorted(run.log.parent.glob(f"{run.log.stem}.*.err"))]
@@ -255,7 +255,7 @@ def compare(calm: Path, stormy: Path, images: int) -> None:
 
 
 def unpacked(out: Path) -> dict[str, bytes]:
-    """The PNGs of all shards, called as in a folder; Violation if one is there twice or a shard is broken."""
+    """Return the PNGs of all shards by name; raise Violation for a duplicate or a damaged shard."""
     found: dict[str, bytes] = {}
     shards = sorted(out.glob("*.tar"))
     for shard in shards:

@@ -1,4 +1,4 @@
-"""Made-up streets to train on, for the scripts of this folder: bands of stuff with rectangles of things on them."""
+"""Synthetic training images for the scripts of this folder: bands of stuff with rectangles of things."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VISTAS = Scene(28, 37, 6, 10, lambda i, height, width: (height // (8 + i % 5), w
 
 
 def street(images: list[Tensor], scene: Scene) -> Batch:
-    """A batch of pictures `3 x H x W` of one size, which all show the scene."""
+    """Make a batch of images `3 x H x W` of one size, which all show the scene."""
     height, width = images[0].shape[-2:]
     masks = torch.zeros(1, height, width, dtype=torch.long)
     categories = [VOID]
@@ -68,5 +68,5 @@ def noise(height: int, width: int, images: int = 1) -> list[Tensor]:
 
 
 def smooth(height: int, width: int, cells: tuple[int, int]) -> Tensor:
-    """A picture of soft colours: so many cells of noise, enlarged; by torch's global generator."""
+    """Make an image of soft colours: enlarged noise, from the global generator of torch."""
     return functional.interpolate(torch.randn(1, 3, *cells), size=(height, width), mode="bicubic")[0]

@@ -1,4 +1,4 @@
-"""Images a second of one process: plain, compiled, as CUDA graphs, or both; and how long it is not in the network.
+"""Measure images per second of one process, plain, compiled or with CUDA graphs, and the time outside of the network.
 
     python benchmarks/throughput.py                                    # a GPU: 1024x2048 bf16, all variants
     python benchmarks/throughput.py --device cpu --size 512x767 --rounds 3 plain compile
@@ -68,7 +68,7 @@ def busy(predictor: Predictor) -> None:
 
 
 def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Predictor:
-    """The predictor of a variant."""
+    """Make the predictor of a variant."""
     from seamseg.inference.acceleration import Acceleration
     from seamseg.predict.profiling import random_predictor
 
@@ -195,8 +195,13 @@ def main() -> None:
     load = os.getloadavg()[0]
     print(f"  load {load:.1f}")
     if arguments.json:
-        said = {"torch": torch.__version__, "device": gpu[2:], "size": arguments.size, "precision": arguments.precision}
-        Path(arguments.json).write_text(json.dumps({**said, "load": load, "variants": table}, indent=1))
+        summary = {
+            "torch": torch.__version__,
+            "device": gpu[2:],
+            "size": arguments.size,
+            "precision": arguments.precision,
+        }
+        Path(arguments.json).write_text(json.dumps({**summary, "load": load, "variants": table}, indent=1))
 
 
 if __name__ == "__main__":

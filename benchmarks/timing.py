@@ -1,4 +1,4 @@
-"""Timing side by side, for the scripts of this folder: the sides take turns, medians and ratios are printed."""
+"""Compare the time of two implementations, which take turns; print medians and ratios."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Case:
-    """The same work done by us and by a named peer; both give a result that can be compared, or None."""
+    """Two implementations of the same work, whose results can be compared unless they are None."""
 
     name: str
     peer: str
@@ -27,7 +27,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: medians in milliseconds, `ratio` is how many times faster we are."""
+    """One line of the table: medians in milliseconds; `ratio` is the time of the peer over ours."""
 
     case: str
     peer: str
@@ -38,7 +38,7 @@ class Row:
 
 
 def measure(case: Case, rounds: int) -> Row:
-    """Run both sides in turns, after one round that does not count."""
+    """Run both sides in turns after a warm-up round."""
     gap = difference(case.ours(), case.theirs())
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
@@ -53,7 +53,7 @@ def measure(case: Case, rounds: int) -> Row:
 
 
 def processor() -> str:
-    """Name of the CPU, and of the instruction set that oneDNN is limited to, if it is."""
+    """Return the name of the CPU, and the instruction set that oneDNN is limited to, if any."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -70,7 +70,7 @@ def synchronize() -> None:
 
 
 def difference(a: object, b: object) -> float | None:
-    """Largest difference relative to the range; for index-like results the part that differs. None without results."""
+    """Return the largest difference relative to the range, for integers the part that differs; None without results."""
     if a is None or b is None:
         return None
     x, y = (torch.as_tensor(t).detach().cpu() for t in (a, b))
@@ -84,7 +84,7 @@ def difference(a: object, b: object) -> float | None:
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
-    """The options that every script of this folder has."""
+    """Make a parser with the common options of the scripts."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="only the cases that contain one of these words")
     parser.add_argument("--rounds", type=int, default=7, help="times that each side runs (default: %(default)s)")
@@ -95,7 +95,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
 
 
 def report(cases: Iterable[tuple[str, Callable[[], Case]]], arguments: argparse.Namespace) -> list[Row]:
-    """Make, measure and print the cases that were asked for; the inputs of a case live only as long as it does."""
+    """Make, measure and print the requested cases, one after the other."""
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {arguments.device}, {processor()}\n")
@@ -112,21 +112,21 @@ def report(cases: Iterable[tuple[str, Callable[[], Case]]], arguments: argparse.
         )
         rows.append(row)
     if arguments.json:
-        said = {
+        summary = {
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "device": arguments.device,
             "cpu": processor(),
         }
         with open(arguments.json, "w") as file:
-            json.dump({**said, "rows": [asdict(row) for row in rows]}, file, indent=1)
+            json.dump({**summary, "rows": [asdict(row) for row in rows]}, file, indent=1)
     return rows
 
 
 def boxes_of_scene(
     count: int, generator: torch.Generator, side: float, height: int = 1024, width: int = 2048
 ) -> Tensor:
-    """Boxes with a wide spread of sizes around `side`, inside the picture: `count x 4`."""
+    """Make boxes inside the image with a wide range of sizes around `side`: `count x 4`."""
     centre = torch.rand(count, 2, generator=generator) * torch.tensor([height, width])
     half = torch.exp(torch.randn(count, 2, generator=generator) * 0.7) * side / 2
     boxes = torch.cat((centre - half, centre + half), 1)

@@ -1,4 +1,4 @@
-"""The demo's toy city trained for a short time in fp32 and in bf16: losses side by side, and PQ on held-out scenes.
+"""Train on the toy city of the demo for a short time in fp32 and bf16; print losses and PQ on held-out scenes.
 
     python benchmarks/toy_city.py --device cuda --json toy_city.json
     python benchmarks/toy_city.py --device cpu --train 2 --val 2 --epochs 1
@@ -61,8 +61,13 @@ def main() -> int:
     for number in ("PQ", "mIoU", "seconds"):
         print(f"{number:<8}" + "".join(f"{runs[precision][number]:>10.4f}" for precision in PRECISIONS))
     if arguments.json:
-        said = {"device": arguments.device, "train": arguments.train, "val": arguments.val, "epochs": arguments.epochs}
-        Path(arguments.json).write_text(json.dumps({**said, "runs": runs}, indent=1))
+        summary = {
+            "device": arguments.device,
+            "train": arguments.train,
+            "val": arguments.val,
+            "epochs": arguments.epochs,
+        }
+        Path(arguments.json).write_text(json.dumps({**summary, "runs": runs}, indent=1))
     return 0
 
 

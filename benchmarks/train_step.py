@@ -1,4 +1,4 @@
-"""A training step of one image, plain and with everything that makes it fast.
+"""Compare a plain training step of one image with one with all optimizations.
 
     python benchmarks/train_step.py --device cuda --json results/train_step_gpu.json
     python benchmarks/train_step.py --device cpu --size 256x512 --rounds 1
@@ -62,7 +62,7 @@ class Side:
 
 
 def make(name: str, batch: Batch, world: World, experiment: str) -> Side:
-    """A side with a network of its own."""
+    """Make a side with its own network."""
     overrides = [o if "." in o else f"general.{o}" for o in SIDES[name]]
     config = load_config(CONFIGS / f"{experiment}.ini", overrides=overrides)
     torch.manual_seed(0)
@@ -163,12 +163,17 @@ def main() -> None:
             f"{row['peak_ratio']:>8.2f}{row['tflops']:>9.3f}{row['of_ceiling']:>8.2f}"
         )
     if arguments.json:
-        said = {"torch": torch.__version__, "device": str(device), "config": arguments.config, "size": [height, width]}
+        summary = {
+            "torch": torch.__version__,
+            "device": str(device),
+            "config": arguments.config,
+            "size": [height, width],
+        }
         if device.type == "cuda":
-            said["card"] = torch.cuda.get_device_name(device)
+            summary["card"] = torch.cuda.get_device_name(device)
         with open(arguments.json, "w") as file:
             json.dump(
-                {**said, "flops": flops, "ceiling": top, "rounds": arguments.rounds, "rows": rows}, file, indent=1
+                {**summary, "flops": flops, "ceiling": top, "rounds": arguments.rounds, "rows": rows}, file, indent=1
             )
 
 

@@ -1,11 +1,11 @@
-"""Two nodes on one machine: a training over a network of its own, against the same one within a node.
+"""Compare a training on two simulated nodes of one machine with the same one within a node.
 
     sudo python benchmarks/two_nodes.py [--epochs 2] [--restart]
 
-Makes two network namespaces joined by a cable (veth pair), which see nothing but each other, starts `torchrun
---nnodes 2` in both, and compares the weights with those of two processes on one node. With `--restart` a process of
-the second node is killed in the middle; torchrun starts all anew, and with `--resume auto` the weights must be the
-same. Cleans up after itself. Needs root and `ip` (iproute2).
+Makes two isolated network namespaces joined by a veth pair, starts `torchrun --nnodes 2` in both, and compares the
+weights with those of two processes on one node. With `--restart` a process of the second node is killed in the middle;
+torchrun restarts all processes, and with `--resume auto` the weights must be the same. Cleans up
+after itself. Needs root and `ip` (iproute2).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def two_namespaces() -> Iterator[tuple[str, str]]:
 
 
 def training(folder: Path, name: str, epochs: int, resume: bool) -> list[str]:
-    """The words behind torchrun's own."""
+    """Return the arguments after those of torchrun."""
     words = ["-m", "seamseg", "train", TOY_CITY, folder / "city", "--log-dir", folder / name, "--device", "cpu"]
     for setting in (*SETTINGS, f"scheduler.epochs={epochs}"):
         words += ["--set", setting]
@@ -73,7 +73,7 @@ def training(folder: Path, name: str, epochs: int, resume: bool) -> list[str]:
 
 
 def torchrun(*options: object) -> list[str]:
-    """The launcher of this Python."""
+    """Return the launcher of this Python."""
     return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", *[str(o) for o in options]]
 
 
@@ -148,7 +148,7 @@ def kill_when_saved(node: subprocess.Popen, snapshot: Path, patience: float) -> 
 
 
 def difference(folder: Path, names: tuple[str, str]) -> float:
-    """The largest difference of any tensor of the last snapshots of two runs."""
+    """Return the largest difference of any tensor of the last snapshots of two runs."""
     states = []
     for name in names:
         saved = load_snapshot(folder / name / "model_last.pth.tar").state_dict
@@ -184,7 +184,7 @@ def main() -> None:
 
 
 def make_city(folder: Path, images: int) -> None:
-    """A small toy city in `folder/city`."""
+    """Write a small toy city to `folder/city`."""
     seamseg = (sys.executable, "-m", "seamseg", "prepare")
     run(*seamseg, "toy-city", folder / "raw", "--train", images, "--val", 2, "--size", "128x256", "--workers", 1)
     run(*seamseg, "cityscapes", folder / "raw", folder / "city")

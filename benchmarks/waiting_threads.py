@@ -1,4 +1,4 @@
-"""Training and prediction on a CPU that other programs use, too: how long threads spin before they sleep.
+"""Time training and prediction on a CPU shared with other programs, by the time that threads spin before sleeping.
 
     python benchmarks/waiting_threads.py [--rounds 5] [--settings NAME=VALUE ...] [training] [predict]
 
@@ -37,7 +37,7 @@ REPEATS = {"training": 3, "predict": 1}
 
 
 def training() -> Callable[[], object]:
-    """A training step of the demo, four images."""
+    """Make a training step of the demo, four images."""
     import torch
     from street import CITYSCAPES, noise, street
 
@@ -86,7 +86,7 @@ def work(name: str) -> None:
 
 
 def variables(setting: str) -> dict[str, str]:
-    """The environment that a setting stands for."""
+    """Return the environment of a setting."""
     return dict(pair.split("=", 1) for pair in setting.split(",") if "=" in pair)
 
 
@@ -158,9 +158,9 @@ def main() -> None:
     for name in arguments.what:
         rows += measure(name, arguments)
     if arguments.json:
-        said = {"cpu": processor(), "cores": CORES, "load_before": load, "rounds": arguments.rounds}
+        summary = {"cpu": processor(), "cores": CORES, "load_before": load, "rounds": arguments.rounds}
         with open(arguments.json, "w") as file:
-            json.dump({**said, "rows": rows}, file, indent=1)
+            json.dump({**summary, "rows": rows}, file, indent=1)
 
 
 def measure(name: str, arguments: argparse.Namespace) -> list[dict[str, object]]:

@@ -1,4 +1,4 @@
-"""What the kernels are built with, and where it is: torch's headers, the C++ compiler, the CUDA toolkit."""
+"""Locate the headers of torch, the C++ compiler and the CUDA toolkit that build the kernels."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ DEFAULT_ARCHITECTURES = "8.0;9.0+PTX"
 
 
 def torch_folder() -> Path | None:
-    """Where torch is installed. Headers are all that is used: an isolated build may take those of the target."""
+    """Return the folder of torch, whose headers are used: in an isolated build those of the target environment."""
     places = [*sys.path, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     found = (Path(place or ".") / "torch" for place in places)
     return next((folder for folder in found if (folder / "include/torch/csrc/stable/library.h").exists()), None)
 
 
 def cuda_version_of(torch: Path) -> str | None:
-    """CUDA version that an installed torch was built with, None for a CPU build."""
-    said = re.search(r"^cuda\b[^=]*=\s*'([\d.]+)'", (torch / "version.py").read_text(), re.MULTILINE)
-    return said.group(1) if said else None
+    """Return the CUDA version of an installed torch, None for a CPU build."""
+    match = re.search(r"^cuda\b[^=]*=\s*'([\d.]+)'", (torch / "version.py").read_text(), re.MULTILINE)
+    return match.group(1) if match else None
 
 
 def cuda_home() -> Path | None:
-    """The CUDA toolkit: an nvcc on the path may be a wrapper script elsewhere, so its neighbours are looked for."""
+    """Return the folder of the CUDA toolkit, None without one."""
+    # nvcc on the path may be a wrapper script outside of the toolkit
     nvcc = shutil.which("nvcc")
     places = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     if nvcc:
@@ -37,20 +38,20 @@ def cuda_home() -> Path | None:
 
 
 def cards() -> list[str]:
-    """Architectures of the GPUs in this machine that the default does not cover, as "7.5"."""
+    """List the architectures of the GPUs in this machine that the default does not cover, as "7.5"."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
     query = [program, "--query-gpu=compute_cap", "--format=csv,noheader"]
-    said = subprocess.run(query, capture_output=True, text=True).stdout.split()
-    return sorted({card for card in said if re.fullmatch(r"\d+\.\d", card)} - {"8.0", "9.0"})
+    lines = subprocess.run(query, capture_output=True, text=True).stdout.split()
+    return sorted({card for card in lines if re.fullmatch(r"\d+\.\d", card)} - {"8.0", "9.0"})
 
 
 def architectures() -> list[str]:
-    """What TORCH_CUDA_ARCH_LIST asks for: machine code as "sm_80", PTX as "compute_90"."""
+    """List the architectures of TORCH_CUDA_ARCH_LIST: machine code as "sm_80", PTX as "compute_90"."""
     found = []
-    said = os.environ.get("TORCH_CUDA_ARCH_LIST") or ";".join([DEFAULT_ARCHITECTURES, *cards()])
-    for entry in re.findall(r"[^;, ]+", said):
+    wanted = os.environ.get("TORCH_CUDA_ARCH_LIST") or ";".join([DEFAULT_ARCHITECTURES, *cards()])
+    for entry in re.findall(r"[^;, ]+", wanted):
         number = entry.removesuffix("+PTX").replace(".", "")
         found.append(f"sm_{number}")
         if entry.endswith("+PTX"):
@@ -59,12 +60,12 @@ def architectures() -> list[str]:
 
 
 def architecture_flags() -> list[str]:
-    """nvcc's flags for :func:`architectures`."""
+    """Return the flags of nvcc for :func:`architectures`."""
     return [f"-gencode=arch=compute_{code.partition('_')[2]},code={code}" for code in architectures()]
 
 
 def compiler() -> str | None:
-    """The C++ compiler: $CXX, c++, g++ or clang++."""
+    """Return the path of the C++ compiler: $CXX, g++, c++ or clang++; None without one."""
     return next(
         (found for name in (os.environ.get("CXX"), "g++", "c++", "clang++") if name and (found := shutil.which(name))),
         None,

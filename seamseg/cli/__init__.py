@@ -1,0 +1,1 @@
+"""The command line: one module per sub-command, with arguments and printing only."""

@@ -1,11 +1,11 @@
-"""See everything work, on a city made for it, without a download.
+"""Run the whole pipeline on a generated toy data set, without a download.
 
     seamseg demo
     seamseg demo --out runs/longer --set scheduler.epochs=30
 
-Draws street scenes as a raw Cityscapes tree, converts them, trains a ResNet-18 panoptic network on the CPU (or a GPU if
-there is one), predicts 40 held-out scenes, evaluates PQ, and writes report.html to look at. Interrupted, the same
-command goes on. The run folder is a model like any other: `seamseg predict runs/demo PHOTOS OUT`.
+The demo renders street scenes in the layout of Cityscapes, converts them, trains a ResNet-18 panoptic network on a GPU
+or the CPU, predicts 40 held-out scenes, evaluates PQ, and writes report.html. After an interruption,
+re-run the same command to resume. Use the run folder as any model: `seamseg predict runs/demo PHOTOS OUT`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,21 @@ from seamseg.utils.errors import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), metavar="RUN", help="default: %(default)s")
+    """Add the options of the command."""
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/demo"), metavar="RUN", help="run folder (default: %(default)s)"
+    )
     parser.add_argument("--train", type=int, default=300, metavar="N", help="training scenes (default: %(default)s)")
     parser.add_argument("--val", type=int, default=40, metavar="N", help="held-out scenes (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="another seed, another city (default: %(default)s)")
-    parser.add_argument("--set", metavar="SECTION.KEY=VALUE", action="append", default=[], help="any configuration key")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the scenes (default: %(default)s)")
+    parser.add_argument(
+        "--set", metavar="SECTION.KEY=VALUE", action="append", default=[], help="override a configuration key"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo and print the table."""
+    """Run the demo and print the table of scores."""
     if args.train < 2 or args.val < 1:
         raise InputError(f"--train {args.train} --val {args.val}: at least 2 scenes to train on and 1 to evaluate")
     if os.environ.get("WORLD_SIZE", "1") != "1":
@@ -41,5 +45,5 @@ def run(args: argparse.Namespace) -> int:
     print()
     print(format_table(scores))
     print()
-    print(f"look at {args.out / 'report.html'}; the numbers are in {args.out / 'metrics.json'}")
+    print(f"open {args.out / 'report.html'}; all scores are in {args.out / 'metrics.json'}")
     return 0

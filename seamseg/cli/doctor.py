@@ -1,15 +1,15 @@
-"""What this machine has, what serves each operator, and what to mend. Paste its output into a bug report.
+"""Check the installation, the GPU and the compiled operators. Paste the output into a bug report.
 
     seamseg doctor
     seamseg doctor --replay runs/my/dump-step-00000123.pth.tar
     seamseg doctor --bench --size 1024x2048
     seamseg doctor --bench seamseg_r50_vistas.zip --precision bf16 --json
 
-A training that stops over a loss leaves a dump of the step in its run folder; --replay repeats that step and says which
-loss and which module go wrong first. It ends with 0 if the step goes wrong again, with 1 if not.
+A training that stops because of a loss leaves a dump of the step in its run folder; --replay repeats that step and
+prints the first loss and the first module with a wrong value. It exits with 0 if the step fails again, with 1 if not.
 
---bench predicts one made-up picture again and again, from its file to the files of the result, and prints how long each
-stage takes and what limits it. Without MODEL the weights are random; they are given 1000 proposals and 100 detections.
+--bench predicts a synthetic image several times, from its file to the result files, and prints the duration of each
+stage and what limits it. Without MODEL the weights are random, with 1000 proposals and 100 detections.
 """
 
 from __future__ import annotations
@@ -28,30 +28,42 @@ from seamseg.config import experiments
 from seamseg.utils.parallel import available_cores
 from seamseg.version import __version__
 
-_PACKAGES = ("torch", "torchvision", "numpy", "pillow", "tensorboard", "pycocotools", "u-msgpack-python", "tqdm")
+_PACKAGES = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "pillow",
+    "tensorboard",
+    "pycocotools",
+    "u-msgpack-python",
+    "tqdm",
+    "zlib-ng",
+)
 _OPTIONAL = ("inplace-abn",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
+    """Add the options of the command."""
     parser.add_argument("--replay", metavar="DUMP", help="repeat the training step of this dump")
-    parser.add_argument("--device", default="cpu", help="for both: auto, cpu, cuda or cuda:N (default: cpu)")
-    measured = parser.add_argument_group("how fast it is")
+    parser.add_argument(
+        "--device", default="cpu", help="of --replay and --bench: auto, cpu, cuda or cuda:N (default: cpu)"
+    )
+    measured = parser.add_argument_group("benchmark")
     measured.add_argument(
         "--bench",
         nargs="?",
         const="",
         metavar="MODEL",
-        help="time each stage of a prediction; of random weights if none",
+        help="time each stage of a prediction (default: with random weights)",
     )
-    measured.add_argument("--size", default="1024x2048", metavar="HxW", help="of the picture (default: 1024x2048)")
-    measured.add_argument("--rounds", type=int, default=5, metavar="N", help="runs (default: 5)")
+    measured.add_argument("--size", default="1024x2048", metavar="HxW", help="image size (default: 1024x2048)")
+    measured.add_argument("--rounds", type=int, default=5, metavar="N", help="number of runs (default: 5)")
     measured.add_argument("--precision", default="fp32", metavar="P", help="fp32, bf16, fp16 or auto (default: fp32)")
     measured.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; 1 if something that is needed does not work, or if a step does not go wrong again."""
+    """Print the report; return 1 if a required part does not work, or if a repeated step does not fail again."""
     if args.replay is not None:
         return _replay(args.replay, args.device)
     if args.bench is not None:
@@ -59,35 +71,18 @@ def run(args: argparse.Namespace) -> int:
 
         return bench(args.bench or None, args.size, args.rounds, args.device, args.precision, args.json)
     problems: list[str] = []
-    _say("seamseg", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
-    for package in _PACKAGES:
-        version = _version(package)
-        _say(package, version or "MISSING")
-        if version is None:
-            problems.append(f"{package} is not installed: pip install {package}")
-    for package in _OPTIONAL:
-        _say(package, _version(package) or "not installed (optional)")
-    # the program that reports on a broken torch must not need it
+    _print("seamseg", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
+    _packages(problems)
+    # torch may be broken
     torch = _imported("torch", problems)
     for module in ("torchvision", "PIL.Image", "pycocotools.mask", "umsgpack"):
         _imported(module, problems)
-    _say(
-        "processor",
-        f"{available_cores()} cores to use" + (f", torch uses {torch.get_num_threads()} threads" if torch else ""),
-    )
-    _say("malloc", process_settings.describe_malloc())
-    _say("OpenMP", process_settings.describe_spin())
-    if torch is not None:
-        _say("GPU", _gpus(torch, problems))
-    _say("launcher", _launcher())
-    _say("experiments", ", ".join(experiments()) or "none found: the installation is incomplete")
-    maps = _imported("seamseg.idmaps.library", problems)
-    if maps is not None:
-        _say("kernels, maps", maps.state)
-    if torch is not None:
-        _operators(problems)
+    _process(torch, problems)
+    _print("launcher", _launcher())
+    _print("experiments", ", ".join(experiments()) or "none found: the installation is incomplete")
+    _kernels(torch, problems)
     for problem in problems:
-        print(f"to mend: {problem}", file=sys.stderr)
+        print(f"to fix: {problem}", file=sys.stderr)
     return 1 if problems else 0
 
 
@@ -97,22 +92,41 @@ def _replay(path: str, device: str) -> int:
     outcome = replay(path, device)
     dump = outcome.dump
     process = f", process {dump.rank} of {dump.world_size}" if dump.world_size > 1 else ""
-    _say("step", f"{dump.step}{process}: {dump.reason}")
-    _say("images", ", ".join(name for batch in dump.batches for name in batch.ids))
+    _print("step", f"{dump.step}{process}: {dump.reason}")
+    _print("images", ", ".join(name for batch in dump.batches for name in batch.ids))
     for name in outcome.losses or dump.losses:
         now = f"{outcome.losses[name]:.6g}" if outcome.losses else "none"
-        _say(name, f"{now} (was {dump.losses.get(name, float('nan')):.6g})")
-    _say("gradient norm", f"{outcome.grad_norm:.6g}")
+        _print(name, f"{now} (was {dump.losses.get(name, float('nan')):.6g})")
+    _print("gradient norm", f"{outcome.grad_norm:.6g}")
     if outcome.error is not None:
-        _say("stopped by", outcome.error)
-    _say("bad pixels", f"in {', '.join(outcome.bad_inputs)}" if outcome.bad_inputs else "none: all are finite")
-    _say("first bad module", outcome.first or "none: every module's output is finite")
-    _say("outcome", "goes wrong again" if outcome.reproduced else "does not go wrong this time")
+        _print("error", outcome.error)
+    _print("bad pixels", f"in {', '.join(outcome.bad_inputs)}" if outcome.bad_inputs else "none")
+    _print("first bad module", outcome.first or "none: the outputs of all modules are finite")
+    _print("outcome", "fails again" if outcome.reproduced else "does not fail this time")
     return 0 if outcome.reproduced else 1
 
 
-def _say(what: str, words: str) -> None:
-    print(f"{what:<18}{words}")
+def _print(label: str, text: str) -> None:
+    print(f"{label:<18}{text}")
+
+
+def _packages(problems: list[str]) -> None:
+    for package in _PACKAGES:
+        version = _version(package)
+        _print(package, version or "MISSING")
+        if version is None:
+            problems.append(f"{package} is not installed: pip install {package}")
+    for package in _OPTIONAL:
+        _print(package, _version(package) or "not installed (optional)")
+
+
+def _process(torch: ModuleType | None, problems: list[str]) -> None:
+    threads = f", torch uses {torch.get_num_threads()} threads" if torch else ""
+    _print("processor", f"{available_cores()} cores available{threads}")
+    _print("malloc", process_settings.malloc_status())
+    _print("OpenMP", process_settings.openmp_status())
+    if torch is not None:
+        _print("GPU", _gpus(torch, problems))
 
 
 def _version(package: str) -> str | None:
@@ -125,7 +139,7 @@ def _version(package: str) -> str | None:
 def _imported(module: str, problems: list[str]) -> ModuleType | None:
     try:
         return importlib.import_module(module)
-    except Exception as error:  # a broken binary fails in any way it likes
+    except Exception as error:  # a broken binary may raise anything
         problems.append(f"{module} cannot be imported: {' '.join(str(error).split())[:200]}")
         return None
 
@@ -136,13 +150,15 @@ def _gpus(torch: ModuleType, problems: list[str]) -> str:
         return f"{', '.join(names)} (CUDA {torch.version.cuda})"
     if torch.version.cuda is None:
         if shutil.which("nvidia-smi"):
-            problems.append("this machine seems to have an NVIDIA GPU, but PyTorch is built without CUDA: pytorch.org")
+            problems.append(
+                "this machine seems to have an NVIDIA GPU, but PyTorch is built without CUDA: see pytorch.org"
+            )
         return "none: this PyTorch is built without CUDA"
     if shutil.which("nvidia-smi"):
         problems.append(
-            f"PyTorch is built for CUDA {torch.version.cuda} but sees no GPU: compare with the driver in nvidia-smi"
+            f"PyTorch is built for CUDA {torch.version.cuda} but finds no GPU: compare with the driver in nvidia-smi"
         )
-    return f"none seen (PyTorch is built for CUDA {torch.version.cuda}); everything runs on the CPU"
+    return f"none found (PyTorch is built for CUDA {torch.version.cuda}); everything runs on the CPU"
 
 
 def _launcher() -> str:
@@ -151,11 +167,15 @@ def _launcher() -> str:
     return "none: one process"
 
 
-def _operators(problems: list[str]) -> None:
-    ops = _imported("seamseg.ops", problems)
-    if ops is not None:
-        for device, state in ops.kernels().items():
-            _say(f"kernels, {device}", state)
-        print("operators")
-        for name, server in ops.implementations().items():
-            print(f"  {name:<28}{server}")
+def _kernels(torch: ModuleType | None, problems: list[str]) -> None:
+    maps = _imported("seamseg.idmaps.library", problems)
+    if maps is not None:
+        _print("kernels, maps", maps.state)
+    ops = None if torch is None else _imported("seamseg.ops", problems)
+    if ops is None:
+        return
+    for device, state in ops.kernels().items():
+        _print(f"kernels, {device}", state)
+    print("operators")
+    for name, implementation in ops.implementations().items():
+        print(f"  {name:<28}{implementation}")

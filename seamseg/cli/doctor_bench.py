@@ -1,4 +1,4 @@
-"""`seamseg doctor --bench`: how long each stage of a prediction takes here, and what would make it shorter."""
+"""`seamseg doctor --bench`: time each stage of a prediction, and suggest faster settings."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ CONVOLUTIONS = ("body", "FPN", "RPN head", "mask", "semantic")
 
 
 def bench(model: str | None, size: str, rounds: int, device: str, precision: str, as_json: bool) -> int:
-    """Measure and print.
+    """Measure and print the duration of each stage.
 
     Parameters
     ----------
-    model : as `seamseg predict` takes it; None for random weights
-    size : of the picture and of the network's input, `HxW` in pixels
-    rounds : runs, after one that does not count; medians are printed
+    model : model as for `seamseg predict`; None for random weights
+    size : size of the image and of the network's input, `HxW` in pixels
+    rounds : runs after a warm-up run; medians are printed
     device, precision : as for `seamseg predict`
-    as_json : print one JSON object instead of a table
+    as_json : print a JSON object instead of a table
 
     Raises
     ------
     InputError
-        if the size, the rounds or the model are wrong
+        if an argument is invalid
     """
     height, width = _size(size)
     if rounds < 1:
@@ -78,61 +78,77 @@ def bench(model: str | None, size: str, rounds: int, device: str, precision: str
 
 
 def hints(stages: dict[str, float], device: str, precision: str, load: float) -> list[str]:
-    """What limits these stages (seconds) on this machine, the most useful first."""
+    """List what limits the stages (seconds), the most useful hint first."""
+    total = sum(stages.values())
+    share = sum(stages[stage] for stage in CONVOLUTIONS) / total
+    slowest = max(stages, key=lambda stage: stages[stage])
+    found = [f"{slowest} takes most ({stages[slowest] / total:.0%}); convolutions take {share:.0%} in total"]
+    if device == "cpu":
+        found += _process_hints(load) + _operator_hints(precision, share)
+    elif precision == "fp32":
+        found.append("--precision fp16 or bf16 uses the tensor cores of the GPU; results differ slightly")
+    found.append(_file_hint(stages, device))
+    return found
+
+
+def _process_hints(load: float) -> list[str]:
+    """List settings of the process and the machine that slow down work on the CPU."""
+    import torch
+
+    found = []
+    cores, threads = available_cores(), torch.get_num_threads()
+    if load > cores:
+        found.append(f"the load of this machine is {load:.1f} on {cores} cores: measure again when it is idle")
+    # without the variable torch has a thread for each physical core
+    if threads < cores and "OMP_NUM_THREADS" in os.environ:
+        found.append(f"torch uses {threads} of {cores} cores: unset OMP_NUM_THREADS, or set it to {cores}")
+    if process_settings.malloc_status() != process_settings.BUFFERS_KEPT:
+        found.append(f"malloc: {process_settings.malloc_status()} (docs/performance.md)")
+    if not process_settings.is_spin_set():
+        found.append("waiting OpenMP threads spin, which is slow beside other programs: docs/performance.md")
+    return found
+
+
+def _operator_hints(precision: str, share: float) -> list[str]:
+    """List what a PyTorch build, the CPU and the compiled operators lack."""
     import torch
 
     from seamseg.ops import kernels
     from seamseg.ops.fused import bf16_is_fast, one_pass_works
 
-    said = []
-    total = sum(stages.values())
-    share = sum(stages[stage] for stage in CONVOLUTIONS) / total
-    slowest = max(stages, key=lambda stage: stages[stage])
-    said.append(f"{slowest} takes most ({stages[slowest] / total:.0%}); convolutions take {share:.0%} in all")
-    if device == "cpu":
-        cores, threads = available_cores(), torch.get_num_threads()
-        if load > cores:
-            said.append(f"the load of this machine is {load:.1f} on {cores} cores: measure again when it is quiet")
-        # without the variable torch has a thread for each physical core
-        if threads < cores and "OMP_NUM_THREADS" in os.environ:
-            said.append(f"torch uses {threads} of {cores} cores: unset OMP_NUM_THREADS, or set it to {cores}")
-        if process_settings.describe_malloc() != "large buffers are kept":
-            said.append(f"malloc: {process_settings.describe_malloc()} (docs/performance.md)")
-        if not process_settings.limits_spin():
-            said.append("OpenMP threads spin while they wait, slow beside other programs: docs/performance.md")
-        if not one_pass_works():
-            said.append("this PyTorch lacks oneDNN's fused operators: activations take a pass of their own")
-        fast = bf16_is_fast(torch.device("cpu"))
-        if fast and precision == "fp32" and share > 0.5:
-            said.append("this CPU has bfloat16 in hardware: --precision bf16 about halves convolutions, results differ")
-        if not fast:
-            said.append("this CPU has no bfloat16 in hardware: fp32 is the fastest")
-        state = kernels().get("CPU", "")
-        if "compiled" not in state and "loaded" not in state and os.environ.get("SEAMSEG_PLAIN_OPS"):
-            said.append("SEAMSEG_PLAIN_OPS is set: the compiled operators are not used")
-    elif precision == "fp32":
-        said.append("--precision fp16 or bf16 uses the GPU's tensor cores, results differ a little")
-    said.append(_files(stages, device))
-    return said
+    found = []
+    if not one_pass_works():
+        found.append("this PyTorch lacks oneDNN's fused operators: activations take a separate pass")
+    fast = bf16_is_fast(torch.device("cpu"))
+    if fast and precision == "fp32" and share > 0.5:
+        found.append(
+            "this CPU supports bfloat16: --precision bf16 about halves the time of convolutions; results differ"
+        )
+    if not fast:
+        found.append("this CPU does not support bfloat16: fp32 is the fastest")
+    state = kernels().get("CPU", "")
+    if "compiled" not in state and "loaded" not in state and os.environ.get("SEAMSEG_PLAIN_OPS"):
+        found.append("SEAMSEG_PLAIN_OPS is set: the compiled operators are not used")
+    return found
 
 
-def _files(stages: dict[str, float], device: str) -> str:
-    """What reading and writing cost where `predict` has many photos; computed of the stages, not measured."""
+def _file_hint(stages: dict[str, float], device: str) -> str:
+    """Describe the cost of reading and writing many images with `predict`; computed from the stages, not measured."""
     reading, writing = stages["decode"] + stages["resize"], stages["fusion"] + stages["encode"]
     total = sum(stages.values())
     share = f"decoding, resizing, fusion and encoding take {(reading + writing) / total:.0%}"
     if device == "cpu":
-        return f"{share}; the network needs the same cores, so `predict` saves only the wait for storage"
-    # as many as `predict` has by default, and its threads that write
+        return f"{share}; the network needs the same cores, so `predict` only saves waiting for storage"
+    # the defaults of `predict`: decoder processes, and writer threads
     workers, threads = max(min(4, available_cores()), 1), 2
-    beside = {
-        f"{workers} processes that decode": reading / workers,
+    parallel = {
+        f"{workers} decoder processes": reading / workers,
         "the network": total - reading - writing,
-        f"{threads} threads that fuse and encode": writing / threads,
+        f"{threads} writer threads (fusion, encoding)": writing / threads,
     }
-    limit = max(beside, key=lambda name: beside[name])
-    best = f"at best {beside[limit] * 1e3:.0f} ms a photo, limited by {limit}"
-    return f"{share}; `predict` does them beside the network, {best}"
+    limit = max(parallel, key=lambda name: parallel[name])
+    best = f"at best {parallel[limit] * 1e3:.0f} ms per image, limited by {limit}"
+    return f"{share}; `predict` does them in parallel to the network: {best}"
 
 
 def _size(text: str) -> tuple[int, int]:
@@ -150,6 +166,6 @@ def _print(report: dict[str, Any]) -> None:
     total = sum(report["stages_ms"].values())
     for stage, milliseconds in report["stages_ms"].items():
         print(f"{stage:<12}{milliseconds:>10.1f} ms{milliseconds / total:>8.1%}")
-    print(f"{'all':<12}{report['total_ms']:>10.1f} ms\n")
+    print(f"{'total':<12}{report['total_ms']:>10.1f} ms\n")
     for hint in report["hints"]:
         print(f"- {hint}")

@@ -1,6 +1,6 @@
-"""The original's commands (`scripts/`) as command lines of ours (SPEC section 1 "Commands").
+"""Translate the arguments of the original's scripts (`scripts/`) to `seamseg` commands (docs/contract.md, section 1).
 
-Each `from_*` takes the arguments that the original's script took and returns those of `seamseg`.
+Each `from_*` function takes the arguments of a script of the original and returns those of `seamseg`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seamseg.utils.launcher import is_main_process
 
 
 def run_script(translate: Callable[[Sequence[str]], list[str]]) -> int:
-    """Run a script of the original by its translation; returns the exit code."""
+    """Translate the arguments of a script of the original, run the command and return its exit code."""
     process_settings.apply()
     argv = translate(sys.argv[1:])
     if is_main_process():
@@ -26,11 +26,11 @@ def run_script(translate: Callable[[Sequence[str]], list[str]]) -> int:
 
 
 def from_train_panoptic(argv: Sequence[str]) -> list[str]:
-    """`[--log_dir D] [--resume F] [--eval] [--pre_train [module:]F ...] CONFIG DATA`"""
+    """Translate `[--log_dir D] [--resume F] [--eval] [--pre_train [module:]F ...] CONFIG DATA`."""
     parser = _parser("train_panoptic.py", "Train or evaluate a panoptic network, as `seamseg train` does.")
     _option(parser, "--log_dir", metavar="D", help="run folder (default: runs/NAME for NAME.ini)")
     parser.add_argument("--resume", metavar="F", help="snapshot to continue from")
-    parser.add_argument("--eval", action="store_true", help="only score the weights of --resume or --pre_train")
+    parser.add_argument("--eval", action="store_true", help="only evaluate the weights of --resume or --pre_train")
     _option(
         parser,
         "--pre_train",
@@ -38,17 +38,17 @@ def from_train_panoptic(argv: Sequence[str]) -> list[str]:
         nargs="*",
         action="extend",
         default=[],
-        help="weights to start from",
+        help="initial weights",
     )
     parser.add_argument("words", metavar="CONFIG DATA", nargs="*", help="INI file and dataset folder")
     args = parser.parse_intermixed_args(argv)
     _adopt_rank(args)
 
-    # --pre_train takes all words up to the next option; CONFIG and DATA are the last of them when they stand there
+    # --pre_train consumes all words up to the next option, also CONFIG and DATA if they come last
     words, weights = list(args.words), list(args.pre_train)
-    swallowed = max(0, 2 - len(words))
-    words += weights[len(weights) - swallowed :] if swallowed else []
-    weights = weights[: len(weights) - swallowed] if swallowed else weights
+    consumed = max(0, 2 - len(words))
+    words += weights[len(weights) - consumed :] if consumed else []
+    weights = weights[: len(weights) - consumed] if consumed else weights
     if len(words) != 2:
         parser.error("expected CONFIG and DATA" + (f", got {' '.join(words)}" if words else ""))
     ours = ["train", *words]
@@ -58,14 +58,16 @@ def from_train_panoptic(argv: Sequence[str]) -> list[str]:
 
 
 def from_test_panoptic(argv: Sequence[str]) -> list[str]:
-    """`--meta M [--log_dir D] [--score_threshold P] [--iou_threshold P] [--min_area N] [--raw] CONFIG MODEL IN OUT`"""
-    parser = _parser("test_panoptic.py", "Panoptic pictures from a folder of photos, as `seamseg predict` does.")
+    """Translate `--meta M [--score_threshold P] [--iou_threshold P] [--min_area N] [--raw] CONFIG MODEL IN OUT`."""
+    parser = _parser(
+        "test_panoptic.py", "Predict panoptic segmentations of a folder of photos, as `seamseg predict` does."
+    )
     parser.add_argument("--meta", metavar="M", required=True, help="metadata.bin of the training data")
     _option(parser, "--log_dir", metavar="D", help="ignored: nothing is logged to files")
     _option(parser, "--score_threshold", metavar="P", type=float, default=0.5, help="default: %(default)s")
     _option(parser, "--iou_threshold", metavar="P", type=float, default=0.5, help="default: %(default)s")
     _option(parser, "--min_area", metavar="N", type=float, default=4096, help="default: %(default)s")
-    parser.add_argument("--raw", action="store_true", help="what the network says, not pictures")
+    parser.add_argument("--raw", action="store_true", help="write raw network outputs instead of images")
     parser.add_argument("config", metavar="CONFIG", help="INI file")
     parser.add_argument("model", metavar="MODEL", help="snapshot")
     parser.add_argument("inputs", metavar="INPUT_DIR", help="photos, also in sub-folders")
@@ -74,23 +76,23 @@ def from_test_panoptic(argv: Sequence[str]) -> list[str]:
     _adopt_rank(args)
     thresholds = ["--score-threshold", str(args.score_threshold), "--overlap-threshold", str(args.iou_threshold)]
     form = "raw" if args.raw else "overlay"
-    # the original writes everything anew, whatever the folder holds
+    # the original overwrites existing outputs
     ours = ["predict", args.model, args.inputs, args.out, "--config", args.config, "--meta", args.meta, "--restart"]
     return [*ours, "--format", form, *thresholds, "--min-area", str(int(args.min_area))]
 
 
 def from_prepare_cityscapes(argv: Sequence[str]) -> list[str]:
-    """`ROOT OUT`"""
+    """Translate `ROOT OUT`."""
     return _from_prepare("cityscapes", "Cityscapes", "leftImg8bit/ and gtFine/", argv)
 
 
 def from_prepare_vistas(argv: Sequence[str]) -> list[str]:
-    """`ROOT OUT`"""
+    """Translate `ROOT OUT`."""
     return _from_prepare("vistas", "Mapillary Vistas", "config.json, training/ and validation/", argv)
 
 
 def _from_prepare(command: str, name: str, holds: str, argv: Sequence[str]) -> list[str]:
-    parser = _parser(f"prepare_{command}.py", f"{name} as a dataset folder, as `seamseg prepare` does.")
+    parser = _parser(f"prepare_{command}.py", f"Convert {name} to a dataset folder, as `seamseg prepare` does.")
     parser.add_argument("root", metavar="ROOT", help=f"folder with {holds}")
     parser.add_argument("out", metavar="OUT", help="dataset folder to write")
     args = parser.parse_args(argv)
@@ -98,8 +100,8 @@ def _from_prepare(command: str, name: str, holds: str, argv: Sequence[str]) -> l
 
 
 def from_convert_resnet(argv: Sequence[str]) -> list[str]:
-    """`NET OUT`"""
-    parser = _parser("convert_pytorch_resnet.py", "Pre-trained weights of torchvision, as `seamseg convert-backbone`.")
+    """Translate `NET OUT`."""
+    parser = _parser("convert_pytorch_resnet.py", "Convert torchvision weights, as `seamseg convert-backbone` does.")
     parser.add_argument("net", metavar="NET", help="resnet18, resnet34, resnet50, resnet101 or resnet152")
     parser.add_argument("out", metavar="OUT", help="file to write")
     args = parser.parse_args(argv)
@@ -108,7 +110,7 @@ def from_convert_resnet(argv: Sequence[str]) -> list[str]:
 
 def _parser(name: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=name, description=description)
-    # the launchers of old PyTorch pass it; torchrun's environment says the same
+    # passed by the launchers of old PyTorch; torchrun sets the environment instead
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     return parser
 
@@ -119,7 +121,7 @@ def _adopt_rank(args: argparse.Namespace) -> None:
 
 
 def _option(parser: argparse.ArgumentParser, name: str, **options: object) -> None:
-    """An option of the original, and the same with hyphens."""
+    """Add an option of the original, also with hyphens in its name."""
     parser.add_argument(name, name[:2] + name[2:].replace("_", "-"), **options)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""`seamseg COMMAND ...`: finds the command, runs it, and turns errors into one line and an exit code."""
+"""The `seamseg` command: parse arguments, run a sub-command, convert errors to one line and an exit code."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from seamseg.utils.errors import SeamsegError, Terminated
 from seamseg.version import __version__
 
 COMMANDS = {
-    "demo": "generate a toy city, train on it, predict, evaluate, and make a report",
-    "prepare": "convert a data set to the folder format",
-    "train": "train a network from an INI file",
-    "predict": "panoptic pictures from a folder of photos",
-    "evaluate": "PQ, SQ, RQ and mIoU of a model or of files of predictions",
-    "report": "a page to look at an evaluation with, or at two side by side",
-    "convert-backbone": "an ImageNet ResNet of torchvision as pre-trained weights",
-    "doctor": "what this machine has, what serves each operator, what to mend",
+    "demo": "Train, predict, evaluate and report on a generated toy data set.",
+    "prepare": "Convert a data set to the dataset folder format.",
+    "train": "Train a network from an INI config.",
+    "predict": "Predict panoptic segmentations of images and videos.",
+    "evaluate": "Compute PQ, mIoU and other metrics of a model or of prediction files.",
+    "report": "Write an HTML report of an evaluation, or a comparison of two.",
+    "convert-backbone": "Convert a torchvision ResNet to pre-trained backbone weights.",
+    "doctor": "Check the installation; benchmark a prediction; repeat a failed training step.",
 }
-"""Each command and its line of help; it lives in the module of the same name, imported only when asked for."""
+"""Help line of each command; the module of the same name is imported only when the command is used."""
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -35,31 +35,31 @@ EXIT_TERMINATED = 143
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 ok, 1 the work failed, 2 bad usage or input, 128 + a signal."""
+    """Run the command line; return 0 on success, 1 on failure, 2 for bad usage or input, 128 + N after signal N."""
     if argv is None:
         process_settings.apply()
         argv = sys.argv[1:]
-    # as long as the arguments are not parsed nobody else can say whether a traceback is wanted
+    # parsing the arguments may fail, too
     debug = "--debug" in argv
     with warnings.catch_warnings():
         if not debug:
             warnings.showwarning = _show_warning
         try:
             code = _run(argv)
-            # a reader that went away shows here, while it can still be caught
+            # raises BrokenPipeError here rather than at interpreter exit
             sys.stdout.flush()
             return code
         except KeyboardInterrupt as stop:
             print(f"{_name(argv)}: interrupted{'; ' if str(stop) else ''}{stop}", file=sys.stderr)
             return EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED
         except BrokenPipeError:
-            # the reader of our output went away, as `| head` does; nothing is left to say
+            # the reader of stdout has exited, as `| head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_FAILED
         except Exception as error:
             if debug:
                 traceback.print_exc()
-            print(f"{_name(argv)}: {_in_a_line(error)}", file=sys.stderr)
+            print(f"{_name(argv)}: {_one_line(error)}", file=sys.stderr)
             return error.exit_code if isinstance(error, SeamsegError) else EXIT_FAILED
 
 
@@ -68,7 +68,7 @@ def _run(argv: Sequence[str]) -> int:
         parser = build_parser(argv)
         args = parser.parse_args(argv)
     except SystemExit as end:
-        # argparse ends --help, --version and wrong usage so
+        # raised by argparse after --help, --version and wrong usage
         return end.code if isinstance(end.code, int) else EXIT_FAILED
     if args.command is None:
         parser.print_help()
@@ -80,17 +80,18 @@ def _run(argv: Sequence[str]) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with wrong usage told in one line and no abbreviated options, which new ones would make ambiguous."""
+    """An ArgumentParser with one-line errors and without abbreviated options."""
 
     def __init__(self, **options: Any) -> None:
+        # an abbreviation becomes ambiguous when an option is added
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and end with exit code 2."""
+        """Print the message and exit with code 2."""
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def,override]
-        """As argparse does, but unknown options are told by the command's own parser, with the nearest known one."""
+        """Parse arguments; the parser of the command reports unknown options, with the most similar known one."""
         namespace, extra = super().parse_known_args(args, namespace)
         if extra:
             self.error(
@@ -100,14 +101,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser(argv: Sequence[str]) -> Parser:
-    """The parser with the command that `argv` names filled in; the others show their help line only.
+    """Build the parser with the options of the command in `argv`; the others only have their help line.
 
-    Loading them all would import every library for a `--help`.
+    Importing all commands would import every library for `--help`.
     """
     parser = Parser(
         prog="seamseg",
         description="Panoptic segmentation of street scenes.",
-        epilog="`seamseg COMMAND --help` explains a command with an example. New here? `seamseg demo`.",
+        epilog="Run `seamseg COMMAND --help` for the options and an example, `seamseg demo` for a first try.",
     )
     parser.add_argument("--version", action="version", version=f"seamseg {__version__}")
     add_common_arguments(parser, default=False)
@@ -129,14 +130,14 @@ def build_parser(argv: Sequence[str]) -> Parser:
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, default: Any) -> None:
-    """The options that may stand before or after the command; after it they must not undo what stood before."""
-    group = parser.add_argument_group("always there")
-    group.add_argument("--quiet", action="store_true", default=default, help="no progress")
-    group.add_argument("--debug", action="store_true", default=default, help="show a traceback when something fails")
+    """Add the options that are accepted before and after the command; use SUPPRESS as the default after it."""
+    group = parser.add_argument_group("common options")
+    group.add_argument("--quiet", action="store_true", default=default, help="do not show progress")
+    group.add_argument("--debug", action="store_true", default=default, help="print a traceback on errors")
 
 
 def command_module(name: str) -> ModuleType:
-    """The module of a command: `add_arguments(parser)` and `run(args) -> exit code`; its docstring is the help."""
+    """Import the module of a command: `add_arguments(parser)`, `run(args) -> exit code`, its docstring is the help."""
     return importlib.import_module(f"seamseg.cli.{name.replace('-', '_')}")
 
 
@@ -145,7 +146,7 @@ def _name(argv: Sequence[str]) -> str:
     return f"seamseg {command}" if command else "seamseg"
 
 
-def _in_a_line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     words = " ".join(str(error).split())
     if isinstance(error, SeamsegError):
         return words

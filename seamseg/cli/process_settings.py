@@ -1,7 +1,7 @@
-"""Settings of the process that the command line makes for speed on a CPU: glibc's allocator, libgomp's threads.
+"""Settings of the process for speed on a CPU: the allocator of glibc, waiting threads of libgomp.
 
-They hold for everything in the process, so only the commands make them, never `import seamseg`. What the user has set
-stays. Processes that a command starts inherit them through the environment. Measured in docs/performance.md.
+They affect the whole process, so only the commands apply them, never `import seamseg`. Settings of the user take
+precedence. Child processes inherit them through the environment. Measured in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -17,49 +17,51 @@ MALLOC = {
     "MALLOC_TOP_PAD_": 256 << 20,
 }
 """Keep large buffers instead of returning them to the system after every layer. Those above 256 MiB are returned:
-holes of that size would double the peak for huge photos, and filling one takes longer than getting it anew."""
+fragments of that size would double the peak memory of huge images, and filling one takes longer than allocating it."""
 MALLOC_SWITCH = "SEAMSEG_MALLOC"
-"""Set it to `off` and the allocator is left alone."""
+"""Environment variable; `off` leaves the allocator unchanged."""
+BUFFERS_KEPT = "large buffers are kept"
 SPIN = {"GOMP_SPINCOUNT": 3000}
-"""How often a thread of libgomp checks for work before it sleeps. Its default, 300000, takes several milliseconds, in
-which it occupies a core that the thread it waits for may need once another program runs. Results stay the same."""
-_SPIN_OF_USER = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+"""How often a waiting thread of libgomp checks for work before it sleeps. The default of 300000 takes several
+milliseconds, during which it occupies a core that the thread it waits for may need if other programs run. Results do
+not change."""
+_SPIN_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 _MALLOPT = {"MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_TOP_PAD_": -2}
-"""Numbers of the parameters in malloc.h."""
+"""Parameters of mallopt, from malloc.h."""
 
 
 def apply() -> None:
-    """Make the settings for this process and those it starts; to be called before torch is loaded."""
-    _keep_buffers()
-    # libgomp reads its variables once, when torch loads it
-    if "torch" not in sys.modules and not any(name in os.environ for name in _SPIN_OF_USER):
+    """Apply the settings to this process and its child processes; to be called before torch is imported."""
+    _set_malloc()
+    # libgomp reads its variables once, when torch is imported
+    if "torch" not in sys.modules and not any(name in os.environ for name in _SPIN_VARIABLES):
         os.environ.update({name: str(value) for name, value in SPIN.items()})
 
 
-def describe_malloc() -> str:
-    """One line on the allocator."""
+def malloc_status() -> str:
+    """Return a one-line status of the allocator."""
     if platform.libc_ver()[0] != "glibc":
-        return "not glibc: left alone"
+        return "not glibc: unchanged"
     if any(name in os.environ for name in MALLOC):
-        return "large buffers are kept"
+        return BUFFERS_KEPT
     if _switched_off():
         return f"switched off by {MALLOC_SWITCH}={os.environ[MALLOC_SWITCH]}"
-    return "glibc defaults: CPU work takes longer than it need"
+    return "glibc defaults: slower on a CPU"
 
 
-def limits_spin() -> bool:
-    """Whether a variable says how OpenMP threads wait."""
-    return any(name in os.environ for name in _SPIN_OF_USER)
+def is_spin_set() -> bool:
+    """Return whether an environment variable sets how OpenMP threads wait."""
+    return any(name in os.environ for name in _SPIN_VARIABLES)
 
 
-def describe_spin() -> str:
-    """One line on the threads that wait."""
-    found = [f"{name}={os.environ[name]}" for name in _SPIN_OF_USER if name in os.environ]
-    return ", ".join(found) or "libgomp's default: slow beside other programs"
+def openmp_status() -> str:
+    """Return a one-line status of waiting OpenMP threads."""
+    found = [f"{name}={os.environ[name]}" for name in _SPIN_VARIABLES if name in os.environ]
+    return ", ".join(found) or "libgomp default: slow beside other programs"
 
 
-def _keep_buffers() -> None:
-    # what is in the environment is in force: glibc read it when the process started
+def _set_malloc() -> None:
+    # glibc has applied the environment at the start of the process
     if _switched_off() or any(name in os.environ for name in MALLOC) or platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL(None)

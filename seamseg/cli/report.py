@@ -1,12 +1,12 @@
-"""A page to look at an evaluation with: scores, classes, confusion, and pictures of every error.
+"""Write an HTML report of an evaluation: scores, classes, confusion matrix, and images of every error.
 
     seamseg evaluate runs/city DATA --out runs/city/evaluation && seamseg report runs/city
     seamseg report runs/city --against runs/baseline --out difference.html
     seamseg report evaluation/ --photos DATA/img --images 100 --size 960
 
-RUN is what `seamseg evaluate ... --out` has written, or a run folder with one in RUN/evaluation. The page is one HTML
-file that asks the network for nothing: send it to anybody. With --against every number and every picture stands beside
-that of the other run, and images are sorted by what has changed.
+RUN is an evaluation folder written by `seamseg evaluate ... --out`, or a run folder that has one (RUN/evaluation).
+The report is a self-contained HTML file. With --against every score and every image is shown beside that of the other
+run, and images are sorted by the change of their scores.
 """
 
 from __future__ import annotations
@@ -19,26 +19,28 @@ from seamseg.utils.errors import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-    parser.add_argument("run", metavar="RUN", type=Path, help="evaluation, or run folder that holds one")
+    """Add the options of the command."""
+    parser.add_argument("run", metavar="RUN", type=Path, help="evaluation folder, or run folder that contains one")
     parser.add_argument(
-        "--against", metavar="RUN2", type=Path, help="another one, on the same data set, to compare with"
+        "--against", metavar="RUN2", type=Path, help="another evaluation of the same data set to compare with"
     )
     parser.add_argument(
-        "--out", metavar="FILE", type=Path, help="the page (default: RUN/report.html, or RUN/report-against-RUN2.html)"
+        "--out", metavar="FILE", type=Path, help="HTML file (default: RUN/report.html, or RUN/report-against-RUN2.html)"
     )
     parser.add_argument(
         "--images", type=int, default=500, metavar="N",
-        help="pictures at most: of more, the worst and the best (default: %(default)s)",
+        help="maximum number of images, the worst and the best (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--photos", type=Path, metavar="DIR", help="folder of the photos, if the evaluation names none")
     parser.add_argument(
-        "--size", type=int, default=640, metavar="PX", help="longest side of the pictures (default: %(default)s)"
+        "--photos", type=Path, metavar="DIR", help="folder of the input images, if the evaluation does not name it"
+    )
+    parser.add_argument(
+        "--size", type=int, default=640, metavar="PX", help="longest side of the images (default: %(default)s)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page and say where it is."""
+    """Write the report and print its path."""
     if args.images < 0:
         raise InputError(f"--images {args.images}: must be 0 or more")
     if not 32 <= args.size <= 4096:
@@ -46,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if args.photos is not None and not args.photos.is_dir():
         raise InputError(f"--photos {args.photos}: no such folder")
     if args.out is not None and args.out.is_dir():
-        raise InputError(f"--out {args.out}: is a folder; name a file, as {args.out / 'report.html'}")
+        raise InputError(f"--out {args.out}: is a folder; name a file, such as {args.out / 'report.html'}")
     from seamseg.report import ReportOptions, find_evaluation, write_report
     from seamseg.utils.progress import progress
 
@@ -60,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             "on grey; --photos names the folder",
             file=sys.stderr,
         )
-    print(f"look at {path} ({path.stat().st_size / 1e6:.1f} MB, {written.pictures} pictures)")
+    print(f"open {path} ({path.stat().st_size / 1e6:.1f} MB, {written.pictures} pictures)")
     return 0
 
 
@@ -68,6 +70,6 @@ def _default_page(run: Path, against: Path | None) -> Path:
     if against is None:
         return run / "report.html"
     other = against.resolve()
-    # the evaluations of run folders all have the same name
+    # evaluations in run folders all have the same name
     name = other.parent.name if other.name == "evaluation" else other.name
     return run / f"report-against-{name}.html"

@@ -80,7 +80,7 @@ def choose_device(name: str = "auto", local_rank: int = 0) -> torch.device:
         raise InputError(f"--device {name}: not a device, use auto, cpu, cuda or cuda:N") from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise InputError(f"--device {name}: this PyTorch sees no GPU; use --device cpu, or run `seamseg doctor`")
+            raise InputError(f"--device {name}: PyTorch finds no GPU; use --device cpu, or run `seamseg doctor`")
         index = local_rank if device.index is None else device.index
         if index >= torch.cuda.device_count():
             raise InputError(

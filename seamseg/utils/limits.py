@@ -156,7 +156,7 @@ def inflate(data: bytes, size: int) -> bytes:
 def refuse_postscript(image: Any) -> None:
     """Raise OSError if an open Pillow image has a format that Pillow renders with an external program, as EPS."""
     if image.format in _EXECUTED_FORMATS:
-        raise OSError(f"it is {image.format}, a program that draws and no picture; convert it")
+        raise OSError(f"it is {image.format}, a PostScript or metafile program; convert it to PNG or JPEG")
 
 
 def parse_json(data: bytes | str, constant: Callable[[str], Any] | None = None) -> Any:

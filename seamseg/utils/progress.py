@@ -49,7 +49,7 @@ def counter(desc: str = "") -> Callable[[int, int], None]:
         if _quiet:
             return
         if bar is None:
-            bar = _bar(None, total, desc)
+            bar = _bar(None, total, desc, initial=done - 1)
         bar.update(done - bar.n)
         if done >= total:
             bar.close()
@@ -66,7 +66,11 @@ class _Lines(tqdm):
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         """Print a line."""
         self._shown = self.n
-        print(_line(self.desc, self.n, self.total, self.format_dict["elapsed"]), file=self.fp, flush=True)
+        rate = (self.n - self.initial) / max(self.format_dict["elapsed"], 1e-9)
+        is_partial = bool(self.total) and self.n < self.total
+        left = f", {(self.total - self.n) / rate:.0f} s left" if is_partial else ""
+        label, total = f"{self.desc}: " if self.desc else "", f"/{self.total}" if self.total else ""
+        print(f"{label}{self.n}{total} ({rate:.1f}/s{left})", file=self.fp, flush=True)
         return True
 
     def close(self) -> None:
@@ -81,15 +85,8 @@ class _Lines(tqdm):
 _Lines.set_lock(RLock())  # the default is a semaphore shared between processes
 
 
-def _bar(iterable: Iterable[Any] | None, total: int | None, desc: str) -> tqdm:
+def _bar(iterable: Iterable[Any] | None, total: int | None, desc: str, initial: int = 0) -> tqdm:
+    options: dict[str, Any] = {"total": total, "desc": desc, "initial": initial, "file": sys.stderr}
     if sys.stderr.isatty():
-        return tqdm(iterable, total=total, desc=desc, file=sys.stderr, dynamic_ncols=True)
-    return _Lines(
-        iterable, total=total, desc=desc, file=sys.stderr, mininterval=LINE_SECONDS, miniters=1, delay=LINE_SECONDS
-    )
-
-
-def _line(desc: str, done: int, total: int | None, seconds: float) -> str:
-    rate = done / max(seconds, 1e-9)
-    left = f", {(total - done) / rate:.0f} s left" if total and done < total else ""
-    return f"{desc + ': ' if desc else ''}{done}{f'/{total}' if total else ''} ({rate:.1f}/s{left})"
+        return tqdm(iterable, dynamic_ncols=True, **options)
+    return _Lines(iterable, mininterval=LINE_SECONDS, miniters=1, delay=LINE_SECONDS, **options)

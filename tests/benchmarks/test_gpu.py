@@ -101,7 +101,7 @@ def test_all_figures_have_rows(documents):
         assert said in text
 
 
-def test_what_was_small_or_on_a_cpu_does_not_count(tmp_path):
+def test_small_and_cpu_runs_are_ignored(tmp_path):
     for name, content in {
         "gpu_ops.json": record("ops", small=True),
         "cpu_tests.json": record("tests"),
@@ -142,8 +142,12 @@ def bench(tmp_path, machine):
 
 def test_a_step_leaves_its_results_and_where_they_are_from(bench):
     found, name, done = bench.run(lambda machine, seconds: {"answer": seconds})
-    assert name == "cpu_ops.json" and done and found["results"] == {"answer": 60}
-    assert found["status"] == "done" and found["device"] == "cpu" and found["small"] is True
+    assert name == "cpu_ops.json"
+    assert done
+    assert found["results"] == {"answer": 60}
+    assert found["status"] == "done"
+    assert found["device"] == "cpu"
+    assert found["small"] is True
     assert {"torch", "cuda", "commit", "sources", "date", "seconds"} <= found.keys()
     for key, other in (("sources", "others"), ("device", "NVIDIA H100"), ("small", False)):
         with mock.patch.dict(bench.machine.facts, {key: other}):
@@ -159,25 +163,33 @@ def test_a_step_leaves_its_results_and_where_they_are_from(bench):
 )
 def test_a_step_that_fails_leaves_the_end_of_its_output(bench, code, status, reason):
     found, name, done = bench.run(lambda m, seconds: m.call([sys.executable, "-c", code], 2) and {})
-    assert name == "cpu_ops.failed.json" and not done
-    assert found["status"] == status and found["results"] == {"reason": reason} and found["output"] == ["some words"]
+    assert name == "cpu_ops.failed.json"
+    assert not done
+    assert found["status"] == status
+    assert found["results"] == {"reason": reason}
+    assert found["output"] == ["some words"]
     # and once it works, the failure is gone
     assert bench.run(lambda machine, seconds: {})[1] == "cpu_ops.json"
 
 
-def test_a_step_that_is_broken_itself_fails_alone(bench):
+def test_an_error_in_a_step_is_recorded(bench):
     found, _, _ = bench.run(lambda machine, seconds: {}["nothing"])
-    assert found["status"] == "failed" and "KeyError" in found["results"]["reason"]
+    assert found["status"] == "failed"
+    assert "KeyError" in found["results"]["reason"]
 
 
-def test_what_cannot_be_done_here_is_written_down(bench):
+def test_missing_requirements_are_recorded(bench):
     found, name, done = bench.run(lambda machine, seconds: {}, needs=("no_such_module",))
-    assert name == "cpu_ops.failed.json" and found["status"] == "left out"
+    assert name == "cpu_ops.failed.json"
+    assert found["status"] == "left out"
     assert found["results"]["reason"] == "cannot be imported here: no_such_module"
-    assert not done, "it is tried again, with wheels say"
-    with mock.patch.object(bench.machine, "kernels", lambda: {"CPU": "loaded"}):
+    assert not done, "it is repeated, for example with wheels"
+    with mock.patch.object(bench.machine, "kernels", return_value={"CPU": "loaded"}):
         found, name, done = bench.run(gpu_steps.build)
-    assert name == "cpu_ops.json" and done and found["status"] == "needs a GPU" and "CPU" in found["results"]["kernels"]
+    assert name == "cpu_ops.json"
+    assert done
+    assert found["status"] == "needs a GPU"
+    assert "CPU" in found["results"]["kernels"]
     assert bench.run(gpu_steps.sanitizer)[0]["status"] == "needs a GPU"
 
 
@@ -188,18 +200,21 @@ def command(*words, **options):
     return subprocess.run(words, env=environment, capture_output=True, text=True, **options)
 
 
-def test_what_is_wrong_is_one_line(tmp_path):
+def test_errors_are_one_line(tmp_path):
     for words, said in (
         (("--steps", "opps"), "gpu.py: --steps opps: choose among build,ops,"),
         (("--wheels", tmp_path, "--steps", "build"), f"gpu.py: --wheels {tmp_path}: there is no .whl file"),
     ):
         done = command(*words)
-        assert done.returncode == 1 and done.stderr.startswith(said) and done.stderr.count("\n") == 1
+        assert done.returncode == 1
+        assert done.stderr.startswith(said)
+        assert done.stderr.count("\n") == 1
 
 
 def test_the_tables_need_no_gpu():
     done = command("--steps", "tables")
-    assert done.returncode == 0 and "no table changes" in done.stdout
+    assert done.returncode == 0
+    assert "no table changes" in done.stdout
 
 
 @pytest.mark.slow
@@ -214,10 +229,11 @@ def test_all_steps_in_their_smallest_form(tmp_path):
     assert "nothing remains" in done.stdout
     assert {name: (ROOT / name).read_text() for name in DOCUMENTS} == texts
     again = command("--device", "cpu", "--small", "--out", tmp_path, timeout=600)
-    assert again.returncode == 0 and again.stdout.count("done before") == len(gpu_steps.STEPS) - 1
+    assert again.returncode == 0
+    assert again.stdout.count("done before") == len(gpu_steps.STEPS) - 1
 
 
-def test_kernels_are_asked_for_after_cuda_has_started(monkeypatch, capsys):
+def test_kernels_are_queried_after_cuda_is_initialised(monkeypatch, capsys):
     """The library for the GPU is loaded when CUDA is initialised, not at import."""
     cuda = types.SimpleNamespace(is_available=lambda: True, started=False)
     cuda.init = lambda: setattr(cuda, "started", True)

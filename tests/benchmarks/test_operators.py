@@ -30,7 +30,9 @@ def test_tensors_keep_their_layout(shift):
         x[:0],
     ):
         (found,) = operators.moved([given], CPU, shift)
-        assert torch.equal(found, given) and found.stride() == given.stride() and found.storage_offset() == shift
+        assert torch.equal(found, given)
+        assert found.stride() == given.stride()
+        assert found.storage_offset() == shift
         assert found.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
 
 
@@ -41,7 +43,8 @@ def test_differences_are_found(monkeypatch, right):
     tally = operators.Tally()
     for seed in range(20):
         operators.compare("box_iou", seed, CPU, tally)
-    assert tally.compared > 10 and 0 < tally.unaligned < tally.compared
+    assert tally.compared > 10
+    assert 0 < tally.unaligned < tally.compared
     assert len(tally.failures) == (0 if right else operators.MOST_FAILURES)
 
 
@@ -71,7 +74,8 @@ def test_an_operator_that_ends_its_process_fails_and_the_others_go_on(monkeypatc
     monkeypatch.setattr(subprocess, "run", run)
     arguments = argparse.Namespace(names=[], device="cuda", seed=0, seconds=1, no_cases=False)
     result = operators.in_a_process(arguments, tmp_path)
-    assert len(calls) == 2 and result["broken"] == {"nms": "RuntimeError: CUDA error: illegal"}
+    assert len(calls) == 2
+    assert result["broken"] == {"nms": "RuntimeError: CUDA error: illegal"}
     assert operators.verdict(result) == 1
     assert "1 fail: nms" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""Every script of benchmarks/ in its smallest form: it ends well and leaves the table and the JSON that it promises."""
+"""Every script of benchmarks/ in its smallest form succeeds, and writes its table and JSON."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MODULES = {"timing", "street", "operator_cases", "gpu_machine", "gpu_steps", "gpu_tables"}
-"""What the scripts import, and no script itself."""
+"""Modules imported by the scripts."""
 CASE = r"\d  .+ +\d+\.\d\d +\d+\.\d\d"
-"""A row of `timing.report`: our milliseconds, the peer, its milliseconds, the ratio."""
+"""A row of `timing.report`: milliseconds, the peer, its milliseconds, the ratio."""
 SMALLEST: dict[str, tuple[str, str]] = {
     "abn": ("layer --rounds 1 --json OUT", CASE),
     "abn_precision": ("gradients", r"identity \+ residual +1e-06 +\d"),
@@ -57,7 +57,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "two_nodes": ("--epochs 1 --images 2", r"the same weights to the bit"),
     "waiting_threads": ("--rounds 1 --steps 1", r"OMP_NUM_THREADS=1 +\d"),
 }
-"""Arguments, and what the output must hold."""
+"""Arguments, and a pattern of the output."""
 
 
 def _no_namespaces() -> str | None:
@@ -73,7 +73,7 @@ def _no_cityscapesscripts() -> str | None:
 
 
 OBSTACLES: dict[str, Callable[[], str | None]] = {"two_nodes": _no_namespaces, "cityscapes": _no_cityscapesscripts}
-"""Scripts that need what may not be here, and a function that gives what they then say, in one line."""
+"""Scripts with further requirements, and functions that return a part of their error message if these are missing."""
 
 
 LEFT_OUT = {"abn": "inplace_abn", "panoptic_quality": "panopticapi"}
@@ -93,7 +93,9 @@ def test_smallest_form(name, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "TORCHDYNAMO_DISABLE": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1800)
     if obstacle := OBSTACLES.get(name, lambda: None)():
-        assert done.returncode != 0 and obstacle in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+        assert done.returncode != 0, done.stderr
+        assert obstacle in done.stderr
+        assert len(done.stderr.splitlines()) == 1, done.stderr
         pytest.skip(f"{name}.py: {obstacle}")
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     assert re.search(wanted, done.stdout), done.stdout[-3000:]

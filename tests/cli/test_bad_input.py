@@ -41,16 +41,19 @@ def refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[..., str]:
-    """Runs a command that must fail with exit code 2 and one line; returns the line."""
+    """Run a command that must fail with exit code 2 and one line; return the line."""
     monkeypatch.chdir(tmp_path)
 
     def run(*words: object) -> str:
         assert seamseg_main(*words, *QUIET) == 2
         captured = capsys.readouterr()
         lines = captured.err.strip().splitlines()
-        assert captured.out == "" and len(lines) == 1, captured
-        assert lines[0].startswith(f"seamseg {words[0]}: ") and "Traceback" not in lines[0]
-        assert not (tmp_path / "EVIL").exists() and not list(tmp_path.rglob("*.partial"))
+        assert captured.out == ""
+        assert len(lines) == 1, captured
+        assert lines[0].startswith(f"seamseg {words[0]}: ")
+        assert "Traceback" not in lines[0]
+        assert not (tmp_path / "EVIL").exists()
+        assert not list(tmp_path.rglob("*.partial"))
         return lines[0]
 
     return run
@@ -97,7 +100,8 @@ def test_models(micro_run, micro, tmp_path, refused, spoil, message) -> None:
     spoil(micro_run / "model_last.pth.tar", path)
     for words in (("predict", path, micro / "img", tmp_path / "out"), ("evaluate", path, micro)):
         line = refused(*words)
-        assert message in line and "model.pth.tar" in line
+        assert message in line
+        assert "model.pth.tar" in line
     assert not (tmp_path / "out").exists()
 
 
@@ -183,7 +187,8 @@ def test_a_config_with_a_typo(micro_config, micro, tmp_path, refused) -> None:
     path = tmp_path / "my.ini"
     path.write_text(micro_config.read_text().replace("shortest_size", "shortst_size"))
     line = refused("train", path, micro, "--log-dir", tmp_path / "run")
-    assert "my.ini" in line and "'shortst_size' in [dataloader]; did you mean 'shortest_size'?" in line
+    assert "my.ini" in line
+    assert "'shortst_size' in [dataloader]; did you mean 'shortest_size'?" in line
     assert not (tmp_path / "run").exists()
 
 

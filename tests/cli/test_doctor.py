@@ -1,4 +1,4 @@
-"""The report on a machine, also on one where something is broken."""
+"""`seamseg doctor`: the report of a working and of a broken installation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor"])
     out, err = capsys.readouterr()
     assert code == (1 if err else 0)
-    said = {line[:18].strip(): line[18:] for line in out.splitlines()}
-    assert said["torch"] == metadata.version("torch")
-    assert "vistas_r50" in said["experiments"]
-    assert said["launcher"] == "none: one process"
-    assert said["kernels, maps"] == "loaded"
+    reported = {line[:18].strip(): line[18:] for line in out.splitlines()}
+    assert reported["torch"] == metadata.version("torch")
+    assert "vistas_r50" in reported["experiments"]
+    assert reported["launcher"] == "none: one process"
+    assert reported["kernels, maps"] == "loaded"
     operators = out.split("operators\n")[1]
     assert [line.split()[0] for line in operators.splitlines()] == list(ops.implementations())
 
@@ -38,7 +38,7 @@ def test_a_broken_library(broken: str, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert main(["doctor"]) == 1
     out, err = capsys.readouterr()
     assert out.startswith("seamseg")
-    assert f"to mend: {broken} cannot be imported: libcudart.so.13: cannot open shared object file\n" in err
+    assert f"to fix: {broken} cannot be imported: libcudart.so.13: cannot open shared object file\n" in err
 
 
 def test_a_missing_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +46,7 @@ def test_a_missing_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert main(["doctor"]) == 1
     out, err = capsys.readouterr()
     assert "no-such-package   MISSING" in out
-    assert "to mend: no-such-package is not installed: pip install no-such-package\n" in err
+    assert "to fix: no-such-package is not installed: pip install no-such-package\n" in err
 
 
 def test_inside_a_launcher(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

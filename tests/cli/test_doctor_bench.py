@@ -1,4 +1,4 @@
-"""`seamseg doctor --bench`: every stage is reported, and wrong arguments are told in a line."""
+"""`seamseg doctor --bench`: every stage is reported, and wrong arguments are one-line errors."""
 
 import json
 
@@ -14,25 +14,28 @@ def test_stages_as_json(capsys):
     report = json.loads(capsys.readouterr().out)
     assert list(report["stages_ms"]) == list(STAGES)
     assert all(value > 0 for value in report["stages_ms"].values())
-    assert report["size"] == [64, 96] and report["counts"]["segments"] > 0 and report["hints"]
+    assert report["size"] == [64, 96]
+    assert report["counts"]["segments"] > 0
+    assert report["hints"]
 
 
 @pytest.mark.usefixtures("narrow")
 def test_table(micro_run, capsys):
     assert main(["doctor", "--bench", str(micro_run), "--size", "64x64", "--rounds", "1"]) == 0
     out = capsys.readouterr().out
-    assert all(f"\n{stage}" in out for stage in STAGES) and "convolutions take" in out
+    assert all(f"\n{stage}" in out for stage in STAGES)
+    assert "convolutions take" in out
 
 
-def test_what_files_cost_beside_the_network(monkeypatch):
+def test_cost_of_files_in_parallel_to_the_network(monkeypatch):
     monkeypatch.setattr(doctor_bench, "available_cores", lambda: 8)
     stages = dict.fromkeys(STAGES, 0.0) | {"decode": 0.08, "body": 0.01, "encode": 0.01}
     assert "the same cores" in doctor_bench.hints(stages, "cpu", "fp32", 0.0)[-1]
     assert (
-        "at best 20 ms a photo, limited by 4 processes that decode" in doctor_bench.hints(stages, "cuda", "bf16", 0)[-1]
+        "at best 20 ms per image, limited by 4 decoder processes" in doctor_bench.hints(stages, "cuda", "bf16", 0)[-1]
     )
     assert "limited by the network" in doctor_bench.hints(stages | {"body": 0.1}, "cuda", "bf16", 0)[-1]
-    assert "2 threads that fuse and encode" in doctor_bench.hints(stages | {"encode": 0.1}, "cuda", "bf16", 0)[-1]
+    assert "2 writer threads" in doctor_bench.hints(stages | {"encode": 0.1}, "cuda", "bf16", 0)[-1]
 
 
 @pytest.mark.parametrize(
@@ -47,4 +50,5 @@ def test_what_files_cost_beside_the_network(monkeypatch):
 def test_wrong_arguments(arguments, words, capsys):
     assert main(["doctor", "--bench", "--size", "64x64", *arguments]) == 2
     err = capsys.readouterr().err
-    assert words in err and err.count("\n") == 1
+    assert words in err
+    assert err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Which process prints, by the launcher's variables; the engine must think the same."""
+"""Rank and size from the launcher's variables agree with `seamseg.utils.distributed`."""
 
 import pytest
 
@@ -19,7 +19,7 @@ ADDRESS = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
         ({"RANK": "1", "WORLD_SIZE": "2", **ADDRESS}, 2, False),
     ],
 )
-def test_as_the_engine(monkeypatch, variables, count, is_main):
+def test_agrees_with_distributed(monkeypatch, variables, count, is_main):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", *ADDRESS):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

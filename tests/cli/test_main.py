@@ -1,4 +1,4 @@
-"""The frame of the command line: help, options of all commands, errors in one line, exit codes."""
+"""The command line: help, common options, one-line errors, exit codes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from seamseg.version import __version__
 
 
 @pytest.fixture(autouse=True)
-def _loud() -> Any:
+def _not_quiet() -> Any:
     yield
     set_quiet(False)
 
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], int | None]], None]:
-    """Puts a command `fake` in, which does what it is given."""
+    """Install a command `fake` that runs a given function."""
 
     def install(run: Callable[[Any], int | None]) -> None:
         module = SimpleNamespace(
@@ -55,11 +55,6 @@ def test_help_of_each_command_shows_an_example(name: str, capsys: pytest.Capture
     examples = [line for line in text.split("\n\n", 1)[1].splitlines() if line.strip().startswith(f"seamseg {name}")]
     assert examples, f"`seamseg {name} --help` shows no example"
     assert "--quiet" in text or "SOURCE" in text
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_line_of_a_module_is_that_of_the_list(name: str) -> None:
-    assert getattr(frame.command_module(name), "HELP", COMMANDS[name]) == COMMANDS[name]
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"]])
@@ -125,7 +120,9 @@ def test_errors(
 
 
 @pytest.mark.parametrize(("error", "code"), [(InputError("typo"), 2), (ValueError("oops"), 1)])
-def test_debug_shows_where(error: Exception, code: int, command: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_prints_a_traceback(
+    error: Exception, code: int, command: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
     command(_fail(error))
     assert main(["fake", "--debug"]) == code
     err = capsys.readouterr().err
@@ -169,7 +166,7 @@ def test_warnings_are_one_line(command: Callable, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == "seamseg: warning: old key\n"
 
 
-SPEAKER = """
+PRINTER = """
 import sys
 from types import SimpleNamespace
 from seamseg.cli import main as frame
@@ -181,10 +178,10 @@ sys.exit(frame.main(sys.argv[1:]))
 
 
 @pytest.mark.parametrize("argv", [["fake"], ["--help"]])
-def test_a_reader_that_went_away(argv: list[str]) -> None:
+def test_closed_stdout(argv: list[str]) -> None:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     process = subprocess.Popen(
-        [sys.executable, "-c", SPEAKER, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+        [sys.executable, "-c", PRINTER, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
     )
     assert process.stdout is not None
     process.stdout.close()

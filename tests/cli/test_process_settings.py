@@ -1,4 +1,4 @@
-"""The settings of a process: made once, in the process itself, inherited, and never over those of the user."""
+"""Process settings: applied in the process itself, inherited by child processes, overridden by those of the user."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def in_heap(mebibytes):
     return start <= address < end
 
 print("kept:", in_heap(100), in_heap(300))
-print(process_settings.describe_malloc())
-print(process_settings.describe_spin())
+print(process_settings.malloc_status())
+print(process_settings.openmp_status())
 if "torch" in sys.argv:
     import torch
 if "child" in sys.argv:
@@ -63,7 +63,7 @@ def test_an_import_changes_nothing(tmp_path) -> None:
     kept, malloc, spin = lines(tmp_path)
     assert kept == "kept: False False"
     assert malloc.startswith("glibc defaults")
-    assert spin.startswith("libgomp's default")
+    assert spin.startswith("libgomp default")
 
 
 @glibc
@@ -104,7 +104,7 @@ def test_other_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GOMP_SPINCOUNT", "1")
     process_settings.apply()
-    assert process_settings.describe_malloc() == "not glibc: left alone"
+    assert process_settings.malloc_status() == "not glibc: unchanged"
 
 
 TRAINING = """

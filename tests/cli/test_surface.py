@@ -9,7 +9,7 @@ from support.golden_files import DATA
 from seamseg.cli.main import COMMANDS
 
 STORED = json.loads((DATA / "cli_surface.json").read_text())
-HOW = "if that is meant: .venv/bin/python tests/cli/surface.py > tests/golden/cli_surface.json"
+HOW = "if that is meant: .venv/bin/python tests/support/cli_surface.py > tests/golden/cli_surface.json"
 
 
 def test_the_commands() -> None:

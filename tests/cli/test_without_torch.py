@@ -76,8 +76,8 @@ def test_files_and_their_report(city: Path) -> None:
     assert " 100.00" in run(city, *scored, "--json", "metrics.json")
     assert " 100.00" in run(city, *scored, "--legacy-metrics")
     run(city, *scored, "--out", "evaluation", "--photos", "data/img")
-    assert "look at" in run(city, "report", "evaluation")
-    assert "look at" in run(city, "report", "evaluation", "--against", "evaluation", "--out", "page.html")
+    assert "open evaluation" in run(city, "report", "evaluation")
+    assert "open page.html" in run(city, "report", "evaluation", "--against", "evaluation", "--out", "page.html")
 
 
 @pytest.mark.parametrize(
@@ -85,5 +85,5 @@ def test_files_and_their_report(city: Path) -> None:
     [(("none.zip", "photos", "out"), "no such model"), ((".", "photos", "out", "--limit", "0"), "must be at least 1")],
     ids=["model", "limit"],
 )
-def test_mistakes_are_told_at_once(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     assert message in run(tmp_path, "predict", *words, code=2)

@@ -1,6 +1,6 @@
 """The arguments of every command as JSON, so that a change of the command line is seen and meant.
 
-After such a change: `.venv/bin/python tests/cli/surface.py > tests/golden/cli_surface.json`
+After such a change: `.venv/bin/python tests/support/cli_surface.py > tests/golden/cli_surface.json`
 """
 
 from __future__ import annotations

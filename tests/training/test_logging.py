@@ -173,7 +173,7 @@ def test_a_step_that_is_fine_now(micro, micro_config, tmp_path, poison, seamseg_
         images["packed"] = [torch.nan_to_num(t) for t in images["packed"]]
     torch.save(content, path)
     assert seamseg_main("doctor", "--replay", path) == 1
-    assert "does not go wrong this time" in capsys.readouterr().out
+    assert "does not fail this time" in capsys.readouterr().out
 
 
 def test_what_is_no_dump(micro_run, tmp_path, seamseg_main, capsys):

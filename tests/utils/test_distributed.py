@@ -1,4 +1,4 @@
-"""The launcher's environment, as far as one process can tell."""
+"""The environment of a launcher, and collectives in a single process."""
 
 import pytest
 import torch
@@ -28,7 +28,9 @@ def bare_environment(monkeypatch):
 
 def test_without_a_launcher_there_is_one_process():
     with distributed("cpu") as world:
-        assert world == World() and world.is_main and not world.is_distributed
+        assert world == World()
+        assert world.is_main
+        assert not world.is_distributed
         barrier(world)
         assert gather_objects(world, "mine") == ["mine"]
         assert mean_over_processes(world, {"a": 2.0}) == {"a": 2.0}
@@ -86,8 +88,8 @@ def test_devices():
         ("cpu", SeamsegError("a loss of this process"), True),
     ],
 )
-def test_who_takes_the_group_down(monkeypatch, device, error, leaves):
-    """With NCCL only those who know that the others do it, too: nothing here asks for a GPU."""
+def test_when_the_group_is_destroyed(monkeypatch, device, error, leaves):
+    """With NCCL only if all processes destroy it; no GPU is needed."""
     left = []
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
@@ -95,12 +97,18 @@ def test_who_takes_the_group_down(monkeypatch, device, error, leaves):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(module.dist, "init_process_group", lambda *args, **kwargs: None)
     monkeypatch.setattr(module.dist, "destroy_process_group", lambda: left.append(True))
-    try:
+
+    def join() -> None:
         with distributed(device):
             if error is not None:
                 raise error
-    except BaseException as raised:
-        assert raised is error
+
+    if error is None:
+        join()
+    else:
+        with pytest.raises(type(error)) as raised:
+            join()
+        assert raised.value is error
     assert bool(left) == leaves
 
 
@@ -113,8 +121,8 @@ def test_who_takes_the_group_down(monkeypatch, device, error, leaves):
         ("cuda", "gloo", "cpu:gloo,cuda:gloo"),
     ],
 )
-def test_what_collectives_go_through(monkeypatch, device, variable, backend):
-    """gloo for CUDA tensors is a choice: NCCL does not let two processes share a GPU. Nothing here asks for one."""
+def test_backend_of_collectives(monkeypatch, device, variable, backend):
+    """gloo is optional for CUDA tensors: NCCL does not let two processes share a GPU. No GPU is needed."""
     asked = []
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
@@ -134,8 +142,8 @@ def test_what_collectives_go_through(monkeypatch, device, variable, backend):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_a_gpu_that_is_not_there():
-    with pytest.raises(InputError, match="sees no GPU"):
+def test_missing_gpu():
+    with pytest.raises(InputError, match="finds no GPU"):
         choose_device("cuda")
 
 

@@ -97,7 +97,18 @@ def test_work_that_reports_itself(quiet: bool, capsys: pytest.CaptureFixture[str
     assert printed == [] if quiet else printed[-1].startswith("scenes: 3/3 (")
 
 
+def test_reports_of_resumed_work(capsys: pytest.CaptureFixture[str]) -> None:
+    report = counter("scenes")
+    for done in (8, 9, 10):
+        report(done, 10)
+    (line,) = lines(capsys)
+    assert line.startswith("scenes: 10/10 (")
+
+
 def test_errors_in_the_loop_reach_the_caller() -> None:
-    with pytest.raises(ZeroDivisionError):
+    def divide() -> None:
         for item in progress(range(3)):
             1 // item
+
+    with pytest.raises(ZeroDivisionError):
+        divide()

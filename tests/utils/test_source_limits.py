@@ -106,7 +106,8 @@ def shard(path):
     return [item.open() for item in Shard(path, "s", "s").items()]
 """
     for (call, expected), (message, growth) in zip(cases.items(), refusals(setup, "load_json(Path('x'))", list(cases))):
-        assert expected in message and "\n" not in message, (call, message)
+        assert expected in message, (call, message)
+        assert "\n" not in message
         assert growth < 48, f"{call}: {growth} MiB to refuse it"
 
 
@@ -224,7 +225,9 @@ def test_deep_json_is_one_line(tmp_path: Path, read) -> None:
         path.write_text(text)
         with pytest.raises(InputError) as error:
             read(path)
-        assert str(path) in str(error.value) and "\n" not in str(error.value) and "nested too deep" in str(error.value)
+        assert str(path) in str(error.value)
+        assert "\n" not in str(error.value)
+        assert "nested too deep" in str(error.value)
 
 
 def test_small_files_have_small_limits(tmp_path: Path) -> None:
@@ -244,12 +247,12 @@ def test_polygons_far_away(far: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.eps", "a.png", "a.jpg"])
-def test_programs_are_no_pictures(tmp_path: Path, name: str) -> None:
+def test_postscript_is_refused(tmp_path: Path, name: str) -> None:
     """Pillow would start Ghostscript."""
     path = tmp_path / name
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
     for read in (open_image, open_mask, read_id_png, lambda path: read_map(path, "maps")):
-        with pytest.raises(InputError, match="it is EPS, a program that draws and no picture"):
+        with pytest.raises(InputError, match="it is EPS, a PostScript or metafile program"):
             read(path)
 
 
