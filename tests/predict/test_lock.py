@@ -97,10 +97,13 @@ def test_a_file_system_without_locks_is_told_once(tmp_path, monkeypatch, capsys)
     assert "cannot be locked (Operation not supported); start no second run into it" in line
 
 
-def test_a_place_without_a_lock():
-    with FolderLock(None) as lock:
+def test_a_place_without_a_lock(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with FolderLock(None) as lock, FolderLock(None) as other:
         lock.alone()
-        lock.together()
+        other.alone()
+        other.together()
+    assert not list(tmp_path.iterdir())
 
 
 def test_processes_of_one_run_share_it(tmp_path):
