@@ -119,7 +119,7 @@ def test_an_answer_without_room_for_its_arrays_is_freed(monkeypatch):
     monkeypatch.setattr(library.np, "empty", full)
     fail()
     before = _resident()
-    for _ in range(10):
+    for _ in range(5):
         fail()
     # a histogram has 24 MiB, the runs have 8
     assert _resident() - before < 100 << 20

@@ -63,7 +63,11 @@ def net(request, golden_net):
     return golden_net if request.param == "trained" else fold_abn(golden_net)
 
 
-@pytest.fixture(scope="module", params=CASES)
+# the picture of `single1` is in `batch01`, too
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.slow) if name == "single1" else name for name in CASES],
+)
 def case(request, net, cityscapes):
     return Case(request.param, net, cityscapes)
 

@@ -36,13 +36,13 @@ def trained(world, norm, way, batches_of_step, *overrides):
     return module.state_dict(), gradients
 
 
-def same_weights(world, accumulate):
+def same_weights(world, accumulate, number):
     to_the_bit = world.size == 2 and accumulate == 1
     for norm in NORMS:
         steps = [
             [batch_of(part) for part in images_of(step, accumulate * world.size)[world.rank :: world.size]]
             # rounding grows from step to step
-            for step in range(8 if to_the_bit else 4)
+            for step in range(number)
         ]
         found, _ = trained(world, norm, "find", steps)
         faked, _ = trained(world, norm, "fake", steps)
@@ -72,19 +72,19 @@ def things_at_first(world, way):
 @pytest.mark.distributed
 def test_two_processes():
     """Find and fake give the same weights, a gradient of an earlier batch is kept, and nothing is left open."""
-    in_processes(2, (same_weights, 1), (things_at_first, "fake"), (asymmetric_steps, 8, "find"))
+    in_processes(2, (same_weights, 1, 5), (things_at_first, "fake"), (asymmetric_steps, 8, "find"))
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_two_processes_with_several_batches_a_step():
-    in_processes(2, (same_weights, 2), (things_at_first, "find"))
+    in_processes(2, (same_weights, 1, 8), (same_weights, 2, 4), (things_at_first, "find"))
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_find_and_fake_give_the_same_weights_in_three_processes():
-    in_processes(3, (same_weights, 1))
+    in_processes(3, (same_weights, 1, 4))
 
 
 def open_resources():
