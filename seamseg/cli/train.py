@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if process_count() > 1:
         # DDP warns that no parameter was unused, which is so in some steps and not in others; read when torch starts
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from seamseg.evaluation.tables import format_table
+    from seamseg.evaluation.scores import format_table
     from seamseg.training.preemption import Preempted
     from seamseg.training.run import TrainingOptions, run_training
 

@@ -9,7 +9,7 @@ from PIL import Image
 from support.micro import make_dataset
 
 import seamseg
-from seamseg.formats.coco_panoptic import read_id_png
+from seamseg.formats.id_png import read_id_png
 from seamseg.predict import job as inference
 from seamseg.predict import writers
 from seamseg.structures import PanopticResult

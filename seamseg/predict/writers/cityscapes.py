@@ -8,7 +8,7 @@ import numpy as np
 
 from seamseg.formats.cityscapes.layout import VOID_LABEL, frame_name, with_label_ids
 from seamseg.formats.coco_writer import CocoPanopticWriter
-from seamseg.formats.label_png import label_picture, write_grey_png
+from seamseg.formats.label_png import label_map, write_grey_png
 from seamseg.formats.metadata import Metadata
 from seamseg.panoptic_map import PanopticResult
 from seamseg.predict.sources.base import Source
@@ -53,7 +53,7 @@ class CityscapesWriter:
         """Write the results of a photo and return its segments."""
         frame, labels = frame_name(source.name), self._classes.original_ids
         record = self._panoptic.write(frame, result, source.relative)
-        pixels = label_picture(result.id_map, result.segments, labels, VOID_LABEL)
+        pixels = label_map(result.id_map, result.segments, labels, VOID_LABEL)
         write_grey_png(self.out / "pixel" / f"{frame}.png", pixels)
         things = labels[self._classes.num_stuff :]
         write_detections(self.out / "instance", frame, prediction, result.size, things)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from seamseg.formats.coco_writer import CocoPanopticWriter
-from seamseg.formats.label_png import instance_picture, label_picture, write_grey_png
+from seamseg.formats.label_png import instance_map, label_map, write_grey_png
 from seamseg.formats.metadata import Metadata
 from seamseg.formats.vistas import INSTANCES_PER_LABEL, photo_stem, vistas_labels, void_label, with_panoptic_ids
 from seamseg.panoptic_map import PanopticResult
@@ -57,9 +57,9 @@ class VistasWriter:
         """Write the results of a photo and return its segments."""
         name, labels = photo_stem(source.name), self._labels
         record = self._panoptic.write(name, result, source.relative)
-        pixels = label_picture(result.id_map, result.segments, labels, self._void)
+        pixels = label_map(result.id_map, result.segments, labels, self._void)
         write_grey_png(self.out / "labels" / f"{name}.png", pixels)
-        instances = instance_picture(
+        instances = instance_map(
             result.id_map,
             [s for s in result.segments if not s.iscrowd],
             labels,
