@@ -215,7 +215,7 @@ def find_evaluation(run: str | Path) -> Evaluation:
     if not run.is_dir():
         raise InputError(f"{run}: no such folder; name a run or the folder of `seamseg evaluate --out`")
     raise InputError(
-        f"{run}: has no {SUMMARY}; create it with `seamseg evaluate {run} DATA --out {run / EVALUATION_FOLDER}` (model) "
+        f"{run}: has no {SUMMARY}; use `seamseg evaluate {run} DATA --out {run / EVALUATION_FOLDER}` (model) "
         f"or `seamseg evaluate --gt GT.json --pred PRED.json --out {run}` (files)"
     )
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamseg.idmaps import library, plain
+from seamseg.idmaps import library, reference
 from seamseg.idmaps.histogram import joint_histogram
 from seamseg.idmaps.library import functions
 
@@ -17,13 +17,13 @@ labels = st.integers(0, 5)
 
 def check(a, b):
     """The library against numpy."""
-    for found, wanted in zip(functions.joint_histogram(a, b), plain.joint_histogram(a, b)):
+    for found, wanted in zip(functions.joint_histogram(a, b), reference.joint_histogram(a, b)):
         assert np.array_equal(found, wanted)
         assert found.dtype == wanted.dtype == np.int64
 
 
 @given(st.lists(st.tuples(labels, labels), max_size=60), st.sampled_from([np.uint8, np.uint16, np.int32, np.int64]))
-def test_against_plain(pairs, dtype):
+def test_against_counter(pairs, dtype):
     a, b = (np.array([p[i] for p in pairs], dtype=dtype) for i in (0, 1))
     found, counts = joint_histogram(a, b)
     expected = dict(Counter(zip(a.tolist(), b.tolist())))
@@ -54,7 +54,7 @@ TYPES = (np.bool_, np.uint8, np.int8, np.int16, np.uint16, np.int32, np.uint32, 
     st.sampled_from([1, 2, -1]),
     st.integers(0, 1000),
 )
-def test_kernel_equals_plain(size, run, highest, types, step, seed):
+def test_kernel_equals_reference(size, run, highest, types, step, seed):
     rng = np.random.default_rng(seed)
 
     def labels(dtype):

@@ -82,12 +82,12 @@ def test_wrong_bits_are_found(strategy):
         try:
             zlib.decompress(wrong)  # some bits mean nothing
         except zlib.error:
-            with pytest.raises(ValueError):
+            with pytest.raises(ValueError, match="decode_id_runs: "):
                 decode_id_runs(wrong, 9, 21)
         else:
             assert np.array_equal(decode_id_runs(wrong, 9, 21).dense(), ids)
     for length in range(len(stream)):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="decode_id_runs: "):
             decode_id_runs(stream[:length], 9, 21)
 
 
@@ -96,7 +96,7 @@ def test_wrong_streams():
     stream = stream_of(ids, [0, 1, 2])
     assert np.array_equal(decode_id_runs(stream + b"more", 3, 4).dense(), ids)
     for height, width in ((2, 4), (4, 4), (3, 5), (0, 4), (3, -1), (2**20, 2**20)):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="decode_id_runs: |height|width"):
             decode_id_runs(stream, height, width)
     with pytest.raises(ValueError, match="unknown filter"):
         decode_id_runs(zlib.compress(b"\5" + bytes(12)), 1, 4)

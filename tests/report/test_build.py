@@ -269,7 +269,7 @@ def test_no_common_image(runs: tuple[Path, Path], copy: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["{tmp}"], "create it with `seamseg evaluate {tmp} DATA --out {tmp}/evaluation`"),
+        (["{tmp}"], "use `seamseg evaluate {tmp} DATA --out {tmp}/evaluation`"),
         (["{tmp}/none"], "no such folder"),
         (["{run}", "--images", "-1"], "--images -1: must be 0 or more"),
         (["{run}", "--size", "9"], "--size 9: must be 32 to 4096"),
