@@ -75,7 +75,8 @@ def _undo_filter(kind: int, filtered: np.ndarray, above: np.ndarray, out: np.nda
 
 
 def _average(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    return (a + b) // 2
+    average: np.ndarray = (a + b) // 2
+    return average
 
 
 def _paeth(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:

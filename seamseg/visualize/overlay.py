@@ -97,7 +97,7 @@ def compose_overlay(
         rows, columns = (nearest_index(old, new) for old, new in zip(id_map.shape, photo.shape[:2]))
         lines, colors = lines[rows[:, None], columns], colors[rows[:, None], columns]
     if opacity == 0.5:
-        image = ((photo.astype(np.uint16) + colors) // 2).astype(np.uint8)
+        image: np.ndarray = ((photo.astype(np.uint16) + colors) // 2).astype(np.uint8)
     else:
         share = np.uint16(round(opacity * 256))  # the largest sum, 255 * 256 + 128, fits
         mixed = photo.astype(np.uint16) * np.uint16(256 - share) + colors.astype(np.uint16) * share
@@ -138,7 +138,7 @@ def _reduce_3x3(ufunc: np.ufunc, values: np.ndarray, cross: bool = False) -> np.
     """Reduce the 3x3 neighbourhood of each pixel, or its cross; the border is replicated."""
     height, width = values.shape
     padded = np.pad(values, 1, mode="edge")
-    result = values.copy()
+    result: np.ndarray = values.copy()
     for y in range(3):
         for x in range(3):
             if (y, x) != (1, 1) and (not cross or 1 in (y, x)):
