@@ -96,7 +96,7 @@ def test_wrong_streams():
     stream = stream_of(ids, [0, 1, 2])
     assert np.array_equal(decode_id_runs(stream + b"more", 3, 4).dense(), ids)
     for height, width in ((2, 4), (4, 4), (3, 5), (0, 4), (3, -1), (2**20, 2**20)):
-        with pytest.raises(ValueError, match="decode_id_runs: |height|width"):
+        with pytest.raises(ValueError, match=r"decode_id_runs: |height|width"):
             decode_id_runs(stream, height, width)
     with pytest.raises(ValueError, match="unknown filter"):
         decode_id_runs(zlib.compress(b"\5" + bytes(12)), 1, 4)
