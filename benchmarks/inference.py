@@ -75,10 +75,10 @@ def peer(side: int, photo: Path, out: Path) -> Run:
     from PIL import Image
 
     from seamseg.data.images import open_image
-    from seamseg.formats.coco_panoptic import write_id_png
-    from seamseg.visualize.palette import spread_palette
+    from seamseg.formats.id_png import write_id_png
+    from seamseg.visualize.palette import distinct_colors
 
-    model, colours = maskrcnn(side), spread_palette(DETECTIONS + 1)
+    model, colours = maskrcnn(side), distinct_colors(DETECTIONS + 1)
     out.mkdir(parents=True, exist_ok=True)
 
     @torch.inference_mode()

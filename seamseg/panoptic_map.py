@@ -1,4 +1,4 @@
-"""Panoptic maps and their segments: values that need no torch, which `seamseg.structures` offers too."""
+"""Panoptic maps, their segments and classes; no torch. `seamseg.structures` exports them, too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Segment:
     """One segment of a panoptic map.
 
     `category` is the dense class index (stuff first), `score` None for stuff, `area` in pixels, `box` as
-    `(y0, x0, y1, x1)`; `iscrowd` marks a group of things that could not be told apart.
+    `(y0, x0, y1, x1)`; `iscrowd` marks a group of things without separate instances.
     """
 
     id: int
@@ -30,41 +30,50 @@ class Segment:
 
 @dataclass(frozen=True)
 class PanopticResult:
-    """A panoptic map at the image's own size: `id_map` is `H x W` int32 (0 void), `segments` describe its ids."""
+    """A panoptic map at the original size of the image: `id_map` is `H x W` int32 (0 void), `segments` has its ids."""
 
     id_map: np.ndarray
     segments: list[Segment]
 
     @property
     def size(self) -> tuple[int, int]:
-        """`(height, width)` of the map"""
+        """`(height, width)` of the map."""
         return int(self.id_map.shape[0]), int(self.id_map.shape[1])
 
 
 VOID_ID = 0
-"""Id of pixels that belong to no segment."""
+"""Id of pixels without a segment."""
 
 
 class SegmentLike(Protocol):
-    """What is known of a segment; `area` None means: count it. `score` is for reports only."""
+    """A segment of any kind."""
 
     @property
-    def id(self) -> int: ...
+    def id(self) -> int:
+        """Id in the map."""
+
     @property
-    def category(self) -> int: ...
+    def category(self) -> int:
+        """Dense class index."""
+
     @property
-    def iscrowd(self) -> bool: ...
+    def iscrowd(self) -> bool:
+        """Whether it is a group of things."""
+
     @property
-    def area(self) -> float | None: ...
+    def area(self) -> float | None:
+        """Area in pixels; None if it is to be counted."""
+
     @property
-    def score(self) -> float | None: ...
+    def score(self) -> float | None:
+        """Score, for reports only."""
 
 
 @dataclass(frozen=True)
 class SegmentInfo:
-    """A segment as the annotations tell it.
+    """An annotated segment.
 
-    `category` is the dense class index; `area` in pixels if it is known, maybe with a fraction, as stated.
+    `category` is the dense class index; `area` is that of the annotation in pixels, may be fractional, None if unknown.
     """
 
     id: int
@@ -76,7 +85,7 @@ class SegmentInfo:
 
 @dataclass(frozen=True)
 class ClassInfo:
-    """A class: its name, the id that reports show (its `category_id` in COCO files) and whether it is a thing."""
+    """A class: name, id in reports (`category_id` in COCO files) and whether it is a thing."""
 
     name: str
     id: int
@@ -84,20 +93,27 @@ class ClassInfo:
 
 
 class ClassTable(Protocol):
-    """The part of a data set's metadata that tells the classes, stuff first."""
+    """The classes in the metadata of a data set, stuff first."""
 
     @property
-    def num_stuff(self) -> int: ...
+    def num_stuff(self) -> int:
+        """Number of stuff classes."""
+
     @property
-    def num_thing(self) -> int: ...
+    def num_thing(self) -> int:
+        """Number of thing classes."""
+
     @property
-    def categories(self) -> list[str]: ...
+    def categories(self) -> list[str]:
+        """Names."""
+
     @property
-    def original_ids(self) -> list[int]: ...
+    def original_ids(self) -> list[int]:
+        """Ids in the original data set."""
 
 
 def category_ids(metadata: ClassTable) -> list[int]:
-    """The `category_id` of each class in COCO files: its id in the original data set; index + 1 if two are equal."""
+    """Return the `category_id` of each class in COCO files: the original id, or index + 1 if these are not unique."""
     original = [int(i) for i in metadata.original_ids]
     count = metadata.num_stuff + metadata.num_thing
     if len(original) == count and len(set(original)) == count:
@@ -106,7 +122,7 @@ def category_ids(metadata: ClassTable) -> list[int]:
 
 
 def class_infos(metadata: ClassTable) -> list[ClassInfo]:
-    """Name, id and kind of each class of a data set."""
+    """Return name, id and kind of each class of a data set."""
     return [
         ClassInfo(name, identity, index >= metadata.num_stuff)
         for index, (name, identity) in enumerate(zip(metadata.categories, category_ids(metadata)))

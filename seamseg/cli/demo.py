@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise InputError("the demo runs in one process: start it without torchrun")
     from seamseg.demo import DemoOptions, run_demo
-    from seamseg.evaluation.tables import format_table
+    from seamseg.evaluation.scores import format_table
 
     options = DemoOptions(args.out, args.train, args.val, args.seed, tuple(args.set), args.device)
     scores = run_demo(options, lambda line: print(line, flush=True))

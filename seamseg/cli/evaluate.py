@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate, print the table, write the JSON."""
     if args.protocol == "cityscapes":
         return _run_cityscapes(args)
-    from seamseg.evaluation.tables import format_table
+    from seamseg.evaluation.scores import format_table
     from seamseg.utils.files import write_json
 
     if args.out is not None and args.legacy_metrics:
@@ -94,13 +94,12 @@ def _score_files(args: argparse.Namespace) -> PanopticScores:
     if args.gt is None or args.pred is None:
         raise InputError("--gt and --pred must be given together: the ground truth and the predictions")
     from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
+    from seamseg.evaluation.record import MapFiles
     from seamseg.utils.progress import progress
 
     return evaluate_panoptic_json(
-        args.gt,
-        args.pred,
-        args.gt_folder,
-        args.pred_folder,
+        args.gt if args.gt_folder is None else MapFiles(args.gt, args.gt_folder),
+        args.pred if args.pred_folder is None else MapFiles(args.pred, args.pred_folder),
         _worker_count(args),
         args.legacy_metrics,
         progress,

@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if process_count() > 1:
         # silence DDP's warning that no parameter was unused, which varies from step to step; read when torch starts
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from seamseg.evaluation.tables import format_table
+    from seamseg.evaluation.scores import format_table
     from seamseg.training.preemption import Preempted
     from seamseg.training.run import TrainingOptions, run_training
 

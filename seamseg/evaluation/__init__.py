@@ -1,4 +1,4 @@
-"""Panoptic quality with the official definition, mIoU, and the COCO panoptic format."""
+"""Evaluation: panoptic quality by the official definition, mIoU, average precision."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.evaluation.evaluator import PanopticEvaluator
 from seamseg.evaluation.panoptic_quality import PanopticQuality
-from seamseg.evaluation.scores import APScores, ClassScores, InstanceScores, PanopticScores
+from seamseg.evaluation.scores import APScores, ClassScores, InstanceScores, PanopticScores, format_table
 from seamseg.evaluation.segments import gt_segments_from_instances
-from seamseg.evaluation.tables import format_table
 from seamseg.panoptic_map import ClassInfo, SegmentInfo, category_ids, class_infos
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # average precision needs torch, which must not be loaded for scoring files
+    # average precision needs torch, which evaluating files must not load
     if name not in ("InstanceEvaluator", "average_precision"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from seamseg.evaluation import coco_ap

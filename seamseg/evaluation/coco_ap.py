@@ -1,7 +1,7 @@
-"""Average precision of boxes and masks as COCO defines it, by pycocotools, from id maps and detections.
+"""Average precision of boxes and masks by pycocotools, from id maps and detections.
 
-Every thing of the ground truth counts, whatever its size; crowds and pixels of no class are neither found nor missed
-(crowds forgive what lies on them). At most 100 detections of a class in an image count, the best.
+All instances of the ground truth are evaluated, whatever their size. Crowds and void are neither matched nor missed;
+detections on a crowd are ignored. The 100 best detections per class and image are evaluated.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from seamseg.utils.errors import InputError
 
 @dataclass(frozen=True)
 class Instance:
-    """An instance of an image: `category` counts things from 0, `box` is COCO's (x, y, width, height), in pixels.
+    """An instance of an image.
 
-    `counts` is the mask as COCO's compressed run lengths, None without one; `score` None for ground truth.
+    `category` is the thing class, from 0; `box` is (x, y, width, height) in pixels, as in COCO. `counts` is the mask as
+    COCO's compressed run lengths, None without a mask; `score` is None for ground truth.
     """
 
     category: int
@@ -40,17 +41,17 @@ class Instance:
 
 @dataclass(frozen=True)
 class ImageInstances:
-    """What is, and what was found, in an image of `size` (height, width)."""
+    """Ground truth and detections of an image of `size` (height, width)."""
 
     name: str
     size: tuple[int, int]
-    truth: list[Instance]
-    found: list[Instance]
+    ground_truth: list[Instance]
+    detections: list[Instance]
 
 
 @dataclass
 class InstanceEvaluator:
-    """Collects ground truth and detections image by image, masks as run lengths.
+    """Collect ground truth and detections image by image, masks as run lengths.
 
     Parameters
     ----------
@@ -58,7 +59,7 @@ class InstanceEvaluator:
 
     Attributes
     ----------
-    images : so far; gather those of all processes and give them to :func:`average_precision`
+    images : so far; gather those of all processes for :func:`average_precision`
 
     """
 
@@ -68,29 +69,29 @@ class InstanceEvaluator:
     def add(
         self, mask: Tensor, cat: Sequence[int], iscrowd: Sequence[int], prediction: Prediction, name: str = ""
     ) -> None:
-        """Take in an image; detections are brought to the size of its ground truth.
+        """Add an image; detections are resized to its ground truth.
 
         Parameters
         ----------
         mask : `L x H x W` instance ids
         cat, iscrowd : class (255 void) and crowd flag of each id; entry 0 is void
         prediction : at network size
-        name : unique; images are compared in the order of their names, so that ties of scores have one order
+        name : unique; images are evaluated in the order of their names, which defines the order of equal scores
         """
         size = int(mask.shape[-2]), int(mask.shape[-1])
         num_stuff = sum(not c.isthing for c in self.classes)
-        truth = instances_of_map(mask, cat, iscrowd, num_stuff, len(self.classes))
-        self.images.append(ImageInstances(name, size, truth, instances_of_prediction(prediction, size)))
+        ground_truth = instances_of_map(mask, cat, iscrowd, num_stuff, len(self.classes))
+        self.images.append(ImageInstances(name, size, ground_truth, instances_of_prediction(prediction, size)))
 
     def scores(self) -> InstanceScores:
-        """The scores of the images so far."""
+        """Compute the scores of all images so far."""
         return average_precision(self.classes, self.images)
 
 
 def instances_of_map(
     mask: Tensor, cat: Sequence[int], iscrowd: Sequence[int], num_stuff: int, num_classes: int
 ) -> list[Instance]:
-    """The things of a map of ids, in the order of their ids; arguments as :meth:`InstanceEvaluator.add`."""
+    """Extract the things of an id map, in the order of their ids; arguments as :meth:`InstanceEvaluator.add`."""
     layers = mask if mask.dim() == 3 else mask[None]
     height, width = int(layers.shape[-2]), int(layers.shape[-1])
     instances = []
@@ -105,19 +106,19 @@ def instances_of_map(
 
 
 def instances_of_prediction(prediction: Prediction, size: tuple[int, int]) -> list[Instance]:
-    """The detections at another size than the network's, (height, width); masks are pasted one by one."""
+    """Resize the detections of a network to `size` (height, width); masks are pasted one by one."""
     instances = []
-    for found in paste_detections(prediction, size):
-        y0, x0, y1, x1 = found.box
-        counts = None if found.crop is None else encode_crop(found.crop, found.corner, size)
-        instances.append(Instance(found.category, (x0, y0, x1 - x0, y1 - y0), counts, found.score))
+    for detection in paste_detections(prediction, size):
+        y0, x0, y1, x1 = detection.box
+        counts = None if detection.crop is None else encode_crop(detection.crop, detection.corner, size)
+        instances.append(Instance(detection.category, (x0, y0, x1 - x0, y1 - y0), counts, detection.score))
     return instances
 
 
 def encode_crop(crop: np.ndarray, corner: tuple[int, int], size: tuple[int, int]) -> bytes:
-    """COCO's compressed run lengths of a mask that is `crop` (bool) at `corner` (y, x), and nothing elsewhere.
+    """Encode a mask, given by `crop` (bool) at `corner` (y, x), as COCO's compressed run lengths.
 
-    Only the columns of the crop are looked at, since COCO's runs go down the columns.
+    COCO's runs go down the columns, so only the columns of the crop are read.
     """
     (y, x), (height, width) = corner, size
     rows, columns = crop.shape
@@ -127,31 +128,31 @@ def encode_crop(crop: np.ndarray, corner: tuple[int, int], size: tuple[int, int]
     edges = np.flatnonzero(np.diff(flat, prepend=False, append=False)) + height * x
     ends = edges if edges.size and edges[-1] == height * width else np.append(edges, height * width)
     counts = np.diff(ends, prepend=0).tolist()
-    encoded = _pycocotools("mask").frPyObjects({"counts": counts, "size": [height, width]}, height, width)
-    return encoded["counts"]
+    encoded: bytes = _pycocotools("mask").frPyObjects({"counts": counts, "size": size}, height, width)["counts"]
+    return encoded
 
 
 def average_precision(classes: Sequence[ClassInfo], images: Iterable[ImageInstances]) -> InstanceScores:
-    """The scores of images; their order does not matter.
+    """Compute the scores of images; their order does not matter.
 
     Parameters
     ----------
     classes : of the data set, stuff first
-    images : each once, also those without an instance
+    images : each once, including those without instances
     """
     things = [c for c in classes if c.isthing]
     ordered = sorted(images, key=lambda image: image.name)
-    with_masks = all(i.counts is not None for image in ordered for i in image.found)
+    with_masks = all(i.counts is not None for image in ordered for i in image.detections)
     box = _evaluate("bbox", things, ordered)
     return InstanceScores(box, _evaluate("segm", things, ordered) if with_masks else None)
 
 
 def _evaluate(kind: str, things: Sequence[ClassInfo], images: Sequence[ImageInstances]) -> APScores:
     module = _pycocotools("cocoeval")
-    # it prints as it goes
+    # pycocotools prints to stdout
     with contextlib.redirect_stdout(io.StringIO()):
-        truth, found = (_database(kind, things, images, part) for part in ("truth", "found"))
-        evaluation = module.COCOeval(truth, found, kind)
+        ground_truth, detections = (_database(kind, things, images, part) for part in ("ground_truth", "detections"))
+        evaluation = module.COCOeval(ground_truth, detections, kind)
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
@@ -167,13 +168,13 @@ def _evaluate(kind: str, things: Sequence[ClassInfo], images: Sequence[ImageInst
 
 
 def _database(kind: str, things: Sequence[ClassInfo], images: Sequence[ImageInstances], part: str) -> Any:
-    """One side of the comparison as pycocotools' object; built here since its reader refuses an empty list."""
+    """Build the pycocotools object of the ground truth or the detections; its own reader rejects an empty list."""
     masks = _pycocotools("mask")
     annotations: list[dict[str, Any]] = []
     for number, image in enumerate(images, start=1):
         for instance in getattr(image, part):
             entry = {
-                # an id of 0 would mean "not matched" to pycocotools
+                # pycocotools uses id 0 for "not matched"
                 "id": len(annotations) + 1,
                 "image_id": number,
                 "category_id": instance.category + 1,
@@ -182,8 +183,8 @@ def _database(kind: str, things: Sequence[ClassInfo], images: Sequence[ImageInst
             }
             if instance.score is not None:
                 entry["score"] = instance.score
-            # the truth has one area, that of its mask; a detection has that of what is judged
-            if instance.counts is not None and (part == "truth" or kind == "segm"):
+            # ground truth always has the area of its mask, a detection that of the evaluated shape
+            if instance.counts is not None and (part == "ground_truth" or kind == "segm"):
                 entry["segmentation"] = {"size": list(image.size), "counts": instance.counts}
                 entry["area"] = int(masks.area(entry["segmentation"]))
             else:
@@ -202,7 +203,7 @@ def _database(kind: str, things: Sequence[ClassInfo], images: Sequence[ImageInst
 
 
 def require_pycocotools() -> None:
-    """InputError if pycocotools is missing; call it before work that would be lost."""
+    """Raise InputError if pycocotools is missing."""
     _pycocotools("cocoeval")
 
 

@@ -1,4 +1,4 @@
-"""Which class is predicted where which class is true, pixel by pixel, and the IoU of the classes."""
+"""Confusion matrix of pixels and the IoU of the classes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class ConfusionMatrix:
-    """Exact pixel counts.
+    """Confusion matrix of pixels.
 
-    Pixels whose ground truth is void do not count. A pixel of class c that is predicted void is missing from class c.
+    Void pixels of the ground truth are ignored. A pixel of class c that is predicted void is a false negative of c.
 
     Parameters
     ----------
@@ -33,14 +33,14 @@ class ConfusionMatrix:
         self.counts = np.zeros((num_classes, num_classes + 1), np.int64)
 
     def add(self, gt_classes: np.ndarray | Tensor, pred_classes: np.ndarray | Tensor) -> None:
-        """Count the pixels of two maps of classes of the same shape."""
+        """Add two class maps of the same shape."""
         pairs, counts = joint_histogram(gt_classes, pred_classes)
         self._add(pairs[:, 0], pairs[:, 1], counts)
 
     def add_pairs(
         self, pairs: np.ndarray, counts: np.ndarray, gt_class_of: Mapping[int, int], pred_class_of: Mapping[int, int]
     ) -> None:
-        """Count from the joint histogram of two id maps; ids that a mapping lacks are void."""
+        """Add two id maps, given their joint histogram and the classes of their ids; other ids are void."""
         void = self.num_classes
         gt = np.array([gt_class_of.get(i, void) for i in pairs[:, 0].tolist()], np.int64)
         pred = np.array([pred_class_of.get(i, void) for i in pairs[:, 1].tolist()], np.int64)
@@ -51,12 +51,12 @@ class ConfusionMatrix:
         np.add.at(self.counts, (gt[known], np.minimum(pred[known], self.num_classes)), counts[known])
 
     def merge(self, other: ConfusionMatrix) -> None:
-        """Add what another object has counted."""
+        """Add the counts of another object."""
         self.counts += other.counts
 
     def state_tensor(self) -> Tensor:
-        """The counts as one int64 vector, to be summed over processes."""
-        import torch  # scoring files does without
+        """Return the counts as one int64 vector, to be summed over processes."""
+        import torch  # not needed for evaluating files
 
         return torch.from_numpy(self.counts.ravel().copy())
 
@@ -66,12 +66,13 @@ class ConfusionMatrix:
         self.counts = values.reshape(self.num_classes, self.num_classes + 1).astype(np.int64)
 
     def iou(self) -> np.ndarray:
-        """IoU of each class, `C` float64; NaN for a class that is nowhere, neither true nor predicted."""
-        shared = np.diagonal(self.counts)
-        union = self.counts.sum(axis=1) + self.counts[:, :-1].sum(axis=0) - shared
+        """Compute the IoU of each class, `C` float64; NaN for a class that is neither true nor predicted."""
+        intersection = np.diagonal(self.counts)
+        union = self.counts.sum(axis=1) + self.counts[:, :-1].sum(axis=0) - intersection
         with np.errstate(invalid="ignore"):
-            return shared / union
+            iou: np.ndarray = intersection / union
+        return iou
 
     def miou(self) -> float:
-        """Mean IoU of the classes that are somewhere."""
+        """Compute the mean IoU of the classes that occur."""
         return mean(self.iou().tolist())

@@ -1,4 +1,4 @@
-"""The detections of a network as masks at the size of the photo."""
+"""Detections of a network as masks at the size of the photo."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from seamseg.structures import Prediction
 
 @dataclass(frozen=True)
 class PastedDetection:
-    """A detection in pixels of the photo.
+    """A detection in pixel coordinates of the photo.
 
     Attributes
     ----------
-    category : counts things from 0
+    category : thing class, from 0
     score : 0 to 1
     box : `(y0, x0, y1, x1)`
-    crop : bool, the mask; nothing of it lies outside; None if the network has no masks
+    crop : bool, the part of the mask with all its pixels; None if the network has no masks
     corner : `(y, x)` of the crop
     """
 
@@ -33,7 +33,7 @@ class PastedDetection:
 
 
 def paste_detections(prediction: Prediction, size: tuple[int, int]) -> Iterator[PastedDetection]:
-    """All detections before the fusion, which may overlap, in their order; masks are pasted one by one.
+    """Iterate over all detections before the fusion, which may overlap; masks are pasted one by one.
 
     Parameters
     ----------

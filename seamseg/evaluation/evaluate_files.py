@@ -1,17 +1,16 @@
-"""Score predictions against ground truth, both in COCO panoptic files."""
+"""Evaluation of predictions against ground truth, both as COCO panoptic files."""
 
 from __future__ import annotations
 
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from seamseg.evaluation.evaluator import PanopticEvaluator
+from seamseg.evaluation.evaluator import Comparison, PanopticEvaluator
 from seamseg.evaluation.panoptic_quality import check_sizes
 from seamseg.evaluation.record import (
     Evaluation,
@@ -28,44 +27,35 @@ from seamseg.idmaps.id_runs import joint_histogram_of_runs
 from seamseg.utils.errors import InputError
 from seamseg.utils.parallel import threaded_map
 
-
-@dataclass(frozen=True)
-class _Compared:
-    gt: Annotation
-    pred: Annotation
-    size: tuple[int, ...]
-    pairs: np.ndarray
-    counts: np.ndarray
+Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
 
 
 def evaluate_panoptic_json(
-    gt_json: str | Path,
-    pred_json: str | Path,
-    gt_folder: str | Path | None = None,
-    pred_folder: str | Path | None = None,
+    gt: str | Path | MapFiles,
+    pred: str | Path | MapFiles,
     workers: int = 1,
     legacy: bool = False,
-    progress: Callable[[Iterable[Any], int, str], Iterable[Any]] | None = None,
+    progress: Progress | None = None,
     out: str | Path | None = None,
     photos: str | Path | None = None,
 ) -> PanopticScores:
-    """Compare two COCO panoptic files image by image, in constant memory beside the two JSONs.
+    """Evaluate a COCO panoptic file, image by image; memory does not grow with the images except for the two JSONs.
 
     Every image of the ground truth must have a prediction; predictions of other images are ignored. A prediction
-    belongs to an image if it has its `image_id`, or, where none has, if its `image_id` is the name of the photo
-    without its ending (what `seamseg predict` knows of a photo), or is the only one to be so but for folders and the
+    belongs to an image if it has its `image_id`; otherwise, if its `image_id` is the file name of the photo without its
+    ending, as written by `seamseg predict`; otherwise, if it is the only one with this name apart from folders and the
     `_leftImg8bit` of Cityscapes.
 
     Parameters
     ----------
-    gt_json, pred_json : the JSONs; categories are those of the ground truth
-    gt_folder, pred_folder : of the PNGs, by default the JSON's path without `.json`
+    gt, pred : JSON files; by default the PNGs are in the folder of the same name without `.json`. The categories are
+        those of the ground truth
     workers : threads that decode and compare
-    legacy : count as the original program did
+    legacy : count like the original program, see :class:`seamseg.evaluation.panoptic_quality.LegacyPanopticQuality`
     progress : wraps the images, `progress(iterable, total, description)`
-    out : evaluation folder to write, see :mod:`seamseg.evaluation.record`; the maps stay where they are. Not with
+    out : evaluation folder to write, see :mod:`seamseg.evaluation.record`, without copies of the maps; not with
         `legacy`
-    photos : folder of the photos, which the evaluation folder only mentions
+    photos : folder of the photos, to which the evaluation folder refers
 
     Raises
     ------
@@ -74,101 +64,133 @@ def evaluate_panoptic_json(
         category is unknown
     """
     if legacy and out is not None:
-        raise InputError(f"{out}: not with legacy metrics, since an evaluation folder is of the official kind")
-    gt = read_coco_panoptic(gt_json, gt_folder)
-    pred = read_coco_panoptic(pred_json, pred_folder)
-    if not gt.categories:
-        raise InputError(f"{gt.path}: the ground truth has no `categories`")
-    if not gt.annotations:
-        raise InputError(f"{gt.path}: the ground truth has no annotated image")
-    _compare_names(gt, pred)
-    class_of = {c.id: index for index, c in enumerate(gt.categories)}
-    partner = _partners(gt, pred)
-
-    def compare(annotation: Annotation) -> _Compared:
-        other = partner[annotation.image_id]
-        gt_ids, pred_ids = gt.read_runs(annotation), pred.read_runs(other)
-        size = gt_ids.height, gt_ids.width
-        check_sizes(size, (pred_ids.height, pred_ids.width), pred.folder / other.file_name)
-        return _Compared(annotation, other, size, *joint_histogram_of_runs(gt_ids, pred_ids))
-
-    evaluator = PanopticEvaluator(gt.categories, legacy)
-    done: Iterable[_Compared] = threaded_map(compare, gt.annotations, workers)
+        raise InputError(f"{out}: out is not supported with legacy, since evaluation folders hold official scores")
+    files = _FilePair(_read(gt), _read(pred))
+    evaluator = PanopticEvaluator(files.gt.categories or [], legacy)
+    compared: Iterable[_ComparedImage] = threaded_map(files.compare, files.gt.annotations, workers)
     if progress is not None:
-        done = progress(done, len(gt.annotations), "comparing")
-
-    def records() -> Iterator[ImageRecord]:
-        for one in done:
-            gt_segments = segments_of(one.gt, class_of, gt.path)
-            pred_segments = segments_of(one.pred, class_of, pred.path)
-            alone = PanopticEvaluator(evaluator.classes, legacy)
-            found = alone.add_pairs(one.pairs, one.counts, gt_segments, pred_segments, str(one.gt.image_id))
-            evaluator.merge(alone)
-            if out is not None:
-                photo, names = gt.photo_names.get(one.gt.image_id), (one.gt.file_name, one.pred.file_name)
-                yield image_record(found, alone.scores(), one.size, one.gt.image_id, photo, *names)
-
+        compared = progress(compared, len(files.gt.annotations), "comparing")
     if out is None:
-        deque(records(), maxlen=0)
+        for image in compared:
+            files.evaluate(image, evaluator)
         return evaluator.scores()
-    begin_evaluation(Path(out), own_maps=False)
-    write_images(Path(out), records())
+    folder = Path(out)
+    begin_evaluation(folder, own_maps=False)
+    write_images(folder, (files.record(image, *files.evaluate(image, evaluator)) for image in compared))
     scores = evaluator.scores()
-    maps = MapFiles(gt.path, gt.folder), MapFiles(pred.path, pred.folder)
-    write_summary(
-        Evaluation(
-            Path(out),
-            f"{pred.path.name} against {gt.path.name}",
-            scores.to_json(),
-            evaluator.classes,
-            [gt.colours.get(c.id) for c in evaluator.classes],
-            evaluator.confusion.counts,
-            *maps,
-            None if photos is None else Path(photos),
-        )
-    )
+    write_summary(files.summary(folder, scores, evaluator, None if photos is None else Path(photos)))
     return scores
 
 
-def _compare_names(gt: CocoPanoptic, pred: CocoPanoptic) -> None:
-    true_name = {c.id: c.name for c in gt.categories or []}
+def _read(source: str | Path | MapFiles) -> CocoPanoptic:
+    if isinstance(source, MapFiles):
+        return read_coco_panoptic(source.json, source.folder)
+    return read_coco_panoptic(source)
+
+
+@dataclass(frozen=True)
+class _ComparedImage:
+    """The annotations of an image and the joint histogram of its two maps."""
+
+    gt: Annotation
+    pred: Annotation
+    size: tuple[int, int]
+    pairs: np.ndarray
+    counts: np.ndarray
+
+
+class _FilePair:
+    """Ground truth and prediction, with a prediction for each image of the ground truth."""
+
+    def __init__(self, gt: CocoPanoptic, pred: CocoPanoptic) -> None:
+        if not gt.categories:
+            raise InputError(f"{gt.path}: the ground truth has no `categories`")
+        if not gt.annotations:
+            raise InputError(f"{gt.path}: the ground truth has no annotated image")
+        _warn_of_category_names(gt, pred)
+        self.gt, self.pred = gt, pred
+        self._class_of = {c.id: index for index, c in enumerate(gt.categories)}
+        self._prediction_of = _match_images(gt, pred)
+
+    def compare(self, annotation: Annotation) -> _ComparedImage:
+        """Read the two maps of an image and count their pairs of ids."""
+        prediction = self._prediction_of[annotation.image_id]
+        gt_ids, pred_ids = self.gt.read_runs(annotation), self.pred.read_runs(prediction)
+        size = gt_ids.height, gt_ids.width
+        check_sizes(size, (pred_ids.height, pred_ids.width), self.pred.folder / prediction.file_name)
+        return _ComparedImage(annotation, prediction, size, *joint_histogram_of_runs(gt_ids, pred_ids))
+
+    def evaluate(self, image: _ComparedImage, evaluator: PanopticEvaluator) -> tuple[Comparison, PanopticEvaluator]:
+        """Add an image to an evaluator; return its comparison and an evaluator of this image only."""
+        gt_segments = segments_of(image.gt, self._class_of, self.gt.path)
+        pred_segments = segments_of(image.pred, self._class_of, self.pred.path)
+        single = PanopticEvaluator(evaluator.classes, evaluator.legacy)
+        comparison = single.add_pairs(image.pairs, image.counts, gt_segments, pred_segments, str(image.gt.image_id))
+        evaluator.merge(single)
+        return comparison, single
+
+    def record(self, image: _ComparedImage, comparison: Comparison, single: PanopticEvaluator) -> ImageRecord:
+        """Build the record of an image."""
+        image_id = image.gt.image_id
+        photo, names = self.gt.photo_names.get(image_id), (image.gt.file_name, image.pred.file_name)
+        return image_record(comparison, single.scores(), image.size, image_id, photo, *names)
+
+    def summary(
+        self, folder: Path, scores: PanopticScores, evaluator: PanopticEvaluator, photos: Path | None
+    ) -> Evaluation:
+        """Build the content of `evaluation.json`."""
+        return Evaluation(
+            folder,
+            f"{self.pred.path.name} against {self.gt.path.name}",
+            scores.to_json(),
+            evaluator.classes,
+            [self.gt.colours.get(c.id) for c in evaluator.classes],
+            evaluator.confusion.counts,
+            MapFiles(self.gt.path, self.gt.folder),
+            MapFiles(self.pred.path, self.pred.folder),
+            photos,
+        )
+
+
+def _warn_of_category_names(gt: CocoPanoptic, pred: CocoPanoptic) -> None:
+    gt_names = {c.id: c.name for c in gt.categories or []}
     for c in pred.categories or []:
-        if c.name != true_name.get(c.id, c.name):
+        if c.name != gt_names.get(c.id, c.name):
             warnings.warn(
-                f"{pred.path}: category {c.id} is called {c.name!r} there and {true_name[c.id]!r} in {gt.path}; "
+                f"{pred.path}: category {c.id} is called {c.name!r}, but {gt_names[c.id]!r} in {gt.path}; "
                 "categories are compared by their ids",
-                stacklevel=3,
+                stacklevel=4,
             )
             return
 
 
-def _partners(gt: CocoPanoptic, pred: CocoPanoptic) -> Mapping[int | str, Annotation]:
+def _match_images(gt: CocoPanoptic, pred: CocoPanoptic) -> Mapping[int | str, Annotation]:
+    """Find the prediction of each image of the ground truth, by `image_id`."""
     by_id = {a.image_id: a for a in pred.annotations}
     by_name: dict[str, list[Annotation]] = {}
     for annotation in pred.annotations:
-        by_name.setdefault(_bare(str(annotation.image_id)), []).append(annotation)
-    partner: dict[int | str, Annotation] = {}
+        by_name.setdefault(_photo_stem(str(annotation.image_id)), []).append(annotation)
+    found: dict[int | str, Annotation] = {}
     for annotation in gt.annotations:
-        if annotation.image_id in partner:
+        if annotation.image_id in found:
             raise InputError(f"{gt.path}: image {annotation.image_id} is annotated twice")
         name = gt.photo_names.get(annotation.image_id, annotation.file_name)
         photo = PurePosixPath(name)
         stem = str(photo.with_suffix("")) if photo.name else name
-        found = by_id.get(annotation.image_id) or by_id.get(stem)
-        if found is None and len(alike := by_name.get(_bare(stem), [])) == 1:
-            found = alike[0]
-        if found is None:
+        prediction = by_id.get(annotation.image_id) or by_id.get(stem)
+        if prediction is None and len(candidates := by_name.get(_photo_stem(stem), [])) == 1:
+            prediction = candidates[0]
+        if prediction is None:
             missing = sum(a.image_id not in by_id for a in gt.annotations)
-            there = f"; there is one for {pred.annotations[0].image_id}" if pred.annotations else ""
+            others = f" (and {missing - 1} more)" if missing > 1 else ""
+            example = f"; the first prediction is for image {pred.annotations[0].image_id}" if pred.annotations else ""
             raise InputError(
-                f"{pred.path}: no prediction for image {annotation.image_id} of {gt.path.name}"
-                + (f" (nor for {missing - 1} more)" if missing > 1 else "")
-                + there
+                f"{pred.path}: no prediction for image {annotation.image_id} of {gt.path.name}{others}{example}"
             )
-        partner[annotation.image_id] = found
-    return partner
+        found[annotation.image_id] = prediction
+    return found
 
 
-def _bare(name: str) -> str:
-    """The name of a photo without folders, and without what Cityscapes puts behind it."""
+def _photo_stem(name: str) -> str:
+    """Remove folders and the suffix of Cityscapes from the name of a photo."""
     return name.rpartition("/")[2].removesuffix("_leftImg8bit")

@@ -1,4 +1,4 @@
-"""From pairs of panoptic maps to all scores, image by image."""
+"""Evaluation of pairs of panoptic maps: all scores, image by image."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from seamseg.evaluation.confusion import ConfusionMatrix
-from seamseg.evaluation.legacy import LegacyPanopticQuality
-from seamseg.evaluation.matching import Matches, without
-from seamseg.evaluation.panoptic_quality import PanopticQuality, check_sizes
+from seamseg.evaluation.matching import Matches, set_void
+from seamseg.evaluation.panoptic_quality import LegacyPanopticQuality, PanopticQuality, check_sizes
 from seamseg.evaluation.scores import PanopticScores
-from seamseg.evaluation.segments import flatten_layers, gt_segments_from_pairs, instances_as_they_are
+from seamseg.evaluation.segments import flatten_layers, gt_segments_from_pairs, unmerged_segments
 from seamseg.idmaps.histogram import joint_histogram
 from seamseg.panoptic_map import ClassInfo, PanopticResult, SegmentLike
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Comparison(NamedTuple):
-    """Which segments of an image match, and the segments that were compared."""
+    """The matches of an image and the compared segments."""
 
     matches: Matches
     gt: Sequence[SegmentLike]
@@ -33,7 +32,7 @@ class PanopticEvaluator:
     Parameters
     ----------
     classes : of the data set, see :func:`class_infos`
-    legacy : count as the original program did, see :mod:`seamseg.evaluation.legacy`
+    legacy : count like the original program, see :class:`seamseg.evaluation.panoptic_quality.LegacyPanopticQuality`
 
     Attributes
     ----------
@@ -48,7 +47,7 @@ class PanopticEvaluator:
 
     @property
     def n_images(self) -> int:
-        """Images compared so far"""
+        """Number of images so far."""
         return self.quality.n_images
 
     def add(
@@ -59,7 +58,7 @@ class PanopticEvaluator:
         pred_segments: Sequence[SegmentLike],
         name: str = "",
     ) -> Comparison:
-        """Compare two maps of an image, as :meth:`PanopticQuality.add`."""
+        """Compare the two maps of an image; see :meth:`PanopticQuality.add`."""
         check_sizes(gt_ids.shape, pred_ids.shape, f"image {name}")
         return self.add_pairs(*joint_histogram(gt_ids, pred_ids), gt_segments, pred_segments, name)
 
@@ -71,9 +70,9 @@ class PanopticEvaluator:
         pred_segments: Sequence[SegmentLike],
         name: str = "",
     ) -> Comparison:
-        """As :meth:`add`, from the joint histogram of the two maps."""
+        """Compare two maps like :meth:`add`, given their joint histogram."""
         matches = self.quality.add_pairs(pairs, counts, gt_segments, pred_segments, name)
-        self._confuse(pairs, counts, gt_segments, pred_segments)
+        self._add_to_confusion(pairs, counts, gt_segments, pred_segments)
         return Comparison(matches, gt_segments, pred_segments)
 
     def add_result(
@@ -84,10 +83,10 @@ class PanopticEvaluator:
         result: PanopticResult,
         name: str = "",
     ) -> Comparison:
-        """Compare a result of the network with the ground truth of a dataset folder, both at the image's own size.
+        """Compare a result of the network with the ground truth of a dataset folder, at the original size of the image.
 
-        Predicted crowds (things of the semantic map that no detection explains) claim no instance: they are void for
-        PQ, as in the files that `CocoPanopticWriter` writes, and of their class for the IoU of pixels.
+        Predicted crowds (things of the semantic map without a detection) are no instances: for PQ they are void, like
+        in the files of `CocoPanopticWriter`; for the pixel IoU they have their class.
 
         Parameters
         ----------
@@ -99,16 +98,16 @@ class PanopticEvaluator:
         Returns
         -------
         Comparison
-            of the segments that PQ sees: those of the ground truth as :func:`gt_segments_from_instances` numbers them,
+            of the segments evaluated by PQ: ground truth with the ids of :func:`gt_segments_from_instances`,
             predictions without crowds
 
         Raises
         ------
         InputError
-            if sizes or ids do not fit
+            if sizes or ids do not match
         """
         if self.legacy:
-            gt_ids, gt_segments = instances_as_they_are(mask, cat, iscrowd, name)
+            gt_ids, gt_segments = unmerged_segments(mask, cat, iscrowd, name)
         else:
             gt_ids = flatten_layers(mask)
         check_sizes(gt_ids.shape, result.id_map.shape, f"image {name}")
@@ -117,13 +116,13 @@ class PanopticEvaluator:
             num_stuff = sum(not c.isthing for c in self.classes)
             pairs, gt_segments = gt_segments_from_pairs(pairs, counts, cat, iscrowd, num_stuff, name)
         crowds = [s.id for s in result.segments if s.iscrowd]
-        claimed = [s for s in result.segments if not s.iscrowd]
-        visible = without(pairs, column=1, ids=crowds)
-        matches = self.quality.add_pairs(visible, counts, gt_segments, claimed, name)
-        self._confuse(pairs, counts, gt_segments, result.segments)
-        return Comparison(matches, gt_segments, claimed)
+        pred_segments = [s for s in result.segments if not s.iscrowd]
+        without_crowds = set_void(pairs, column=1, ids=crowds)
+        matches = self.quality.add_pairs(without_crowds, counts, gt_segments, pred_segments, name)
+        self._add_to_confusion(pairs, counts, gt_segments, result.segments)
+        return Comparison(matches, gt_segments, pred_segments)
 
-    def _confuse(
+    def _add_to_confusion(
         self,
         pairs: np.ndarray,
         counts: np.ndarray,
@@ -135,13 +134,13 @@ class PanopticEvaluator:
         self.confusion.add_pairs(pairs, counts, gt_class_of, pred_class_of)
 
     def merge(self, other: PanopticEvaluator) -> None:
-        """Add what another object has counted."""
+        """Add the counts of another object."""
         self.quality.merge(other.quality)
         self.confusion.merge(other.confusion)
 
     def state_tensor(self) -> Tensor:
-        """All counts as one int64 vector: sum those of all processes, then :meth:`load_state_tensor`."""
-        import torch  # scoring files does without
+        """Return all counts as one int64 vector, to be summed over processes for :meth:`load_state_tensor`."""
+        import torch  # not needed for evaluating files
 
         return torch.cat([self.quality.state_tensor(), self.confusion.state_tensor()])
 
@@ -152,5 +151,5 @@ class PanopticEvaluator:
         self.confusion.load_state_tensor(state[size:])
 
     def scores(self) -> PanopticScores:
-        """The scores so far."""
+        """Compute the scores of all images so far."""
         return self.quality.result(self.classes, self.confusion.iou().tolist())

@@ -1,19 +1,19 @@
-"""Which predicted segments of an image match which ground-truth segments: the official definition of COCO panoptic.
+"""Matching of predicted and ground-truth segments of an image, by the official definition of COCO panoptic.
 
 Kirillov et al., Panoptic Segmentation, CVPR 2019, with the corner cases of the official evaluation:
 
-- Two segments of one class match when their IoU is above one half. Pixels that the ground truth leaves void do not
-  count for the union.
+- Two segments of one class match if their IoU is above one half. Void pixels of the ground truth are excluded from the
+  union.
 - A crowd of the ground truth is never matched and never missed.
-- An unmatched prediction is forgiven when more than half of it lies on void or on the crowd of its own class. Of
-  several crowds of one class in an image only the last counts.
-- The area of a ground-truth segment is the one its annotation states; that of a prediction is counted.
+- An unmatched prediction is ignored if more than half of it lies on void or on the crowd of its class. Of several
+  crowds of a class in an image only the last counts.
+- The area of a ground-truth segment is that of its annotation; the area of a prediction is counted.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,12 +22,12 @@ import numpy as np
 from seamseg.panoptic_map import VOID_ID, SegmentLike
 from seamseg.utils.errors import InputError
 
-_MOST_IOU = 1 << 20
-"""A stated area can make it more than 1; sums of it must stay exact."""
+_MAX_IOU = 1 << 20
+"""An annotated area can raise an IoU above 1; sums of IoUs must stay exact."""
 
 
-class Touch(NamedTuple):
-    """A ground-truth segment and a predicted one of the same class that share a pixel; `gt`, `pred` are their ids."""
+class SegmentPair(NamedTuple):
+    """Two segments of one class that overlap; `gt` and `pred` are their ids."""
 
     category: int
     iou: float
@@ -37,22 +37,39 @@ class Touch(NamedTuple):
 
 @dataclass
 class Matches:
-    """The outcome for one image.
+    """The matches of an image.
 
     Attributes
     ----------
-    matched : the true positives
-    touching : all pairs of one class that share a pixel, whatever their IoU, crowds left out (for PQ†)
-    false_positives, false_negatives : the segments
-    gt_areas, pred_areas : pixels by id, stated or counted, of all segments
+    matched : true positives
+    overlapping : all overlapping pairs of one class, whatever their IoU, without crowds (for PQ†)
+    false_positives, false_negatives : unmatched segments
+    gt_areas, pred_areas : areas in pixels of all segments by id, annotated or counted
     """
 
-    matched: list[Touch] = field(default_factory=list)
-    touching: list[Touch] = field(default_factory=list)
+    matched: list[SegmentPair] = field(default_factory=list)
+    overlapping: list[SegmentPair] = field(default_factory=list)
     false_positives: list[SegmentLike] = field(default_factory=list)
     false_negatives: list[SegmentLike] = field(default_factory=list)
     gt_areas: dict[int, float] = field(default_factory=dict)
     pred_areas: dict[int, int] = field(default_factory=dict)
+
+
+class _PixelCounts:
+    """Pixels of each pair of ids, and of the ids of each map."""
+
+    def __init__(self, pairs: np.ndarray, counts: np.ndarray) -> None:
+        self.overlap: defaultdict[tuple[int, int], int] = defaultdict(int)
+        self.gt: defaultdict[int, int] = defaultdict(int)
+        self.pred: defaultdict[int, int] = defaultdict(int)
+        for (g, p), count in zip(pairs.tolist(), counts.tolist()):
+            self.overlap[g, p] += count
+            self.gt[g] += count
+            self.pred[p] += count
+
+    def on_void(self, pred_id: int) -> int:
+        """Count the pixels of a prediction on void of the ground truth."""
+        return self.overlap.get((VOID_ID, pred_id), 0)
 
 
 def match_segments(
@@ -68,8 +85,8 @@ def match_segments(
     ----------
     pairs : `K x 2`, (ground-truth id, predicted id) of pixels, 0 void (`seamseg.idmaps.histogram.joint_histogram`)
     counts : `K`, pixels of each pair; a pair may occur more than once
-    gt_segments : of the ground truth, in the order of the annotations. Ids of the map that none of them has belong to
-        no class, but are not void
+    gt_segments : of the ground truth, in the order of the annotations. Ids of the map without a segment belong to no
+        class, but are not void
     pred_segments : of the prediction; their ids must be those of the map
     name : of the image, for errors
 
@@ -77,82 +94,88 @@ def match_segments(
     ------
     InputError
         if an id of the predicted map has no segment, a predicted segment has no pixel, a segment has the id of void, or
-        the stated area of a ground-truth segment is too small to be true
+        the annotated area of a ground-truth segment is too small
     """
     where = f"image {name}: " if name else ""
-    overlap: defaultdict[tuple[int, int], int] = defaultdict(int)
-    gt_pixels: defaultdict[int, int] = defaultdict(int)
-    pred_pixels: defaultdict[int, int] = defaultdict(int)
-    for (g, p), count in zip(pairs.tolist(), counts.tolist()):
-        overlap[g, p] += count
-        gt_pixels[g] += count
-        pred_pixels[p] += count
-
-    gt_of = {s.id: s for s in gt_segments}
-    pred_of = {s.id: s for s in pred_segments}
-    _check_prediction(pred_of, pred_pixels, where)
-    if VOID_ID in gt_of:
+    pixels = _PixelCounts(pairs, counts)
+    gt_by_id = {s.id: s for s in gt_segments}
+    pred_by_id = {s.id: s for s in pred_segments}
+    _check_prediction(pred_by_id, pixels.pred, where)
+    if VOID_ID in gt_by_id:
         raise InputError(f"{where}the ground truth has a segment with id 0, which means void")
-    gt_area = {i: gt_pixels[i] if s.area is None else s.area for i, s in gt_of.items()}
+    gt_areas = {i: pixels.gt[i] if s.area is None else s.area for i, s in gt_by_id.items()}
+    matches = Matches(gt_areas=gt_areas, pred_areas={i: pixels.pred[i] for i in pred_by_id})
+    matches.overlapping.extend(_overlapping_pairs(pixels, gt_by_id, pred_by_id, gt_areas, where))
+    matches.matched.extend(pair for pair in matches.overlapping if pair.iou > 0.5)
+    _add_unmatched(matches, pixels, gt_by_id, pred_by_id)
+    return matches
 
-    out = Matches(gt_areas=gt_area, pred_areas={i: pred_pixels[i] for i in pred_of})
-    gt_matched, pred_matched = set(), set()
-    for (g, p), shared in overlap.items():
-        gt, pred = gt_of.get(g), pred_of.get(p)
+
+def _overlapping_pairs(
+    pixels: _PixelCounts,
+    gt_by_id: Mapping[int, SegmentLike],
+    pred_by_id: Mapping[int, SegmentLike],
+    gt_areas: Mapping[int, float],
+    where: str,
+) -> Iterator[SegmentPair]:
+    for (g, p), shared in pixels.overlap.items():
+        gt, pred = gt_by_id.get(g), pred_by_id.get(p)
         if gt is None or pred is None or gt.iscrowd or gt.category != pred.category:
             continue
-        union = pred_pixels[p] + gt_area[g] - shared - overlap.get((VOID_ID, p), 0)
-        if union <= shared / _MOST_IOU:
+        union = pixels.pred[p] + gt_areas[g] - shared - pixels.on_void(p)
+        if union <= shared / _MAX_IOU:
             raise InputError(
-                f"{where}ground-truth segment {g} states an area of {gt_area[g]}, its map shows more pixels"
+                f"{where}ground-truth segment {g} has an annotated area of {gt_areas[g]}, but more pixels in its map"
             )
-        iou = shared / union
-        touch = Touch(gt.category, iou, g, p)
-        out.touching.append(touch)
-        if iou > 0.5:
-            out.matched.append(touch)
-            gt_matched.add(g)
-            pred_matched.add(p)
+        yield SegmentPair(gt.category, shared / union, g, p)
 
-    crowd_of_class: dict[int, int] = {}
-    for g, gt in gt_of.items():
+
+def _add_unmatched(
+    matches: Matches,
+    pixels: _PixelCounts,
+    gt_by_id: Mapping[int, SegmentLike],
+    pred_by_id: Mapping[int, SegmentLike],
+) -> None:
+    """Add false negatives and false positives, given the true positives."""
+    gt_matched = {pair.gt for pair in matches.matched}
+    pred_matched = {pair.pred for pair in matches.matched}
+    crowd_of_class = {}
+    for g, gt in gt_by_id.items():
         if g in gt_matched:
             continue
         if gt.iscrowd:
             crowd_of_class[gt.category] = g
         else:
-            out.false_negatives.append(gt)
-
-    for p, pred in pred_of.items():
+            matches.false_negatives.append(gt)
+    for p, pred in pred_by_id.items():
         if p in pred_matched:
             continue
-        forgiven = overlap.get((VOID_ID, p), 0)
+        ignored = pixels.on_void(p)
         if pred.category in crowd_of_class:
-            forgiven += overlap.get((crowd_of_class[pred.category], p), 0)
-        if forgiven / pred_pixels[p] <= 0.5:
-            out.false_positives.append(pred)
-    return out
+            ignored += pixels.overlap.get((crowd_of_class[pred.category], p), 0)
+        if ignored / pixels.pred[p] <= 0.5:
+            matches.false_positives.append(pred)
 
 
-def without(pairs: np.ndarray, column: int, ids: Sequence[int]) -> np.ndarray:
-    """The pairs of a joint histogram with some ids of one of its maps made void."""
+def set_void(pairs: np.ndarray, column: int, ids: Sequence[int]) -> np.ndarray:
+    """Replace ids of one of the maps of a joint histogram by void."""
     if not ids:
         return pairs
-    out = pairs.copy()
+    out: np.ndarray = pairs.copy()
     out[np.isin(out[:, column], ids), column] = VOID_ID
     return out
 
 
-def _check_prediction(pred_of: dict[int, SegmentLike], pixels: dict[int, int], where: str) -> None:
-    if VOID_ID in pred_of:
-        raise InputError(f"{where}the prediction lists a segment with id 0, which means void")
-    unlisted = sorted(set(pixels) - set(pred_of) - {VOID_ID})
+def _check_prediction(pred_by_id: Mapping[int, SegmentLike], pixels: Mapping[int, int], where: str) -> None:
+    if VOID_ID in pred_by_id:
+        raise InputError(f"{where}the prediction has a segment with id 0, which means void")
+    unlisted = sorted(set(pixels) - set(pred_by_id) - {VOID_ID})
     if unlisted:
         raise InputError(f"{where}id {unlisted[0]} is in the predicted map but not among its segments{_more(unlisted)}")
-    unseen = sorted(set(pred_of) - set(pixels))
+    unseen = sorted(set(pred_by_id) - set(pixels))
     if unseen:
         raise InputError(f"{where}predicted segment {unseen[0]} has no pixel in the predicted map{_more(unseen)}")
 
 
 def _more(ids: list[int]) -> str:
-    return f" (nor are {len(ids) - 1} more)" if len(ids) > 1 else ""
+    return f" (and {len(ids) - 1} more)" if len(ids) > 1 else ""

@@ -1,32 +1,33 @@
-"""Panoptic quality over a stream of images; constant memory, the same to the last bit for any number of processes."""
+"""Panoptic quality over a stream of images: constant memory, bit-identical for any number of processes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from seamseg.evaluation.matching import Matches, Touch, match_segments
-from seamseg.evaluation.scores import ClassScores, PanopticScores, summarise
+from seamseg.evaluation.matching import Matches, SegmentPair, match_segments, set_void
+from seamseg.evaluation.scores import ClassScores, PanopticScores, average_classes
 from seamseg.idmaps.histogram import joint_histogram
-from seamseg.panoptic_map import ClassInfo, SegmentLike
+from seamseg.panoptic_map import ClassInfo, SegmentInfo, SegmentLike
 from seamseg.utils.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Rows of the state. An IoU above one half is a multiple of 2^-53, so sums of IoUs are kept as whole numbers of that
-# unit, in two halves that cannot overflow: addition is then exact and its order does not matter.
-_TP, _FP, _FN, _IOU, _TOUCH = 0, 1, 2, 3, 5
+# Rows of the state. An IoU above one half is a multiple of 2^-53, so sums of IoUs are stored as integers in this unit,
+# in two halves that cannot overflow: addition is exact, and its order does not matter.
+_TP, _FP, _FN, _IOU, _OVERLAPPING_IOU = 0, 1, 2, 3, 5
 _ROWS = 7
 _UNIT_BITS, _LOW_BITS = 53, 27
 
 
 class PanopticQuality:
-    """Counts of matches, misses and false alarms of each class (SPEC section 4 "PQ").
+    """Counts of true positives, false positives and false negatives of each class (docs/contract.md, section 4).
 
     Parameters
     ----------
@@ -46,12 +47,12 @@ class PanopticQuality:
         pred_segments: Sequence[SegmentLike],
         name: str = "",
     ) -> Matches:
-        """Compare two maps of an image; tells which segments match.
+        """Compare the two maps of an image and return the matches.
 
         Parameters
         ----------
         gt_ids, pred_ids : `H x W` integer maps of segment ids, 0 void
-        gt_segments, pred_segments : what the ids mean; `iscrowd` of a prediction is not looked at
+        gt_segments, pred_segments : segments of the maps; `iscrowd` of a prediction is ignored
         name : of the image, for errors
 
         Raises
@@ -70,29 +71,29 @@ class PanopticQuality:
         pred_segments: Sequence[SegmentLike],
         name: str = "",
     ) -> Matches:
-        """As :meth:`add`, from the joint histogram of the two maps."""
+        """Compare two maps like :meth:`add`, given their joint histogram."""
         check_classes(self.num_classes, gt_segments, pred_segments, name)
         matches = match_segments(pairs, counts, gt_segments, pred_segments, name)
         state = self._state
-        for row, found in (
+        for row, segments in (
             (_TP, matches.matched),
             (_FP, matches.false_positives),
             (_FN, matches.false_negatives),
         ):
-            np.add.at(state[row], np.array([one.category for one in found], np.int64), 1)
+            np.add.at(state[row], np.array([s.category for s in segments], np.int64), 1)
         _add_exactly(state[_IOU : _IOU + 2], matches.matched)
-        _add_exactly(state[_TOUCH : _TOUCH + 2], matches.touching)
+        _add_exactly(state[_OVERLAPPING_IOU : _OVERLAPPING_IOU + 2], matches.overlapping)
         self.n_images += 1
         return matches
 
     def merge(self, other: PanopticQuality) -> None:
-        """Add what another object has counted."""
+        """Add the counts of another object."""
         self._state += other._state
         self.n_images += other.n_images
 
     def state_tensor(self) -> Tensor:
-        """The counts as one int64 vector: the sum over processes is what :meth:`load_state_tensor` wants."""
-        import torch  # scoring files does without
+        """Return the counts as one int64 vector, to be summed over processes for :meth:`load_state_tensor`."""
+        import torch  # not needed for evaluating files
 
         return torch.from_numpy(np.append(self._state.ravel(), self.n_images))
 
@@ -103,7 +104,7 @@ class PanopticQuality:
         self.n_images = int(values[-1])
 
     def result(self, classes: Sequence[ClassInfo], iou: Sequence[float] | None = None) -> PanopticScores:
-        """The scores so far.
+        """Compute the scores of all images so far.
 
         Parameters
         ----------
@@ -113,7 +114,7 @@ class PanopticQuality:
         if len(classes) != self.num_classes:
             raise ValueError(f"PanopticQuality.result: {len(classes)} classes given, {self.num_classes} counted")
         ious = [math.nan] * len(classes) if iou is None else [float(v) for v in iou]
-        return summarise([self._scores(c, info, ious[c]) for c, info in enumerate(classes)], self.n_images)
+        return average_classes([self._scores(c, info, ious[c]) for c, info in enumerate(classes)], self.n_images)
 
     def _scores(self, index: int, info: ClassInfo, iou: float) -> ClassScores:
         column = self._state[:, index].tolist()
@@ -127,12 +128,52 @@ class PanopticQuality:
         if info.isthing:
             dagger = pq
         elif tp + fn > 0:
-            dagger = _total(column[_TOUCH], column[_TOUCH + 1]) / (tp + fn)
+            dagger = _total(column[_OVERLAPPING_IOU], column[_OVERLAPPING_IOU + 1]) / (tp + fn)
         return ClassScores(info, pq, sq, rq, dagger, iou, tp, fp, fn)
 
 
+class LegacyPanopticQuality(PanopticQuality):
+    """Panoptic quality as counted by the original program (`--legacy-metrics`).
+
+    Differences from the official definition:
+
+    - a crowd is void for every class, not only for its own;
+    - a listed instance without a pixel (resizing can remove it) is a false negative;
+    - stuff segments of one class are not merged;
+    - an absent class counts as 0 in the means of PQ, SQ and RQ, and makes mIoU NaN.
+    """
+
+    def add_pairs(
+        self,
+        pairs: np.ndarray,
+        counts: np.ndarray,
+        gt_segments: Sequence[SegmentLike],
+        pred_segments: Sequence[SegmentLike],
+        name: str = "",
+    ) -> Matches:
+        """Compare two maps like :meth:`add`, given their joint histogram."""
+        pairs = set_void(pairs, 0, [s.id for s in gt_segments if s.iscrowd])
+        pairs = set_void(pairs, 1, [s.id for s in pred_segments if s.iscrowd])
+        visible = set(pairs[:, 1].tolist())
+        gt = [SegmentInfo(s.id, s.category) for s in gt_segments if not s.iscrowd]  # areas are counted
+        pred = [s for s in pred_segments if not s.iscrowd and s.id in visible]
+        return super().add_pairs(pairs, counts, gt, pred, name)
+
+    def result(self, classes: Sequence[ClassInfo], iou: Sequence[float] | None = None) -> PanopticScores:
+        """Compute the scores of all images so far; absent classes count as 0."""
+        official = super().result(classes, iou)
+        scores = average_classes([_nan_as_zero(c) for c in official.per_class], self.n_images)
+        ious = [c.IoU for c in official.per_class]
+        return replace(scores, mIoU=math.fsum(ious) / len(ious) if ious else math.nan)
+
+
+def _nan_as_zero(scores: ClassScores) -> ClassScores:
+    pq, sq, rq, dagger = (0.0 if math.isnan(v) else v for v in (scores.PQ, scores.SQ, scores.RQ, scores.PQ_dagger))
+    return replace(scores, PQ=pq, SQ=sq, RQ=rq, PQ_dagger=dagger)
+
+
 def check_sizes(gt_shape: Sequence[int], pred_shape: Sequence[int], where: str | Path) -> None:
-    """Raise InputError if the two maps of an image differ in size; `where` names the image or the predicted file."""
+    """Raise InputError if the sizes of two maps differ; `where` is the image or the predicted file."""
     if tuple(gt_shape) != tuple(pred_shape):
         gt, pred = (" x ".join(str(n) for n in reversed(shape)) for shape in (gt_shape, pred_shape))
         raise InputError(
@@ -144,20 +185,20 @@ def check_sizes(gt_shape: Sequence[int], pred_shape: Sequence[int], where: str |
 def check_classes(
     num_classes: int, gt_segments: Iterable[SegmentLike], pred_segments: Iterable[SegmentLike], name: str = ""
 ) -> None:
-    """Raise InputError if a segment is of a class that does not exist."""
-    for what, segments in (("ground-truth", gt_segments), ("predicted", pred_segments)):
+    """Raise InputError if a segment has an invalid class."""
+    for kind, segments in (("ground-truth", gt_segments), ("predicted", pred_segments)):
         for s in segments:
             if not 0 <= s.category < num_classes:
                 raise InputError(
-                    f"image {name}: {what} segment {s.id} has class {s.category}; classes are 0 to {num_classes - 1}"
+                    f"image {name}: {kind} segment {s.id} has class {s.category}; classes are 0 to {num_classes - 1}"
                 )
 
 
-def _add_exactly(halves: np.ndarray, touches: Sequence[Touch]) -> None:
-    for touch in touches:
-        units = round(math.ldexp(touch.iou, _UNIT_BITS))
-        halves[0, touch.category] += units >> _LOW_BITS
-        halves[1, touch.category] += units & ((1 << _LOW_BITS) - 1)
+def _add_exactly(halves: np.ndarray, pairs: Sequence[SegmentPair]) -> None:
+    for pair in pairs:
+        units = round(math.ldexp(pair.iou, _UNIT_BITS))
+        halves[0, pair.category] += units >> _LOW_BITS
+        halves[1, pair.category] += units & ((1 << _LOW_BITS) - 1)
 
 
 def _total(high: int, low: int) -> float:

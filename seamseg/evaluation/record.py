@@ -1,10 +1,10 @@
-"""The evaluation folder: all that is known of an evaluation, image by image and segment by segment, as files.
+"""The evaluation folder: the results of an evaluation as files, by image and by segment.
 
-- `evaluation.json`: the scores, the classes, the confusion matrix, and where the maps and photos are
-- `images.jsonl`: a line an image with its own scores, and the outcome of each segment
+- `evaluation.json`: scores, classes, confusion matrix, paths of the maps and photos
+- `images.jsonl`: one line per image with its scores and the outcome of each segment
 
-The maps are in the COCO panoptic format, so that the official tools can check the scores. docs/evaluation.md has the
-keys. `seamseg report` makes a page of such a folder.
+The maps are in the COCO panoptic format, so the official tools can verify the scores. The keys are described in
+docs/evaluation.md. `seamseg report` creates an HTML page from such a folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from seamseg.evaluation.evaluator import Comparison
-from seamseg.evaluation.matching import Touch
+from seamseg.evaluation.matching import SegmentPair
 from seamseg.evaluation.scores import PanopticScores, or_none
 from seamseg.panoptic_map import ClassInfo
 from seamseg.utils.errors import InputError
@@ -36,17 +36,18 @@ SUMMARY, IMAGES = "evaluation.json", "images.jsonl"
 
 @dataclass(frozen=True)
 class SegmentRecord:
-    """What became of a segment.
+    """The outcome of a segment.
 
     Attributes
     ----------
     id : in the id PNG
     category : dense class
     area : pixels
-    outcome : matched; of the ground truth also missed, crowd; of predictions false, forgiven (mostly on void or crowd)
-    partner, iou : the segment of the same class on the other side that it shares most with; None if there is none
-    iscrowd : only of the ground truth
-    score : only of predictions, None if unknown
+    outcome : "matched"; for the ground truth also "missed" and "crowd"; for predictions also "false" and "forgiven"
+        (mostly on void or crowd)
+    partner, iou : segment of the same class in the other map with the largest IoU, None if there is none
+    iscrowd : of the ground truth
+    score : of a prediction, None if unknown
     """
 
     id: int
@@ -60,26 +61,26 @@ class SegmentRecord:
 
     @staticmethod
     def from_json(entry: Mapping[str, Any]) -> SegmentRecord:
-        """A segment of a line of `images.jsonl`; TypeError or ValueError if it is not of the form."""
+        """Read a segment of a line of `images.jsonl`; TypeError or ValueError if it is invalid."""
         segment = SegmentRecord(**entry)
         _expect_numbers(segment, int, "id", "category", "area")
         _expect_numbers(segment, (int, float, NoneType), "iou", "score")
         _expect_numbers(segment, (int, NoneType), "partner")
         if not isinstance(segment.outcome, str):
-            raise ValueError(f"its outcome is {segment.outcome!r}")
+            raise ValueError(f"invalid outcome: {segment.outcome!r}")
         return segment
 
 
 @dataclass(frozen=True)
 class ImageRecord:
-    """The scores of one image alone, as fractions, None where there is nothing to measure, and its segments.
+    """Scores of one image, as fractions, None if undefined, and its segments.
 
     Attributes
     ----------
     image_id : as in the JSONs
-    photo : file name below the folder of the photos, None if unknown
+    photo : file name in the folder of the photos, None if unknown
     width, height : of the maps
-    ground_truth_png, prediction_png : file names below the folders of the maps
+    ground_truth_png, prediction_png : file names in the folders of the maps
     PQ, SQ, RQ, mIoU : means over the classes that occur in the image
     ground_truth, prediction : the segments
     """
@@ -98,31 +99,31 @@ class ImageRecord:
     prediction: list[SegmentRecord]
 
     def to_json(self) -> dict[str, Any]:
-        """A line of `images.jsonl`."""
+        """Return the content of a line of `images.jsonl`."""
         return asdict(self)
 
     @staticmethod
     def from_json(entry: Mapping[str, Any]) -> ImageRecord:
-        """The inverse of :meth:`to_json`; KeyError, TypeError or ValueError if it is not of the form."""
-        sides = {side: [SegmentRecord.from_json(s) for s in entry[side]] for side in ("ground_truth", "prediction")}
-        image = ImageRecord(**{**entry, **sides})
+        """Create a record, the inverse of :meth:`to_json`; KeyError, TypeError or ValueError for invalid content."""
+        segments = {key: [SegmentRecord.from_json(s) for s in entry[key]] for key in ("ground_truth", "prediction")}
+        image = ImageRecord(**{**entry, **segments})
         _expect_numbers(image, int, "width", "height")
         _expect_numbers(image, (int, float, NoneType), "PQ", "SQ", "RQ", "mIoU")
         names = image.ground_truth_png, image.prediction_png, image.photo or ""
         if not isinstance(image.image_id, (int, str)) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"its id is {image.image_id!r}, its files are {names}")
+            raise ValueError(f"invalid image_id or file names: {image.image_id!r}, {names}")
         if min(image.width, image.height) <= 0:
-            raise ValueError(f"its size is {image.width} x {image.height}")
+            raise ValueError(f"invalid size: {image.width} x {image.height}")
         return image
 
 
-def _expect_numbers(record: SegmentRecord | ImageRecord, kinds: type | tuple[type, ...], *names: str) -> None:
-    """ValueError for a value of another kind, or one that no evaluation writes."""
+def _expect_numbers(record: SegmentRecord | ImageRecord, types: type | tuple[type, ...], *names: str) -> None:
+    """Raise ValueError for a field of another type or out of the range of int64."""
     for name in names:
         value: Any = getattr(record, name)
-        fits = isinstance(value, kinds) and not isinstance(value, bool)
-        if not fits or not (value is None or -1 << 63 < value < 1 << 63):
-            raise ValueError(f"its {name} is {value!r}")
+        is_valid = isinstance(value, types) and not isinstance(value, bool)
+        if not is_valid or not (value is None or -1 << 63 < value < 1 << 63):
+            raise ValueError(f"invalid {name}: {value!r}")
 
 
 def image_record(
@@ -134,12 +135,12 @@ def image_record(
     ground_truth_png: str,
     prediction_png: str,
 ) -> ImageRecord:
-    """The record of an image.
+    """Create the record of an image.
 
     Parameters
     ----------
     comparison : of its segments
-    scores : of this image alone
+    scores : of this image only
     size : `(height, width)`
     image_id, photo, ground_truth_png, prediction_png : see :class:`ImageRecord`
     """
@@ -151,26 +152,26 @@ def image_record(
 
 
 def segment_records(comparison: Comparison) -> tuple[list[SegmentRecord], list[SegmentRecord]]:
-    """What became of the segments of the ground truth and of those of the prediction."""
+    """Create the records of the segments of the ground truth and of the prediction."""
     matches = comparison.matches
-    best_gt: dict[int, Touch] = {}
-    best_pred: dict[int, Touch] = {}
-    for touch in matches.touching:
-        for best, identity in ((best_gt, touch.gt), (best_pred, touch.pred)):
-            if identity not in best or touch.iou > best[identity].iou:
-                best[identity] = touch
-    found = {touch.gt for touch in matches.matched}
-    used = {touch.pred for touch in matches.matched}
-    wrong = {s.id for s in matches.false_positives}
+    best_gt: dict[int, SegmentPair] = {}
+    best_pred: dict[int, SegmentPair] = {}
+    for pair in matches.overlapping:
+        for best, identity in ((best_gt, pair.gt), (best_pred, pair.pred)):
+            if identity not in best or pair.iou > best[identity].iou:
+                best[identity] = pair
+    gt_matched = {pair.gt for pair in matches.matched}
+    pred_matched = {pair.pred for pair in matches.matched}
+    false = {s.id for s in matches.false_positives}
     gt = []
     for s in comparison.gt:
-        outcome = "crowd" if s.iscrowd else "matched" if s.id in found else "missed"
+        outcome = "crowd" if s.iscrowd else "matched" if s.id in gt_matched else "missed"
         gt.append(
             _segment(s.id, s.category, round(matches.gt_areas[s.id]), outcome, best_gt.get(s.id), "pred", s.iscrowd)
         )
     pred = []
     for s in comparison.pred:
-        outcome = "matched" if s.id in used else "false" if s.id in wrong else "forgiven"
+        outcome = "matched" if s.id in pred_matched else "false" if s.id in false else "forgiven"
         area = matches.pred_areas[s.id]
         pred.append(_segment(s.id, s.category, area, outcome, best_pred.get(s.id), "gt", False, s.score))
     return gt, pred
@@ -181,12 +182,12 @@ def _segment(
     category: int,
     area: int,
     outcome: str,
-    touch: Touch | None,
+    pair: SegmentPair | None,
     other: str,
     iscrowd: bool,
     score: float | None = None,
 ) -> SegmentRecord:
-    partner, iou = (None, None) if touch is None else (getattr(touch, other), touch.iou)
+    partner, iou = (None, None) if pair is None else (getattr(pair, other), pair.iou)
     return SegmentRecord(identity, category, area, outcome, partner, iou, iscrowd, score)
 
 
@@ -204,14 +205,14 @@ class Evaluation:
 
     Attributes
     ----------
-    folder : where it is
-    title : what was evaluated
-    scores : as :meth:`PanopticScores.to_json` writes them
-    classes, colours : in dense order; a colour is None where the files have none
+    folder : path of the folder
+    title : description of what was evaluated
+    scores : content of :meth:`PanopticScores.to_json`
+    classes, colours : in dense order; a colour is None if unknown
     confusion : `C x (C + 1)` pixel counts; row = ground truth, the last column = predicted void
     ground_truth, prediction : the maps
     photos : folder of the photos, None if unknown
-    own_maps : whether the evaluation has written the maps; else they were there before
+    own_maps : whether the maps were written by the evaluation, or existed before
     """
 
     folder: Path
@@ -226,7 +227,7 @@ class Evaluation:
     own_maps: bool = False
 
     def images(self) -> Iterator[ImageRecord]:
-        """The images, read line by line.
+        """Read the images line by line.
 
         Raises
         ------
@@ -240,27 +241,27 @@ class Evaluation:
                     if len(line) > LINE_BYTES:
                         raise InputError(f"{path}, line {number}: is longer than {format_bytes(LINE_BYTES)}")
                     try:
-                        yield ImageRecord.from_json(parse_json(line, _no_number))
+                        yield ImageRecord.from_json(parse_json(line, _reject_constant))
                     except (ValueError, KeyError, TypeError) as error:
-                        raise InputError(f"{path}, line {number}: not the record of an image: {error}") from error
+                        raise InputError(f"{path}, line {number}: invalid image record: {error}") from error
         except FileNotFoundError:
-            raise InputError(f"{path}: no such file (a line for each image); evaluate again with --out") from None
+            raise InputError(f"{path}: no such file (one line per image); evaluate again with --out") from None
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error}") from error
 
 
 def begin_evaluation(folder: Path, own_maps: bool) -> bool:
-    """Say that what the folder holds is not whole, until :func:`write_summary`.
+    """Mark a folder as unfinished until :func:`write_summary`.
 
     Parameters
     ----------
     folder : of the evaluation
-    own_maps : whether it will write the maps, too
+    own_maps : whether the evaluation will write the maps, too
 
     Returns
     -------
     bool
-        whether the maps that lie there were written by an evaluation, too; else they are somebody's own
+        whether existing maps in the folder were written by an evaluation and may be replaced
     """
     path = folder / SUMMARY
     try:
@@ -272,7 +273,7 @@ def begin_evaluation(folder: Path, own_maps: bool) -> bool:
 
 
 def write_images(folder: Path, records: Iterable[ImageRecord]) -> None:
-    """Write `images.jsonl` line by line, whole or not at all."""
+    """Write `images.jsonl` line by line, atomically."""
     with replacing(folder / IMAGES) as temporary, open(temporary, "w", encoding="utf-8") as file:
         for record in records:
             file.write(json.dumps(record.to_json(), allow_nan=False, separators=(",", ":")) + "\n")
@@ -309,17 +310,17 @@ def read_evaluation(folder: str | Path) -> Evaluation:
     Raises
     ------
     InputError
-        if it is missing or not of the form
+        if it is missing or invalid
     """
     folder = Path(folder)
     path = folder / SUMMARY
     raw = read_bytes(path, "summary that `seamseg evaluate --out` writes", EVALUATION_BYTES)
     try:
-        content = parse_json(raw, _no_number)
+        content = parse_json(raw, _reject_constant)
         if content["format"] == _UNFINISHED:
-            raise InputError(f"{folder}: this evaluation was interrupted or failed; run `seamseg evaluate` again")
+            raise InputError(f"{folder}: the evaluation was interrupted or failed; run `seamseg evaluate` again")
         if content["format"] != FORMAT:
-            raise InputError(f"{path}: its format is {content['format']!r}, this program reads {FORMAT!r}")
+            raise InputError(f"{path}: has the format {content['format']!r}, expected {FORMAT!r}")
 
         def files(of: Mapping[str, str]) -> MapFiles:
             return MapFiles(folder / of["json"], folder / of["folder"])
@@ -339,11 +340,11 @@ def read_evaluation(folder: str | Path) -> Evaluation:
             content.get("own_maps") is True,
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise InputError(f"{path}: not the summary of an evaluation ({type(error).__name__}: {error})") from error
+        raise InputError(f"{path}: not an evaluation summary ({type(error).__name__}: {error})") from error
 
 
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+def _reject_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a number")
 
 
 def _colour(value: Any) -> tuple[int, int, int] | None:

@@ -1,4 +1,4 @@
-"""The numbers an evaluation ends with, all of them fractions; NaN where there was nothing to measure."""
+"""Scores of an evaluation, as fractions, NaN if undefined; their JSON and their table in percent."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from seamseg.panoptic_map import ClassInfo
 
 @dataclass(frozen=True)
 class ClassScores:
-    """Scores of one class; PQ, SQ, RQ are NaN if it has neither ground truth nor predictions, IoU if it has no pixel.
+    """Scores of one class; PQ, SQ, RQ are NaN without ground truth and predictions, IoU without pixels.
 
-    `PQ_dagger` is PQ for things; for stuff it is the sum of the IoUs of the pairs of segments of the class that
-    share a pixel over the number of ground-truth segments, NaN if there are none.
+    `PQ_dagger` is PQ for things; for stuff, the sum of the IoUs of all overlapping pairs of segments of the class
+    divided by the number of ground-truth segments, NaN if there are none.
     """
 
     info: ClassInfo
@@ -29,7 +29,7 @@ class ClassScores:
     FN: int
 
     def to_json(self) -> dict[str, Any]:
-        """The scores under their names; null for NaN."""
+        """Return the scores by name, None for NaN."""
         out: dict[str, Any] = {"id": self.info.id, "isthing": self.info.isthing}
         for key in ("PQ", "SQ", "RQ", "PQ_dagger", "IoU"):
             out[key] = or_none(getattr(self, key))
@@ -38,7 +38,7 @@ class ClassScores:
 
 @dataclass(frozen=True)
 class ClassAP:
-    """Average precision of one class of things; NaN if it does not occur."""
+    """Average precision of one thing class; NaN if it does not occur."""
 
     info: ClassInfo
     AP: float
@@ -46,7 +46,7 @@ class ClassAP:
 
 @dataclass(frozen=True)
 class APScores:
-    """COCO's average precision: of IoU .5 to .95, .5, .75, and of instances of up to 32², up to 96² and more pixels."""
+    """COCO's average precision: IoU .5 to .95, .5, .75; instances of up to 32², up to 96² and more pixels."""
 
     AP: float
     AP50: float
@@ -57,41 +57,41 @@ class APScores:
     per_class: list[ClassAP]
 
     def to_json(self) -> dict[str, Any]:
-        """The scores under their names, null for NaN; AP of each class under `per_class`."""
+        """Return the scores by name, None for NaN; the AP of each class under `per_class`."""
         out: dict[str, Any] = {key: or_none(getattr(self, key)) for key in AP_NUMBERS}
         out["per_class"] = dict(zip(_unique_names(self.per_class), (or_none(c.AP) for c in self.per_class)))
         return out
 
 
 AP_NUMBERS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
-"""Keys of the numbers of :class:`APScores`, in the order of pycocotools."""
+"""Fields of :class:`APScores`, in the order of pycocotools."""
 
 
 @dataclass(frozen=True)
 class InstanceScores:
-    """Average precision of boxes and of masks; None without masks."""
+    """Average precision of boxes and masks; `mask` is None without masks."""
 
     box: APScores
     mask: APScores | None
 
     @property
     def kinds(self) -> dict[str, APScores]:
-        """`box` and `mask`, as far as there are scores"""
+        """The available scores: `box`, and `mask` if not None."""
         return {"box": self.box} if self.mask is None else {"box": self.box, "mask": self.mask}
 
 
 @dataclass(frozen=True)
 class PanopticScores:
-    """Means over classes, and the classes themselves.
+    """Means over the classes, and the scores of each class.
 
     Attributes
     ----------
-    PQ, SQ, RQ : panoptic, segmentation and recognition quality, of all classes; also of things and of stuff alone
-    PQ_dagger : PQ with the mean IoU in the place of PQ for stuff (Porzi et al., CVPR 2019)
-    mIoU : mean IoU of the pixels of the classes
-    n_images : images that were compared
-    per_class : one entry a class
-    instances : average precision of the detections, None if it was not measured
+    PQ, SQ, RQ : panoptic, segmentation and recognition quality of all classes, of things and of stuff
+    PQ_dagger : PQ with another term for stuff (Porzi et al., CVPR 2019), see :class:`ClassScores`
+    mIoU : mean pixel IoU
+    n_images : number of images
+    per_class : one entry per class
+    instances : average precision of the detections, None if not computed
     """
 
     PQ: float
@@ -110,9 +110,9 @@ class PanopticScores:
     instances: InstanceScores | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` writes: fractions 0-1, null where there was nothing to measure; `per_class` by name.
+        """Return the content of `--json`: fractions, None for NaN; `per_class` by name.
 
-        With `instances` also `box` and `mask`, each with its AP numbers and `per_class`.
+        With `instances` also `box` and `mask`, see :meth:`APScores.to_json`.
         """
         out: dict[str, Any] = {key: or_none(getattr(self, key)) for key in HEADLINE}
         out["n_images"] = self.n_images
@@ -128,16 +128,16 @@ HEADLINE = (
     "PQ_stuff", "SQ_stuff", "RQ_stuff",
     "PQ_dagger", "mIoU",
 )  # fmt: skip
-"""Keys of the headline numbers, in the order of the JSON."""
+"""Fields of the headline scores, in the order of the JSON."""
 
 
-def summarise(per_class: Sequence[ClassScores], n_images: int) -> PanopticScores:
-    """Average over the classes that have something to measure.
+def average_classes(per_class: Sequence[ClassScores], n_images: int) -> PanopticScores:
+    """Average over the classes, without NaN.
 
     Parameters
     ----------
     per_class : scores of each class
-    n_images : images that were compared
+    n_images : number of images
     """
     things = [c for c in per_class if c.info.isthing]
     stuff = [c for c in per_class if not c.info.isthing]
@@ -156,13 +156,13 @@ def summarise(per_class: Sequence[ClassScores], n_images: int) -> PanopticScores
 
 
 def mean(values: Iterable[float]) -> float:
-    """Mean of the values that are not NaN, NaN if there are none."""
+    """Compute the mean of the values that are not NaN; NaN if there are none."""
     known = [v for v in values if not math.isnan(v)]
     return math.fsum(known) / len(known) if known else math.nan
 
 
 def or_none(value: float) -> float | None:
-    """The value as JSON has it: None for NaN."""
+    """Convert NaN to None, for JSON."""
     return None if math.isnan(value) else value
 
 
@@ -170,3 +170,64 @@ def _unique_names(per_class: Sequence[ClassScores] | Sequence[ClassAP]) -> list[
     infos = [c.info for c in per_class]
     names = [info.name for info in infos]
     return [n if names.count(n) == 1 else f"{n} ({info.id})" for n, info in zip(names, infos)]
+
+
+def format_table(scores: PanopticScores, per_class: bool = True) -> str:
+    """Format scores as a plain-text table in percent, `-` for NaN, without absent classes.
+
+    Parameters
+    ----------
+    scores : as fractions
+    per_class : list the classes, too
+    """
+    lines = [f"{'':<8}{'PQ':>7}{'SQ':>7}{'RQ':>7}{'PQ†':>7}{'mIoU':>7}{'classes':>9}"]
+    groups = (
+        ("all", "", scores.per_class),
+        ("things", "_things", [c for c in scores.per_class if c.info.isthing]),
+        ("stuff", "_stuff", [c for c in scores.per_class if not c.info.isthing]),
+    )
+    for title, suffix, members in groups:
+        values = [getattr(scores, key + suffix) for key in ("PQ", "SQ", "RQ")]
+        overall = [scores.PQ_dagger, scores.mIoU] if not suffix else []
+        cells = "".join(percent(v) for v in values) + ("".join(percent(v) for v in overall) or " " * 14)
+        occurring = sum(c.TP + c.FP + c.FN > 0 for c in members)
+        lines.append(f"{title:<8}{cells}{f'{occurring}/{len(members)}':>9}")
+    if scores.instances is not None:
+        lines += ["", *_instance_lines(scores.instances, per_class)]
+    occurring_classes = [c for c in scores.per_class if c.TP + c.FP + c.FN > 0 or not math.isnan(c.IoU)]
+    if per_class:
+        width = max([len("class"), *(len(c.info.name) for c in occurring_classes)])
+        lines += [
+            "",
+            f"{'class':<{width}}  {'kind':<5}{'PQ':>7}{'SQ':>7}{'RQ':>7}{'IoU':>7}{'TP':>8}{'FP':>8}{'FN':>8}",
+        ]
+        for c in occurring_classes:
+            cells = "".join(percent(v) for v in (c.PQ, c.SQ, c.RQ, c.IoU))
+            kind = "thing" if c.info.isthing else "stuff"
+            lines.append(f"{c.info.name:<{width}}  {kind:<5}{cells}{c.TP:>8}{c.FP:>8}{c.FN:>8}")
+    images = f"{scores.n_images} image{'' if scores.n_images == 1 else 's'}"
+    lines += ["", f"{images}; in percent; means are over the classes that occur"]
+    return "\n".join(lines)
+
+
+_PLURALS = {"box": "boxes", "mask": "masks"}
+
+
+def _instance_lines(scores: InstanceScores, per_class: bool) -> list[str]:
+    lines = [f"{'':<8}" + "".join(f"{name.removeprefix('AP_'):>7}" for name in AP_NUMBERS)]
+    lines += [
+        f"{_PLURALS[kind]:<8}" + "".join(percent(getattr(ap, key)) for key in AP_NUMBERS)
+        for kind, ap in scores.kinds.items()
+    ]
+    if per_class:
+        width = max([len("thing"), *(len(c.info.name) for c in scores.box.per_class)])
+        lines += ["", f"{'thing':<{width}}" + "".join(f"{kind + ' AP':>9}" for kind in scores.kinds)]
+        for row in zip(*(ap.per_class for ap in scores.kinds.values())):
+            if not all(math.isnan(c.AP) for c in row):
+                lines.append(f"{row[0].info.name:<{width}}" + "".join(f"{percent(c.AP):>9}" for c in row))
+    return lines
+
+
+def percent(value: float) -> str:
+    """Format a fraction in percent, in seven characters."""
+    return f"{'-':>7}" if math.isnan(value) else f"{100 * value:>7.2f}"

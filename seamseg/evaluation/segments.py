@@ -1,4 +1,4 @@
-"""Ground truth of a dataset folder and results of the network as maps that can be compared."""
+"""Conversion of the ground truth of a dataset folder to panoptic maps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def flatten_layers(mask: np.ndarray | Tensor) -> np.ndarray:
-    """One id map of overlapping layers: where several claim a pixel, the first has it.
+    """Merge overlapping layers into one id map; of several ids of a pixel, the first layer wins.
 
     Parameters
     ----------
@@ -26,10 +26,10 @@ def flatten_layers(mask: np.ndarray | Tensor) -> np.ndarray:
     -------
     ids : `H x W`
     """
-    array = as_array(mask)
+    array: np.ndarray = as_array(mask)
     if array.ndim == 2:
         return array
-    flat = array[0]
+    flat: np.ndarray = array[0]
     if len(array) > 1:
         flat = flat.copy()
         for layer in array[1:]:
@@ -44,16 +44,16 @@ def gt_segments_from_instances(
     num_stuff: int,
     name: str = "",
 ) -> tuple[np.ndarray, list[SegmentInfo]]:
-    """Ground truth of the folder format as one panoptic map.
+    """Convert the ground truth of a dataset folder to one panoptic map.
 
-    An image has one segment of each stuff class and one crowd of each thing class, so the ids of one class are merged
-    there. Ids without a pixel are left out.
+    The ids of a stuff class are merged into one segment, and so are the crowds of a thing class. Ids without a pixel
+    are dropped.
 
     Parameters
     ----------
     mask : `L x H x W` or `H x W` instance ids, 0 void
     cat, iscrowd : class (255 void) and crowd flag of each id; entry 0 is void
-    num_stuff : stuff classes, which come before the things
+    num_stuff : number of stuff classes, which precede the things
     name : of the image, for errors
 
     Returns
@@ -64,7 +64,7 @@ def gt_segments_from_instances(
     Raises
     ------
     InputError
-        if the mask has an id that `cat` lacks
+        if an id of the mask is missing in `cat`
     """
     flat = flatten_layers(mask)
     _check_ids(int(flat.max(initial=0)), len(cat), name)
@@ -81,17 +81,17 @@ def gt_segments_from_pairs(
     num_stuff: int,
     name: str = "",
 ) -> tuple[np.ndarray, list[SegmentInfo]]:
-    """As :func:`gt_segments_from_instances`, from the joint histogram of the instance ids and another map.
+    """Convert like :func:`gt_segments_from_instances`, given the joint histogram of the instance ids and another map.
 
     Parameters
     ----------
     pairs, counts : `K x 2` and `K`, the first column being the instance ids
-    cat, iscrowd, num_stuff, name : as there
+    cat, iscrowd, num_stuff, name : see :func:`gt_segments_from_instances`
 
     Returns
     -------
     pairs : `K x 2`, the ids of the segments in the first column; pairs may occur more than once
-    segments : as there
+    segments : in the order of their ids, with areas
     """
     _check_ids(int(pairs[:, 0].max(initial=0)), len(cat), name)
     lookup, kinds = _merge(cat, iscrowd, num_stuff)
@@ -105,7 +105,7 @@ def gt_segments_from_pairs(
 def _merge(
     cat: Sequence[int] | Tensor, iscrowd: Sequence[int] | Tensor, num_stuff: int
 ) -> tuple[np.ndarray, list[tuple[int, bool]]]:
-    """The segment of each instance id (0 void), and class and crowd flag of each segment."""
+    """Return the segment of each instance id (0 void), and class and crowd flag of each segment."""
     if len(cat) != len(iscrowd):
         raise ValueError(f"one class and one crowd flag for each id are needed, got {len(cat)} and {len(iscrowd)}")
     lookup = np.zeros(len(cat), np.int32)
@@ -131,10 +131,10 @@ def _segments_of(kinds: Sequence[tuple[int, bool]], areas: np.ndarray) -> list[S
     ]
 
 
-def instances_as_they_are(
+def unmerged_segments(
     mask: np.ndarray | Tensor, cat: Sequence[int] | Tensor, iscrowd: Sequence[int] | Tensor, name: str = ""
 ) -> tuple[np.ndarray, list[SegmentInfo]]:
-    """As :func:`gt_segments_from_instances`, but each id stays a segment, also without a pixel (the original's way)."""
+    """Convert like the original program: each id is a segment, also without a pixel."""
     flat = flatten_layers(mask)
     classes = [int(c) for c in cat]
     _check_ids(int(flat.max(initial=0)), len(classes), name)

@@ -1,1 +1,1 @@
-"""File formats of others: labels, file names, reading and writing, one place each."""
+"""Formats of data sets: labels, file names, reading and writing."""

@@ -1,7 +1,4 @@
-"""The COCO panoptic format: a JSON of segments, and a PNG an image whose colours are the ids of the segments.
-
-A pixel of colour (R, G, B) belongs to segment R + 256 G + 65536 B; 0 is void.
-"""
+"""Reading of the COCO panoptic format: a JSON of segments, and one PNG per image with segment ids as colours."""
 
 from __future__ import annotations
 
@@ -13,28 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from seamseg.formats.id_png import MAX_ID, read_id_png, read_id_runs, write_id_png
+from seamseg.formats.id_png import read_id_png, read_id_runs
 from seamseg.idmaps.id_runs import IdRuns
 from seamseg.panoptic_map import ClassInfo, SegmentInfo
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 
-__all__ = [
-    "MAX_ID",
-    "Annotation",
-    "CocoPanoptic",
-    "default_folder",
-    "read_coco_panoptic",
-    "read_id_png",
-    "segments_of",
-    "write_id_png",
-]
-
 
 @dataclass(frozen=True)
 class Annotation:
-    """The segments of one image, as the JSON has them."""
+    """The annotation of one image in the JSON."""
 
     image_id: int | str
     file_name: str
@@ -47,11 +33,11 @@ class CocoPanoptic:
 
     Attributes
     ----------
-    path, folder : of the JSON, of the PNGs
+    path, folder : of the JSON and of the PNGs
     annotations : in the order of the file
-    categories : None if the file has none, as predictions may
-    photo_names : file name of the photo by image id, for the images that the file describes
-    colours : of the categories, by their ids, where the file has them
+    categories : None if the file has none, which is valid for predictions
+    photo_names : file name of the photo by image id, for the images listed in the file
+    colours : by category id, for the categories with a colour
     """
 
     path: Path
@@ -62,16 +48,16 @@ class CocoPanoptic:
     colours: Mapping[int, tuple[int, int, int]]
 
     def read_ids(self, annotation: Annotation) -> np.ndarray:
-        """The id map of an image, `H x W` uint32."""
+        """Read the id map of an image, `H x W` uint32."""
         return read_id_png(self.folder / annotation.file_name)
 
     def read_runs(self, annotation: Annotation) -> IdRuns:
-        """The id map of an image as runs."""
+        """Read the id map of an image as runs."""
         return read_id_runs(self.folder / annotation.file_name)
 
 
 def default_folder(json_path: Path) -> Path:
-    """Where the PNGs of a JSON lie if nothing else is said: beside it, in the folder of its name without `.json`."""
+    """Return the default folder of the PNGs: the path of the JSON without `.json`."""
     return json_path.with_suffix("") if json_path.suffix == ".json" else json_path.with_name(json_path.name + "_png")
 
 
@@ -86,16 +72,16 @@ def read_coco_panoptic(json_path: str | Path, folder: str | Path | None = None) 
     Raises
     ------
     InputError
-        if the file or the folder is missing or is not of the format
+        if the file or the folder is missing or invalid
     """
     path = Path(json_path)
     content = _read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("annotations"), list):
-        raise InputError(f"{path}: not a COCO panoptic file: it has no list of `annotations`")
+        raise InputError(f"{path}: not a COCO panoptic file: `annotations` is not a list")
     annotations = [_annotation(entry, path) for entry in content["annotations"]]
     images = content.get("images") or []
     if not isinstance(images, list):
-        raise InputError(f"{path}: not a COCO panoptic file: its `images` are no list")
+        raise InputError(f"{path}: not a COCO panoptic file: `images` is not a list")
     photo_names = {
         image["id"]: str(image["file_name"])
         for image in images
@@ -104,14 +90,13 @@ def read_coco_panoptic(json_path: str | Path, folder: str | Path | None = None) 
     where = default_folder(path) if folder is None else Path(folder)
     if not where.is_dir():
         raise InputError(
-            f"{where}: no such folder, where the PNGs of {path.name} should be; "
-            "--gt-folder and --pred-folder name others"
+            f"{where}: no such folder (PNGs of {path.name}); name another one with --gt-folder or --pred-folder"
         )
     return CocoPanoptic(path, where, annotations, _categories(content, path), photo_names, _colours(content))
 
 
 def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Path) -> list[SegmentInfo]:
-    """The segments of an image with their dense classes.
+    """Parse the segments of an image and look up their dense classes.
 
     Parameters
     ----------
@@ -122,54 +107,54 @@ def segments_of(annotation: Annotation, class_of: Mapping[int, int], source: Pat
     Raises
     ------
     InputError
-        if a segment lacks its id or class, is listed twice, or is of an unknown category
+        if a segment has no id or class, is listed twice, or has an unknown category
     """
-    segments, seen = [], set()
+    segments, ids = [], set()
     for entry in annotation.segments_info:
         try:
             identity, category = int(entry["id"]), int(entry["category_id"])
-            stated = entry.get("area")
-            area = None if stated is None else _area(stated)
-            # the official tools: 1 or true, nothing else
+            annotated = entry.get("area")
+            area = None if annotated is None else _area(annotated)
+            # like the official tools: 1 or true, nothing else
             crowd = entry.get("iscrowd", 0) == 1
             score = _score(entry.get("score"))
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise InputError(
-                f"{source}: image {annotation.image_id}: a segment is incomplete ({type(error).__name__}: {error})"
+                f"{source}: image {annotation.image_id}: invalid segment ({type(error).__name__}: {error})"
             ) from error
         if category not in class_of:
             raise InputError(
                 f"{source}: image {annotation.image_id}: segment {identity} has category_id {category}, "
-                "which is not among the categories of the ground truth"
+                "which is not a category of the ground truth"
             )
-        if identity in seen:
+        if identity in ids:
             raise InputError(f"{source}: image {annotation.image_id}: segment {identity} is listed twice")
-        seen.add(identity)
+        ids.add(identity)
         segments.append(SegmentInfo(identity, class_of[category], crowd, area, score))
     return segments
 
 
-def _area(stated: Any) -> int | float:
-    """A stated area, which the official tools take as it is, fractions of a pixel too."""
-    area = float(stated)
+def _area(value: Any) -> int | float:
+    """Parse an area; like the official tools, with fractions of a pixel."""
+    area = float(value)
     if not math.isfinite(area):
-        raise ValueError(f"an area of {stated}")
+        raise ValueError(f"area {value}")
     return int(area) if area.is_integer() else area
 
 
-def _score(stated: Any) -> float | None:
-    """A score, which counts in no number; None where it is none, as NaN."""
-    score = math.nan if stated is None else float(stated)
+def _score(value: Any) -> float | None:
+    """Parse an optional score; None if it is not finite."""
+    score = math.nan if value is None else float(value)
     return score if math.isfinite(score) else None
 
 
 def _read_json(path: Path) -> Any:
     if path.is_dir():
-        raise InputError(f"{path}: is a folder; name a COCO panoptic JSON")
+        raise InputError(f"{path}: is a folder, expected a COCO panoptic JSON")
     try:
         return parse_json(read_bytes(path, "COCO panoptic JSON", ANNOTATION_BYTES))
     except ValueError as error:
-        raise InputError(f"{path}: not a JSON file, or a truncated one: {error}") from error
+        raise InputError(f"{path}: not a JSON file, or truncated: {error}") from error
 
 
 def _annotation(entry: Any, path: Path) -> Annotation:
@@ -181,7 +166,7 @@ def _annotation(entry: Any, path: Path) -> Annotation:
             f"({type(error).__name__}: {error})"
         ) from error
     if not isinstance(segments, list) or not isinstance(image_id, (int, str)):
-        raise InputError(f"{path}: not a COCO panoptic file: the annotation of {file_name} is not of its form")
+        raise InputError(f"{path}: not a COCO panoptic file: the annotation of {file_name} is invalid")
     return Annotation(image_id, file_name, segments)
 
 

@@ -1,4 +1,4 @@
-"""Write panoptic results, and the ground truth of our dataset folders, in the COCO panoptic format."""
+"""Writing of panoptic results and of the ground truth of dataset folders in the COCO panoptic format."""
 
 from __future__ import annotations
 
@@ -9,44 +9,46 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from seamseg.formats.coco_panoptic import MAX_ID, default_folder, write_id_png
+from seamseg.formats.coco_panoptic import default_folder
+from seamseg.formats.id_png import MAX_ID, write_id_png
 from seamseg.panoptic_map import ClassInfo, ClassTable, PanopticResult, Segment, class_infos
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import join_inside, replacing, write_json
 
 CocoEntry = dict[str, Any]
-"""An image in the JSON: its `image` and its `annotation`"""
+"""The entries of an image in the JSON: `image` and `annotation`."""
 
 
-class PaintedClassTable(ClassTable, Protocol):
+class ColoredClassTable(ClassTable, Protocol):
     """The classes of a data set with their colours."""
 
     @property
-    def palette(self) -> list[tuple[int, int, int]]: ...
+    def palette(self) -> list[tuple[int, int, int]]:
+        """One `(r, g, b)` per class."""
 
 
 class CocoPanopticWriter:
-    """Writes a PNG an image as results come, and the JSON at the end; each file appears whole or not at all.
+    """Write one PNG per image as results arrive, and the JSON at the end; all files are written atomically.
 
-    `category_id` is the id of the class in the original data set if these ids differ from each other, else the class
-    index + 1. Ids of segments are chosen so that the PNG shows each segment in a colour near that of its class.
-    Predicted crowds claim no instance, for which the format has no word in predictions: they become void.
+    `category_id` is the id of the class in the original data set if these ids are unique, else the class index + 1. The
+    ids of segments are chosen such that the colours in the PNG are close to those of the classes. The format has no
+    crowds in predictions, so predicted crowds become void.
 
-    Several processes may each hold a writer for the same folder: gather `images` and `annotations` in one of
-    them, give them to :meth:`extend` and write the JSON there.
+    Several processes can have a writer for the same folder: gather `images` and `annotations` in one of them, pass them
+    to :meth:`extend` and write the JSON there.
 
     Parameters
     ----------
     json_path : of the JSON
     metadata : classes and colours
-    folder : of the PNGs, by default the JSON's path without `.json`, where readers look for them
+    folder : of the PNGs, by default the JSON's path without `.json`
 
     Attributes
     ----------
     images, annotations : entries of the JSON so far
     """
 
-    def __init__(self, json_path: str | Path, metadata: PaintedClassTable, folder: str | Path | None = None) -> None:
+    def __init__(self, json_path: str | Path, metadata: ColoredClassTable, folder: str | Path | None = None) -> None:
         self.json_path = Path(json_path)
         self.folder = default_folder(self.json_path) if folder is None else Path(folder)
         self.classes = class_infos(metadata)
@@ -55,11 +57,11 @@ class CocoPanopticWriter:
         self.annotations: list[dict[str, Any]] = []
 
     def add(self, image_id: int | str, result: PanopticResult, photo_name: str | None = None) -> dict[str, Any]:
-        """Write the PNG of an image and remember its segments; may be called from several threads.
+        """Write the PNG of an image and keep its entries; thread-safe.
 
         Parameters
         ----------
-        image_id : unique; also the name of the PNG, `/` makes sub-folders
+        image_id : unique; also the name of the PNG, `/` creates subfolders
         result : at the size of the photo
         photo_name : file name of the photo, for the JSON
 
@@ -70,7 +72,7 @@ class CocoPanopticWriter:
         Raises
         ------
         InputError
-            if the name leads out of the folder
+            if the name is outside the folder
         """
         segments = [s for s in result.segments if not s.iscrowd]
         return self.add_map(image_id, result.id_map, segments, photo_name)
@@ -78,14 +80,14 @@ class CocoPanopticWriter:
     def add_map(
         self, image_id: int | str, id_map: np.ndarray, segments: Sequence[Segment], photo_name: str | None = None
     ) -> dict[str, Any]:
-        """As :meth:`add` for any id map; crowds are kept, ids without a segment become void."""
+        """Write an id map like :meth:`add`, but keep crowds; ids without a segment become void."""
         image, annotation = self._write_map(image_id, id_map, segments, photo_name)
         self.images.append(image)
         self.annotations.append(annotation)
         return annotation
 
     def write(self, image_id: int | str, result: PanopticResult, photo_name: str | None = None) -> CocoEntry:
-        """As :meth:`add`, but the segments are for the caller to remember, see :meth:`write_json_of`."""
+        """Write the PNG like :meth:`add`, but return the entries instead of keeping them; see :meth:`write_json_of`."""
         segments = [s for s in result.segments if not s.iscrowd]
         image, annotation = self._write_map(image_id, result.id_map, segments, photo_name)
         return {"image": image, "annotation": annotation}
@@ -96,14 +98,14 @@ class CocoPanopticWriter:
         annotation, ids = encode_panoptic(image_id, id_map, segments, self.classes, self.palette)
         path = join_inside(self.folder, f"{image_id}.png")
         if path is None:
-            raise InputError(f"{image_id!r} is no name for an image: its file would not lie below {self.folder}")
+            raise InputError(f"image id {image_id!r}: its file would be outside {self.folder}")
         write_id_png(path, ids)
         height, width = id_map.shape
         image = {"id": image_id, "file_name": photo_name or f"{image_id}", "height": height, "width": width}
         return image, annotation
 
     def extend(self, images: Iterable[dict[str, Any]], annotations: Iterable[dict[str, Any]]) -> None:
-        """Take over what other writers have written."""
+        """Add the entries of other writers."""
         self.images.extend(images)
         self.annotations.extend(annotations)
 
@@ -117,8 +119,7 @@ class CocoPanopticWriter:
         """
         ids = [i["id"] for i in self.images]
         if len(set(ids)) != len(ids):
-            twice = next(i for i in ids if ids.count(i) > 1)
-            raise _called_the_same(self.json_path, twice)
+            raise _duplicate_id(self.json_path, next(i for i in ids if ids.count(i) > 1))
         content = {
             "images": sorted(self.images, key=lambda i: str(i["id"])),
             "annotations": sorted(self.annotations, key=lambda a: str(a["image_id"])),
@@ -128,18 +129,18 @@ class CocoPanopticWriter:
         return self.json_path
 
     def write_json_of(self, entries: Callable[[], Iterable[CocoEntry]]) -> Path:
-        """Write the JSON of any number of images in little memory.
+        """Write the JSON of any number of images in constant memory.
 
         Parameters
         ----------
-        entries : gives what :meth:`write` returned, of each image; is called twice
+        entries : returns the entries of :meth:`write` of all images; called twice
 
         Raises
         ------
         InputError
             if two images have the same id
         """
-        seen: set[int | str] = set()
+        ids: set[int | str] = set()
         with replacing(self.json_path) as temporary, open(temporary, "w", encoding="utf-8") as file:
             for part in ("image", "annotation"):
                 file.write(f'{"{" if part == "image" else "], "}"{part}s": [')
@@ -147,9 +148,9 @@ class CocoPanopticWriter:
                     file.write((", " if k else "") + json.dumps(entry[part], allow_nan=False))
                     if part == "image":
                         identity = entry[part]["id"]
-                        if identity in seen:
-                            raise _called_the_same(self.json_path, identity)
-                        seen.add(identity)
+                        if identity in ids:
+                            raise _duplicate_id(self.json_path, identity)
+                        ids.add(identity)
             file.write(f'], "categories": {json.dumps(self._categories())}}}\n')
         return self.json_path
 
@@ -167,21 +168,21 @@ def encode_panoptic(
     classes: Sequence[ClassInfo],
     palette: Sequence[tuple[int, ...]],
 ) -> tuple[dict[str, Any], np.ndarray]:
-    """One image in the COCO panoptic format.
+    """Convert one image to the COCO panoptic format.
 
     Parameters
     ----------
     image_id : of the image; its PNG is `<image_id>.png`
-    id_map : `H x W` ids, those without a segment become void
-    segments : in any order, which is kept
-    classes, palette : of the data set; ids are chosen near the colours of their classes
+    id_map : `H x W` ids; those without a segment become void
+    segments : in any order, which is preserved
+    classes, palette : of the data set; the ids are close to the colours of the classes
 
     Returns
     -------
     annotation : entry of the JSON
     ids : `H x W` uint32, for the PNG
     """
-    new_ids = _colour_ids(segments, palette)
+    new_ids = _assign_ids(segments, palette)
     highest = max(int(id_map.max(initial=0)), *(s.id for s in segments), 0)
     lookup = np.zeros(highest + 1, np.uint32)
     lookup[[s.id for s in segments]] = new_ids
@@ -207,7 +208,7 @@ def _entry(segment: Segment, new_id: int, category_id: int) -> dict[str, Any]:
     return entry
 
 
-def _colour_ids(segments: Sequence[Segment], palette: Sequence[tuple[int, ...]]) -> list[int]:
+def _assign_ids(segments: Sequence[Segment], palette: Sequence[tuple[int, ...]]) -> list[int]:
     used = {0}
     out = []
     for s in segments:
@@ -217,13 +218,13 @@ def _colour_ids(segments: Sequence[Segment], palette: Sequence[tuple[int, ...]])
     return out
 
 
-def _called_the_same(json_path: Path, identity: int | str) -> InputError:
-    return InputError(f"{json_path}: two images are called {identity}; give them different names")
+def _duplicate_id(json_path: Path, identity: int | str) -> InputError:
+    return InputError(f"{json_path}: two images have the id {identity}; ids must be unique")
 
 
 def _ids_near(colour: tuple[int, ...]) -> Iterable[int]:
-    """The id whose colour is `colour`, then ids of colours near it, then all others."""
-    # Steps by primes through windows of different widths, so that it takes long until a colour comes again.
+    """Generate the id of a colour, then ids of similar colours, then all others."""
+    # prime steps through windows of different widths have a long period
     windows = [
         (max(c - reach, 0), min(c + reach, 255), c, step) for c, reach, step in zip(colour, (48, 44, 41), (37, 59, 71))
     ]

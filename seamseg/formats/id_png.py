@@ -1,8 +1,7 @@
-"""PNGs whose colours are the ids of segments: R + 256 G + 65536 B, 0 void.
+"""PNGs with segment ids as colours: R + 256 G + 65536 B, 0 void.
 
-The usual kind, 8-bit RGB that is not interlaced, is read by our own decoder, which knows that such maps are made of
-long runs; every other kind, or all if the kernels were not compiled, by Pillow. The checksum of every chunk is
-compared, so that a file with a wrong bit is found.
+8-bit RGB without interlacing is read by a compiled decoder that is fast for maps of long runs; all other kinds, or all
+files without compiled kernels, by Pillow. The checksums of all chunks are verified.
 """
 
 from __future__ import annotations
@@ -23,41 +22,41 @@ from seamseg.utils.files import replacing
 from seamseg.utils.limits import refuse_postscript
 
 MAX_ID = (1 << 24) - 1
-"""Largest id that three channels can hold."""
+"""Largest id of three 8-bit channels."""
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_USUAL = bytes((8, 2, 0, 0, 0))
-"""The end of a header: 8 bits, RGB, the one compression, the one set of filters, not interlaced."""
+_FAST_HEADER = bytes((8, 2, 0, 0, 0))
+"""End of the header of files for the compiled decoder: 8 bits, RGB, compression 0, filter method 0, no interlacing."""
 
 
 def read_id_png(path: str | Path) -> np.ndarray:
-    """The segment ids of a panoptic PNG, `H x W` uint32.
+    """Read the segment ids of a panoptic PNG, `H x W` uint32.
 
     Raises
     ------
     InputError
         if the file is missing, broken or has more than 8 bits a channel
     """
-    found = _read(path)
-    return found.dense() if isinstance(found, IdRuns) else found
+    ids = _read(path)
+    return ids.dense() if isinstance(ids, IdRuns) else ids
 
 
 def read_id_runs(path: str | Path) -> IdRuns:
-    """The same as runs, which are all that counting needs; raises as :func:`read_id_png`."""
-    found = _read(path)
-    return found if isinstance(found, IdRuns) else id_runs_of(found)
+    """Read the segment ids of a panoptic PNG as runs; raises like :func:`read_id_png`."""
+    ids = _read(path)
+    return ids if isinstance(ids, IdRuns) else id_runs_of(ids)
 
 
 def write_id_png(path: str | Path, ids: np.ndarray) -> None:
-    """Write segment ids, `H x W` in `0 .. 2^24-1`, as a panoptic PNG, whole or not at all; missing folders are made."""
-    picture = id_picture(ids)
+    """Write segment ids, `H x W` in `0 .. 2^24-1`, as a panoptic PNG, atomically; missing folders are created."""
+    image = id_image(ids)
     with replacing(Path(path)) as temporary:
-        # level 3 is half as slow as Pillow's default; maps of large flat regions stay small
-        picture.save(temporary, format="PNG", compress_level=3)
+        # level 3 takes half the time of Pillow's default; maps of large flat regions stay small
+        image.save(temporary, format="PNG", compress_level=3)
 
 
-def id_picture(ids: np.ndarray) -> Image.Image:
-    """The RGB picture of segment ids, `H x W` in `0 .. 2^24-1`."""
+def id_image(ids: np.ndarray) -> Image.Image:
+    """Convert segment ids, `H x W` in `0 .. 2^24-1`, to an RGB image."""
     if ids.size and (int(ids.min()) < 0 or int(ids.max()) > MAX_ID):
         raise ValueError(f"panoptic PNG: ids must be 0 to {MAX_ID}, got {int(ids.min())} to {int(ids.max())}")
     rgb = np.empty((*ids.shape, 3), np.uint8)
@@ -69,12 +68,12 @@ def id_picture(ids: np.ndarray) -> Image.Image:
 def _read(path: str | Path) -> IdRuns | np.ndarray:
     try:
         data = Path(path).read_bytes()
-        usual = _usual_stream(data, path) if data.startswith(_SIGNATURE) else None
-        if usual is not None:
+        fast = _fast_stream(data, path) if data.startswith(_SIGNATURE) else None
+        if fast is not None:
             if has_kernel():
-                with suppress(ValueError):  # which is rare; then Pillow says what is wrong, or is content
-                    return decode_id_runs(*usual)
-            _check_size(*usual)
+                with suppress(ValueError):  # rare: Pillow then reads the file or raises
+                    return decode_id_runs(*fast)
+            _check_size(*fast)
         return _read_by_pillow(data, path)
     except FileNotFoundError:
         raise InputError(f"{path}: no such panoptic PNG") from None
@@ -82,29 +81,29 @@ def _read(path: str | Path) -> IdRuns | np.ndarray:
         raise InputError(f"{path}: not a readable PNG: {error}") from error
 
 
-def _usual_stream(data: bytes, path: str | Path) -> tuple[bytes, int, int] | None:
-    """The compressed rows, height and width of a PNG of the usual kind; ValueError if the file is broken."""
-    header, parts, plain = b"", [], True
+def _fast_stream(data: bytes, path: str | Path) -> tuple[bytes, int, int] | None:
+    """Return compressed rows, height and width of a PNG for the compiled decoder; ValueError for broken files."""
+    header, parts, animated = b"", [], False
     for kind, content in _chunks(data):
         if kind == b"IHDR":
             header = bytes(content)
         elif kind == b"IDAT":
             parts.append(content)
-        elif kind == b"acTL":  # more than one picture
-            plain = False
+        elif kind == b"acTL":  # animation
+            animated = True
     if len(header) != 13:
         raise ValueError("it has no header")
     width, height, bits = struct.unpack_from(">IIB", header)
     if bits > 8:
         raise InputError(f"{path}: a panoptic PNG has three channels of 8 bits, this one has {bits} bits a channel")
-    # Pillow warns of pictures above its limit, or refuses them
-    if not plain or header[8:] != _USUAL or not 0 < width * height <= (Image.MAX_IMAGE_PIXELS or 1 << 30):
+    # left to Pillow, which warns of images above its limit or rejects them
+    if animated or header[8:] != _FAST_HEADER or not 0 < width * height <= (Image.MAX_IMAGE_PIXELS or 1 << 30):
         return None
     return b"".join(parts), height, width
 
 
 def _check_size(stream: bytes, height: int, width: int) -> None:
-    """ValueError if rows are missing, for which Pillow would put black ones."""
+    """Raise ValueError if rows are missing, which Pillow would fill with black."""
     size = height * (3 * width + 1)
     try:
         found = len(zlib.decompressobj().decompress(stream, size))
@@ -115,16 +114,16 @@ def _check_size(stream: bytes, height: int, width: int) -> None:
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
-    """Kind and content of each chunk to the last; ValueError if a checksum is wrong or the file is cut off."""
+    """Iterate over kind and content of the chunks; ValueError for wrong checksums and truncated files."""
     view, at = memoryview(data), len(_SIGNATURE)
     kind = b""
     while kind != b"IEND":
         if at + 12 > len(data):
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         length, kind = struct.unpack_from(">I4s", data, at)
         end = at + 8 + length
         if end + 4 > len(data):
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         if zlib.crc32(view[at + 4 : end]) != int.from_bytes(view[end : end + 4], "big"):
             raise ValueError(f"the checksum of its {kind.decode('latin-1')} chunk at byte {at} is wrong")
         yield kind, view[at + 8 : end]

@@ -1,4 +1,4 @@
-"""Maps of segments as grey pictures of labels and of instances."""
+"""Greyscale PNGs of labels and of instances."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from seamseg.utils.files import replacing
 
 
 def write_grey_png(path: Path, values: np.ndarray) -> None:
-    """Write `H x W` uint8 or uint16 as a grey PNG of that depth, whole or not at all; missing folders are made."""
+    """Write `H x W` uint8 or uint16 as a greyscale PNG of this depth, atomically; missing folders are created."""
     with replacing(path) as temporary:
-        # runs are all there is to find: as fast as the lowest level of zlib, and smaller files than its highest
+        # for maps of long runs: as fast as the lowest level of zlib, with smaller files than its highest
         Image.fromarray(values).save(temporary, format="PNG", compress_type=zlib.Z_RLE)
 
 
-def label_picture(ids: np.ndarray, segments: Sequence[SegmentLike], labels: Sequence[int], void: int) -> np.ndarray:
-    """The label of each pixel, `H x W` uint8.
+def label_map(ids: np.ndarray, segments: Sequence[SegmentLike], labels: Sequence[int], void: int) -> np.ndarray:
+    """Convert a panoptic map to labels, `H x W` uint8.
 
     Parameters
     ----------
     ids : `H x W` segment ids, 0 void
-    segments : of the map; pixels of other ids are void
+    segments : of the map; other ids are void
     labels : of each class, at most 255
     void : label of void
     """
     return _look_up(ids, [(s.id, labels[s.category]) for s in segments], void, np.uint8)
 
 
-def instance_picture(
+def instance_map(
     ids: np.ndarray,
     segments: Sequence[SegmentLike],
     labels: Sequence[int],
@@ -45,13 +45,13 @@ def instance_picture(
     void: int,
     image: str,
 ) -> np.ndarray:
-    """Label and instance number of each pixel, `H x W` uint16: `label * per_label + number`, numbers from 0.
+    """Convert a panoptic map to instances, `H x W` uint16: `label * per_label + number`, numbers from 0.
 
     Parameters
     ----------
-    ids, segments, labels : as :func:`label_picture`
-    num_stuff : stuff classes, which come before the things
-    per_label : so many instances of a label can be told apart
+    ids, segments, labels : see :func:`label_map`
+    num_stuff : number of stuff classes, which precede the things
+    per_label : number of values per label
     alone : stuff and crowds are `label * alone`
     void : value of void
     image : for errors
@@ -59,7 +59,7 @@ def instance_picture(
     Raises
     ------
     InputError
-        if the image has more instances of a class than the format can number
+        if a class has more than `per_label` instances
     """
     numbers: Counter[int] = Counter()
     values = []
@@ -70,7 +70,7 @@ def instance_picture(
             continue
         if numbers[label] == per_label:
             raise InputError(
-                f"image {image}: more than {per_label} instances of label {label}, which this format cannot number; "
+                f"image {image}: more than {per_label} instances of label {label}, the limit of this format; "
                 "use the format coco"
             )
         values.append((segment.id, label * per_label + numbers[label]))

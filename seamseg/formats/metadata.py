@@ -1,4 +1,4 @@
-"""`metadata.bin`: the classes of a data set and what its masks hold (SPEC section 1 "Dataset folder")."""
+"""`metadata.bin`: the classes of a data set and the instances of its masks (docs/contract.md, section 1)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _OBJECT_BYTES = 256 * KIB
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """What the mask of one image holds.
+    """The instances of the mask of one image.
 
     Attributes
     ----------
-    id : name of the image without its ending
+    id : file name of the image without its ending
     cat : class of each instance id of the mask; entry 0 is void (255)
     size : `(height, width)`
-    iscrowd : 1 for each instance id that is a group of things which could not be told apart
+    iscrowd : 1 for each instance id that is a crowd, a group of things
     """
 
     id: str
@@ -44,9 +44,9 @@ class Metadata:
     ----------
     num_stuff, num_thing : number of classes of each kind
     categories : `num_stuff + num_thing` names
-    palette : one `(r, g, b)` a class
-    original_ids : the id each class has in the data set it came from
-    images : may be empty, as in a model file that only needs the classes
+    palette : one `(r, g, b)` per class
+    original_ids : ids of the classes in the original data set
+    images : empty in model files, which only need the classes
     """
 
     num_stuff: int
@@ -58,15 +58,15 @@ class Metadata:
 
     @property
     def num_classes(self) -> int:
-        """Stuff and thing classes together"""
+        """Number of stuff and thing classes."""
         return self.num_stuff + self.num_thing
 
     def is_thing(self, category: int) -> bool:
-        """True if `category` is a thing class (void is not)."""
+        """Whether `category` is a thing class (void is not)."""
         return self.num_stuff <= category < self.num_classes
 
     def without_images(self) -> Metadata:
-        """The classes alone."""
+        """Return the classes without the images."""
         return Metadata(self.num_stuff, self.num_thing, self.categories, self.palette, self.original_ids)
 
 
@@ -76,18 +76,18 @@ def read_metadata(path: str | Path, limit: int = TEXT_BYTES) -> Metadata:
     Raises
     ------
     InputError
-        if the file is missing, too large, is not metadata or contradicts itself
+        if the file is missing, too large, invalid or inconsistent
     """
     return parse_metadata(read_bytes(Path(path), "metadata file", limit), str(path))
 
 
 def parse_metadata(data: bytes, source: str = "metadata.bin") -> Metadata:
-    """Metadata from the bytes of `metadata.bin`; `source` names them in errors.
+    """Parse the bytes of `metadata.bin`; `source` names them in errors.
 
     Raises
     ------
     InputError
-        if the bytes are not metadata or contradict themselves
+        if the content is invalid or inconsistent
     """
     try:
         content = _unpack(BytesIO(data))
@@ -105,12 +105,12 @@ def parse_metadata(data: bytes, source: str = "metadata.bin") -> Metadata:
 
 
 def metadata_of(meta: Any, source: str, images: Sequence[ImageInfo] = ()) -> Metadata:
-    """Metadata from plain data: the keys of `meta` in `metadata.bin`; `source` names it in errors.
+    """Create metadata from the content of `meta` in `metadata.bin`; `source` names it in errors.
 
     Raises
     ------
     InputError
-        if a key is missing or they contradict each other
+        if a key is missing or the content is inconsistent
     """
     try:
         names, palette, ids = (_list(meta, key) for key in ("categories", "palette", "original_ids"))
@@ -131,12 +131,12 @@ def metadata_of(meta: Any, source: str, images: Sequence[ImageInfo] = ()) -> Met
 
 
 def write_metadata(path: str | Path, metadata: Metadata) -> None:
-    """Write `metadata.bin`, whole or not at all."""
+    """Write `metadata.bin` atomically."""
     write_atomically(Path(path), pack_metadata(metadata))
 
 
 def pack_metadata(metadata: Metadata) -> bytes:
-    """The bytes of `metadata.bin`, the inverse of :func:`parse_metadata`."""
+    """Encode the content of `metadata.bin`, the inverse of :func:`parse_metadata`."""
     _check(metadata, "metadata")
     meta = {
         "num_stuff": metadata.num_stuff,
@@ -148,64 +148,65 @@ def pack_metadata(metadata: Metadata) -> bytes:
     images = [
         {"id": i.id, "cat": list(i.cat), "size": list(i.size), "iscrowd": list(i.iscrowd)} for i in metadata.images
     ]
-    return umsgpack.packb({"meta": meta, "images": images})
+    content: bytes = umsgpack.packb({"meta": meta, "images": images})
+    return content
 
 
 class _Malformed(ValueError):
-    """The content is not that of a metadata file; the message is what is wrong with it."""
+    """Invalid content of a metadata file."""
 
 
-class _Window:
-    """Reads an object of a stream, which may not be longer than any sane image's."""
+class _LimitedReader:
+    """Read one object of a stream, of at most `_OBJECT_BYTES`."""
 
     def __init__(self, stream: BytesIO) -> None:
-        self._stream, self.left = stream, _OBJECT_BYTES
+        self._stream, self._remaining = stream, _OBJECT_BYTES
 
     def read(self, count: int) -> bytes:
-        self.left -= count
-        if self.left < 0:
+        self._remaining -= count
+        if self._remaining < 0:
             raise _Malformed(f"an entry is larger than {format_bytes(_OBJECT_BYTES)}")
         return self._stream.read(count)
 
 
 def _unpack(stream: BytesIO) -> dict[str, Any]:
-    """The content of `metadata.bin`, image by image: a byte of it may stand for an object of a hundred."""
+    """Decode `metadata.bin` image by image, since one byte can expand to an object of a hundred bytes."""
     content: dict[str, Any] = {}
     for _ in range(_length(stream, 0x80, 0xDE, "map")):
-        key = umsgpack.unpack(_Window(stream))
+        key = umsgpack.unpack(_LimitedReader(stream))
         if not isinstance(key, str) or key in content:
-            raise _Malformed(f"the key {key!r:.40} is no text or there twice")
+            raise _Malformed(f"the key {key!r:.40} is not text or duplicate")
         if key == "images":
             count = _length(stream, 0x90, 0xDC, "list")
-            content[key] = [_image(umsgpack.unpack(_Window(stream))) for _ in range(count)]
+            content[key] = [_image(umsgpack.unpack(_LimitedReader(stream))) for _ in range(count)]
         else:
-            content[key] = umsgpack.unpack(_Window(stream))
+            content[key] = umsgpack.unpack(_LimitedReader(stream))
     return content
 
 
 def _length(stream: BytesIO, short: int, long: int, what: str) -> int:
-    """Entries of the map or list that begins here; `short`, `long`: codes of msgpack for up to 15, and more, of them"""
+    """Read the length of a map or list; `short`, `long`: msgpack codes for up to 15 entries and for more."""
     code = int.from_bytes(stream.read(1), "big")
     if short <= code < short + 16:
         return code - short
     if code not in (long, long + 1):
-        raise _Malformed(f"a byte {code:#04x} is where a {what} should begin")
+        raise _Malformed(f"byte {code:#04x} instead of the start of a {what}")
     return int.from_bytes(stream.read(2 if code == long else 4), "big")
 
 
 def _list(meta: Any, key: str) -> list[Any]:
     value = meta[key]
     if not isinstance(value, (list, tuple)):
-        raise TypeError(f"`{key}` is no list but a {type(value).__name__}")
+        raise TypeError(f"`{key}` is a {type(value).__name__}, expected a list")
     if len(value) > VOID:
-        raise ValueError(f"{len(value)} entries in `{key}`, of at most {VOID} classes")
+        raise ValueError(f"{len(value)} entries in `{key}`, at most {VOID} are supported")
     return list(value)
 
 
 def _text(name: Any) -> str:
-    # the text of a list of lists may be of any length
+    # the string of nested lists could be of any length
     if not isinstance(name, (str, bytes, int, float)):
-        raise TypeError(f"a category is no text but a {type(name).__name__}")
+        raise TypeError(f"a category is a {type(name).__name__}, expected text")
     return str(name)
 
 
@@ -224,7 +225,7 @@ def _check(metadata: Metadata, source: str) -> None:
     classes = metadata.num_classes
     if metadata.num_stuff < 0 or metadata.num_thing < 0 or not 0 < classes <= VOID:
         raise InputError(
-            f"{source}: {metadata.num_stuff} stuff and {metadata.num_thing} thing classes; together must be 1 to {VOID}"
+            f"{source}: {metadata.num_stuff} stuff and {metadata.num_thing} thing classes; the sum must be 1 to {VOID}"
         )
     for name in ("categories", "palette", "original_ids"):
         length = len(getattr(metadata, name))

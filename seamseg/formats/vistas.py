@@ -1,4 +1,4 @@
-"""What all files of Mapillary Vistas have in common: how instances are numbered, and what groups are called."""
+"""The format of Mapillary Vistas: labels, numbering of instances, names of groups, `config.json`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from seamseg.formats.metadata import Metadata
 from seamseg.utils.errors import InputError
 
 INSTANCES_PER_LABEL = 256
-"""Values of the pictures in `instances/` are `label * 256 + number`."""
+"""The values of the images in `instances/` are `label * 256 + number`."""
 
-GROUP_ENDING = "-group"
-"""What follows the name of a class in that of its groups."""
+GROUP_SUFFIX = "-group"
+"""Suffix of the names of group classes."""
 
 
 def is_group(name: str) -> bool:
-    """Whether all regions of a class are groups, and hence crowds; its name need not have the dash."""
+    """Whether all regions of a class are groups, i.e. crowds; the dash of the suffix is optional."""
     return name.endswith("group")
 
 
@@ -25,74 +25,74 @@ _LARGEST_LABEL = 255
 
 
 def vistas_labels(metadata: Metadata, source: str) -> list[int]:
-    """The label of each class, its `original_ids`.
+    """Return the label of each class, its `original_ids`.
 
     Raises
     ------
     InputError
-        if two are equal, or one leaves no place in a byte for itself and void; `source` names the classes
+        if two are equal, or one does not fit into a byte together with void; `source` names the classes
     """
     ids = [int(i) for i in metadata.original_ids]
     twice = next((i for k, i in enumerate(ids) if i in ids[:k]), None)
     if twice is not None:
         raise InputError(
-            f"{source}: two classes have the original id {twice}, so the format vistas cannot tell them apart; "
+            f"{source}: two classes have the original id {twice}, which the format vistas does not support; "
             "use the format coco"
         )
     wrong = next((i for i in ids if not 0 <= i < _LARGEST_LABEL), None)
     if wrong is not None:
         raise InputError(
-            f"{source}: a class has the original id {wrong}, but the labels of the format vistas go from 0 to "
+            f"{source}: a class has the original id {wrong}, but the labels of the format vistas are 0 to "
             f"{_LARGEST_LABEL - 1}; use the format coco"
         )
     return ids
 
 
 def void_label(labels: Sequence[int]) -> int:
-    """The label after the last: in Vistas 1.2 (65) and 2.0 (123) the official `void--unlabeled`."""
+    """Return the label after the last one: in Vistas 1.2 (65) and 2.0 (123) the official `void--unlabeled`."""
     return max(labels) + 1
 
 
 def with_panoptic_ids(metadata: Metadata, labels: Sequence[int]) -> Metadata:
-    """The classes with the `category_id` of Vistas' panoptic JSON as `original_ids`: label + 1, since 0 is void."""
+    """Replace the `original_ids` by the `category_id` of the panoptic JSON of Vistas: label + 1, since 0 is void."""
     return replace(metadata.without_images(), original_ids=[label + 1 for label in labels])
 
 
 def photo_stem(name: str) -> str:
-    """The name of a photo without folders, which Vistas does not have."""
+    """Remove the folders of the name of a photo; Vistas has none."""
     return name.rpartition("/")[2]
 
 
 def group_labels(metadata: Metadata, labels: Sequence[int], source: str) -> dict[int, int]:
-    """The labels, after that of void, of the classes that have crowds and are no groups themselves, by class.
+    """Assign labels after that of void to the crowds of each class that is not a group itself.
 
-    They are called `<class>-group` and not evaluated, as the groups of Vistas 2.0.
+    They are named `<class>-group` and not evaluated, like the groups of Vistas 2.0.
 
     Raises
     ------
     InputError
-        if labels run out, or a class is called like the group of another; `source` names the data set
+        if there are too many labels, or a class has the name of a group; `source` names the data set
     """
     crowds = {c for image in metadata.images for c, crowd in zip(image.cat, image.iscrowd) if crowd}
     classes = [c for c in sorted(crowds) if metadata.is_thing(c) and not is_group(metadata.categories[c])]
     first = void_label(labels) + 1
     if classes and first + len(classes) - 1 > _LARGEST_LABEL:
-        raise InputError(f"{source}: more labels than {_LARGEST_LABEL} with those of crowds; use the format coco")
+        raise InputError(f"{source}: more than {_LARGEST_LABEL} labels including those of crowds; use the format coco")
     for c in classes:
         if _group_name(metadata, c) in metadata.categories:
             raise InputError(
-                f"{source}: {metadata.categories[c]!r} has crowds, but {_group_name(metadata, c)!r} is a class of its "
-                "own; use the format coco"
+                f"{source}: {metadata.categories[c]!r} has crowds, but {_group_name(metadata, c)!r} is another "
+                "class; use the format coco"
             )
     return {c: first + k for k, c in enumerate(classes)}
 
 
 def _group_name(metadata: Metadata, category: int) -> str:
-    return metadata.categories[category] + GROUP_ENDING
+    return metadata.categories[category] + GROUP_SUFFIX
 
 
 def config(metadata: Metadata, labels: Sequence[int], groups: Mapping[int, int]) -> dict[str, Any]:
-    """The content of `config.json`; groups, and labels that no class has, are not evaluated."""
+    """Create the content of `config.json`; groups and unused labels are not evaluated."""
     class_of = {label: index for index, label in enumerate(labels)}
     void = void_label(labels)
     entries = []

@@ -1,1 +1,1 @@
-"""Maps of ids and labels as runs and counts: numpy and a C library, no torch."""
+"""Id maps as runs, and histograms of pairs of ids: numpy and a C library, no torch."""

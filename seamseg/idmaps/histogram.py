@@ -1,4 +1,4 @@
-"""Counting pairs of labels of two maps (panoptic quality, confusion)."""
+"""Joint histograms of the labels of two maps, for panoptic quality and confusion matrices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
-from seamseg.idmaps import library, plain
+from seamseg.idmaps import library, reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,45 +16,41 @@ if TYPE_CHECKING:
 
 
 def as_array(values: ArrayLike) -> np.ndarray:
-    """The values of an array or a tensor, which is copied from a GPU and not otherwise."""
+    """Convert an array or tensor to an array; only tensors on a GPU are copied."""
     return np.asarray(values.detach().cpu().numpy() if is_tensor(values) else values)
 
 
 def is_tensor(values: object) -> TypeGuard[Tensor]:
-    """Whether it is one of torch's, which somebody has imported then."""
+    """Whether a value is a tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(values, torch.Tensor)
 
 
-if TYPE_CHECKING:
-    pass
-
-
 def joint_histogram(a: ArrayLike, b: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """How many elements carry each pair of labels.
+    """Count the elements with each pair of labels.
 
-    The two may be of different integer types; neither is converted. Tensors on a GPU are copied from it.
+    The integer types may differ; neither array is converted. Tensors on a GPU are copied to the CPU.
 
     Parameters
     ----------
-    a, b : non-negative integer arrays or tensors of one shape
+    a, b : non-negative integer arrays or tensors of the same shape
 
     Returns
     -------
-    pairs : `K x 2` int64, the pairs that occur, rising
+    pairs : `K x 2` int64, the pairs that occur, sorted
     counts : `K` int64
 
     Raises
     ------
     TypeError
-        if one does not hold integers
+        if the values are not integers
     ValueError
         if the shapes differ, a label is negative, or labels are too large for a pair to fit into 64 bits
     """
     first, second = _integers("a", a), _integers("b", b)
     if first.shape != second.shape:
-        raise ValueError(f"joint_histogram: a and b must have one shape, got {first.shape} and {second.shape}")
-    pairs, counts = (library.functions or plain).joint_histogram(first, second)
+        raise ValueError(f"joint_histogram: a and b must have the same shape, got {first.shape} and {second.shape}")
+    pairs, counts = (library.functions or reference).joint_histogram(first, second)
     if len(pairs):
         if pairs.min() < 0:
             raise ValueError("joint_histogram: labels must not be negative")
@@ -65,7 +61,7 @@ def joint_histogram(a: ArrayLike, b: ArrayLike) -> tuple[np.ndarray, np.ndarray]
 
 
 def _integers(name: str, labels: ArrayLike) -> np.ndarray:
-    # numpy has no word for some of torch's kinds of numbers
+    # numpy lacks some dtypes of torch
     if is_tensor(labels) and (labels.is_floating_point() or labels.is_complex()):
         raise TypeError(f"joint_histogram: {name} must hold integers, got {labels.dtype}")
     array = as_array(labels)

@@ -1,21 +1,21 @@
-"""Nearest-neighbour resizing of id maps, pixel for pixel as Pillow does it."""
+"""Nearest-neighbour resizing of id maps, identical to Pillow."""
 
 from __future__ import annotations
 
 import numpy as np
 
 _ROWS = 128
-"""Rows that are resized at a time: beside the result nothing is as large as an image."""
+"""Rows resized at a time, which bounds the temporary memory."""
 
 
-def nearest_index(have: int, wanted: int) -> np.ndarray:
-    """The input pixel that each of `wanted` output pixels along an axis of `have` shows: `floor((i + .5) * scale)`."""
-    if have < 1 or wanted < 1:
-        raise ValueError(f"nearest_index: sizes must be positive, got {have} and {wanted}")
-    # a running sum, as in Pillow: where a centre falls between two pixels its rounding decides
-    steps = np.full(wanted, have / wanted)
+def nearest_index(old: int, new: int) -> np.ndarray:
+    """Return the input pixel of each output pixel along an axis, `floor((i + .5) * old / new)`."""
+    if old < 1 or new < 1:
+        raise ValueError(f"nearest_index: sizes must be positive, got {old} and {new}")
+    # a running sum, as in Pillow: its rounding decides where a centre is between two pixels
+    steps = np.full(new, old / new)
     steps[0] *= 0.5
-    return np.minimum(np.cumsum(steps).astype(np.intp), have - 1)
+    return np.minimum(np.cumsum(steps).astype(np.intp), old - 1)
 
 
 def resize_nearest(ids: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -26,9 +26,9 @@ def resize_nearest(ids: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     ids : `... x H x W` of any dtype
     size : `(height, width)` of the result
     """
-    rows, columns = (nearest_index(have, wanted) for have, wanted in zip(ids.shape[-2:], size))
+    rows, columns = (nearest_index(old, new) for old, new in zip(ids.shape[-2:], size))
     result = np.empty((*ids.shape[:-2], *size), ids.dtype)
     for start in range(0, size[0], _ROWS):
-        here = slice(start, start + _ROWS)
-        result[..., here, :] = ids.take(rows[here], axis=-2).take(columns, axis=-1)
+        block = slice(start, start + _ROWS)
+        result[..., block, :] = ids.take(rows[block], axis=-2).take(columns, axis=-1)
     return result

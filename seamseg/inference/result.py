@@ -20,7 +20,7 @@ from PIL import Image
 
 from seamseg.data.images import MAX_PIXELS, open_image
 from seamseg.formats.coco_writer import CocoPanopticWriter, encode_panoptic
-from seamseg.formats.id_png import id_picture
+from seamseg.formats.id_png import id_image
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
 from seamseg.panoptic_map import VOID, PanopticResult, Segment, class_infos
@@ -29,7 +29,7 @@ from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import replacing, write_atomically
 from seamseg.utils.limits import MODEL_METADATA_BYTES, check_member, check_method, packed_size, parse_json
 from seamseg.visualize import draw_overlay
-from seamseg.visualize.notebook import class_table, small_picture
+from seamseg.visualize.overlay import encode_thumbnail, figure_html
 
 if TYPE_CHECKING:
     import supervision
@@ -232,7 +232,7 @@ class Panoptic(PanopticResult):
         )
         if file_name is not None:
             annotation["file_name"] = file_name
-        return annotation, id_picture(ids)
+        return annotation, id_image(ids)
 
     def to_supervision(self, stuff: bool = False) -> supervision.Detections:
         """Return `supervision.Detections`: boxes, masks, class indices, scores, and `class_name` in its data.
@@ -351,11 +351,11 @@ class Panoptic(PanopticResult):
         return result
 
     def _repr_png_(self) -> bytes:
-        return small_picture(self._picture())
+        return encode_thumbnail(self._picture())
 
     def _repr_html_(self) -> str:
         shares = [(s.name, s.category, s.isthing and not s.iscrowd, s.area / self.id_map.size) for s in self.segments]
-        return class_table(self._picture(), repr(self), shares, self.metadata.palette)
+        return figure_html(self._picture(), repr(self), shares, self.metadata.palette)
 
     def _picture(self) -> Image.Image:
         try:

@@ -22,7 +22,7 @@ from seamseg.models.outputs import Features
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers import make_writers
 from seamseg.structures import PackedSequence, Prediction
-from seamseg.visualize.palette import spread_palette
+from seamseg.visualize.palette import distinct_colors
 
 STAGES = ("decode", "resize", "body", "FPN", "RPN head", "NMS", "ROI", "mask", "semantic", "fusion", "encode")
 """In order; resize includes normalisation, NMS the selection of proposals, ROI the second NMS, encode the drawing."""
@@ -38,7 +38,7 @@ def random_predictor(
     torch.manual_seed(0)
     options = load_config(config)
     metadata = Metadata(
-        28, 37, [f"class {i}" for i in range(65)], [tuple(row) for row in spread_palette(65).tolist()], list(range(65))
+        28, 37, [f"class {i}" for i in range(65)], [tuple(row) for row in distinct_colors(65).tolist()], list(range(65))
     )
     net = build_network(options, metadata.num_stuff, metadata.num_thing).eval()
     net = for_inference(net, device, precision) if folded else net

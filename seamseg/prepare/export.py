@@ -14,7 +14,7 @@ from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.formats.cityscapes.labels import INSTANCES_FROM
 from seamseg.formats.cityscapes.layout import VOID_LABEL, city_of, frame_name, with_label_ids
 from seamseg.formats.coco_writer import CocoPanopticWriter
-from seamseg.formats.label_png import instance_picture, label_picture, write_grey_png
+from seamseg.formats.label_png import instance_map, label_map, write_grey_png
 from seamseg.formats.metadata import ImageInfo
 from seamseg.formats.vistas import (
     INSTANCES_PER_LABEL,
@@ -116,7 +116,7 @@ class CityscapesGroundTruth:
         def export(image: ImageInfo) -> None:
             frame = frame_name(image.id)
             city, truth = city_of(frame), read_map(self.folder, image)
-            instances = instance_picture(
+            instances = instance_map(
                 truth.ids,
                 truth.segments,
                 labels,
@@ -126,7 +126,7 @@ class CityscapesGroundTruth:
                 VOID_LABEL,
                 image.id,
             )
-            pixels = label_picture(truth.ids, truth.segments, labels, VOID_LABEL)
+            pixels = label_map(truth.ids, truth.segments, labels, VOID_LABEL)
             photo = self.folder.image_path(image.id)
             put_photo(photo, photos / city / f"{frame}_leftImg8bit{photo.suffix.lower()}", link)
             write_grey_png(annotations / city / f"{frame}_{kind}_labelIds.png", pixels)
@@ -174,7 +174,7 @@ class VistasGroundTruth:
         def export(image: ImageInfo) -> None:
             name, truth = photo_stem(image.id), read_map(self.folder, image)
             segments = self._with_groups(truth, image.id)
-            instances = instance_picture(
+            instances = instance_map(
                 truth.ids,
                 segments,
                 labels,
@@ -184,7 +184,7 @@ class VistasGroundTruth:
                 void * INSTANCES_PER_LABEL,
                 image.id,
             )
-            pixels = label_picture(truth.ids, segments, labels, void)
+            pixels = label_map(truth.ids, segments, labels, void)
             photo = self.folder.image_path(image.id)
             target = root / "images" / f"{name}{photo.suffix.lower()}"
             put_photo(photo, target, link)

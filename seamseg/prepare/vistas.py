@@ -12,7 +12,7 @@ import numpy as np
 
 from seamseg.data.images import open_mask
 from seamseg.formats.metadata import Metadata
-from seamseg.formats.vistas import GROUP_ENDING, INSTANCES_PER_LABEL, is_group
+from seamseg.formats.vistas import GROUP_SUFFIX, INSTANCES_PER_LABEL, is_group
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.archives import File, SourceTree, read_file
 from seamseg.prepare.convert import (
@@ -126,9 +126,9 @@ def read_labels(config: File) -> VistasLabels:
 
 def _class_of_group(name: str, things: dict[str, int]) -> int:
     """What a label that is not evaluated is a crowd of; 255 if it is no group, or of no one class."""
-    if not name.endswith(GROUP_ENDING):
+    if not name.endswith(GROUP_SUFFIX):
         return VOID
-    single = name.removesuffix(GROUP_ENDING)
+    single = name.removesuffix(GROUP_SUFFIX)
     if single in things:
         return things[single]
     parent, _, last = single.rpartition("--")

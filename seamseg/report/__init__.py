@@ -1,4 +1,4 @@
-"""The page of an evaluation: one HTML file with scores, charts and pictures that asks the network for nothing."""
+"""The report of an evaluation: a self-contained HTML file with scores, charts and images."""
 
 from seamseg.report.build import ReportOptions, find_evaluation, write_report
 

@@ -1,53 +1,159 @@
-"""The figures of the page as JSON: headline, classes, confusion, histograms, list of images."""
+"""The summary block of the report: headline, classes, confusion matrix, histograms and the list of images."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from seamseg.evaluation.record import SUMMARY, Evaluation
-from seamseg.report.statistics import ImageEntry, Statistics
+from seamseg.evaluation.record import SUMMARY, Evaluation, ImageRecord
 from seamseg.utils.errors import InputError
-from seamseg.visualize.palette import spread_palette
+from seamseg.visualize.palette import distinct_colors
+
+BINS = 20
+"""Bins of scores and of PQ, both from 0 to 1."""
+
+MATCHED, MISSED, FALSE = 1, 2, 4
+"""Bits of the outcomes of a class in an image."""
+
+
+@dataclass(frozen=True)
+class ImageEntry:
+    """Summary of an image.
+
+    Attributes
+    ----------
+    image_id : as in the JSONs
+    width, height : of the maps
+    pq : fraction, None if nothing was measured
+    missed, false : unmatched segments of the ground truth and of the prediction
+    classes : bits of :data:`MATCHED`, :data:`MISSED`, :data:`FALSE` by dense class
+    """
+
+    image_id: int | str
+    width: int
+    height: int
+    pq: float | None
+    missed: int
+    false: int
+    classes: dict[int, int]
+
+
+@dataclass
+class ReportStatistics:
+    """Counts over all images.
+
+    Attributes
+    ----------
+    images : in the order of the file
+    pq : `BINS` counts of images
+    score_matched, score_false : `BINS` counts of predictions with a score
+    area_matched, area_missed : segments of the ground truth by floor(log2(area))
+    unscored : matched or false predictions without a score
+    """
+
+    images: list[ImageEntry] = field(default_factory=list)
+    pq: list[int] = field(default_factory=lambda: [0] * BINS)
+    score_matched: list[int] = field(default_factory=lambda: [0] * BINS)
+    score_false: list[int] = field(default_factory=lambda: [0] * BINS)
+    area_matched: dict[int, int] = field(default_factory=dict)
+    area_missed: dict[int, int] = field(default_factory=dict)
+    unscored: int = 0
+
+    def add(self, image: ImageRecord) -> None:
+        """Count an image."""
+        classes: dict[int, int] = {}
+        missed = false = 0
+        if image.PQ is not None:
+            self.pq[_bin(image.PQ)] += 1
+        for segment in image.ground_truth:
+            if segment.outcome == "crowd":
+                continue
+            matched = segment.outcome == "matched"
+            missed += not matched
+            classes[segment.category] = classes.get(segment.category, 0) | (MATCHED if matched else MISSED)
+            area = self.area_matched if matched else self.area_missed
+            power = int(math.log2(max(segment.area, 1)))
+            area[power] = area.get(power, 0) + 1
+        for segment in image.prediction:
+            if segment.outcome == "forgiven":
+                continue
+            matched = segment.outcome == "matched"
+            false += not matched
+            if not matched:
+                classes[segment.category] = classes.get(segment.category, 0) | FALSE
+            if segment.score is None:
+                self.unscored += 1
+            else:
+                (self.score_matched if matched else self.score_false)[_bin(segment.score)] += 1
+        self.images.append(ImageEntry(image.image_id, image.width, image.height, image.PQ, missed, false, classes))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the histograms; areas as lists from bin `area_from` on."""
+        powers = [*self.area_matched, *self.area_missed]
+        span = range(min(powers), max(powers) + 1) if powers else range(0)
+        return {
+            "pq": self.pq,
+            "score_matched": self.score_matched,
+            "score_false": self.score_false,
+            "unscored": self.unscored,
+            "area_from": span.start,
+            "area_matched": [self.area_matched.get(p, 0) for p in span],
+            "area_missed": [self.area_missed.get(p, 0) for p in span],
+        }
+
+
+def collect_statistics(images: Iterable[ImageRecord]) -> ReportStatistics:
+    """Count all images, one at a time."""
+    statistics = ReportStatistics()
+    for image in images:
+        statistics.add(image)
+    return statistics
+
+
+def _bin(value: float) -> int:
+    """Return the bin of a fraction; 1 belongs to the last bin."""
+    return min(max(int(value * BINS), 0), BINS - 1)
+
 
 HEADLINE = {
     "PQ": "PQ", "SQ": "SQ", "RQ": "RQ", "PQ_things": "PQ things", "PQ_stuff": "PQ stuff",
     "PQ_dagger": "PQ†", "mIoU": "mIoU",
 }  # fmt: skip
-"""Key in the scores -> what the page calls it."""
+"""Title of each score of the headline."""
 
 CLASS_FRACTIONS, CLASS_COUNTS = ("PQ", "SQ", "RQ", "IoU"), ("TP", "FP", "FN")
 AP_KINDS = ("mask", "box")
 
 
 @dataclass(frozen=True)
-class Side:
-    """One evaluation and what was counted of its images."""
+class ReportRun:
+    """An evaluation and the counts of its images."""
 
     evaluation: Evaluation
-    statistics: Statistics
+    statistics: ReportStatistics
 
 
-def summary(sides: Sequence[Side], chosen: Sequence[tuple[ImageEntry, ...]], lost: int) -> dict[str, Any]:
-    """What the script of the page reads first.
+def summary_block(runs: Sequence[ReportRun], chosen: Sequence[tuple[ImageEntry, ...]], unpaired: int) -> dict[str, Any]:
+    """Build the summary block.
 
     Parameters
     ----------
-    sides : the run, and the one that it is compared with, if any
-    chosen : entries of the images with a picture, one a side, in the order of the picture blocks
-    lost : images that only one of two runs has
+    runs : the run, then the baseline, if any
+    chosen : entries of the images in the report, one per run, in the order of the image blocks
+    unpaired : number of images in only one of the runs
     """
-    first = sides[0].evaluation
+    evaluations = [run.evaluation for run in runs]
     return {
-        "titles": labels([side.evaluation for side in sides]),
-        "headline": _headline([side.evaluation.scores for side in sides]),
-        "n_images": [len(side.statistics.images) for side in sides],
-        "lost": lost,
-        "classes": _classes([side.evaluation for side in sides]),
-        "confusion": first.confusion.tolist(),
-        "histograms": [side.statistics.to_json() for side in sides],
-        "total": (sum(len(side.statistics.images) for side in sides) - lost) // len(sides),
+        "titles": run_titles(evaluations),
+        "headline": _headline([one.scores for one in evaluations]),
+        "n_images": [len(run.statistics.images) for run in runs],
+        "unpaired": unpaired,
+        "classes": _classes(evaluations),
+        "confusion": evaluations[0].confusion.tolist(),
+        "histograms": [run.statistics.to_json() for run in runs],
+        "total": (sum(len(run.statistics.images) for run in runs) - unpaired) // len(runs),
         "images": [
             {
                 "name": str(entries[0].image_id),
@@ -62,8 +168,8 @@ def summary(sides: Sequence[Side], chosen: Sequence[tuple[ImageEntry, ...]], los
     }
 
 
-def labels(evaluations: Sequence[Evaluation]) -> list[str]:
-    """What the page calls the runs: their titles, or their folders if the titles do not tell them apart."""
+def run_titles(evaluations: Sequence[Evaluation]) -> list[str]:
+    """Return the titles of the runs, or their folder names if the titles are not unique."""
     titles = [e.title for e in evaluations]
     if len(set(titles)) == len(titles):
         return titles
@@ -81,8 +187,8 @@ def _headline(scores: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _classes(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
     first = evaluations[0]
-    spread = spread_palette(len(first.classes)).tolist()
-    # per_class is in dense order, by names that are unique; classes in the same order may share a name
+    default_colors = distinct_colors(len(first.classes)).tolist()
+    # by position: the keys of per_class are made unique, the names of the classes need not be
     scored = [list(_per_class(e).values()) for e in evaluations]
     average = [_average_precision(e) for e in evaluations]
     rows = []
@@ -91,7 +197,7 @@ def _classes(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
         row: dict[str, Any] = {
             "name": info.name,
             "thing": info.isthing,
-            "color": spread[k] if colour is None else list(colour),
+            "color": default_colors[k] if colour is None else list(colour),
         }
         for key in (*CLASS_FRACTIONS, *CLASS_COUNTS):
             row[key] = [of[k].get(key) for of in scored]
@@ -110,14 +216,14 @@ def _per_class(evaluation: Evaluation) -> Mapping[str, Any]:
         or not all(isinstance(scores, Mapping) for scores in per_class.values())
     ):
         raise InputError(
-            f"{evaluation.folder / SUMMARY}: its scores are not those of its {len(evaluation.classes)} classes; "
+            f"{evaluation.folder / SUMMARY}: the scores do not match its {len(evaluation.classes)} classes; "
             "evaluate again with --out"
         )
     return per_class
 
 
 def _average_precision(evaluation: Evaluation) -> list[float | None]:
-    """AP of the things, of masks if there are any, else of boxes; empty if it was not measured."""
+    """Return the AP of each thing class, of masks if available, else of boxes; empty if not measured."""
     things = sum(c.isthing for c in evaluation.classes)
     for kind in AP_KINDS:
         found = (evaluation.scores.get(kind) or {}).get("per_class")

@@ -1,6 +1,6 @@
-"""Pictures for people: overlays of panoptic maps, boxes, palettes."""
+"""Visualization: overlays of panoptic maps, boxes, palettes."""
 
-from .overlay import draw_boxes, draw_classic, draw_overlay, outlines
-from .palette import as_palette, spread_palette
+from .overlay import compose_overlay, draw_boxes, draw_overlay, outlines
+from .palette import distinct_colors, padded_palette
 
-__all__ = ["as_palette", "draw_boxes", "draw_classic", "draw_overlay", "outlines", "spread_palette"]
+__all__ = ["compose_overlay", "distinct_colors", "draw_boxes", "draw_overlay", "outlines", "padded_palette"]

@@ -1,8 +1,11 @@
-"""Pictures of panoptic maps and of boxes: RGB uint8 arrays in, RGB uint8 arrays out."""
+"""Drawing of panoptic maps and boxes on photos: RGB uint8 arrays in, RGB uint8 arrays out; legends as HTML."""
 
 from __future__ import annotations
 
+import base64
+import html
 from collections.abc import Sequence
+from io import BytesIO
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -10,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 from seamseg.idmaps.resize import nearest_index
 from seamseg.panoptic_map import VOID, PanopticResult
 
-from .palette import as_palette, readable_on, spread_palette
+from .palette import distinct_colors, padded_palette, text_color
 
 Palette = Sequence[Sequence[int]] | np.ndarray
 
@@ -24,17 +27,17 @@ def draw_overlay(
     opacity: float = 0.5,
     outlined: bool = True,
 ) -> np.ndarray:
-    """The photo under the colours of its panoptic map, instances outlined in white (SPEC section 1 "Commands").
+    """Blend a photo with the colours of its panoptic map and outline the instances (docs/contract.md, section 1).
 
     Parameters
     ----------
     photo : uint8 `H x W x 3`
-    result : its panoptic map; of another size, it is scaled to the photo
-    palette : a row `r, g, b` a class, stuff first
+    result : panoptic map, resized to the photo if the sizes differ
+    palette : one row `r, g, b` per class, stuff first
     categories : class names, needed for `labels`
-    labels : write class (and score) on each segment that is large enough
-    opacity : of the colours, 0 (photo alone) to 1 (colours alone)
-    outlined : draw the outlines
+    labels : write class and score on each segment that is large enough
+    opacity : of the colours, 0 (photo only) to 1 (colours only)
+    outlined : outline the instances
 
     Returns
     -------
@@ -44,19 +47,19 @@ def draw_overlay(
     classes = np.full(count, VOID, np.int64)
     instances = np.zeros(count, bool)
     for segment in result.segments:
-        # a crowd of things was not told apart: it shows as void, as it always did
+        # crowds are drawn as void, like in the original
         if not (segment.iscrowd and segment.isthing):
             classes[segment.id] = segment.category
             instances[segment.id] = segment.isthing and outlined
-    picture = draw_classic(photo, result.id_map, classes, instances, palette, opacity)
+    image = compose_overlay(photo, result.id_map, classes, instances, palette, opacity)
     if labels:
         if categories is None:
             raise ValueError("draw_overlay: labels=True needs the categories")
-        picture = _write_labels(picture, result, as_palette(palette), categories)
-    return picture
+        image = _write_labels(image, result, padded_palette(palette), categories)
+    return image
 
 
-def draw_classic(
+def compose_overlay(
     photo: np.ndarray,
     id_map: np.ndarray,
     classes: np.ndarray,
@@ -64,20 +67,23 @@ def draw_classic(
     palette: Palette,
     opacity: float = 0.5,
 ) -> np.ndarray:
-    """The composite that `test_panoptic.py` has always written, before JPEG.
+    """Blend a photo with the colours of an id map and outline instances in white.
+
+    With an opacity of one half, the result is bit-identical to that of the original's `test_panoptic.py` before JPEG
+    compression.
 
     Parameters
     ----------
     photo : uint8 `H x W x 3`
-    id_map : integer `h x w` segment ids, 0 void; scaled to the photo by nearest neighbour if the sizes differ
+    id_map : integer `h x w` segment ids, 0 void; resized to the photo by nearest neighbour if the sizes differ
     classes : class of each id, 255 for none; entry 0 is void
-    instances : whether each id gets an outline
-    palette : a row `r, g, b` a class
-    opacity : of the palette; at one half the picture is the classic one to the last bit
+    instances : whether each id is outlined
+    palette : one row `r, g, b` per class, black for void
+    opacity : of the colours, 0 to 1
 
     Returns
     -------
-    uint8 `H x W x 3`: half photo, half palette (black for void), outlines white
+    uint8 `H x W x 3`
     """
     if not 0 <= opacity <= 1:
         raise ValueError(f"draw_overlay: opacity must be 0 to 1, got {opacity}")
@@ -86,25 +92,25 @@ def draw_classic(
     known = (id_map >= 0) & (id_map < len(classes))
     ids = np.where(known, id_map, 0)
     lines = outlines(np.where(np.asarray(instances, bool)[ids], ids, 0))
-    colors = as_palette(palette)[classes[ids]]
+    colors = padded_palette(palette)[classes[ids]]
     if id_map.shape != photo.shape[:2]:
         rows, columns = (nearest_index(old, new) for old, new in zip(id_map.shape, photo.shape[:2]))
         lines, colors = lines[rows[:, None], columns], colors[rows[:, None], columns]
     if opacity == 0.5:
-        picture = ((photo.astype(np.uint16) + colors) // 2).astype(np.uint8)
+        image: np.ndarray = ((photo.astype(np.uint16) + colors) // 2).astype(np.uint8)
     else:
-        share = np.uint16(round(opacity * 256))  # the largest sum, 255 * 256 + 128, just fits
+        share = np.uint16(round(opacity * 256))  # the largest sum, 255 * 256 + 128, fits
         mixed = photo.astype(np.uint16) * np.uint16(256 - share) + colors.astype(np.uint16) * share
-        picture = ((mixed + np.uint16(128)) >> np.uint16(8)).astype(np.uint8)
-    picture[lines] = 255
-    return picture
+        image = ((mixed + np.uint16(128)) >> np.uint16(8)).astype(np.uint8)
+    image[lines] = 255
+    return image
 
 
 def outlines(instances: np.ndarray) -> np.ndarray:
-    """Where outlines are drawn.
+    """Find the pixels of the outlines of instances.
 
-    Background pixels that touch an instance, instance pixels that touch another one, and the four neighbours of both:
-    about two pixels outside and one inside.
+    These are background pixels adjacent to an instance, instance pixels adjacent to another instance, and the four
+    neighbours of both: about two pixels outside and one inside.
 
     Parameters
     ----------
@@ -114,25 +120,25 @@ def outlines(instances: np.ndarray) -> np.ndarray:
     -------
     bool `H x W`
     """
-    high = _around(np.maximum, instances, cross=True)
-    low = _around(np.minimum, instances, cross=True)
-    ground = instances == 0
-    big = np.iinfo(instances.dtype).max
-    others = _around(np.maximum, instances) != _around(np.minimum, np.where(ground, big, instances))
-    # The original marks an instance pixel also where the three pixels left or right of it are all background (an
-    # overflow in its column-wise minimum); pictures of old and new runs are to be the same, so this is kept.
-    padded = np.pad(ground, 1, mode="edge")
+    high = _reduce_3x3(np.maximum, instances, cross=True)
+    low = _reduce_3x3(np.minimum, instances, cross=True)
+    background = instances == 0
+    largest = np.iinfo(instances.dtype).max
+    others = _reduce_3x3(np.maximum, instances) != _reduce_3x3(np.minimum, np.where(background, largest, instances))
+    # The original also marks an instance pixel if the three pixels left or right of it are all background (an overflow
+    # in its column-wise minimum); kept for identical images.
+    padded = np.pad(background, 1, mode="edge")
     column = padded[:-2] & padded[1:-1] & padded[2:]
-    bare = column[:, :-2] | column[:, 2:]
-    edge = (high != low) & (ground | others | bare)
-    return _around(np.logical_or, edge, cross=True)
+    overflow = column[:, :-2] | column[:, 2:]
+    edge = (high != low) & (background | others | overflow)
+    return _reduce_3x3(np.logical_or, edge, cross=True)
 
 
-def _around(ufunc: np.ufunc, values: np.ndarray, cross: bool = False) -> np.ndarray:
-    """Reduce each pixel's 3x3 neighbourhood, or the cross in it; the border is repeated outwards."""
+def _reduce_3x3(ufunc: np.ufunc, values: np.ndarray, cross: bool = False) -> np.ndarray:
+    """Reduce the 3x3 neighbourhood of each pixel, or its cross; the border is replicated."""
     height, width = values.shape
     padded = np.pad(values, 1, mode="edge")
-    result = values.copy()
+    result: np.ndarray = values.copy()
     for y in range(3):
         for x in range(3):
             if (y, x) != (1, 1) and (not cross or 1 in (y, x)):
@@ -141,11 +147,11 @@ def _around(ufunc: np.ufunc, values: np.ndarray, cross: bool = False) -> np.ndar
 
 
 def _write_labels(
-    picture: np.ndarray, result: PanopticResult, palette: np.ndarray, categories: Sequence[str]
+    overlay: np.ndarray, result: PanopticResult, palette: np.ndarray, categories: Sequence[str]
 ) -> np.ndarray:
-    image = Image.fromarray(picture)
+    image = Image.fromarray(overlay)
     draw = ImageDraw.Draw(image)
-    height, width = picture.shape[:2]
+    height, width = overlay.shape[:2]
     font = _font(max(10, round(min(height, width) / 45)))
     scale = np.array([height, width] * 2) / np.array(result.size * 2)
     for segment in sorted(result.segments, key=lambda s: s.area):
@@ -157,17 +163,17 @@ def _write_labels(
         left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
         if right > 1.5 * (x1 - x0) or bottom > 0.8 * (y1 - y0):
             continue
-        at = _label_spot(result.id_map, segment.id, scale)
+        at = _label_position(result.id_map, segment.id, scale)
         x = min(max(0.0, at[1] - right / 2), max(0.0, width - right - 2))
         y = min(max(0.0, at[0] - bottom / 2), max(0.0, height - bottom - 2))
         color = tuple(palette[segment.category].tolist())
         draw.rectangle((x + left - 3, y + top - 2, x + right + 3, y + bottom + 2), fill=color)
-        draw.text((x, y), text, fill=readable_on(color), font=font)
+        draw.text((x, y), text, fill=text_color(color), font=font)
     return np.asarray(image)
 
 
-def _label_spot(id_map: np.ndarray, segment: int, scale: np.ndarray) -> tuple[float, float]:
-    """A point of the segment, near its middle: the median row, and in it the median column (photo pixels)."""
+def _label_position(id_map: np.ndarray, segment: int, scale: np.ndarray) -> tuple[float, float]:
+    """Return the median row of a segment and the median column in it, in photo pixels."""
     rows, columns = np.nonzero(id_map == segment)
     if not len(rows):
         return 0.0, 0.0
@@ -179,7 +185,7 @@ def _label_spot(id_map: np.ndarray, segment: int, scale: np.ndarray) -> tuple[fl
 def _font(size: int) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
     try:
         return ImageFont.load_default(size)
-    except (TypeError, ImportError):  # Pillow < 10.1 or built without FreeType has one small size
+    except (TypeError, ImportError):  # Pillow < 10.1, or built without FreeType: one small size
         return ImageFont.load_default()
 
 
@@ -191,16 +197,16 @@ def draw_boxes(
     texts: Sequence[str] | None = None,
     width: int = 2,
 ) -> np.ndarray:
-    """The photo with boxes drawn on it, for looking at proposals, targets and detections.
+    """Draw boxes on a photo, such as proposals, targets and detections.
 
     Parameters
     ----------
     photo : uint8 `H x W x 3`
-    boxes : `N x 4`, `(y0, x0, y1, x1)` in pixels, exclusive lower-right corner; non-finite ones are left out
+    boxes : `N x 4`, `(y0, x0, y1, x1)` in pixels, exclusive lower-right corner; non-finite boxes are skipped
     classes : `N` indices into the palette, None for one colour each
-    palette : a row `r, g, b` a class
-    texts : `N` short texts, one at each box
-    width : of the lines, pixels
+    palette : one row `r, g, b` per class
+    texts : `N` short labels
+    width : of the lines, in pixels
 
     Returns
     -------
@@ -208,7 +214,7 @@ def draw_boxes(
     """
     boxes = np.asarray(boxes, float).reshape(-1, 4)
     indices = np.arange(len(boxes)) if classes is None else np.asarray(classes, np.int64)
-    colors = spread_palette(256) if palette is None else as_palette(palette)
+    colors = distinct_colors(256) if palette is None else padded_palette(palette)
     image = Image.fromarray(np.ascontiguousarray(photo))
     draw = ImageDraw.Draw(image)
     font = _font(11)
@@ -222,5 +228,52 @@ def draw_boxes(
         if texts is not None:
             area = draw.textbbox((x0 + width, y0 + width), texts[i], font=font)
             draw.rectangle(area, fill=color)
-            draw.text((x0 + width, y0 + width), texts[i], fill=readable_on(color), font=font)
+            draw.text((x0 + width, y0 + width), texts[i], fill=text_color(color), font=font)
     return np.asarray(image)
+
+
+THUMBNAIL_SIZE = 1024
+"""Longer side in pixels of images in notebooks, which are stored as text."""
+
+
+def encode_thumbnail(image: Image.Image, kind: str = "PNG") -> bytes:
+    """Encode an image, reduced to :data:`THUMBNAIL_SIZE`, in a file format of Pillow."""
+    thumbnail = image.copy()
+    thumbnail.thumbnail((THUMBNAIL_SIZE, THUMBNAIL_SIZE))
+    buffer = BytesIO()
+    thumbnail.save(buffer, kind, **({"quality": 88} if kind == "JPEG" else {}))
+    return buffer.getvalue()
+
+
+def figure_html(
+    image: Image.Image,
+    caption: str,
+    segments: Sequence[tuple[str, int, bool, float]],
+    palette: Sequence[Sequence[int]],
+) -> str:
+    """Format an image with a legend as HTML: colour, number of instances and fraction of the image of each class.
+
+    Parameters
+    ----------
+    image : any size
+    caption : alternative text
+    segments : class name, class index, whether it counts as an instance, fraction of the pixels (0 to 1)
+    palette : one row `r, g, b` per class
+    """
+    rows: dict[int, tuple[str, int, float]] = {}
+    for name, category, is_instance, fraction in segments:
+        _, count, total = rows.get(category, (name, 0, 0.0))
+        rows[category] = name, count + int(is_instance), total + fraction
+    legend = "".join(
+        '<span style="display:inline-block;margin:0 1em .3em 0;white-space:nowrap">'
+        '<span style="display:inline-block;width:.9em;height:.9em;vertical-align:-.1em;border-radius:2px;'
+        f'background:rgb({",".join(str(int(c)) for c in palette[category])})"></span> '
+        f"{html.escape(name)}{f' &times; {count}' if count else ''} "
+        f'<span style="opacity:.6">{100 * total:.1f} %</span></span>'
+        for category, (name, count, total) in sorted(rows.items(), key=lambda item: -item[1][2])
+    )
+    data = base64.b64encode(encode_thumbnail(image, "JPEG")).decode()
+    return (
+        f'<figure style="margin:0"><img style="max-width:100%" alt="{html.escape(caption, quote=True)}" '
+        f'src="data:image/jpeg;base64,{data}"><figcaption style="font-size:90%">{legend}</figcaption></figure>'
+    )

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from seamseg.formats.coco_panoptic import read_id_png
+from seamseg.formats.id_png import read_id_png
 from seamseg.formats.metadata import Metadata, read_metadata, write_metadata
 
 pytestmark = pytest.mark.usefixtures("narrow")

@@ -74,7 +74,7 @@ def evaluated(images):
 
 
 def by_pycocotools(images, folder, kind):
-    """The same by files, as everybody does it: whole masks, `COCO(file)` and `loadRes`."""
+    """The same by files, in the usual way: full masks, `COCO(file)` and `loadRes`."""
     truth, found, infos = [], [], []
     for number, ((ids, cat, crowd, guess), _) in enumerate(images, start=1):
         infos.append({"id": number, "height": SIZE[0], "width": SIZE[1]})
@@ -128,7 +128,8 @@ def test_equals_pycocotools_by_files(seed, tmp_path):
 def test_the_order_of_the_images_does_not_matter():
     images = evaluated(random_images(5)).images
     there, back = (average_precision(CLASSES, order) for order in (images, images[::-1]))
-    assert there.box.to_json() == back.box.to_json() and there.mask.to_json() == back.mask.to_json()
+    assert there.box.to_json() == back.box.to_json()
+    assert there.mask.to_json() == back.mask.to_json()
 
 
 def test_a_perfect_prediction():
@@ -136,10 +137,13 @@ def test_a_perfect_prediction():
     guess = prediction(boxes, [0, 1, 0], [0.9, 0.5, 0.3])
     scores = evaluated([((id_map(*boxes), [VOID, 1, 2, 1], [0] * 4, guess), "a")]).scores()
     # half a cell of the mask is lost at each border, so a mask of ones is a little smaller than its box
-    assert scores.box.AP == ONE and scores.box.AP50 == ONE and scores.mask.AP50 == ONE
+    assert scores.box.AP == ONE
+    assert scores.box.AP50 == ONE
+    assert scores.mask.AP50 == ONE
     assert [c.AP for c in scores.box.per_class] == [ONE, ONE]
     assert [c.info.name for c in scores.mask.per_class] == ["car", "person"]
-    assert (scores.box.AP_small, scores.box.AP_medium) == (ONE, ONE) and scores.box.AP_large == ONE
+    assert (scores.box.AP_small, scores.box.AP_medium) == (ONE, ONE)
+    assert scores.box.AP_large == ONE
 
 
 def test_known_values():
@@ -177,17 +181,20 @@ def test_layers_overlap():
     assert evaluated([((ids, [VOID, 1, 2], [0, 0, 0], guess), "a")]).scores().box.AP == ONE
 
 
-def test_detections_are_brought_to_the_size_of_the_image():
+def test_detections_are_resized_to_the_image():
     half = prediction([(5, 5, 25, 30)], [0], [0.9], size=(60, 80))
     evaluator = evaluated([((id_map((10, 10, 50, 60)), [VOID, 1], [0, 0], half), "a")])
-    assert evaluator.images[0].found[0].box == (10.0, 10.0, 50.0, 40.0)
-    assert evaluator.scores().box.AP == ONE and evaluator.scores().mask.AP50 == ONE
+    assert evaluator.images[0].detections[0].box == (10.0, 10.0, 50.0, 40.0)
+    assert evaluator.scores().box.AP == ONE
+    assert evaluator.scores().mask.AP50 == ONE
 
 
 def test_without_masks():
     guess = prediction([(0, 0, 40, 40)], [0], [0.9], with_masks=False)
     scores = evaluated([((id_map((0, 0, 40, 40)), [VOID, 1], [0, 0], guess), "a")]).scores()
-    assert scores.box.AP == ONE and scores.mask is None and list(scores.kinds) == ["box"]
+    assert scores.box.AP == ONE
+    assert scores.mask is None
+    assert list(scores.kinds) == ["box"]
 
 
 def test_run_lengths_of_a_crop_are_those_of_the_whole_mask():

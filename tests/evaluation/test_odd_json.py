@@ -1,4 +1,4 @@
-"""COCO panoptic files with values that no tool writes: one line, or the same numbers."""
+"""COCO panoptic files with unusual values: one-line errors, or the same scores."""
 
 from __future__ import annotations
 
@@ -52,35 +52,35 @@ def score(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("id", float("inf"), "a segment is incomplete"),
-        ("category_id", float("inf"), "a segment is incomplete"),
-        ("area", 10**400, "a segment is incomplete"),
-        ("area", 1e-12, "segment 7 states an area of 1e-12, its map shows more pixels"),
+        ("id", float("inf"), "invalid segment"),
+        ("category_id", float("inf"), "invalid segment"),
+        ("area", 10**400, "invalid segment"),
+        ("area", 1e-12, "segment 7 has an annotated area of 1e-12, but more pixels in its map"),
     ],
 )
-def test_numbers_without_measure(score, content, key, value, words):
+def test_invalid_numbers(score, content, key, value, words):
     content["annotations"][0]["segments_info"][1][key] = value
     with pytest.raises(InputError, match=words):
         score(content)
 
 
-def test_a_class_without_number(score, content):
+def test_a_category_with_an_invalid_id(score, content):
     content["categories"][0]["id"] = float("inf")
     with pytest.raises(InputError, match="every category needs"):
         score(content)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_score_that_is_none(score, content, tmp_path, value):
+def test_scores_that_are_not_finite(score, content, tmp_path, value):
     content["annotations"][0]["segments_info"][1]["score"] = value
     assert score(CONTENT, content, out=tmp_path / "out").PQ == 1
     (image,) = read_evaluation(tmp_path / "out").images()
     assert [s.score for s in image.prediction] == [None, None]
 
 
-def test_images_that_are_no_list(score, content):
+def test_images_must_be_a_list(score, content):
     content["images"] = 5
-    with pytest.raises(InputError, match="`images` are no list"):
+    with pytest.raises(InputError, match="`images` is not a list"):
         score(content)
 
 
@@ -94,7 +94,7 @@ def test_photos_without_a_name(score, content, name):
         score(content, other)
 
 
-def test_legacy_metrics_have_no_folder(score, tmp_path):
-    with pytest.raises(InputError, match="not with legacy metrics"):
+def test_legacy_metrics_have_no_evaluation_folder(score, tmp_path):
+    with pytest.raises(InputError, match="not supported with legacy"):
         score(CONTENT, legacy=True, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()

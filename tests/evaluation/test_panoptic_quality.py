@@ -88,13 +88,13 @@ def test_of_two_crowds_of_a_class_only_the_last_forgives():
     assert score(gt, [second, first], pred, [SegmentInfo(5, 0)], [1]).per_class[0].FP == 0
 
 
-def test_stated_area_of_the_ground_truth_counts():
+def test_annotated_areas_of_the_ground_truth_are_used():
     gt, pred = np.array([[1, 1, 1]]), [[1, 1, 1]]
     assert score(gt, [SegmentInfo(1, 0, area=4)], pred, [SegmentInfo(1, 0)], [1]).PQ == 0.75
     assert score(gt, [SegmentInfo(1, 0)], pred, [SegmentInfo(1, 0)], [1]).PQ == 1.0
 
 
-def test_segment_that_only_the_annotations_know_is_missed():
+def test_annotated_segments_without_pixels_are_missed():
     scores = score([[0, 0]], [SegmentInfo(7, 0, area=10)], [[0, 0]], [], [1])
     assert scores.per_class[0].FN == 1
 
@@ -135,7 +135,7 @@ def test_contradictions_are_errors_that_name_the_image(pred, segments, words):
     assert "\n" not in str(error.value)
 
 
-def test_impossible_stated_area_is_an_error():
+def test_impossible_annotated_areas_are_errors():
     with pytest.raises(InputError, match="area of 0"):
         score([[1, 1]], [SegmentInfo(1, 0, area=0)], [[1, 1]], [SegmentInfo(1, 0)], [1])
 

@@ -144,7 +144,7 @@ def test_equals_pycocotools_and_hotcoco(seed, tmp_path):
             assert (-1.0 if math.isnan(one.AP) else one.AP) == pytest.approx(wanted, abs=1e-12)
 
 
-def test_the_images_have_what_is_hard():
+def test_the_images_contain_all_corner_cases():
     every = [images_of(seed) for seed in range(6)]
     detections = [[c for c, *_ in image[3]] for images in every for image in images]
     assert max(found.count(c) for found in detections for c in (0, 1)) > 100

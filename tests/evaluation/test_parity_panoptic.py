@@ -1,4 +1,4 @@
-"""PQ, SQ and RQ equal to those of every other tool, on a thousand random pairs with every awkward thing in them.
+"""PQ, SQ and RQ equal to those of every other tool, on a thousand random pairs with all corner cases.
 
 hotcoco, cityscapesscripts and torchmetrics are in the extra `parity`. panopticapi needs another numpy than the package:
 put it into an environment of its own and set SEAMSEG_PANOPTICAPI_PYTHON to the Python of that environment.
@@ -45,8 +45,8 @@ needs_panopticapi = pytest.mark.skipif(
 )
 
 
-def awkward(pair):
-    """What is odd in a pair."""
+def corner_cases(pair):
+    """Names of the corner cases in a pair."""
     _, gt_ids, gt, pred_ids, pred = pair
     seen, listed = set(np.unique(gt_ids).tolist()) - {0}, {s["id"] for s in gt}
     if not gt:
@@ -84,8 +84,8 @@ def awkward(pair):
         yield "exactly half on void"
 
 
-def test_every_awkward_thing_occurs_often(pairs):
-    kinds = Counter(kind for pair in pairs for kind in set(awkward(pair)))
+def test_every_corner_case_occurs_often(pairs):
+    kinds = Counter(kind for pair in pairs for kind in set(corner_cases(pair)))
     assert len(kinds) == 13, kinds
     assert min(kinds.values()) >= 30, kinds
 
@@ -162,8 +162,8 @@ def test_ours_equals_torchmetrics_where_every_pixel_is_predicted(pairs, step):
 
 
 @pytest.mark.parametrize(("category", "theirs"), [(1, [1, 1, 1, 1]), (0, [1, 1, 1, 1])])
-def test_torchmetrics_takes_what_is_not_predicted_for_void(tmp_path, category, theirs):
-    """Ground truth of four pixels, one of them found: torchmetrics calls it perfect, everybody else a miss."""
+def test_torchmetrics_ignores_pixels_without_prediction(tmp_path, category, theirs):
+    """Ground truth of four pixels, one of them found: perfect for torchmetrics, a false negative for all others."""
     true, found = np.array([[1, 1, 1, 1]]), np.array([[1, 0, 0, 0]])
     pair = 2, true, [segment(1, category)], found, [segment(1, category)]
     assert torchmetrics_scores([pair], THINGS) == theirs
@@ -175,7 +175,7 @@ def test_torchmetrics_takes_what_is_not_predicted_for_void(tmp_path, category, t
 
 @pytest.mark.slow
 @needs_panopticapi
-def test_panopticapi_on_what_torchmetrics_calls_perfect(tmp_path):
+def test_panopticapi_counts_pixels_without_prediction(tmp_path):
     pair = 2, np.array([[1, 1, 1, 1]]), [segment(1, 1)], np.array([[1, 0, 0, 0]]), [segment(1, 1)]
     assert official_panoptic.panopticapi_scores(write_pairs(tmp_path / "pair", [pair], THINGS))[0]["All"] == [0, 0, 0]
 
@@ -193,7 +193,7 @@ def test_odd_values_of_a_segment_mean_the_same_to_the_official_tools(tmp_path, k
     assert difference <= 1e-12
 
 
-def test_a_difference_is_seen():
+def test_differences_are_found():
     one = {"All": [0.5, 1.0, 0.5], "Things": None, "Stuff": [0.5, 1.0, 0.5], "counts": {"7": [1, 1, 1, 1.0]}}
     assert largest_difference([one], [one]) == 0
     assert largest_difference([one], [{**one, "All": [0.5, 1.0, 0.75]}]) == 0.25

@@ -1,4 +1,4 @@
-"""The evaluation folder: what became of each segment, written, read back, and refused when it is broken."""
+"""The evaluation folder: outcomes of segments, written, read, and rejected if broken."""
 
 from __future__ import annotations
 
@@ -84,18 +84,21 @@ def test_every_outcome(files, tmp_path):
         SegmentRecord(6, 1, 2, "forgiven", None, None, score=0.5),
         SegmentRecord(4, 0, 1, "forgiven", None, None),
     ]
-    assert pytest.approx((5 / 6 + 0) / 2) == first.PQ and first.mIoU == pytest.approx((5 / 6 + 4 / 5) / 2)
+    assert pytest.approx((5 / 6 + 0) / 2) == first.PQ
+    assert first.mIoU == pytest.approx((5 / 6 + 4 / 5) / 2)
     assert (second.PQ, second.SQ, second.RQ, second.mIoU) == (0, 0, 0, 0)
-    assert [s.outcome for s in second.ground_truth] == ["missed"] and second.prediction == []
+    assert [s.outcome for s in second.ground_truth] == ["missed"]
+    assert second.prediction == []
 
 
-def test_paths_inside_the_folder_move_with_it(files, tmp_path):
+def test_paths_inside_the_folder_are_relative(files, tmp_path):
     evaluate_panoptic_json(*files, out=tmp_path)
     assert json.loads((tmp_path / SUMMARY).read_text())["ground_truth"] == {"json": "gt.json", "folder": "gt"}
     moved = tmp_path.with_name(tmp_path.name + " moved")
     tmp_path.rename(moved)
     found = read_evaluation(moved)
-    assert found.ground_truth.json.is_file() and found.photos is None
+    assert found.ground_truth.json.is_file()
+    assert found.photos is None
     moved.rename(tmp_path)
 
 
@@ -118,10 +121,11 @@ def test_outcomes_add_up_to_the_scores_on_random_pairs():
         partner = {s.id: s for s in pred_records}
         for s in gt_records:
             if s.partner is not None:
-                assert partner[s.partner].category == s.category and s.iou > 0
+                assert partner[s.partner].category == s.category
+                assert s.iou > 0
 
 
-def test_a_line_comes_back_as_it_was():
+def test_records_survive_json():
     segment = SegmentRecord(3, 1, 20, "matched", 4, 0.6, False, 0.9)
     record = ImageRecord("x/y", None, 4, 3, "x/y.png", "y.png", 0.5, None, 1.0, 0.0, [segment], [segment])
     assert ImageRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
@@ -131,16 +135,16 @@ def test_a_line_comes_back_as_it_was():
     ("name", "content", "words"),
     [
         (SUMMARY, None, "evaluation.json: no such file"),
-        (SUMMARY, "{", "not the summary of an evaluation"),
-        (SUMMARY, '{"format": "other"}', "its format is 'other'"),
-        (SUMMARY, '{"format": "seamseg evaluation 1"}', "not the summary of an evaluation"),
+        (SUMMARY, "{", "not an evaluation summary"),
+        (SUMMARY, '{"format": "other"}', "has the format 'other'"),
+        (SUMMARY, '{"format": "seamseg evaluation 1"}', "not an evaluation summary"),
         (IMAGES, None, "images.jsonl: no such file"),
-        (IMAGES, "{}\n", "line 1: not the record of an image"),
-        (IMAGES, "[]\n", "line 1: not the record of an image"),
-        (IMAGES, "\udcff", "line 1: not the record of an image: 'utf-8' codec can't decode"),
+        (IMAGES, "{}\n", "line 1: invalid image record"),
+        (IMAGES, "[]\n", "line 1: invalid image record"),
+        (IMAGES, "\udcff", "line 1: invalid image record: 'utf-8' codec can't decode"),
     ],
 )
-def test_broken_folders_are_named(files, tmp_path, name, content, words):
+def test_broken_folders(files, tmp_path, name, content, words):
     out = tmp_path / "evaluation"
     evaluate_panoptic_json(*files, out=out)
     (out / name).unlink()
@@ -150,7 +154,7 @@ def test_broken_folders_are_named(files, tmp_path, name, content, words):
         list(read_evaluation(out).images())
 
 
-def test_a_failed_evaluation_says_so_and_does_not_pass_for_the_one_before(files, tmp_path):
+def test_a_failed_evaluation_replaces_the_previous_one(files, tmp_path):
     out = tmp_path / "evaluation"
     evaluate_panoptic_json(*files, out=out)
     (tmp_path / "pred" / "b.png").unlink()
@@ -160,9 +164,9 @@ def test_a_failed_evaluation_says_so_and_does_not_pass_for_the_one_before(files,
         read_evaluation(out)
 
 
-def test_categories_of_other_names_are_warned_of(files):
+def test_a_warning_for_other_category_names(files):
     content = json.loads(files[1].read_text())
     content["categories"][0]["name"] = "strada"
     files[1].write_text(json.dumps(content))
-    with pytest.warns(UserWarning, match="category 7 is called 'strada' there and 'road' in"):
+    with pytest.warns(UserWarning, match="category 7 is called 'strada', but 'road' in"):
         evaluate_panoptic_json(*files)

@@ -1,4 +1,4 @@
-"""COCO panoptic files: written, read, scored, and refused when they are broken."""
+"""COCO panoptic files: written, read, evaluated, and rejected if broken."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from seamseg.evaluation import PanopticEvaluator, class_infos, evaluate_panoptic_json
+from seamseg.evaluation.record import MapFiles
 from seamseg.formats.coco_panoptic import read_coco_panoptic
 from seamseg.formats.coco_writer import CocoPanopticWriter
 from seamseg.formats.id_png import read_id_png, write_id_png
@@ -145,14 +146,14 @@ def test_same_name_twice_is_an_error(tmp_path):
     other = CocoPanopticWriter(tmp_path / "x.json", Meta())
     other.add("a", random_result(1))
     writer.extend(other.images, other.annotations)
-    with pytest.raises(InputError, match="two images are called a"):
+    with pytest.raises(InputError, match="two images have the id a"):
         writer.write_json()
 
 
 @pytest.mark.parametrize("name", ["../a", "b/../../a", "{tmp}/a"])
 def test_names_stay_in_the_folder(tmp_path, name):
     writer = CocoPanopticWriter(tmp_path / "out" / "x.json", Meta())
-    with pytest.raises(InputError, match="is no name for an image"):
+    with pytest.raises(InputError, match="its file would be outside"):
         writer.add(name.format(tmp=tmp_path), random_result(0))
     assert not list(tmp_path.rglob("*.png"))
     writer.add("b/at 12:30", random_result(0))
@@ -196,8 +197,8 @@ def test_folders_elsewhere(pair, tmp_path):
     wanted = evaluate_panoptic_json(gt, pred).to_json()
     (tmp_path / "gt").rename(tmp_path / "g")
     (tmp_path / "pred").rename(tmp_path / "p")
-    assert evaluate_panoptic_json(gt, pred, tmp_path / "g", tmp_path / "p").to_json() == wanted
-    with pytest.raises(InputError, match=r"gt: no such folder, where the PNGs of gt\.json"):
+    assert evaluate_panoptic_json(MapFiles(gt, tmp_path / "g"), MapFiles(pred, tmp_path / "p")).to_json() == wanted
+    with pytest.raises(InputError, match=r"gt: no such folder \(PNGs of gt\.json\)"):
         evaluate_panoptic_json(gt, pred)
 
 
@@ -252,13 +253,13 @@ def _no_file_name(content):
         (_extra_segment, ["image a", "segment 12345 has no pixel"]),
         (_unknown_category, ["image a", "category_id 999"]),
         (_twice, ["image a", "is listed twice"]),
-        (_incomplete, ["image a", "incomplete"]),
-        (_no_prediction, ["no prediction for image c", "nor for 1 more", "there is one for a"]),
+        (_incomplete, ["image a", "invalid segment"]),
+        (_no_prediction, ["no prediction for image c", "and 1 more", "the first prediction is for image a"]),
         (_no_annotations, ["pred.json", "annotations"]),
         (_no_file_name, ["pred.json", "file_name"]),
     ],
 )
-def test_broken_predictions_are_told_in_one_line(pair, change, words):
+def test_broken_predictions_are_one_line_errors(pair, change, words):
     gt, pred = pair
     edit(pred, change)
     with pytest.raises(InputError) as error:
@@ -278,9 +279,11 @@ def test_predictions_are_found_by_the_name_of_the_photo(pair):
 
     edit(pred, rename)
     assert evaluate_panoptic_json(gt, pred).to_json() == wanted
-    # two of one name in two folders: nobody can tell which is meant
+    # ambiguous: the same name in two folders
     edit(pred, lambda content: content["annotations"].append({**content["annotations"][0], "image_id": "other/a"}))
-    with pytest.raises(InputError, match=r"no prediction for image a .*; there is one for city/a_leftImg8bit"):
+    with pytest.raises(
+        InputError, match=r"no prediction for image a .*; the first prediction is for image city/a_leftImg8bit"
+    ):
         evaluate_panoptic_json(gt, pred)
 
 
@@ -290,7 +293,7 @@ def test_more_predictions_than_images_are_fine(pair):
     assert evaluate_panoptic_json(gt, pred).n_images == 2
 
 
-def test_an_image_annotated_twice_is_told(pair):
+def test_images_annotated_twice(pair):
     gt, pred = pair
     edit(gt, lambda content: content["annotations"].append(content["annotations"][0]))
     with pytest.raises(InputError, match=r"gt\.json: image a is annotated twice"):
@@ -301,11 +304,11 @@ def test_missing_and_wrong_files(pair, tmp_path):
     gt, pred = pair
     with pytest.raises(InputError, match=r"none\.json: no such file"):
         evaluate_panoptic_json(tmp_path / "none.json", pred)
-    with pytest.raises(InputError, match="is a folder; name a COCO panoptic JSON"):
+    with pytest.raises(InputError, match="is a folder, expected a COCO panoptic JSON"):
         evaluate_panoptic_json(tmp_path, pred)
     text = gt.read_text()
     gt.write_text(text[: len(text) // 2])
-    with pytest.raises(InputError, match="not a JSON file, or a truncated one"):
+    with pytest.raises(InputError, match="not a JSON file, or truncated"):
         evaluate_panoptic_json(gt, pred)
     gt.write_text("[]")
     with pytest.raises(InputError, match="not a COCO panoptic file"):
@@ -317,7 +320,7 @@ def test_values_of_the_wrong_kind(pair):
     edit(pred, lambda content: content.update(images=["a", {"id": [], "file_name": "a"}]))
     assert evaluate_panoptic_json(gt, pred).n_images == 3
     edit(pred, lambda content: content["annotations"][0]["segments_info"][0].update(category_id=[7]))
-    with pytest.raises(InputError, match="a segment is incomplete"):
+    with pytest.raises(InputError, match="invalid segment"):
         evaluate_panoptic_json(gt, pred)
     edit(gt, lambda content: content["categories"][0].update(id="first"))
     with pytest.raises(InputError, match="every category needs `id`"):
@@ -352,14 +355,14 @@ def test_broken_pngs(pair):
     assert gt_png.is_file()
 
 
-def test_file_that_cannot_be_written(tmp_path):
+def test_files_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SeamsegError, match="cannot be written"):
         write(tmp_path / "file" / "x.json", {})
 
 
 class Folder:
-    """As much of a dataset folder as the export needs."""
+    """The part of a dataset folder that the export needs."""
 
     metadata = Meta()
 

@@ -1,4 +1,4 @@
-"""With, without and with a broken C library: what is said about it, and that maps are read and compared anyway."""
+"""With, without and with a broken C library: the reported state; maps are read and compared in any case."""
 
 import json
 import os
@@ -40,7 +40,8 @@ def report(tmp_path):
         command = [sys.executable, "-c", REPORT, str(tmp_path / "map.png")]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=path)
         state, pairs, counts, torch = json.loads(done.stdout)
-        assert pairs == [[i, i] for i in (0, 7, 9, 70_000)] and counts == [1, 2, 2, 1]
+        assert pairs == [[i, i] for i in (0, 7, 9, 70_000)]
+        assert counts == [1, 2, 2, 1]
         assert not torch
         return state, done.stderr
 
@@ -54,7 +55,7 @@ def copy(tmp_path):
     return tmp_path
 
 
-def test_it_is_here(report):
+def test_loaded(report):
     assert library.state == "loaded"
     assert report() == ("loaded", "")
 
@@ -70,13 +71,13 @@ def test_never_built(report, copy):
     assert "pip install --no-build-isolation" in said
 
 
-def test_says_why_the_build_left_it_out(report, copy):
+def test_reason_of_the_build(report, copy):
     (copy / "seamseg/kernels.json").write_text('{"_maps": "no C++ compiler was found"}')
     assert report(copy)[0] == "no C++ compiler was found"
 
 
 @pytest.mark.parametrize("content", [b"not a library", None])
-def test_a_file_that_is_another_one(report, copy, content):
+def test_invalid_libraries(report, copy, content):
     (copy / "seamseg/kernels.json").write_text('{"_maps": "built"}')
     target = copy / "seamseg/_maps.abi3.so"
     if content is None:  # a library without our functions
@@ -90,7 +91,7 @@ def test_a_file_that_is_another_one(report, copy, content):
     assert said.count("UserWarning") == 1
 
 
-def test_of_other_sources(report, copy):
+def test_built_from_other_sources(report, copy):
     shutil.copytree(PACKAGE.parent / "csrc", copy / "csrc")
     shutil.copy(next(PACKAGE.glob("_maps*.so")), copy / "seamseg")
     (copy / "seamseg/kernels.json").write_text((PACKAGE / "kernels.json").read_text())
@@ -104,7 +105,7 @@ def _resident():
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
-def test_an_answer_without_room_for_its_arrays_is_freed(monkeypatch):
+def test_results_are_freed_without_memory_for_arrays(monkeypatch):
     ids = np.arange(1 << 20).reshape(1024, 1024)
     stream = stream_of(ids, np.zeros(1024, np.uint8), 1, zlib.Z_RLE, 15)
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import seamseg
 from seamseg.data.transforms import TestTransform
-from seamseg.formats.coco_panoptic import read_id_png
+from seamseg.formats.id_png import read_id_png
 from seamseg.formats.metadata import Metadata
 from seamseg.inference import images as photos
 from seamseg.inference.options import Thresholds

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
-from seamseg.formats.coco_panoptic import read_id_png
+from seamseg.formats.id_png import read_id_png
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.result import NamedSegment, Panoptic
 from seamseg.structures import VOID, PanopticResult, Segment

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 import seamseg
-from seamseg.formats.coco_panoptic import read_id_png
+from seamseg.formats.id_png import read_id_png
 from seamseg.inference.anonymize import private_regions
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers import AnonymizeWriter

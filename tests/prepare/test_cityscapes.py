@@ -154,7 +154,7 @@ def test_photo_of_another_size(raw, tmp_path, workers):
 @pytest.mark.parametrize("value", [34, 99, 34000, 57123])
 def test_unknown_label(raw, tmp_path, value):
     Image.fromarray(np.full((8, 12), value, np.uint16)).save(truth_of(raw))
-    fails(raw, tmp_path, rf"instanceIds\.png: {value} is no Cityscapes instance id")
+    fails(raw, tmp_path, rf"instanceIds\.png: {value} is not a Cityscapes instance id")
 
 
 def test_broken_annotation(raw, tmp_path):

@@ -14,6 +14,7 @@ from support.export_scenes import CLASSES, make_city
 
 from seamseg.data.folder import DatasetFolder
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
+from seamseg.evaluation.record import MapFiles
 from seamseg.formats.metadata import ImageInfo, Metadata, read_metadata, write_metadata
 from seamseg.prepare.check import check_dataset
 from seamseg.prepare.cityscapes import prepare_cityscapes
@@ -107,7 +108,7 @@ def test_vistas_files_say_one_thing(tmp_path):
         labels, instances = (np.array(Image.open(root / part / path.name)) for part in ("labels", "instances"))
         assert labels.dtype == np.uint8 and instances.dtype == np.uint16 and (instances // 256 == labels).all()
         assert labels.max() == 27 and (labels == 27).sum() > 100
-    scores = evaluate_panoptic_json(*[root / "panoptic" / "panoptic_2018.json"] * 2, *[root / "panoptic"] * 2)
+    scores = evaluate_panoptic_json(*[MapFiles(root / "panoptic" / "panoptic_2018.json", root / "panoptic")] * 2)
     assert (scores.PQ, scores.n_images) == (1, 3) and [c.info.id for c in scores.per_class] == [8, 24, 25, 27]
 
 
@@ -159,10 +160,10 @@ def test_what_cannot_be_held(tmp_path):
     with pytest.raises(InputError, match="'car-group' is no class of Cityscapes"):
         export_dataset(single, tmp_path / "out", formats=["cityscapes"])
     pair = replace(CLASSES, categories=["road", "sky", "car", "car-group"])
-    with pytest.raises(InputError, match="'car' has crowds, but 'car-group' is a class of its own"):
+    with pytest.raises(InputError, match="'car' has crowds, but 'car-group' is another class"):
         export_dataset(make_city(tmp_path / "pair", classes=pair), tmp_path / "out", formats=["vistas"])
     full = replace(CLASSES, original_ids=[0, 1, 2, 253])
-    with pytest.raises(InputError, match="more labels than 255"):
+    with pytest.raises(InputError, match="more than 255 labels"):
         export_dataset(make_city(tmp_path / "full", classes=full), tmp_path / "out", formats=["vistas"])
     (data / "img" / "bonn_000000_000019.png").unlink()
     with pytest.raises(InputError, match="no photo of image"):

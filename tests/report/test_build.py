@@ -1,4 +1,4 @@
-"""The data in the page is that of the evaluation, and what cannot be shown is said in a line."""
+"""The data of the report is that of the evaluation; one-line errors."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support.report_pages import blocks, unpack
+from support.report_pages import blocks, decode_index_map
 
 from seamseg.cli.main import main
 from seamseg.evaluation.record import IMAGES, SUMMARY, read_evaluation
-from seamseg.formats.coco_panoptic import read_id_png
+from seamseg.formats.id_png import read_id_png
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.report import ReportOptions, find_evaluation, write_report
-from seamseg.report.build import choose
-from seamseg.report.picture import pack
+from seamseg.report.build import select_extremes
+from seamseg.report.images import encode_index_map
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import join_inside
 
@@ -35,7 +35,7 @@ def page(runs: tuple[Path, Path]) -> Path:
 
 @pytest.fixture
 def copy(runs: tuple[Path, Path], tmp_path: Path) -> Path:
-    """A copy of the first run's evaluation, to spoil; the maps stay where they are."""
+    """A copy of the first run's evaluation without the maps, for modifications."""
     shutil.copytree(runs[0] / "evaluation", tmp_path / "evaluation")
     summary = tmp_path / "evaluation" / SUMMARY
     content = json.loads(summary.read_text())
@@ -52,9 +52,9 @@ def test_headline_classes_and_confusion_are_those_of_the_evaluation(page: Path) 
     found = blocks(page)["summary"][0]
     scores = evaluation.scores
     values = {row["name"]: row["values"] for row in found["headline"]}
-    assert (
-        values["PQ"] == [scores["PQ"]] and values["PQ†"] == [scores["PQ_dagger"]] and values["mIoU"] == [scores["mIoU"]]
-    )
+    assert values["PQ"] == [scores["PQ"]]
+    assert values["PQ†"] == [scores["PQ_dagger"]]
+    assert values["mIoU"] == [scores["mIoU"]]
     assert found["confusion"] == evaluation.confusion.tolist()
     for row, info, colour, expected in zip(
         found["classes"], evaluation.classes, evaluation.colours, scores["per_class"].values()
@@ -76,24 +76,25 @@ def test_histograms_count_every_segment_once(page: Path) -> None:
     assert any(2**k <= s.area < 2 ** (k + 1) for s in truth if s.outcome == "matched")
 
 
-def test_pictures_hold_maps_and_segments_exactly(page: Path) -> None:
+def test_maps_and_segments_are_exact(page: Path) -> None:
     evaluation = find_evaluation(page.parent)
-    pictures = blocks(page)["picture"]
+    pictures = blocks(page)["image"]
     assert len(pictures) == 10
     for picture, image in zip(pictures, evaluation.images()):
         height, width = picture["height"], picture["width"]
         assert max(height, width) == 128
         photo = Image.open(io.BytesIO(base64.b64decode(picture["photo"])))
-        assert photo.size == (width, height) and photo.format == "JPEG"
-        (side,) = picture["sides"]
+        assert photo.size == (width, height)
+        assert photo.format == "JPEG"
+        (result,) = picture["results"]
         for files, png, segments, name in (
             (evaluation.ground_truth, image.ground_truth_png, image.ground_truth, "truth"),
             (evaluation.prediction, image.prediction_png, image.prediction, "prediction"),
         ):
-            indices = unpack(side[name], height, width, len(segments))
+            indices = decode_index_map(result[name], height, width, len(segments))
             ids = np.array([0, *(s.id for s in segments)])[indices]
             assert np.array_equal(ids, resize_nearest(read_id_png(files.folder / png), (height, width)))
-            listed = side[f"{name}_segments"]
+            listed = result[f"{name}_segments"]
             assert [s[:4] for s in listed] == [[s.id, s.category, s.area, s.outcome] for s in segments]
             assert [s[5] for s in listed] == [None if s.iou is None else round(s.iou, 4) for s in segments]
             others = image.prediction if name == "truth" else image.ground_truth
@@ -101,35 +102,38 @@ def test_pictures_hold_maps_and_segments_exactly(page: Path) -> None:
             assert partners == [s.partner for s in segments]
 
 
-def test_a_map_of_many_segments_has_two_bytes() -> None:
+def test_maps_of_many_segments_have_two_bytes_per_pixel() -> None:
     indices = np.random.default_rng(0).integers(0, 70_000 % 65_536, (9, 7))
-    assert np.array_equal(unpack(pack(indices, 4464), 9, 7, 4464), indices)
+    assert np.array_equal(decode_index_map(encode_index_map(indices, 4464), 9, 7, 4464), indices)
 
 
-def test_names_cannot_leave_their_block(page: Path) -> None:
+def test_names_cannot_end_their_block(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text.count("</script>") == len(re.findall(r"<script[ >]", text)) == 1 + 2 + 10
     assert 'title="taken"' not in text.replace('title=\\"taken\\"', "")
     assert any("</script>" in c["name"] for c in blocks(page)["summary"][0]["classes"])
 
 
-def test_the_page_names_nothing_outside_and_allows_only_its_own_script(page: Path) -> None:
+def test_the_page_is_self_contained(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     markup = re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.S)
     assert not re.search(r"""\b(?:src|href)=(?:"(?!data:|#)|[^"])""", markup)
     assert set(re.findall(r"https?://[^\"' ]+", markup)) == {"http://www.w3.org/2000/svg"}
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', markup)
-    assert policy is not None and policy[1].startswith("default-src &#x27;none&#x27;; ") and "unsafe" not in policy[1]
+    assert policy is not None
+    assert policy[1].startswith("default-src &#x27;none&#x27;; ")
+    assert "unsafe" not in policy[1]
 
 
-def test_fewer_pictures_are_the_worst_and_the_best(runs: tuple[Path, Path], tmp_path: Path) -> None:
+def test_limited_images_are_the_worst_and_the_best(runs: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "deep" / "few.html"
     assert main(["report", str(runs[0]), "--out", str(out), "--images", "4", "--size", "64", "--quiet"]) == 0
     found = blocks(out)
     shown = sorted(i["pq"][0] for i in found["summary"][0]["images"])
     all_of_them = sorted(i.PQ or 0 for i in find_evaluation(runs[0]).images())
     assert shown == all_of_them[:2] + all_of_them[-2:]
-    assert len(found["picture"]) == 4 and found["summary"][0]["total"] == 10
+    assert len(found["image"]) == 4
+    assert found["summary"][0]["total"] == 10
     assert [p.name for p in out.parent.iterdir()] == ["few.html"]
 
 
@@ -143,8 +147,8 @@ def test_fewer_pictures_are_the_worst_and_the_best(runs: tuple[Path, Path], tmp_
         ([], 5, []),
     ],
 )
-def test_choose(values: list[float | None], most: int, expected: list[int]) -> None:
-    assert choose(values, most) == expected
+def test_select_extremes(values: list[float | None], most: int, expected: list[int]) -> None:
+    assert select_extremes(values, most) == expected
 
 
 def test_against_joins_images_by_id(runs: tuple[Path, Path], tmp_path: Path) -> None:
@@ -155,33 +159,32 @@ def test_against_joins_images_by_id(runs: tuple[Path, Path], tmp_path: Path) -> 
     assert summary["titles"] == ["run0", "run1"]  # the titles of the evaluations are equal
     other = {i.image_id: i for i in find_evaluation(runs[1]).images()}
     assert [i["pq"][1] for i in summary["images"]] == [other[i["name"]].PQ for i in summary["images"]]
-    for entry, picture in zip(summary["images"], found["picture"]):
-        first, second = picture["sides"]
-        assert first["truth"] is not None and second["truth"] is None
+    for entry, picture in zip(summary["images"], found["image"]):
+        first, second = picture["results"]
+        assert first["truth"] is not None
+        assert second["truth"] is None
         assert [s[0] for s in second["prediction_segments"]] == [s.id for s in other[entry["name"]].prediction]
 
 
-def test_against_leaves_the_plain_report_alone(runs: tuple[Path, Path], copy: Path) -> None:
+def test_against_keeps_the_report_of_the_run(runs: tuple[Path, Path], copy: Path) -> None:
     assert main(["report", str(copy), "--against", str(runs[1]), "--images", "1", "--size", "64", "--quiet"]) == 0
     assert not (copy / "report.html").exists()
     assert (copy / f"report-against-{runs[1].name}.html").is_file()
 
 
-def test_against_leaves_out_what_only_one_has(runs: tuple[Path, Path], copy: Path, tmp_path: Path) -> None:
+def test_against_skips_images_of_one_run_only(runs: tuple[Path, Path], copy: Path, tmp_path: Path) -> None:
     lines = (copy / IMAGES).read_text().splitlines(keepends=True)
     (copy / IMAGES).write_text("".join(reversed(lines[3:])))
     write_report(tmp_path / "a.html", find_evaluation(runs[1]), find_evaluation(copy), ReportOptions(size=64))
     summary = blocks(tmp_path / "a.html")["summary"][0]
-    assert (summary["lost"], summary["total"], len(summary["images"])) == (3, 7, 7)
+    assert (summary["unpaired"], summary["total"], len(summary["images"])) == (3, 7, 7)
     write_report(tmp_path / "b.html", find_evaluation(copy), find_evaluation(runs[1]), ReportOptions(size=64))
     summary = blocks(tmp_path / "b.html")["summary"][0]
-    assert (summary["lost"], summary["total"], summary["n_images"]) == (3, 7, [7, 10])
+    assert (summary["unpaired"], summary["total"], summary["n_images"]) == (3, 7, [7, 10])
 
 
 @pytest.mark.parametrize("spoil", ["none", "missing", "broken", "outside"])
-def test_without_photos_the_pictures_are_there_all_the_same(
-    copy: Path, spoil: str, tmp_path: Path, capsys: Any
-) -> None:
+def test_images_without_photos(copy: Path, spoil: str, tmp_path: Path, capsys: Any) -> None:
     photos = tmp_path / "photos"
     photos.mkdir()
     lines = [json.loads(line) for line in (copy / IMAGES).read_text().splitlines()]
@@ -195,7 +198,8 @@ def test_without_photos_the_pictures_are_there_all_the_same(
     assert main(["report", str(copy), "--photos", str(photos), "--size", "64"]) == 0
     assert "10 of 10 images without a photo" in capsys.readouterr().err
     found = blocks(copy / "report.html")
-    assert found["ending"] == [{"without_photo": 10}] and all(p["photo"] is None for p in found["picture"])
+    assert found["ending"] == [{"without_photo": 10}]
+    assert all(p["photo"] is None for p in found["image"])
 
 
 def test_names_stay_below_their_folder() -> None:
@@ -219,31 +223,32 @@ def _edit(change: Callable[[dict], object]) -> Callable[[Path], None]:
     ("spoil", "words"),
     [
         (lambda f: (f / IMAGES).unlink(), "images.jsonl: no such file"),
-        (lambda f: (f / IMAGES).write_text(""), "lists no image"),
-        (lambda f: (f / IMAGES).write_text((f / IMAGES).read_text() * 2), "line 11: image scene 000 comes twice"),
-        (lambda f: (f / SUMMARY).write_text("{"), "not the summary of an evaluation"),
-        (_edit(lambda e: e["prediction"][0].update(category=99)), "is of class 99, there are 11 classes"),
-        (_edit(lambda e: e.update(width="wide")), "its width is 'wide'"),
-        (_edit(lambda e: e.update(image_id=[1])), "its id is [1]"),
-        (_edit(lambda e: e.update(PQ="high")), "line 1: not the record of an image: its PQ is 'high'"),
-        (_edit(lambda e: e.update(width=0)), "line 1: not the record of an image: its size is 0 x"),
-        (_edit(lambda e: e.update(PQ=float("nan"))), "NaN is no number"),
-        (_edit(lambda e: e.update(prediction_png=None)), "line 1: not the record of an image"),
-        (_edit(lambda e: e["prediction"][0].update(id=1 << 70)), "its id is"),
-        (_edit(lambda e: e["prediction"][0].update(area="large")), "its area is 'large'"),
-        (_edit(lambda e: e["prediction"][0].update(iou="0.5")), "its iou is '0.5'"),
-        (_edit(lambda e: e["ground_truth"][0].update(partner=[1])), "its partner is [1]"),
-        (_edit(lambda e: e["ground_truth"][0].update(outcome=1)), "its outcome is 1"),
+        (lambda f: (f / IMAGES).write_text(""), "contains no image"),
+        (lambda f: (f / IMAGES).write_text((f / IMAGES).read_text() * 2), "line 11: duplicate image scene 000"),
+        (lambda f: (f / SUMMARY).write_text("{"), "not an evaluation summary"),
+        (_edit(lambda e: e["prediction"][0].update(category=99)), "has class 99, but there are 11 classes"),
+        (_edit(lambda e: e.update(width="wide")), "invalid width: 'wide'"),
+        (_edit(lambda e: e.update(image_id=[1])), "invalid image_id or file names: [1]"),
+        (_edit(lambda e: e.update(PQ="high")), "line 1: invalid image record: invalid PQ: 'high'"),
+        (_edit(lambda e: e.update(width=0)), "line 1: invalid image record: invalid size: 0 x"),
+        (_edit(lambda e: e.update(PQ=float("nan"))), "NaN is not a number"),
+        (_edit(lambda e: e.update(prediction_png=None)), "line 1: invalid image record"),
+        (_edit(lambda e: e["prediction"][0].update(id=1 << 70)), "invalid id: "),
+        (_edit(lambda e: e["prediction"][0].update(area="large")), "invalid area: 'large'"),
+        (_edit(lambda e: e["prediction"][0].update(iou="0.5")), "invalid iou: '0.5'"),
+        (_edit(lambda e: e["ground_truth"][0].update(partner=[1])), "invalid partner: [1]"),
+        (_edit(lambda e: e["ground_truth"][0].update(outcome=1)), "invalid outcome: 1"),
         (_edit(lambda e: e.update(prediction_png="none.png")), "none.png: no such panoptic PNG"),
-        (_edit(lambda e: e.update(prediction_png="../secret.png")), "which is not below the folder"),
-        (_edit(lambda e: e.update(width=e["width"] + 1)), "when it was evaluated; evaluate again"),
+        (_edit(lambda e: e.update(prediction_png="../secret.png")), "is not below the folder"),
+        (_edit(lambda e: e.update(width=e["width"] + 1)), "were evaluated; evaluate again"),
     ],
 )
 def test_broken_evaluations(copy: Path, spoil: Callable[[Path], object], words: str, capsys: Any) -> None:
     spoil(copy)
     assert main(["report", str(copy), "--quiet"]) == 2
-    said = capsys.readouterr().err
-    assert words in said and said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
     assert not [p for p in copy.iterdir() if p.name not in (IMAGES, SUMMARY)], "nothing half-written is left"
 
 
@@ -264,7 +269,7 @@ def test_no_common_image(runs: tuple[Path, Path], copy: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["{tmp}"], "make one with `seamseg evaluate {tmp} DATA --out {tmp}/evaluation`"),
+        (["{tmp}"], "use `seamseg evaluate {tmp} DATA --out {tmp}/evaluation`"),
         (["{tmp}/none"], "no such folder"),
         (["{run}", "--images", "-1"], "--images -1: must be 0 or more"),
         (["{run}", "--size", "9"], "--size 9: must be 32 to 4096"),
@@ -275,5 +280,6 @@ def test_no_common_image(runs: tuple[Path, Path], copy: Path, tmp_path: Path) ->
 def test_wrong_usage(runs: tuple[Path, Path], tmp_path: Path, argv: list[str], words: str, capsys: Any) -> None:
     names = {"tmp": tmp_path, "run": runs[0]}
     assert main(["report", *(a.format(**names) for a in argv)]) == 2
-    said = capsys.readouterr().err
-    assert words.format(**names) in said and said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert words.format(**names) in error
+    assert error.count("\n") == 1

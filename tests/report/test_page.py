@@ -1,4 +1,4 @@
-"""The page in a real browser, without a window: what it draws, tells, sorts and filters, by pointer and by key."""
+"""The report in a headless browser: drawing, tooltips, sorting and filters, by pointer and keyboard."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.report_pages import blocks, unpack
+from support.report_pages import blocks, decode_index_map
 from support.report_scenes import write_evaluation
 
 from seamseg.cli.main import main
@@ -36,16 +36,16 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Open]:
-    """Opens a page; at the end it must have said nothing on the console and asked for nothing but itself."""
-    contexts, said, asked = [], [], []
+    """Open a page; fails if it has written to the console or requested anything but itself."""
+    contexts, messages, requests = [], [], []
 
     def go(path: Path, **options: Any) -> Any:
         context = browser.new_context(**{"viewport": {"width": 1300, "height": 900}, **options})
         contexts.append(context)
         page = context.new_page()
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
         page.goto(path.as_uri())
         page.wait_for_selector("html[data-ready]")
         return page
@@ -53,9 +53,9 @@ def open_page(browser: Any) -> Iterator[Open]:
     yield go
     for context in contexts:
         context.close()
-    assert said == []
-    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
-    assert len([url for url in asked if url.startswith("file:")]) == len(contexts)
+    assert messages == []
+    assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert len([url for url in requests if url.startswith("file:")]) == len(contexts)
 
 
 @pytest.fixture(scope="module")
@@ -73,16 +73,16 @@ def against(runs: tuple[Path, Path]) -> Path:
 
 
 def _until(page: Any, expression: str, seconds: float = 20) -> None:
-    """Wait until an expression is true; the page's policy forbids the waiting that playwright offers."""
+    """Wait until an expression is true; the page's policy forbids `wait_for_function`."""
     end = time.monotonic() + seconds
     while not page.evaluate(expression):
-        assert time.monotonic() < end, f"never came true: {expression}"
+        assert time.monotonic() < end, f"timeout: {expression}"
         page.wait_for_timeout(30)
 
 
-def _to_pictures(page: Any) -> None:
-    """Scroll to the pictures and wait until the first is painted."""
-    page.evaluate("document.getElementById('pictures').scrollIntoView({behavior: 'instant'})")
+def _scroll_to_images(page: Any) -> None:
+    """Scroll to the images and wait until the first is painted."""
+    page.evaluate("document.getElementById('images').scrollIntoView({behavior: 'instant'})")
     page.wait_for_selector(".card.drawn")
 
 
@@ -123,7 +123,8 @@ def test_sorting_by_pointer_and_key(report: Path, open_page: Open) -> None:
     head.locator("button").click()
     assert head.get_attribute("aria-sort") == "descending"
     numbers = [float(n) for n in _column(page, 3)]
-    assert numbers == sorted(numbers, reverse=True) and len(set(numbers)) > 3
+    assert numbers == sorted(numbers, reverse=True)
+    assert len(set(numbers)) > 3
     page.keyboard.press("Enter")
     assert head.get_attribute("aria-sort") == "ascending"
     assert [float(n) for n in _column(page, 3)] == sorted(numbers)
@@ -138,10 +139,11 @@ def test_filtering_classes(report: Path, open_page: Open) -> None:
     assert _column(page, 1) == ["bicycle"]
     page.fill("#class-filter", "")
     page.select_option("#class-kind", "thing")
-    assert set(_column(page, 2)) == {"thing"} and page.locator("#class-count").inner_text() == "5 of 11 classes"
+    assert set(_column(page, 2)) == {"thing"}
+    assert page.locator("#class-count").inner_text() == "5 of 11 classes"
 
 
-def test_a_class_shows_its_pictures(report: Path, open_page: Open) -> None:
+def test_selecting_a_class_filters_the_images(report: Path, open_page: Open) -> None:
     page = open_page(report)
     evaluation = find_evaluation(report.parent)
     index = [c.name for c in evaluation.classes].index("truck")
@@ -157,17 +159,19 @@ def test_a_class_shows_its_pictures(report: Path, open_page: Open) -> None:
     assert 0 < len(having) < 10
     button = page.get_by_role("button", name="truck", exact=True)
     button.click()
-    assert set(_names(page)) == having and button.get_attribute("aria-pressed") == "true"
-    assert page.locator("#picture-count").inner_text() == f"{len(having)} of 10 pictures"
+    assert set(_names(page)) == having
+    assert button.get_attribute("aria-pressed") == "true"
+    assert page.locator("#image-count").inner_text() == f"{len(having)} of 10 images"
     page.select_option("#by-outcome", "2")
     assert set(_names(page)) == missed
     page.fill("#by-name", "nothing is called so")
     assert page.locator("#no-cards").is_visible()
     page.click("#reset")
-    assert len(_names(page)) == 10 and button.get_attribute("aria-pressed") == "false"
+    assert len(_names(page)) == 10
+    assert button.get_attribute("aria-pressed") == "false"
 
 
-def test_sorting_pictures(report: Path, open_page: Open) -> None:
+def test_sorting_images(report: Path, open_page: Open) -> None:
     page = open_page(report)
     images = list(find_evaluation(report.parent).images())
     worst = [i.image_id for i in sorted(images, key=lambda i: i.PQ or 0)]
@@ -183,34 +187,37 @@ def test_sorting_pictures(report: Path, open_page: Open) -> None:
 
 
 @pytest.mark.parametrize("view", ["Prediction", "Ground truth", "Errors"])
-def test_the_pointer_tells_the_segment_exactly(report: Path, open_page: Open, view: str) -> None:
+def test_tooltips_are_exact(report: Path, open_page: Open, view: str) -> None:
     page = open_page(report)
     page.locator("#views").get_by_role("button", name=view).click()
     summary = blocks(report)["summary"][0]
     name = _names(page)[0]
     number = next(k for k, i in enumerate(summary["images"]) if i["name"] == name)
-    picture = blocks(report)["picture"][number]
-    height, width, (side,) = picture["height"], picture["width"], picture["sides"]
-    maps = {key: unpack(side[key], height, width, len(side[f"{key}_segments"])) for key in ("truth", "prediction")}
-    _to_pictures(page)
+    picture = blocks(report)["image"][number]
+    height, width, (result,) = picture["height"], picture["width"], picture["results"]
+    maps = {
+        key: decode_index_map(result[key], height, width, len(result[f"{key}_segments"]))
+        for key in ("truth", "prediction")
+    }
+    _scroll_to_images(page)
     box = page.locator(".card canvas").first.bounding_box()
     scale = min(box["width"] / width, box["height"] / height)
     left, top = (box["x"] + (box["width"] - width * scale) / 2, box["y"] + (box["height"] - height * scale) / 2)
     seen = set()
-    for index in range(len(side["prediction_segments"]) + 1):
+    for index in range(len(result["prediction_segments"]) + 1):
         places = [(y, x) for y, x in zip(*(maps["prediction"] == index).nonzero())]
         if not places:
             continue
         y, x = places[len(places) // 2]
         page.mouse.move(left + (x + 0.5) * scale, top + (y + 0.5) * scale)
         predicted, truth, pixel = page.locator("#tooltip > div").all_inner_texts()
-        assert pixel == f"pixel{_verdict(side, maps['truth'][y, x], index)}"
+        assert pixel == f"pixel{_error_type(result, maps['truth'][y, x], index)}"
         for text, key in ((predicted, "prediction"), (truth, "truth")):
             at = maps[key][y, x]
             if at == 0:
-                assert text.endswith("nothing" if key == "prediction" else "void")
+                assert text.endswith("void")
                 continue
-            identity, category, area, outcome, _, iou, score = side[f"{key}_segments"][at - 1]
+            identity, category, area, outcome, _, iou, score = result[f"{key}_segments"][at - 1]
             known = [summary["classes"][category]["name"].replace("\u2028", "\n"), f"id {identity}"]
             known += [f"score {_hundredths(score)}"] if score is not None else []
             known += [f"IoU {_hundredths(iou)}"] if iou is not None else []
@@ -222,10 +229,10 @@ def test_the_pointer_tells_the_segment_exactly(report: Path, open_page: Open, vi
     assert page.locator("#tooltip").is_hidden()
 
 
-def _verdict(side: dict[str, Any], truth: int, prediction: int) -> str:
-    """The colour of a pixel in the error map, as the documentation has it."""
-    of_truth = side["truth_segments"][truth - 1] if truth else None
-    of_prediction = side["prediction_segments"][prediction - 1] if prediction else None
+def _error_type(result: dict[str, Any], truth: int, prediction: int) -> str:
+    """The error type of a pixel, as documented."""
+    of_truth = result["truth_segments"][truth - 1] if truth else None
+    of_prediction = result["prediction_segments"][prediction - 1] if prediction else None
     false = of_prediction is not None and of_prediction[3] == "false"
     if of_truth is None or of_truth[3] == "crowd":
         return "false positive" if false else "not counted"
@@ -249,10 +256,10 @@ def _spaced(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_the_error_map_comes_with_its_legend(report: Path, open_page: Open) -> None:
+def test_the_error_view_has_a_legend(report: Path, open_page: Open) -> None:
     page = open_page(report)
     assert page.locator("#legend").is_hidden()
-    _to_pictures(page)
+    _scroll_to_images(page)
     before = _pixel(page, ".card canvas", 0.3, 0.3)
     page.locator("#views").get_by_role("button", name="Errors").click()
     assert page.locator("#legend li").all_inner_texts() == [
@@ -264,11 +271,11 @@ def test_the_error_map_comes_with_its_legend(report: Path, open_page: Open) -> N
     assert page.locator("#legend").is_hidden()
 
 
-def test_the_keyboard_reaches_everything(report: Path, open_page: Open) -> None:
+def test_keyboard_navigation(report: Path, open_page: Open) -> None:
     page = open_page(report)
-    _to_pictures(page)
+    _scroll_to_images(page)
     page.locator("#reset").focus()
-    page.keyboard.press("Tab")  # all pictures are one tab stop
+    page.keyboard.press("Tab")  # all images are one tab stop
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     page.wait_for_selector("#viewer[data-shown]")
@@ -283,27 +290,27 @@ def test_the_keyboard_reaches_everything(report: Path, open_page: Open) -> None:
             break
     else:
         pytest.fail("Tab does not reach the segments")
-    assert _pixel(page, "#viewer canvas", 0.01, 0.99) != before, "the segment in focus is lit"
+    assert _pixel(page, "#viewer canvas", 0.01, 0.99) != before, "the segment in focus is highlighted"
     page.keyboard.press("ArrowRight")
     assert page.locator("#viewer-title").inner_text() == _names(page)[2] != first
-    assert page.locator("#viewer-place").inner_text().startswith("3 of 10")
+    assert page.locator("#viewer-position").inner_text().startswith("3 of 10")
     page.keyboard.press("Escape")
     assert not page.evaluate("document.getElementById('viewer').open")
     assert page.evaluate("document.activeElement.closest('.card').querySelector('h3').textContent") == _names(page)[2]
 
 
-def test_every_listed_segment_is_there(report: Path, open_page: Open) -> None:
+def test_the_viewer_lists_all_segments(report: Path, open_page: Open) -> None:
     page = open_page(report)
-    _to_pictures(page)
+    _scroll_to_images(page)
     page.locator(".card .open").first.click()
     page.wait_for_selector("#viewer[data-shown]")
-    picture = blocks(report)["picture"][int(page.locator("#viewer").get_attribute("data-shown"))]
-    (side,) = picture["sides"]
-    shown = len(side["prediction_segments"]) + sum(s[3] != "matched" for s in side["truth_segments"])
+    picture = blocks(report)["image"][int(page.locator("#viewer").get_attribute("data-shown"))]
+    (result,) = picture["results"]
+    shown = len(result["prediction_segments"]) + sum(s[3] != "matched" for s in result["truth_segments"])
     assert page.locator(".segment").count() == shown > 3
 
 
-def test_the_confusion_matrix_tells_its_cells(report: Path, open_page: Open) -> None:
+def test_cells_of_the_confusion_matrix(report: Path, open_page: Open) -> None:
     page = open_page(report)
     evaluation = find_evaluation(report.parent)
     page.locator("#confusion-canvas").focus()
@@ -311,13 +318,13 @@ def test_the_confusion_matrix_tells_its_cells(report: Path, open_page: Open) -> 
         page.keyboard.press(key)
     pixels = int(evaluation.confusion[1, 0])
     part = 100 * pixels / evaluation.confusion[1].sum()
-    said = page.locator("#confusion-cell").inner_text()
-    assert said.startswith("truth: sidewalk · predicted: road · ")
-    assert said.endswith(f"{pixels:,} pixels, {part:.2f} % of the row".replace(",", "\u202f", 1))
+    text = page.locator("#confusion-cell").inner_text()
+    assert text.startswith("truth: sidewalk · predicted: road · ")
+    assert text.endswith(f"{pixels:,} pixels, {part:.2f} % of the row".replace(",", "\u202f", 1))
     assert page.locator("#confusion-top li").count() == 12
 
 
-def test_dark_by_the_system_and_by_the_button(report: Path, open_page: Open) -> None:
+def test_dark_theme_of_the_system_and_by_the_button(report: Path, open_page: Open) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     light, dark = open_page(report, color_scheme="light"), open_page(report, color_scheme="dark")
     assert light.evaluate(ground) != dark.evaluate(ground)
@@ -337,13 +344,14 @@ def test_a_narrow_phone_does_not_scroll_sideways(report: Path, open_page: Open) 
     assert page.locator("#viewer canvas").bounding_box()["width"] <= 360
 
 
-def test_print_leaves_the_controls_out(report: Path, open_page: Open) -> None:
+def test_controls_are_not_printed(report: Path, open_page: Open) -> None:
     page = open_page(report)
     page.emulate_media(media="print")
-    assert page.locator("#controls").is_hidden() and page.locator("#class-table").is_visible()
+    assert page.locator("#controls").is_hidden()
+    assert page.locator("#class-table").is_visible()
 
 
-def test_against_shows_both_and_what_changed(against: Path, runs: tuple[Path, Path], open_page: Open) -> None:
+def test_against_shows_both_runs_and_the_changes(against: Path, runs: tuple[Path, Path], open_page: Open) -> None:
     page = open_page(against)
     scores = [find_evaluation(run).scores for run in runs]
     change = 100 * (scores[0]["PQ"] - scores[1]["PQ"])
@@ -356,15 +364,16 @@ def test_against_shows_both_and_what_changed(against: Path, runs: tuple[Path, Pa
     assert shown == sorted(changes, reverse=True)
     page.get_by_role("button", name="Δ PQ", exact=True).click()
     numbers = [float(n.replace(MINUS, "-").replace("±", "")) for n in _column(page, 4)]
-    assert numbers == sorted(numbers, reverse=True) and numbers[-1] < 0 < numbers[0]
-    _to_pictures(page)
+    assert numbers == sorted(numbers, reverse=True)
+    assert numbers[-1] < 0 < numbers[0]
+    _scroll_to_images(page)
     assert page.locator(".card").first.locator("canvas").count() == 2
     page.locator(".card .open").first.click()
     page.wait_for_selector("#viewer[data-shown]")
-    assert page.locator("#viewer-side h3.run").all_inner_texts() == ["run0", "run1"]
+    assert page.locator("#viewer-segments h3.run").all_inner_texts() == ["run0", "run1"]
 
 
-def test_five_hundred_images_keep_few_pixels(tmp_path: Path, open_page: Open) -> None:
+def test_few_of_five_hundred_images_are_decoded(tmp_path: Path, open_page: Open) -> None:
     write_evaluation(tmp_path, 8, (64, 128))
     folder = tmp_path / "run0" / "evaluation"
     lines = (folder / "images.jsonl").read_text().splitlines()
@@ -375,7 +384,7 @@ def test_five_hundred_images_keep_few_pixels(tmp_path: Path, open_page: Open) ->
     page = open_page(tmp_path / "run0" / "report.html")
     assert page.locator(".card").count() == 500
     page.select_option("#sort", "name")
-    _to_pictures(page)
+    _scroll_to_images(page)
     for part in (0.25, 0.5, 0.75, 1):
         page.evaluate("part => scrollTo({top: part * document.body.scrollHeight, behavior: 'instant'})", part)
         _until(

@@ -1,6 +1,6 @@
-"""The official tools of Cityscapes (PyPI: cityscapesscripts) as oracles, called in this process.
+"""The official tools of Cityscapes (PyPI: cityscapesscripts) called in this process.
 
-They keep their options in globals and write files where they stand: each call works in a folder of its own.
+They have global options and write to the working directory: each call has a folder of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 
 
 @contextlib.contextmanager
-def _standing_in(folder: Path) -> Iterator[None]:
+def _working_directory(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     before = Path.cwd()
     patch = pytest.MonkeyPatch()
@@ -50,7 +50,7 @@ def pixel_level(gt: Path, results: Path, work: Path) -> dict[str, Any]:
     tool = _tool("evalPixelLevelSemanticLabeling")
     args = copy.copy(tool.args)
     args.predictionPath, args.predictionWalk, args.JSONOutput, args.quiet = str(results), None, False, True
-    with _standing_in(work):
+    with _working_directory(work):
         predicted, truth = _pairs(tool, args, gt, "_gtFine_labelIds.png", swapped=False)
         return tool.evaluateImgLists(predicted, truth, args)
 
@@ -63,8 +63,8 @@ def instance_level(
     args = copy.copy(tool.args)
     args.predictionPath, args.predictionWalk, args.JSONOutput, args.quiet = str(results), None, False, True
     args.gtInstancesFile = str(work / "gtInstances.json")
-    with _standing_in(work), pytest.MonkeyPatch.context() as patch:
-        # it writes all its matches to a file on the way, and fails at numpy's own integers there
+    with _working_directory(work), pytest.MonkeyPatch.context() as patch:
+        # it writes all matches to a JSON, which fails for numpy integers
         patch.setattr(tool, "writeDict2JSON", lambda content, path: None)
         predicted, truth = _pairs(tool, args, gt, "_gtFine_instanceIds.png", swapped=True)
         if distances is not None:
@@ -79,22 +79,22 @@ def instance_level(
 
 
 def panoptic_ground_truth(gt: Path, work: Path) -> tuple[Path, Path]:
-    """JSON and folder as createPanopticImgs makes them of a split."""
+    """Convert a split by createPanopticImgs; returns JSON and folder."""
     tool = pytest.importorskip("cityscapesscripts.preparation.createPanopticImgs")
-    with _standing_in(work):
+    with _working_directory(work):
         tool.convert2panoptic(str(gt.parent), str(work), False, [gt.name])
     return work / f"cityscapes_panoptic_{gt.name}.json", work / f"cityscapes_panoptic_{gt.name}"
 
 
 def panoptic(gt: Path, pred_json: Path, work: Path, made: tuple[Path, Path] | None = None) -> dict[str, Any]:
-    """Scores of a COCO panoptic JSON; the ground truth is made for it if it is not `made` already."""
+    """Scores of a COCO panoptic JSON; converts the ground truth unless `made` is given."""
     tool = _tool("evalPanopticSemanticLabeling")
     gt_json, gt_folder = panoptic_ground_truth(gt, work) if made is None else made
     truth, predicted = (json.loads(path.read_text()) for path in (gt_json, pred_json))
     categories = {c["id"]: c for c in truth["categories"]}
     by_id = {a["image_id"]: a for a in predicted["annotations"]}
     pairs = [(a, by_id[a["image_id"]]) for a in truth["annotations"]]
-    with _standing_in(work):
-        # its pool of processes is left out, since forking out of a process with threads may hang
+    with _working_directory(work):
+        # without its process pool: forking a process with threads may hang
         counts = tool.pq_compute_single_core(0, pairs, str(gt_folder), str(pred_json.with_suffix("")), categories)
         return tool.average_pq(counts, categories)

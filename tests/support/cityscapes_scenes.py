@@ -1,4 +1,4 @@
-"""Made-up Cityscapes trees with all that is awkward, and predictions for them in the layout of a results folder."""
+"""Random Cityscapes folders with all corner cases, and results folders for them."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def scene(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
         blob(rng, ids, 40)[:] = label
     for label in rng.choice(VOID, 4):
         blob(rng, ids, 20)[:] = label
-    # few classes, so that those which do not occur are tested too
+    # few classes, to test absent classes, too
     for label in rng.choice(THINGS, 3, replace=False):
         for count in range(int(rng.integers(1, 6))):
-            # some of them are under 100 pixels
+            # some are smaller than 100 pixels
             blob(rng, ids, int(rng.choice([6, 12, 30, 40])))[:] = label * 1000 + count
         if rng.random() < 0.6:
             blob(rng, ids, int(rng.choice([7, 30])))[:] = label
@@ -89,13 +89,13 @@ def blob(rng: np.random.Generator, ids: np.ndarray, size: int) -> np.ndarray:
 
 
 def disturbed(rng: np.random.Generator, ids: np.ndarray) -> np.ndarray:
-    """What a middling network would make of a map."""
+    """Disturb a map like an imperfect prediction."""
     out = np.roll(ids, tuple(rng.integers(-2, 3, 2).tolist()), (0, 1))
     for value in np.unique(out):
-        chance = rng.random()
-        if chance < 0.15:
+        draw = rng.random()
+        if draw < 0.15:
             out[out == value] = rng.choice(THINGS) * 1000 + 90
-        elif chance < 0.25:
+        elif draw < 0.25:
             out[out == value] = 0
     for _ in range(4):
         blob(rng, out, 14)[:] = rng.choice([*STUFF, 26001, 24002, 29, 30001])
@@ -110,13 +110,13 @@ def labels_of(ids: np.ndarray) -> np.ndarray:
 def write_instances(rng: np.random.Generator, folder: Path, stem: str, guess: np.ndarray, truth: np.ndarray) -> None:
     """The text file of a frame and its masks: overlaps, tied scores, an empty mask, classes that do not count."""
     masks = [(int(v) // 1000, guess == v) for v in np.unique(guess) if v >= 1000]
-    # the same objects once more, worse; objects on groups, on void and on small instances
+    # duplicates with errors; objects on groups, on void and on small instances
     masks += [(label, np.roll(mask, 1, 0)) for label, mask in masks if rng.random() < 0.5]
     if masks:
         masks += [(int(v), truth == v) for v in np.unique(truth) if v in THINGS]
         masks += [(int(v) // 1000, truth == v) for v in np.unique(truth) if v >= 1000 and (truth == v).sum() < 100]
         masks += [(26, truth == 1), (24, truth == 3), (33, np.zeros_like(truth, bool)), (7, truth == 7)]
-        # one that is certainly false: the official tool stops if every prediction of a class is excused
+        # one that is certainly false: the official tool stops if every prediction of a class is ignored
         corner = np.zeros_like(truth, bool)
         corner[:8, :8] = True
         masks += [(label, corner) for label in THINGS]
@@ -125,7 +125,7 @@ def write_instances(rng: np.random.Generator, folder: Path, stem: str, guess: np
         name = f"masks/{stem}_{number}.png"
         pixels = mask if number % 5 == 0 else mask.astype(np.uint8) * int(rng.choice([1, 255]))
         save(folder / name, pixels)
-        # few values, so that many are equal
+        # few values, for equal scores
         lines.append(f"{name} {label} {rng.integers(1, 10) / 10}\n")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{stem}_instances.txt").write_text("".join(lines))

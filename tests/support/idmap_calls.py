@@ -1,4 +1,4 @@
-"""The C library by whichever file serves it in this process: called by name, also from a process of the emulator's."""
+"""The functions of the C library of this process, called by name, also in processes of the emulator."""
 
 from typing import Any
 
@@ -11,15 +11,15 @@ def _functions() -> library.Library:
 
 
 def decode_id_runs(*arguments: Any) -> Any:
-    """Rows of a PNG."""
+    """Decode the rows of a PNG."""
     return _functions().decode_id_runs(*arguments)
 
 
 def joint_histogram(*arguments: Any) -> Any:
-    """Two maps."""
+    """Compare two maps."""
     return _functions().joint_histogram(*arguments)
 
 
 def joint_histogram_of_runs(*arguments: Any) -> Any:
-    """Two maps as runs."""
+    """Compare two maps as runs."""
     return _functions().joint_histogram_of_runs(*arguments)

@@ -1,4 +1,4 @@
-"""Random pairs of panoptic maps with every awkward thing in them."""
+"""Random pairs of panoptic maps with all corner cases."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import numpy as np
 from seamseg.evaluation import SegmentInfo
 
 CASES = 1000
-"""Pairs that every tool is held against."""
+"""Number of pairs for the comparisons."""
 
 CLASSES = 7
-"""Most classes that a pair has."""
+"""Maximum number of classes of a pair."""
 
 HIGHEST_ID = (1 << 24) - 1
 
@@ -62,7 +62,7 @@ def perturbed(rng, gt_ids, gt_segments, num_classes):
 
 
 def kind_of(seed):
-    """What the pair of a seed is about."""
+    """The kind of the pair of a seed."""
     return KINDS[seed % len(KINDS)]
 
 
@@ -76,7 +76,7 @@ def random_pair(seed):
     size = tuple(int(n) for n in rng.integers(1, 40, 2))
     gt_ids, gt = random_map(rng, size, num_classes, 12, crowds, void=rng.random() < 0.7)
     if kind == "no truth":
-        # half of the time only the JSON is empty: pixels of ids that nobody lists are not void
+        # half of the time only the JSON is empty: pixels of unlisted ids are not void
         gt_ids, gt = gt_ids * int(rng.random() < 0.5), []
     if gt and rng.random() < 0.7:
         pred_ids, pred = perturbed(rng, gt_ids, gt, num_classes)
@@ -127,7 +127,7 @@ def halves(rng):
 
 
 def infos(segments):
-    """The dicts as the package's own type."""
+    """The segments as `SegmentInfo`."""
     return [SegmentInfo(**s) for s in segments]
 
 

@@ -1,6 +1,6 @@
-"""Print which tool was held against ours, on which cases, and the largest difference, as a Markdown table.
+"""Print the largest difference to each other tool as a Markdown table.
 
-    PYTHONPATH=tests .venv/bin/python -m evaluation.differences
+    PYTHONPATH=tests .venv/bin/python -m support.panoptic_differences
 
 With SEAMSEG_PANOPTICAPI_PYTHON set (see test_parity_panoptic.py) panopticapi has its line too.
 """

@@ -1,4 +1,4 @@
-"""Random pairs as COCO panoptic files, written without the package so that every tool reads the same thing."""
+"""Random pairs as COCO panoptic files, written without the package, for all tools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 CATEGORY_STEP = 11
-"""`category_id` of class c is `11 c + 7`: not dense, so that nobody can mistake one for the other."""
+"""`category_id` of class c is `11 c + 7`: not dense, to detect confusions of the two."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""The definitions, transcribed as plainly as possible: masks, loops and float64. Slow; only for tests.
+"""The definitions as plain masks and loops in float64, for tests.
 
-A segment is a dict: id, category, iscrowd, area (stated; None = count).
+A segment is a dict: id, category, iscrowd, area (annotated; None = counted).
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import numpy as np
 
 
 def match(gt_ids, gt_segments, pred_ids, pred_segments, num_classes):
-    """(iou sum, tp, fp, fn, sum of IoUs of touching pairs) of one image, each an array over classes."""
-    iou_sum, touching = np.zeros(num_classes), np.zeros(num_classes)
+    """(iou sum, tp, fp, fn, sum of IoUs of overlapping pairs) of one image, each an array over classes."""
+    iou_sum, overlapping = np.zeros(num_classes), np.zeros(num_classes)
     tp, fp, fn = (np.zeros(num_classes, np.int64) for _ in range(3))
     void = gt_ids == 0
     area = {g["id"]: int((gt_ids == g["id"]).sum()) if g["area"] is None else g["area"] for g in gt_segments}
@@ -24,7 +24,7 @@ def match(gt_ids, gt_segments, pred_ids, pred_segments, num_classes):
             if shared == 0:
                 continue
             union = int((pred_mask & ~void).sum()) + area[g["id"]] - shared
-            touching[g["category"]] += shared / union
+            overlapping[g["category"]] += shared / union
             if shared / union > 0.5:
                 iou_sum[g["category"]] += shared / union
                 tp[g["category"]] += 1
@@ -40,16 +40,16 @@ def match(gt_ids, gt_segments, pred_ids, pred_segments, num_classes):
         if p["id"] in used:
             continue
         pred_mask = pred_ids == p["id"]
-        excused = void.copy()
+        ignored = void.copy()
         if p["category"] in last_crowd:
-            excused |= gt_ids == last_crowd[p["category"]]
-        if (pred_mask & excused).sum() / pred_mask.sum() > 0.5:
+            ignored |= gt_ids == last_crowd[p["category"]]
+        if (pred_mask & ignored).sum() / pred_mask.sum() > 0.5:
             continue
         fp[p["category"]] += 1
-    return iou_sum, tp, fp, fn, touching
+    return iou_sum, tp, fp, fn, overlapping
 
 
-def means(iou_sum, tp, fp, fn, touching, isthing):
+def means(iou_sum, tp, fp, fn, overlapping, isthing):
     """PQ, SQ, RQ over all, things and stuff, and PQ†, as a dict; NaN where no class occurs."""
     out = {}
     isthing = np.asarray(isthing, bool)
@@ -68,7 +68,7 @@ def means(iou_sum, tp, fp, fn, touching, isthing):
         if isthing[c] and tp[c] + fp[c] + fn[c] > 0:
             dagger.append(iou_sum[c] / (tp[c] + 0.5 * fp[c] + 0.5 * fn[c]))
         elif not isthing[c] and tp[c] + fn[c] > 0:
-            dagger.append(touching[c] / (tp[c] + fn[c]))
+            dagger.append(overlapping[c] / (tp[c] + fn[c]))
     out["PQ_dagger"] = float(np.mean(dagger)) if dagger else float("nan")
     return out
 

@@ -1,4 +1,4 @@
-"""Scores of many images in one plain form, so that those of two tools can be compared.
+"""Scores of many images in a common form, for the comparison of two tools.
 
 The form is a list: one entry an image, then one of all images together. An entry has `All`, `Things` and `Stuff`, each
 PQ, SQ and RQ or None where no class occurs, and `counts`: TP, FP, FN and the sum of IoUs of each category that occurs.
@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from seamseg.evaluation import evaluate_panoptic_json
+from seamseg.evaluation.record import MapFiles
 from support import panoptic_oracle as oracle
 from support.panoptic_files import category_id
 
@@ -25,8 +26,12 @@ def our_scores(files, scratch):
         paths = scratch / "one_gt.json", scratch / "one_pred.json"
         for path, content in zip(paths, contents):
             path.write_text(json.dumps(content))
-        out.append(_entry(evaluate_panoptic_json(*paths, files.gt_folder, files.pred_folder)))
-    return [*out, _entry(evaluate_panoptic_json(*vars(files).values()))]
+        out.append(_entry(_evaluated(*paths, files)))
+    return [*out, _entry(_evaluated(files.gt_json, files.pred_json, files))]
+
+
+def _evaluated(gt_json, pred_json, files):
+    return evaluate_panoptic_json(MapFiles(gt_json, files.gt_folder), MapFiles(pred_json, files.pred_folder))
 
 
 def _entry(scores):
@@ -62,7 +67,7 @@ def _group(values):
 
 
 def largest_difference(ours, theirs):
-    """Of any score of any image; infinite if a count differs, or one knows a score where the other does not."""
+    """Of any score of any image; infinite if a count differs, or only one has a score."""
     if len(ours) != len(theirs):
         return math.inf
     worst = 0.0

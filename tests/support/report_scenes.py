@@ -1,4 +1,4 @@
-"""Evaluations of toy-city scenes whose predictions are the ground truth with known kinds of mistakes."""
+"""Evaluations of toy-city scenes; the predictions are the ground truth with random errors."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from PIL import Image
 
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
-from seamseg.formats.coco_panoptic import write_id_png
+from seamseg.formats.id_png import write_id_png
 from seamseg.toy_city import render_scene
 from seamseg.toy_city.labels import NAMES, STUFF, THINGS, VOIDS
-from seamseg.visualize import spread_palette
+from seamseg.visualize import distinct_colors
 
 CLASSES = [*STUFF, *THINGS]
 CONFUSED = {26: 27, 24: 25, 8: 7}
-"""Class -> what a prediction sometimes takes it for."""
+"""Class with which a class is sometimes confused."""
 
 
 def write_evaluation(
@@ -30,18 +30,18 @@ def write_evaluation(
     root : folder
     images : scenes
     size : `(height, width)`
-    seed : of the mistakes; the scenes are always the same
+    seed : of the errors; the scenes are always the same
     names : other names of classes
     """
     run = root / f"run{seed}"
     categories = [
         {"id": c, "name": (names or {}).get(c, NAMES[c]), "isthing": int(c in THINGS), "color": rgb}
-        for c, rgb in zip(CLASSES, spread_palette(len(CLASSES)).tolist())
+        for c, rgb in zip(CLASSES, distinct_colors(len(CLASSES)).tolist())
     ]
     truth: dict[str, list[Any]] = {"images": [], "annotations": [], "categories": categories}
     found: dict[str, list[Any]] = {"annotations": []}
     for k in range(images):
-        # pictures of many scenes would take long to draw: the first eight come again and again
+        # rendering is slow: the first eight scenes are repeated
         photo, ids = render_scene(0, "val", k % 8, size)
         name = f"scene {k:03d}"
         (root / "photos").mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def _prediction(ids: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, 
         category = segment["category_id"]
         classes[number] = CONFUSED.get(category, category) if rng.random() < 0.2 else category
         out[moved == segment["id"]] = number
-    for _ in range(int(rng.integers(0, 3))):  # things that are not there
+    for _ in range(int(rng.integers(0, 3))):  # false positives
         y, x = (int(rng.integers(0, n - n // 6)) for n in out.shape)
         number = 1 + len(classes) * 37
         classes[number] = int(rng.choice(THINGS))

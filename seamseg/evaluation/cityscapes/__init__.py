@@ -10,14 +10,14 @@ from seamseg.evaluation.cityscapes.scores import (
     InstanceLevelScores,
     LabelScores,
     PixelScores,
+    format_cityscapes,
 )
-from seamseg.evaluation.cityscapes.table import format_cityscapes
-from seamseg.formats.cityscapes.layout import Frame, find_frames
+from seamseg.formats.cityscapes.layout import CityscapesFrame, find_frames
 
 __all__ = [
     "CLASSES",
+    "CityscapesFrame",
     "CityscapesScores",
-    "Frame",
     "InstanceClassScores",
     "InstanceLevel",
     "InstanceLevelScores",

@@ -1,4 +1,4 @@
-"""Score a folder of results against the ground truth of Cityscapes, as the official tools do."""
+"""Evaluation of a folder of results with the Cityscapes protocol, with the scores of the official tools."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from seamseg.evaluation.cityscapes.instance_level import (
     Distances,
     FrameOverlaps,
     InstanceLevel,
+    is_evaluated,
     overlaps_of_frame,
-    wanted,
 )
 from seamseg.evaluation.cityscapes.pixel_level import Histogram, PixelLevel
 from seamseg.evaluation.cityscapes.results import CLASS_OF, CLASSES, Results, find_results, segments_from_pairs
@@ -23,7 +23,7 @@ from seamseg.evaluation.evaluator import PanopticEvaluator
 from seamseg.evaluation.panoptic_quality import check_sizes
 from seamseg.formats.cityscapes.instance_files import Patch, read_instance_list, read_mask
 from seamseg.formats.cityscapes.labels import read_map
-from seamseg.formats.cityscapes.layout import Frame, find_frames
+from seamseg.formats.cityscapes.layout import CityscapesFrame, find_frames
 from seamseg.formats.coco_panoptic import segments_of
 from seamseg.idmaps.histogram import joint_histogram
 from seamseg.utils.errors import InputError
@@ -31,10 +31,10 @@ from seamseg.utils.parallel import threaded_map
 
 
 @dataclass(frozen=True)
-class _Compared:
-    """What one frame gives: small, whatever its size."""
+class _ComparedFrame:
+    """The histograms and overlaps of a frame; their size does not depend on that of the frame."""
 
-    frame: Frame
+    frame: CityscapesFrame
     pixel: tuple[Histogram, Histogram] | None
     instance: FrameOverlaps | None
     panoptic: Histogram | None
@@ -47,19 +47,19 @@ def evaluate_cityscapes(
     progress: Callable[[Iterable[Any], int, str], Iterable[Any]] | None = None,
     distances: Callable[[str], Distances] | None = None,
 ) -> CityscapesScores:
-    """Pixel level, instance level and panoptic scores of the Cityscapes benchmark, frame by frame.
+    """Compute the pixel-level, instance-level and panoptic scores of the Cityscapes benchmark, frame by frame.
 
-    All that the folder holds is scored; each part must have every frame of the ground truth. Memory does not grow with
-    the frames, but for ten numbers an instance that was found and what a panoptic JSON takes.
+    All parts of the folder are evaluated; each part must have every frame of the ground truth. Memory does not grow
+    with the frames, except for ten numbers per predicted instance and the panoptic JSON.
 
     Parameters
     ----------
-    gt : folder of a split, as `gtFine/val`, with `CITY/*_gtFine_{labelIds,instanceIds}.png`
+    gt : folder of a split, such as `gtFine/val`, with `CITY/*_gtFine_{labelIds,instanceIds}.png`
     pred : folder of results, see :func:`seamseg.evaluation.cityscapes.results.find_results`
     workers : threads that decode and compare
     progress : wraps the frames, `progress(iterable, total, description)`
-    distances : of the true instances of a frame, by its stem (`<city>_<sequence>_<frame>`); without it AP100m, AP50m
-        and AP50_50m are NaN
+    distances : returns those of the instances of a frame, given its stem (`<city>_<sequence>_<frame>`); without it,
+        AP100m, AP50m and AP50_50m are NaN
 
     Raises
     ------
@@ -71,10 +71,10 @@ def evaluate_cityscapes(
     pixel, instance = PixelLevel(), InstanceLevel(distances is not None)
     panoptic = PanopticEvaluator(CLASSES)
 
-    def compare(frame: Frame) -> _Compared:
+    def compare(frame: CityscapesFrame) -> _ComparedFrame:
         return _compare(frame, results, None if distances is None else distances(frame.stem))
 
-    done: Iterable[_Compared] = threaded_map(compare, frames, workers)
+    done: Iterable[_ComparedFrame] = threaded_map(compare, frames, workers)
     for one in done if progress is None else progress(done, len(frames), "comparing"):
         frame = one.frame
         if one.pixel is not None and results.pixel is not None:
@@ -95,14 +95,14 @@ def evaluate_cityscapes(
     )
 
 
-def _compare(frame: Frame, results: Results, distances: Distances | None) -> _Compared:
+def _compare(frame: CityscapesFrame, results: Results, distances: Distances | None) -> _ComparedFrame:
     instance_ids = read_map(frame.instance_ids, "ground truth instanceIds")
     pixel = instance = panoptic = None
     if results.pixel is not None:
         path = results.pixel[frame.stem]
         label_ids = read_map(frame.label_ids, "ground truth labelIds")
         if label_ids.shape != instance_ids.shape:
-            raise InputError(f"{frame.label_ids}: is not of the size of {frame.instance_ids.name}")
+            raise InputError(f"{frame.label_ids}: differs in size from {frame.instance_ids.name}")
         predicted = read_map(path, "predicted label ids")
         check_sizes(label_ids.shape, predicted.shape, path)
         pixel = joint_histogram(label_ids, predicted), joint_histogram(instance_ids, predicted)
@@ -114,12 +114,12 @@ def _compare(frame: Frame, results: Results, distances: Distances | None) -> _Co
         ids = results.panoptic.read_ids(annotation)
         check_sizes(instance_ids.shape, ids.shape, results.panoptic.folder / annotation.file_name)
         panoptic = joint_histogram(instance_ids, ids)
-    return _Compared(frame, pixel, instance, panoptic)
+    return _ComparedFrame(frame, pixel, instance, panoptic)
 
 
 def _masks(path: Path, root: Path, instance_ids: np.ndarray) -> Iterator[tuple[int, float, Patch]]:
     for line in read_instance_list(path, root):
-        if wanted(line.label):
+        if is_evaluated(line.label):
             patch = read_mask(line.mask)
             check_sizes(instance_ids.shape, patch.shape, line.mask)
             yield line.label, line.score, patch

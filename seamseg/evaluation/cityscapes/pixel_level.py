@@ -1,11 +1,11 @@
-"""Pixel-level scores as the Cityscapes benchmark defines them: IoU and instance-weighted IoU of classes, of categories.
+"""Pixel-level scores of the Cityscapes benchmark: IoU and instance-weighted IoU (iIoU) of classes and categories.
 
-- Pixels whose true label is not evaluated do not count. A prediction of such a label elsewhere is a miss.
-- A category has the evaluated labels of its name; labels of one category may be mistaken for each other.
-- iIoU weighs each true instance by the average size of its class over its own size: true positives and misses are sums
-  of weighted pixels, false positives are plain pixels, since predictions do not tell instances apart. Pixels of groups
-  are no instances. It exists for the classes of things, and for the categories that have nothing else. There, the
-  predicted labels of a category include those that are not evaluated (caravan, trailer).
+- Pixels whose true label is not evaluated are ignored. A prediction of such a label elsewhere is a false negative.
+- A category consists of its evaluated labels; confusions within a category are no errors.
+- iIoU weights each true instance by the average size of its class divided by its own size: true positives and false
+  negatives are sums of weighted pixels, false positives are plain pixels, since the predictions have no instances.
+  Groups are not instances. iIoU is defined for thing classes and for categories of things only. In a category,
+  predictions of labels that are not evaluated (caravan, trailer) count, too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ AVERAGE_SIZE = {
     "motorcycle": 6298.7200839748,
     "bicycle": 4672.3249222261,
 }
-"""Average pixels of an instance of each class, as the benchmark states them."""
+"""Average area in pixels of an instance of each class, published by the benchmark."""
 
 _COUNT = len(LABELS)
 _CATEGORIES = list(dict.fromkeys(label.category for label in EVALUATED))
@@ -53,7 +53,7 @@ Histogram = tuple[np.ndarray, np.ndarray]
 
 
 class PixelLevel:
-    """Counts of a stream of frames; constant memory.
+    """Pixel-level evaluation of a stream of frames; constant memory.
 
     Attributes
     ----------
@@ -64,11 +64,11 @@ class PixelLevel:
     def __init__(self) -> None:
         self.n_images = 0
         self.confusion = np.zeros((_COUNT, _COUNT), np.int64)
-        self._classes = {label.name: _Weighted() for label in EVALUATED if label.has_instances}
-        self._categories = {c: _Weighted() for c in _OF_INSTANCES}
+        self._classes = {label.name: _WeightedCounts() for label in EVALUATED if label.has_instances}
+        self._categories = {c: _WeightedCounts() for c in _OF_INSTANCES}
 
     def add(self, label_ids: np.ndarray, instance_ids: np.ndarray, predicted: np.ndarray, name: str = "") -> None:
-        """Compare one frame.
+        """Add a frame.
 
         Parameters
         ----------
@@ -79,7 +79,7 @@ class PixelLevel:
         Raises
         ------
         InputError
-            if a map has a value that is no label, or an instance of a class without instances
+            if a map has an invalid label, or an instance of a class without instances
         """
         where = Path(name)
         labels = joint_histogram(label_ids, predicted)
@@ -88,7 +88,7 @@ class PixelLevel:
     def add_pairs(
         self, labels: Histogram, instances: Histogram, labels_from: Path, instances_from: Path, predicted_from: Path
     ) -> None:
-        """As :meth:`add`, from the joint histograms of both true maps with the predicted one.
+        """Add a frame like :meth:`add`, given the joint histograms of both true maps with the predicted one.
 
         Parameters
         ----------
@@ -99,7 +99,7 @@ class PixelLevel:
         true = np.where(pairs[:, 0] == LICENSE_PLATES["labelIds"], 0, pairs[:, 0])
         _check_labels(true, labels_from, "")
         _check_labels(
-            pairs[:, 1], predicted_from, "; a prediction has the label ids 0 to 33 (7 road ... 33 bicycle), 0 for none"
+            pairs[:, 1], predicted_from, "; predictions have the label ids 0 to 33 (7 road ... 33 bicycle), 0 for none"
         )
         np.add.at(self.confusion, (true, pairs[:, 1]), counts)
         self._add_instances(*instances, instances_from)
@@ -113,9 +113,9 @@ class PixelLevel:
             if not label.evaluated:
                 continue
             if label.name not in AVERAGE_SIZE:
-                raise InputError(f"{path}: {values[k]} is an instance of {label.name}, which has no single instances")
-            mine = index == k
-            predicted, pixels = pairs[mine, 1], counts[mine]
+                raise InputError(f"{path}: {values[k]} is an instance of {label.name}, a class without instances")
+            selected = index == k
+            predicted, pixels = pairs[selected, 1], counts[selected]
             size = int(pixels.sum())
             weight = AVERAGE_SIZE[label.name] / size
             self._classes[label.name].add(int(pixels[predicted == label.id].sum()), size, weight)
@@ -125,7 +125,7 @@ class PixelLevel:
                 self._categories[label.category].add(shared, size, weight)
 
     def scores(self) -> PixelScores:
-        """The scores so far."""
+        """Compute the scores of all frames so far."""
         classes = [self._class_scores(label) for label in EVALUATED]
         categories = [self._category_scores(c) for c in _CATEGORIES]
         return PixelScores(
@@ -157,8 +157,8 @@ class PixelLevel:
         return LabelScores(category, iou, math.nan if weighted is None else weighted.iou(false))
 
 
-class _Weighted:
-    """Pixels of true instances, weighted."""
+class _WeightedCounts:
+    """Weighted pixels of true instances."""
 
     def __init__(self) -> None:
         self.hits = 0.0
@@ -179,4 +179,4 @@ def _ratio(part: float, whole: float) -> float:
 def _check_labels(values: np.ndarray, path: Path, hint: str) -> None:
     wrong = values[values >= _COUNT]
     if len(wrong):
-        raise InputError(f"{path}: {wrong[0]} is no Cityscapes label id{hint}")
+        raise InputError(f"{path}: {wrong[0]} is not a Cityscapes label id{hint}")

@@ -1,4 +1,4 @@
-"""What a folder of Cityscapes results holds."""
+"""The content of a folder of Cityscapes results."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from pathlib import Path
 import numpy as np
 
 from seamseg.formats.cityscapes.labels import EVALUATED, INSTANCES_FROM, LABEL_OF, label_of_instance
-from seamseg.formats.cityscapes.layout import Frame, Stems, check_complete, predictions_by_frame
+from seamseg.formats.cityscapes.layout import CityscapesFrame, FrameStems, check_complete, predictions_by_frame
 from seamseg.formats.coco_panoptic import Annotation, CocoPanoptic, read_coco_panoptic
 from seamseg.panoptic_map import VOID_ID, ClassInfo, SegmentInfo
 from seamseg.utils.errors import InputError
 
 CLASSES = [ClassInfo(label.name, label.id, label.has_instances) for label in EVALUATED]
-"""The 19 classes in the order of the benchmark; `category_id` is the label id."""
+"""The 19 classes in the order of the benchmark; their ids are the label ids."""
 
 CLASS_OF = {info.id: index for index, info in enumerate(CLASSES)}
-"""Dense class by `category_id`."""
+"""Dense class by label id."""
 
 
 def segments_from_pairs(
     pairs: np.ndarray, counts: np.ndarray, path: Path = Path()
 ) -> tuple[np.ndarray, list[SegmentInfo]]:
-    """The true segments of a frame, from the joint histogram of its `instanceIds` and another map.
+    """Extract the true segments of a frame from the joint histogram of its `instanceIds` and another map.
 
-    Each value is a segment, whose id it is; a class of things where instances are not told apart is a crowd; labels
-    that are not evaluated are void.
+    Each value of `instanceIds` is the id of a segment. A thing label without instance number is a crowd. Labels that
+    are not evaluated are void.
 
     Parameters
     ----------
-    pairs, counts : `K x 2` and `K`, the first column being the values
+    pairs, counts : `K x 2` and `K`, with `instanceIds` in the first column
     path : of the image, for errors
 
     Returns
     -------
-    pairs : the same with void in the place of the values that are; pairs may occur more than once
+    pairs : the same with 0 for void; pairs may occur more than once
     segments : in the order of their ids, with areas; classes as in :data:`CLASSES`
 
     Raises
     ------
     InputError
-        if a value is of no Cityscapes label
+        if a value does not belong to a Cityscapes label
     """
     values, index = np.unique(pairs[:, 0], return_inverse=True)
     areas = np.zeros(len(values), np.int64)
@@ -60,12 +60,12 @@ def segments_from_pairs(
 
 
 LAYOUT = "panoptic.json (or *_panoptic.json) with its PNGs, pixel/*.png, instance/*.txt with their masks"
-"""The parts that are looked for, in words."""
+"""Description of the parts."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """Predictions of all frames, by the frame's stem; None for a part that is not there.
+    """Predictions of all frames, by the stem of the frame; None for missing parts.
 
     Attributes
     ----------
@@ -73,8 +73,8 @@ class Results:
     pixel : maps of label ids
     instance : text files
     panoptic : the JSON
-    annotations : those of the JSON
-    not_found : what is not there, in words
+    annotations : of the JSON
+    not_found : names of the missing parts
     """
 
     root: Path
@@ -85,8 +85,8 @@ class Results:
     not_found: list[str]
 
 
-def find_results(folder: str | Path, frames: Sequence[Frame]) -> Results:
-    """Look through a folder of results, or one that has them in `cityscapes/`, as `seamseg predict` writes it.
+def find_results(folder: str | Path, frames: Sequence[CityscapesFrame]) -> Results:
+    """Find the results in a folder, or in its subfolder `cityscapes/`, as written by `seamseg predict`.
 
     Parameters
     ----------
@@ -97,15 +97,15 @@ def find_results(folder: str | Path, frames: Sequence[Frame]) -> Results:
     Raises
     ------
     InputError
-        if there is nothing, or a part lacks a frame or is broken
+        if there are no results, or a part is incomplete or broken
     """
     root = Path(folder)
     if not root.is_dir():
-        raise InputError(f"{root}: no such folder; a folder of results holds {LAYOUT}")
-    if _parts(root / "cityscapes") > _parts(root):
+        raise InputError(f"{root}: no such folder; a folder of results contains {LAYOUT}")
+    if _count_parts(root / "cityscapes") > _count_parts(root):
         root = root / "cityscapes"
-    if not _parts(root):
-        raise InputError(f"{root}: holds no results; looked for {LAYOUT}")
+    if not _count_parts(root):
+        raise InputError(f"{root}: contains no results; expected {LAYOUT}")
     jsons = _panoptic_jsons(root)
     if len(jsons) > 1:
         raise InputError(f"{root}: {jsons[0].name} and {jsons[1].name} are both panoptic results; keep one")
@@ -117,7 +117,7 @@ def find_results(folder: str | Path, frames: Sequence[Frame]) -> Results:
     return Results(root, pixel, instance, panoptic, annotations, [n for n, part in present.items() if part is None])
 
 
-def _parts(root: Path) -> int:
+def _count_parts(root: Path) -> int:
     return bool(_panoptic_jsons(root)) + (root / "pixel").is_dir() + (root / "instance").is_dir()
 
 
@@ -126,9 +126,9 @@ def _panoptic_jsons(root: Path) -> list[Path]:
     return sorted({path for name in names for path in root.glob(name)})
 
 
-def _annotations_by_frame(panoptic: CocoPanoptic, frames: Sequence[Frame]) -> Mapping[str, Annotation]:
-    """By the exact `image_id`; else by one whose last part begins with the frame, as the path of a photo does."""
-    stems = Stems(frame.stem for frame in frames)
+def _annotations_by_frame(panoptic: CocoPanoptic, frames: Sequence[CityscapesFrame]) -> Mapping[str, Annotation]:
+    """Find the annotation of each frame: by its `image_id`, or by a path of a photo as `image_id`."""
+    stems = FrameStems(frame.stem for frame in frames)
     found: dict[str, Annotation] = {}
     exact = {str(a.image_id): a for a in panoptic.annotations}
     for annotation in panoptic.annotations:
@@ -137,7 +137,7 @@ def _annotations_by_frame(panoptic: CocoPanoptic, frames: Sequence[Frame]) -> Ma
             continue
         if stem in found:
             raise InputError(
-                f"{panoptic.path}: two predictions for {stem}: image_id {annotation.image_id} is the second"
+                f"{panoptic.path}: two predictions for {stem}: the second has image_id {annotation.image_id}"
             )
         found[stem] = annotation
     found.update((frame.stem, exact[frame.stem]) for frame in frames if frame.stem in exact)
@@ -145,6 +145,6 @@ def _annotations_by_frame(panoptic: CocoPanoptic, frames: Sequence[Frame]) -> Ma
     unknown = {c.id for c in panoptic.categories or []} - set(CLASS_OF)
     if unknown:
         raise InputError(
-            f"{panoptic.path}: category {min(unknown)} is no evaluated Cityscapes label; use the label ids, 7 to 33"
+            f"{panoptic.path}: category {min(unknown)} is not an evaluated Cityscapes label; use label ids, 7 to 33"
         )
     return found

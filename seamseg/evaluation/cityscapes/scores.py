@@ -1,17 +1,18 @@
-"""What a Cityscapes evaluation ends with, all of it fractions; NaN where there was nothing to measure."""
+"""Scores of the Cityscapes protocol, as fractions, NaN if undefined; their JSON and their tables in percent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from seamseg.evaluation.scores import PanopticScores, or_none
+from seamseg.evaluation.scores import PanopticScores, format_table, or_none, percent
 
 
 @dataclass(frozen=True)
 class LabelScores:
-    """Pixel-level scores of one class or category; `iIoU` is NaN where instances are not told apart."""
+    """Pixel-level scores of one class or category; `iIoU` is NaN for classes without instances."""
 
     name: str
     IoU: float
@@ -20,7 +21,7 @@ class LabelScores:
 
 @dataclass(frozen=True)
 class PixelScores:
-    """Pixel-level scores: means over the classes and over the categories that have a value, and each of them."""
+    """Pixel-level scores: means over the classes and categories with a value, and the scores of each."""
 
     IoU: float
     iIoU: float
@@ -31,7 +32,7 @@ class PixelScores:
     categories: list[LabelScores]
 
     def to_json(self) -> dict[str, Any]:
-        """The scores under their names, null for NaN."""
+        """Return the scores by name, None for NaN."""
         return {
             **_numbers(self, ("IoU", "iIoU", "category_IoU", "category_iIoU")),
             "n_images": self.n_images,
@@ -41,12 +42,12 @@ class PixelScores:
 
 
 AP_KEYS = ("AP", "AP50", "AP100m", "AP50m", "AP50_50m")
-"""Names of the average precisions: all IoU thresholds, .5 alone, things up to 100 m, up to 50 m, these at .5."""
+"""Average precisions: all IoU thresholds, .5 only, objects up to 100 m, up to 50 m, up to 50 m at .5 only."""
 
 
 @dataclass(frozen=True)
 class InstanceClassScores:
-    """As :class:`InstanceLevelScores`, of one class; NaN if it has no instance in the ground truth."""
+    """Average precision of one class, see :class:`InstanceLevelScores`; NaN without instances in the ground truth."""
 
     name: str
     AP: float
@@ -58,14 +59,14 @@ class InstanceClassScores:
 
 @dataclass(frozen=True)
 class InstanceLevelScores:
-    """Average precision, the mean over the classes that have one.
+    """Average precision: means over the classes with a value.
 
     Attributes
     ----------
     AP : mean over the IoU thresholds .5, .55 ... .95
-    AP50 : of the threshold .5
-    AP100m, AP50m : AP of things no further than 100 m and 50 m, NaN where distances are not known
-    AP50_50m : AP50 of things no further than 50 m
+    AP50 : at the threshold .5
+    AP100m, AP50m : AP of objects up to 100 m and 50 m away, NaN without distances
+    AP50_50m : AP50 of objects up to 50 m away
     """
 
     AP: float
@@ -77,22 +78,22 @@ class InstanceLevelScores:
     classes: list[InstanceClassScores]
 
     def to_json(self) -> dict[str, Any]:
-        """The scores under their names, null for NaN."""
+        """Return the scores by name, None for NaN."""
         return {**_numbers(self, AP_KEYS), "n_images": self.n_images, "classes": _by_name(self.classes, AP_KEYS)}
 
 
 @dataclass(frozen=True)
 class CityscapesScores:
-    """The scores of the parts of a results folder, None for a part that it lacks."""
+    """Scores of the parts of a results folder, None for missing parts."""
 
     pixel: PixelScores | None = None
     instance: InstanceLevelScores | None = None
     panoptic: PanopticScores | None = None
     not_found: list[str] = field(default_factory=list)
-    """What the results folder lacks, in words"""
+    """Names of the missing parts"""
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` writes: the scores of each part, null for one that is not there."""
+        """Return the content of `--json`: the scores of each part, None for missing parts."""
         parts = {"pixel": self.pixel, "instance": self.instance, "panoptic": self.panoptic}
         return {"protocol": "cityscapes", **{k: None if p is None else p.to_json() for k, p in parts.items()}}
 
@@ -103,3 +104,62 @@ def _numbers(scores: object, keys: Iterable[str]) -> dict[str, float | None]:
 
 def _by_name(entries: Iterable[Any], keys: tuple[str, ...]) -> dict[str, dict[str, float | None]]:
     return {entry.name: _numbers(entry, keys) for entry in entries}
+
+
+def format_cityscapes(scores: CityscapesScores, per_class: bool = True) -> str:
+    """Format scores as plain text in percent, one section per part, `-` for NaN, and list the missing parts.
+
+    Parameters
+    ----------
+    scores : as fractions
+    per_class : list the classes and categories, too
+    """
+    sections = []
+    if scores.pixel is not None:
+        sections.append(["pixel level", *_pixel_lines(scores.pixel, per_class)])
+    if scores.instance is not None:
+        sections.append(["instance level", *_instance_lines(scores.instance, per_class)])
+    if scores.panoptic is not None:
+        sections.append(["panoptic", format_table(scores.panoptic, per_class)])
+    if scores.not_found:
+        sections.append([f"not evaluated, because not found: {', '.join(scores.not_found)}"])
+    return "\n\n".join("\n".join(lines) for lines in sections)
+
+
+def _pixel_lines(scores: PixelScores, per_class: bool) -> list[str]:
+    groups = [
+        ("classes", scores.IoU, scores.iIoU, scores.classes),
+        ("categories", scores.category_IoU, scores.category_iIoU, scores.categories),
+    ]
+    keys = ("IoU", "iIoU")
+    lines = _rows(keys, ((f"{len(members)} {title}", (iou, weighted)) for title, iou, weighted, members in groups))
+    if per_class:
+        for _, _, _, members in groups:
+            lines += ["", *_rows(keys, _values(members, keys))]
+    return [*lines, "", _footer(scores.n_images)]
+
+
+def _instance_lines(scores: InstanceLevelScores, per_class: bool) -> list[str]:
+    # the columns for distances would be empty without distances
+    keys = [k for k in AP_KEYS if k in AP_KEYS[:2] or any(not math.isnan(getattr(c, k)) for c in scores.classes)]
+    lines = _rows(keys, [("all", [getattr(scores, k) for k in keys])])
+    if per_class:
+        lines += ["", *_rows(keys, _values(scores.classes, keys))]
+    note = "" if "AP50m" in keys else "; AP100m and AP50m need the distances of the true instances"
+    return [*lines, "", _footer(scores.n_images) + note]
+
+
+def _values(entries: Sequence[Any], keys: Sequence[str]) -> Iterable[tuple[str, Sequence[float]]]:
+    for entry in entries:
+        values = [getattr(entry, key) for key in keys]
+        if not all(math.isnan(v) for v in values):
+            yield entry.name, values
+
+
+def _rows(keys: Sequence[str], rows: Iterable[tuple[str, Sequence[float]]]) -> list[str]:
+    head = f"{'':<14}" + "".join(f"{key:>10}" for key in keys)
+    return [head, *(f"{name:<14}" + "".join(f"{percent(v):>10}" for v in values) for name, values in rows)]
+
+
+def _footer(count: int) -> str:
+    return f"{count} frame{'' if count == 1 else 's'}; in percent; means over the classes that occur"

@@ -1,4 +1,4 @@
-"""Instance results of a frame: a text file of lines `mask.png label confidence`, and the masks it names."""
+"""Instance results of a frame: a text file with lines `mask.png label confidence`, and the masks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import MIB, refuse_postscript
 
 LIST_BYTES = 64 * MIB
-"""Largest list of the instances of a frame."""
+"""Maximum size of the text file of a frame."""
 
 
 @dataclass(frozen=True)
 class PredictedInstance:
-    """One line: the file of the mask, the label id and the confidence."""
+    """A line of the text file: mask file, label id and confidence."""
 
     mask: Path
     label: int
@@ -33,13 +33,13 @@ class PredictedInstance:
 
 @dataclass(frozen=True)
 class Patch:
-    """A mask inside the smallest box around it.
+    """A mask, cropped to its bounding box.
 
     Attributes
     ----------
-    shape : height and width of the whole mask
-    top, left : place of the box
-    inside : `h x w` bool; `0 x 0` for a mask without a pixel
+    shape : height and width of the full mask
+    top, left : position of the box
+    inside : `h x w` bool; `0 x 0` for an empty mask
     """
 
     shape: tuple[int, int]
@@ -49,17 +49,17 @@ class Patch:
 
 
 def read_instance_list(path: Path, root: Path) -> list[PredictedInstance]:
-    """The instances of a frame. Where two lines name one mask, the later one counts.
+    """Read the instances of a frame; of several lines with the same mask, the last one counts.
 
     Parameters
     ----------
-    path : of the text file; masks are named relative to its folder
-    root : the masks must lie below this folder
+    path : of the text file; masks are relative to its folder
+    root : folder that must contain the masks
 
     Raises
     ------
     InputError
-        if the file cannot be read, or a line is not of the form
+        if the file cannot be read or a line is invalid
     """
     try:
         lines = read_bytes(path, "list of instances", LIST_BYTES).decode().splitlines()
@@ -72,20 +72,20 @@ def read_instance_list(path: Path, root: Path) -> list[PredictedInstance]:
         parts = line.split(" ")
         if len(parts) != 3:
             raise InputError(
-                f"{where}: has {len(parts)} words; wanted are three with one space between: mask.png labelID confidence"
+                f"{where}: has {len(parts)} fields, expected three separated by one space: mask.png labelID confidence"
             )
         name, label, score = parts[0], _number(parts[1], where, "label id"), _number(parts[2], where, "confidence")
         mask = os.path.abspath(path.parent / name)
         if os.path.isabs(name) or os.path.commonpath([limit, mask]) != limit:
-            raise InputError(f"{where}: {name} must be a relative path that stays inside {root}")
+            raise InputError(f"{where}: {name} must be a relative path inside {root}")
         if int(label) not in LABEL_OF:
-            raise InputError(f"{where}: {parts[1]} is no Cityscapes label id (24 person, 26 car ...)")
+            raise InputError(f"{where}: {parts[1]} is not a Cityscapes label id (24 person, 26 car ...)")
         found[Path(mask)] = PredictedInstance(Path(mask), int(label), score)
     return list(found.values())
 
 
 def read_mask(path: Path) -> Patch:
-    """A predicted mask: what is not black.
+    """Read a predicted mask; non-black pixels are inside.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def _number(text: str, where: str, what: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise InputError(f"{where}: {text!r} is no {what}")
+        raise InputError(f"{where}: {text!r} is not a valid {what}")
     return value
 
 
@@ -119,19 +119,19 @@ _ADLER = 65521
 
 
 def mask_png(crop: np.ndarray, corner: tuple[int, int], size: tuple[int, int]) -> bytes:
-    """An 8 bit grey PNG, 255 on the object and 0 elsewhere.
+    """Encode a mask as an 8-bit greyscale PNG, 255 inside and 0 outside.
 
-    The empty rows above and below are put together from blocks that were compressed before: parts of a deflate stream
-    that end with a full flush may follow each other in any order.
+    The empty rows above and below are composed of cached compressed blocks: parts of a DEFLATE stream that end with a
+    full flush can be concatenated in any order.
 
     Parameters
     ----------
-    crop : bool, the object
-    corner : `(y, x)` of the crop, which lies inside the picture
-    size : `(height, width)` of the picture
+    crop : bool, the mask in a box
+    corner : `(y, x)` of the box, which must be inside the image
+    size : `(height, width)` of the image
     """
     (y, x), (rows, columns), (height, width) = corner, crop.shape, size
-    # a row begins with the number of its filter, 0 for none
+    # each row starts with its filter type, 0 for none
     lines = np.zeros((rows, width + 1), np.uint8)
     lines[:, x + 1 : x + 1 + columns][crop] = 255
     middle = lines.tobytes()
@@ -150,7 +150,7 @@ def _empty_rows(count: int, row: int) -> list[bytes]:
 
 @lru_cache(maxsize=256)
 def _empty_block(power: int, row: int) -> bytes:
-    """`2^power` rows of `row` zeros."""
+    """Compress `2^power` rows of `row` zeros."""
     return _deflate(bytes(row << power))
 
 
@@ -160,7 +160,7 @@ def _deflate(data: bytes) -> bytes:
 
 
 def _adler_of_zeros(checksum: int, count: int) -> int:
-    """The Adler-32 after `count` zeros more: its low half stays, its high half grows by it each time."""
+    """Update an Adler-32 by `count` zeros: each adds the low half to the high half."""
     low, high = checksum & 0xFFFF, checksum >> 16
     return ((high + count * low) % _ADLER) << 16 | low
 

@@ -1,4 +1,4 @@
-"""The public label definition of Cityscapes: 34 labels in 8 categories, 19 of which are trained and evaluated."""
+"""The labels of Cityscapes: 34 labels in 8 categories, of which 19 are evaluated; reading of label maps."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from seamseg.utils.errors import InputError
 from seamseg.utils.limits import refuse_postscript
 
 IGNORED = 255
-"""`train_id` of the labels that are not evaluated."""
+"""`train_id` of labels that are not evaluated."""
 
 INSTANCES_FROM = 1000
-"""Values of `instanceIds` images from here on are `label * 1000 + number`; below, the label alone."""
+"""Values of `instanceIds` images from here on are `label * 1000 + number`, smaller values are labels."""
 
 
 class Label(NamedTuple):
-    """One label.
+    """A label of Cityscapes.
 
     Attributes
     ----------
     name : official name
-    id : value in `labelIds` images, and in `instanceIds` images where no instance is told apart
-    train_id : class of the benchmark, 255 where the label is not evaluated
-    category : name of the group of labels it belongs to
-    has_instances : whether single objects are told apart, as `id * 1000 + number`
+    id : value in `labelIds` images, and in `instanceIds` images without instance number
+    train_id : class of the benchmark, 255 if the label is not evaluated
+    category : name of its category
+    has_instances : whether single objects are annotated, as `id * 1000 + number`
     color : official colour
     """
 
@@ -41,7 +41,7 @@ class Label(NamedTuple):
 
     @property
     def evaluated(self) -> bool:
-        """Whether pixels of the label count; those of the others are void"""
+        """Whether the label is evaluated; other labels are void."""
         return self.train_id != IGNORED
 
 
@@ -83,17 +83,17 @@ LABELS = (
 )
 
 LABEL_OF = {label.id: label for label in LABELS}
-"""Each label by its id."""
+"""Labels by id."""
 
 LICENSE_PLATES = {"labelIds": 0xFF, "instanceIds": 0xFFFF}
-"""How label -1 looks where it was written into 8 or 16 bits; it is void."""
+"""Label -1 as stored in 8 and 16 bits; it is void."""
 
 EVALUATED = sorted((label for label in LABELS if label.evaluated), key=lambda label: label.train_id)
-"""The 19 labels of the benchmark; their order, 11 stuff before 8 things, is that of our classes."""
+"""The 19 labels of the benchmark in the order of our classes: 11 stuff, 8 things."""
 
 
 def cityscapes_classes() -> Metadata:
-    """The classes of a Cityscapes dataset folder, without images."""
+    """Return the metadata of the Cityscapes classes, without images."""
     num_thing = sum(label.has_instances for label in EVALUATED)
     return Metadata(
         num_stuff=len(EVALUATED) - num_thing,
@@ -109,12 +109,12 @@ _MODES = ("1", "L", "P", "I;16", "I;16L", "I;16B", "I")
 
 
 def read_map(path: Path, what: str) -> np.ndarray:
-    """The values of an image of one channel.
+    """Read an image of one channel.
 
     Parameters
     ----------
-    path : of the image; a palette is not looked at
-    what : its name in errors
+    path : of the image; a palette is ignored
+    what : description for errors
 
     Returns
     -------
@@ -129,29 +129,29 @@ def read_map(path: Path, what: str) -> np.ndarray:
         with Image.open(path) as image:
             refuse_postscript(image)
             if image.mode not in _MODES:
-                raise InputError(f"{path}: {what} have one channel, this image is of mode {image.mode}")
+                raise InputError(f"{path}: {what} must have one channel, but the mode is {image.mode}")
             values = np.array(image)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file ({what})") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise InputError(f"{path}: not a readable image ({what}): {error}") from error
     if values.dtype == np.int32 and values.size and not 0 <= values.min() <= values.max() <= _HIGHEST:
-        raise InputError(f"{path}: {what} are numbers of at most 16 bits, this image has others")
+        raise InputError(f"{path}: {what} must be values of at most 16 bits")
     return values.astype(np.uint8) if values.dtype == bool else values
 
 
 def label_of_instance(values: np.ndarray, path: Path) -> np.ndarray:
-    """The label id of each value of an `instanceIds` map; licence plates are label 0.
+    """Look up the label id of values of an `instanceIds` map; licence plates have label 0.
 
     Raises
     ------
     InputError
-        if a value is of no Cityscapes label
+        if a value does not belong to a Cityscapes label
     """
     labels = np.where(values < INSTANCES_FROM, values, values // INSTANCES_FROM)
     labels[values == LICENSE_PLATES["instanceIds"]] = 0
     wrong = ~np.isin(labels, list(LABEL_OF))
     if wrong.any():
         value, label = int(values[wrong][0]), int(labels[wrong][0])
-        raise InputError(f"{path}: {value} is no Cityscapes instance id (label {label} does not exist)")
+        raise InputError(f"{path}: {value} is not a Cityscapes instance id (label {label} does not exist)")
     return labels

@@ -1,4 +1,4 @@
-"""The frames of a Cityscapes ground truth, and the files of predictions that belong to them."""
+"""The folder layout of Cityscapes: frames of the ground truth, files of predictions, classes of other data sets."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _INSTANCES = "_gtFine_instanceIds.png"
 
 
 @dataclass(frozen=True)
-class Frame:
-    """One annotated photo.
+class CityscapesFrame:
+    """An annotated photo.
 
     Attributes
     ----------
-    stem : `<city>_<sequence>_<frame>`, with which the names of its files and its predictions begin
+    stem : `<city>_<sequence>_<frame>`, the start of the names of its files and predictions
     folder : of its annotations
     """
 
@@ -30,76 +30,76 @@ class Frame:
 
     @property
     def label_ids(self) -> Path:
-        """The label of each pixel"""
+        """Path of the map of labels."""
         return self.folder / (self.stem + _LABELS)
 
     @property
     def instance_ids(self) -> Path:
-        """The instance of each pixel"""
+        """Path of the map of instances."""
         return self.folder / (self.stem + _INSTANCES)
 
 
-def find_frames(gt: str | Path) -> list[Frame]:
-    """The frames of a split, by name.
+def find_frames(gt: str | Path) -> list[CityscapesFrame]:
+    """Find the frames of a split, sorted by name.
 
     Parameters
     ----------
-    gt : folder of the cities, as `gtFine/val`; or that of one city
+    gt : folder of the cities, such as `gtFine/val`, or of one city
 
     Raises
     ------
     InputError
-        if there is no annotation, or two cities have a frame of the same name
+        if there is no annotation, or two cities have a frame with the same name
     """
     root = Path(gt)
     if not root.is_dir():
-        raise InputError(f"{root}: no such folder; name the ground truth of a split, as gtFine/val")
+        raise InputError(f"{root}: no such folder; name the ground truth of a split, such as gtFine/val")
     found: dict[str, Path] = {}
-    # an annotation may lack either file; whoever needs that one says so
+    # either of the two files may be missing; readers report the one they need
     for path in sorted(p for pattern in ("*", "*/*") for p in root.glob(f"{pattern}_gtFine_*Ids.png")):
         for ending in (_LABELS, _INSTANCES):
             if path.name.endswith(ending):
                 stem = path.name.removesuffix(ending)
                 if found.setdefault(stem, path.parent) != path.parent:
-                    raise InputError(f"{path}: {found[stem]} has a frame of the same name")
+                    raise InputError(f"{path}: {found[stem]} has a frame with the same name")
     if not found:
         inner = next((p for p in ("val", "gtFine/val", "gtFine") if (root / p).is_dir()), None)
-        hint = f"; is it {root / inner}?" if inner else ""
+        hint = f"; did you mean {root / inner}?" if inner else ""
         raise InputError(f"{root}: no annotation CITY/*{_INSTANCES} or CITY/*{_LABELS}{hint}")
-    return [Frame(stem, found[stem]) for stem in sorted(found)]
+    return [CityscapesFrame(stem, found[stem]) for stem in sorted(found)]
 
 
-class Stems:
-    """Tells of which frame a name is: that of the longest stem with which it begins."""
+class FrameStems:
+    """Find the frame of a file name: that of the longest stem at its start."""
 
     def __init__(self, stems: Iterable[str]) -> None:
         self._stems = frozenset(stems)
         self._lengths = sorted({len(s) for s in self._stems}, reverse=True)
 
     def of(self, name: str) -> str | None:
-        """The stem of a file name, None if it belongs to no frame."""
+        """Return the stem of a file name, None if it belongs to no frame."""
         return next((name[:n] for n in self._lengths if name[:n] in self._stems), None)
 
 
-def predictions_by_frame(folder: Path, ending: str, frames: Sequence[Frame]) -> Mapping[str, Path]:
-    """The predicted file of each frame, anywhere below a folder: the one whose name begins with the frame's.
+def predictions_by_frame(folder: Path, ending: str, frames: Sequence[CityscapesFrame]) -> Mapping[str, Path]:
+    """Find the predicted file of each frame, anywhere in a folder: the one whose name starts with the stem.
 
     Parameters
     ----------
-    folder : is searched with all its subfolders
-    ending : of the files, as `.png`
-    frames : of the ground truth; files of other frames are passed over
+    folder : searched with all its subfolders
+    ending : of the files, such as `.png`
+    frames : of the ground truth; files of other frames are ignored
 
     Returns
     -------
-    paths : by the frame's stem
+    paths : by the stem of the frame
 
     Raises
     ------
     InputError
         if a frame has no file, or several
     """
-    stems = Stems(frame.stem for frame in frames)
+    stems = FrameStems(frame.stem for frame in frames)
     found: dict[str, Path] = {}
     for parent, folders, names in os.walk(folder):
         folders.sort()
@@ -109,19 +109,19 @@ def predictions_by_frame(folder: Path, ending: str, frames: Sequence[Frame]) -> 
                 continue
             path = Path(parent, name)
             if stem in found:
-                raise InputError(f"{path}: a second prediction for {stem}, beside {found[stem]}; keep one")
+                raise InputError(f"{path}: a second prediction for {stem}, next to {found[stem]}; keep one")
             found[stem] = path
     check_complete((frame.stem for frame in frames), found, f"{folder}: no prediction {{}}*{ending}")
     return found
 
 
-def check_complete(stems: Iterable[str], found: Iterable[str], complaint: str) -> None:
-    """Raise InputError with `complaint`, in which `{}` stands for the frame, if a frame is not among the found."""
-    known = set(found)
-    missing = [stem for stem in stems if stem not in known]
+def check_complete(stems: Iterable[str], found: Iterable[str], message: str) -> None:
+    """Raise InputError with `message`, formatted with the first missing stem, unless all stems are found."""
+    present = set(found)
+    missing = [stem for stem in stems if stem not in present]
     if missing:
-        others = f" (nor for {len(missing) - 1} more frames)" if len(missing) > 1 else ""
-        raise InputError(complaint.format(missing[0]) + others)
+        others = f" (and {len(missing) - 1} more frames)" if len(missing) > 1 else ""
+        raise InputError(message.format(missing[0]) + others)
 
 
 VOID_LABEL = 0
@@ -129,19 +129,19 @@ _PHOTO = "_leftImg8bit"
 
 
 def with_label_ids(metadata: Metadata, source: str) -> Metadata:
-    """The classes with Cityscapes' label ids as `original_ids`, without images.
+    """Replace the `original_ids` of classes by the label ids of Cityscapes; without images.
 
-    Classes are Cityscapes' by their names; failing that, all 19 by their `original_ids`.
+    Classes are identified by name, or else, if there are all 19, by their `original_ids`.
 
     Parameters
     ----------
     metadata : of a model or a data set
-    source : what they are of, for errors
+    source : name of the model or data set, for errors
 
     Raises
     ------
     InputError
-        if a class is no label of Cityscapes, or is stuff on one side and a thing on the other
+        if a class is not a label of Cityscapes, or is stuff in one and a thing in the other
     """
     by_name = {label.name: label for label in LABELS}
     labels = [by_name.get(name.strip().lower()) for name in metadata.categories]
@@ -152,31 +152,31 @@ def with_label_ids(metadata: Metadata, source: str) -> Metadata:
     for index, (name, label) in enumerate(zip(metadata.categories, labels)):
         if label is None:
             raise InputError(
-                f"{source}: {name!r} is no class of Cityscapes, so the format cityscapes cannot hold it; "
+                f"{source}: {name!r} is not a class of Cityscapes, which the format cityscapes requires; "
                 "use the format coco"
             )
         if label.has_instances != metadata.is_thing(index):
             kinds = ("stuff", "a thing") if label.has_instances else ("a thing", "stuff")
             raise InputError(
-                f"{source}: {name!r} is {kinds[0]} here but {kinds[1]} in Cityscapes, so the format cityscapes cannot "
-                "hold it; use the format coco"
+                f"{source}: {name!r} is {kinds[0]} here but {kinds[1]} in Cityscapes, so it does not fit the "
+                "format cityscapes; use the format coco"
             )
     ids = [label.id for label in labels if label is not None]
     twice = next((k for k, i in enumerate(ids) if i in ids[:k]), None)
     if twice is not None:
         raise InputError(
-            f"{source}: two classes are {metadata.categories[twice]!r}, which the format cityscapes cannot tell apart; "
+            f"{source}: two classes are {metadata.categories[twice]!r}, which the format cityscapes does not support; "
             "use the format coco"
         )
     return replace(metadata.without_images(), original_ids=ids)
 
 
 def frame_name(name: str) -> str:
-    """`<city>_<sequence>_<frame>` of a photo: its name without folders and without `_leftImg8bit`."""
+    """Return `<city>_<sequence>_<frame>` of a photo: its name without folders and without `_leftImg8bit`."""
     return name.rpartition("/")[2].removesuffix(_PHOTO)
 
 
 def city_of(frame: str) -> str:
-    """The folder of a frame: what stands before its first `_`, `unknown` where that is no name for a folder."""
+    """Return the city folder of a frame: the name up to its first `_`, `unknown` if this is not a folder name."""
     city, underscore, _ = frame.partition("_")
     return city if underscore and city and not city.startswith(".") else "unknown"

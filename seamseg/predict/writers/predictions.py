@@ -14,7 +14,7 @@ from seamseg.evaluation.detections import paste_detections
 from seamseg.formats.cityscapes.instance_files import mask_png
 from seamseg.formats.cityscapes.layout import VOID_LABEL, frame_name, with_label_ids
 from seamseg.formats.coco_writer import CocoPanopticWriter
-from seamseg.formats.label_png import instance_picture, label_picture, write_grey_png
+from seamseg.formats.label_png import instance_map, label_map, write_grey_png
 from seamseg.formats.metadata import Metadata
 from seamseg.formats.vistas import INSTANCES_PER_LABEL, photo_stem, vistas_labels, void_label, with_panoptic_ids
 from seamseg.panoptic_map import PanopticResult
@@ -124,7 +124,7 @@ class CityscapesWriter(PanopticWriter):
         """Write the results of a photo and return its segments."""
         frame, labels = frame_name(source.name), self._classes.original_ids
         record = self._panoptic.write(frame, result, source.relative)
-        pixels = label_picture(result.id_map, result.segments, labels, VOID_LABEL)
+        pixels = label_map(result.id_map, result.segments, labels, VOID_LABEL)
         write_grey_png(self.out / "pixel" / f"{frame}.png", pixels)
         things = labels[self._classes.num_stuff :]
         write_detections(self.out / "instance", frame, prediction, result.size, things)
@@ -166,9 +166,9 @@ class VistasWriter(PanopticWriter):
         """Write the results of a photo and return its segments."""
         name, labels = photo_stem(source.name), self._labels
         record = self._panoptic.write(name, result, source.relative)
-        pixels = label_picture(result.id_map, result.segments, labels, self._void)
+        pixels = label_map(result.id_map, result.segments, labels, self._void)
         write_grey_png(self.out / "labels" / f"{name}.png", pixels)
-        instances = instance_picture(
+        instances = instance_map(
             result.id_map,
             [s for s in result.segments if not s.iscrowd],
             labels,

@@ -1,4 +1,4 @@
-"""`seamseg evaluate --protocol cityscapes`: tables, JSON, what is not there, and one line for what is wrong."""
+"""`seamseg evaluate --protocol cityscapes`: tables, JSON, missing parts, one-line errors."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_tables_and_json(tree, tmp_path, capsys):
     assert f"{100 * scores.panoptic.PQ:.2f}" in shown.out
 
 
-def test_only_what_is_there_is_scored(tree, tmp_path, capsys):
+def test_missing_parts_are_not_evaluated(tree, tmp_path, capsys):
     (tree.results / "panoptic.json").unlink()
     shutil.rmtree(tree.results / "instance")
     assert evaluate(tree, "--json", str(tmp_path / "out.json")) == 0
-    assert "not scored, since not found: panoptic.json, instance/" in capsys.readouterr().out
+    assert "not evaluated, because not found: panoptic.json, instance/" in capsys.readouterr().out
     content = json.loads((tmp_path / "out.json").read_text())
     assert content["instance"] is content["panoptic"] is None
     assert content["pixel"]["n_images"] == 2
@@ -79,7 +79,7 @@ def test_image_ids_that_are_paths_of_photos(tree):
     assert evaluate_cityscapes(tree.gt, tree.results).to_json() == before
 
 
-def test_threads_change_nothing_and_other_frames_are_passed_over(tree):
+def test_threads_change_nothing_and_other_frames_are_ignored(tree):
     save(tree.results / "pixel" / "ulm_000000_000019.png", np.zeros((2, 2), np.uint8))
     one, two = (evaluate_cityscapes(tree.gt, tree.results, workers=n) for n in (1, 3))
     assert one.to_json() == two.to_json()
@@ -129,15 +129,15 @@ FAILURES = {
     "no text": (lambda tree: _first(tree, "instance/*.txt").unlink(), "no prediction aachen_000000_000000*.txt"),
     "no annotation": (_json(lambda c: c["annotations"].pop()), "no annotation with image_id bad-honnef"),
     "size": (_pixels(np.zeros((3, 4), np.uint8)), "is 4 x 3 pixels (width x height), its ground truth 128 x 96"),
-    "channels": (_pixels(np.zeros((96, 128, 3), np.uint8)), "one channel, this image is of mode RGB"),
-    "label": (_pixels(np.full((96, 128), 255, np.uint8)), "255 is no Cityscapes label id; a prediction has"),
+    "channels": (_pixels(np.zeros((96, 128, 3), np.uint8)), "must have one channel, but the mode is RGB"),
+    "label": (_pixels(np.full((96, 128), 255, np.uint8)), "255 is not a Cityscapes label id; predictions have"),
     "broken image": (lambda tree: _first(tree, "pixel/*.png").write_bytes(b"\x89PNG"), "not a readable image"),
-    "two words": (_write("masks/a.png 26\n"), "line 1: has 2 words"),
-    "empty line": (_write("\n"), "line 1: has 1 words"),
-    "no number": (_write("masks/a.png car 0.5\n"), "line 1: 'car' is no label id"),
-    "no score": (_write("masks/a.png 26 nan\n"), "'nan' is no confidence"),
-    "no such label": (_write("masks/a.png 34 0.5\n"), "34 is no Cityscapes label id"),
-    "outside": (_write("../../a.png 26 0.5\n"), "must be a relative path that stays inside"),
+    "two words": (_write("masks/a.png 26\n"), "line 1: has 2 fields"),
+    "empty line": (_write("\n"), "line 1: has 1 fields"),
+    "no number": (_write("masks/a.png car 0.5\n"), "line 1: 'car' is not a valid label id"),
+    "no score": (_write("masks/a.png 26 nan\n"), "'nan' is not a valid confidence"),
+    "no such label": (_write("masks/a.png 34 0.5\n"), "34 is not a Cityscapes label id"),
+    "outside": (_write("../../a.png 26 0.5\n"), "must be a relative path inside"),
     "absolute": (_write("/a.png 26 0.5\n"), "must be a relative path"),
     "no mask": (_write("masks/a.png 26 0.5\n"), "masks/a.png: no such mask"),
     "mask size": (
@@ -159,19 +159,19 @@ FAILURES = {
         lambda tree: shutil.copy(tree.results / "panoptic.json", tree.results / "a_panoptic.json"),
         "a_panoptic.json and panoptic.json are both",
     ),
-    "nothing": (lambda tree: shutil.rmtree(tree.results) or tree.results.mkdir(), "holds no results; looked for"),
+    "nothing": (lambda tree: shutil.rmtree(tree.results) or tree.results.mkdir(), "contains no results; expected"),
     "no folder": (lambda tree: shutil.rmtree(tree.results), "no such folder"),
     "no labelIds": (lambda tree: [p.unlink() for p in tree.gt.glob("*/*_labelIds.png")], "(ground truth labelIds)"),
     "no ground truth": (lambda tree: [p.unlink() for p in tree.gt.glob("*/*")], "no annotation CITY/"),
     "unknown instance": (
         lambda tree: save(next(tree.gt.glob("*/*0_gtFine_instanceIds.png")), np.full((96, 128), 40001, np.uint16)),
-        "40001 is no Cityscapes instance id",
+        "40001 is not a Cityscapes instance id",
     ),
 }
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_what_is_wrong_is_one_line(tree, capsys, name):
+def test_errors_are_one_line(tree, capsys, name):
     spoil, words = FAILURES[name]
     spoil(tree)
     assert evaluate(tree) == 2
@@ -183,7 +183,7 @@ def test_what_is_wrong_is_one_line(tree, capsys, name):
 def test_the_split_must_be_named(tree, capsys):
     words = ["evaluate", "--protocol", "cityscapes", "--gt", str(tree.gt.parent), "--pred", str(tree.results)]
     assert main(words) == 2
-    assert f"is it {tree.gt}?" in capsys.readouterr().err
+    assert f"did you mean {tree.gt}?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

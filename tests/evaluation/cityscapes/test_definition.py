@@ -1,4 +1,4 @@
-"""Scores that can be worked out by hand, without the official tools."""
+"""Scores of small examples, computed by hand."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def average_precision(ids, *predictions):
     return by_name(level.scores().classes)["car"]
 
 
-def test_every_class_of_things_has_an_average_size():
+def test_every_thing_class_has_an_average_size():
     assert sorted(AVERAGE_SIZE) == sorted(label.name for label in EVALUATED if label.has_instances)
 
 
@@ -101,21 +101,21 @@ def test_average_precision_of_one_car():
 
 
 @pytest.mark.parametrize("ignored", ["v26", "v1", "v26002"])
-def test_predictions_on_what_is_not_judged_are_no_mistakes(ignored):
+def test_predictions_on_ignored_regions_are_no_errors(ignored):
     """A group, void, and a car under 100 pixels."""
     ids = frame(v26001=(0, 0, 10, 20), **{ignored: (30, 0, 9, 11)})
     right = (26, 0.5, patch(0, 0, 10, 20))
     assert average_precision(ids, (26, 0.9, patch(30, 0, 9, 11)), right).AP == 1
     assert average_precision(ids, (26, 0.9, patch(30, 20, 9, 11)), right).AP < 1
-    # nothing but excused predictions: the car is not found
+    # only ignored predictions: the car is missed
     assert average_precision(ids, (26, 0.9, patch(30, 0, 9, 11))).AP == 0
 
 
-def test_a_single_caravan_is_no_void():
+def test_single_caravans_are_not_void():
     right = (26, 0.5, patch(0, 0, 10, 20))
-    for value, excused in ((29, True), (29001, False)):
+    for value, is_ignored in ((29, True), (29001, False)):
         ids = frame(v26001=(0, 0, 10, 20), **{f"v{value}": (30, 0, 9, 11)})
-        assert (average_precision(ids, (26, 0.9, patch(30, 0, 9, 11)), right).AP == 1) is excused
+        assert (average_precision(ids, (26, 0.9, patch(30, 0, 9, 11)), right).AP == 1) is is_ignored
 
 
 def test_panoptic_segments_of_a_frame():
@@ -128,10 +128,10 @@ def test_panoptic_segments_of_a_frame():
 
 
 @pytest.mark.parametrize("value", [34, 999, 34001, 60000])
-def test_values_of_no_label(value):
+def test_invalid_labels(value):
     ids = frame(**{f"v{value}": (0, 0, 5, 5)})
     for score in (lambda: overlaps_of_frame(ids, []), lambda: segments_from_pairs(*joint_histogram(ids, ids))):
-        with pytest.raises(InputError, match=f"{value} is no Cityscapes instance id"):
+        with pytest.raises(InputError, match=f"{value} is not a Cityscapes instance id"):
             score()
 
 

@@ -12,6 +12,7 @@ from support.cityscapes_scenes import THINGS, make_tree
 
 from seamseg.evaluation import evaluate_panoptic_json
 from seamseg.evaluation.cityscapes import evaluate_cityscapes
+from seamseg.evaluation.record import MapFiles
 
 CASES = {
     "four frames": (0, 4, False),
@@ -82,7 +83,7 @@ def test_panoptic(scored):
 def test_raw_ground_truth_equals_the_official_conversion(scored):
     tree, scores, work = scored
     gt_json, gt_folder = official.panoptic_ground_truth(tree.gt, work)
-    from_files = evaluate_panoptic_json(gt_json, tree.results / "panoptic.json", gt_folder)
+    from_files = evaluate_panoptic_json(MapFiles(gt_json, gt_folder), tree.results / "panoptic.json")
     assert from_files.to_json() == scores.panoptic.to_json()
 
 
@@ -104,7 +105,7 @@ def test_distances(tmp_path):
     assert len({round(getattr(ours, key), 9) for key in AP_NAMES}) > 2, "the distances make no difference here"
 
 
-def test_scenes_hold_what_is_awkward(tmp_path):
+def test_scenes_contain_all_corner_cases(tmp_path):
     """The comparison above is worth something only if scores lie between 0 and 1 and all kinds of values occur."""
     tree = make_tree(tmp_path, 0)
     content = evaluate_cityscapes(tree.gt, tree.results).to_json()

@@ -1,4 +1,4 @@
-"""The block of one image: a small photo, two small index maps, and the list of its segments."""
+"""The JSON block of one image in the report: a reduced photo, index maps, and lists of the segments."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from seamseg.evaluation.record import Evaluation, ImageRecord, SegmentRecord
-from seamseg.formats.coco_panoptic import read_id_png
+from seamseg.formats.id_png import read_id_png
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import join_inside
 from seamseg.utils.limits import refuse_postscript
 
 JPEG_QUALITY = 80
-NARROW = 255
-"""Maps of up to this many segments have one byte a pixel, others two, low byte first."""
-MOST_SEGMENTS = 65_535
+ONE_BYTE_SEGMENTS = 255
+"""Maps of up to this many segments have one byte per pixel, others two, low byte first."""
+MAX_SEGMENTS = 65_535
 
 
-def picture(
+def image_block(
     runs: Sequence[tuple[Evaluation, ImageRecord]], photos: Path | None, size: int
 ) -> tuple[dict[str, Any], bool]:
-    """What the page shows of one image.
+    """Build the block of one image.
 
     Parameters
     ----------
-    runs : the image in the run, and in the one that it is compared with, if any
+    runs : the evaluation and its record of the image, then those of the baseline, if any
     photos : folder of the photos
-    size : longest side of the photo and the maps in pixels; smaller images stay as they are
+    size : longest side of the photo and the maps in pixels; smaller images are not enlarged
 
     Returns
     -------
-    content : `width`, `height`, `photo` (JPEG, base64, or None), and `sides`, one a run: the index maps `truth` (None:
-        that of the first run) and `prediction`, see :func:`pack`, and the segments that their indices 1, 2, ... stand
-        for, as lists: id, class, area, outcome, partner (index on the other side, 0 none), IoU, score
+    content : `width`, `height`, `photo` (JPEG, base64, or None), and `results`, one per run: the index maps `truth`
+        (None: that of the first run) and `prediction`, see :func:`encode_index_map`, and the segments of their indices
+        1, 2, ... as lists: id, class, area, outcome, partner (index in the other map, 0 none), IoU, score
     has_photo : whether there is a photo
 
     Raises
     ------
     InputError
-        if a map is missing, broken or not of the size that was evaluated
+        if a map is missing, broken or not of the evaluated size
     """
     record = runs[0][1]
     shape = _shape(record, size)
-    sides = []
+    results = []
     for k, (evaluation, image) in enumerate(runs):
-        same = k > 0 and _segments_of(image) == _segments_of(record)
+        same = k > 0 and _truth_key(image) == _truth_key(record)
         truth = evaluation.ground_truth.folder, image.ground_truth_png, image.ground_truth
-        sides.append(
+        results.append(
             {
                 "truth": None if same else _map(*truth, image, shape),
                 "prediction": _map(evaluation.prediction.folder, image.prediction_png, image.prediction, image, shape),
@@ -64,18 +64,18 @@ def picture(
         )
     photo = _photo(photos, record.photo, shape)
     encoded = None if photo is None else base64.b64encode(photo).decode("ascii")
-    return {"width": shape[1], "height": shape[0], "photo": encoded, "sides": sides}, photo is not None
+    return {"width": shape[1], "height": shape[0], "photo": encoded, "results": results}, photo is not None
 
 
-def pack(indices: np.ndarray, segments: int) -> str:
-    """An index map as text: each row XOR the one above, zlib, base64. The page undoes it without loss.
+def encode_index_map(indices: np.ndarray, segments: int) -> str:
+    """Encode an index map as text: each row XORed with the row above, zlib, base64.
 
-    Most pixels are those of the row above, and zlib likes zeros. A PNG would pass through the colour management of the
-    browser, and its canvas has 8 bits a channel.
+    Most pixels equal those of the row above, and zeros compress well. A PNG would be subject to the colour management
+    of the browser, and a canvas has 8 bits per channel.
     """
-    narrow = indices.astype(np.uint8 if segments <= NARROW else "<u2")
-    narrow[1:] ^= narrow[:-1].copy()
-    return base64.b64encode(zlib.compress(narrow.tobytes(), 9)).decode("ascii")
+    values = indices.astype(np.uint8 if segments <= ONE_BYTE_SEGMENTS else "<u2")
+    values[1:] ^= values[:-1].copy()
+    return base64.b64encode(zlib.compress(values.tobytes(), 9)).decode("ascii")
 
 
 def _shape(record: ImageRecord, size: int) -> tuple[int, int]:
@@ -83,27 +83,27 @@ def _shape(record: ImageRecord, size: int) -> tuple[int, int]:
     return max(1, round(record.height * scale)), max(1, round(record.width * scale))
 
 
-def _segments_of(image: ImageRecord) -> list[tuple[int, int, int]]:
+def _truth_key(image: ImageRecord) -> list[tuple[int, int, int]]:
     return [(s.id, s.category, s.area) for s in image.ground_truth]
 
 
 def _map(folder: Path, name: str, segments: list[SegmentRecord], image: ImageRecord, shape: tuple[int, int]) -> str:
     path = join_inside(folder, name)
     if path is None:
-        raise InputError(f"{folder}: image {image.image_id} names its map {name!r}, which is not below the folder")
-    if len(segments) > MOST_SEGMENTS:
-        raise InputError(f"{path}: {len(segments)} segments; the page holds up to {MOST_SEGMENTS} an image")
+        raise InputError(f"{folder}: the map {name!r} of image {image.image_id} is not below the folder")
+    if len(segments) > MAX_SEGMENTS:
+        raise InputError(f"{path}: {len(segments)} segments; a report holds at most {MAX_SEGMENTS} per image")
     ids = read_id_png(path)
     if ids.shape != (image.height, image.width):
         raise InputError(
-            f"{path}: {ids.shape[1]} x {ids.shape[0]} pixels, {image.width} x {image.height} when it was evaluated; "
+            f"{path}: has {ids.shape[1]} x {ids.shape[0]} pixels, but {image.width} x {image.height} were evaluated; "
             "evaluate again with --out"
         )
-    return pack(_renumbered(resize_nearest(ids, shape), [s.id for s in segments]), len(segments))
+    return encode_index_map(_renumbered(resize_nearest(ids, shape), [s.id for s in segments]), len(segments))
 
 
 def _renumbered(ids: np.ndarray, known: list[int]) -> np.ndarray:
-    """Each id as its place in `known`, from 1; 0 for ids that are not there."""
+    """Replace each id by its position in `known`, from 1; 0 for other ids."""
     if not known:
         return np.zeros(ids.shape, np.int64)
     order = np.argsort(known)
@@ -113,16 +113,16 @@ def _renumbered(ids: np.ndarray, known: list[int]) -> np.ndarray:
 
 
 def _listed(segments: list[SegmentRecord], others: list[SegmentRecord]) -> list[list[Any]]:
-    place = {s.id: k for k, s in enumerate(others, start=1)}
+    index = {s.id: k for k, s in enumerate(others, start=1)}
     return [
-        [s.id, s.category, s.area, s.outcome, 0 if s.partner is None else place.get(s.partner, 0),
+        [s.id, s.category, s.area, s.outcome, 0 if s.partner is None else index.get(s.partner, 0),
          None if s.iou is None else round(s.iou, 4), None if s.score is None else round(s.score, 4)]
         for s in segments
     ]  # fmt: skip
 
 
 def _photo(folder: Path | None, name: str | None, shape: tuple[int, int]) -> bytes | None:
-    """The JPEG of a photo; None if there is none that can be read."""
+    """Encode a photo as JPEG; None if there is none that can be read."""
     path = None if folder is None or name is None else join_inside(folder, name)
     if path is None:
         return None
@@ -131,7 +131,7 @@ def _photo(folder: Path | None, name: str | None, shape: tuple[int, int]) -> byt
         with Image.open(path) as image:
             refuse_postscript(image)
             longest = max(size)
-            image.draft("RGB", (longest, longest))  # a JPEG is decoded at a fraction of its size
+            image.draft("RGB", (longest, longest))  # decodes a JPEG at a fraction of its size
             upright = ImageOps.exif_transpose(image).convert("RGB")
             small = upright.resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
