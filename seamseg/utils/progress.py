@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -13,6 +13,13 @@ _PLAIN_SECONDS = 15.0
 """Seconds between plain lines, so that a log file stays short."""
 
 _quiet = False
+
+
+class ProgressCallback(Protocol):
+    """Wraps an iterable to show its progress, as :func:`progress` does."""
+
+    def __call__(self, iterable: Iterable[Any], total: int | None = None, desc: str = "") -> Iterable[Any]:
+        """Return the items of `iterable`."""
 
 
 def set_quiet(quiet: bool) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from support.source_files import photo, picture, tree, zip_of
 
-from seamseg.prepare.archives import Member, SourceTree, photo_size, read_map, read_photo, stamp
+from seamseg.prepare.archives import ArchiveMember, SourceTree, fingerprint, photo_size, read_map, read_photo
 from seamseg.prepare.cityscapes import prepare_cityscapes
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.utils.errors import InputError
 
 
@@ -41,12 +42,12 @@ def test_members(source, tmp_path, kind):
     assert found.folders("") == ["a"] and found.folders("a") == ["b"] and found.folders("x") == []
     assert list(found.files("a")) == ["m.png"] and "top.txt" in found.files("")
     text, image, mask = (found.file(p) for p in ("top.txt", "a/b/x.png", "a/m.png"))
-    assert isinstance(text, Member) and text.read_bytes() == (source / "top.txt").read_bytes()
+    assert isinstance(text, ArchiveMember) and text.read_bytes() == (source / "top.txt").read_bytes()
     assert pickle.loads(pickle.dumps(mask)) == mask
     assert (image.name, image.stem, image.suffix) == ("x.png", "x", ".png")
     assert photo_size(image) == (8, 12) and np.asarray(read_photo(image)).max() == 7
     assert np.array_equal(read_map(mask), read_map(source / "a" / "m.png"))
-    assert stamp(text) == stamp(found.file("top.txt")) != stamp(image)
+    assert fingerprint(text) == fingerprint(found.file("top.txt")) != fingerprint(image)
     assert str(image).endswith(("all.zip/a/b/x.png", "all.tar/a/b/x.png"))
     assert found.file("none") is None
 
@@ -115,5 +116,5 @@ def test_cityscapes_as_downloaded(tmp_path, workers):
             for path in (raw / kind).rglob("*.png"):
                 file.write(path, path.relative_to(raw).as_posix())
     assert prepare_cityscapes(raw, tmp_path / "one").splits == {"train": 1, "val": 1, "coarse": 1}
-    prepare_cityscapes(zips, tmp_path / "two", workers=workers)
+    prepare_cityscapes(zips, tmp_path / "two", options=ConversionOptions(workers))
     assert tree(tmp_path / "one") == tree(tmp_path / "two")

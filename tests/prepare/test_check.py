@@ -13,11 +13,11 @@ from seamseg.data.folder import DatasetFolder
 from seamseg.formats.metadata import Metadata, read_metadata, write_metadata
 from seamseg.prepare.check import check_dataset
 from seamseg.prepare.contact_sheet import _edges, choose_images, write_contact_sheet
-from seamseg.prepare.writer import DatasetWriter, Frame, Instances
+from seamseg.prepare.writer import DatasetWriter, Instances, SourceFrame
 from seamseg.utils.errors import InputError
 
 
-def read(frame: Frame) -> Instances:
+def read(frame: SourceFrame) -> Instances:
     ids = np.ones((10, 14), np.uint8)
     ids[0], ids[5:, 7:], ids[8:, 10:], ids[1] = 0, 2, 3, 4
     return Instances(ids, [255, 0, 2, 2, 1], [0, 0, 0, 1, 0])
@@ -27,7 +27,7 @@ def read(frame: Frame) -> Instances:
 def data(tmp_path):
     """Three images in train, one in val; every class in each."""
     frames = [
-        Frame(
+        SourceFrame(
             f"im{k}", photo(tmp_path / "src" / f"{k}.png", (10, 14), 20 * k), tmp_path / "src" / f"{k}.png", f"{k}.png"
         )
         for k in range(4)

@@ -14,6 +14,7 @@ from seamseg.data.transforms import TrainTransform
 from seamseg.formats.cityscapes.labels import LABELS, cityscapes_classes
 from seamseg.formats.metadata import read_metadata
 from seamseg.prepare.cityscapes import find_frames, prepare_cityscapes
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.utils.errors import InputError
 
 FIXTURE = Path(__file__).parents[1] / "golden" / "prep_fixture.zip"
@@ -58,7 +59,7 @@ def annotations(path: Path):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_result_of_the_original(fixture, tmp_path, workers):
     golden = fixture / "out_cityscapes"
-    done = prepare_cityscapes(fixture / "cityscapes", tmp_path, workers=workers)
+    done = prepare_cityscapes(fixture / "cityscapes", tmp_path, options=ConversionOptions(workers))
     assert done.splits == {"train": 4, "val": 1, "coarse": 1} and done.missing == []
     ours, theirs = read_metadata(tmp_path / "metadata.bin"), read_metadata(golden / "metadata.bin")
     assert ours == done.metadata
@@ -89,10 +90,10 @@ def test_label_table():
 
 
 def test_missing_splits_are_said(raw, tmp_path):
-    said = []
-    done = prepare_cityscapes(raw, tmp_path / "out", say=said.append)
+    messages = []
+    done = prepare_cityscapes(raw, tmp_path / "out", options=ConversionOptions(log=messages.append))
     assert done.missing == ["val", "train_extra"] and done.splits == {"train": 2}
-    assert [line.partition(": ")[2] for line in said] == ["no val, left out", "no train_extra, left out"]
+    assert [line.partition(": ")[2] for line in messages] == ["no val, left out", "no train_extra, left out"]
     assert (tmp_path / "out" / "lst" / "train.txt").read_text() == "jena_000000_000001\nulm_000000_000000\n"
 
 
@@ -100,19 +101,19 @@ def test_a_split_more_later(fixture, tmp_path):
     root = fixture / "cityscapes"
     prepare_cityscapes(root, tmp_path, ["train"])
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "msk").iterdir()}
-    said = []
-    done = prepare_cityscapes(root, tmp_path, ["train", "val"], say=said.append)
-    assert said == [f"train: 4 images, prepared already; to redo it, delete {tmp_path}/lst/train.txt"]
+    messages = []
+    done = prepare_cityscapes(root, tmp_path, ["train", "val"], options=ConversionOptions(log=messages.append))
+    assert messages == [f"train: 4 images, prepared already; to redo it, delete {tmp_path}/lst/train.txt"]
     assert len(done.metadata.images) == 5
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
 
 
 def test_photos_without_annotation_are_said(raw, tmp_path):
     truth_of(raw).unlink()
-    said = []
-    done = prepare_cityscapes(raw, tmp_path / "out", ["train"], say=said.append)
+    messages = []
+    done = prepare_cityscapes(raw, tmp_path / "out", ["train"], options=ConversionOptions(log=messages.append))
     assert done.splits == {"train": 1}
-    assert "1 photos without _gtFine_instanceIds.png" in said[0]
+    assert "1 photos without _gtFine_instanceIds.png" in messages[0]
 
 
 def test_jpeg_photos_and_order(raw):
@@ -148,7 +149,7 @@ def test_missing_photo(raw, tmp_path):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_photo_of_another_size(raw, tmp_path, workers):
     Image.new("RGB", (5, 5)).save(next((raw / "leftImg8bit" / "train" / "ulm").iterdir()))
-    fails(raw, tmp_path, r"ulm_.*: 5 x 5 pixels .* has 12 x 8", workers=workers)
+    fails(raw, tmp_path, r"ulm_.*: 5 x 5 pixels .* has 12 x 8", options=ConversionOptions(workers))
 
 
 @pytest.mark.parametrize("value", [34, 99, 34000, 57123])

@@ -1,4 +1,4 @@
-"""The class list of one's own data: both forms, and what is said of wrong ones."""
+"""The class list of one's own data: both forms, and what is messages of wrong ones."""
 
 import json
 

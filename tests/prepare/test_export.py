@@ -17,14 +17,14 @@ from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
 from seamseg.formats.metadata import ImageInfo, Metadata, read_metadata, write_metadata
 from seamseg.prepare.check import check_dataset
 from seamseg.prepare.cityscapes import prepare_cityscapes
-from seamseg.prepare.convert import Options
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.export import export_dataset
 from seamseg.prepare.panoptic import prepare_panoptic
 from seamseg.prepare.vistas import prepare_vistas
 from seamseg.structures import VOID
 from seamseg.utils.errors import InputError
 
-ONE = Options(workers=1)
+ONE = ConversionOptions(workers=1)
 
 
 def from_coco(data: Path, out: Path, split: str, back: Path) -> Path:
@@ -34,7 +34,7 @@ def from_coco(data: Path, out: Path, split: str, back: Path) -> Path:
 
 
 def from_cityscapes(data: Path, out: Path, split: str, back: Path) -> Path:
-    prepare_cityscapes(out / "cityscapes", back, ["train_extra" if split == "coarse" else split], 1)
+    prepare_cityscapes(out / "cityscapes", back, ["train_extra" if split == "coarse" else split], ONE)
     return back
 
 
@@ -227,7 +227,7 @@ def real(name: str) -> Path:
 def test_real_cityscapes_comes_back_to_the_pixel(tmp_path):
     """Apart from the labels that are not evaluated, which the conversion makes void."""
     root = real("cityscapes_sample")
-    prepare_cityscapes(root, tmp_path / "data", ["train", "val"], 1)
+    prepare_cityscapes(root, tmp_path / "data", ["train", "val"], ConversionOptions(1))
     export_dataset(tmp_path / "data", tmp_path / "out", formats=["cityscapes", "coco"])
     kept = [7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33]
     made = tmp_path / "out" / "cityscapes"

@@ -125,8 +125,8 @@ def test_any_segment_that_the_json_lacks(value, seed):
 @quick
 @given(st.sets(st.sampled_from(NAMES), min_size=1))
 def test_photo_without_mask(source, names):
-    """Either an error that names it, or the photo is left out and that is said; never an image of nothing but void."""
-    said: list[str] = []
+    """Either an error that names it, or the photo is left out and that is messages; never an image of nothing but void."""
+    messages: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         root, out = Path(folder, "raw"), Path(folder, "out")
         write_source(source, root)
@@ -134,14 +134,14 @@ def test_photo_without_mask(source, names):
         for name in names:
             mask.with_name(name + mask.name[1:]).unlink()
         try:
-            done = source.convert(root, out, replace(ONE, say=said.append))
+            done = source.convert(root, out, replace(ONE, log=messages.append))
         except InputError as error:
             assert "\n" not in str(error) and not (out / "metadata.bin").exists()
             named = any(mask.with_name(name + mask.name[1:]).name in str(error) for name in names)
             assert named or (len(names) == len(NAMES) and " 0 " in str(error)) or "no folder of PNG" in str(error)
         else:
             assert [image.id for image in done.metadata.images] == sorted(set(NAMES) - names)
-            assert any(f"{len(names)} photos" in line or f"{len(names)} images" in line for line in said)
+            assert any(f"{len(names)} photos" in line or f"{len(names)} images" in line for line in messages)
 
 
 @every_source

@@ -10,7 +10,7 @@ from support.source_files import photo, picture, segments, tree
 from seamseg.cli.main import main
 from seamseg.data.folder import DatasetFolder
 from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
-from seamseg.prepare.convert import Options
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.merge import MergeRules, merge_datasets, read_rules
 from seamseg.utils.errors import InputError
 
@@ -57,7 +57,7 @@ def parts(tmp_path):
 
 def test_by_name(parts, tmp_path):
     out = tmp_path / "out"
-    done = merge_datasets(parts, out, options=Options(2))
+    done = merge_datasets(parts, out, options=ConversionOptions(2))
     m = done.metadata
     assert m.categories == ["road", "pole", "sky", "car", "truck"] and m.num_stuff == 3
     assert m.palette == [COLOURS[k] for k in (0, 1, 0, 2, 2)]
@@ -76,10 +76,10 @@ def test_again_changes_nothing(parts, tmp_path):
     out = tmp_path / "out"
     merge_datasets(parts, out)
     before = tree(out)
-    said = []
-    merge_datasets(parts, out, options=Options(say=said.append))
+    messages = []
+    merge_datasets(parts, out, options=ConversionOptions(log=messages.append))
     assert tree(out) == before
-    assert [line.partition(";")[0] for line in said] == [
+    assert [line.partition(";")[0] for line in messages] == [
         "train: 3 images, prepared already",
         "val: 1 images, prepared already",
     ]
@@ -113,7 +113,7 @@ def test_layers_stay(parts, tmp_path):
 
 @pytest.mark.parametrize("way", ["hard", "symbolic", "copy"])
 def test_photos(parts, tmp_path, way):
-    merge_datasets(parts, tmp_path / "out", options=Options(copy=way == "copy", symlink=way == "symbolic"))
+    merge_datasets(parts, tmp_path / "out", options=ConversionOptions(copy=way == "copy", symlink=way == "symbolic"))
     ours, theirs = tmp_path / "out" / "img" / "two.png", parts[0] / "img" / "two.png"
     assert ours.is_symlink() == (way == "symbolic")
     assert os.path.samefile(ours, theirs) == (way != "copy")

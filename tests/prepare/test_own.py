@@ -12,7 +12,7 @@ from seamseg.data.dataset import PanopticDataset
 from seamseg.data.folder import DatasetFolder
 from seamseg.data.transforms import TrainTransform
 from seamseg.prepare.coco_instances import prepare_instances
-from seamseg.prepare.convert import Options
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.label_folders import prepare_folders
 from seamseg.utils.errors import InputError
 
@@ -41,10 +41,10 @@ def folders(raw, split="train", last=True):
 
 def test_folders(raw):
     out = raw / "out"
-    said = []
+    messages = []
     splits = {split: folders(raw, split) for split in ("train", "val")}
-    done = prepare_folders(out, splits, raw / "classes.ini", options=Options(2, say=said.append))
-    assert [i.id for i in done.metadata.images] == ["train_sub_a", "val_sub_a"] and said == []
+    done = prepare_folders(out, splits, raw / "classes.ini", options=ConversionOptions(2, log=messages.append))
+    assert [i.id for i in done.metadata.images] == ["train_sub_a", "val_sub_a"] and messages == []
     assert segments(out, "val_sub_a") == FOUND
     prepare_folders(raw / "one", {"train": folders(raw)}, raw / "classes.ini")
     assert segments(raw / "one", "sub_a") == FOUND
@@ -71,11 +71,11 @@ def test_divisor_and_suffixes(raw):
 
 
 def test_things_without_instances_are_crowds(raw):
-    said = []
-    options = Options(say=said.append)
+    messages = []
+    options = ConversionOptions(log=messages.append)
     prepare_folders(raw / "out", {"train": folders(raw, last=False)}, raw / "classes.ini", options=options)
     assert segments(raw / "out", "sub_a") == [("car", 1, 12), ("road", 0, 60), ("sky", 0, 12)]
-    assert "things become crowds" in said[0]
+    assert "things become crowds" in messages[0]
 
 
 def folders_fail(raw, match, given=None, **options):
@@ -117,9 +117,11 @@ def test_broken_pictures(raw):
 
 def test_photos_without_labels_are_said(raw):
     photo(raw / "train" / "photos" / "b.jpg")
-    said = []
-    prepare_folders(raw / "out", {"t": folders(raw)}, raw / "classes.ini", options=Options(say=said.append))
-    assert "1 photos without labels, left out" in said[0]
+    messages = []
+    prepare_folders(
+        raw / "out", {"t": folders(raw)}, raw / "classes.ini", options=ConversionOptions(log=messages.append)
+    )
+    assert "1 photos without labels, left out" in messages[0]
 
 
 def rle(mask):

@@ -8,7 +8,7 @@ import pytest
 from support.source_files import panoptic_png, photo, picture, segments, tree, write_json, zip_of
 
 from seamseg.cli.main import main
-from seamseg.prepare.convert import Options
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.panoptic import prepare_coco, prepare_panoptic
 from seamseg.utils.errors import InputError
 
@@ -54,10 +54,10 @@ def change(raw, function):
 
 
 def test_coco(raw, tmp_path):
-    said = []
-    done = prepare_coco(raw, tmp_path / "out", options=Options(say=said.append))
+    messages = []
+    done = prepare_coco(raw, tmp_path / "out", options=ConversionOptions(log=messages.append))
     assert done.splits == {"val2017": 1} and done.missing == ["train2017"]
-    assert said == [f"{raw}: no train2017, left out"]
+    assert messages == [f"{raw}: no train2017, left out"]
     m = done.metadata
     assert (m.categories, m.num_stuff, m.original_ids) == (["tree", "person", "car"], 1, [184, 1, 3])
     assert m.palette == [(10, 20, 30), (220, 20, 60), (0, 0, 142)]

@@ -13,7 +13,7 @@ from support.source_files import panoptic_png, photo, picture, write_json
 from seamseg.data.folder import DatasetFolder
 from seamseg.prepare.check import check_dataset
 from seamseg.prepare.cityscapes import prepare_cityscapes
-from seamseg.prepare.convert import Options
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.label_folders import prepare_folders
 from seamseg.prepare.merge import merge_datasets
 from seamseg.prepare.panoptic import prepare_panoptic
@@ -31,7 +31,7 @@ label_maps = sizes.flatmap(
         hnp.arrays(np.int64, size, elements=st.sampled_from([0, 1, 2, 77, 255])),
     )
 )
-ONE = Options(workers=1)
+ONE = ConversionOptions(workers=1)
 
 
 def expected(labels, numbers, crowd_of_zero):
@@ -75,7 +75,7 @@ def cityscapes(root, labels, numbers):
     values = np.where(np.isin(labels, list(THINGS)) & (numbers > 0), values * 1000 + numbers, values)
     photo(root / "leftImg8bit" / "train" / "x" / "a_leftImg8bit.png", labels.shape)
     picture(root / "gtFine" / "train" / "x" / "a_gtFine_instanceIds.png", values, np.uint16)
-    prepare_cityscapes(root, root / "out", ["train"], 1)
+    prepare_cityscapes(root, root / "out", ["train"], ConversionOptions(1))
 
 
 def folders(root, labels, numbers):

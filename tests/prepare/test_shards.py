@@ -19,6 +19,7 @@ from support.source_files import photo, picture, tree
 
 from seamseg.prepare.archives import SourceTree
 from seamseg.prepare.cityscapes import prepare_cityscapes
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.utils.errors import InputError
 
 quick = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -114,7 +115,7 @@ def test_archives_of_one_data_set_may_have_other_readmes(tmp_path):
             file.write(path, path.relative_to(plain).as_posix())
             file.writestr("README", f"part {number}")
             file.writestr("license.txt", "the same")
-    prepare_cityscapes(packed, tmp_path / "out", ["train"], 1)
+    prepare_cityscapes(packed, tmp_path / "out", ["train"], ConversionOptions(1))
     found = SourceTree(packed)
     assert found.file("license.txt").read_bytes() == b"the same"
     with pytest.raises(InputError, match=r"1\.zip/README: .*0\.zip/README has the same name and other content"):

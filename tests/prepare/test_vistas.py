@@ -12,7 +12,7 @@ from support.source_files import photo, picture, segments, tree, write_json, zip
 from seamseg.cli.main import main
 from seamseg.data.folder import DatasetFolder
 from seamseg.formats.metadata import read_metadata
-from seamseg.prepare.convert import Options
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.vistas import prepare_vistas
 from seamseg.utils.errors import InputError
 
@@ -59,7 +59,7 @@ EXPECTED = [
 @pytest.mark.parametrize("workers", [1, 2])
 def test_result_of_the_original_less_its_mistake(fixture, tmp_path, workers):
     out, golden = tmp_path / "out", fixture / "out_vistas"
-    done = prepare_vistas(fixture / "vistas", out, options=Options(workers))
+    done = prepare_vistas(fixture / "vistas", out, options=ConversionOptions(workers))
     assert done.splits == {"training": 3, "validation": 1}
     ours, theirs = done.metadata, read_metadata(golden / "metadata.bin")
     assert ours.without_images() == theirs.without_images()
@@ -97,10 +97,10 @@ def test_version_2_and_the_choice(raw, tmp_path):
     (raw / "training" / "instances").rename(raw / "training" / "v1.2" / "instances")
     write_json(raw / "config_v2.0.json", {"labels": [*LABELS[:2], {**LABELS[2], "name": "bus"}, *LABELS[3:]]})
     picture(raw / "training" / "v2.0" / "instances" / "a.png", np.full((8, 12), 512), np.uint16)
-    said = []
-    prepare_vistas(raw, tmp_path / "one", options=Options(say=said.append))
+    messages = []
+    prepare_vistas(raw, tmp_path / "one", options=ConversionOptions(log=messages.append))
     assert segments(tmp_path / "one", "a") == EXPECTED
-    assert "labels of versions 1.2 and 2.0; taking 1.2" in said[0]
+    assert "labels of versions 1.2 and 2.0; taking 1.2" in messages[0]
     prepare_vistas(raw, tmp_path / "two", "2.0")
     assert segments(tmp_path / "two", "a") == [("bus", 0, 96)]
 
@@ -142,7 +142,7 @@ def test_zip_file_is_read_in_place(raw, tmp_path, method):
     archive = zip_of(raw, packed / "vistas.zip", method)
     prepare_vistas(raw, tmp_path / "one")
     for root, out in ((packed, tmp_path / "two"), (archive, tmp_path / "three")):
-        prepare_vistas(root, out, options=Options(workers=2))
+        prepare_vistas(root, out, options=ConversionOptions(workers=2))
         assert tree(out) == tree(tmp_path / "one")
 
 

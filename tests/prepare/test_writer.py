@@ -15,12 +15,12 @@ from support.tiny_dataset import classes
 
 from seamseg.data.folder import DatasetFolder
 from seamseg.formats.metadata import Metadata, read_metadata
-from seamseg.prepare.writer import DatasetWriter, Frame, Instances
+from seamseg.prepare.writer import DatasetWriter, Instances, SourceFrame
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import replacing
 
 
-def read(frame: Frame) -> Instances:
+def read(frame: SourceFrame) -> Instances:
     """Counts its calls in a file beside the annotation; fails or kills its process if the annotation says so."""
     text = frame.annotation.read_text()
     with frame.annotation.with_suffix(".calls").open("a") as calls:
@@ -36,29 +36,29 @@ def read(frame: Frame) -> Instances:
     return Instances(ids, [255, 2, 0], [0, 0, 0])
 
 
-def read_layers(frame: Frame) -> Instances:
+def read_layers(frame: SourceFrame) -> Instances:
     ids = np.zeros((2, 6, 8), np.int32)
     ids[0], ids[1, :2] = np.arange(48).reshape(6, 8) * 6, 300
     return Instances(ids, [255] + [2] * 300, [0] * 301)
 
 
-def make_frames(root: Path, count: int) -> list[Frame]:
+def make_frames(root: Path, count: int) -> list[SourceFrame]:
     root.mkdir(exist_ok=True)
     frames = []
     for k in range(count):
         photo, annotation = root / f"{k}.PNG", root / f"{k}.txt"
         Image.new("RGB", (8, 6), (k, 0, 0)).save(photo)
         annotation.write_text("fine")
-        frames.append(Frame(f"im{k}", photo, annotation, photo.name))
+        frames.append(SourceFrame(f"im{k}", photo, annotation, photo.name))
     return frames
 
 
-def calls(frames: list[Frame]) -> list[int]:
+def calls(frames: list[SourceFrame]) -> list[int]:
     paths = [f.annotation.with_suffix(".calls") for f in frames]
     return [len(p.read_text()) if p.exists() else 0 for p in paths]
 
 
-def run(out: Path, frames: list[Frame], workers: int = 1, **options) -> Metadata:
+def run(out: Path, frames: list[SourceFrame], workers: int = 1, **options) -> Metadata:
     writer = DatasetWriter(out, classes(), workers, **options)
     writer.add_split("train", frames, read)
     return writer.finish()
@@ -144,8 +144,8 @@ _SCRIPT = """
 import sys
 from pathlib import Path
 sys.path[:0] = [{tests!r}]
-from test_prepare_writer import Frame, run
-frames = [Frame(f"im{{k}}", p.with_suffix(".PNG"), p, p.name) for k, p in
+from test_prepare_writer import SourceFrame, run
+frames = [SourceFrame(f"im{{k}}", p.with_suffix(".PNG"), p, p.name) for k, p in
           ((k, Path({src!r}, f"{{k}}.txt")) for k in range(40))]
 run(Path({out!r}), frames, 2)
 """
@@ -234,7 +234,7 @@ def test_same_name_twice(tmp_path):
 def test_names_that_lead_out_of_the_folder_or_are_no_line_of_a_list(tmp_path, name):
     (frame,) = make_frames(tmp_path / "src", 1)
     with pytest.raises(InputError, match="is no name for an image"):
-        run(tmp_path / "out", [Frame(name, frame.photo, frame.annotation, "x")])
+        run(tmp_path / "out", [SourceFrame(name, frame.photo, frame.annotation, "x")])
     assert not (tmp_path / "x.png").exists()
 
 
@@ -251,7 +251,7 @@ def test_failed_write_leaves_the_old_file(tmp_path):
 
 def test_finished_splits_are_known_by_their_whole_names(tmp_path):
     (frame,) = make_frames(tmp_path / "in", 1)
-    spaced = [Frame("a street", frame.photo, frame.annotation, frame.file_name)]
+    spaced = [SourceFrame("a street", frame.photo, frame.annotation, frame.file_name)]
     run(tmp_path / "out", spaced)
     writer = DatasetWriter(tmp_path / "out", classes())
     assert writer.is_finished("train", spaced)

@@ -11,7 +11,7 @@ import numpy as np
 
 from seamseg.prepare.cityscapes import prepare_cityscapes
 from seamseg.prepare.coco_instances import prepare_instances
-from seamseg.prepare.convert import Options
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.label_folders import prepare_folders
 from seamseg.prepare.panoptic import prepare_coco, prepare_panoptic
 from seamseg.prepare.vistas import prepare_vistas
@@ -19,7 +19,7 @@ from support.source_files import CLASS_LIST, panoptic_png, photo, picture, write
 
 SIZE = (8, 12)
 NAMES = ("a", "b", "c")
-ONE = Options(workers=1)
+ONE = ConversionOptions(workers=1)
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Source:
     name: str
     write: Callable[[Path, str, np.ndarray, np.ndarray], Any]
     finish: Callable[[Path, list[Any]], None]
-    run: Callable[[Path, Path, Options], Any]
+    run: Callable[[Path, Path, ConversionOptions], Any]
     mounts: tuple[str, ...]
     mask: str
     unknown: Callable[[Path], Path]
 
-    def convert(self, root: Path, out: Path, options: Options = ONE) -> Any:
+    def convert(self, root: Path, out: Path, options: ConversionOptions = ONE) -> Any:
         return self.run(root, out, options)
 
 
@@ -140,7 +140,7 @@ SOURCES = [
         "cityscapes",
         _cityscapes,
         lambda root, written: None,
-        lambda root, out, o: prepare_cityscapes(root, out, ["train"], o.workers, say=o.say, copy=o.copy),
+        lambda root, out, o: prepare_cityscapes(root, out, ["train"], o),
         ("",),
         "gtFine/train/x/a_gtFine_instanceIds.png",
         full(40),

@@ -166,7 +166,8 @@ def _typed(value: Any) -> Any:
     if isinstance(value, dict):
         if "packed" in value:
             return PackedSequence(value["packed"])
-        kind = getattr(structures, _NAMES.get(value["kind"], value["kind"]), None)
+        name = str(value["kind"])
+        kind = getattr(structures, _NAMES.get(name, name), None)
         if not (isinstance(kind, type) and is_dataclass(kind)):
             raise ValueError(f"unknown kind {value['kind']!r}")
         return kind(**{_NAMES.get(name, name): _typed(item) for name, item in value["fields"].items()})
