@@ -30,7 +30,7 @@ def fixture(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def raw(tmp_path) -> Path:
-    """A raw tree of two training frames that a test may break."""
+    """A raw tree of two training frames that tests may modify."""
     root = tmp_path / "raw"
     for k, city in enumerate(("ulm", "jena")):
         name = f"{city}_000000_00000{k}"
@@ -57,10 +57,11 @@ def annotations(path: Path):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_result_of_the_original(fixture, tmp_path, workers):
+def test_result_matches_the_original(fixture, tmp_path, workers):
     golden = fixture / "out_cityscapes"
     done = prepare_cityscapes(fixture / "cityscapes", tmp_path, options=ConversionOptions(workers))
-    assert done.splits == {"train": 4, "val": 1, "coarse": 1} and done.missing == []
+    assert done.splits == {"train": 4, "val": 1, "coarse": 1}
+    assert done.missing == []
     ours, theirs = read_metadata(tmp_path / "metadata.bin"), read_metadata(golden / "metadata.bin")
     assert ours == done.metadata
     assert ours.without_images() == theirs.without_images() == cityscapes_classes()
@@ -76,7 +77,7 @@ def test_result_of_the_original(fixture, tmp_path, workers):
     assert {p.name for p in tmp_path.iterdir()} == {"img", "msk", "lst", "coco", "metadata.bin"}
 
 
-def test_result_trains(fixture, tmp_path):
+def test_result_is_a_training_data_set(fixture, tmp_path):
     prepare_cityscapes(fixture / "cityscapes", tmp_path)
     data = PanopticDataset(tmp_path, "coarse", TrainTransform(48, None))
     assert data[0]["cat"].tolist() == [255, 0, 2, 10, 13, 11, 13, 13, 13, 16, 18]
@@ -89,26 +90,27 @@ def test_label_table():
     assert trained == list(range(19))
 
 
-def test_missing_splits_are_said(raw, tmp_path):
+def test_missing_splits_are_reported(raw, tmp_path):
     messages = []
     done = prepare_cityscapes(raw, tmp_path / "out", options=ConversionOptions(log=messages.append))
-    assert done.missing == ["val", "train_extra"] and done.splits == {"train": 2}
-    assert [line.partition(": ")[2] for line in messages] == ["no val, left out", "no train_extra, left out"]
+    assert done.missing == ["val", "train_extra"]
+    assert done.splits == {"train": 2}
+    assert [line.partition(": ")[2] for line in messages] == ["no val, skipped", "no train_extra, skipped"]
     assert (tmp_path / "out" / "lst" / "train.txt").read_text() == "jena_000000_000001\nulm_000000_000000\n"
 
 
-def test_a_split_more_later(fixture, tmp_path):
+def test_adding_a_split_later(fixture, tmp_path):
     root = fixture / "cityscapes"
     prepare_cityscapes(root, tmp_path, ["train"])
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "msk").iterdir()}
     messages = []
     done = prepare_cityscapes(root, tmp_path, ["train", "val"], options=ConversionOptions(log=messages.append))
-    assert messages == [f"train: 4 images, prepared already; to redo it, delete {tmp_path}/lst/train.txt"]
+    assert messages == [f"train: 4 images, already prepared; to repeat it, delete {tmp_path}/lst/train.txt"]
     assert len(done.metadata.images) == 5
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
 
 
-def test_photos_without_annotation_are_said(raw, tmp_path):
+def test_photos_without_annotation_are_reported(raw, tmp_path):
     truth_of(raw).unlink()
     messages = []
     done = prepare_cityscapes(raw, tmp_path / "out", ["train"], options=ConversionOptions(log=messages.append))
@@ -137,13 +139,17 @@ def test_nothing_found(tmp_path):
 
 
 def test_unknown_split(raw, tmp_path):
-    fails(raw, tmp_path, "no Cityscapes split is called 'test'; choose among train, val", splits=["test"])
+    fails(raw, tmp_path, "no Cityscapes split has the name 'test'; choose among train, val", splits=["test"])
     fails(raw, tmp_path, "no Cityscapes split", splits=[])
 
 
 def test_missing_photo(raw, tmp_path):
     next((raw / "leftImg8bit" / "train" / "ulm").iterdir()).unlink()
-    fails(raw, tmp_path, r"ulm_000000_000000_leftImg8bit\.png: no such photo; 1 of 2 annotations of train lack theirs")
+    fails(
+        raw,
+        tmp_path,
+        r"ulm_000000_000000_leftImg8bit\.png: no such photo; 1 of 2 annotations of train lack their photo",
+    )
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -155,10 +161,10 @@ def test_photo_of_another_size(raw, tmp_path, workers):
 @pytest.mark.parametrize("value", [34, 99, 34000, 57123])
 def test_unknown_label(raw, tmp_path, value):
     Image.fromarray(np.full((8, 12), value, np.uint16)).save(truth_of(raw))
-    fails(raw, tmp_path, rf"instanceIds\.png: {value} is no Cityscapes instance id")
+    fails(raw, tmp_path, rf"instanceIds\.png: {value} is not a Cityscapes instance id")
 
 
-def test_broken_annotation(raw, tmp_path):
+def test_unreadable_annotation(raw, tmp_path):
     truth_of(raw).write_bytes(truth_of(raw).read_bytes()[:40])
     fails(raw, tmp_path, r"ulm_000000_000000_gtFine_instanceIds\.png: (corrupt|not an) image")
     truth_of(raw).write_bytes(b"")
@@ -177,7 +183,8 @@ def test_command(raw, tmp_path, capsys):
     assert main(["prepare", "cityscapes", str(raw), str(out), "--splits", "train,val", "--workers", "1"]) == 0
     shown = capsys.readouterr()
     assert shown.out == f"{out}: 2 images in train; 11 stuff and 8 thing classes\n"
-    assert "no val, left out" in shown.err and "train: 2/2" in shown.err
+    assert "no val, skipped" in shown.err
+    assert "train: 2/2" in shown.err
     for words in (["prepare", "--quiet", "cityscapes"], ["prepare", "cityscapes", "--quiet"]):
         assert main([*words, str(raw), str(out)]) == 0
         assert capsys.readouterr().err == ""
@@ -203,6 +210,6 @@ SOURCES = ["", *["cityscapes", "vistas", "coco", "panoptic", "folders", "instanc
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_help_teaches(source, capsys):
+def test_help_has_examples(source, capsys):
     assert main(["prepare", *source.split(), "--help"]) == 0
     assert f"seamseg prepare {source or 'cityscapes'} " in capsys.readouterr().out

@@ -1,7 +1,7 @@
-"""Frames of the real data sets, which may not be passed on.
+"""Frames of the real data sets, which may not be redistributed.
 
 Set SEAMSEG_REAL_DATA to a folder that holds `vistas_sample/v1.2/` (config.json, training/), `published_model/` (the
-metadata.bin of the published model), `coco_panoptic_sample/` and `cityscapes_sample/`; without it they are skipped.
+metadata.bin of the published model), `coco_panoptic_sample/` and `cityscapes_sample/`; otherwise they are skipped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sample(name: str) -> Path:
     return ROOT / name
 
 
-def test_vistas_frame_is_as_published(tmp_path: Path) -> None:
+def test_vistas_frame_matches_the_published_metadata(tmp_path: Path) -> None:
     done = prepare_vistas(sample("vistas_sample") / "v1.2", tmp_path, options=ConversionOptions(1))
     published = read_metadata(sample("published_model") / "metadata.bin")
     assert done.metadata.without_images() == published.without_images()
@@ -41,7 +41,7 @@ def test_vistas_frame_is_as_published(tmp_path: Path) -> None:
     assert check_dataset(tmp_path, 1).errors == []
 
 
-def test_coco_areas_are_those_of_the_json(tmp_path: Path) -> None:
+def test_coco_areas_match_the_json(tmp_path: Path) -> None:
     root = sample("coco_panoptic_sample")
     path = root / "panoptic_examples.json"
     source = (str(root / "input_images"), str(path), str(root / "panoptic_examples"))

@@ -1,4 +1,4 @@
-"""Any map of classes and instances goes through every converter, and a merge, and comes back the same."""
+"""Any map of classes and instances is unchanged by every converter and by a merge."""
 
 import tempfile
 from pathlib import Path
@@ -22,7 +22,7 @@ from seamseg.prepare.vistas import prepare_vistas
 NAMES = ["road", "sky", "car", "person"]
 THINGS = {2, 3}
 NONE = 4
-"""The label that means nothing."""
+"""The void label."""
 
 sizes = st.tuples(st.integers(1, 9), st.integers(1, 9))
 label_maps = sizes.flatmap(
@@ -35,7 +35,7 @@ ONE = ConversionOptions(workers=1)
 
 
 def expected(labels, numbers, crowd_of_zero):
-    """Pixels by `(class, crowd flag, first pixel)`: which pixels each segment has."""
+    """Return class, crowd flag and pixels of each segment."""
     found = set()
     for label in range(NONE):
         of_label = labels == label
@@ -127,7 +127,8 @@ def test_merged_and_read_back(first, second):
         out = Path(folder, "merged")
         merge_datasets([root / "out" for root in roots], out, options=ONE)
         merged = DatasetFolder(out)
-        assert merged.metadata.categories == NAMES and len(merged.metadata.images) == 2
+        assert merged.metadata.categories == NAMES
+        assert len(merged.metadata.images) == 2
         found = []
         for info in merged.split("train"):
             mask = merged.read_mask(info.id)[0]
