@@ -137,13 +137,13 @@ def check_unknown_files(folder: DatasetFolder, listed: dict[str, list[str]]) -> 
     problems = []
     if (folder.root / ".prepare").exists():
         problems.append(warning(folder.root / ".prepare", "a conversion was interrupted; run it again"))
-    for name, endings in (("img", IMAGE_EXTENSIONS), ("msk", (".png",))):
+    for name, extensions in (("img", IMAGE_EXTENSIONS), ("msk", (".png",))):
         base = folder.root / name
         unknown = []
         for path in sorted(base.rglob("*")) if base.is_dir() else []:
             if path.is_dir() or (path.name.startswith(".") and not path.name.endswith(PARTIAL)):
                 continue
-            if path.name.endswith(PARTIAL) or _stem(path.relative_to(base).as_posix(), endings) not in known:
+            if path.name.endswith(PARTIAL) or _stem(path.relative_to(base).as_posix(), extensions) not in known:
                 unknown.append(path)
         problems += [warning(path, "belongs to no image of metadata.bin") for path in unknown[:_MAX_LISTED]]
         if len(unknown) > _MAX_LISTED:
@@ -153,11 +153,11 @@ def check_unknown_files(folder: DatasetFolder, listed: dict[str, list[str]]) -> 
     return problems
 
 
-def _stem(name: str, endings: tuple[str, ...]) -> str:
+def _stem(name: str, extensions: tuple[str, ...]) -> str:
     base, _, number = name.rpartition(".")
     if number.isdecimal():  # a further layer of a mask
         name = base
-    return next((name[: -len(e)] for e in endings if name.lower().endswith(e)), name)
+    return next((name[: -len(e)] for e in extensions if name.lower().endswith(e)), name)
 
 
 @dataclass(frozen=True)

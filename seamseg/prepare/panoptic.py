@@ -107,7 +107,7 @@ def prepare_coco(
         f"or their zip files{tree.hint}"
     )
     found = find_splits(splits, COCO_SPLITS, find, "COCO")
-    sources, missing = present_splits(found, root, expected, options.say)
+    sources, missing = present_splits(found, root, expected, options.log)
     for source in sources.values():
         if not source.masks:
             raise InputError(f"{source.name.removesuffix('.json')}: no folder of PNG and no zip file of it{tree.hint}")

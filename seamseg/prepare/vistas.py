@@ -75,7 +75,7 @@ def prepare_vistas(
     expected = (
         f"{splits[0]}/images/*.jpg and {splits[0]}/instances/*.png or {splits[0]}/v{version}/instances/*.png{tree.hint}"
     )
-    named, missing = present_splits(found, root, expected, options.say)
+    named, missing = present_splits(found, root, expected, options.log)
     read = partial(read_instances, labels=labels)
     return replace(convert_splits(out, labels.classes, named, read, options), missing=missing)
 
