@@ -24,7 +24,7 @@ quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCh
 
 
 def refusal(source, root: Path, out: Path) -> str:
-    """What the converter says; nothing may look finished."""
+    """Return the error of a converter, which must not leave a complete folder."""
     with pytest.raises(InputError) as error:
         source.convert(root, out)
     assert not (out / "metadata.bin").exists()

@@ -1,4 +1,4 @@
-"""Small raw data sets of three images for every converter, and where their archives may lie."""
+"""Small raw data sets of three images for every converter, and the folders of their archives."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Source:
     Attributes
     ----------
     name : of the converter
-    write : writes an image: the folder, its name, and for each pixel a class (0 stuff, 1 thing) and a number
-    finish : writes what belongs to all images: the folder, and what `write` returned
-    run : converts a folder to another one
-    mounts : folders whose files may be in archives in that folder
-    mask : the file that holds the annotations of image `a`
-    unknown : a value for this file that means no class, as a picture
+    write : writes an image, given the folder, its name, and by pixel a class (0 stuff, 1 thing) and a number
+    finish : writes the files of all images, given the folder and the results of `write`
+    run : converts a folder
+    mounts : folders that may have their files in archives
+    mask : the annotation file of image `a`
+    unknown : overwrites this file with a value without class
     """
 
     name: str
@@ -50,7 +50,7 @@ class Source:
 
 
 def write_source(source: Source, root: Path) -> None:
-    """Write three images with stuff, two things each, in other places."""
+    """Write three images with stuff and two things at varying positions."""
     written = []
     for k, name in enumerate(NAMES):
         classes, numbers = np.zeros(SIZE, np.int64), np.zeros(SIZE, np.int64)
