@@ -11,7 +11,7 @@ from seamseg.formats.cityscapes.labels import EVALUATED, INSTANCES_FROM, LABEL_O
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.archives import SourceTree, read_map
 from seamseg.prepare.convert import (
-    DEFAULT_OPTIONS,
+    DEFAULTS,
     ConversionOptions,
     ConversionResult,
     convert_splits,
@@ -33,7 +33,7 @@ def prepare_cityscapes(
     root: str | Path,
     out: str | Path,
     splits: Sequence[str] = tuple(SPLITS),
-    options: ConversionOptions = DEFAULT_OPTIONS,
+    options: ConversionOptions = DEFAULTS,
 ) -> ConversionResult:
     """Convert Cityscapes.
 

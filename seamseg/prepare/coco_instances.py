@@ -14,14 +14,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.archives import photo_size, read_map
 from seamseg.prepare.class_file import ClassList, build_class_list, coco_categories, read_class_list
-from seamseg.prepare.convert import (
-    DEFAULT_OPTIONS,
-    ConversionOptions,
-    ConversionResult,
-    convert_splits,
-    distinct_ids,
-    id_of,
-)
+from seamseg.prepare.convert import DEFAULTS, ConversionOptions, ConversionResult, convert_splits, distinct_ids, id_of
 from seamseg.prepare.pairs import FilesByName, by_stem, number_segments, tree_files
 from seamseg.prepare.panoptic import load_json
 from seamseg.prepare.writer import Instances, SourceFrame
@@ -35,7 +28,7 @@ def prepare_instances(
     out: str | Path,
     splits: Mapping[str, tuple[str, ...]],
     class_list: str | Path | None = None,
-    options: ConversionOptions = DEFAULT_OPTIONS,
+    options: ConversionOptions = DEFAULTS,
 ) -> ConversionResult:
     """Convert COCO instances.
 

@@ -41,7 +41,7 @@ class ConversionOptions:
         return "copy" if self.copy else "symbolic" if self.symlink else "hard"
 
 
-DEFAULT_OPTIONS = ConversionOptions()
+DEFAULTS = ConversionOptions()
 
 
 @dataclass(frozen=True)

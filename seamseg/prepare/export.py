@@ -29,7 +29,7 @@ from seamseg.formats.vistas import (
 from seamseg.idmaps.id_runs import id_runs_of
 from seamseg.panoptic_map import Segment, SegmentInfo
 from seamseg.prepare.cityscapes import SPLITS
-from seamseg.prepare.convert import DEFAULT_OPTIONS, ConversionOptions
+from seamseg.prepare.convert import DEFAULTS, ConversionOptions
 from seamseg.prepare.writer import no_progress, store_photo
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import write_json
@@ -242,7 +242,7 @@ def export_dataset(
     out: str | Path,
     splits: Sequence[str] = (),
     formats: Sequence[str] = ("coco",),
-    options: ConversionOptions = DEFAULT_OPTIONS,
+    options: ConversionOptions = DEFAULTS,
     force: bool = False,
 ) -> dict[str, int]:
     """Write the ground truth of splits of a dataset folder in other formats.

@@ -10,14 +10,7 @@ import numpy as np
 
 from seamseg.prepare.archives import File, read_map
 from seamseg.prepare.class_file import ClassList, read_class_list
-from seamseg.prepare.convert import (
-    DEFAULT_OPTIONS,
-    ConversionOptions,
-    ConversionResult,
-    convert_splits,
-    distinct_ids,
-    id_of,
-)
+from seamseg.prepare.convert import DEFAULTS, ConversionOptions, ConversionResult, convert_splits, distinct_ids, id_of
 from seamseg.prepare.pairs import FilesByName, by_stem, is_photo, number_segments, tree_files, without_suffix
 from seamseg.prepare.writer import Instances, SourceFrame
 from seamseg.utils.errors import InputError
@@ -31,7 +24,7 @@ def prepare_folders(
     class_list: str | Path,
     divisor: int = 0,
     suffixes: tuple[str, str, str] = ("", "", ""),
-    options: ConversionOptions = DEFAULT_OPTIONS,
+    options: ConversionOptions = DEFAULTS,
 ) -> ConversionResult:
     """Convert folders of images.
 

@@ -14,7 +14,7 @@ from seamseg.data.folder import DatasetFolder
 from seamseg.data.images import open_mask
 from seamseg.formats.metadata import ImageInfo, Metadata
 from seamseg.panoptic_map import VOID
-from seamseg.prepare.convert import DEFAULT_OPTIONS, ConversionOptions, ConversionResult, convert_splits
+from seamseg.prepare.convert import DEFAULTS, ConversionOptions, ConversionResult, convert_splits
 from seamseg.prepare.pairs import number_segments
 from seamseg.prepare.writer import Instances, SourceFrame
 from seamseg.utils.errors import InputError, did_you_mean
@@ -43,7 +43,7 @@ def merge_datasets(
     parts: Sequence[str | Path],
     out: str | Path,
     rules: MergeRules = MergeRules(),
-    options: ConversionOptions = DEFAULT_OPTIONS,
+    options: ConversionOptions = DEFAULTS,
 ) -> ConversionResult:
     """Merge dataset folders.
 

@@ -16,7 +16,7 @@ from seamseg.panoptic_map import VOID
 from seamseg.prepare.archives import File, SourceTree, read_file
 from seamseg.prepare.class_file import build_class_list, coco_categories
 from seamseg.prepare.convert import (
-    DEFAULT_OPTIONS,
+    DEFAULTS,
     ConversionOptions,
     ConversionResult,
     convert_splits,
@@ -52,7 +52,7 @@ class PanopticSource:
 
 
 def prepare_panoptic(
-    out: str | Path, splits: Mapping[str, tuple[str, str, str]], options: ConversionOptions = DEFAULT_OPTIONS
+    out: str | Path, splits: Mapping[str, tuple[str, str, str]], options: ConversionOptions = DEFAULTS
 ) -> ConversionResult:
     """Convert any data set in the COCO panoptic format.
 
@@ -80,7 +80,7 @@ def prepare_coco(
     root: str | Path,
     out: str | Path,
     splits: Sequence[str] = COCO_SPLITS,
-    options: ConversionOptions = DEFAULT_OPTIONS,
+    options: ConversionOptions = DEFAULTS,
 ) -> ConversionResult:
     """Convert COCO panoptic as downloaded.
 

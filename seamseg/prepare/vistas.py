@@ -16,7 +16,7 @@ from seamseg.formats.vistas import GROUP_ENDING, INSTANCES_PER_LABEL, is_group
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.archives import File, SourceTree, read_file
 from seamseg.prepare.convert import (
-    DEFAULT_OPTIONS,
+    DEFAULTS,
     ConversionOptions,
     ConversionResult,
     convert_splits,
@@ -48,7 +48,7 @@ def prepare_vistas(
     out: str | Path,
     version: str | None = None,
     splits: Sequence[str] = SPLITS,
-    options: ConversionOptions = DEFAULT_OPTIONS,
+    options: ConversionOptions = DEFAULTS,
 ) -> ConversionResult:
     """Convert Mapillary Vistas.
 
