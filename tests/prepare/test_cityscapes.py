@@ -127,7 +127,7 @@ def test_jpeg_photos_and_order(raw):
     assert frames[1].file_name == "ulm/ulm_000000_000000_leftImg8bit.jpg"
 
 
-def fails(raw, tmp_path, match, **options):
+def assert_fails(raw, tmp_path, match, **options):
     with pytest.raises(InputError, match=match) as error:
         prepare_cityscapes(raw, tmp_path / "out", **options)
     assert "\n" not in str(error.value)
@@ -135,17 +135,17 @@ def fails(raw, tmp_path, match, **options):
 
 
 def test_nothing_found(tmp_path):
-    fails(tmp_path / "none", tmp_path, r"none: 0 images found; expected leftImg8bit/")
+    assert_fails(tmp_path / "none", tmp_path, r"none: 0 images found; expected leftImg8bit/")
 
 
 def test_unknown_split(raw, tmp_path):
-    fails(raw, tmp_path, "no Cityscapes split has the name 'test'; choose among train, val", splits=["test"])
-    fails(raw, tmp_path, "no Cityscapes split", splits=[])
+    assert_fails(raw, tmp_path, "no Cityscapes split has the name 'test'; choose among train, val", splits=["test"])
+    assert_fails(raw, tmp_path, "no Cityscapes split", splits=[])
 
 
 def test_missing_photo(raw, tmp_path):
     next((raw / "leftImg8bit" / "train" / "ulm").iterdir()).unlink()
-    fails(
+    assert_fails(
         raw,
         tmp_path,
         r"ulm_000000_000000_leftImg8bit\.png: no such photo; 1 of 2 annotations of train lack their photo",
@@ -155,20 +155,20 @@ def test_missing_photo(raw, tmp_path):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_photo_of_another_size(raw, tmp_path, workers):
     Image.new("RGB", (5, 5)).save(next((raw / "leftImg8bit" / "train" / "ulm").iterdir()))
-    fails(raw, tmp_path, r"ulm_.*: 5 x 5 pixels .* has 12 x 8", options=ConversionOptions(workers))
+    assert_fails(raw, tmp_path, r"ulm_.*: 5 x 5 pixels .* has 12 x 8", options=ConversionOptions(workers))
 
 
 @pytest.mark.parametrize("value", [34, 99, 34000, 57123])
 def test_unknown_label(raw, tmp_path, value):
     Image.fromarray(np.full((8, 12), value, np.uint16)).save(truth_of(raw))
-    fails(raw, tmp_path, rf"instanceIds\.png: {value} is not a Cityscapes instance id")
+    assert_fails(raw, tmp_path, rf"instanceIds\.png: {value} is not a Cityscapes instance id")
 
 
 def test_unreadable_annotation(raw, tmp_path):
     truth_of(raw).write_bytes(truth_of(raw).read_bytes()[:40])
-    fails(raw, tmp_path, r"ulm_000000_000000_gtFine_instanceIds\.png: (corrupt|not an) image")
+    assert_fails(raw, tmp_path, r"ulm_000000_000000_gtFine_instanceIds\.png: (corrupt|not an) image")
     truth_of(raw).write_bytes(b"")
-    fails(raw, tmp_path, "empty")
+    assert_fails(raw, tmp_path, "empty")
 
 
 def test_all_void_and_license_plate(raw, tmp_path):

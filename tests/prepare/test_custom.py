@@ -79,7 +79,7 @@ def test_things_without_instances_are_crowds(raw):
     assert "things become crowds" in messages[0]
 
 
-def folders_fail(raw, match, given=None, **options):
+def assert_folders_fail(raw, match, given=None, **options):
     with pytest.raises(InputError, match=match) as error:
         prepare_folders(raw / "out", {"train": given or folders(raw)}, raw / "classes.ini", **options)
     assert "\n" not in str(error.value)
@@ -88,32 +88,32 @@ def folders_fail(raw, match, given=None, **options):
 
 def test_incomplete_class_list(raw):
     (raw / "classes.ini").write_text("[road]\nid = 0\nkind = stuff\n[car]\nid = 7\nkind = thing\n")
-    folders_fail(raw, r"labels/sub/a\.png: value 3 has no class; add it to the class list")
+    assert_folders_fail(raw, r"labels/sub/a\.png: value 3 has no class; add it to the class list")
 
 
 def test_inconsistent_folders(raw):
     photos, labels, numbers = folders(raw)
-    folders_fail(raw, r"none: no such folder or archive \(labels\)", (photos, str(raw / "none"), numbers))
+    assert_folders_fail(raw, r"none: no such folder or archive \(labels\)", (photos, str(raw / "none"), numbers))
     (raw / "empty").mkdir()
-    folders_fail(raw, "empty: 0 photos found for train", (str(raw / "empty"), labels))
-    folders_fail(raw, r"0 of 1 photos have labels .*the first photo is sub/a", (photos, str(raw / "empty")))
-    folders_fail(raw, "0 photos found for train .names that end in '_x'.", suffixes=("_x", "", ""))
-    folders_fail(raw, "the divisor must be 2 or more", divisor=1)
-    folders_fail(raw, "omit the folder of instances", divisor=9)
+    assert_folders_fail(raw, "empty: 0 photos found for train", (str(raw / "empty"), labels))
+    assert_folders_fail(raw, r"0 of 1 photos have labels .*the first photo is sub/a", (photos, str(raw / "empty")))
+    assert_folders_fail(raw, "0 photos found for train .names that end in '_x'.", suffixes=("_x", "", ""))
+    assert_folders_fail(raw, "the divisor must be 2 or more", divisor=1)
+    assert_folders_fail(raw, "omit the folder of instances", divisor=9)
     picture(raw / "other" / "b.png", np.zeros((8, 12)))
-    folders_fail(raw, "has labels, but no instance image", (photos, labels, str(raw / "other")))
+    assert_folders_fail(raw, "has labels, but no instance image", (photos, labels, str(raw / "other")))
 
 
 def test_invalid_images(raw):
     numbers = raw / "train" / "numbers" / "sub" / "a.png"
     picture(numbers, np.zeros((3, 4)))
-    folders_fail(raw, r"numbers/sub/a\.png: 4 x 3 pixels .* has 12 x 8")
+    assert_folders_fail(raw, r"numbers/sub/a\.png: 4 x 3 pixels .* has 12 x 8")
     numbers.write_bytes(b"")
-    folders_fail(raw, r"numbers/sub/a\.png: the file is empty")
+    assert_folders_fail(raw, r"numbers/sub/a\.png: the file is empty")
     picture(raw / "train" / "labels" / "sub" / "a.png", np.zeros((8, 12, 3)))
-    folders_fail(raw, r"labels/sub/a\.png: a mask must be a single-channel")
+    assert_folders_fail(raw, r"labels/sub/a\.png: a mask must be a single-channel")
     photo(raw / "train" / "photos" / "sub" / "a.png")
-    folders_fail(raw, r"a\.png: .*a\.jpg has the same name")
+    assert_folders_fail(raw, r"a\.png: .*a\.jpg has the same name")
 
 
 def test_photos_without_labels_are_reported(raw):
@@ -206,7 +206,7 @@ def test_instances_without_labels(coco):
     assert DatasetFolder(coco / "out").metadata.num_stuff == 0
 
 
-def instances_fail(coco, match, change=None, labels=True, classes=True):
+def assert_instances_fail(coco, match, change=None, labels=True, classes=True):
     if change is not None:
         content = json.loads((coco / "instances.json").read_text())
         change(content)
@@ -219,11 +219,13 @@ def instances_fail(coco, match, change=None, labels=True, classes=True):
 
 
 def test_instances_without_class_list(coco):
-    instances_fail(coco, "label images need a class list", classes=False)
+    assert_instances_fail(coco, "label images need a class list", classes=False)
 
 
 def test_instance_of_stuff(coco):
-    instances_fail(coco, "annotation 2: category 3 is not a thing", lambda c: c["annotations"][1].update(category_id=3))
+    assert_instances_fail(
+        coco, "annotation 2: category 3 is not a thing", lambda c: c["annotations"][1].update(category_id=3)
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,7 +233,7 @@ def test_instance_of_stuff(coco):
     [{"size": [3, 3], "counts": "9"}, {"counts": "9"}, 5, {"size": [8, 12], "counts": 7}, [["a"] * 6]],
 )
 def test_invalid_segmentation(coco, segmentation):
-    instances_fail(
+    assert_instances_fail(
         coco,
         r"a\.jpg: an invalid `segmentation`",
         lambda c: c["annotations"][0].update(segmentation=segmentation),
@@ -240,12 +242,12 @@ def test_invalid_segmentation(coco, segmentation):
 
 def test_other_invalid_instances(coco):
     picture(coco / "labels" / "a.png", np.full((8, 12), 77))
-    instances_fail(coco, r"labels/a\.png: value 77 has no class")
+    assert_instances_fail(coco, r"labels/a\.png: value 77 has no class")
     picture(coco / "labels" / "a.png", np.zeros((8, 11)))
-    instances_fail(coco, r"labels/a\.png: 11 x 8 pixels .* has 12 x 8")
+    assert_instances_fail(coco, r"labels/a\.png: 11 x 8 pixels .* has 12 x 8")
     (coco / "photos" / "a.jpg").unlink()
-    instances_fail(coco, "lists 'a.jpg', but it is not among the 1 photos")
-    instances_fail(coco, "not COCO instances", lambda c: c["annotations"][0].pop("segmentation"))
+    assert_instances_fail(coco, "lists 'a.jpg', but it is not among the 1 photos")
+    assert_instances_fail(coco, "not COCO instances", lambda c: c["annotations"][0].pop("segmentation"))
 
 
 def test_commands(coco, capsys):

@@ -122,7 +122,7 @@ def test_photos(parts, tmp_path, way):
     assert ours.read_bytes() == theirs.read_bytes()
 
 
-def fails(parts, tmp_path, match, rules=None, out=None):
+def assert_fails(parts, tmp_path, match, rules=None, out=None):
     with pytest.raises(InputError, match=match) as error:
         merge_datasets(parts, out or tmp_path / "out", rules or MergeRules())
     assert "\n" not in str(error.value)
@@ -130,23 +130,29 @@ def fails(parts, tmp_path, match, rules=None, out=None):
 
 
 def test_merge_errors(parts, tmp_path):
-    fails(parts, tmp_path, "has class 'bus', which is in no part", MergeRules({"bus": "car"}))
-    fails(parts, tmp_path, r"'trukc', which is in no part .*; did you mean 'truck'\?", MergeRules({"trukc": "car"}))
-    fails(parts, tmp_path, "class 'car' is stuff as 'pole' of .*a, but a thing as 'car'", MergeRules({"pole": "car"}))
-    fails(parts, tmp_path, "has class 'bus', which is not a merged class", MergeRules(things=frozenset({"bus"})))
-    fails(parts, tmp_path, "in both `stuff` and `things`", MergeRules({}, frozenset({"car"}), frozenset({"car"})))
-    fails(parts, tmp_path, "`splits` of the mapping has 'test'", MergeRules(splits={"test": "val"}))
+    assert_fails(parts, tmp_path, "has class 'bus', which is in no part", MergeRules({"bus": "car"}))
+    assert_fails(
+        parts, tmp_path, r"'trukc', which is in no part .*; did you mean 'truck'\?", MergeRules({"trukc": "car"})
+    )
+    assert_fails(
+        parts, tmp_path, "class 'car' is stuff as 'pole' of .*a, but a thing as 'car'", MergeRules({"pole": "car"})
+    )
+    assert_fails(parts, tmp_path, "has class 'bus', which is not a merged class", MergeRules(things=frozenset({"bus"})))
+    assert_fails(
+        parts, tmp_path, "in both `stuff` and `things`", MergeRules({}, frozenset({"car"}), frozenset({"car"}))
+    )
+    assert_fails(parts, tmp_path, "`splits` of the mapping has 'test'", MergeRules(splits={"test": "val"}))
     every = ("road", "pole", "car", "sky", "truck")
-    fails(parts, tmp_path, "maps every class to void", MergeRules(dict.fromkeys(every)))
-    fails(parts, tmp_path, "is one of the parts", out=parts[0])
-    fails([parts[0], tmp_path / "none"], tmp_path, "no such data set folder")
+    assert_fails(parts, tmp_path, "maps every class to void", MergeRules(dict.fromkeys(every)))
+    assert_fails(parts, tmp_path, "is one of the parts", out=parts[0])
+    assert_fails([parts[0], tmp_path / "none"], tmp_path, "no such data set folder")
 
 
 def test_invalid_part(parts, tmp_path):
     picture(parts[1] / "msk" / "six.png", np.full((6, 4), 9))
-    fails(parts, tmp_path, r"six\.png: instance id 9, but metadata\.bin lists ids 0 to 1")
+    assert_fails(parts, tmp_path, r"six\.png: instance id 9, but metadata\.bin lists ids 0 to 1")
     (parts[1] / "msk" / "six.png").unlink()
-    fails(parts, tmp_path, r"six\.png: no mask of image 'six'")
+    assert_fails(parts, tmp_path, r"six\.png: no mask of image 'six'")
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_grey_png(raw, tmp_path):
     assert segments(tmp_path / "out", "000000000001") == [("car", 1, 12), ("person", 0, 4)]
 
 
-def fails(raw, tmp_path, match):
+def assert_fails(raw, tmp_path, match):
     with pytest.raises(InputError, match=match) as error:
         prepare_coco(raw, tmp_path / "out")
     assert "\n" not in str(error.value)
@@ -121,62 +121,64 @@ def fails(raw, tmp_path, match):
 
 
 def test_nothing_found(tmp_path):
-    fails(tmp_path / "none", tmp_path, "none: 0 images found; expected annotations/panoptic_val2017.json")
+    assert_fails(tmp_path / "none", tmp_path, "none: 0 images found; expected annotations/panoptic_val2017.json")
     with pytest.raises(InputError, match="no COCO split has the name 'x'"):
         prepare_coco(tmp_path, tmp_path / "out", ["x"])
 
 
 def test_segment_without_description(raw, tmp_path):
     change(raw, lambda c: c["annotations"][0]["segments_info"].pop(1))
-    fails(raw, tmp_path, r"000000000001\.png: has segment 2, which is not in the JSON")
+    assert_fails(raw, tmp_path, r"000000000001\.png: has segment 2, which is not in the JSON")
 
 
 def test_unknown_category(raw, tmp_path):
     change(raw, lambda c: c["categories"].pop(0))
-    fails(raw, tmp_path, r"000000000001\.png: segment 2 has category 1, which is not in the JSON")
+    assert_fails(raw, tmp_path, r"000000000001\.png: segment 2 has category 1, which is not in the JSON")
 
 
 @pytest.mark.parametrize("key", ["images", "annotations", "categories"])
 def test_json_of_another_format(raw, tmp_path, key):
     change(raw, lambda c: c.pop(key))
-    fails(raw, tmp_path, r"panoptic_val2017\.json: (not COCO panoptic annotations|`categories` is not a list)")
+    assert_fails(raw, tmp_path, r"panoptic_val2017\.json: (not COCO panoptic annotations|`categories` is not a list)")
 
 
 @pytest.mark.parametrize("key", ["id", "category_id", "iscrowd"])
 def test_infinite_numbers(raw, tmp_path, key):
     change(raw, lambda c: c["annotations"][0]["segments_info"][0].update({key: float("inf")}))
-    fails(raw, tmp_path, r"panoptic_val2017\.json: not COCO panoptic annotations \(OverflowError")
+    assert_fails(raw, tmp_path, r"panoptic_val2017\.json: not COCO panoptic annotations \(OverflowError")
 
 
 def test_json_without_annotations(raw, tmp_path):
     change(raw, lambda c: c["annotations"].clear())
-    fails(raw, tmp_path, "0 images found: `annotations` is empty")
+    assert_fails(raw, tmp_path, "0 images found: `annotations` is empty")
     (raw / "annotations" / "panoptic_val2017.json").write_text("[1, 2")
-    fails(raw, tmp_path, "not JSON, or a truncated one")
+    assert_fails(raw, tmp_path, "not JSON, or a truncated one")
     (raw / "annotations" / "panoptic_val2017.json").write_text("[]")
-    fails(raw, tmp_path, "not a COCO file")
+    assert_fails(raw, tmp_path, "not a COCO file")
 
 
 def test_missing_files(raw, tmp_path):
     photo_path = raw / "val2017" / "000000000001.jpg"
     moved = photo_path.rename(raw / "moved.jpg")
-    fails(raw, tmp_path, "lists '000000000001.jpg', but it is not among the 0 files")
+    assert_fails(raw, tmp_path, "lists '000000000001.jpg', but it is not among the 0 files")
     moved.rename(photo_path)
     shutil.rmtree(raw / "annotations" / "panoptic_val2017")
-    fails(raw, tmp_path, "panoptic_val2017: no folder of PNG")
+    assert_fails(raw, tmp_path, "panoptic_val2017: no folder of PNG")
 
 
 def test_mask_of_another_size_or_corrupt(raw, tmp_path):
     path = panoptic_png(raw / "annotations" / "panoptic_val2017" / "000000000001.png", np.zeros((3, 3), int))
-    fails(raw, tmp_path, r"000000000001\.jpg: 12 x 8 pixels .* has 3 x 3")
+    assert_fails(raw, tmp_path, r"000000000001\.jpg: 12 x 8 pixels .* has 3 x 3")
     path.write_bytes(path.read_bytes()[:40])
-    fails(raw, tmp_path, r"000000000001\.png: (corrupt|not an) image")
+    assert_fails(raw, tmp_path, r"000000000001\.png: (corrupt|not an) image")
 
 
 def test_splits_with_different_categories(raw, tmp_path):
     write_split(raw, "train2017", "000000000002")
     change(raw, lambda c: c["categories"].pop())
-    fails(raw, tmp_path, r"panoptic_val2017\.json: its categories differ from those of .*panoptic_train2017\.json")
+    assert_fails(
+        raw, tmp_path, r"panoptic_val2017\.json: its categories differ from those of .*panoptic_train2017\.json"
+    )
 
 
 def test_commands(raw, tmp_path, capsys):

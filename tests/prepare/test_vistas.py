@@ -154,7 +154,7 @@ def test_all_void_image(raw, tmp_path):
     assert segments(tmp_path / "out", "a") == []
 
 
-def fails(raw, tmp_path, match, **options):
+def assert_fails(raw, tmp_path, match, **options):
     with pytest.raises(InputError, match=match) as error:
         prepare_vistas(raw, tmp_path / "out", **options)
     assert "\n" not in str(error.value)
@@ -163,10 +163,10 @@ def fails(raw, tmp_path, match, **options):
 
 def test_missing_config(raw, tmp_path):
     (raw / "config.json").unlink()
-    fails(raw, tmp_path, r"raw: no config_v1.2.json or config.json or config_v2.0.json; is this the root")
-    fails(raw, tmp_path, r"raw: no config_v2.0.json", version="2.0")
-    fails(raw, tmp_path, r"there is no Vistas version '3'", version="3")
-    fails(tmp_path / "none", tmp_path, r"none: no config")
+    assert_fails(raw, tmp_path, r"raw: no config_v1.2.json or config.json or config_v2.0.json; is this the root")
+    assert_fails(raw, tmp_path, r"raw: no config_v2.0.json", version="2.0")
+    assert_fails(raw, tmp_path, r"there is no Vistas version '3'", version="3")
+    assert_fails(tmp_path / "none", tmp_path, r"none: no config")
 
 
 @pytest.mark.parametrize(
@@ -174,34 +174,34 @@ def test_missing_config(raw, tmp_path):
 )
 def test_invalid_config(raw, tmp_path, content):
     (raw / "config.json").write_text(content)
-    fails(raw, tmp_path, r"config\.json: (not the labels of Mapillary Vistas|0 labels)")
+    assert_fails(raw, tmp_path, r"config\.json: (not the labels of Mapillary Vistas|0 labels)")
 
 
 def test_no_images(raw, tmp_path):
     (raw / "training" / "instances" / "a.png").unlink()
-    fails(raw, tmp_path, r"raw: 0 images found; expected training/images/\*\.jpg")
-    fails(raw, tmp_path, "no Vistas split has the name 'test'", splits=["test"])
+    assert_fails(raw, tmp_path, r"raw: 0 images found; expected training/images/\*\.jpg")
+    assert_fails(raw, tmp_path, "no Vistas split has the name 'test'", splits=["test"])
 
 
 def test_missing_photo(raw, tmp_path):
     (raw / "training" / "images" / "a.JPG").unlink()
-    fails(raw, tmp_path, r"images/a\.jpg: no such photo; 1 of 1 annotations of training")
+    assert_fails(raw, tmp_path, r"images/a\.jpg: no such photo; 1 of 1 annotations of training")
 
 
 def test_labels_instead_of_instances(raw, tmp_path):
     picture(raw / "training" / "instances" / "a.png", np.full((8, 12), 4))
-    fails(raw, tmp_path, r"a\.png: not 16 bits per pixel; is it from labels/")
+    assert_fails(raw, tmp_path, r"a\.png: not 16 bits per pixel; is it from labels/")
 
 
 def test_label_beyond_the_config(raw, tmp_path):
     picture(raw / "training" / "instances" / "a.png", np.full((8, 12), 5 * 256), np.uint16)
-    fails(raw, tmp_path, r"a\.png: label 5, but the config has labels 0 to 4")
+    assert_fails(raw, tmp_path, r"a\.png: label 5, but the config has labels 0 to 4")
 
 
 def test_corrupt_instances(raw, tmp_path):
     path = raw / "training" / "instances" / "a.png"
     path.write_bytes(path.read_bytes()[:60])
-    fails(raw, tmp_path, r"a\.png: (corrupt|not an) image")
+    assert_fails(raw, tmp_path, r"a\.png: (corrupt|not an) image")
 
 
 def test_command(raw, tmp_path, capsys):
