@@ -30,7 +30,7 @@ from timing import Case, options, report
 from seamseg.formats.cityscapes.labels import EVALUATED, cityscapes_classes
 from seamseg.formats.metadata import Metadata
 from seamseg.prepare.cityscapes import prepare_cityscapes
-from seamseg.prepare.convert import Options
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.vistas import prepare_vistas
 from seamseg.utils.parallel import available_cores
 
@@ -189,7 +189,7 @@ def cityscapes_case(folder: Path, workers: int) -> Case:
 
     truths = sorted((root / "gtFine").rglob("*.png"))
     frames = list(zip(sorted((root / "leftImg8bit").rglob("*.png")), truths))
-    ours = partial(prepare_cityscapes, root, splits=["train"], workers=workers, copy=True)
+    ours = partial(prepare_cityscapes, root, splits=["train"], options=ConversionOptions(workers, copy=True))
     return Case(
         f"cityscapes, {FRAMES} frames, {workers} worker{'s' if workers > 1 else ''}",
         PEER,
@@ -204,7 +204,7 @@ def vistas_case(folder: Path, workers: int) -> Case:
     raw_vistas(root)
     classes = Metadata(VISTAS_STUFF, VISTAS_THINGS, [""] * 65, [(0, 0, 0)] * 65, [0] * 65)
     frames = [(p, root / "training" / "instances" / f"{p.stem}.png") for p in sorted(root.rglob("*.jpg"))]
-    how = Options(workers, copy=True)
+    how = ConversionOptions(workers, copy=True)
     return Case(
         f"vistas, {FRAMES} frames, {workers} worker{'s' if workers > 1 else ''}",
         PEER,

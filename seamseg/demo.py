@@ -21,6 +21,7 @@ from seamseg.predict.sinks import FolderSink
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers import make_writers
 from seamseg.prepare.cityscapes import prepare_cityscapes
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.export import dataset_to_coco_panoptic
 from seamseg.report import write_report
 from seamseg.toy_city import generate_toy_city
@@ -85,7 +86,7 @@ def run_demo(options: DemoOptions, say: Callable[[str], None] = print) -> Panopt
     generate_toy_city(raw, options.train, options.val, options.seed, progress=counter("toy city"))
 
     stage(f"converting them to a dataset folder in {data}")
-    prepare_cityscapes(raw, data, ("train", "val"), progress=progress)
+    prepare_cityscapes(raw, data, ("train", "val"), ConversionOptions(progress=progress))
 
     stage(f"training a ResNet-18 panoptic network in {out}")
     _train(options, data)

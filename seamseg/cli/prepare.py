@@ -1,17 +1,17 @@
-"""Convert a data set to the folder format that `seamseg train` and `seamseg evaluate` read, check or generate one.
+"""Convert a data set to the dataset folder of `seamseg train` and `seamseg evaluate`; check, merge or export one.
 
 seamseg prepare cityscapes ROOT OUT           raw Cityscapes, unpacked or as zip files
 seamseg prepare vistas ROOT OUT               Mapillary Vistas 1.x and 2.0
 seamseg prepare coco ROOT OUT                 COCO panoptic
-seamseg prepare panoptic OUT --split ...      your own data: COCO panoptic JSON and PNG
-seamseg prepare folders OUT --split ...       your own data: photos, label pictures, instance pictures
-seamseg prepare instances OUT --split ...     your own data: COCO instances, and label pictures for the stuff
-seamseg prepare merge DATA DATA OUT           dataset folders to one
-seamseg prepare export DATA OUT               dataset folder to COCO panoptic, raw Cityscapes or Vistas
-seamseg prepare --check DATA                  what is wrong with a dataset folder
-seamseg prepare toy-city RAW                  a made-up city of street scenes, laid out as raw Cityscapes
+seamseg prepare panoptic OUT --split ...      custom data: COCO panoptic JSON and PNG
+seamseg prepare folders OUT --split ...       custom data: photos, label images, instance images
+seamseg prepare instances OUT --split ...     custom data: COCO instances, and label images for the stuff
+seamseg prepare merge DATA DATA OUT           merge dataset folders
+seamseg prepare export DATA OUT               export a dataset folder to COCO panoptic, Cityscapes or Vistas
+seamseg prepare --check DATA                  check a dataset folder
+seamseg prepare toy-city RAW                  generate street scenes in the layout of raw Cityscapes
 
-Each has its own --help with examples. To try everything without a download:
+Each has --help with examples. To try it without a download:
 
   seamseg prepare toy-city toy_raw --train 200 --val 40
   seamseg prepare cityscapes toy_raw toy
@@ -27,22 +27,27 @@ from typing import TYPE_CHECKING
 
 from seamseg.cli import prepare_texts as texts
 from seamseg.cli.prepare_check import add_check_arguments, run_check
-from seamseg.cli.prepare_export import add_export, run_export
 from seamseg.utils.errors import InputError
 from seamseg.utils.progress import counter, is_quiet, progress
 
 if TYPE_CHECKING:
-    from seamseg.prepare.convert import Options, Prepared
+    from seamseg.prepare.convert import ConversionOptions, ConversionResult
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A sub-command a source, and --check."""
+    """Add a sub-command for each source, and --check."""
     parser.add_argument(
         "--check", metavar="DATA", help="check a dataset folder; the same as `seamseg prepare check DATA`"
     )
     add_check_arguments(parser)
     sources = parser.add_subparsers(dest="source", metavar="SOURCE")
+    _add_public(sources)
+    _add_custom(sources)
+    _add_folder_tools(sources)
+    _add_toy_city(sources)
 
+
+def _add_public(sources: argparse._SubParsersAction) -> None:
     cityscapes = _converter(sources, "cityscapes", texts.CITYSCAPES, _cityscapes)
     cityscapes.add_argument(
         "root", metavar="ROOT", help="folder with leftImg8bit/ and gtFine/ or gtCoarse/, or zip files"
@@ -53,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     vistas = _converter(sources, "vistas", texts.VISTAS, _vistas)
     vistas.add_argument("root", metavar="ROOT", help="folder with config.json, training/ and validation/, or zip file")
     _add_out(vistas)
-    vistas.add_argument("--version", choices=["1.2", "2.0"], help="which labels (default: those that ROOT has)")
+    vistas.add_argument("--version", choices=["1.2", "2.0"], help="version of the labels (default: the one in ROOT)")
     _add_splits(vistas, "training,validation")
 
     coco = _converter(sources, "coco", texts.COCO, _coco)
@@ -61,13 +66,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_out(coco)
     _add_splits(coco, "train2017,val2017")
 
+
+def _add_custom(sources: argparse._SubParsersAction) -> None:
     panoptic = _converter(sources, "panoptic", texts.PANOPTIC, _panoptic)
     _add_out(panoptic)
-    _add_own(panoptic, ("NAME", "PHOTOS", "JSON", "MASKS"), 4)
+    _add_split_files(panoptic, ("NAME", "PHOTOS", "JSON", "MASKS"), 4)
 
     folders = _converter(sources, "folders", texts.FOLDERS, _folders)
     _add_out(folders)
-    _add_own(folders, ("NAME", "PHOTOS LABELS [INSTANCES]"), "+")
+    _add_split_files(folders, ("NAME", "PHOTOS LABELS [INSTANCES]"), "+")
     folders.add_argument("--classes", metavar="FILE", required=True, help="class list, INI or JSON")
     folders.add_argument("--divisor", type=int, default=0, metavar="N", help="labels hold class * N + instance")
     folders.add_argument(
@@ -75,30 +82,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs=3,
         default=("", "", ""),
         metavar=("PHOTO", "LABEL", "INSTANCE"),
-        help="what names end in before their endings",
+        help="suffixes of the file names before their extensions",
     )
 
     instances = _converter(sources, "instances", texts.INSTANCES, _instances)
     _add_out(instances)
-    _add_own(instances, ("NAME", "PHOTOS JSON [LABELS]"), "+")
-    instances.add_argument("--classes", metavar="FILE", help="class list, INI or JSON; needed with label pictures")
+    _add_split_files(instances, ("NAME", "PHOTOS JSON [LABELS]"), "+")
+    instances.add_argument("--classes", metavar="FILE", help="class list, INI or JSON; required with label images")
 
+
+def _add_folder_tools(sources: argparse._SubParsersAction) -> None:
     merge = _converter(sources, "merge", texts.MERGE, _merge)
-    merge.add_argument("parts", metavar="DATA", nargs="+", help="dataset folders, two or more")
+    merge.add_argument("parts", metavar="DATA", nargs="+", help="two or more dataset folders")
     _add_out(merge)
-    merge.add_argument("--classes", metavar="FILE", help="JSON: what becomes of which class (default: by name)")
+    merge.add_argument("--classes", metavar="FILE", help="JSON mapping of class names (default: by name)")
 
-    add_export(_converter(sources, "export", texts.EXPORT, run_export))
+    export = _converter(sources, "export", texts.EXPORT, _export)
+    export.add_argument("data", metavar="DATA", help="dataset folder")
+    export.add_argument("out", metavar="OUT", help="output folder; each format gets a folder in it")
+    export.add_argument("--split", metavar="A,B", help="lists of images, separated by commas (default: all)")
+    export.add_argument(
+        "--format",
+        default="coco",
+        metavar="LIST",
+        help="any of coco,cityscapes,vistas, separated by commas (default: coco)",
+    )
+    export.add_argument("--force", action="store_true", help="overwrite an existing split in OUT")
 
     check = _source(sources, "check", texts.CHECK, run_check)
     check.add_argument("check", metavar="DATA", help="dataset folder")
     add_check_arguments(check)
 
+
+def _add_toy_city(sources: argparse._SubParsersAction) -> None:
     toy = _source(sources, "toy-city", texts.TOY_CITY, _toy_city)
-    toy.add_argument("root", metavar="RAW", help="folder to write")
+    toy.add_argument("root", metavar="RAW", help="output folder")
     toy.add_argument("--train", type=int, default=400, metavar="N", help="training scenes (default: %(default)s)")
     toy.add_argument("--val", type=int, default=40, metavar="N", help="validation scenes (default: %(default)s)")
-    toy.add_argument("--seed", type=int, default=0, help="another seed, another city (default: %(default)s)")
+    toy.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
     toy.add_argument(
         "--size",
         type=_size,
@@ -119,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
             raise InputError("nothing to do: name a SOURCE or --check DATA; see seamseg prepare --help")
         return run_check(args)
     if args.check is not None and args.source != "check":
-        raise InputError(f"--check DATA and the source {args.source} do not go together; run them one after the other")
+        raise InputError(f"--check DATA cannot be combined with the source {args.source}; run them one after the other")
     return args.convert(args)
 
 
@@ -130,7 +151,7 @@ def _source(
         name, help=text.partition("\n")[0], description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.set_defaults(convert=convert)
-    # given here they must not undo `seamseg prepare --quiet SOURCE`
+    # no default here, which would override `seamseg prepare --quiet SOURCE`
     parser.add_argument("--quiet", action="store_true", default=argparse.SUPPRESS, help="no progress")
     parser.add_argument(
         "--debug", action="store_true", default=argparse.SUPPRESS, help="show a traceback when something fails"
@@ -142,8 +163,10 @@ def _converter(
     sources: argparse._SubParsersAction, name: str, text: str, convert: Callable[[argparse.Namespace], int]
 ) -> argparse.ArgumentParser:
     parser = _source(sources, name, text, convert)
-    parser.add_argument("--copy", action="store_true", help="copy photos even where a hard link would do")
-    parser.add_argument("--symlink", action="store_true", help="make symbolic links to the photos")
+    parser.add_argument("--copy", action="store_true", help="copy photos instead of hard-linking them")
+    parser.add_argument(
+        "--symlink", action="store_true", help="make symbolic links to the photos instead of hard links"
+    )
     _add_workers(parser)
     return parser
 
@@ -154,12 +177,12 @@ def _add_workers(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         default=argparse.SUPPRESS,
-        help="how many work at a time (default: one a processor)",
+        help="number of parallel workers (default: one per processor)",
     )
 
 
 def _add_out(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", metavar="OUT", help="dataset folder to write; splits it has already stay")
+    parser.add_argument("out", metavar="OUT", help="dataset folder to write; existing splits are kept")
 
 
 def _add_splits(parser: argparse.ArgumentParser, splits: str) -> None:
@@ -167,71 +190,79 @@ def _add_splits(parser: argparse.ArgumentParser, splits: str) -> None:
         "--splits",
         default=splits,
         metavar="A,B",
-        help=f"which of {splits.replace(',', ', ')} (default: all that ROOT has)",
+        help=f"any of {splits}, separated by commas (default: all that ROOT has)",
     )
 
 
-def _add_own(parser: argparse.ArgumentParser, words: tuple[str, ...], nargs: int | str) -> None:
+def _add_split_files(parser: argparse.ArgumentParser, words: tuple[str, ...], nargs: int | str) -> None:
     parser.add_argument(
         "--split",
         action="append",
         required=True,
         nargs=nargs,
         metavar=words,
-        help="a list of images and where its files are; may be repeated",
+        help="name of a list of images, and its files; may be repeated",
     )
 
 
 def _cityscapes(args: argparse.Namespace) -> int:
     from seamseg.prepare.cityscapes import prepare_cityscapes
 
-    o = _options(args)
-    done = prepare_cityscapes(args.root, args.out, _names(args), o.workers, o.progress, o.say, o.copy, o.symlink)
-    return _done(args, done)
+    return _report(args, prepare_cityscapes(args.root, args.out, _words(args.splits), _options(args)))
 
 
 def _vistas(args: argparse.Namespace) -> int:
     from seamseg.prepare.vistas import prepare_vistas
 
-    return _done(args, prepare_vistas(args.root, args.out, args.version, _names(args), _options(args)))
+    return _report(args, prepare_vistas(args.root, args.out, args.version, _words(args.splits), _options(args)))
 
 
 def _coco(args: argparse.Namespace) -> int:
     from seamseg.prepare.panoptic import prepare_coco
 
-    return _done(args, prepare_coco(args.root, args.out, _names(args), _options(args)))
+    return _report(args, prepare_coco(args.root, args.out, _words(args.splits), _options(args)))
 
 
 def _panoptic(args: argparse.Namespace) -> int:
     from seamseg.prepare.panoptic import prepare_panoptic
 
-    splits = {name: (rest[0], rest[1], rest[2]) for name, rest in _own_splits(args, "PHOTOS JSON MASKS", (3,)).items()}
-    return _done(args, prepare_panoptic(args.out, splits, _options(args)))
+    splits = {name: (rest[0], rest[1], rest[2]) for name, rest in _split_files(args, "PHOTOS JSON MASKS", (3,)).items()}
+    return _report(args, prepare_panoptic(args.out, splits, _options(args)))
 
 
 def _folders(args: argparse.Namespace) -> int:
     from seamseg.prepare.label_folders import prepare_folders
 
-    splits = _own_splits(args, "PHOTOS LABELS [INSTANCES]", (2, 3))
+    splits = _split_files(args, "PHOTOS LABELS [INSTANCES]", (2, 3))
     photo, label, instance = args.suffixes
-    done = prepare_folders(args.out, splits, args.classes, args.divisor, (photo, label, instance), _options(args))
-    return _done(args, done)
+    result = prepare_folders(args.out, splits, args.classes, args.divisor, (photo, label, instance), _options(args))
+    return _report(args, result)
 
 
 def _instances(args: argparse.Namespace) -> int:
     from seamseg.prepare.coco_instances import prepare_instances
 
-    splits = _own_splits(args, "PHOTOS JSON [LABELS]", (2, 3))
-    return _done(args, prepare_instances(args.out, splits, args.classes, _options(args)))
+    splits = _split_files(args, "PHOTOS JSON [LABELS]", (2, 3))
+    return _report(args, prepare_instances(args.out, splits, args.classes, _options(args)))
 
 
 def _merge(args: argparse.Namespace) -> int:
     from seamseg.prepare.merge import MergeRules, merge_datasets, read_rules
 
     if len(args.parts) < 2:
-        raise InputError("merge takes two or more dataset folders and OUT")
+        raise InputError("merge: expected two or more dataset folders and OUT")
     rules = MergeRules() if args.classes is None else read_rules(args.classes)
-    return _done(args, merge_datasets(args.parts, args.out, rules, _options(args)))
+    return _report(args, merge_datasets(args.parts, args.out, rules, _options(args)))
+
+
+def _export(args: argparse.Namespace) -> int:
+    from seamseg.prepare.export import export_dataset
+
+    formats = _words(args.format)
+    counts = export_dataset(args.data, args.out, _words(args.split or ""), formats, _options(args), args.force)
+    images = ", ".join(f"{count} {'image' if count == 1 else 'images'} of {name}" for name, count in counts.items())
+    print(f"{args.out}: {images} in {', '.join(dict.fromkeys(formats))}")
+    return 0
 
 
 def _toy_city(args: argparse.Namespace) -> int:
@@ -244,36 +275,37 @@ def _toy_city(args: argparse.Namespace) -> int:
     return 0
 
 
-def _options(args: argparse.Namespace) -> Options:
-    from seamseg.prepare.convert import Options
+def _options(args: argparse.Namespace) -> ConversionOptions:
+    from seamseg.prepare.convert import ConversionOptions
 
-    return Options(getattr(args, "workers", None), progress, _say, args.copy, args.symlink)
-
-
-def _names(args: argparse.Namespace) -> list[str]:
-    return [name.strip() for name in args.splits.split(",") if name.strip()]
+    return ConversionOptions(getattr(args, "workers", None), progress, _print_message, args.copy, args.symlink)
 
 
-def _own_splits(args: argparse.Namespace, words: str, counts: tuple[int, ...]) -> dict[str, tuple[str, ...]]:
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _split_files(args: argparse.Namespace, words: str, counts: tuple[int, ...]) -> dict[str, tuple[str, ...]]:
     splits: dict[str, tuple[str, ...]] = {}
     for name, *rest in args.split:
         if len(rest) not in counts:
             raise InputError(f"--split {' '.join([name, *rest])}: expected --split NAME {words}")
         if name in splits or not name or "/" in name:
-            raise InputError(f"--split {name}: " + ("given twice" if name in splits else "not a name for a list"))
+            raise InputError(f"--split {name}: " + ("given twice" if name in splits else "not a valid list name"))
         splits[name] = tuple(rest)
     return splits
 
 
-def _done(args: argparse.Namespace, done: Prepared) -> int:
+def _report(args: argparse.Namespace, result: ConversionResult) -> int:
     counts = ", ".join(
-        f"{count} {'image' if count == 1 else 'images'} in {name}" for name, count in done.splits.items()
+        f"{count} {'image' if count == 1 else 'images'} in {name}" for name, count in result.splits.items()
     )
-    print(f"{args.out}: {counts}; {done.metadata.num_stuff} stuff and {done.metadata.num_thing} thing classes")
+    classes = result.metadata
+    print(f"{args.out}: {counts}; {classes.num_stuff} stuff and {classes.num_thing} thing classes")
     return 0
 
 
-def _say(message: str) -> None:
+def _print_message(message: str) -> None:
     if not is_quiet():
         print(f"seamseg prepare: {message}", file=sys.stderr)
 
@@ -281,5 +313,5 @@ def _say(message: str) -> None:
 def _size(text: str) -> tuple[int, int]:
     height, _, width = text.lower().partition("x")
     if not (height.isdecimal() and width.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not HEIGHTxWIDTH, as 256x512")
+        raise argparse.ArgumentTypeError(f"{text!r} is not HEIGHTxWIDTH, for example 256x512")
     return int(height), int(width)

@@ -1,4 +1,4 @@
-"""`seamseg prepare --check DATA`: prints what is in a data set and what is wrong with it."""
+"""`seamseg prepare --check DATA`: prints the statistics and problems of a dataset folder."""
 
 from __future__ import annotations
 
@@ -15,26 +15,34 @@ from seamseg.utils.progress import progress
 if TYPE_CHECKING:
     from seamseg.prepare.check import Problem, Report
 
-_SHOWN = 50
+_MAX_PRINTED = 50
 
 
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of a check; those not given are not set, since they may stand before or after `check`."""
-    group = parser.add_argument_group("of a check")
-    group.add_argument("--json", metavar="FILE", default=argparse.SUPPRESS, help="write all that was found to FILE")
+    """Add the options of a check; they have no defaults, since they may precede or follow `check`."""
+    group = parser.add_argument_group("options of a check")
+    group.add_argument("--json", metavar="FILE", default=argparse.SUPPRESS, help="write the full report to FILE")
     group.add_argument(
-        "--sheet", metavar="FILE", default=argparse.SUPPRESS, help="picture of samples (default: DATA/check.jpg)"
+        "--sheet", metavar="FILE", default=argparse.SUPPRESS, help="contact sheet of samples (default: DATA/check.jpg)"
     )
     group.add_argument(
-        "--samples", type=int, metavar="N", default=argparse.SUPPRESS, help="images in it; 0: no sheet (default: 24)"
+        "--samples",
+        type=int,
+        metavar="N",
+        default=argparse.SUPPRESS,
+        help="images in the sheet; 0 for no sheet (default: 24)",
     )
     group.add_argument(
-        "--workers", type=int, metavar="N", default=argparse.SUPPRESS, help="processes (default: one a processor)"
+        "--workers",
+        type=int,
+        metavar="N",
+        default=argparse.SUPPRESS,
+        help="number of processes (default: one per processor)",
     )
 
 
 def run_check(args: argparse.Namespace) -> int:
-    """Check, print, and return 1 if there are errors."""
+    """Check, print the report, and return 1 if there are errors."""
     from seamseg.prepare.check import check_dataset
 
     workers, samples = getattr(args, "workers", None), getattr(args, "samples", 24)
@@ -44,7 +52,7 @@ def run_check(args: argparse.Namespace) -> int:
     try:
         report = check_dataset(root, workers, progress)
     except InputError as failure:
-        # a folder that is no data set is a wrong argument, a data set that cannot be read is what we look for
+        # a folder without metadata.bin is a wrong argument; an unreadable data set is a result of the check
         raise SeamsegError(str(failure)) if (root / "metadata.bin").is_file() else failure from None
     if hasattr(args, "json"):
         write_json(args.json, report.as_json(), indent=1)
@@ -59,10 +67,10 @@ def _write_sheet(report: Report, path: Path, samples: int, workers: int | None) 
 
     try:
         shown = write_contact_sheet(path, report, samples, workers)
-    except SeamsegError as failure:  # a data set may well be read-only
+    except SeamsegError as failure:  # the data set may be read-only
         print(f"no sheet: {failure} (--sheet FILE writes it elsewhere)")
         return
-    print(f"{path}: {shown} {'image' if shown == 1 else 'images'} to look at")
+    print(f"{path}: contact sheet of {shown} {'image' if shown == 1 else 'images'}")
 
 
 def _print_report(report: Report) -> None:
@@ -88,11 +96,11 @@ def _print_classes(report: Report) -> None:
 
 
 def _print_problems(kind: str, problems: Sequence[Problem]) -> None:
-    for problem in problems[:_SHOWN]:
+    for problem in problems[:_MAX_PRINTED]:
         print(f"{kind}: {problem}")
-    if len(problems) > _SHOWN:
+    if len(problems) > _MAX_PRINTED:
         left: defaultdict[str, int] = defaultdict(int)
-        for problem in problems[_SHOWN:]:
+        for problem in problems[_MAX_PRINTED:]:
             left[Path(problem.file).parent.name] += 1
         where = ", ".join(f"{count} in {folder}/" for folder, count in left.items())
-        print(f"{kind}: {len(problems) - _SHOWN} more ({where}); --json FILE lists them all")
+        print(f"{kind}: {len(problems) - _MAX_PRINTED} more ({where}); --json FILE lists them all")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 
@@ -26,8 +25,7 @@ from seamseg.formats.coco_panoptic import Annotation, CocoPanoptic, read_coco_pa
 from seamseg.idmaps.id_runs import joint_histogram_of_runs
 from seamseg.utils.errors import InputError
 from seamseg.utils.parallel import threaded_map
-
-Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
+from seamseg.utils.progress import ProgressCallback
 
 
 def evaluate_panoptic_json(
@@ -35,7 +33,7 @@ def evaluate_panoptic_json(
     pred: str | Path | MapFiles,
     workers: int = 1,
     legacy: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     out: str | Path | None = None,
     photos: str | Path | None = None,
 ) -> PanopticScores:

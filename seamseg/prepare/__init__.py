@@ -1,1 +1,1 @@
-"""Converters to the dataset folder, check, merge, and export of data sets."""
+"""Converters to the dataset folder, and check, merge and export of dataset folders."""

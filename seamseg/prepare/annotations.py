@@ -1,4 +1,4 @@
-"""Instance-id maps → COCO detection annotations with run-length encoded masks."""
+"""Converts instance-id maps to COCO detection annotations with run-length encoded masks."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from seamseg.utils.files import replacing
 def thing_annotations(
     ids: np.ndarray, cat: Sequence[int], iscrowd: Sequence[int], classes: Metadata
 ) -> list[dict[str, Any]]:
-    """The annotations of the things of one image, crowds included.
+    """Return the annotations of the things of one image, including crowds.
 
-    All instances are encoded from the runs of equal ids along the columns, found once for the whole image.
+    All instances are encoded from the runs of equal ids along the columns, computed once per image.
 
     Parameters
     ----------
     ids : `L x H x W` instance ids, 0 void; layers hold different ids
     cat, iscrowd : class and crowd flag by id
-    classes : tells which classes are things
+    classes : defines which classes are things
 
     Returns
     -------
-    by rising id, dicts of `category_id`, `iscrowd`, `area` (pixels), `bbox` (`[x, y, width, height]`), `segmentation`
-    (compressed RLE with its counts as a string), `width`, `height`; ids without a pixel are left out
+    dicts by increasing id, with `category_id`, `iscrowd`, `area` (pixels), `bbox` (`[x, y, width, height]`),
+    `segmentation` (compressed RLE with its counts as a string), `width`, `height`; ids without pixels are omitted
     """
     height, width = ids.shape[-2:]
     found: dict[int, dict[str, Any]] = {}
@@ -52,7 +52,7 @@ def thing_annotations(
 
 
 def _column_runs(ids: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """Start and length of the runs of each id (but 0) in the `H x W` map read column after column."""
+    """Return start and length of the runs of each id (except 0) in a column-major `H x W` map."""
     flat = np.ascontiguousarray(ids.T).ravel()
     start = np.concatenate(([0], np.flatnonzero(flat[1:] != flat[:-1]) + 1))
     length = np.diff(start, append=flat.size)
@@ -67,7 +67,7 @@ def _column_runs(ids: np.ndarray) -> dict[int, tuple[np.ndarray, np.ndarray]]:
 def _box(start: np.ndarray, length: np.ndarray, height: int) -> list[float]:
     last = start + length - 1
     x0, x1 = start[0] // height, last[-1] // height
-    # a run that goes on in the next column touches the bottom and the top row
+    # a run that continues in the next column touches the bottom and the top row
     wraps = bool((last // height > start // height).any())
     y0 = 0 if wraps else (start % height).min()
     y1 = height - 1 if wraps else (last % height).max()
@@ -87,14 +87,14 @@ def _rle(start: np.ndarray, length: np.ndarray, height: int, width: int) -> dict
 
 
 def write_coco_json(path: Path, classes: Metadata, images: Iterable[Mapping[str, Any]]) -> None:
-    """Write a COCO detection file, whole or not at all.
+    """Write a COCO detection file atomically.
 
     Parameters
     ----------
     path : `coco/<split>.json`
-    classes : their things become the categories, ids as in `metadata.bin`
-    images : mappings with `id`, `file_name`, `size` and `annotations` as :func:`thing_annotations` makes them;
-        annotation ids count from 1, since pycocotools takes a match with annotation 0 for none
+    classes : the thing classes become the categories, with the ids of `metadata.bin`
+    images : mappings with `id`, `file_name`, `size` and `annotations` from :func:`thing_annotations`; annotation ids
+        start at 1, since pycocotools treats a match with annotation 0 as no match
     """
     images = list(images)
     entries = (
@@ -104,7 +104,7 @@ def write_coco_json(path: Path, classes: Metadata, images: Iterable[Mapping[str,
     numbered = ({"id": number, **a} for number, a in enumerate(annotations, start=1))
     categories = [{"id": c, "name": classes.categories[c]} for c in range(classes.num_stuff, classes.num_classes)]
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        # item by item: a large split would otherwise be in memory a second time as text
+        # one by one: otherwise the text of a large split would be in memory too
         file.write('{"info": {"version": "1.0"},\n"images": [')
         _write_items(file, entries)
         file.write(f'],\n"categories": {json.dumps(categories)},\n"annotations": [')

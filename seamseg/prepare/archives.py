@@ -1,4 +1,4 @@
-"""Files of a source, on disk or packed in .zip and .tar files that need not be unpacked."""
+"""Files of a source data set, on disk or in .zip and .tar archives, which are read in place."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
 @dataclass(frozen=True)
-class Member:
-    """A file in an archive; it is read by its place, so that worker processes need not list the archive again.
+class ArchiveMember:
+    """A file in an archive, with its offset, so that worker processes need not list the archive again.
 
     Attributes
     ----------
     archive : the .zip or .tar file
     path : within the archive
-    method : how it is packed: 0 and 8 as in zip files, -1 in a tar file
-    offset : of its header (zip) or of its content (tar), in bytes
-    packed, size : length in the archive, and unpacked
-    crc : check sum of the content, 0 in a tar file
-    rival : another archive's file of the same path but other content, empty if there is none
+    method : compression method: 0 and 8 as in zip files, -1 in a tar file
+    offset : of the header (zip) or of the content (tar), in bytes
+    packed, size : length in the archive, and uncompressed
+    crc : checksum of the content, 0 in a tar file
+    conflict : file of another archive with the same path but other content, empty if there is none
     """
 
     archive: Path
@@ -54,33 +54,33 @@ class Member:
     packed: int
     size: int
     crc: int
-    rival: str = ""
+    conflict: str = ""
 
     @property
     def name(self) -> str:
-        """Last part of the path."""
+        """Last component of the path."""
         return PurePosixPath(self.path).name
 
     @property
     def stem(self) -> str:
-        """The name without its ending."""
+        """The name without its extension."""
         return PurePosixPath(self.path).stem
 
     @property
     def suffix(self) -> str:
-        """The ending, with its dot."""
+        """The extension, with its dot."""
         return PurePosixPath(self.path).suffix
 
     def __str__(self) -> str:
         return f"{self.archive}/{self.path}"
 
-    def check_rival(self) -> None:
-        """InputError if another archive has another file of this path: nobody can tell which one is meant."""
-        if self.rival:
-            raise InputError(f"{self}: {self.rival} has the same name and other content; move one archive away")
+    def check_conflict(self) -> None:
+        """Raise InputError if another archive has a different file with this path."""
+        if self.conflict:
+            raise InputError(f"{self}: {self.conflict} has the same name and other content; move one archive away")
 
-    def same_content(self, other: Member) -> bool:
-        """Whether two files are equal; InputError if an archive is damaged."""
+    def same_content(self, other: ArchiveMember) -> bool:
+        """Return whether two files are equal; InputError if an archive is damaged."""
         if self.size != other.size:
             return False
         if _TAR not in (self.method, other.method):
@@ -88,9 +88,15 @@ class Member:
         return self._content() == other._content()
 
     def read_bytes(self, limit: int = PHOTO_BYTES, what: str = "photo or map") -> bytes:
-        """The content; InputError if it is larger than `limit` bytes, which is the limit of a `what`, the archive is
-        damaged, or another one has another file of this path."""
-        self.check_rival()
+        """Return the content.
+
+        Raises
+        ------
+        InputError
+            if it is larger than `limit` bytes, the limit of a `what`, if the archive is damaged, or if another archive
+            has a different file with this path
+        """
+        self.check_conflict()
         return self._content(limit, what)
 
     def _content(self, limit: int = ANNOTATION_BYTES, what: str = "file") -> bytes:
@@ -109,48 +115,48 @@ class Member:
         except (OSError, struct.error, zlib.error) as error:
             raise InputError(f"{self}: cannot be unpacked: {error}; download the archive again") from None
         if len(data) != self.size or (self.method != _TAR and zlib.crc32(data) != self.crc):
-            raise InputError(f"{self}: the archive is damaged (wrong check sum); download it again")
+            raise InputError(f"{self}: the archive is damaged (wrong checksum); download it again")
         return data
 
 
-File = Path | Member
+File = Path | ArchiveMember
 
 
 class SourceTree:
-    """Folders of a source, together with what the archives in them hold.
+    """The folders of a source data set, including the content of the archives in them.
 
     Parameters
     ----------
     root : a folder, or one archive
     mounts : folders below `root` whose .zip and .tar files are read as if they had been unpacked there; a file on disk
-        goes before one in an archive. Two archives may both have a file if it is the same; of different ones none can
-        be read
+        takes precedence over one in an archive. Two archives may have the same file; different files with one path
+        cannot be read
 
     Raises
     ------
     InputError
-        if an archive is broken or encrypted
+        if an archive is damaged or encrypted
     """
 
     def __init__(self, root: str | Path, mounts: tuple[str, ...] = ("",)) -> None:
         self.root = Path(root)
-        self._packed: dict[str, dict[str, Member]] = {}
+        self._packed: dict[str, dict[str, ArchiveMember]] = {}
         self._refused: list[str] = []
         if self.root.is_file():
-            self._mount(self.root, "")
+            self._add_archive(self.root, "")
         for mount in mounts:
             folder = self.root / mount
             for archive in sorted(folder.iterdir()) if folder.is_dir() else ():
                 if archive.is_file():
-                    self._mount(archive, mount)
+                    self._add_archive(archive, mount)
 
     @property
     def hint(self) -> str:
-        """What to add to an error about missing files: archives that cannot be read in place."""
+        """Suffix for errors about missing files: an archive that cannot be read in place."""
         return f"; {self._refused[0]} cannot be read in place, unpack it" if self._refused else ""
 
     def files(self, folder: str) -> dict[str, File]:
-        """The files in a folder by name, sorted; empty if there is no such folder."""
+        """Return the files in a folder by name, sorted; empty if there is no such folder."""
         found: dict[str, File] = dict(self._packed.get(_clean(folder), {}))
         path = self.root / folder
         if path.is_dir():
@@ -158,7 +164,7 @@ class SourceTree:
         return {name: found[name] for name in sorted(found) if not name.startswith(".")}
 
     def folders(self, folder: str) -> list[str]:
-        """Names of the folders in a folder, sorted."""
+        """Return the names of the folders in a folder, sorted."""
         found = set(self._packed_folders.get(_clean(folder), ()))
         path = self.root / folder
         if path.is_dir():
@@ -166,7 +172,7 @@ class SourceTree:
         return sorted(found)
 
     def file(self, path: str) -> File | None:
-        """The file of that path, None if there is none."""
+        """Return the file with a path, None if there is none."""
         on_disk = self.root / path
         if on_disk.is_file():
             return on_disk
@@ -183,7 +189,7 @@ class SourceTree:
                 folder = parent
         return found
 
-    def _mount(self, archive: Path, mount: str) -> None:
+    def _add_archive(self, archive: Path, mount: str) -> None:
         name = archive.name.lower()
         if name.endswith(".zip"):
             members = _zip_members(archive)
@@ -197,15 +203,17 @@ class SourceTree:
             folder, _, name = _clean(f"{mount}/{member.path}").rpartition("/")
             of_folder = self._packed.setdefault(folder, {})
             before = of_folder.get(name)
-            # within one archive the later one stands, as it does when the archive is unpacked
-            if before is not None and (before.rival or (before.archive != archive and not before.same_content(member))):
-                member = replace(member, rival=before.rival or str(before))
+            # within one archive the later one wins, as it does when the archive is unpacked
+            if before is not None and (
+                before.conflict or (before.archive != archive and not before.same_content(member))
+            ):
+                member = replace(member, conflict=before.conflict or str(before))
             of_folder[name] = member
             if name.lower().endswith((".zip", ".tar")):
                 self._refused.append(str(member))
 
 
-def _zip_members(archive: Path) -> list[Member]:
+def _zip_members(archive: Path) -> list[ArchiveMember]:
     try:
         with zipfile.ZipFile(archive) as file:
             entries = [info for info in file.infolist() if not info.is_dir()]
@@ -219,15 +227,15 @@ def _zip_members(archive: Path) -> list[Member]:
         if info.flag_bits & 1 or info.compress_type not in (_STORED, _DEFLATED):
             raise InputError(f"{archive}: {info.filename} is encrypted or packed in an unusual way; unpack the archive")
     return [
-        Member(archive, i.filename, i.compress_type, i.header_offset, i.compress_size, i.file_size, i.CRC)
+        ArchiveMember(archive, i.filename, i.compress_type, i.header_offset, i.compress_size, i.file_size, i.CRC)
         for i in entries
     ]
 
 
-def _tar_members(archive: Path) -> list[Member]:
+def _tar_members(archive: Path) -> list[ArchiveMember]:
     try:
-        with open(archive, "rb") as begin:
-            head = begin.read(6)
+        with open(archive, "rb") as raw:
+            head = raw.read(6)
         if kind := "gzip" if head.startswith(b"\x1f\x8b") else detect_compression(head):
             raise InputError(f"{archive}: is compressed by {kind} and cannot be read in place; unpack it")
         with tarfile.open(archive, "r:", tarinfo=LimitedTarInfo) as file:
@@ -243,11 +251,11 @@ def _tar_members(archive: Path) -> list[Member]:
     sparse = next((path for path, info in entries if info.issparse()), None)
     if sparse is not None:
         raise InputError(f"{archive}: {sparse} is packed in an unusual way (sparse); unpack the archive")
-    return [Member(archive, path, _TAR, i.offset_data, i.size, i.size, 0) for path, i in entries]
+    return [ArchiveMember(archive, path, _TAR, i.offset_data, i.size, i.size, 0) for path, i in entries]
 
 
 def _target(found: dict[str, tarfile.TarInfo], path: str) -> tarfile.TarInfo | None:
-    """The entry of a path, or what it is a hard or symbolic link to; None if that is not in the archive."""
+    """Return the entry of a path, following hard and symbolic links; None if it is not in the archive."""
     for _ in range(len(found)):
         info = found.get(path)
         if info is None or not (info.islnk() or info.issym()):
@@ -262,12 +270,12 @@ def _clean(path: str) -> str:
 
 
 def read_file(file: File, what: str = "source", limit: int = PHOTO_BYTES) -> bytes:
-    """The content of a file; InputError that calls it `what` if it cannot be read or exceeds `limit` bytes."""
+    """Read a file; InputError that names it `what` if it cannot be read or exceeds `limit` bytes."""
     return read_bytes(file, what, limit) if isinstance(file, Path) else file.read_bytes(limit, what)
 
 
-def stamp(file: File) -> list[int]:
-    """Numbers that change when the content does: size and time, or size and check sum."""
+def fingerprint(file: File) -> list[int]:
+    """Return numbers that change with the content: size and time, or size and checksum."""
     if isinstance(file, Path):
         status = file.stat()
         return [status.st_size, status.st_mtime_ns]
@@ -275,15 +283,15 @@ def stamp(file: File) -> list[int]:
 
 
 def photo_size(file: File) -> tuple[int, int]:
-    """`(height, width)` of a photo, see :func:`seamseg.data.images.image_size`."""
+    """Return `(height, width)` of an image, see :func:`seamseg.data.images.image_size`."""
     return image_size(file) if isinstance(file, Path) else image_size(str(file), file.read_bytes())
 
 
 def read_photo(file: File) -> Image.Image:
-    """A photo as 8-bit RGB, see :func:`seamseg.data.images.open_image`."""
+    """Read an image as 8-bit RGB, see :func:`seamseg.data.images.open_image`."""
     return open_image(file) if isinstance(file, Path) else open_image(str(file), file.read_bytes())
 
 
 def read_map(file: File) -> np.ndarray:
-    """An integer picture as `H x W` int32, see :func:`seamseg.data.images.open_mask`."""
+    """Read an integer image as `H x W` int32, see :func:`seamseg.data.images.open_mask`."""
     return open_mask(file) if isinstance(file, Path) else open_mask(str(file), file.read_bytes())

@@ -1,4 +1,4 @@
-"""What is wrong with a dataset folder, and what is in it."""
+"""Checks a dataset folder: its problems and its statistics."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from seamseg.data.folder import IMAGE_EXTENSIONS, DatasetFolder
 from seamseg.data.images import open_image, open_mask
 from seamseg.formats.metadata import ImageInfo
 from seamseg.panoptic_map import VOID
-from seamseg.prepare.writer import Progress, no_progress
+from seamseg.prepare.writer import no_progress
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import PARTIAL, read_bytes
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 from seamseg.utils.parallel import parallel_map
+from seamseg.utils.progress import ProgressCallback
 
 
 class Problem(NamedTuple):
-    """What is wrong (`text`) with which `file`; an error stops training, a warning may be meant."""
+    """A problem (`text`) of a `file`; an error would stop training, a warning may be intended."""
 
     file: str
     text: str
@@ -35,21 +36,21 @@ class Problem(NamedTuple):
 
 
 def error(file: Path | str, text: str) -> Problem:
-    """A problem that training would meet."""
+    """Return a problem that would stop training."""
     return Problem(str(file), text, True)
 
 
 def warning(file: Path | str, text: str) -> Problem:
-    """A problem that may be meant."""
+    """Return a problem that may be intended."""
     return Problem(str(file), text, False)
 
 
-_SHOWN = 20
-"""Stray files that are named one by one; of more only the number is told."""
+_MAX_LISTED = 20
+"""Unknown files that are listed one by one; of more only the number is reported."""
 
 
 def check_lists(folder: DatasetFolder) -> tuple[dict[str, list[str]], list[Problem]]:
-    """The image ids by list, each once and known to the metadata, and what is wrong with the lists."""
+    """Return the image ids by list, unique and present in the metadata, and the problems of the lists."""
     known = {image.id for image in folder.metadata.images}
     listed: dict[str, list[str]] = {}
     problems = []
@@ -75,9 +76,11 @@ def check_lists(folder: DatasetFolder) -> tuple[dict[str, list[str]], list[Probl
         if shared:
             text = f"{len(shared)} images are also in {owners[shared[0]]}, the first is {shared[0]!r}"
             problems.append(warning(folder.root / "lst" / f"{split}.txt", text))
-    bare = sorted(known - set(owners))
-    if bare and listed:
-        problems.append(warning(folder.root / "lst", f"{len(bare)} images are in no list, the first is {bare[0]!r}"))
+    unlisted = sorted(known - set(owners))
+    if unlisted and listed:
+        problems.append(
+            warning(folder.root / "lst", f"{len(unlisted)} images are in no list, the first is {unlisted[0]!r}")
+        )
     return listed, problems
 
 
@@ -87,7 +90,7 @@ def check_coco_files(folder: DatasetFolder, listed: dict[str, list[str]]) -> lis
     for split, ids in listed.items():
         path = folder.root / "coco" / f"{split}.json"
         if not path.is_file():
-            problems.append(warning(path, "no such file: AP of boxes and masks cannot be scored on this split"))
+            problems.append(warning(path, "no such file: box and mask AP cannot be computed for this split"))
             continue
         try:
             content = parse_json(read_bytes(path, "annotations", ANNOTATION_BYTES))
@@ -115,56 +118,59 @@ def _check_coco(content: dict[str, Any], folder: DatasetFolder, ids: set[str]) -
     things = {k: m.categories[k] for k in range(m.num_stuff, m.num_classes)}
     if categories != things:
         found.append(("its categories are not the thing classes of metadata.bin", True))
-    strange = sum(a["category_id"] not in categories for a in content["annotations"])
-    stray = sum(a["image_id"] not in images for a in content["annotations"])
-    if strange or stray:
-        found.append((f"{strange} annotations of unknown categories and {stray} of unknown images", True))
+    unknown_categories = sum(a["category_id"] not in categories for a in content["annotations"])
+    unknown_images = sum(a["image_id"] not in images for a in content["annotations"])
+    if unknown_categories or unknown_images:
+        text = f"{unknown_categories} annotations of unknown categories and {unknown_images} of unknown images"
+        found.append((text, True))
     numbers = Counter(a["id"] for a in content["annotations"])
     if any(n > 1 for n in numbers.values()):
         found.append(("annotation ids occur twice", True))
     if 0 in numbers:
-        found.append(("an annotation has id 0, which pycocotools takes for no match; count from 1", False))
+        found.append(("an annotation has id 0, which pycocotools treats as no match; start at 1", False))
     return found
 
 
-def check_strays(folder: DatasetFolder, listed: dict[str, list[str]]) -> list[Problem]:
-    """Files that nothing names, and what a conversion left behind that did not end."""
+def check_unknown_files(folder: DatasetFolder, listed: dict[str, list[str]]) -> list[Problem]:
+    """Return files that belong to no image, and leftovers of an interrupted conversion."""
     known = {image.id for image in folder.metadata.images}
     problems = []
     if (folder.root / ".prepare").exists():
-        problems.append(warning(folder.root / ".prepare", "a conversion did not end; run it again"))
-    for name, endings in (("img", IMAGE_EXTENSIONS), ("msk", (".png",))):
+        problems.append(warning(folder.root / ".prepare", "a conversion was interrupted; run it again"))
+    for name, extensions in (("img", IMAGE_EXTENSIONS), ("msk", (".png",))):
         base = folder.root / name
-        stray = []
+        unknown = []
         for path in sorted(base.rglob("*")) if base.is_dir() else []:
             if path.is_dir() or (path.name.startswith(".") and not path.name.endswith(PARTIAL)):
                 continue
-            if path.name.endswith(PARTIAL) or _stem(path.relative_to(base).as_posix(), endings) not in known:
-                stray.append(path)
-        problems += [warning(path, "belongs to no image of metadata.bin") for path in stray[:_SHOWN]]
-        if len(stray) > _SHOWN:
-            problems.append(warning(base, f"{len(stray) - _SHOWN} more files belong to no image of metadata.bin"))
+            if path.name.endswith(PARTIAL) or _stem(path.relative_to(base).as_posix(), extensions) not in known:
+                unknown.append(path)
+        problems += [warning(path, "belongs to no image of metadata.bin") for path in unknown[:_MAX_LISTED]]
+        if len(unknown) > _MAX_LISTED:
+            problems.append(
+                warning(base, f"{len(unknown) - _MAX_LISTED} more files belong to no image of metadata.bin")
+            )
     return problems
 
 
-def _stem(name: str, endings: tuple[str, ...]) -> str:
+def _stem(name: str, extensions: tuple[str, ...]) -> str:
     base, _, number = name.rpartition(".")
     if number.isdecimal():  # a further layer of a mask
         name = base
-    return next((name[: -len(e)] for e in endings if name.lower().endswith(e)), name)
+    return next((name[: -len(e)] for e in extensions if name.lower().endswith(e)), name)
 
 
 @dataclass(frozen=True)
 class ImageCheck:
-    """What one image holds.
+    """The statistics and problems of one image.
 
     Attributes
     ----------
     id : of the image
-    problems : what is wrong with its files
+    problems : of its files
     pixels : by class, 255 for void
-    segments, crowds : number of them by class
-    digest : of the photo's file, empty if it cannot be read
+    segments, crowds : numbers by class
+    digest : of the image file, empty if it cannot be read
     """
 
     id: str
@@ -177,18 +183,18 @@ class ImageCheck:
 
 @dataclass(frozen=True)
 class Report:
-    """What is in a data set, and what is wrong with it.
+    """The statistics and problems of a data set.
 
     Attributes
     ----------
     root : the folder
     problems : errors before warnings
-    splits : images by list
-    images : what each image holds, in the order of the metadata
-    classes : a row a class: `name`, `kind`, `images`, `segments`, `crowds`, `pixels`, `share` (of the pixels that are
-        not void)
-    sizes : images by `(height, width)`, most frequent first
-    void : share of void pixels
+    splits : number of images by list
+    images : statistics of each image, in the order of the metadata
+    classes : one row per class: `name`, `kind`, `images`, `segments`, `crowds`, `pixels`, `share` (fraction of the
+        pixels that are not void)
+    sizes : number of images by `(height, width)`, most frequent first
+    void : fraction of void pixels
     """
 
     root: Path
@@ -201,16 +207,16 @@ class Report:
 
     @property
     def errors(self) -> list[Problem]:
-        """The problems that training would meet."""
+        """The problems that would stop training."""
         return [p for p in self.problems if p.is_error]
 
     @property
     def warnings(self) -> list[Problem]:
-        """The problems that may be meant."""
+        """The problems that may be intended."""
         return [p for p in self.problems if not p.is_error]
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, for programs."""
+        """Return the report as JSON data."""
         return {
             "root": str(self.root),
             "ok": not self.errors,
@@ -224,23 +230,23 @@ class Report:
         }
 
 
-def check_dataset(root: str | Path, workers: int | None = None, progress: Progress = no_progress) -> Report:
-    """Read every file of a data set and compare them.
+def check_dataset(root: str | Path, workers: int | None = None, progress: ProgressCallback = no_progress) -> Report:
+    """Read every file of a data set and check consistency.
 
-    Errors are what would stop training or spoil scores: files that are missing, broken or do not fit each other, ids
-    without class, lists that name what is not there. Warnings are what is often a mistake: classes that never occur,
-    images without anything, files that nothing names, photos that are in two splits.
+    Errors would stop training or invalidate scores: missing, unreadable or inconsistent files, ids without class, lists
+    with unknown images. Warnings are often mistakes: classes that never occur, images without segments, unknown files,
+    images that are in two splits.
 
     Parameters
     ----------
     root : the dataset folder
-    workers : processes, None for one a processor
-    progress : shows how far it is
+    workers : number of processes, None for one per processor
+    progress : wraps the checked images
 
     Raises
     ------
     InputError
-        if `root` is no dataset folder, or its `metadata.bin` cannot be read
+        if `root` is not a dataset folder, or its `metadata.bin` cannot be read
     """
     folder = DatasetFolder(root)
     images = folder.metadata.images
@@ -250,14 +256,14 @@ def check_dataset(root: str | Path, workers: int | None = None, progress: Progre
     ids = Counter(image.id for image in images)
     problems += [error(folder.root / "metadata.bin", f"lists image {i!r} {n} times") for i, n in ids.items() if n > 1]
     results = parallel_map(partial(check_image, root=folder.root), images, workers)
-    checks: list[ImageCheck] = list(progress(results, total=len(images), desc="check"))
+    checks: list[ImageCheck] = list(progress(results, len(images), "check"))
     problems += [problem for check in checks for problem in check.problems]
     listed, found = check_lists(folder)
     problems += found
     problems += check_coco_files(folder, listed)
-    problems += check_strays(folder, listed)
-    problems += _doubles(folder, checks, listed)
-    problems += _classes_of_splits(folder, checks, listed)
+    problems += check_unknown_files(folder, listed)
+    problems += _duplicate_photos(folder, checks, listed)
+    problems += _check_classes(folder, checks, listed)
     rows, void = _class_rows(folder, checks)
     sizes = Counter(image.size for image in images).most_common()
     ordered = sorted(problems, key=lambda p: not p.is_error)
@@ -265,7 +271,7 @@ def check_dataset(root: str | Path, workers: int | None = None, progress: Progre
 
 
 def check_image(image: ImageInfo, root: Path) -> ImageCheck:
-    """Read photo and mask of an image, in a worker process."""
+    """Check image and mask of one image, in a worker process."""
     problems: list[Problem] = []
     digest = ""
     folder = _BareFolder(root)
@@ -275,7 +281,7 @@ def check_image(image: ImageInfo, root: Path) -> ImageCheck:
         digest = hashlib.blake2b(photo.read_bytes(), digest_size=16).hexdigest()
         if (height, width) != image.size:
             problems.append(
-                error(photo, f"{width} x {height} pixels (width x height), metadata.bin says {_size(image.size)}")
+                error(photo, f"{width} x {height} pixels (width x height), but metadata.bin has {_size(image.size)}")
             )
     except InputError as failure:
         problems.append(_from_exception(failure))
@@ -287,7 +293,7 @@ def check_image(image: ImageInfo, root: Path) -> ImageCheck:
     for path, layer in zip(paths, layers):
         if layer.shape != image.size:
             shown = f"{layer.shape[1]} x {layer.shape[0]} pixels (width x height)"
-            problems.append(error(path, f"the mask is {shown}, metadata.bin says {_size(image.size)}"))
+            problems.append(error(path, f"the mask is {shown}, but metadata.bin has {_size(image.size)}"))
     counts = np.bincount(np.concatenate([layer.ravel() for layer in layers]))
     problems += _check_ids(image, counts, paths[0])
     counts = counts[: len(image.cat)]
@@ -321,7 +327,7 @@ def _check_ids(image: ImageInfo, counts: np.ndarray, path: Path) -> list[Problem
 
 
 class _BareFolder(DatasetFolder):
-    """Finds files without reading the metadata again."""
+    """A dataset folder whose metadata is not read."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -332,8 +338,10 @@ def _from_exception(failure: InputError) -> Problem:
     return error(path, text)
 
 
-def _doubles(folder: DatasetFolder, checks: Sequence[ImageCheck], listed: dict[str, list[str]]) -> list[Problem]:
-    """Photos of the same content in two different lists: what is learnt from is then scored on."""
+def _duplicate_photos(
+    folder: DatasetFolder, checks: Sequence[ImageCheck], listed: dict[str, list[str]]
+) -> list[Problem]:
+    """Return a warning for each image that is in two lists under different ids."""
     splits = {i: name for name, ids in listed.items() for i in ids}
     first: dict[str, ImageCheck] = {}
     problems = []
@@ -347,9 +355,7 @@ def _doubles(folder: DatasetFolder, checks: Sequence[ImageCheck], listed: dict[s
     return problems
 
 
-def _classes_of_splits(
-    folder: DatasetFolder, checks: Sequence[ImageCheck], listed: dict[str, list[str]]
-) -> list[Problem]:
+def _check_classes(folder: DatasetFolder, checks: Sequence[ImageCheck], listed: dict[str, list[str]]) -> list[Problem]:
     m = folder.metadata
     used = {check.id: set(check.segments) for check in checks}
     by_split = {name: set().union(*(used.get(i, set()) for i in ids)) for name, ids in listed.items()}
@@ -368,7 +374,7 @@ def _classes_of_splits(
                 for k in sorted(by_split[name] - learnt)
             ]
     twice = [name for name, n in Counter(m.categories).items() if n > 1]
-    return problems + [error(path, f"two classes are called {name!r}") for name in twice]
+    return problems + [error(path, f"two classes have the name {name!r}") for name in twice]
 
 
 def _class_rows(folder: DatasetFolder, checks: Sequence[ImageCheck]) -> tuple[list[dict[str, Any]], float]:

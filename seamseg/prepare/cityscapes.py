@@ -1,4 +1,4 @@
-"""Raw Cityscapes (`leftImg8bit/`, `gtFine/`, `gtCoarse/`, or the downloaded zip files) → dataset folder."""
+"""Converts raw Cityscapes (`leftImg8bit/`, `gtFine/`, `gtCoarse/`, or the downloaded zip files)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ from seamseg.data.folder import IMAGE_EXTENSIONS
 from seamseg.formats.cityscapes.labels import EVALUATED, INSTANCES_FROM, LABEL_OF, LICENSE_PLATES, cityscapes_classes
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.archives import SourceTree, read_map
-from seamseg.prepare.convert import Options, Prepared, convert_splits, find_splits, present_splits
+from seamseg.prepare.convert import (
+    DEFAULTS,
+    ConversionOptions,
+    ConversionResult,
+    convert_splits,
+    find_splits,
+    present_splits,
+)
 from seamseg.prepare.pairs import number_segments
-from seamseg.prepare.writer import Frame, Instances, Progress, no_progress
+from seamseg.prepare.writer import Instances, SourceFrame
 from seamseg.utils.errors import InputError
 
 SPLITS = {"train": ("gtFine", "train"), "val": ("gtFine", "val"), "train_extra": ("gtCoarse", "coarse")}
-"""Folder of the source → where its annotations lie, and the name of our list."""
+"""Annotation folder and name of the list, by split of the source."""
 
 _CLASSES = cityscapes_classes()
 _CLASS_OF_LABEL = {label.id: index for index, label in enumerate(EVALUATED)}
@@ -26,65 +33,56 @@ def prepare_cityscapes(
     root: str | Path,
     out: str | Path,
     splits: Sequence[str] = tuple(SPLITS),
-    workers: int | None = None,
-    progress: Progress = no_progress,
-    say: Callable[[str], None] = lambda message: None,
-    copy: bool = False,
-    symlink: bool = False,
-) -> Prepared:
+    options: ConversionOptions = DEFAULTS,
+) -> ConversionResult:
     """Convert Cityscapes.
 
-    Stuff keeps one id a class and image; each instance of a thing class has its own id; pixels of a thing class that
+    Stuff has one id per class and image; each instance of a thing class has its own id; pixels of a thing class that
     belong to no single instance are one crowd. The 15 labels outside the benchmark become void. `train_extra`, with
-    its coarse annotations, becomes the split `coarse`. May be killed at any time and called again; finished splits and
-    images are left as they are.
+    its coarse annotations, becomes the split `coarse`. Call it again after an interruption: finished splits and images
+    are kept.
 
     Parameters
     ----------
-    root : folder with `leftImg8bit/` and `gtFine/` or `gtCoarse/`, or with the zip files that hold them
+    root : folder with `leftImg8bit/` and `gtFine/` or `gtCoarse/`, or with their zip files
     out : the dataset folder
-    splits : which of `train`, `val`, `train_extra`; those that `root` lacks are left out
-    workers : processes, None for one a processor
-    progress : shows how far it is, see :class:`Progress`
-    say : receives lines on what is missing or done already
-    copy, symlink : copy photos, or make symbolic links, instead of hard-linking them
+    splits : any of `train`, `val`, `train_extra`; those missing in `root` are skipped
 
     Returns
     -------
-    Prepared
+    ConversionResult
 
     Raises
     ------
     InputError
-        if nothing is found, a photo is missing or a file is broken
+        if nothing is found, an image is missing or a file is invalid
     """
     tree = SourceTree(root)
-    found = find_splits(splits, SPLITS, lambda split: find_frames(tree, split, say), "Cityscapes")
+    found = find_splits(splits, SPLITS, lambda split: find_frames(tree, split, options.log), "Cityscapes")
     expected = (
         "leftImg8bit/SPLIT/CITY/*_leftImg8bit.png and, for example, "
         f"gtFine/SPLIT/CITY/*_gtFine_instanceIds.png with SPLIT among {', '.join(found)}{tree.hint}"
     )
-    present, missing = present_splits(found, root, expected, say)
+    present, missing = present_splits(found, root, expected, options.log)
     named = {SPLITS[split][1]: frames for split, frames in present.items()}
-    options = Options(workers, progress, say, copy, symlink)
     return replace(convert_splits(out, _CLASSES, named, read_instances, options), missing=missing)
 
 
 def find_frames(
-    source: SourceTree | Path, split: str, say: Callable[[str], None] = lambda message: None
-) -> list[Frame]:
-    """The annotated photos of a split of raw Cityscapes, by name.
+    source: SourceTree | Path, split: str, log: Callable[[str], None] = lambda message: None
+) -> list[SourceFrame]:
+    """Return the annotated images of a split of raw Cityscapes, by name.
 
     Parameters
     ----------
     source : the raw tree
     split : a key of :data:`SPLITS`
-    say : told of photos that have no annotation
+    log : called with a message about images without annotation
 
     Raises
     ------
     InputError
-        if an annotation has no photo
+        if an annotation has no image
     """
     tree = source if isinstance(source, SourceTree) else SourceTree(source)
     kind = SPLITS[split][0]
@@ -102,23 +100,23 @@ def find_frames(
             if photo is None:
                 lost.append(tree.root / folder / city / f"{name}_leftImg8bit.png")
             else:
-                frames.append(Frame(name, photo, annotation, f"{city}/{photo.name}"))
+                frames.append(SourceFrame(name, photo, annotation, f"{city}/{photo.name}"))
     if lost:
-        lacking = f"{len(lost)} of {len(lost) + len(frames)} annotations of {split} lack theirs"
+        lacking = f"{len(lost)} of {len(lost) + len(frames)} annotations of {split} lack their photo"
         raise InputError(f"{lost[0]}: no such photo; {lacking}{tree.hint}")
     bare = sum(file.suffix in IMAGE_EXTENSIONS for files in photos.values() for file in files.values()) - len(frames)
     if bare > 0:
-        say(f"{tree.root / folder}: {bare} photos without {ending} in {kind}/, left out")
+        log(f"{tree.root / folder}: {bare} photos without {ending} in {kind}/, skipped")
     return sorted(frames, key=lambda frame: frame.id)
 
 
-def read_instances(frame: Frame) -> Instances:
-    """The instances of an `instanceIds` image: `label * 1000 + number`, or the label alone where none is told apart.
+def read_instances(frame: SourceFrame) -> Instances:
+    """Read the instances of an `instanceIds` image: `label * 1000 + number`, or the label alone for a crowd or stuff.
 
     Raises
     ------
     InputError
-        if the file is broken or holds a value that is no Cityscapes label
+        if the file is unreadable or has a value that is not a Cityscapes label
     """
     values = read_map(frame.annotation)
 
@@ -126,7 +124,9 @@ def read_instances(frame: Frame) -> Instances:
         alone = value < INSTANCES_FROM
         label = value if alone else value // INSTANCES_FROM
         if label not in LABEL_OF and value != LICENSE_PLATES["instanceIds"]:
-            raise InputError(f"{frame.annotation}: {value} is no Cityscapes instance id (label {label} does not exist)")
+            raise InputError(
+                f"{frame.annotation}: {value} is not a Cityscapes instance id (label {label} does not exist)"
+            )
         return _CLASS_OF_LABEL.get(label, VOID), int(alone)
 
     return Instances(*number_segments(values, describe, _CLASSES))

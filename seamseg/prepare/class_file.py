@@ -1,4 +1,4 @@
-"""The class list of one's own data, as INI or JSON."""
+"""Class lists of custom data sets, as INI or JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seamseg.utils.limits import CONFIG_BYTES, parse_json
 
 @dataclass(frozen=True)
 class ClassList:
-    """The classes, and what the values of a label picture mean: value → class, 255 for void."""
+    """The classes, and the class of each value of a label image, 255 for void."""
 
     classes: Metadata
     class_of: dict[int, int]
@@ -27,15 +27,15 @@ class ClassList:
 def read_class_list(path: str | Path) -> ClassList:
     """Read a class list.
 
-    INI has a section a class, with `id`, `kind` (stuff or thing) and, if one likes, `color` (`128 64 128`); the section
-    `[void]` has `ids`, the values that mean nothing. JSON is a list of
+    INI has one section per class, with `id`, `kind` (stuff or thing) and optionally `color` (`128 64 128`); the section
+    `[void]` has `ids`, the void values. JSON is a list of
     `{"id": 1, "name": "car", "isthing": 1, "color": [0, 0, 142]}`, as `categories` of COCO files, or an object with
-    such a list as `categories` and, if need be, the void values as `void`.
+    such a list as `categories` and optionally the void values as `void`.
 
     Raises
     ------
     InputError
-        naming file and class, if something is missing or said twice
+        naming file and class, if something is missing or duplicate
     """
     path = Path(path)
     text = read_bytes(path, "class list", CONFIG_BYTES).decode("utf-8-sig", errors="replace")
@@ -45,7 +45,7 @@ def read_class_list(path: str | Path) -> ClassList:
 
 
 def build_class_list(entries: list[dict[str, Any]], void: list[int], source: str) -> ClassList:
-    """Check the entries of a class list and put them in order; `source` names it in errors."""
+    """Check and sort the entries of a class list; `source` names it in errors."""
     if not entries:
         raise InputError(f"{source}: no classes")
     if len(entries) > VOID:
@@ -57,15 +57,15 @@ def build_class_list(entries: list[dict[str, Any]], void: list[int], source: str
             raise InputError(f"{source}: two classes have the {key} {twice!r}")
     both = next((e for e in entries if e["id"] in void), None)
     if both is not None:
-        raise InputError(f"{source}: {both['id']} is the id of {both['name']!r}, and void")
+        raise InputError(f"{source}: {both['id']} is both the id of {both['name']!r} and void")
     classes, class_of = ordered_classes(entries)
     return ClassList(classes, {**class_of, **dict.fromkeys(void, VOID)})
 
 
 def coco_categories(categories: Any, source: str) -> list[dict[str, Any]]:
-    """Entries of a class list from the `categories` of a COCO file; without `isthing` a class is a thing."""
+    """Return the entries of a class list from the `categories` of a COCO file; `isthing` defaults to true."""
     if not isinstance(categories, list):
-        raise InputError(f"{source}: `categories` is no list")
+        raise InputError(f"{source}: `categories` is not a list")
     return [_entry(c, f"{source}: category {k}", "isthing") for k, c in enumerate(categories)]
 
 
@@ -77,7 +77,7 @@ def _from_json(text: str, path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     if isinstance(content, list):
         content = {"categories": content}
     if not isinstance(content, dict) or "categories" not in content:
-        raise InputError(f"{path}: no list of classes: expected a list, or an object with `categories`")
+        raise InputError(f"{path}: not a class list: expected a list, or an object with `categories`")
     void = content.get("void", [])
     if not isinstance(void, list) or not all(isinstance(v, int) for v in void):
         raise InputError(f"{path}: `void` must be a list of integers")
@@ -98,7 +98,7 @@ def _from_ini(text: str, path: Path) -> tuple[list[dict[str, Any]], list[int]]:
             continue
         unknown = sorted(set(section) - {"id", "kind", "color"})
         if unknown:
-            raise InputError(f"{path}: [{name}]: unknown key {unknown[0]!r}; there are id, kind and color")
+            raise InputError(f"{path}: [{name}]: unknown key {unknown[0]!r}; valid keys: id, kind, color")
         entries.append(_entry({"name": name, **section}, f"{path}: [{name}]", "kind"))
     return entries, void
 
@@ -138,5 +138,5 @@ def _is_thing(value: Any) -> bool:
 def _integers(text: str, where: str) -> list[int]:
     words = text.replace(",", " ").split()
     if not words or not all(word.isdecimal() for word in words):
-        raise InputError(f"{where}: {text!r} are no integers")
+        raise InputError(f"{where}: {text!r} is not a list of integers")
     return [int(word) for word in words]

@@ -1,4 +1,4 @@
-"""One picture of many: photos with their masks drawn over them, and the colours of the classes."""
+"""Contact sheets: images of a data set with their masks drawn over them, and a legend of the classes."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from seamseg.utils.files import replacing
 from seamseg.utils.parallel import parallel_map
 
 _WIDTH, _COLUMNS, _WIDEST = 1472, 4, 960
-_SHAPE = 5 / 9  # height over width of the place for a photo
+_SHAPE = 5 / 9  # height over width of a tile
 _GAP, _LINE = 8, 14
 _NAME = 60
 _BACKGROUND, _TEXT, _DIM = (24, 24, 24), (230, 230, 230), (130, 130, 130)
-_LEAST_AREA = 40  # pixels of a thing in the sheet from which its edge leaves something of its colour
+_LEAST_AREA = 40  # smaller things have no edge in the sheet, which would cover them
 
 
 def write_contact_sheet(path: Path, report: Report, count: int = 24, workers: int | None = None) -> int:
-    """Write a JPEG or PNG with `count` images of a data set, photo and mask blended.
+    """Write a JPEG or PNG with `count` images of a data set, image and mask blended.
 
-    Images are chosen so that each class is seen, if `count` allows it, and then evenly; broken ones are left out.
-    Things have white edges, crowds are hatched, void is dark. Names of classes that no image of the sheet has are dim.
+    Images are chosen to show each class, if `count` allows it, and then evenly; images with errors are skipped. Things
+    have white edges, crowds are hatched, void is dark. Names of classes that are not in the sheet are dim.
 
     Returns
     -------
-    images shown
+    number of images in the sheet
     """
     folder = DatasetFolder(report.root)
     chosen = choose_images(report.images, count)
     splits = {i: name for name in folder.splits for i in _listed(folder, name)}
     columns = min(_COLUMNS, max(1, len(chosen)))
     width = min(_WIDTH // columns - _GAP, _WIDEST)
-    place = (round(width * _SHAPE), width)
-    read = partial(_tile_or_none, root=report.root, classes=folder.metadata.without_images(), place=place)
+    limits = (round(width * _SHAPE), width)
+    read = partial(_tile_or_none, root=report.root, classes=folder.metadata.without_images(), limits=limits)
     tiles = [
         (tile, f"{splits.get(i, '-')}: {i}")
         for i, tile in zip(chosen, parallel_map(read, [folder.info(i) for i in chosen], workers))
@@ -55,32 +55,32 @@ def write_contact_sheet(path: Path, report: Report, count: int = 24, workers: in
 
 
 def choose_images(images: Sequence[ImageCheck], count: int) -> list[str]:
-    """Ids of images without errors: first those that show a class which no other shows yet, then at even distances."""
+    """Choose images without errors: first those with a class that is not shown yet, then evenly; return their ids."""
     whole = [check for check in images if not any(p.is_error for p in check.problems)]
     seen: set[int] = set()
     chosen: list[str] = []
-    waiting = list(whole)
-    while waiting and len(chosen) < count:
-        best = max(waiting, key=lambda check: len(set(check.segments) - seen))
+    remaining = list(whole)
+    while remaining and len(chosen) < count:
+        best = max(remaining, key=lambda check: len(set(check.segments) - seen))
         if not set(best.segments) - seen:
             break
         seen |= set(best.segments)
         chosen.append(best.id)
-        waiting.remove(best)
-    rest = [check.id for check in waiting]
+        remaining.remove(best)
+    rest = [check.id for check in remaining]
     wanted = min(count - len(chosen), len(rest))
     chosen += [rest[k * len(rest) // wanted] for k in range(wanted)]
     return sorted(chosen)
 
 
 def draw_tile(
-    photo: Image.Image, layers: np.ndarray, info: ImageInfo, classes: Metadata, place: tuple[int, int]
+    photo: Image.Image, layers: np.ndarray, info: ImageInfo, classes: Metadata, limits: tuple[int, int]
 ) -> Image.Image:
-    """A small photo, half covered by the colours of its classes, with edges of things and hatched crowds.
+    """Draw a small image blended with its class colours, with edges of things and hatched crowds.
 
-    `place` is the height and width that it may take.
+    `limits` is the largest height and width.
     """
-    scale = min(place[0] / info.size[0], place[1] / info.size[1])
+    scale = min(limits[0] / info.size[0], limits[1] / info.size[1])
     height, width = (max(1, round(side * scale)) for side in info.size)
     rows = (np.arange(height) * info.size[0] // height)[:, None]
     columns = np.arange(width) * info.size[1] // width
@@ -101,7 +101,7 @@ def draw_tile(
 
 
 def _edges(ids: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    """The pixels of `inside` that touch another id to the left, right, top or bottom: one of a pair where both are."""
+    """Return the pixels of `inside` that are 4-adjacent to another id: one of a pair where both are inside."""
     edge = np.zeros(ids.shape, dtype=bool)
     for one, other in (((slice(1, None),), (slice(-1),)), ((slice(None), slice(1, None)), (slice(None), slice(-1)))):
         differ = ids[one] != ids[other]
@@ -110,23 +110,24 @@ def _edges(ids: np.ndarray, inside: np.ndarray) -> np.ndarray:
     return edge
 
 
-def _tile_or_none(info: ImageInfo, root: Path, classes: Metadata, place: tuple[int, int]) -> Image.Image | None:
+def _tile_or_none(info: ImageInfo, root: Path, classes: Metadata, limits: tuple[int, int]) -> Image.Image | None:
     folder = _OneImage(root, info)
     try:
         photo, layers = folder.read_image(folder.image_path(info.id)), folder.read_mask(info.id)
-        return draw_tile(photo, layers, info, classes, place)
+        return draw_tile(photo, layers, info, classes, limits)
     except InputError:
         return None
 
 
 class _OneImage(DatasetFolder):
-    """Reads one image without reading the metadata again."""
+    """A dataset folder with the metadata of one image."""
 
     def __init__(self, root: Path, image: ImageInfo) -> None:
         self.root = root
         self._image = image
 
     def info(self, image_id: str) -> ImageInfo:
+        """Return the metadata of the image."""
         return self._image
 
 
@@ -140,7 +141,7 @@ def _listed(folder: DatasetFolder, split: str) -> list[str]:
 def _compose(
     tiles: Sequence[tuple[Image.Image, str]], columns: int, width: int, classes: Metadata, shown: set[int]
 ) -> Image.Image:
-    """Tiles in rows with their names below, then the legend."""
+    """Compose rows of tiles with their names below, then the legend."""
     rows = [tiles[k : k + columns] for k in range(0, len(tiles), columns)]
     heights = [max(tile.height for tile, _ in row) + _LINE + _GAP for row in rows]
     names = [
@@ -169,6 +170,6 @@ def _compose(
 
 
 def _printable(text: str, length: int) -> str:
-    # the font that comes with Pillow may have Latin letters only
+    # the default font of Pillow may have Latin letters only
     text = text.encode("latin-1", errors="replace").decode("latin-1")
     return text if len(text) <= length else "..." + text[3 - length :]

@@ -1,4 +1,4 @@
-"""What all converters share: their options, the choice of splits, and the loop over them."""
+"""Shared parts of the converters: options, selection of splits, and the loop over them."""
 
 from __future__ import annotations
 
@@ -8,44 +8,45 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from seamseg.formats.metadata import Metadata
-from seamseg.prepare.archives import File, Member
-from seamseg.prepare.writer import DatasetWriter, Frame, Link, Progress, Reader, no_progress
+from seamseg.prepare.archives import ArchiveMember, File
+from seamseg.prepare.writer import DatasetWriter, Link, Reader, SourceFrame, no_progress
 from seamseg.utils.errors import InputError
+from seamseg.utils.progress import ProgressCallback
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Options:
-    """How to convert.
+class ConversionOptions:
+    """Options of a conversion.
 
     Attributes
     ----------
-    workers : processes, None for one a processor
-    progress : shows how far it is, see :class:`seamseg.prepare.writer.Progress`
-    say : receives lines on what is missing or done already
-    copy : copy photos instead of hard-linking them
-    symlink : photos become symbolic links
+    workers : number of processes, None for one per processor
+    progress : wraps the converted images
+    log : called with messages about missing or finished parts
+    copy : copy images instead of hard-linking them
+    symlink : make symbolic links instead of hard links
     """
 
     workers: int | None = None
-    progress: Progress = no_progress
-    say: Callable[[str], None] = lambda message: None
+    progress: ProgressCallback = no_progress
+    log: Callable[[str], None] = lambda message: None
     copy: bool = False
     symlink: bool = False
 
     @property
     def link(self) -> Link:
-        """How photos come to their new place"""
+        """How images are stored in the dataset folder."""
         return "copy" if self.copy else "symbolic" if self.symlink else "hard"
 
 
-DEFAULTS = Options()
+DEFAULTS = ConversionOptions()
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """What a converter did: the metadata it wrote, images by list, and the splits of the source that are missing."""
+class ConversionResult:
+    """The result of a conversion: metadata, number of images by list, and the splits that the source lacks."""
 
     metadata: Metadata
     splits: dict[str, int]
@@ -55,73 +56,77 @@ class Prepared:
 def find_splits(
     wanted: Sequence[str], known: Iterable[str], find: Callable[[str], T | None], what: str
 ) -> dict[str, T | None]:
-    """What `find` finds of each wanted split; InputError for a split that the data set `what` does not have."""
+    """Call `find` for each wanted split; InputError for a split that the data set `what` does not define."""
     unknown = [split for split in wanted if split not in set(known)]
     if unknown or not wanted:
         name = unknown[0] if unknown else ""
-        raise InputError(f"no {what} split is called {name!r}; choose among {', '.join(known)}")
+        raise InputError(f"no {what} split has the name {name!r}; choose among {', '.join(known)}")
     return {split: find(split) for split in dict.fromkeys(wanted)}
 
 
 def present_splits(
-    found: Mapping[str, T | None], root: str | Path, expected: str, say: Callable[[str], None]
+    found: Mapping[str, T | None], root: str | Path, expected: str, log: Callable[[str], None]
 ) -> tuple[dict[str, T], list[str]]:
-    """The splits of which something was found, and the names of the others, which are said.
+    """Return the splits with images, and the names of the others, which are logged.
 
     Raises
     ------
     InputError
-        if nothing was found at all; `expected` says what `root` should hold
+        if no split has images; `expected` describes the expected content of `root`
     """
     present = {split: content for split, content in found.items() if content}
     missing = [split for split in found if split not in present]
     if not present:
         raise InputError(f"{root}: 0 images found; expected {expected}")
     for split in missing:
-        say(f"{root}: no {split}, left out")
+        log(f"{root}: no {split}, skipped")
     return present, missing
 
 
 def convert_splits(
-    out: str | Path, classes: Metadata, splits: Mapping[str, Sequence[Frame]], read: Reader, options: Options
-) -> Prepared:
+    out: str | Path,
+    classes: Metadata,
+    splits: Mapping[str, Sequence[SourceFrame]],
+    read: Reader,
+    options: ConversionOptions,
+) -> ConversionResult:
     """Write the splits that `out` does not have yet.
 
     Parameters
     ----------
     out : the dataset folder
     classes : of the data set
-    splits : frames by the name of their list
-    read : finds the instances of a frame; picklable
-    options : how
+    splits : frames by name of the list
+    read : reads the instances of a frame; picklable
+    options : of the conversion
 
     Raises
     ------
     InputError
-        if a file is broken or does not fit, or two photos claim one id
+        if a file is invalid, or two images have one id
     """
     owner: dict[str, tuple[str, File]] = {}
     for name, frames in splits.items():
         for frame in frames:
             for file in (frame.photo, frame.annotation, frame.second):
-                if isinstance(file, Member):
-                    file.check_rival()
+                if isinstance(file, ArchiveMember):
+                    file.check_conflict()
             split, photo = owner.setdefault(frame.id, (name, frame.photo))
             if str(photo) != str(frame.photo):
                 raise InputError(f"{frame.photo}: {photo} has the same name ({split}, {name}): rename one of them")
     writer = DatasetWriter(out, classes, options.workers, options.progress, options.link)
     for name, frames in splits.items():
         if writer.is_finished(name, frames):
-            options.say(
-                f"{name}: {len(frames)} images, prepared already; to redo it, delete {writer.root / 'lst' / name}.txt"
+            options.log(
+                f"{name}: {len(frames)} images, already prepared; to repeat it, delete {writer.root / 'lst' / name}.txt"
             )
         else:
             writer.add_split(name, frames, read)
-    return Prepared(writer.finish(), {name: len(frames) for name, frames in splits.items()})
+    return ConversionResult(writer.finish(), {name: len(frames) for name, frames in splits.items()})
 
 
-def distinct_ids(splits: Mapping[str, Sequence[Frame]]) -> dict[str, list[Frame]]:
-    """The frames, with `SPLIT_` before all ids if two splits have a name in common, as `train/001.jpg, val/001.jpg`."""
+def distinct_ids(splits: Mapping[str, Sequence[SourceFrame]]) -> dict[str, list[SourceFrame]]:
+    """Prefix all ids by `SPLIT_` if two splits share an id, as `train/001.jpg` and `val/001.jpg` do."""
     seen: set[str] = set()
     for frames in splits.values():
         ids = {frame.id for frame in frames}
@@ -132,12 +137,12 @@ def distinct_ids(splits: Mapping[str, Sequence[Frame]]) -> dict[str, list[Frame]
 
 
 def id_of(file_name: str) -> str:
-    """The id of an image from its name: without ending, `_` for the folders."""
+    """Return the image id of a file name: without extension, `_` as folder separator."""
     return str(PurePosixPath(file_name).with_suffix("")).strip("/").replace("/", "_")
 
 
 def ordered_classes(entries: Sequence[Mapping[str, Any]]) -> tuple[Metadata, dict[int, int]]:
-    """Classes of a data set from those of a source, stuff first, else in their order.
+    """Return the classes of a data set from those of a source: stuff first, else in source order.
 
     Parameters
     ----------
@@ -146,7 +151,7 @@ def ordered_classes(entries: Sequence[Mapping[str, Any]]) -> tuple[Metadata, dic
     Returns
     -------
     classes : without images
-    class_of : id in the source → class
+    class_of : class by id in the source
     """
     ordered = [e for e in entries if not e["thing"]] + [e for e in entries if e["thing"]]
     classes = Metadata(
@@ -160,7 +165,7 @@ def ordered_classes(entries: Sequence[Mapping[str, Any]]) -> tuple[Metadata, dic
 
 
 def distinct_colour(number: int) -> tuple[int, int, int]:
-    """A colour unlike those of other numbers: the bits of it, in turn, are the high bits of red, green, blue."""
+    """Return a distinct colour for a number: its bits alternate as high bits of red, green, blue."""
     channels = [0, 0, 0]
     for bit in range(24):
         channels[bit % 3] |= (number >> bit & 1) << 7 - bit // 3

@@ -1,11 +1,11 @@
-"""The ground truth of a dataset folder in the formats of others."""
+"""Exports the ground truth of a dataset folder as COCO panoptic, Cityscapes or Mapillary Vistas."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -29,55 +29,60 @@ from seamseg.formats.vistas import (
 from seamseg.idmaps.id_runs import id_runs_of
 from seamseg.panoptic_map import Segment, SegmentInfo
 from seamseg.prepare.cityscapes import SPLITS
-from seamseg.prepare.convert import DEFAULTS, Options
-from seamseg.prepare.writer import put_photo
+from seamseg.prepare.convert import DEFAULTS, ConversionOptions
+from seamseg.prepare.writer import no_progress, store_photo
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import write_json
 from seamseg.utils.parallel import available_cores, threaded_map
+from seamseg.utils.progress import ProgressCallback
 
 
 @dataclass(frozen=True)
-class TrueMap:
-    """Segment ids of an image, `H x W` int32 (0 void), and what they are: one segment a stuff class and a crowd."""
+class GroundTruthMap:
+    """Segment ids of an image, `H x W` int32 (0 void), and their segments: one per stuff class and per crowd."""
 
     ids: np.ndarray
     segments: list[SegmentInfo]
 
 
-def read_map(folder: DatasetFolder, image: ImageInfo) -> TrueMap:
-    """The map of an image; where instances overlap, the first layer has the pixel."""
+def read_map(folder: DatasetFolder, image: ImageInfo) -> GroundTruthMap:
+    """Read the map of an image; where instances overlap, the first layer wins."""
     mask = folder.read_mask(image.id)
-    return TrueMap(*gt_segments_from_instances(mask, image.cat, image.iscrowd, folder.metadata.num_stuff, image.id))
+    return GroundTruthMap(
+        *gt_segments_from_instances(mask, image.cat, image.iscrowd, folder.metadata.num_stuff, image.id)
+    )
 
 
 def check_names(images: Sequence[ImageInfo], name_of: Callable[[str], str]) -> None:
-    """InputError if two images would have one name in a format without sub-folders."""
+    """Raise InputError if two images would have one name in a format without sub-folders."""
     owners: dict[str, str] = {}
     for image in images:
         owner = owners.setdefault(name_of(image.id), image.id)
         if owner != image.id:
-            raise InputError(f"images {owner!r} and {image.id!r} would both be called {name_of(image.id)!r}")
+            raise InputError(f"images {owner!r} and {image.id!r} would both have the name {name_of(image.id)!r}")
 
 
-def for_each(function: Callable[[ImageInfo], None], images: Sequence[ImageInfo], options: Options, desc: str) -> None:
-    """Call a function on all images, in threads, and show how far it is."""
+def for_each(
+    function: Callable[[ImageInfo], None], images: Sequence[ImageInfo], options: ConversionOptions, desc: str
+) -> None:
+    """Call a function on all images, in threads, with progress."""
     done: Iterable[None] = threaded_map(function, images, options.workers or available_cores())
     for _ in options.progress(done, len(images), desc):
         pass
 
 
 class CocoGroundTruth:
-    """`OUT/coco/panoptic_<split>.json` and `OUT/coco/panoptic_<split>/<id>.png`; the photos stay in `DATA/img`."""
+    """`OUT/coco/panoptic_<split>.json` and `OUT/coco/panoptic_<split>/<id>.png`; the images stay in `DATA/img`."""
 
     def __init__(self, folder: DatasetFolder, out: Path) -> None:
         self.folder = folder
         self.out = out / "coco"
 
     def targets(self, split: str) -> list[Path]:
-        """The JSON and the folder of PNG"""
+        """Return the JSON file and the folder of PNG."""
         return [self.out / f"panoptic_{split}.json", self.out / f"panoptic_{split}"]
 
-    def write(self, split: str, options: Options) -> None:
+    def write(self, split: str, options: ConversionOptions) -> None:
         """Write a split."""
         workers = options.workers or available_cores()
         dataset_to_coco_panoptic(self.folder, split, self.targets(split)[0], None, workers, options.progress)
@@ -87,7 +92,7 @@ _SOURCES = {ours: (kind, theirs) for theirs, (kind, ours) in SPLITS.items()}
 
 
 class CityscapesGroundTruth:
-    """`OUT/cityscapes/gtFine/<split>/<city>/<frame>_gtFine_{instanceIds,labelIds}.png` and the photos, `leftImg8bit/`.
+    """`OUT/cityscapes/gtFine/<split>/<city>/<frame>_gtFine_{instanceIds,labelIds}.png` and images in `leftImg8bit/`.
 
     Instances are label * 1000 + number from 0 (16 bit), stuff and crowds the label alone, void is label 0. The split
     `coarse` becomes `gtCoarse/train_extra`.
@@ -95,7 +100,7 @@ class CityscapesGroundTruth:
     Raises
     ------
     InputError
-        if the data set has a class that Cityscapes lacks
+        if the data set has a class that is not in Cityscapes
     """
 
     def __init__(self, folder: DatasetFolder, out: Path) -> None:
@@ -104,11 +109,11 @@ class CityscapesGroundTruth:
         self._classes = with_label_ids(folder.metadata, str(folder.root))
 
     def targets(self, split: str) -> list[Path]:
-        """The folders of annotations and photos of a split"""
+        """Return the folders of annotations and images of a split."""
         kind, name = _SOURCES.get(split, ("gtFine", split))
         return [self.out / kind / name, self.out / "leftImg8bit" / name]
 
-    def write(self, split: str, options: Options) -> None:
+    def write(self, split: str, options: ConversionOptions) -> None:
         """Write a split."""
         annotations, photos = self.targets(split)
         kind, link, labels = annotations.parent.name, options.link, self._classes.original_ids
@@ -128,7 +133,7 @@ class CityscapesGroundTruth:
             )
             pixels = label_map(truth.ids, truth.segments, labels, VOID_LABEL)
             photo = self.folder.image_path(image.id)
-            put_photo(photo, photos / city / f"{frame}_leftImg8bit{photo.suffix.lower()}", link)
+            store_photo(photo, photos / city / f"{frame}_leftImg8bit{photo.suffix.lower()}", link)
             write_grey_png(annotations / city / f"{frame}_{kind}_labelIds.png", pixels)
             write_grey_png(annotations / city / f"{frame}_{kind}_instanceIds.png", instances)
 
@@ -143,14 +148,14 @@ _SPLITS = {"train": "training", "val": "validation"}
 class VistasGroundTruth:
     """`OUT/vistas/`: `config.json` and, by split, `images/`, `instances/`, `labels/`, `panoptic/panoptic_2018.json`.
 
-    Instances are label * 256 + number from 0 (16 bit); labels are the original ids of the classes, void the label after
-    the last. Crowds have a label of their own, `<class>-group`, which is not evaluated. The splits `train` and `val`
-    are called `training` and `validation`.
+    Instances are label * 256 + number from 0 (16 bit); labels are the original ids of the classes, void is the label
+    after the last. Crowds have a separate label, `<class>-group`, which is not evaluated. The splits `train` and `val`
+    are named `training` and `validation`.
 
     Raises
     ------
     InputError
-        if the original ids of the classes are no labels
+        if the original ids of the classes are not valid labels
     """
 
     def __init__(self, folder: DatasetFolder, out: Path) -> None:
@@ -160,10 +165,10 @@ class VistasGroundTruth:
         self._groups = group_labels(folder.metadata, self._labels, str(folder.root))
 
     def targets(self, split: str) -> list[Path]:
-        """The folder of a split"""
+        """Return the folder of a split."""
         return [self.out / _SPLITS.get(split, split)]
 
-    def write(self, split: str, options: Options) -> None:
+    def write(self, split: str, options: ConversionOptions) -> None:
         """Write a split."""
         (root,), link, metadata = self.targets(split), options.link, self.folder.metadata
         labels, void = [*self._labels, *self._groups.values()], void_label(self._labels)
@@ -187,7 +192,7 @@ class VistasGroundTruth:
             pixels = label_map(truth.ids, segments, labels, void)
             photo = self.folder.image_path(image.id)
             target = root / "images" / f"{name}{photo.suffix.lower()}"
-            put_photo(photo, target, link)
+            store_photo(photo, target, link)
             write_grey_png(root / "labels" / f"{name}.png", pixels)
             write_grey_png(root / "instances" / f"{name}.png", instances)
             panoptic.add_map(name, truth.ids, with_boxes(truth.ids, truth.segments, metadata.num_stuff), target.name)
@@ -198,8 +203,8 @@ class VistasGroundTruth:
         panoptic.write_json()
         write_json(self.out / "config.json", config(metadata, self._labels, self._groups), indent=1)
 
-    def _with_groups(self, truth: TrueMap, image: str) -> list[SegmentInfo]:
-        """The segments, crowds with their group, whose index follows the classes; InputError for a group of one."""
+    def _with_groups(self, truth: GroundTruthMap, image: str) -> list[SegmentInfo]:
+        """Return the segments, with the group label for crowds; InputError for a single instance of a group class."""
         metadata = self.folder.metadata
         of_group = {c: metadata.num_classes + k for k, c in enumerate(self._groups)}
         for segment in truth.segments:
@@ -207,7 +212,7 @@ class VistasGroundTruth:
             if metadata.is_thing(segment.category) and is_group(name) and not segment.iscrowd:
                 raise InputError(
                     f"image {image}: a single instance of {name!r}, but all regions of a class whose name ends in "
-                    "'group' are crowds in Vistas: use the format coco or cityscapes"
+                    "'group' are crowds in Vistas; use the format coco or cityscapes"
                 )
         return [
             replace(s, category=of_group[s.category]) if s.iscrowd and s.category in of_group else s
@@ -215,16 +220,13 @@ class VistasGroundTruth:
         ]
 
 
-__all__ = ["FORMATS", "export_dataset"]
-
-
 class GroundTruthFormat(Protocol):
-    """One format of a dataset folder."""
+    """An export format."""
 
     def targets(self, split: str) -> list[Path]:
-        """The files and folders that belong to a split alone."""
+        """Return the files and folders of a split."""
 
-    def write(self, split: str, options: Options) -> None:
+    def write(self, split: str, options: ConversionOptions) -> None:
         """Write a split."""
 
 
@@ -240,91 +242,81 @@ def export_dataset(
     out: str | Path,
     splits: Sequence[str] = (),
     formats: Sequence[str] = ("coco",),
-    options: Options = DEFAULTS,
+    options: ConversionOptions = DEFAULTS,
     force: bool = False,
 ) -> dict[str, int]:
-    """Write the ground truth of splits of a dataset folder in formats that other programs, and `prepare`, read.
+    """Write the ground truth of splits of a dataset folder in other formats.
 
     Parameters
     ----------
     data : dataset folder
-    out : a folder for each format is made in it
-    splits : names of lists; all if none
-    formats : of :data:`FORMATS`
-    options : how; `workers` are threads
-    force : write over a split that is there
+    out : gets a folder for each format
+    splits : names of lists; all if empty
+    formats : keys of :data:`FORMATS`
+    options : of the conversion; `workers` are threads
+    force : overwrite an existing split
 
     Returns
     -------
-    images by split
+    number of images by split
 
     Raises
     ------
     InputError
-        if a split or format is unknown or there already, or if a format cannot hold the data
+        if a split or format is unknown, a split exists already, or a format cannot represent the data
     """
     folder = DatasetFolder(data)
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
-        raise InputError(f"--format {','.join(formats)}: choose among {', '.join(FORMATS)}, with commas between")
+        raise InputError(f"--format {','.join(formats)}: choose among {', '.join(FORMATS)}, separated by commas")
     names = list(dict.fromkeys(splits or folder.splits))
     if not names:
         raise InputError(f"{folder.root / 'lst'}: no list of images, nothing to export")
     counts = {name: len(folder.split(name)) for name in names}
     writers = [FORMATS[name](folder, Path(out)) for name in dict.fromkeys(formats)]
-    _refuse_sharing(writers, names)
-    there = [t for w in writers for name in names for t in w.targets(name) if _has_content(t)]
-    if there and not force:
-        raise InputError(f"{there[0]}: there already; choose another folder, or write over it with --force")
+    _check_targets_differ(writers, names)
+    existing = [t for w in writers for name in names for t in w.targets(name) if _has_content(t)]
+    if existing and not force:
+        raise InputError(f"{existing[0]}: exists already; choose another folder, or overwrite it with --force")
     for writer in writers:
         for name in names:
             writer.write(name, options)
     return counts
 
 
-def _refuse_sharing(writers: Sequence[GroundTruthFormat], splits: Sequence[str]) -> None:
+def _check_targets_differ(writers: Sequence[GroundTruthFormat], splits: Sequence[str]) -> None:
     owners: dict[Path, str] = {}
     for writer in writers:
         for split in splits:
             for target in writer.targets(split):
                 owner = owners.setdefault(target, split)
                 if owner != split:
-                    raise InputError(f"{target}: the splits {owner} and {split} would both be written there")
+                    raise InputError(f"{target}: the splits {owner} and {split} would both be written to it")
 
 
 def _has_content(path: Path) -> bool:
     return any(path.iterdir()) if path.is_dir() else path.exists()
 
 
-class DatasetLike(Protocol):
-    """The part of `seamseg.data.folder.DatasetFolder` that the export needs."""
-
-    @property
-    def metadata(self) -> Any: ...
-    def split(self, name: str) -> list[Any]: ...
-    def image_path(self, image_id: str) -> Path: ...
-    def read_mask(self, image_id: str) -> np.ndarray: ...
-
-
 def dataset_to_coco_panoptic(
-    dataset: DatasetLike,
+    dataset: DatasetFolder,
     split: str,
     json_path: str | Path,
     folder: str | Path | None = None,
     workers: int = 1,
-    progress: Callable[[Iterable[Any], int, str], Iterable[Any]] | None = None,
+    progress: ProgressCallback = no_progress,
 ) -> Path:
-    """Write the ground truth of a split in the COCO panoptic format, so that predictions can be scored by file.
+    """Write the ground truth of a split in the COCO panoptic format, to evaluate predictions against the file.
 
     Image ids are those of the dataset folder.
 
     Parameters
     ----------
-    dataset : a `DatasetFolder`
+    dataset : the dataset folder
     split : name of the split
     json_path, folder : as for :class:`CocoPanopticWriter`
-    workers : threads
-    progress : wraps the images, `progress(iterable, total, description)`
+    workers : number of threads
+    progress : wraps the images
 
     Returns
     -------
@@ -333,21 +325,21 @@ def dataset_to_coco_panoptic(
     writer = CocoPanopticWriter(json_path, dataset.metadata, folder)
     num_stuff = dataset.metadata.num_stuff
 
-    def export(image: Any) -> None:
+    def export(image: ImageInfo) -> None:
         ids, infos = gt_segments_from_instances(
             dataset.read_mask(image.id), image.cat, image.iscrowd, num_stuff, image.id
         )
         writer.add_map(image.id, ids, with_boxes(ids, infos, num_stuff), dataset.image_path(image.id).name)
 
     images = dataset.split(split)
-    done: Iterable[Any] = threaded_map(export, images, workers)
-    for _ in done if progress is None else progress(done, len(images), f"exporting {split}"):
+    done: Iterable[None] = threaded_map(export, images, workers)
+    for _ in progress(done, len(images), f"exporting {split}"):
         pass
     return writer.write_json()
 
 
 def with_boxes(ids: np.ndarray, segments: Sequence[SegmentInfo], num_stuff: int) -> list[Segment]:
-    """Segments of a ground truth, whose areas are known, with the boxes that their pixels have in the id map."""
+    """Return ground-truth segments with the boxes of their pixels in the id map."""
     boxes = id_runs_of(ids).boxes(1 + max((s.id for s in segments), default=0)).tolist()
     return [
         Segment(s.id, s.category, s.category >= num_stuff, None, int(s.area or 0), tuple(boxes[s.id]), s.iscrowd)

@@ -1,4 +1,4 @@
-"""Folders of photos, label pictures and instance pictures, with a class list → dataset folder."""
+"""Converts folders of images, label images and instance images, with a class list."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from seamseg.prepare.archives import File, read_map
 from seamseg.prepare.class_file import ClassList, read_class_list
-from seamseg.prepare.convert import DEFAULTS, Options, Prepared, convert_splits, distinct_ids, id_of
-from seamseg.prepare.pairs import Partners, by_stem, is_photo, number_segments, tree_files, without_suffix
-from seamseg.prepare.writer import Frame, Instances
+from seamseg.prepare.convert import DEFAULTS, ConversionOptions, ConversionResult, convert_splits, distinct_ids, id_of
+from seamseg.prepare.pairs import FilesByName, by_stem, is_photo, number_segments, tree_files, without_suffix
+from seamseg.prepare.writer import Instances, SourceFrame
 from seamseg.utils.errors import InputError
 
 _LABEL_SHIFT = 32
@@ -24,48 +24,50 @@ def prepare_folders(
     class_list: str | Path,
     divisor: int = 0,
     suffixes: tuple[str, str, str] = ("", "", ""),
-    options: Options = DEFAULTS,
-) -> Prepared:
-    """Convert folders of pictures.
+    options: ConversionOptions = DEFAULTS,
+) -> ConversionResult:
+    """Convert folders of images.
 
-    A label picture holds the id of a class at each pixel; an instance picture a number for each object, 0 where
-    objects are not told apart. Pixels of a thing class without a number are a crowd; numbers on stuff mean nothing.
+    A label image has a class id at each pixel; an instance image has a number for each object, 0 where objects are not
+    separated. Pixels of a thing class with number 0 are a crowd; numbers on stuff are ignored.
 
     Parameters
     ----------
     out : the dataset folder
     splits : by name of the list `(photos, labels)` or `(photos, labels, instances)`; folders or archives
     class_list : INI or JSON, see :func:`seamseg.prepare.class_file.read_class_list`
-    divisor : if not 0, label pictures hold `class * divisor + instance`, and there are no instance pictures
-    suffixes : what the names of photos, labels and instances end in before their endings, as `_leftImg8bit`
-    options : how
+    divisor : if not 0, label images hold `class * divisor + instance`, and there are no instance images
+    suffixes : of the names of images, labels and instances before their extensions, as `_leftImg8bit`
+    options : of the conversion
 
     Raises
     ------
     InputError
-        if a file is missing, broken or holds a value that the class list does not have
+        if a file is missing or invalid, or has a value that is not in the class list
     """
     listed = read_class_list(class_list)
     if divisor < 0 or divisor == 1:
         raise InputError(f"the divisor must be 2 or more, got {divisor}")
     frames = {name: find_frames(name, folders, suffixes, options) for name, folders in splits.items()}
     if divisor and any(frame.second for group in frames.values() for frame in group):
-        raise InputError("labels hold the instances when there is a divisor: leave the folder of instances out")
+        raise InputError("with a divisor the labels hold the instances: omit the folder of instances")
     if not divisor and listed.classes.num_thing and all(len(folders) == 2 for folders in splits.values()):
-        options.say("no pictures of instances: things become crowds, which nothing is learnt from")
+        options.log("no instance images: things become crowds, which are ignored in training")
     read = partial(read_instances, listed=listed, divisor=divisor)
     return convert_splits(out, listed.classes, distinct_ids(frames), read, options)
 
 
-def find_frames(split: str, folders: tuple[str, ...], suffixes: tuple[str, str, str], options: Options) -> list[Frame]:
-    """The photos of a split that have labels, by name."""
+def find_frames(
+    split: str, folders: tuple[str, ...], suffixes: tuple[str, str, str], options: ConversionOptions
+) -> list[SourceFrame]:
+    """Return the images of a split that have labels, by name."""
     photos = without_suffix(by_stem(tree_files(folders[0], "photos"), is_photo), suffixes[0])
     if not photos:
         raise InputError(f"{folders[0]}: 0 photos found for {split}{_named(suffixes[0])}")
     labels, instances = ({}, {}) if len(folders) < 2 else (_pngs(folders[1], "labels", suffixes[1]), {})
     if len(folders) > 2:
         instances = _pngs(folders[2], "instances", suffixes[2])
-    labels_by_name, instances_by_name = Partners(labels), Partners(instances)
+    labels_by_name, instances_by_name = FilesByName(labels), FilesByName(instances)
     frames = []
     for stem, photo in photos.items():
         label = labels_by_name.find(stem)
@@ -73,15 +75,15 @@ def find_frames(split: str, folders: tuple[str, ...], suffixes: tuple[str, str, 
             continue
         number = instances_by_name.find(stem)
         if instances and number is None:
-            raise InputError(f"{photo}: has labels, but no picture of instances in {folders[2]}{_named(suffixes[2])}")
-        frames.append(Frame(id_of(stem), photo, label, photo.name, number))
+            raise InputError(f"{photo}: has labels, but no instance image in {folders[2]}{_named(suffixes[2])}")
+        frames.append(SourceFrame(id_of(stem), photo, label, photo.name, number))
     if not frames:
         raise InputError(
-            f"{folders[1]}: 0 of {len(photos)} photos have labels of the same name{_named(suffixes[1])}; the first "
-            f"photo is {next(iter(photos))}, the first label picture {next(iter(labels), 'missing')}"
+            f"{folders[1]}: 0 of {len(photos)} photos have labels with the same name{_named(suffixes[1])}; the first "
+            f"photo is {next(iter(photos))}, the first label image {next(iter(labels), 'missing')}"
         )
     if len(photos) > len(frames):
-        options.say(f"{folders[0]}: {len(photos) - len(frames)} photos without labels, left out")
+        options.log(f"{folders[0]}: {len(photos) - len(frames)} photos without labels, skipped")
     return frames
 
 
@@ -93,8 +95,8 @@ def _named(suffix: str) -> str:
     return f" (names that end in {suffix!r})" if suffix else ""
 
 
-def read_instances(frame: Frame, listed: ClassList, divisor: int) -> Instances:
-    """The instances of an image; InputError if a file is broken or a value has no class."""
+def read_instances(frame: SourceFrame, listed: ClassList, divisor: int) -> Instances:
+    """Read the instances of an image; InputError if a file is invalid or a value has no class."""
     labels = read_map(frame.annotation).astype(np.int64)
     numbers = np.zeros_like(labels)
     if divisor:

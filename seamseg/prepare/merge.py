@@ -1,4 +1,4 @@
-"""Several dataset folders → one, with a mapping of their classes."""
+"""Merges dataset folders, with a mapping of their classes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from seamseg.data.folder import DatasetFolder
 from seamseg.data.images import open_mask
 from seamseg.formats.metadata import ImageInfo, Metadata
 from seamseg.panoptic_map import VOID
-from seamseg.prepare.convert import DEFAULTS, Options, Prepared, convert_splits
+from seamseg.prepare.convert import DEFAULTS, ConversionOptions, ConversionResult, convert_splits
 from seamseg.prepare.pairs import number_segments
-from seamseg.prepare.writer import Frame, Instances
+from seamseg.prepare.writer import Instances, SourceFrame
 from seamseg.utils.errors import InputError, did_you_mean
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, parse_json
@@ -24,13 +24,13 @@ from seamseg.utils.limits import CONFIG_BYTES, parse_json
 
 @dataclass(frozen=True)
 class MergeRules:
-    """What becomes of the classes and splits of the parts.
+    """How the classes and splits of the parts are merged.
 
     Attributes
     ----------
-    classes : `name` or `FOLDER/name` → name in the merged set, None for void; others keep theirs
-    stuff, things : merged classes that are of this kind whatever the parts say
-    splits : name of a list → name in the merged set
+    classes : name in the merged set (None for void) by `name` or `FOLDER/name`; others keep their name
+    stuff, things : merged classes that become this kind, whatever they are in the parts
+    splits : name in the merged set by name of a list
     """
 
     classes: Mapping[str, str | None] = field(default_factory=dict)
@@ -40,28 +40,31 @@ class MergeRules:
 
 
 def merge_datasets(
-    parts: Sequence[str | Path], out: str | Path, rules: MergeRules = MergeRules(), options: Options = DEFAULTS
-) -> Prepared:
+    parts: Sequence[str | Path],
+    out: str | Path,
+    rules: MergeRules = MergeRules(),
+    options: ConversionOptions = DEFAULTS,
+) -> ConversionResult:
     """Merge dataset folders.
 
-    Classes of one name become one. A thing class made stuff loses its single objects; a stuff class made a thing is a
-    crowd. Lists of one name follow each other. If an image of a part has the id of one before it, all ids of that part
-    get the name of its folder in front.
+    Classes with the same name become one. A thing class that becomes stuff loses its instances; a stuff class that
+    becomes a thing is a crowd. Lists with the same name are concatenated. If a part has an image id of an earlier part,
+    all its ids are prefixed by the name of its folder.
 
     Parameters
     ----------
     parts : two or more dataset folders
     out : the merged one, another folder
-    rules : what becomes of classes and splits
-    options : how
+    rules : for classes and splits
+    options : of the conversion
 
     Raises
     ------
     InputError
-        if a part is broken, a rule fits nothing, or a class is stuff here and a thing there
+        if a part is invalid, a rule matches nothing, or a class is stuff in one part and a thing in another
     """
     if any(Path(out).resolve() == Path(part).resolve() for part in parts):
-        raise InputError(f"{out}: is one of the parts; merge to another folder")
+        raise InputError(f"{out}: is one of the parts; choose another output folder")
     folders = [DatasetFolder(part) for part in parts]
     for folder in folders:
         if not folder.splits:
@@ -69,19 +72,19 @@ def merge_datasets(
     _check_rules(folders, rules)
     classes = merged_classes(folders, rules)
     prefixes = _prefixes(folders)
-    splits: dict[str, list[Frame]] = {}
+    splits: dict[str, list[SourceFrame]] = {}
     for folder, prefix in zip(folders, prefixes):
         table = _class_table(folder, classes, rules)
         for split in folder.splits:
             frames = splits.setdefault(rules.splits.get(split, split), [])
             frames += [_frame(folder, image, prefix, table) for image in folder.split(split)]
-    # renamed lists of one part may share images, as `train` and `trainval`
+    # renamed lists of one part may share images, for example `train` and `trainval`
     unique = {name: list({frame.id: frame for frame in frames}.values()) for name, frames in splits.items()}
     return convert_splits(out, classes, unique, partial(read_instances, classes=classes), options)
 
 
 def read_rules(path: str | Path) -> MergeRules:
-    """Rules from a JSON file.
+    """Read rules from a JSON file.
 
     Either the class mapping alone, `{"car": "vehicle", "vistas/object--bench": null}`, or an object with any of
     `classes` (such a mapping), `stuff`, `things` (lists of merged names) and `splits` (a mapping).
@@ -89,7 +92,7 @@ def read_rules(path: str | Path) -> MergeRules:
     Raises
     ------
     InputError
-        if the file is anything else
+        if the file has other content
     """
     path = Path(path)
     try:
@@ -103,7 +106,7 @@ def read_rules(path: str | Path) -> MergeRules:
         content = {"classes": content}
     unknown = sorted(set(content) - keys)
     if unknown:
-        raise InputError(f"{path}: unknown key {unknown[0]!r}; there are {', '.join(sorted(keys))}")
+        raise InputError(f"{path}: unknown key {unknown[0]!r}; valid keys: {', '.join(sorted(keys))}")
     kinds = {"classes": dict, "splits": dict, "stuff": list, "things": list}
     for key, kind in kinds.items():
         if not isinstance(content.get(key, kind()), kind):
@@ -112,7 +115,7 @@ def read_rules(path: str | Path) -> MergeRules:
     wrong = [k for k, v in classes.items() if not (v is None or isinstance(v, str))]
     wrong += [k for k, v in splits.items() if not isinstance(v, str)]
     if wrong:
-        raise InputError(f"{path}: {wrong[0]!r} must become a name" + ("" if wrong[0] in splits else " or null"))
+        raise InputError(f"{path}: {wrong[0]!r} must map to a name" + ("" if wrong[0] in splits else " or null"))
     lists = {key: content.get(key, []) for key in ("stuff", "things")}
     if not all(isinstance(name, str) for names in lists.values() for name in names):
         raise InputError(f"{path}: `stuff` and `things` are lists of names")
@@ -120,7 +123,7 @@ def read_rules(path: str | Path) -> MergeRules:
 
 
 def merged_classes(folders: Sequence[DatasetFolder], rules: MergeRules) -> Metadata:
-    """The classes of the merged set: stuff first, else as they come; colours and ids from the first that has them."""
+    """Return the merged classes: stuff first, else in order; colours and ids of the first part that has them."""
     entries: dict[str, dict[str, Any]] = {}
     for folder in folders:
         m = folder.metadata
@@ -137,17 +140,17 @@ def merged_classes(folders: Sequence[DatasetFolder], rules: MergeRules) -> Metad
                 kinds = ("a thing", "stuff") if entry["thing"] else ("stuff", "a thing")
                 raise InputError(
                     f"class {new!r} is {kinds[0]} as {entry['of']}, but {kinds[1]} as {name!r} of {folder.root}; "
-                    "name it in `stuff` or `things` of the mapping, or map one of them to another name"
+                    "list it in `stuff` or `things` of the mapping, or map one of them to another name"
                 )
     if not entries:
-        raise InputError("the mapping makes every class void")
+        raise InputError("the mapping maps every class to void")
     if len(entries) > VOID:
         raise InputError(f"{len(entries)} classes in all, more than {VOID}; map some to one name or to null")
     ordered = sorted(entries.items(), key=lambda item: item[1]["thing"])
     num_thing = sum(entry["thing"] for _, entry in ordered)
     ids, taken = [], {entry["id"] for _, entry in ordered}
     for _, entry in ordered:
-        # ids of several sources may clash: the first keeps it
+        # ids of several parts may clash: the first keeps its id
         new_id = entry["id"] if entry["id"] not in ids else next(i for i in range(len(taken) + VOID) if i not in taken)
         ids.append(new_id)
         taken.add(new_id)
@@ -168,7 +171,7 @@ def _new_name(folder: DatasetFolder, name: str, rules: MergeRules) -> str | None
 
 
 def _class_table(folder: DatasetFolder, classes: Metadata, rules: MergeRules) -> list[int]:
-    """New class by old class, void for the class 255."""
+    """Return the merged class by class of the part; 255 stays void."""
     index = {name: k for k, name in enumerate(classes.categories)}
     names = [_new_name(folder, name, rules) for name in folder.metadata.categories]
     table = [VOID if name is None else index[name] for name in names]
@@ -178,21 +181,25 @@ def _class_table(folder: DatasetFolder, classes: Metadata, rules: MergeRules) ->
 def _check_rules(folders: Sequence[DatasetFolder], rules: MergeRules) -> None:
     names = {name for f in folders for name in f.metadata.categories}
     known = names | {f"{_name(f)}/{name}" for f in folders for name in f.metadata.categories}
-    stray = next((key for key in rules.classes if key not in known), None)
-    if stray is not None:
+    unknown_name = next((key for key in rules.classes if key not in known), None)
+    if unknown_name is not None:
         raise InputError(
-            f"the mapping names class {stray!r}, which no part has (FOLDER/NAME names that of one part)"
-            + did_you_mean(stray, known)
+            f"the mapping has class {unknown_name!r}, which is in no part (FOLDER/NAME selects the class of one part)"
+            + did_you_mean(unknown_name, known)
         )
     made = {_new_name(f, name, rules) for f in folders for name in f.metadata.categories}
-    stray = next((name for name in sorted(rules.stuff | rules.things) if name not in made), None)
-    if stray is not None:
-        wanted = did_you_mean(stray, {name for name in made if name is not None})
-        raise InputError(f"`stuff` or `things` of the mapping names class {stray!r}, which nothing becomes{wanted}")
-    stray = next((s for s in rules.splits if not any(s in f.splits for f in folders)), None)
-    if stray is not None:
+    unknown_name = next((name for name in sorted(rules.stuff | rules.things) if name not in made), None)
+    if unknown_name is not None:
+        wanted = did_you_mean(unknown_name, {name for name in made if name is not None})
+        raise InputError(
+            f"`stuff` or `things` of the mapping has class {unknown_name!r}, which is not a merged class{wanted}"
+        )
+    unknown_name = next((s for s in rules.splits if not any(s in f.splits for f in folders)), None)
+    if unknown_name is not None:
         known = {s for f in folders for s in f.splits}
-        raise InputError(f"`splits` of the mapping names {stray!r}, which no part has{did_you_mean(stray, known)}")
+        raise InputError(
+            f"`splits` of the mapping has {unknown_name!r}, which is in no part{did_you_mean(unknown_name, known)}"
+        )
     both = sorted(rules.stuff & rules.things)
     if both:
         raise InputError(f"class {both[0]!r} is in both `stuff` and `things` of the mapping")
@@ -214,16 +221,16 @@ def _prefixes(folders: Sequence[DatasetFolder]) -> list[str]:
     return prefixes
 
 
-def _frame(folder: DatasetFolder, image: ImageInfo, prefix: str, table: list[int]) -> Frame:
+def _frame(folder: DatasetFolder, image: ImageInfo, prefix: str, table: list[int]) -> SourceFrame:
     photo = folder.image_path(image.id)
     base, *layers = folder.mask_paths(image.id)
     info = ([table[c] for c in image.cat], image.iscrowd, [str(path) for path in layers])
     kinds = [folder.metadata.is_thing(c) for c in image.cat]
-    return Frame(prefix + image.id, photo, base, photo.name, info=(*info, kinds))
+    return SourceFrame(prefix + image.id, photo, base, photo.name, info=(*info, kinds))
 
 
-def read_instances(frame: Frame, classes: Metadata) -> Instances:
-    """The instances of an image with their new classes; InputError if the mask is broken or has an id without class."""
+def read_instances(frame: SourceFrame, classes: Metadata) -> Instances:
+    """Read the instances of an image with merged classes; InputError if the mask is invalid or an id has no class."""
     cat, iscrowd, layers, was_thing = frame.info
     paths = [frame.annotation, *map(Path, layers)]
     masks = [open_mask(path) for path in paths if isinstance(path, Path)]

@@ -1,4 +1,4 @@
-"""Photos and annotations that belong together by their names, in folders with or without sub-folders."""
+"""Matches images and annotations by name, in folders with or without sub-folders, and numbers segments."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from seamseg.panoptic_map import VOID
 from seamseg.prepare.archives import File, SourceTree
 from seamseg.utils.errors import InputError
 
-PHOTO_ENDINGS = (*IMAGE_EXTENSIONS, ".bmp", ".tif", ".tiff", ".webp")
-"""Kinds of photos that are taken; those that a dataset folder cannot hold become PNG."""
+PHOTO_EXTENSIONS = (*IMAGE_EXTENSIONS, ".bmp", ".tif", ".tiff", ".webp")
+"""Accepted image formats; those that a dataset folder does not support are converted to PNG."""
 
 
 def is_photo(name: str) -> bool:
-    """True if the ending says so, in any case."""
-    return name.lower().endswith(PHOTO_ENDINGS)
+    """Return whether a file name has the extension of an image, in any case."""
+    return name.lower().endswith(PHOTO_EXTENSIONS)
 
 
 def tree_files(folder: str | Path, what: str) -> dict[str, File]:
-    """All files of a folder and its sub-folders and of the archives in it, or of an archive, by path below it.
+    """Return all files of a folder (with sub-folders and archives) or of an archive, by relative path.
 
     Raises
     ------
     InputError
-        if there is neither folder nor archive; it calls it `what`
+        if there is neither folder nor archive, named `what`
     """
     path = Path(folder)
     if not path.exists():
@@ -46,7 +46,7 @@ def tree_files(folder: str | Path, what: str) -> dict[str, File]:
 
 
 def by_stem(files: Mapping[str, File], keep: Callable[[str], Any]) -> dict[str, File]:
-    """Files by path without ending, those whose name `keep` accepts; InputError if two differ in their ending only."""
+    """Return files by path without extension, filtered by `keep`; InputError if two differ in their extension only."""
     found: dict[str, File] = {}
     for name, file in files.items():
         if not keep(name):
@@ -59,16 +59,16 @@ def by_stem(files: Mapping[str, File], keep: Callable[[str], Any]) -> dict[str, 
 
 
 def without_suffix(files: Mapping[str, File], suffix: str) -> dict[str, File]:
-    """Files by stem less `suffix`; those without it are left out."""
+    """Return files by stem without `suffix`; those that do not have it are omitted."""
     return {stem.removesuffix(suffix): file for stem, file in files.items() if stem.endswith(suffix)}
 
 
-class Partners:
-    """Files by path, which are found if their folders are laid out otherwise, too.
+class FilesByName:
+    """Finds files by path, or by name alone if the folders differ.
 
     Parameters
     ----------
-    files : by path, with or without endings
+    files : by path, with or without extensions
     """
 
     def __init__(self, files: Mapping[str, File]) -> None:
@@ -82,22 +82,22 @@ class Partners:
         return len(self._files)
 
     def find(self, path: str) -> File | None:
-        """The file of that path, else the only one whose last part is that of `path`; None if there is no such file."""
+        """Return the file with a path, else the only one with the same file name; None if there is none."""
         return self._files.get(path) or self._by_last_part.get(PurePosixPath(path).name)
 
 
 def number_segments(
     values: np.ndarray, describe: Callable[[int], tuple[int, int]], classes: Metadata
 ) -> tuple[np.ndarray, list[int], list[int]]:
-    """Give the segments of a map ids from 1, by rising value.
+    """Assign ids from 1 to the segments of a map, by increasing value.
 
-    Values of one stuff class become one segment. Each thing is a segment of its own.
+    Values of one stuff class become one segment; each thing is a separate segment.
 
     Parameters
     ----------
     values : `H x W` or `L x H x W` integers
-    describe : `(class, crowd flag)` of a value that occurs; class 255 for void
-    classes : tells which classes are things
+    describe : returns `(class, crowd flag)` of a value; class 255 for void
+    classes : defines which classes are things
 
     Returns
     -------
@@ -105,7 +105,7 @@ def number_segments(
     cat, iscrowd : class and crowd flag by id; entry 0 is void
     """
     flat = values.ravel()
-    # only one value a run of equal ones is looked up: sorting all pixels would take most of the time
+    # one value per run of equal ones: sorting all pixels would take most of the time
     start = np.flatnonzero(np.concatenate(([True], flat[1:] != flat[:-1])))
     present, run_value = np.unique(flat[start], return_inverse=True)
     cat, iscrowd = [VOID], [0]

@@ -1,4 +1,4 @@
-"""COCO panoptic annotations, a JSON and a folder of PNG → dataset folder."""
+"""Converts COCO panoptic annotations, a JSON and a folder of PNG."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from seamseg.prepare.archives import File, SourceTree, read_file
 from seamseg.prepare.class_file import build_class_list, coco_categories
 from seamseg.prepare.convert import (
     DEFAULTS,
-    Options,
-    Prepared,
+    ConversionOptions,
+    ConversionResult,
     convert_splits,
     distinct_ids,
     find_splits,
     id_of,
     present_splits,
 )
-from seamseg.prepare.pairs import Partners, number_segments, tree_files
-from seamseg.prepare.writer import Frame, Instances
+from seamseg.prepare.pairs import FilesByName, number_segments, tree_files
+from seamseg.prepare.writer import Instances, SourceFrame
 from seamseg.utils.errors import InputError
 from seamseg.utils.limits import ANNOTATION_BYTES, parse_json
 
@@ -36,11 +36,11 @@ _COLOUR_TYPES = (2, 3, 6)  # of a PNG: RGB, palette, RGBA
 
 @dataclass(frozen=True)
 class PanopticSource:
-    """A split: photos and masks by path below their folders, and the parsed JSON.
+    """A split: images and masks by relative path, and the parsed JSON.
 
     Attributes
     ----------
-    photos, masks : a file by the name that the JSON calls it
+    photos, masks : files by their name in the JSON
     content : of the JSON
     name : of the JSON file, for errors
     """
@@ -52,23 +52,22 @@ class PanopticSource:
 
 
 def prepare_panoptic(
-    out: str | Path, splits: Mapping[str, tuple[str, str, str]], options: Options = DEFAULTS
-) -> Prepared:
+    out: str | Path, splits: Mapping[str, tuple[str, str, str]], options: ConversionOptions = DEFAULTS
+) -> ConversionResult:
     """Convert any data set in the COCO panoptic format.
 
-    The PNG holds ids as `R + 256 G + 65536 B`, or directly if it is grey. Crowds of things stay crowds; id 0 and what
-    belongs to no segment is void.
+    The PNG holds ids as `R + 256 G + 65536 B`, or directly if it is grey. Crowds of things stay crowds; id 0 is void.
 
     Parameters
     ----------
     out : the dataset folder
-    splits : by name of the list `(folder of photos, JSON file, folder of PNG)`; zip files do for folders
-    options : how
+    splits : by name of the list `(folder of photos, JSON file, folder of PNG)`; zip files may replace folders
+    options : of the conversion
 
     Raises
     ------
     InputError
-        if a file is missing or broken, or the splits have different categories
+        if a file is missing or invalid, or the splits have different categories
     """
     sources = {
         name: PanopticSource(tree_files(photos, "photos"), tree_files(masks, "masks"), load_json(Path(path)), str(path))
@@ -78,17 +77,20 @@ def prepare_panoptic(
 
 
 def prepare_coco(
-    root: str | Path, out: str | Path, splits: Sequence[str] = COCO_SPLITS, options: Options = DEFAULTS
-) -> Prepared:
-    """Convert COCO panoptic as it is downloaded.
+    root: str | Path,
+    out: str | Path,
+    splits: Sequence[str] = COCO_SPLITS,
+    options: ConversionOptions = DEFAULTS,
+) -> ConversionResult:
+    """Convert COCO panoptic as downloaded.
 
     `root` holds `train2017/`, `val2017/` and `annotations/panoptic_{train,val}2017` as `.json` and folders of PNG; each
-    folder may still be in its zip file. Splits that `root` lacks are left out.
+    folder may be in its zip file. Splits missing in `root` are skipped.
 
     Raises
     ------
     InputError
-        if nothing is found or a file is missing or broken
+        if nothing is found or a file is missing or invalid
     """
     tree = SourceTree(root, ("", "annotations"))
 
@@ -105,20 +107,22 @@ def prepare_coco(
         f"or their zip files{tree.hint}"
     )
     found = find_splits(splits, COCO_SPLITS, find, "COCO")
-    sources, missing = present_splits(found, root, expected, options.say)
+    sources, missing = present_splits(found, root, expected, options.log)
     for source in sources.values():
         if not source.masks:
-            raise InputError(f"{source.name.removesuffix('.json')}: no folder of PNG, no zip file of it{tree.hint}")
+            raise InputError(f"{source.name.removesuffix('.json')}: no folder of PNG and no zip file of it{tree.hint}")
     return replace(convert_panoptic(out, sources, options), missing=missing)
 
 
-def convert_panoptic(out: str | Path, sources: Mapping[str, PanopticSource], options: Options) -> Prepared:
+def convert_panoptic(
+    out: str | Path, sources: Mapping[str, PanopticSource], options: ConversionOptions
+) -> ConversionResult:
     """Write the dataset folder of parsed sources, see :func:`prepare_panoptic`."""
     lists = {name: coco_categories(s.content.get("categories"), s.name) for name, s in sources.items()}
     first = next(iter(lists))
     for name, categories in lists.items():
         if categories != lists[first]:
-            raise InputError(f"{sources[name].name}: other categories than {sources[first].name}")
+            raise InputError(f"{sources[name].name}: its categories differ from those of {sources[first].name}")
     listed = build_class_list(lists[first], [], sources[first].name)
     splits = distinct_ids({name: find_frames(source, options) for name, source in sources.items()})
     read = partial(read_instances, classes=listed.classes, class_of=listed.class_of)
@@ -126,21 +130,21 @@ def convert_panoptic(out: str | Path, sources: Mapping[str, PanopticSource], opt
 
 
 def load_json(path: File) -> dict[str, Any]:
-    """A JSON object; InputError if the file is anything else."""
+    """Read a JSON object; InputError if the file has other content."""
     try:
         content = parse_json(read_file(path, "annotations", ANNOTATION_BYTES))
     except ValueError as error:
         raise InputError(f"{path}: not JSON, or a truncated one: {error}") from None
     if not isinstance(content, dict):
-        raise InputError(f"{path}: not a COCO file: no object")
+        raise InputError(f"{path}: not a COCO file: not a JSON object")
     return content
 
 
-def find_frames(source: PanopticSource, options: Options) -> list[Frame]:
-    """The annotated images of a split, by id."""
+def find_frames(source: PanopticSource, options: ConversionOptions) -> list[SourceFrame]:
+    """Return the annotated images of a split, by id."""
     try:
         images = {image["id"]: str(image["file_name"]) for image in source.content["images"]}
-        photos, masks = Partners(source.photos), Partners(source.masks)
+        photos, masks = FilesByName(source.photos), FilesByName(source.masks)
         frames = []
         for annotation in source.content["annotations"]:
             name = images[annotation["image_id"]]
@@ -149,7 +153,7 @@ def find_frames(source: PanopticSource, options: Options) -> list[Frame]:
             ]
             mask = _file(masks, str(annotation["file_name"]), source.name)
             photo = _file(photos, name, source.name)
-            frames.append(Frame(id_of(name), photo, mask, name, info=segments))
+            frames.append(SourceFrame(id_of(name), photo, mask, name, info=segments))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(
             f"{source.name}: not COCO panoptic annotations ({type(error).__name__}: {error}); expected `images`, "
@@ -158,38 +162,36 @@ def find_frames(source: PanopticSource, options: Options) -> list[Frame]:
     if not frames:
         raise InputError(f"{source.name}: 0 images found: `annotations` is empty")
     if len(images) > len(frames):
-        options.say(f"{source.name}: {len(images) - len(frames)} images without annotation, left out")
+        options.log(f"{source.name}: {len(images) - len(frames)} images without annotation, skipped")
     return sorted(frames, key=lambda frame: frame.id)
 
 
-def _file(files: Partners, name: str, source: str) -> File:
+def _file(files: FilesByName, name: str, source: str) -> File:
     file = files.find(name)
     if file is None:
-        raise InputError(f"{source}: names {name!r}, but there is no such file among {len(files)} in its folder")
+        raise InputError(f"{source}: lists {name!r}, but it is not among the {len(files)} files of its folder")
     return file
 
 
-def read_instances(frame: Frame, classes: Metadata, class_of: Mapping[int, int]) -> Instances:
-    """The segments of an image; InputError if PNG and JSON do not fit each other."""
+def read_instances(frame: SourceFrame, classes: Metadata, class_of: Mapping[int, int]) -> Instances:
+    """Read the segments of an image; InputError if PNG and JSON are inconsistent."""
     known = {number: (category, crowd) for number, category, crowd in frame.info}
 
     def describe(value: int) -> tuple[int, int]:
         if value == 0:
             return VOID, 0
         if value not in known:
-            raise InputError(f"{frame.annotation}: has segment {value}, which the JSON does not describe")
+            raise InputError(f"{frame.annotation}: has segment {value}, which is not in the JSON")
         category, crowd = known[value]
         if category not in class_of:
-            raise InputError(
-                f"{frame.annotation}: segment {value} has category {category}, which the JSON does not list"
-            )
+            raise InputError(f"{frame.annotation}: segment {value} has category {category}, which is not in the JSON")
         return class_of[category], crowd
 
     return Instances(*number_segments(read_ids(frame.annotation), describe, classes))
 
 
 def read_ids(file: File) -> np.ndarray:
-    """The segment ids of a panoptic PNG, `H x W` int32."""
+    """Read the segment ids of a panoptic PNG, `H x W` int32."""
     data = read_file(file, "panoptic PNG")
     if data[:4] == b"\x89PNG" and len(data) > 25 and data[25] not in _COLOUR_TYPES:
         return open_mask(str(file), data)

@@ -1,4 +1,4 @@
-"""Mapillary Vistas 1.x and 2.0, unpacked or as zip file → dataset folder."""
+"""Converts Mapillary Vistas 1.x and 2.0, unpacked or as zip file."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from seamseg.panoptic_map import VOID
 from seamseg.prepare.archives import File, SourceTree, read_file
 from seamseg.prepare.convert import (
     DEFAULTS,
-    Options,
-    Prepared,
+    ConversionOptions,
+    ConversionResult,
     convert_splits,
     find_splits,
     ordered_classes,
     present_splits,
 )
 from seamseg.prepare.pairs import by_stem, is_photo, number_segments
-from seamseg.prepare.writer import Frame, Instances
+from seamseg.prepare.writer import Instances, SourceFrame
 from seamseg.utils.errors import InputError
 from seamseg.utils.limits import CONFIG_BYTES, parse_json
 
 SPLITS = ("training", "validation")
 CONFIGS = {"1.2": ("config_v1.2.json", "config.json"), "2.0": ("config_v2.0.json",)}
-"""Names of the file with the labels, by version of the data set."""
+"""Names of the label file, by version of the data set."""
 
 
 @dataclass(frozen=True)
 class VistasLabels:
-    """The labels of `config.json`: our classes, and by label its class (255 for void) and if it is a group."""
+    """The labels of `config.json`: the classes, and by label its class (255 for void) and whether it is a group."""
 
     classes: Metadata
     class_of: list[int]
@@ -48,25 +48,25 @@ def prepare_vistas(
     out: str | Path,
     version: str | None = None,
     splits: Sequence[str] = SPLITS,
-    options: Options = DEFAULTS,
-) -> Prepared:
+    options: ConversionOptions = DEFAULTS,
+) -> ConversionResult:
     """Convert Mapillary Vistas.
 
     The instance images hold `label * 256 + instance`. Labels with `"instances": true` are things; those with
-    `"evaluate": false` become void, but groups, see :func:`read_labels`, which become crowds.
+    `"evaluate": false` become void, except groups, which become crowds (:func:`read_labels`).
 
     Parameters
     ----------
-    root : folder with `config.json`, `training/` and `validation/`, or with the zip file that holds them
+    root : folder with `config.json`, `training/` and `validation/`, or with their zip file
     out : the dataset folder
-    version : `1.2` or `2.0`; None takes the one that is there, 1.2 if both are
-    splits : which of `training`, `validation`; those that `root` lacks are left out
-    options : how
+    version : `1.2` or `2.0`; None for the available one, 1.2 if both are
+    splits : any of `training`, `validation`; those missing in `root` are skipped
+    options : of the conversion
 
     Raises
     ------
     InputError
-        if nothing is found, a photo is missing or a file is broken
+        if nothing is found, an image is missing or a file is invalid
     """
     tree = SourceTree(root)
     version, config = _find_config(tree, version, options)
@@ -75,14 +75,14 @@ def prepare_vistas(
     expected = (
         f"{splits[0]}/images/*.jpg and {splits[0]}/instances/*.png or {splits[0]}/v{version}/instances/*.png{tree.hint}"
     )
-    named, missing = present_splits(found, root, expected, options.say)
+    named, missing = present_splits(found, root, expected, options.log)
     read = partial(read_instances, labels=labels)
     return replace(convert_splits(out, labels.classes, named, read, options), missing=missing)
 
 
-def _find_config(tree: SourceTree, version: str | None, options: Options) -> tuple[str, File]:
+def _find_config(tree: SourceTree, version: str | None, options: ConversionOptions) -> tuple[str, File]:
     if version is not None and version not in CONFIGS:
-        raise InputError(f"no Vistas version is called {version!r}; choose among {', '.join(CONFIGS)}")
+        raise InputError(f"there is no Vistas version {version!r}; choose among {', '.join(CONFIGS)}")
     present = {v: tree.file(name) for v, names in CONFIGS.items() for name in reversed(names) if tree.file(name)}
     wanted = version or next(iter(present), None)
     config = present.get(wanted) if wanted else None
@@ -90,22 +90,22 @@ def _find_config(tree: SourceTree, version: str | None, options: Options) -> tup
         names = CONFIGS[version] if version else [name for names in CONFIGS.values() for name in names]
         raise InputError(f"{tree.root}: no {' or '.join(names)}; is this the root of Mapillary Vistas?{tree.hint}")
     if version is None and len(present) > 1:
-        options.say(f"{tree.root}: labels of versions {' and '.join(present)}; taking {wanted} (see --version)")
+        options.log(f"{tree.root}: labels of versions {' and '.join(present)}; using {wanted} (see --version)")
     return wanted, config
 
 
 def read_labels(config: File) -> VistasLabels:
-    """The labels of a `config.json`.
+    """Read the labels of a `config.json`.
 
     A label whose name ends in "group" is a crowd: of its own class if it is evaluated. If it is not, as in version 2.0,
-    of the one thing class that it can be a group of: `object--support--pole-group` of `object--support--pole`,
-    `human--person--person-group` of the only other label below `human--person`. One that could be of several, as
-    `object--vehicle--vehicle-group`, is void: predictions of any of them on it are forgiven.
+    it is a crowd of the only thing class that it can group: `object--support--pole-group` of `object--support--pole`,
+    `human--person--person-group` of the only other label below `human--person`. An ambiguous group, as
+    `object--vehicle--vehicle-group`, is void: predictions on it are ignored.
 
     Raises
     ------
     InputError
-        if it is not one
+        if the file is not a label file
     """
     try:
         labels = parse_json(read_file(config, "labels of Vistas", CONFIG_BYTES))["labels"]
@@ -125,7 +125,7 @@ def read_labels(config: File) -> VistasLabels:
 
 
 def _class_of_group(name: str, things: dict[str, int]) -> int:
-    """What a label that is not evaluated is a crowd of; 255 if it is no group, or of no one class."""
+    """Return the class that a label without evaluation is a crowd of; 255 if it is not a group or is ambiguous."""
     if not name.endswith(GROUP_SUFFIX):
         return VOID
     single = name.removesuffix(GROUP_SUFFIX)
@@ -147,8 +147,8 @@ def _entry(number: int, label: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def find_frames(tree: SourceTree, split: str, version: str, options: Options) -> list[Frame]:
-    """The annotated photos of a split, by name; InputError if an annotation has no photo."""
+def find_frames(tree: SourceTree, split: str, version: str, options: ConversionOptions) -> list[SourceFrame]:
+    """Return the annotated images of a split, by name; InputError if an annotation has no image."""
     folder = f"{split}/v{version}/instances"
     annotations = tree.files(folder)
     if not annotations and version == "1.2":
@@ -158,27 +158,27 @@ def find_frames(tree: SourceTree, split: str, version: str, options: Options) ->
     photos = by_stem(tree.files(f"{split}/images"), is_photo)
     lost = [stem for stem in truth if stem not in photos]
     if lost:
-        lacking = f"{len(lost)} of {len(truth)} annotations of {split} lack theirs"
+        lacking = f"{len(lost)} of {len(truth)} annotations of {split} lack their photo"
         raise InputError(f"{tree.root / split / 'images' / lost[0]}.jpg: no such photo; {lacking}{tree.hint}")
     if truth and len(photos) > len(truth):
-        options.say(
-            f"{tree.root / split / 'images'}: {len(photos) - len(truth)} photos without PNG in {folder}, left out"
+        options.log(
+            f"{tree.root / split / 'images'}: {len(photos) - len(truth)} photos without PNG in {folder}, skipped"
         )
-    return [Frame(stem, photos[stem], truth[stem], photos[stem].name) for stem in truth]
+    return [SourceFrame(stem, photos[stem], truth[stem], photos[stem].name) for stem in truth]
 
 
-def read_instances(frame: Frame, labels: VistasLabels) -> Instances:
-    """The instances of an image of `instances/`.
+def read_instances(frame: SourceFrame, labels: VistasLabels) -> Instances:
+    """Read the instances of an image of `instances/`.
 
     Raises
     ------
     InputError
-        if the file is broken, is not 16 bits deep or holds a label that the config lacks
+        if the file is unreadable, has no 16 bits per pixel or a label that is not in the config
     """
     data = read_file(frame.annotation, "instances of Vistas")
     values = open_mask(str(frame.annotation), data)
     if values.max() < INSTANCES_PER_LABEL and _png_depth(data) != 16:
-        raise InputError(f"{frame.annotation}: not 16 bits deep: a picture of labels/, not of instances/?")
+        raise InputError(f"{frame.annotation}: not 16 bits per pixel; is it from labels/ instead of instances/?")
     highest = int(values.max()) // INSTANCES_PER_LABEL
     if highest >= len(labels.class_of):
         raise InputError(

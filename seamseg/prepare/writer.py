@@ -1,8 +1,8 @@
-"""Write a dataset folder from any source: in parallel, atomically, and on from where a killed run stopped.
+"""Writes a dataset folder from any source: in parallel, atomically and resumable.
 
-A converter lists its images as :class:`Frame` and has a function that reads the instances of one; everything else is
-here. Photos and masks appear whole or not at all; what is known of each finished image goes to a journal
-(`.prepare/<split>.jsonl`), so a restart goes on after it. The lists, `coco/*.json` and, last, `metadata.bin` follow.
+A converter lists its images as :class:`SourceFrame` and provides a function that reads the instances of one. Images and
+masks are written atomically; finished images are recorded in a journal (`.prepare/<split>.jsonl`), so that a restart
+skips them. The lists, `coco/*.json` and, last, `metadata.bin` follow.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -23,27 +24,28 @@ from PIL import Image
 from seamseg.data.folder import IMAGE_EXTENSIONS, DatasetFolder
 from seamseg.formats.metadata import ImageInfo, Metadata, pack_metadata, read_metadata, write_metadata
 from seamseg.prepare.annotations import thing_annotations, write_coco_json
-from seamseg.prepare.archives import File, photo_size, read_file, read_photo, stamp
+from seamseg.prepare.archives import File, fingerprint, photo_size, read_file, read_photo
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import PARTIAL, cannot_write, join_inside, replacing, write_atomically
 from seamseg.utils.limits import parse_json
 from seamseg.utils.parallel import parallel_map
+from seamseg.utils.progress import ProgressCallback
 
 _JOURNALS = ".prepare"
 
 
 @dataclass(frozen=True)
-class Frame:
-    """An image of the source.
+class SourceFrame:
+    """An image of the source data set.
 
     Attributes
     ----------
-    id : its name in the dataset folder
-    photo : the file to link or copy; one that is not PNG or JPEG is stored as PNG
-    annotation : the file that the converter's reader opens
-    file_name : what `coco/<split>.json` calls the photo
-    second : a second file of annotations, if the source has one
-    info : what else the reader needs to know of the image; picklable, and equal if its `repr` is
+    id : name of the image in the dataset folder
+    photo : the image file to link or copy; one that is not PNG or JPEG is stored as PNG
+    annotation : the file that the reader of the converter opens
+    file_name : file name of the image in `coco/<split>.json`
+    second : a second annotation file, if the source has one
+    info : further input of the reader; picklable, and equal if its `repr` is
     """
 
     id: str
@@ -56,43 +58,37 @@ class Frame:
 
 @dataclass(frozen=True)
 class Instances:
-    """What is to be seen on an image: `ids` `H x W` or `L x H x W` (0 void), class and crowd flag by id (0: 255, 0)."""
+    """The instances of an image: `ids` `H x W` or `L x H x W` (0 void), class and crowd flag by id (0: 255, 0)."""
 
     ids: np.ndarray
     cat: list[int]
     iscrowd: list[int]
 
 
-Reader = Callable[[Frame], Instances]
+Reader = Callable[[SourceFrame], Instances]
 Link = Literal["hard", "symbolic", "copy"]
 
 
-class Progress(Protocol):
-    """Passes items on and shows how far the work is."""
-
-    def __call__(self, iterable: Iterable[Any], total: int | None = None, desc: str = "") -> Iterable[Any]: ...
-
-
 def no_progress(iterable: Iterable[Any], total: int | None = None, desc: str = "") -> Iterable[Any]:
-    """Show nothing."""
+    """Return the iterable; shows no progress."""
     return iterable
 
 
 class DatasetWriter:
-    """A dataset folder in the making.
+    """Writes the splits of a dataset folder.
 
     Parameters
     ----------
-    root : made if need be; splits that it has already stay
-    classes : of the data set; images in it are ignored
-    workers : processes, None for one a processor
-    progress : wraps the images as they are finished
-    link : how photos come here; where no hard link can be made they are copied
+    root : created if missing; existing splits are kept
+    classes : of the data set; its images are ignored
+    workers : number of processes, None for one per processor
+    progress : wraps the finished images
+    link : how images are stored; copied where a hard link is not possible
 
     Raises
     ------
     InputError
-        if `root` is a file or holds a data set of other classes
+        if `root` is a file or has a data set with other classes
     """
 
     def __init__(
@@ -100,7 +96,7 @@ class DatasetWriter:
         root: str | Path,
         classes: Metadata,
         workers: int | None = None,
-        progress: Progress = no_progress,
+        progress: ProgressCallback = no_progress,
         link: Link = "hard",
     ) -> None:
         self.root = Path(root)
@@ -108,11 +104,11 @@ class DatasetWriter:
         self._workers, self._progress, self._link = workers, progress, link
         self._images: dict[str, ImageInfo] = {}
         if self.root.exists() and not self.root.is_dir():
-            raise InputError(f"{self.root}: a file, not a folder to write to")
+            raise InputError(f"{self.root}: a file, not a folder")
         if (self.root / "metadata.bin").is_file():
             old = read_metadata(self.root / "metadata.bin")
             if old.without_images() != self.classes:
-                raise InputError(f"{self.root}: holds a data set of other classes; choose another folder")
+                raise InputError(f"{self.root}: has a data set with other classes; choose another folder")
             self._images = {image.id: image for image in old.images}
         try:
             for name in ("img", "msk", "lst", "coco", _JOURNALS):
@@ -123,8 +119,8 @@ class DatasetWriter:
             for partial_file in (self.root / name).glob(f".*{PARTIAL}"):
                 partial_file.unlink(missing_ok=True)
 
-    def is_finished(self, split: str, frames: Sequence[Frame]) -> bool:
-        """True if the folder has this split already, complete and of the same images."""
+    def is_finished(self, split: str, frames: Sequence[SourceFrame]) -> bool:
+        """Return whether the folder has this split, complete and with the same images."""
         if not all((self.root / part).is_file() for part in (f"lst/{split}.txt", f"coco/{split}.json")):
             return False
         if not (self.root / "metadata.bin").is_file():
@@ -138,39 +134,39 @@ class DatasetWriter:
             and all(any((self.root / "img" / f"{i}{e}").is_file() for e in IMAGE_EXTENSIONS) for i in wanted)
         )
 
-    def add_split(self, split: str, frames: Sequence[Frame], read: Reader) -> None:
-        """Convert the images of a split that are not converted yet.
+    def add_split(self, split: str, frames: Sequence[SourceFrame], read: Reader) -> None:
+        """Convert the images of a split that have not been converted yet.
 
         Parameters
         ----------
         split : name of the list
-        frames : in the order the list shall have
-        read : finds the instances of a frame; picklable
+        frames : in the order of the list
+        read : reads the instances of a frame; picklable
 
         Raises
         ------
         InputError
-            naming the file, if one is broken or does not fit; run again when it is mended: finished images are kept
+            naming the file, if one is invalid; finished images are kept, so fix the file and run again
         """
         ids = [frame.id for frame in frames]
         if len(set(ids)) != len(ids):
             twice = next(i for k, i in enumerate(ids) if i in ids[:k])
-            raise InputError(f"{split}: two images of the source are called {twice!r}")
+            raise InputError(f"{split}: two images of the source have the name {twice!r}")
         # a name is a path below `img` and a line of the list
-        odd = next(
-            (i for i in ids if join_inside(self.root, i) is None or [line.strip() for line in i.splitlines()] != [i]),
+        invalid = next(
+            (i for i in ids if join_inside(self.root, i) is None or [part.strip() for part in i.splitlines()] != [i]),
             None,
         )
-        if odd is not None:
-            raise InputError(f"{split}: {odd!r} is no name for an image")
+        if invalid is not None:
+            raise InputError(f"{split}: {invalid!r} is not a valid image name")
         journal = _Journal(self.root / _JOURNALS / f"{split}.jsonl", self.classes)
         records = {k: r for k, r in journal.read().items() if self._is_on_disk(r)}
-        todo = [f for f in frames if f.id not in records or records[f.id]["stamp"] != _stamp(f)]
+        todo = [f for f in frames if f.id not in records or records[f.id]["stamp"] != _fingerprint(f)]
         work = partial(_convert, root=self.root, read=read, classes=self.classes, link=self._link)
         results = parallel_map(work, todo, self._workers)
         desc = split if len(todo) == len(frames) else f"{split} (of {len(frames)})"
         with journal.appending(keep=[records[i] for i in ids if i in records]) as append:
-            for record in self._progress(results, total=len(todo), desc=desc):
+            for record in self._progress(results, len(todo), desc):
                 append(record)
                 records[record["id"]] = record
         ordered = [records[i] for i in ids]
@@ -180,7 +176,7 @@ class DatasetWriter:
             self._images[r["id"]] = ImageInfo(r["id"], r["cat"], (r["size"][0], r["size"][1]), r["iscrowd"])
 
     def finish(self) -> Metadata:
-        """Write `metadata.bin`: the folder is now a data set. Call it after the last split."""
+        """Write `metadata.bin`, which completes the data set; call it after the last split."""
         metadata = Metadata(**{**vars(self.classes), "images": list(self._images.values())})
         write_metadata(self.root / "metadata.bin", metadata)
         shutil.rmtree(self.root / _JOURNALS, ignore_errors=True)
@@ -191,7 +187,7 @@ class DatasetWriter:
 
 
 class _Journal:
-    """What is known of finished images, a line each; lines of another version of the classes do not count."""
+    """Records of finished images, one per line; a journal with other classes is ignored."""
 
     def __init__(self, path: Path, classes: Metadata) -> None:
         self._path = path
@@ -210,53 +206,46 @@ class _Journal:
             return {}
         return {record["id"]: record for record in values[1:]}
 
-    def appending(self, keep: list[dict[str, Any]]) -> _Appending:
+    @contextmanager
+    def appending(self, keep: list[dict[str, Any]]) -> Iterator[Callable[[dict[str, Any]], None]]:
+        """Rewrite the journal with the records to keep, and yield a function that appends one."""
         lines = [json.dumps(line) + "\n" for line in (self._header, *keep)]
         write_atomically(self._path, "".join(lines).encode())
-        return _Appending(self._path)
+        with self._path.open("a", encoding="utf-8") as file:
+
+            def append(record: dict[str, Any]) -> None:
+                file.write(json.dumps(record) + "\n")
+                file.flush()
+
+            yield append
 
 
-class _Appending:
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
-
-    def __enter__(self) -> Callable[[dict[str, Any]], None]:
-        return self._append
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def _append(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-
-
-def _stamp(frame: Frame) -> list[int]:
+def _fingerprint(frame: SourceFrame) -> list[int]:
     files = [frame.photo, frame.annotation, *([frame.second] if frame.second else [])]
     known = [zlib.crc32(repr(frame.info).encode())] if frame.info is not None else []
-    return [value for file in files for value in stamp(file)] + known
+    return [value for file in files for value in fingerprint(file)] + known
 
 
-def _convert(frame: Frame, root: Path, read: Reader, classes: Metadata, link: Link) -> dict[str, Any]:
-    """Write photo and mask of one frame, in a worker process; the result is its line of the journal."""
-    source = _stamp(frame)
+def _convert(frame: SourceFrame, root: Path, read: Reader, classes: Metadata, link: Link) -> dict[str, Any]:
+    """Write image and mask of one frame, in a worker process; return its record for the journal."""
+    source = _fingerprint(frame)
     instances = read(frame)
     layers = instances.ids[None] if instances.ids.ndim == 2 else instances.ids
     size = (int(layers.shape[1]), int(layers.shape[2]))
-    photo_is = photo_size(frame.photo)
-    if photo_is != size:
+    photo_dims = photo_size(frame.photo)
+    if photo_dims != size:
         raise InputError(
-            f"{frame.photo}: {photo_is[1]} x {photo_is[0]} pixels (width x height), but its annotation "
+            f"{frame.photo}: {photo_dims[1]} x {photo_dims[0]} pixels (width x height), but its annotation "
             f"{frame.annotation} has {size[1]} x {size[0]}"
         )
-    ending = frame.photo.suffix.lower()
-    photo = Path("img", frame.id + (ending if ending in IMAGE_EXTENSIONS else ".png"))
-    put_photo(frame.photo, root / photo, link)
+    extension = frame.photo.suffix.lower()
+    photo = Path("img", frame.id + (extension if extension in IMAGE_EXTENSIONS else ".png"))
+    store_photo(frame.photo, root / photo, link)
     masks = [Path("msk", f"{frame.id}.png" + (f".{k}" if k else "")) for k in range(len(layers))]
     depth = np.uint8 if len(instances.cat) <= 256 else np.uint16
     for path, layer in zip(masks, layers):
         with replacing(root / path) as temporary:
-            # runs of equal ids are all there is to find: half the time of zlib's usual search, and smaller files
+            # id maps consist of runs: half the time of the default search of zlib, and smaller files
             Image.fromarray(layer.astype(depth, copy=False)).save(temporary, format="PNG", compress_type=zlib.Z_RLE)
     return {
         "id": frame.id,
@@ -270,8 +259,8 @@ def _convert(frame: Frame, root: Path, read: Reader, classes: Metadata, link: Li
     }
 
 
-def put_photo(source: File, target: Path, link: Link) -> None:
-    """Link or copy a photo, whole or not at all; one that is not PNG or JPEG is stored as PNG."""
+def store_photo(source: File, target: Path, link: Link) -> None:
+    """Link or copy an image atomically; one that is not PNG or JPEG is stored as PNG."""
     with replacing(target) as temporary:
         if source.suffix.lower() not in IMAGE_EXTENSIONS:
             read_photo(source).save(temporary, format="PNG")
@@ -286,6 +275,6 @@ def put_photo(source: File, target: Path, link: Link) -> None:
 def _hard_link(source: Path, target: Path) -> bool:
     try:
         os.link(source.resolve(), target)
-    except OSError:  # another disk, a file system without links, somebody else's file
+    except OSError:  # another disk, a file system without links, a file of another user
         return False
     return True

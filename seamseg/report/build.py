@@ -6,7 +6,7 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -18,8 +18,7 @@ from seamseg.report.summary import ImageEntry, ReportRun, collect_statistics, ru
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
 from seamseg.utils.parallel import threaded_map
-
-Progress = Callable[[Iterable[Any], int, str], Iterable[Any]]
+from seamseg.utils.progress import ProgressCallback
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def write_report(
     evaluation: Evaluation,
     against: Evaluation | None = None,
     options: ReportOptions | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> ReportSummary:
     """Write the HTML file atomically, with one image in memory at a time.
 

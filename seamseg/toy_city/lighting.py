@@ -45,26 +45,8 @@ class Light:
 
 # kind: probability, sun colour, ambient, haze, haze distance, sky top, sky low, shadow
 _KINDS = {
-    "clear": (
-        0.50,
-        (0.75, 0.70, 0.62),
-        (0.50, 0.54, 0.62),
-        (190, 205, 222),
-        130.0,
-        (70, 130, 205),
-        (190, 215, 235),
-        0.5,
-    ),
-    "overcast": (
-        0.28,
-        (0.12, 0.12, 0.12),
-        (0.78, 0.80, 0.84),
-        (196, 200, 205),
-        90.0,
-        (150, 158, 168),
-        (205, 208, 212),
-        0.2,
-    ),
+    "clear": (0.5, (0.75, 0.7, 0.62), (0.5, 0.54, 0.62), (190, 205, 222), 130.0, (70, 130, 205), (190, 215, 235), 0.5),
+    "overcast": (0.28, (0.12,) * 3, (0.78, 0.8, 0.84), (196, 200, 205), 90.0, (150, 158, 168), (205, 208, 212), 0.2),
     "dusk": (0.10, (0.75, 0.42, 0.22), (0.42, 0.38, 0.48), (205, 150, 125), 90.0, (75, 80, 135), (240, 165, 105), 0.4),
     "night": (0.06, (0.08, 0.09, 0.14), (0.27, 0.29, 0.40), (30, 34, 56), 70.0, (10, 13, 32), (48, 46, 72), 0.25),
     "fog": (
@@ -156,19 +138,19 @@ def sky(light: Light, height: int, width: int, horizon: float, rng: Rng) -> np.n
     """Return a float32 `height x width x 3` image of the sky down to the horizon, with clouds, sun, moon or stars."""
     down = np.clip(np.arange(height, dtype=np.float32) / max(horizon, 1.0), 0, 1)[:, None] ** np.float32(1.3)
     column = light.sky_top.astype(np.float32) * (1 - down) + light.sky_low.astype(np.float32) * down
-    picture = np.repeat(column[:, None], width, axis=1)
+    image = np.repeat(column[:, None], width, axis=1)
     cover = {"clear": rng.uniform(0.0, 0.8), "overcast": 0.7, "dusk": rng.uniform(0.2, 0.9), "night": 0.3, "fog": 0.1}
     clouds = smooth_noise(rng, height, width, cells=rng.uniform(2.5, 6), stretch=2.5)
     amount = np.clip((clouds - 0.5 + 0.25 * cover[light.kind]) * 2.6, 0, 1) * np.float32(cover[light.kind])
     white = np.float32(0.25 if light.kind == "night" else 0.9) * (light.haze + 40).astype(np.float32)
-    picture += (np.minimum(white, 250) - picture) * (amount * (1 - 0.5 * down))[..., None]
+    image += (np.minimum(white, 250) - image) * (amount * (1 - 0.5 * down))[..., None]
     if light.kind == "night":
         n = int(rng.integers(20, 80))
         ys, xs = rng.integers(0, max(1, int(horizon * 0.8)), n), rng.integers(0, width, n)
-        picture[ys, xs] += rng.uniform(60, 170, (n, 1)).astype(np.float32)
+        image[ys, xs] += rng.uniform(60, 170, (n, 1)).astype(np.float32)
     if light.kind in ("clear", "night") and rng.random() < 0.35:
         disc = (255, 244, 214) if light.kind == "clear" else (225, 228, 235)
         radius = width * rng.uniform(0.015, 0.03)
         x, y = rng.uniform(0, width), rng.uniform(0.05, 0.6) * horizon
-        add_glow(picture, [(x, y, radius * 4, (60, 56, 46)), (x, y, radius * 1.6, disc)])
-    return picture
+        add_glow(image, [(x, y, radius * 4, (60, 56, 46)), (x, y, radius * 1.6, disc)])
+    return image

@@ -63,17 +63,8 @@ def person(stage: Stage, x: float, z: float, height: float, key: int) -> None:
     long_coat = rng.random() < 0.3
     low = (0.55 if long_coat else 0.84) * s
     flare = 1.35 if long_coat else 1.0
-    board.shape(
-        [
-            (-half * flare, low),
-            (half * flare, low),
-            (half * 1.1, shoulder),
-            (half * 0.5, neck),
-            (-half * 0.5, neck),
-            (-half * 1.1, shoulder),
-        ],
-        top,
-    )
+    left = [(-half * 0.5, neck), (-half * 1.1, shoulder)]
+    board.shape([(-half * flare, low), (half * flare, low), (half * 1.1, shoulder), (half * 0.5, neck), *left], top)
     board.ball(0, shoulder - 0.03 * s, half * 1.08, top, tall=0.5)
     board.shape([(half * 0.25, low), (half * flare, low), (half * 1.1, shoulder), (half * 0.25, shoulder)], top * 0.82)
     _luggage(board, rng, s, half, -1.0 if sideways else 0.0)
@@ -128,15 +119,8 @@ def bicycle(stage: Stage, x: float, z: float, heading: float, key: int) -> None:
     board = Billboard(stage, x, z, heading, key)
     frame, tyre = any_color(rng, 0.2, 0.95), hsv(0.1, 0.1, rng.uniform(0.08, 0.3))
     thick = 0.085
-    outline = [
-        (-BASE, WHEEL),
-        (-BASE, 1.8 * WHEEL),
-        (-0.32, 0.93),
-        (0.44, 1.04),
-        (BASE, 1.8 * WHEEL),
-        (BASE, WHEEL),
-        (0, 0.2),
-    ]
+    rear, front = [(-BASE, WHEEL), (-BASE, 1.8 * WHEEL)], [(BASE, 1.8 * WHEEL), (BASE, WHEEL)]
+    outline = [*rear, (-0.32, 0.93), (0.44, 1.04), *front, (0, 0.2)]
     board.shape(outline, None)
     angles = np.linspace(0, math.tau, 19)
     for u in (-BASE, BASE):

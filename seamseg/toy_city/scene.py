@@ -59,12 +59,12 @@ def render_scene(
     if not portrait and abs(camera.yaw) < 0.5 and rng.random() < 0.35:
         bonnet(stage, canvas.key(labels.EGO_VEHICLE))
 
-    picture, ids = canvas.final_photo(), canvas.final_ids()
+    photo, ids = canvas.final_photo(), canvas.final_ids()
     _group_tiny_instances(ids)
-    _add_surface(picture, ids, rng)
+    _add_surface(photo, ids, rng)
     if light.night:
-        add_glow(picture, canvas.glows)
-    developed = develop(picture, light, rng)
+        add_glow(photo, canvas.glows)
+    developed = develop(photo, light, rng)
     if rng.random() < 0.12:
         _mask_border(developed, ids, rng)
     return developed, ids

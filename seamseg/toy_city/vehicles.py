@@ -95,34 +95,19 @@ def _underside(
 ) -> None:
     """Paint the dark gap between the wheels, and the tyres visible through it."""
     dark = np.full(3, 22.0)
+    reach, top, inner = length / 2 - 0.25, floor + 0.1, half * 0.9
     for sign in (-1, 1):
-        box = [
-            (-length / 2 + 0.25, 0.1, sign * half * 0.92),
-            (length / 2 - 0.25, 0.1, sign * half * 0.92),
-            (length / 2 - 0.25, floor + 0.1, sign * half * 0.92),
-            (-length / 2 + 0.25, floor + 0.1, sign * half * 0.92),
-        ]
-        _patch(stage, pose, box, dark, (0, 0, sign), key)
+        w = sign * half * 0.92
+        _patch(
+            stage, pose, [(-reach, 0.1, w), (reach, 0.1, w), (reach, top, w), (-reach, top, w)], dark, (0, 0, sign), key
+        )
     for ahead in (-1, 1):
-        u = ahead * (length / 2 - 0.25)
+        u = ahead * reach
         for side in (-1, 1):  # front or rear tyres below the bumper
             a, b = sorted((side * half * 0.95, side * (half * 0.95 - 0.24)))
-            _patch(
-                stage, pose, [(u, 0, a), (u, 0, b), (u, floor + 0.1, b), (u, floor + 0.1, a)], dark, (ahead, 0, 0), key
-            )
-        _patch(
-            stage,
-            pose,
-            [
-                (u, 0.12, -half * 0.9),
-                (u, 0.12, half * 0.9),
-                (u, floor + 0.1, half * 0.9),
-                (u, floor + 0.1, -half * 0.9),
-            ],
-            dark * 0.8,
-            (ahead, 0, 0),
-            key,
-        )
+            _patch(stage, pose, [(u, 0, a), (u, 0, b), (u, top, b), (u, top, a)], dark, (ahead, 0, 0), key)
+        gap = [(u, 0.12, -inner), (u, 0.12, inner), (u, top, inner), (u, top, -inner)]
+        _patch(stage, pose, gap, dark * 0.8, (ahead, 0, 0), key)
 
 
 def _lamps(stage: Stage, pose: Pose, length: float, half: float, low: float, high: float) -> None:
@@ -134,21 +119,13 @@ def _lamps(stage: Stage, pose: Pose, length: float, half: float, low: float, hig
     for ahead, color in ((1, head), (-1, tail)):
         u = ahead * (length / 2 + 0.01)
         for sign in (-1, 1):
-            quad = [
-                (u, low, sign * inner),
-                (u, low, sign * half * 0.94),
-                (u, high, sign * half * 0.94),
-                (u, high, sign * inner),
-            ]
+            near, far = sign * inner, sign * half * 0.94
+            quad = [(u, low, near), (u, low, far), (u, high, far), (u, high, near)]
             _patch(stage, pose, quad, color, (ahead, 0, 0))
         plate = [(u, low - 0.22, -0.26), (u, low - 0.22, 0.26), (u, low - 0.08, 0.26), (u, low - 0.08, -0.26)]
         _patch(stage, pose, plate, np.full(3, 225.0), (ahead, 0, 0))
-    grille = [
-        (length / 2 + 0.01, low - 0.05, -inner * 0.85),
-        (length / 2 + 0.01, low - 0.05, inner * 0.85),
-        (length / 2 + 0.01, high, inner * 0.85),
-        (length / 2 + 0.01, high, -inner * 0.85),
-    ]
+    u, w = length / 2 + 0.01, inner * 0.85
+    grille = [(u, low - 0.05, -w), (u, low - 0.05, w), (u, high, w), (u, high, -w)]
     _patch(stage, pose, grille, np.full(3, 40.0), (1, 0, 0))
     front = pose.world(np.array([length / 2, (low + high) / 2, 0.0]))
     if night and stage.faces_camera(front, pose.world(np.array([1.0, 0, 0])) - pose.world(np.zeros(3))):

@@ -16,6 +16,9 @@ LINE_SECONDS = 15.0
 
 _quiet = False
 
+ProgressCallback = Callable[[Iterable[Any], int | None, str], Iterable[Any]]
+"""Wraps an iterable, with its length and a description, as :func:`progress` does."""
+
 
 def set_quiet(quiet: bool) -> None:
     """Silence (or restore) the progress of this process."""

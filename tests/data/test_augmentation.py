@@ -78,14 +78,17 @@ def test_device_transforms_match_worker_transforms(options, color_jitter, crop_s
         for on_device in (False, True)
     )
     sent = batch_of(there)
-    assert sent.images.dtype == torch.uint8 and {p.flip for p in sent.deferred} == {True, False}
+    assert sent.images.dtype == torch.uint8
+    assert {p.flip for p in sent.deferred} == {True, False}
     assert sent.masks.dtype == (torch.uint8 if count <= 256 else torch.int32)
     done, expected = prepare_batch(sent, options), batch_of(here)
-    assert done.deferred is None and prepare_batch(done, options) is done
+    assert done.deferred is None
+    assert prepare_batch(done, options) is done
     assert prepare_batch(expected, options) is expected
     for name in ("images", "masks", "boxes", "categories", "iscrowd"):
         for a, b in zip(getattr(done, name), getattr(expected, name), strict=True):
-            assert a.dtype == b.dtype and torch.equal(a, b), name
+            assert a.dtype == b.dtype, name
+            assert torch.equal(a, b), name
 
 
 def test_boxes_of_absent_ids_stay_absent(options):
@@ -134,8 +137,10 @@ def test_jitter_factors_come_from_the_rng_and_are_bounded():
     drawn = [transform.sample_params((40, 50), Random(seed)).deferred.jitter for seed in range(300)]
     assert drawn[7] == transform.sample_params((40, 50), Random(7)).deferred.jitter
     low, high = np.min(drawn, axis=0), np.max(drawn, axis=0)
-    assert (low >= [0.8, 0, 1, -0.1]).all() and (high <= [1.2, 2.5, 1, 0.1]).all()
-    assert (low <= [0.82, 0.2, 1, -0.08]).all() and (high >= [1.18, 2.3, 1, 0.08]).all()
+    assert (low >= [0.8, 0, 1, -0.1]).all()
+    assert (high <= [1.2, 2.5, 1, 0.1]).all()
+    assert (low <= [0.82, 0.2, 1, -0.08]).all()
+    assert (high >= [1.18, 2.3, 1, 0.08]).all()
 
 
 def test_each_jitter_factor():
@@ -145,7 +150,8 @@ def test_each_jitter_factor():
     flat = jitter(pixels, (1, 0, 1, 0))
     assert len(flat.unique()) == 1
     grey = jitter(pixels, (1, 1, 0, 0))
-    assert torch.equal(grey[0], grey[1]) and torch.equal(grey[0], grey[2])
+    assert torch.equal(grey[0], grey[1])
+    assert torch.equal(grey[0], grey[2])
     shifted = jitter(pixels, (1, 1, 1, 1 / 3))
     assert shifted[:, 0, 0].tolist() == [40, 200, 40]  # red to green
 
@@ -183,7 +189,9 @@ def test_fast_decode(make_folder, rotated):
         plain.set_epoch(epoch)
         fast.set_epoch(epoch)
         a, b = plain[0], fast[0]
-        assert a["img"].shape == b["img"].shape and torch.equal(a["msk"], b["msk"]) and a["size"] == b["size"]
+        assert a["img"].shape == b["img"].shape
+        assert torch.equal(a["msk"], b["msk"])
+        assert a["size"] == b["size"]
         assert 0 < (a["img"] - b["img"]).abs().mean() < 0.01
     sizes = [fast.read(0, size)[0].size for size in ((256, 400), (129, 100), (128, 200), (60, 90), (10, 10))]
     assert sizes == [(400, 256), (400, 256), (200, 128), (100, 64), (50, 32)]

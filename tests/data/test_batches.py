@@ -37,17 +37,22 @@ def test_collate(make_folder):
     data = dataset(make_folder())
     items = [data[i] for i in (2, 0)]
     batch = collate(items)
-    assert len(batch) == 2 and batch.ids == ["im2", "im0"] and batch.original_sizes == [(14, 14), (12, 20)]
+    assert len(batch) == 2
+    assert batch.ids == ["im2", "im0"]
+    assert batch.original_sizes == [(14, 14), (12, 20)]
     assert torch.equal(batch.images[1], items[1]["img"])
-    assert batch.masks.dtype == torch.int64 and batch.iscrowd.dtype == torch.uint8
-    assert batch.categories.dtype == torch.int64 and batch.boxes.dtype == torch.float32
+    assert batch.masks.dtype == torch.int64
+    assert batch.iscrowd.dtype == torch.uint8
+    assert batch.categories.dtype == torch.int64
+    assert batch.boxes.dtype == torch.float32
 
 
 def test_padding_matches_the_original():
     ops = np.load(Path(__file__).parents[1] / "golden" / "ops.npz")
     packed = PackedSequence(torch.from_numpy(ops["pad/a"]), None, torch.from_numpy(ops["pad/c"]))
     padded, sizes = packed.as_padded(-1)
-    assert torch.equal(padded, torch.from_numpy(ops["pad/out"])) and sizes == [tuple(s) for s in ops["pad/sizes"]]
+    assert torch.equal(padded, torch.from_numpy(ops["pad/out"]))
+    assert sizes == [tuple(s) for s in ops["pad/sizes"]]
     assert torch.equal(packed.as_padded(multiple=6)[0], torch.from_numpy(ops["pad/out_snap6"]))
 
 

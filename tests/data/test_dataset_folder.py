@@ -96,14 +96,19 @@ def test_any_extension(make_folder, ending):
 
 def test_items(make_folder):
     data = dataset(make_folder())
-    assert len(data) == 3 and data.img_sizes == [(12, 20), (20, 12), (14, 14)]
+    assert len(data) == 3
+    assert data.img_sizes == [(12, 20), (20, 12), (14, 14)]
     assert (data.num_stuff, data.num_thing, data.categories) == (2, 1, ["road", "sky", "car"])
     item = data[1]
-    assert item["id"] == "im1" and item["size"] == (20, 12)
+    assert item["id"] == "im1"
+    assert item["size"] == (20, 12)
     assert item["img"].shape[1:] == item["msk"].shape[1:]
-    assert item["cat"].tolist() == [255, 0, 2, 2] and item["iscrowd"].tolist() == [0, 0, 0, 1]
+    assert item["cat"].tolist() == [255, 0, 2, 2]
+    assert item["iscrowd"].tolist() == [0, 0, 0, 1]
     photo, mask, info = data.read(1)
-    assert photo.size == (12, 20) and mask.shape == (1, 20, 12) and info.id == "im1"
+    assert photo.size == (12, 20)
+    assert mask.shape == (1, 20, 12)
+    assert info.id == "im1"
 
 
 def test_augmentation_depends_on_seed_epoch_and_index_alone(make_folder):

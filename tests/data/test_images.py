@@ -155,7 +155,8 @@ def test_unreadable(tmp_path, content, reason):
     path.write_bytes(content)
     with pytest.raises(UnreadableImage, match=reason) as error:
         open_image(path)
-    assert str(path) in str(error.value) and "\n" not in str(error.value)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_missing_and_folder(tmp_path):
@@ -191,7 +192,8 @@ def test_large_images_do_not_trigger_pillows_warning(tmp_path):
 def test_masks_of_any_depth(tmp_path, dtype):
     ids = (GREY % 200).astype(dtype) * (1 if dtype == np.uint8 else 200)
     mask = open_mask(save(tmp_path, Image.fromarray(ids), "m.png" if dtype != np.int32 else "m.tif"))
-    assert mask.dtype == np.int32 and np.array_equal(mask, ids)
+    assert mask.dtype == np.int32
+    assert np.array_equal(mask, ids)
 
 
 def test_masks_with_palette_or_one_bit(tmp_path):
@@ -216,4 +218,5 @@ def test_masks_of_16_and_32_bits_are_exact(tmp_path):
     long = np.array([[0, 1, 65535], [65536, 16_777_217, 2**31 - 1]], np.int32)
     Image.fromarray(long).save(tmp_path / "m32.png", format="TIFF")
     read = open_mask(tmp_path / "m32.png")
-    assert np.array_equal(read, long) and read.dtype == np.int32
+    assert np.array_equal(read, long)
+    assert read.dtype == np.int32

@@ -139,8 +139,10 @@ def test_a_new_epoch_resets_the_segments():
     sampler = DistributedARBatchSampler(SIZES, 2, 2, 0)
     whole = list(sampler)
     sampler.continue_from([EpochSegment(3, 2, 1)])
-    assert sampler.segments == (EpochSegment(3, 2, 1), EpochSegment(2, 2, 0)) and list(sampler) != whole
+    assert sampler.segments == (EpochSegment(3, 2, 1), EpochSegment(2, 2, 0))
+    assert list(sampler) != whole
     sampler.set_epoch(0)
     assert list(sampler) == whole
     sampler.continue_from([EpochSegment(2, 2, 1)])
-    assert list(sampler) == whole[1:] and len(sampler) == len(whole) - 1
+    assert list(sampler) == whole[1:]
+    assert len(sampler) == len(whole) - 1

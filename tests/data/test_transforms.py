@@ -79,7 +79,9 @@ def test_sizes():
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 200), st.integers(1, 400))
 def test_sizes_are_positive_and_below_the_limit(height, width, shortest, longest):
     h, w = scaled_size((height, width), shortest, longest)
-    assert h >= 1 and w >= 1 and max(h, w) <= longest
+    assert h >= 1
+    assert w >= 1
+    assert max(h, w) <= longest
 
 
 @settings(max_examples=200)
@@ -96,7 +98,8 @@ def test_compacted_ids_keep_their_class(values):
     ids = np.array(values).reshape(1, 1, -1)
     cat, crowd = [255, 10, 11, 12, 13, 14, 15], [0, 1, 0, 1, 0, 1, 0]
     new, classes, crowds = compact_ids(ids, cat, crowd)
-    assert np.array_equal(classes[new], np.array(cat)[ids]) and np.array_equal(crowds[new], np.array(crowd)[ids])
+    assert np.array_equal(classes[new], np.array(cat)[ids])
+    assert np.array_equal(crowds[new], np.array(crowd)[ids])
     assert (new == 0).sum() == (ids == 0).sum()
     assert set(np.unique(new)) | {0} == set(range(len(classes)))
 
@@ -105,7 +108,8 @@ def test_instances_that_vanish_are_dropped():
     mask = np.zeros((1, 60, 60), np.int32)
     mask[0, 30, 30], mask[0, :20, :20] = 1, 2
     item = TrainTransform(6, None)(Image.new("RGB", (60, 60)), mask, [255, 0, 2], [0, 0, 1])
-    assert item["cat"].tolist() == [255, 2] and item["iscrowd"].tolist() == [0, 1]
+    assert item["cat"].tolist() == [255, 2]
+    assert item["iscrowd"].tolist() == [0, 1]
     assert item["bbx"][1].tolist() == [0, 0, 2, 2]
 
 
@@ -113,7 +117,8 @@ def test_layers_are_kept():
     layers = np.stack([MASK[0], np.zeros_like(MASK[0])])
     layers[1, 5:9, 6:20] = 5
     item = TrainTransform(41, None)(RAW, layers, [*CAT, 7], [*CROWD, 0])
-    assert item["msk"].shape == (2, 41, 53) and item["bbx"][5].tolist() == [5, 6, 9, 20]
+    assert item["msk"].shape == (2, 41, 53)
+    assert item["bbx"][5].tolist() == [5, 6, 9, 20]
 
 
 def test_invalid_arguments():

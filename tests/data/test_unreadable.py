@@ -59,15 +59,19 @@ def test_replaced_by_another_image_of_the_same_orientation(make_folder, spoil):
     taken = set()
     for epoch in range(30):
         item = data[SampleIndex(epoch, 2, 2)]
-        assert item["size"][0] < item["size"][1] and item["id"] != "im2"
+        assert item["size"][0] < item["size"][1]
+        assert item["id"] != "im2"
         ((image, error),) = item["unreadable"]
-        assert image == "im2" and reason in error
+        assert image == "im2"
+        assert reason in error
         again = dataset(root)[SampleIndex(epoch, 2, 2)]
-        assert again["id"] == item["id"] and torch.equal(again["img"], item["img"])
+        assert again["id"] == item["id"]
+        assert torch.equal(again["img"], item["img"])
         taken.add(item["id"])
     assert len(taken) > 2
     for index in {0, 1, *range(3, len(SIZES))}:
-        assert torch.equal(data[index]["img"], good[index]["img"]) and data[index]["unreadable"] == []
+        assert torch.equal(data[index]["img"], good[index]["img"])
+        assert data[index]["unreadable"] == []
     with pytest.raises(InputError, match="im2"):
         dataset(root, replace_unreadable=False)[2]
 
@@ -135,10 +139,13 @@ def test_limit_of_unreadable_images(limit, allowed):
         images.add([(str(number), f"{number}.png: empty")])
     with pytest.raises(InputError) as error:
         images.add([("last", "last.png: empty"), ("more", "more.png: empty")][: 1 + (allowed == 3)])
-    assert "training images of this epoch cannot be read" in str(error.value) and "broken_limit" in str(error.value)
-    assert ("last.png" in str(error.value)) == (allowed < 3) and len(log) == allowed
+    assert "training images of this epoch cannot be read" in str(error.value)
+    assert "broken_limit" in str(error.value)
+    assert ("last.png" in str(error.value)) == (allowed < 3)
+    assert len(log) == allowed
     if allowed == 3:
-        assert str(error.value).startswith("5 of the 10") and str(error.value).endswith("and 2 more")
+        assert str(error.value).startswith("5 of the 10")
+        assert str(error.value).endswith("and 2 more")
 
 
 def test_a_replacement_is_augmented_on_its_own(make_folder):

@@ -51,7 +51,8 @@ def test_persistent_workers_load_the_same_batches(make_folder):
         for a, b, c in zip(*batches, strict=True):
             assert_same(a, b)
             assert_same(a, c)
-    assert pids[0] == pids[1] == pids[2] and len(pids[0]) == 2
+    assert pids[0] == pids[1] == pids[2]
+    assert len(pids[0]) == 2
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -124,7 +125,9 @@ def test_error_of_a_killed_worker(make_folder, kind, name, advice):
         list(loader)
     message = str(error.value)
     assert message.startswith(f"a data loading worker was killed by signal {name} while reading ")
-    assert str(root / "img" / "im4.png") in message and advice in message and "\n" not in message
+    assert str(root / "img" / "im4.png") in message
+    assert advice in message
+    assert "\n" not in message
     assert not isinstance(error.value, InputError)
 
 
@@ -133,11 +136,15 @@ def test_error_of_a_worker_killed_during_a_step(make_folder):
     data = dataset(make_folder(SIZES), Dying)
     loader = loader_of(data, 1, prefetch=8)
     set_epoch(loader, 0)
-    with pytest.raises(SeamsegError, match=r"SIGKILL while reading .*im4.png"), translate_worker_errors(loader):
+
+    def work():
         for _ in loader:
             end = time.monotonic() + 30
             while time.monotonic() < end:
                 time.sleep(0.01)
+
+    with pytest.raises(SeamsegError, match=r"SIGKILL while reading .*im4.png"), translate_worker_errors(loader):
+        work()
 
 
 HOLDING = """

@@ -99,7 +99,7 @@ def test_same_seed_same_bits():
     assert all(torch.equal(first[2][name], second[2][name]) for name in first[2])
 
 
-def test_facts_are_those_of_the_targets():
+def test_target_info_matches_the_targets():
     batch = toy_batch((32, 32), (48, 48), empty=(1,), crowd=(0,))
     batch.boxes[0][3] = -1
     first, second = batch.with_target_info().target_info
@@ -112,7 +112,7 @@ def test_facts_are_those_of_the_targets():
     assert known.to("cpu").target_info == known.target_info
 
 
-def test_facts_serve_instead_of_the_targets():
+def test_target_info_is_used_instead_of_the_targets():
     """They alone decide, so the targets need not be read."""
     batch = toy_batch((64, 64)).with_target_info()
     batch.categories[0].fill_(0)

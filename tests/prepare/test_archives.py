@@ -1,4 +1,4 @@
-"""Files in zip and tar archives read as if they had been unpacked, and damage that is named."""
+"""Files in zip and tar archives are read like unpacked ones, and damage is reported."""
 
 import pickle
 import tarfile
@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from support.source_files import photo, picture, tree, zip_of
 
-from seamseg.prepare.archives import Member, SourceTree, photo_size, read_map, read_photo, stamp
+from seamseg.prepare.archives import ArchiveMember, SourceTree, fingerprint, photo_size, read_map, read_photo
 from seamseg.prepare.cityscapes import prepare_cityscapes
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.utils.errors import InputError
 
 
@@ -38,27 +39,33 @@ def packed(source, tmp_path, kind):
 def test_members(source, tmp_path, kind):
     root = packed(source, tmp_path, kind)
     found = SourceTree(root)
-    assert found.folders("") == ["a"] and found.folders("a") == ["b"] and found.folders("x") == []
-    assert list(found.files("a")) == ["m.png"] and "top.txt" in found.files("")
+    assert found.folders("") == ["a"]
+    assert found.folders("a") == ["b"]
+    assert found.folders("x") == []
+    assert list(found.files("a")) == ["m.png"]
+    assert "top.txt" in found.files("")
     text, image, mask = (found.file(p) for p in ("top.txt", "a/b/x.png", "a/m.png"))
-    assert isinstance(text, Member) and text.read_bytes() == (source / "top.txt").read_bytes()
+    assert isinstance(text, ArchiveMember)
+    assert text.read_bytes() == (source / "top.txt").read_bytes()
     assert pickle.loads(pickle.dumps(mask)) == mask
     assert (image.name, image.stem, image.suffix) == ("x.png", "x", ".png")
-    assert photo_size(image) == (8, 12) and np.asarray(read_photo(image)).max() == 7
+    assert photo_size(image) == (8, 12)
+    assert np.asarray(read_photo(image)).max() == 7
     assert np.array_equal(read_map(mask), read_map(source / "a" / "m.png"))
-    assert stamp(text) == stamp(found.file("top.txt")) != stamp(image)
+    assert fingerprint(text) == fingerprint(found.file("top.txt")) != fingerprint(image)
     assert str(image).endswith(("all.zip/a/b/x.png", "all.tar/a/b/x.png"))
     assert found.file("none") is None
 
 
-def test_files_on_disk_go_first_and_archives_add(source, tmp_path):
+def test_files_on_disk_take_precedence_over_archives(source, tmp_path):
     root = packed(source, tmp_path, "deflated")
     (root / "a").mkdir()
     (root / "a" / "m.png").write_bytes(b"disk")
     (root / "a" / "n.png").write_bytes(b"disk")
     found = SourceTree(root)
     assert list(found.files("a")) == ["m.png", "n.png"]
-    assert found.file("a/m.png") == root / "a" / "m.png" and found.files("a")["m.png"] == root / "a" / "m.png"
+    assert found.file("a/m.png") == root / "a" / "m.png"
+    assert found.files("a")["m.png"] == root / "a" / "m.png"
     assert found.folders("a") == ["b"]
 
 
@@ -68,7 +75,7 @@ def test_damaged_archives(source, tmp_path):
     data = bytearray((root / "all.zip").read_bytes())
     data[data.index(b"texttext") + 3] ^= 1
     (root / "all.zip").write_bytes(data)
-    with pytest.raises(InputError, match=r"all\.zip/top\.txt: the archive is damaged \(wrong check sum\)"):
+    with pytest.raises(InputError, match=r"all\.zip/top\.txt: the archive is damaged \(wrong checksum\)"):
         member.read_bytes()
     (root / "all.zip").write_bytes(bytes(member.offset + 40))
     with pytest.raises(InputError, match="the archive is damaged"):
@@ -84,14 +91,14 @@ def test_damaged_archives(source, tmp_path):
         SourceTree(root)
 
 
-def test_unusual_packing(source, tmp_path):
+def test_unsupported_compression(source, tmp_path):
     (tmp_path / "z").mkdir()
     zip_of(source, tmp_path / "z" / "all.zip", zipfile.ZIP_BZIP2)
     with pytest.raises(InputError, match="encrypted or packed in an unusual way; unpack the archive"):
         SourceTree(tmp_path / "z")
 
 
-def test_compressed_tar_is_named(tmp_path):
+def test_compressed_tar_is_reported(tmp_path):
     (tmp_path / "train.tar.gz").write_bytes(b"")
     assert SourceTree(tmp_path).hint == f"; {tmp_path}/train.tar.gz cannot be read in place, unpack it"
     with pytest.raises(InputError, match=r"0 images found.*train\.tar\.gz cannot be read in place"):
@@ -100,7 +107,7 @@ def test_compressed_tar_is_named(tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_cityscapes_as_downloaded(tmp_path, workers):
-    """Each zip of Cityscapes has README and license beside its folder."""
+    """Each zip of Cityscapes has a README and a license beside its folder."""
     raw, zips = tmp_path / "raw", tmp_path / "zips"
     zips.mkdir()
     for kind, split in (("gtFine", "train"), ("gtFine", "val"), ("gtCoarse", "train_extra")):
@@ -115,5 +122,5 @@ def test_cityscapes_as_downloaded(tmp_path, workers):
             for path in (raw / kind).rglob("*.png"):
                 file.write(path, path.relative_to(raw).as_posix())
     assert prepare_cityscapes(raw, tmp_path / "one").splits == {"train": 1, "val": 1, "coarse": 1}
-    prepare_cityscapes(zips, tmp_path / "two", workers=workers)
+    prepare_cityscapes(zips, tmp_path / "two", options=ConversionOptions(workers))
     assert tree(tmp_path / "one") == tree(tmp_path / "two")

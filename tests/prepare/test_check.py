@@ -1,4 +1,4 @@
-"""`seamseg prepare --check`: each kind of damage is found and named, and a whole data set has none."""
+"""`seamseg prepare --check` reports each kind of problem, and none for a valid data set."""
 
 import json
 
@@ -13,11 +13,11 @@ from seamseg.data.folder import DatasetFolder
 from seamseg.formats.metadata import Metadata, read_metadata, write_metadata
 from seamseg.prepare.check import check_dataset
 from seamseg.prepare.contact_sheet import _edges, choose_images, write_contact_sheet
-from seamseg.prepare.writer import DatasetWriter, Frame, Instances
+from seamseg.prepare.writer import DatasetWriter, Instances, SourceFrame
 from seamseg.utils.errors import InputError
 
 
-def read(frame: Frame) -> Instances:
+def read(frame: SourceFrame) -> Instances:
     ids = np.ones((10, 14), np.uint8)
     ids[0], ids[5:, 7:], ids[8:, 10:], ids[1] = 0, 2, 3, 4
     return Instances(ids, [255, 0, 2, 2, 1], [0, 0, 0, 1, 0])
@@ -27,7 +27,7 @@ def read(frame: Frame) -> Instances:
 def data(tmp_path):
     """Three images in train, one in val; every class in each."""
     frames = [
-        Frame(
+        SourceFrame(
             f"im{k}", photo(tmp_path / "src" / f"{k}.png", (10, 14), 20 * k), tmp_path / "src" / f"{k}.png", f"{k}.png"
         )
         for k in range(4)
@@ -50,22 +50,26 @@ def found(data, is_error=True):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_whole_data_set(data, workers):
+def test_valid_data_set(data, workers):
     before = tree(data)
     report = check_dataset(data, workers)
-    assert report.problems == [] and tree(data) == before
-    assert report.splits == {"train": 3, "val": 1} and report.sizes == [((10, 14), 4)]
+    assert report.problems == []
+    assert tree(data) == before
+    assert report.splits == {"train": 3, "val": 1}
+    assert report.sizes == [((10, 14), 4)]
     rows = {row["name"]: row for row in report.classes}
     mask = read(None).ids
     for name, ids in {"road": [1], "sky": [4], "car": [2, 3]}.items():
         pixels = 4 * int(np.isin(mask, ids).sum())
         assert (rows[name]["images"], rows[name]["segments"], rows[name]["pixels"]) == (4, 4 * len(ids), pixels)
         assert rows[name]["share"] == pytest.approx(pixels / (4 * np.count_nonzero(mask)))
-    assert rows["car"]["crowds"] == 4 and rows["car"]["kind"] == "thing" and rows["sky"]["kind"] == "stuff"
+    assert rows["car"]["crowds"] == 4
+    assert rows["car"]["kind"] == "thing"
+    assert rows["sky"]["kind"] == "stuff"
     assert report.void == pytest.approx(0.1)
 
 
-def test_broken_files(data):
+def test_unreadable_files(data):
     (data / "img" / "im0.png").write_bytes(b"")
     (data / "img" / "im1.png").write_bytes((data / "img" / "im1.png").read_bytes()[:45])
     (data / "img" / "im2.png").unlink()
@@ -84,8 +88,8 @@ def test_sizes(data):
     photo(data / "img" / "im0.png", (10, 15))
     picture(data / "msk" / "im1.png", np.ones((9, 14)))
     assert found(data) == [
-        "img/im0.png: 15 x 10 pixels (width x height), metadata.bin says 14 x 10",
-        "msk/im1.png: the mask is 14 x 9 pixels (width x height), metadata.bin says 14 x 10",
+        "img/im0.png: 15 x 10 pixels (width x height), but metadata.bin has 14 x 10",
+        "msk/im1.png: the mask is 14 x 9 pixels (width x height), but metadata.bin has 14 x 10",
     ]
 
 
@@ -136,11 +140,11 @@ def test_classes(data):
         data / "metadata.bin",
         Metadata(2, 3, ["road", "sky", "car", "bus", "sky"], [(0, 0, 0)] * 5, [0, 1, 2, 3, 4], m.images),
     )
-    assert "metadata.bin: two classes are called 'sky'" in found(data)
+    assert "metadata.bin: two classes have the name 'sky'" in found(data)
     assert "metadata.bin: 2 classes never occur: 'bus', 'sky'" in found(data, False)
 
 
-def test_class_that_is_scored_but_not_learnt(data):
+def test_class_that_is_evaluated_but_not_trained(data):
     def change(images):
         for image in images[:3]:
             image.cat[4] = 0
@@ -154,7 +158,7 @@ def test_same_photo_in_two_splits(data):
     (data / "img" / "im3.png").write_bytes((data / "img" / "im1.png").read_bytes())
     assert found(data, False) == ["img: the photo of 'im3' (val) is that of 'im1' (train)"]
     (data / "img" / "im2.png").write_bytes((data / "img" / "im1.png").read_bytes())
-    assert len(found(data, False)) == 1  # within a split it may be meant
+    assert len(found(data, False)) == 1  # within a split it may be intended
 
 
 def test_detection_files(data):
@@ -183,7 +187,7 @@ def test_detection_files(data):
     assert "coco/train.json: no such file" in found(data, False)[0]
 
 
-def test_stray_files(data):
+def test_unknown_files(data):
     photo(data / "img" / "other.jpg")
     (data / "img" / ".im0.png.1.partial").write_bytes(b"x")
     picture(data / "msk" / "x.png", np.zeros((2, 2)))
@@ -191,7 +195,7 @@ def test_stray_files(data):
     (data / ".prepare").mkdir()
     warnings = found(data, False)
     assert warnings == [
-        ".prepare: a conversion did not end; run it again",
+        ".prepare: a conversion was interrupted; run it again",
         "img/.im0.png.1.partial: belongs to no image of metadata.bin",
         "img/other.jpg: belongs to no image of metadata.bin",
         "msk/x.png: belongs to no image of metadata.bin",
@@ -201,22 +205,27 @@ def test_stray_files(data):
 def test_command(data, tmp_path, capsys):
     assert main(["prepare", "--check", str(data), "--json", str(tmp_path / "r.json")]) == 0
     shown = capsys.readouterr()
-    assert "4 images (3 in train, 1 in val)" in shown.out and "errors: 0, warnings: 0" in shown.out
-    assert f"{data / 'check.jpg'}: 4 images to look at" in shown.out and "check: 4/4" in shown.err
+    assert "4 images (3 in train, 1 in val)" in shown.out
+    assert "errors: 0, warnings: 0" in shown.out
+    assert f"{data / 'check.jpg'}: contact sheet of 4 images" in shown.out
+    assert "check: 4/4" in shown.err
     report = json.loads((tmp_path / "r.json").read_text())
-    assert report["ok"] and report["images"] == 4 and report["errors"] == []
+    assert report["ok"]
+    assert report["images"] == 4
+    assert report["errors"] == []
     assert Image.open(data / "check.jpg").format == "JPEG"
     (data / "msk" / "im2.png").unlink()
     words = ["prepare", "check", str(data), "--quiet", "--workers", "1", "--samples", "0", "--json"]
     assert main([*words, str(tmp_path / "r.json")]) == 1
     shown = capsys.readouterr()
-    assert f"error: {data}/msk/im2.png: no mask of image 'im2'" in shown.out and shown.err == ""
+    assert f"error: {data}/msk/im2.png: no mask of image 'im2'" in shown.out
+    assert shown.err == ""
     report = json.loads((tmp_path / "r.json").read_text())
     assert not report["ok"]
     assert report["errors"] == [{"file": f"{data}/msk/im2.png", "problem": "no mask of image 'im2'"}]
 
 
-def test_command_with_what_is_no_data_set(data, tmp_path, capsys):
+def test_command_without_a_data_set(data, tmp_path, capsys):
     assert main(["prepare", "--check", str(tmp_path / "none")]) == 2
     assert main(["prepare", "--check", str(tmp_path)]) == 2
     capsys.readouterr()
@@ -233,10 +242,12 @@ def test_many_problems_are_counted(data, capsys):
     damage_metadata(data, lambda images: images + [type(images[0])(f"x{k}", [255], (1, 1), [0]) for k in range(40)])
     assert main(["prepare", "--check", str(data), "--samples", "0"]) == 1
     shown = capsys.readouterr().out
-    assert "error: 30 more (" in shown and "--json FILE lists them all" in shown and "errors: 80" in shown
+    assert "error: 30 more (" in shown
+    assert "--json FILE lists them all" in shown
+    assert "errors: 80" in shown
 
 
-def test_sheet_shows_every_class_and_no_broken_image(data, tmp_path):
+def test_sheet_shows_every_class_and_no_unreadable_image(data, tmp_path):
     (data / "img" / "im0.png").write_bytes(b"")
     report = check_dataset(data, 1)
     assert write_contact_sheet(tmp_path / "s.png", report, 24, 1) == 3
@@ -262,8 +273,11 @@ def test_choice_of_images():
     images[4] = ImageCheck("04", [], segments={3: 1})
     assert {"13", "04"} <= set(choose_images(images, 2))
     chosen = choose_images(images, 6)
-    assert len(set(chosen)) == 6 and chosen == sorted(chosen) and {"13", "04"} <= set(chosen)
-    assert choose_images([], 5) == [] and len(choose_images(images, 99)) == 20
+    assert len(set(chosen)) == 6
+    assert chosen == sorted(chosen)
+    assert {"13", "04"} <= set(chosen)
+    assert choose_images([], 5) == []
+    assert len(choose_images(images, 99)) == 20
 
 
 def test_read_only_folder_gives_no_sheet(data, capsys, monkeypatch):

@@ -14,6 +14,7 @@ from seamseg.data.transforms import TrainTransform
 from seamseg.formats.cityscapes.labels import LABELS, cityscapes_classes
 from seamseg.formats.metadata import read_metadata
 from seamseg.prepare.cityscapes import find_frames, prepare_cityscapes
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.utils.errors import InputError
 
 FIXTURE = Path(__file__).parents[1] / "golden" / "prep_fixture.zip"
@@ -29,7 +30,7 @@ def fixture(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def raw(tmp_path) -> Path:
-    """A raw tree of two training frames that a test may break."""
+    """A raw tree of two training frames that tests may modify."""
     root = tmp_path / "raw"
     for k, city in enumerate(("ulm", "jena")):
         name = f"{city}_000000_00000{k}"
@@ -56,10 +57,11 @@ def annotations(path: Path):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_result_of_the_original(fixture, tmp_path, workers):
+def test_result_matches_the_original(fixture, tmp_path, workers):
     golden = fixture / "out_cityscapes"
-    done = prepare_cityscapes(fixture / "cityscapes", tmp_path, workers=workers)
-    assert done.splits == {"train": 4, "val": 1, "coarse": 1} and done.missing == []
+    done = prepare_cityscapes(fixture / "cityscapes", tmp_path, options=ConversionOptions(workers))
+    assert done.splits == {"train": 4, "val": 1, "coarse": 1}
+    assert done.missing == []
     ours, theirs = read_metadata(tmp_path / "metadata.bin"), read_metadata(golden / "metadata.bin")
     assert ours == done.metadata
     assert ours.without_images() == theirs.without_images() == cityscapes_classes()
@@ -75,7 +77,7 @@ def test_result_of_the_original(fixture, tmp_path, workers):
     assert {p.name for p in tmp_path.iterdir()} == {"img", "msk", "lst", "coco", "metadata.bin"}
 
 
-def test_result_trains(fixture, tmp_path):
+def test_result_is_a_training_data_set(fixture, tmp_path):
     prepare_cityscapes(fixture / "cityscapes", tmp_path)
     data = PanopticDataset(tmp_path, "coarse", TrainTransform(48, None))
     assert data[0]["cat"].tolist() == [255, 0, 2, 10, 13, 11, 13, 13, 13, 16, 18]
@@ -88,31 +90,32 @@ def test_label_table():
     assert trained == list(range(19))
 
 
-def test_missing_splits_are_said(raw, tmp_path):
-    said = []
-    done = prepare_cityscapes(raw, tmp_path / "out", say=said.append)
-    assert done.missing == ["val", "train_extra"] and done.splits == {"train": 2}
-    assert [line.partition(": ")[2] for line in said] == ["no val, left out", "no train_extra, left out"]
+def test_missing_splits_are_reported(raw, tmp_path):
+    messages = []
+    done = prepare_cityscapes(raw, tmp_path / "out", options=ConversionOptions(log=messages.append))
+    assert done.missing == ["val", "train_extra"]
+    assert done.splits == {"train": 2}
+    assert [line.partition(": ")[2] for line in messages] == ["no val, skipped", "no train_extra, skipped"]
     assert (tmp_path / "out" / "lst" / "train.txt").read_text() == "jena_000000_000001\nulm_000000_000000\n"
 
 
-def test_a_split_more_later(fixture, tmp_path):
+def test_adding_a_split_later(fixture, tmp_path):
     root = fixture / "cityscapes"
     prepare_cityscapes(root, tmp_path, ["train"])
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "msk").iterdir()}
-    said = []
-    done = prepare_cityscapes(root, tmp_path, ["train", "val"], say=said.append)
-    assert said == [f"train: 4 images, prepared already; to redo it, delete {tmp_path}/lst/train.txt"]
+    messages = []
+    done = prepare_cityscapes(root, tmp_path, ["train", "val"], options=ConversionOptions(log=messages.append))
+    assert messages == [f"train: 4 images, already prepared; to repeat it, delete {tmp_path}/lst/train.txt"]
     assert len(done.metadata.images) == 5
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
 
 
-def test_photos_without_annotation_are_said(raw, tmp_path):
+def test_photos_without_annotation_are_reported(raw, tmp_path):
     truth_of(raw).unlink()
-    said = []
-    done = prepare_cityscapes(raw, tmp_path / "out", ["train"], say=said.append)
+    messages = []
+    done = prepare_cityscapes(raw, tmp_path / "out", ["train"], options=ConversionOptions(log=messages.append))
     assert done.splits == {"train": 1}
-    assert "1 photos without _gtFine_instanceIds.png" in said[0]
+    assert "1 photos without _gtFine_instanceIds.png" in messages[0]
 
 
 def test_jpeg_photos_and_order(raw):
@@ -124,7 +127,7 @@ def test_jpeg_photos_and_order(raw):
     assert frames[1].file_name == "ulm/ulm_000000_000000_leftImg8bit.jpg"
 
 
-def fails(raw, tmp_path, match, **options):
+def assert_fails(raw, tmp_path, match, **options):
     with pytest.raises(InputError, match=match) as error:
         prepare_cityscapes(raw, tmp_path / "out", **options)
     assert "\n" not in str(error.value)
@@ -132,36 +135,40 @@ def fails(raw, tmp_path, match, **options):
 
 
 def test_nothing_found(tmp_path):
-    fails(tmp_path / "none", tmp_path, r"none: 0 images found; expected leftImg8bit/")
+    assert_fails(tmp_path / "none", tmp_path, r"none: 0 images found; expected leftImg8bit/")
 
 
 def test_unknown_split(raw, tmp_path):
-    fails(raw, tmp_path, "no Cityscapes split is called 'test'; choose among train, val", splits=["test"])
-    fails(raw, tmp_path, "no Cityscapes split", splits=[])
+    assert_fails(raw, tmp_path, "no Cityscapes split has the name 'test'; choose among train, val", splits=["test"])
+    assert_fails(raw, tmp_path, "no Cityscapes split", splits=[])
 
 
 def test_missing_photo(raw, tmp_path):
     next((raw / "leftImg8bit" / "train" / "ulm").iterdir()).unlink()
-    fails(raw, tmp_path, r"ulm_000000_000000_leftImg8bit\.png: no such photo; 1 of 2 annotations of train lack theirs")
+    assert_fails(
+        raw,
+        tmp_path,
+        r"ulm_000000_000000_leftImg8bit\.png: no such photo; 1 of 2 annotations of train lack their photo",
+    )
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_photo_of_another_size(raw, tmp_path, workers):
     Image.new("RGB", (5, 5)).save(next((raw / "leftImg8bit" / "train" / "ulm").iterdir()))
-    fails(raw, tmp_path, r"ulm_.*: 5 x 5 pixels .* has 12 x 8", workers=workers)
+    assert_fails(raw, tmp_path, r"ulm_.*: 5 x 5 pixels .* has 12 x 8", options=ConversionOptions(workers))
 
 
 @pytest.mark.parametrize("value", [34, 99, 34000, 57123])
 def test_unknown_label(raw, tmp_path, value):
     Image.fromarray(np.full((8, 12), value, np.uint16)).save(truth_of(raw))
-    fails(raw, tmp_path, rf"instanceIds\.png: {value} is not a Cityscapes instance id")
+    assert_fails(raw, tmp_path, rf"instanceIds\.png: {value} is not a Cityscapes instance id")
 
 
-def test_broken_annotation(raw, tmp_path):
+def test_unreadable_annotation(raw, tmp_path):
     truth_of(raw).write_bytes(truth_of(raw).read_bytes()[:40])
-    fails(raw, tmp_path, r"ulm_000000_000000_gtFine_instanceIds\.png: (corrupt|not an) image")
+    assert_fails(raw, tmp_path, r"ulm_000000_000000_gtFine_instanceIds\.png: (corrupt|not an) image")
     truth_of(raw).write_bytes(b"")
-    fails(raw, tmp_path, "empty")
+    assert_fails(raw, tmp_path, "empty")
 
 
 def test_all_void_and_license_plate(raw, tmp_path):
@@ -176,7 +183,8 @@ def test_command(raw, tmp_path, capsys):
     assert main(["prepare", "cityscapes", str(raw), str(out), "--splits", "train,val", "--workers", "1"]) == 0
     shown = capsys.readouterr()
     assert shown.out == f"{out}: 2 images in train; 11 stuff and 8 thing classes\n"
-    assert "no val, left out" in shown.err and "train: 2/2" in shown.err
+    assert "no val, skipped" in shown.err
+    assert "train: 2/2" in shown.err
     for words in (["prepare", "--quiet", "cityscapes"], ["prepare", "cityscapes", "--quiet"]):
         assert main([*words, str(raw), str(out)]) == 0
         assert capsys.readouterr().err == ""
@@ -202,6 +210,6 @@ SOURCES = ["", *["cityscapes", "vistas", "coco", "panoptic", "folders", "instanc
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_help_teaches(source, capsys):
+def test_help_has_examples(source, capsys):
     assert main(["prepare", *source.split(), "--help"]) == 0
     assert f"seamseg prepare {source or 'cityscapes'} " in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The class list of one's own data: both forms, and what is said of wrong ones."""
+"""Class lists of custom data sets: both formats, and errors for invalid ones."""
 
 import json
 
@@ -20,14 +20,16 @@ def test_ini(tmp_path):
     listed = read(tmp_path, CLASS_LIST)
     m = listed.classes
     assert (m.categories, m.num_stuff, m.num_thing) == (["road", "sky", "car"], 2, 1)
-    assert m.original_ids == [0, 3, 7] and m.palette[0] == (1, 2, 3)
+    assert m.original_ids == [0, 3, 7]
+    assert m.palette[0] == (1, 2, 3)
     assert len(set(m.palette)) == 3
     assert listed.class_of == {0: 0, 3: 1, 7: 2, 255: 255, 9: 255}
 
 
 def test_example_of_the_help(tmp_path):
     listed = read(tmp_path, SHOWN)
-    assert listed.classes.categories == ["road", "car"] and listed.class_of[255] == 255
+    assert listed.classes.categories == ["road", "car"]
+    assert listed.class_of[255] == 255
 
 
 @pytest.mark.parametrize("wrap", [False, True])
@@ -37,7 +39,8 @@ def test_json(tmp_path, wrap):
         {"id": 1, "name": "road", "isthing": False, "supercategory": "ground"},
     ]
     listed = read(tmp_path, json.dumps({"categories": entries, "void": [0]} if wrap else entries), "c.json")
-    assert listed.classes.categories == ["road", "car"] and listed.classes.palette[1] == (0, 0, 142)
+    assert listed.classes.categories == ["road", "car"]
+    assert listed.classes.palette[1] == (0, 0, 142)
     assert listed.class_of == {1: 0, 7: 1, **({0: 255} if wrap else {})}
 
 
@@ -53,10 +56,10 @@ def test_json(tmp_path, wrap):
         ("[road]\nid = 1\nkind = ground", r"\[road\]: 'ground' is neither stuff nor thing"),
         ("[road]\nid = 1\nkind = stuff\ncolour = 1", "unknown key 'colour'"),
         ("[road]\nid = 1\nkind = stuff\ncolor = 1 2", "three numbers"),
-        ("[road]\nid = 1\nkind = stuff\ncolor = red", "no integers"),
+        ("[road]\nid = 1\nkind = stuff\ncolor = red", "not a list of integers"),
         ("[a]\nid = 1\nkind = stuff\n[b]\nid = 1\nkind = thing", "two classes have the id 1"),
         ("[a]\nid = 1\nkind = stuff\n[a]\nid = 2\nkind = thing", "not an INI file"),
-        ("[a]\nid = 1\nkind = stuff\n[void]\nids = 1", "1 is the id of 'a', and void"),
+        ("[a]\nid = 1\nkind = stuff\n[void]\nids = 1", "1 is both the id of 'a' and void"),
         ("[a]\nid = 1\nkind = stuff\n[void]\nids = none", r"\[void\] ids"),
         ("id = 1", "not an INI file"),
         ('{"classes": []}', "expected a list, or an object with `categories`"),
@@ -66,10 +69,11 @@ def test_json(tmp_path, wrap):
         ('{"categories": [], "void": 3}', "`void` must be a list"),
     ],
 )
-def test_wrong_lists(tmp_path, text, match):
+def test_invalid_lists(tmp_path, text, match):
     with pytest.raises(InputError, match=match) as error:
         read(tmp_path, text)
-    assert "classes.ini" in str(error.value) and "\n" not in str(error.value)
+    assert "classes.ini" in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_missing_file_and_too_many(tmp_path):

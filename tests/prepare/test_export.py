@@ -1,4 +1,4 @@
-"""Ground truth goes to each format and back through `prepare`: the data set means the same."""
+"""Ground truth is exported to each format and read back by `prepare` without loss."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from support.export_scenes import CLASSES, make_city
 
 from seamseg.data.folder import DatasetFolder
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
-from seamseg.evaluation.record import MapFiles
 from seamseg.formats.metadata import ImageInfo, Metadata, read_metadata, write_metadata
 from seamseg.prepare.check import check_dataset
 from seamseg.prepare.cityscapes import prepare_cityscapes
-from seamseg.prepare.convert import Options
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.export import export_dataset
 from seamseg.prepare.panoptic import prepare_panoptic
 from seamseg.prepare.vistas import prepare_vistas
 from seamseg.structures import VOID
 from seamseg.utils.errors import InputError
 
-ONE = Options(workers=1)
+ONE = ConversionOptions(workers=1)
 
 
 def from_coco(data: Path, out: Path, split: str, back: Path) -> Path:
@@ -35,7 +34,7 @@ def from_coco(data: Path, out: Path, split: str, back: Path) -> Path:
 
 
 def from_cityscapes(data: Path, out: Path, split: str, back: Path) -> Path:
-    prepare_cityscapes(out / "cityscapes", back, ["train_extra" if split == "coarse" else split], 1)
+    prepare_cityscapes(out / "cityscapes", back, ["train_extra" if split == "coarse" else split], ONE)
     return back
 
 
@@ -49,8 +48,8 @@ def from_vistas(data: Path, out: Path, split: str, back: Path) -> Path:
 BACK = {"coco": from_coco, "cityscapes": from_cityscapes, "vistas": from_vistas}
 
 
-def meaning(root: Path) -> dict[str, set[tuple]]:
-    """By image: name and kind of the class, crowd flag and pixels of each segment, in the base layer."""
+def segments_of(root: Path) -> dict[str, set[tuple]]:
+    """Return by image class name and kind, crowd flag and pixels of each segment in the base layer."""
     folder = DatasetFolder(root)
     m = folder.metadata
     found = {}
@@ -67,12 +66,13 @@ def meaning(root: Path) -> dict[str, set[tuple]]:
 @pytest.mark.parametrize(
     ("format_", "crowds"), [("coco", True), ("cityscapes", True), ("vistas", True), ("vistas", False)]
 )
-def test_there_and_back(tmp_path, format_, crowds):
+def test_export_and_read_back(tmp_path, format_, crowds):
     data = make_city(tmp_path / "data", crowds)
     assert export_dataset(data, tmp_path / "out", ["val"], [format_], ONE) == {"val": 3}
     back = BACK[format_](data, tmp_path / "out", "val", tmp_path / "back")
-    before, after = meaning(data), meaning(back)
-    assert before == after and sum(crowd for s in before.values() for _, _, crowd, _ in s) == 6 * crowds
+    before, after = segments_of(data), segments_of(back)
+    assert before == after
+    assert sum(crowd for s in before.values() for _, _, crowd, _ in s) == 6 * crowds
     assert check_dataset(back, 1).errors == []
     old, new = read_metadata(data / "metadata.bin"), read_metadata(back / "metadata.bin")
     ids = dict(zip(new.categories, new.original_ids))
@@ -82,7 +82,7 @@ def test_there_and_back(tmp_path, format_, crowds):
         assert photo.read_bytes() == (data / "img" / f"{image.id}.png").read_bytes()
 
 
-def test_classes_that_are_groups_are_crowds_of_vistas(tmp_path):
+def test_group_classes_become_vistas_crowds(tmp_path):
     classes = replace(CLASSES, categories=["road", "sky", "human--group", "car"], original_ids=[3, 9, 5, 0])
     data = make_city(tmp_path / "data", classes=classes)
     metadata = read_metadata(data / "metadata.bin")
@@ -94,22 +94,29 @@ def test_classes_that_are_groups_are_crowds_of_vistas(tmp_path):
     for image in back.metadata.images:
         of_class = [(names[c], crowd) for c, crowd in zip(image.cat[1:], image.iscrowd[1:])]
         # all crowds of a class are one
-        assert of_class.count(("human--group", 1)) == 1 and ("human--group", 0) not in of_class
-        assert of_class.count(("car", 0)) == 3 and ("car", 1) not in of_class
+        assert of_class.count(("human--group", 1)) == 1
+        assert ("human--group", 0) not in of_class
+        assert of_class.count(("car", 0)) == 3
+        assert ("car", 1) not in of_class
     config = json.loads((tmp_path / "out" / "vistas" / "config.json").read_text())["labels"]
-    assert [k for k, label in enumerate(config) if label["evaluate"]] == [0, 3, 5, 9] and len(config) == 11
+    assert [k for k, label in enumerate(config) if label["evaluate"]] == [0, 3, 5, 9]
+    assert len(config) == 11
 
 
-def test_vistas_files_say_one_thing(tmp_path):
+def test_vistas_files_are_consistent(tmp_path):
     data = make_city(tmp_path / "data", crowds=False)
     export_dataset(data, tmp_path / "out", formats=["vistas", "coco"], options=ONE)
     root = tmp_path / "out" / "vistas" / "validation"
     for path in sorted((root / "labels").iterdir()):
         labels, instances = (np.array(Image.open(root / part / path.name)) for part in ("labels", "instances"))
-        assert labels.dtype == np.uint8 and instances.dtype == np.uint16 and (instances // 256 == labels).all()
-        assert labels.max() == 27 and (labels == 27).sum() > 100
-    scores = evaluate_panoptic_json(*[MapFiles(root / "panoptic" / "panoptic_2018.json", root / "panoptic")] * 2)
-    assert (scores.PQ, scores.n_images) == (1, 3) and [c.info.id for c in scores.per_class] == [8, 24, 25, 27]
+        assert labels.dtype == np.uint8
+        assert instances.dtype == np.uint16
+        assert (instances // 256 == labels).all()
+        assert labels.max() == 27
+        assert (labels == 27).sum() > 100
+    scores = evaluate_panoptic_json(*[root / "panoptic" / "panoptic_2018.json"] * 2, *[root / "panoptic"] * 2)
+    assert (scores.PQ, scores.n_images) == (1, 3)
+    assert [c.info.id for c in scores.per_class] == [8, 24, 25, 27]
 
 
 def test_several_splits_and_their_names(tmp_path):
@@ -119,14 +126,14 @@ def test_several_splits_and_their_names(tmp_path):
     assert export_dataset(data, out, formats=["coco", "cityscapes", "vistas"]) == {"coarse": 1, "val": 3}
     expected = ["cityscapes/gtCoarse/train_extra", "cityscapes/gtFine/val", "vistas/coarse", "vistas/validation"]
     assert all((out / name).is_dir() for name in expected)
-    assert len(meaning(from_cityscapes(data, out, "coarse", tmp_path / "back"))) == 1
+    assert len(segments_of(from_cityscapes(data, out, "coarse", tmp_path / "back"))) == 1
     (data / "lst" / "validation.txt").write_text("bonn_000001_000019\n")
     with pytest.raises(InputError, match="the splits val and validation would both"):
         export_dataset(data, tmp_path / "again", formats=["vistas"])
 
 
-def crowded(root: Path, count: int) -> Path:
-    """A dataset folder whose image has `count` cars of a pixel."""
+def make_crowded(root: Path, count: int) -> Path:
+    """Make a dataset folder with an image of `count` cars of one pixel."""
     for folder in ("img", "msk", "lst"):
         (root / folder).mkdir(parents=True)
     size = (30, 50)
@@ -142,16 +149,16 @@ def crowded(root: Path, count: int) -> Path:
 
 @pytest.mark.parametrize(("format_", "limit"), [("cityscapes", 1000), ("vistas", 256)])
 def test_the_number_of_instances_is_limited(tmp_path, format_, limit):
-    most = crowded(tmp_path / "most", limit)
+    most = make_crowded(tmp_path / "most", limit)
     export_dataset(most, tmp_path / "out", formats=[format_])
     back = BACK[format_](most, tmp_path / "out", "val", tmp_path / "back")
-    assert meaning(back) == meaning(most)
+    assert segments_of(back) == segments_of(most)
     with pytest.raises(InputError, match=f"image a: more than {limit} instances of label 26"):
-        export_dataset(crowded(tmp_path / "more", limit + 1), tmp_path / "over", formats=[format_])
+        export_dataset(make_crowded(tmp_path / "more", limit + 1), tmp_path / "over", formats=[format_])
     assert not list((tmp_path / "over").rglob("*.png"))
 
 
-def test_what_cannot_be_held(tmp_path):
+def test_data_that_a_format_cannot_represent(tmp_path):
     data = make_city(tmp_path / "data")
     group = replace(CLASSES, categories=["road", "sky", "person", "car-group"])
     single = make_city(tmp_path / "single", crowds=False, classes=group)
@@ -185,7 +192,7 @@ def test_the_command(tmp_path, seamseg_main, capsys):
     assert len(before) == 3 * 4
     capsys.readouterr()
     assert seamseg_main(*words) == 2
-    assert "there already; choose another folder, or write over it with --force" in capsys.readouterr().err
+    assert "exists already; choose another folder, or overwrite it with --force" in capsys.readouterr().err
     assert seamseg_main(*words, "--force") == 0
     assert before == {p: p.read_bytes() for p in out.rglob("*.png")}
     for more, message in (
@@ -199,7 +206,7 @@ def test_the_command(tmp_path, seamseg_main, capsys):
         assert message in capsys.readouterr().err
 
 
-def test_overlapping_layers_become_flat(tmp_path):
+def test_overlapping_layers_are_flattened(tmp_path):
     data = make_city(tmp_path / "data", crowds=False, count=1)
     base = np.array(Image.open(data / "msk" / "bonn_000000_000019.png"))
     over = np.zeros_like(base)
@@ -213,7 +220,7 @@ def test_overlapping_layers_become_flat(tmp_path):
     Image.fromarray(over).save(data / "msk" / "bonn_000000_000019.png.1", format="PNG")
     export_dataset(data, tmp_path / "out", formats=["cityscapes"])
     back = from_cityscapes(data, tmp_path / "out", "val", tmp_path / "back")
-    cars = [np.frombuffer(p, bool).reshape(base.shape) for n, _, _, p in meaning(back)[image.id] if n == "car"]
+    cars = [np.frombuffer(p, bool).reshape(base.shape) for n, _, _, p in segments_of(back)[image.id] if n == "car"]
     assert any((car == ((over == 9) & (base == 0))).all() for car in cars)
 
 
@@ -225,10 +232,10 @@ def real(name: str) -> Path:
 
 
 @pytest.mark.slow
-def test_real_cityscapes_comes_back_to_the_pixel(tmp_path):
-    """Apart from the labels that are not evaluated, which the conversion makes void."""
+def test_real_cityscapes_is_identical_after_export(tmp_path):
+    """Except for the labels that are not evaluated, which the conversion makes void."""
     root = real("cityscapes_sample")
-    prepare_cityscapes(root, tmp_path / "data", ["train", "val"], 1)
+    prepare_cityscapes(root, tmp_path / "data", ["train", "val"], ConversionOptions(1))
     export_dataset(tmp_path / "data", tmp_path / "out", formats=["cityscapes", "coco"])
     kept = [7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33]
     made = tmp_path / "out" / "cityscapes"
@@ -237,17 +244,18 @@ def test_real_cityscapes_comes_back_to_the_pixel(tmp_path):
         label = np.where(theirs >= 1000, theirs // 1000, theirs)
         theirs = np.where(np.isin(label, kept), theirs, 0)
         assert (np.where(ours >= 1000, ours // 1000, ours) == np.where(theirs >= 1000, theirs // 1000, theirs)).all()
-        # numbers without gaps in the order of the original's
+        # numbers without gaps in the order of the original numbers
         pairs = np.unique(np.stack([ours.ravel(), theirs.ravel()]), axis=1)
-        assert pairs.shape[1] == len(np.unique(ours)) == len(np.unique(theirs)) and (np.diff(pairs[1]) > 0).all()
+        assert pairs.shape[1] == len(np.unique(ours)) == len(np.unique(theirs))
+        assert (np.diff(pairs[1]) > 0).all()
     for split in ("train", "val"):
         back = from_cityscapes(tmp_path, tmp_path / "out", split, tmp_path / "back")
         from_coco(tmp_path / "data", tmp_path / "out", split, tmp_path / "coco")
-    assert meaning(tmp_path / "data") == meaning(back) == meaning(tmp_path / "coco")
+    assert segments_of(tmp_path / "data") == segments_of(back) == segments_of(tmp_path / "coco")
 
 
 @pytest.mark.slow
-def test_real_vistas_comes_back_to_the_pixel(tmp_path):
+def test_real_vistas_is_identical_after_export(tmp_path):
     root = real("vistas_sample") / "v1.2"
     prepare_vistas(root, tmp_path / "data", options=ONE)
     export_dataset(tmp_path / "data", tmp_path / "out", formats=["vistas"])
@@ -255,10 +263,11 @@ def test_real_vistas_comes_back_to_the_pixel(tmp_path):
     (name,) = [p.name for p in (out / "labels").iterdir()]
     for part in ("labels", "instances"):
         ours, theirs = (np.array(Image.open(base / part / name)) for base in (out, root / "training"))
-        assert ours.dtype == theirs.dtype and (ours == theirs).all()
+        assert ours.dtype == theirs.dtype
+        assert (ours == theirs).all()
     assert (out / "images").is_dir()
     back = from_vistas(tmp_path, tmp_path / "out", "training", tmp_path / "back")
-    assert meaning(back) == meaning(tmp_path / "data")
+    assert segments_of(back) == segments_of(tmp_path / "data")
     assert (
         read_metadata(back / "metadata.bin").without_images()
         == read_metadata(tmp_path / "data" / "metadata.bin").without_images()
@@ -266,13 +275,13 @@ def test_real_vistas_comes_back_to_the_pixel(tmp_path):
 
 
 @pytest.mark.slow
-def test_real_coco_comes_back(tmp_path):
+def test_real_coco_is_identical_after_export(tmp_path):
     root = real("coco_panoptic_sample")
     source = (root / "input_images", root / "panoptic_examples.json", root / "panoptic_examples")
     prepare_panoptic(tmp_path / "data", {"val": tuple(map(str, source))}, ONE)
     export_dataset(tmp_path / "data", tmp_path / "out")
     back = from_coco(tmp_path / "data", tmp_path / "out", "val", tmp_path / "back")
-    assert meaning(back) == meaning(tmp_path / "data")
+    assert segments_of(back) == segments_of(tmp_path / "data")
     areas = [
         sorted((s["category_id"], s["iscrowd"], s["area"]) for s in a["segments_info"])
         for path in (source[1], tmp_path / "out" / "coco" / "panoptic_val.json")

@@ -10,7 +10,7 @@ from support.source_files import photo, picture, segments, tree
 from seamseg.cli.main import main
 from seamseg.data.folder import DatasetFolder
 from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
-from seamseg.prepare.convert import Options
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.merge import MergeRules, merge_datasets, read_rules
 from seamseg.utils.errors import InputError
 
@@ -57,11 +57,13 @@ def parts(tmp_path):
 
 def test_by_name(parts, tmp_path):
     out = tmp_path / "out"
-    done = merge_datasets(parts, out, options=Options(2))
+    done = merge_datasets(parts, out, options=ConversionOptions(2))
     m = done.metadata
-    assert m.categories == ["road", "pole", "sky", "car", "truck"] and m.num_stuff == 3
+    assert m.categories == ["road", "pole", "sky", "car", "truck"]
+    assert m.num_stuff == 3
     assert m.palette == [COLOURS[k] for k in (0, 1, 0, 2, 2)]
-    assert m.original_ids[0] == 0 and len(set(m.original_ids)) == 5
+    assert m.original_ids[0] == 0
+    assert len(set(m.original_ids)) == 5
     assert done.splits == {"train": 3, "val": 1}
     assert (out / "lst" / "train.txt").read_text().split() == ["one", "b_six", "b_one"]
     assert segments(out, "one") == [("car", 0, 4), ("car", 1, 4), ("road", 0, 4)]
@@ -72,16 +74,16 @@ def test_by_name(parts, tmp_path):
     assert {i["id"] for i in boxes["images"]} == {"one", "b_six", "b_one"}
 
 
-def test_again_changes_nothing(parts, tmp_path):
+def test_merging_again_changes_nothing(parts, tmp_path):
     out = tmp_path / "out"
     merge_datasets(parts, out)
     before = tree(out)
-    said = []
-    merge_datasets(parts, out, options=Options(say=said.append))
+    messages = []
+    merge_datasets(parts, out, options=ConversionOptions(log=messages.append))
     assert tree(out) == before
-    assert [line.partition(";")[0] for line in said] == [
-        "train: 3 images, prepared already",
-        "val: 1 images, prepared already",
+    assert [line.partition(";")[0] for line in messages] == [
+        "train: 3 images, already prepared",
+        "val: 1 images, already prepared",
     ]
 
 
@@ -102,7 +104,7 @@ def test_things_as_stuff_and_stuff_as_things(parts, tmp_path):
     assert segments(tmp_path / "out", "two") == [("pole", 1, 4), ("vehicle", 0, 4)]
 
 
-def test_layers_stay(parts, tmp_path):
+def test_layers_are_kept(parts, tmp_path):
     layer = np.zeros((6, 4), np.uint8)
     layer[0, 0] = 2
     picture(parts[0] / "msk" / "two.tmp.png", layer).rename(parts[0] / "msk" / "two.png.1")
@@ -113,38 +115,44 @@ def test_layers_stay(parts, tmp_path):
 
 @pytest.mark.parametrize("way", ["hard", "symbolic", "copy"])
 def test_photos(parts, tmp_path, way):
-    merge_datasets(parts, tmp_path / "out", options=Options(copy=way == "copy", symlink=way == "symbolic"))
+    merge_datasets(parts, tmp_path / "out", options=ConversionOptions(copy=way == "copy", symlink=way == "symbolic"))
     ours, theirs = tmp_path / "out" / "img" / "two.png", parts[0] / "img" / "two.png"
     assert ours.is_symlink() == (way == "symbolic")
     assert os.path.samefile(ours, theirs) == (way != "copy")
     assert ours.read_bytes() == theirs.read_bytes()
 
 
-def fails(parts, tmp_path, match, rules=None, out=None):
+def assert_fails(parts, tmp_path, match, rules=None, out=None):
     with pytest.raises(InputError, match=match) as error:
         merge_datasets(parts, out or tmp_path / "out", rules or MergeRules())
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out" / "metadata.bin").exists()
 
 
-def test_what_cannot_be_merged(parts, tmp_path):
-    fails(parts, tmp_path, "names class 'bus', which no part has", MergeRules({"bus": "car"}))
-    fails(parts, tmp_path, r"'trukc', which no part has .*; did you mean 'truck'\?", MergeRules({"trukc": "car"}))
-    fails(parts, tmp_path, "class 'car' is stuff as 'pole' of .*a, but a thing as 'car'", MergeRules({"pole": "car"}))
-    fails(parts, tmp_path, "names class 'bus', which nothing becomes", MergeRules(things=frozenset({"bus"})))
-    fails(parts, tmp_path, "in both `stuff` and `things`", MergeRules({}, frozenset({"car"}), frozenset({"car"})))
-    fails(parts, tmp_path, "`splits` of the mapping names 'test'", MergeRules(splits={"test": "val"}))
+def test_merge_errors(parts, tmp_path):
+    assert_fails(parts, tmp_path, "has class 'bus', which is in no part", MergeRules({"bus": "car"}))
+    assert_fails(
+        parts, tmp_path, r"'trukc', which is in no part .*; did you mean 'truck'\?", MergeRules({"trukc": "car"})
+    )
+    assert_fails(
+        parts, tmp_path, "class 'car' is stuff as 'pole' of .*a, but a thing as 'car'", MergeRules({"pole": "car"})
+    )
+    assert_fails(parts, tmp_path, "has class 'bus', which is not a merged class", MergeRules(things=frozenset({"bus"})))
+    assert_fails(
+        parts, tmp_path, "in both `stuff` and `things`", MergeRules({}, frozenset({"car"}), frozenset({"car"}))
+    )
+    assert_fails(parts, tmp_path, "`splits` of the mapping has 'test'", MergeRules(splits={"test": "val"}))
     every = ("road", "pole", "car", "sky", "truck")
-    fails(parts, tmp_path, "makes every class void", MergeRules(dict.fromkeys(every)))
-    fails(parts, tmp_path, "is one of the parts", out=parts[0])
-    fails([parts[0], tmp_path / "none"], tmp_path, "no such data set folder")
+    assert_fails(parts, tmp_path, "maps every class to void", MergeRules(dict.fromkeys(every)))
+    assert_fails(parts, tmp_path, "is one of the parts", out=parts[0])
+    assert_fails([parts[0], tmp_path / "none"], tmp_path, "no such data set folder")
 
 
-def test_broken_part(parts, tmp_path):
+def test_invalid_part(parts, tmp_path):
     picture(parts[1] / "msk" / "six.png", np.full((6, 4), 9))
-    fails(parts, tmp_path, r"six\.png: instance id 9, but metadata\.bin lists ids 0 to 1")
+    assert_fails(parts, tmp_path, r"six\.png: instance id 9, but metadata\.bin lists ids 0 to 1")
     (parts[1] / "msk" / "six.png").unlink()
-    fails(parts, tmp_path, r"six\.png: no mask of image 'six'")
+    assert_fails(parts, tmp_path, r"six\.png: no mask of image 'six'")
 
 
 @pytest.mark.parametrize(
@@ -152,16 +160,16 @@ def test_broken_part(parts, tmp_path):
     [
         ("{", "not JSON"),
         ("[]", "expected an object"),
-        ('{"car": 3}', "'car' must become a name or null"),
+        ('{"car": 3}', "'car' must map to a name or null"),
         ('{"classes": {}, "kinds": {}}', "unknown key 'kinds'"),
-        ('{"splits": {"a": null}}', "'a' must become a name"),
+        ('{"splits": {"a": null}}', "'a' must map to a name"),
         ('{"classes": ["car"]}', "'classes' must be an object"),
         ('{"stuff": ["car"], "splits": "train"}', "'splits' must be an object"),
         ('{"classes": {}, "things": {"car": 1}}', "'things' must be a list of names"),
         ('{"things": [["car"]]}', "lists of names"),
     ],
 )
-def test_wrong_mapping_files(tmp_path, text, match):
+def test_invalid_mapping_files(tmp_path, text, match):
     (tmp_path / "m.json").write_text(text)
     with pytest.raises(InputError, match=rf"m\.json: .*({match})"):
         read_rules(tmp_path / "m.json")

@@ -1,4 +1,4 @@
-"""COCO panoptic, downloaded or one's own → dataset folder; crowds, odd PNG, and every way it can be wrong."""
+"""Conversion of COCO panoptic, as downloaded and custom: crowds, grey PNG, and invalid sources."""
 
 import json
 import shutil
@@ -8,7 +8,7 @@ import pytest
 from support.source_files import panoptic_png, photo, picture, segments, tree, write_json, zip_of
 
 from seamseg.cli.main import main
-from seamseg.prepare.convert import Options
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.panoptic import prepare_coco, prepare_panoptic
 from seamseg.utils.errors import InputError
 
@@ -54,17 +54,19 @@ def change(raw, function):
 
 
 def test_coco(raw, tmp_path):
-    said = []
-    done = prepare_coco(raw, tmp_path / "out", options=Options(say=said.append))
-    assert done.splits == {"val2017": 1} and done.missing == ["train2017"]
-    assert said == [f"{raw}: no train2017, left out"]
+    messages = []
+    done = prepare_coco(raw, tmp_path / "out", options=ConversionOptions(log=messages.append))
+    assert done.splits == {"val2017": 1}
+    assert done.missing == ["train2017"]
+    assert messages == [f"{raw}: no train2017, skipped"]
     m = done.metadata
     assert (m.categories, m.num_stuff, m.original_ids) == (["tree", "person", "car"], 1, [184, 1, 3])
     assert m.palette == [(10, 20, 30), (220, 20, 60), (0, 0, 142)]
     assert segments(tmp_path / "out", "000000000001") == EXPECTED
     boxes = json.loads((tmp_path / "out" / "coco" / "val2017.json").read_text())
     crowds = {a["iscrowd"]: (a["category_id"], a["area"]) for a in boxes["annotations"]}
-    assert crowds[1] == (2, 12) and len(boxes["annotations"]) == 3
+    assert crowds[1] == (2, 12)
+    assert len(boxes["annotations"]) == 3
 
 
 def test_coco_from_zip_files(raw, tmp_path):
@@ -82,7 +84,7 @@ def test_coco_from_zip_files(raw, tmp_path):
     assert tree(tmp_path / "two") == tree(tmp_path / "one")
 
 
-def test_zip_in_a_zip_is_named(raw, tmp_path):
+def test_zip_in_a_zip_is_reported(raw, tmp_path):
     (tmp_path / "in" / "annotations").mkdir(parents=True)
     shutil.copy(raw / "annotations" / "panoptic_val2017.json", tmp_path / "in" / "annotations")
     zip_of(raw / "annotations", tmp_path / "in" / "annotations" / "panoptic_val2017.zip")
@@ -92,7 +94,7 @@ def test_zip_in_a_zip_is_named(raw, tmp_path):
         prepare_coco(tmp_path / "packed", tmp_path / "out")
 
 
-def test_own_data_of_two_splits_with_the_same_names(raw, tmp_path):
+def test_custom_splits_with_the_same_file_names(raw, tmp_path):
     write_split(raw, "train", "000000000001")
     splits = {
         name: tuple(str(raw / p) for p in (name, f"annotations/panoptic_{name}.json", f"annotations/panoptic_{name}"))
@@ -111,7 +113,7 @@ def test_grey_png(raw, tmp_path):
     assert segments(tmp_path / "out", "000000000001") == [("car", 1, 12), ("person", 0, 4)]
 
 
-def fails(raw, tmp_path, match):
+def assert_fails(raw, tmp_path, match):
     with pytest.raises(InputError, match=match) as error:
         prepare_coco(raw, tmp_path / "out")
     assert "\n" not in str(error.value)
@@ -119,62 +121,64 @@ def fails(raw, tmp_path, match):
 
 
 def test_nothing_found(tmp_path):
-    fails(tmp_path / "none", tmp_path, "none: 0 images found; expected annotations/panoptic_val2017.json")
-    with pytest.raises(InputError, match="no COCO split is called 'x'"):
+    assert_fails(tmp_path / "none", tmp_path, "none: 0 images found; expected annotations/panoptic_val2017.json")
+    with pytest.raises(InputError, match="no COCO split has the name 'x'"):
         prepare_coco(tmp_path, tmp_path / "out", ["x"])
 
 
 def test_segment_without_description(raw, tmp_path):
     change(raw, lambda c: c["annotations"][0]["segments_info"].pop(1))
-    fails(raw, tmp_path, r"000000000001\.png: has segment 2, which the JSON does not describe")
+    assert_fails(raw, tmp_path, r"000000000001\.png: has segment 2, which is not in the JSON")
 
 
 def test_unknown_category(raw, tmp_path):
     change(raw, lambda c: c["categories"].pop(0))
-    fails(raw, tmp_path, r"000000000001\.png: segment 2 has category 1, which the JSON does not list")
+    assert_fails(raw, tmp_path, r"000000000001\.png: segment 2 has category 1, which is not in the JSON")
 
 
 @pytest.mark.parametrize("key", ["images", "annotations", "categories"])
-def test_json_of_another_kind(raw, tmp_path, key):
+def test_json_of_another_format(raw, tmp_path, key):
     change(raw, lambda c: c.pop(key))
-    fails(raw, tmp_path, r"panoptic_val2017\.json: (not COCO panoptic annotations|`categories` is no list)")
+    assert_fails(raw, tmp_path, r"panoptic_val2017\.json: (not COCO panoptic annotations|`categories` is not a list)")
 
 
 @pytest.mark.parametrize("key", ["id", "category_id", "iscrowd"])
-def test_numbers_without_measure(raw, tmp_path, key):
+def test_infinite_numbers(raw, tmp_path, key):
     change(raw, lambda c: c["annotations"][0]["segments_info"][0].update({key: float("inf")}))
-    fails(raw, tmp_path, r"panoptic_val2017\.json: not COCO panoptic annotations \(OverflowError")
+    assert_fails(raw, tmp_path, r"panoptic_val2017\.json: not COCO panoptic annotations \(OverflowError")
 
 
-def test_json_of_nothing(raw, tmp_path):
+def test_json_without_annotations(raw, tmp_path):
     change(raw, lambda c: c["annotations"].clear())
-    fails(raw, tmp_path, "0 images found: `annotations` is empty")
+    assert_fails(raw, tmp_path, "0 images found: `annotations` is empty")
     (raw / "annotations" / "panoptic_val2017.json").write_text("[1, 2")
-    fails(raw, tmp_path, "not JSON, or a truncated one")
+    assert_fails(raw, tmp_path, "not JSON, or a truncated one")
     (raw / "annotations" / "panoptic_val2017.json").write_text("[]")
-    fails(raw, tmp_path, "not a COCO file")
+    assert_fails(raw, tmp_path, "not a COCO file")
 
 
 def test_missing_files(raw, tmp_path):
     photo_path = raw / "val2017" / "000000000001.jpg"
     moved = photo_path.rename(raw / "moved.jpg")
-    fails(raw, tmp_path, "names '000000000001.jpg', but there is no such file among 0")
+    assert_fails(raw, tmp_path, "lists '000000000001.jpg', but it is not among the 0 files")
     moved.rename(photo_path)
     shutil.rmtree(raw / "annotations" / "panoptic_val2017")
-    fails(raw, tmp_path, "panoptic_val2017: no folder of PNG")
+    assert_fails(raw, tmp_path, "panoptic_val2017: no folder of PNG")
 
 
-def test_mask_of_another_size_and_broken(raw, tmp_path):
+def test_mask_of_another_size_or_corrupt(raw, tmp_path):
     path = panoptic_png(raw / "annotations" / "panoptic_val2017" / "000000000001.png", np.zeros((3, 3), int))
-    fails(raw, tmp_path, r"000000000001\.jpg: 12 x 8 pixels .* has 3 x 3")
+    assert_fails(raw, tmp_path, r"000000000001\.jpg: 12 x 8 pixels .* has 3 x 3")
     path.write_bytes(path.read_bytes()[:40])
-    fails(raw, tmp_path, r"000000000001\.png: (corrupt|not an) image")
+    assert_fails(raw, tmp_path, r"000000000001\.png: (corrupt|not an) image")
 
 
-def test_splits_of_other_categories(raw, tmp_path):
+def test_splits_with_different_categories(raw, tmp_path):
     write_split(raw, "train2017", "000000000002")
     change(raw, lambda c: c["categories"].pop())
-    fails(raw, tmp_path, r"panoptic_val2017\.json: other categories than .*panoptic_train2017\.json")
+    assert_fails(
+        raw, tmp_path, r"panoptic_val2017\.json: its categories differ from those of .*panoptic_train2017\.json"
+    )
 
 
 def test_commands(raw, tmp_path, capsys):
@@ -188,3 +192,4 @@ def test_commands(raw, tmp_path, capsys):
     assert "none: no such folder or archive (masks)" in capsys.readouterr().err
     twice = ["--split", "val", *words, masks] * 2
     assert main(["prepare", "panoptic", str(tmp_path / "c"), *twice]) == 2
+    assert "given twice" in capsys.readouterr().err

@@ -1,7 +1,7 @@
-"""Frames of the real data sets, which may not be passed on.
+"""Frames of the real data sets, which may not be redistributed.
 
 Set SEAMSEG_REAL_DATA to a folder that holds `vistas_sample/v1.2/` (config.json, training/), `published_model/` (the
-metadata.bin of the published model), `coco_panoptic_sample/` and `cityscapes_sample/`; without it they are skipped.
+metadata.bin of the published model), `coco_panoptic_sample/` and `cityscapes_sample/`; otherwise they are skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seamseg.data.folder import DatasetFolder
 from seamseg.formats.metadata import read_metadata
 from seamseg.prepare.check import check_dataset
 from seamseg.prepare.cityscapes import prepare_cityscapes
-from seamseg.prepare.convert import Options
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.panoptic import prepare_panoptic
 from seamseg.prepare.vistas import prepare_vistas
 
@@ -32,8 +32,8 @@ def sample(name: str) -> Path:
     return ROOT / name
 
 
-def test_vistas_frame_is_as_published(tmp_path: Path) -> None:
-    done = prepare_vistas(sample("vistas_sample") / "v1.2", tmp_path, options=Options(1))
+def test_vistas_frame_matches_the_published_metadata(tmp_path: Path) -> None:
+    done = prepare_vistas(sample("vistas_sample") / "v1.2", tmp_path, options=ConversionOptions(1))
     published = read_metadata(sample("published_model") / "metadata.bin")
     assert done.metadata.without_images() == published.without_images()
     image = done.metadata.images[0]
@@ -41,11 +41,11 @@ def test_vistas_frame_is_as_published(tmp_path: Path) -> None:
     assert check_dataset(tmp_path, 1).errors == []
 
 
-def test_coco_areas_are_those_of_the_json(tmp_path: Path) -> None:
+def test_coco_areas_match_the_json(tmp_path: Path) -> None:
     root = sample("coco_panoptic_sample")
     path = root / "panoptic_examples.json"
     source = (str(root / "input_images"), str(path), str(root / "panoptic_examples"))
-    prepare_panoptic(tmp_path, {"val": source}, Options(1))
+    prepare_panoptic(tmp_path, {"val": source}, ConversionOptions(1))
     content = json.loads(path.read_text())
     things = {c["id"]: c["name"] for c in content["categories"] if c["isthing"]}
     folder = DatasetFolder(tmp_path)
@@ -66,6 +66,6 @@ def test_coco_areas_are_those_of_the_json(tmp_path: Path) -> None:
 
 
 def test_cityscapes_frames_have_no_errors(tmp_path: Path) -> None:
-    done = prepare_cityscapes(sample("cityscapes_sample"), tmp_path, workers=1)
+    done = prepare_cityscapes(sample("cityscapes_sample"), tmp_path, options=ConversionOptions(1))
     assert done.splits == {"train": 6, "val": 1}
     assert check_dataset(tmp_path, 1).errors == []

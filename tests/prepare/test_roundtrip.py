@@ -1,4 +1,4 @@
-"""Any map of classes and instances goes through every converter, and a merge, and comes back the same."""
+"""Any map of classes and instances is unchanged by every converter and by a merge."""
 
 import tempfile
 from pathlib import Path
@@ -13,7 +13,7 @@ from support.source_files import panoptic_png, photo, picture, write_json
 from seamseg.data.folder import DatasetFolder
 from seamseg.prepare.check import check_dataset
 from seamseg.prepare.cityscapes import prepare_cityscapes
-from seamseg.prepare.convert import Options
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.label_folders import prepare_folders
 from seamseg.prepare.merge import merge_datasets
 from seamseg.prepare.panoptic import prepare_panoptic
@@ -22,7 +22,7 @@ from seamseg.prepare.vistas import prepare_vistas
 NAMES = ["road", "sky", "car", "person"]
 THINGS = {2, 3}
 NONE = 4
-"""The label that means nothing."""
+"""The void label."""
 
 sizes = st.tuples(st.integers(1, 9), st.integers(1, 9))
 label_maps = sizes.flatmap(
@@ -31,11 +31,11 @@ label_maps = sizes.flatmap(
         hnp.arrays(np.int64, size, elements=st.sampled_from([0, 1, 2, 77, 255])),
     )
 )
-ONE = Options(workers=1)
+ONE = ConversionOptions(workers=1)
 
 
 def expected(labels, numbers, crowd_of_zero):
-    """Pixels by `(class, crowd flag, first pixel)`: which pixels each segment has."""
+    """Return class, crowd flag and pixels of each segment."""
     found = set()
     for label in range(NONE):
         of_label = labels == label
@@ -75,7 +75,7 @@ def cityscapes(root, labels, numbers):
     values = np.where(np.isin(labels, list(THINGS)) & (numbers > 0), values * 1000 + numbers, values)
     photo(root / "leftImg8bit" / "train" / "x" / "a_leftImg8bit.png", labels.shape)
     picture(root / "gtFine" / "train" / "x" / "a_gtFine_instanceIds.png", values, np.uint16)
-    prepare_cityscapes(root, root / "out", ["train"], 1)
+    prepare_cityscapes(root, root / "out", ["train"], ConversionOptions(1))
 
 
 def folders(root, labels, numbers):
@@ -127,7 +127,8 @@ def test_merged_and_read_back(first, second):
         out = Path(folder, "merged")
         merge_datasets([root / "out" for root in roots], out, options=ONE)
         merged = DatasetFolder(out)
-        assert merged.metadata.categories == NAMES and len(merged.metadata.images) == 2
+        assert merged.metadata.categories == NAMES
+        assert len(merged.metadata.images) == 2
         found = []
         for info in merged.split("train"):
             mask = merged.read_mask(info.id)[0]

@@ -1,4 +1,4 @@
-"""A source in any number of .zip and .tar files gives the same data set, to the byte, as unpacked."""
+"""A source in any number of .zip and .tar files gives the same bytes as unpacked."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from support.source_files import photo, picture, tree
 
 from seamseg.prepare.archives import SourceTree
 from seamseg.prepare.cityscapes import prepare_cityscapes
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.utils.errors import InputError
 
 quick = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def pack(files: Sequence[tuple[Path, str]], archive: Path) -> None:
-    """Write files by the names they shall have."""
+    """Write files to an archive, by name in the archive."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     if archive.suffix == ".tar":
         with tarfile.open(archive, "w") as tar:
@@ -38,7 +39,7 @@ def pack(files: Sequence[tuple[Path, str]], archive: Path) -> None:
 
 
 def sharded(root: Path, out: Path, mounts: Sequence[str], choose: Callable[[], str]) -> None:
-    """Put each file below one of the mounts into an archive there, of the name that `choose` gives; copy the others."""
+    """Put each file below a mount into an archive there, named by `choose`; copy the others."""
     shards: dict[Path, list[tuple[Path, str]]] = {}
     for path in sorted(p for p in root.rglob("*") if p.is_file()):
         relative = path.relative_to(root).as_posix()
@@ -55,7 +56,7 @@ def sharded(root: Path, out: Path, mounts: Sequence[str], choose: Callable[[], s
 @pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.name)
 @quick
 @given(st.data())
-def test_shards_are_as_folders(source, data):
+def test_shards_equal_folders(source, data):
     names = st.sampled_from(["a.zip", "b.zip", "c.tar", "d.tar"])
     with tempfile.TemporaryDirectory() as folder:
         plain, packed = Path(folder, "plain"), Path(folder, "packed")
@@ -69,8 +70,8 @@ def test_shards_are_as_folders(source, data):
 @pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.name)
 @quick
 @given(st.data())
-def test_a_name_in_two_shards(source, data):
-    """The same file twice is one; two different ones are an error that names both, and nothing looks finished."""
+def test_file_name_in_two_shards(source, data):
+    """Equal files are one; different ones are an error that names both, and no folder seems complete."""
     kinds = st.sampled_from(["{}.zip", "{}.tar"])
     with tempfile.TemporaryDirectory() as folder:
         plain, packed = Path(folder, "plain"), Path(folder, "packed")
@@ -86,7 +87,7 @@ def test_a_name_in_two_shards(source, data):
         source.convert(plain, Path(folder, "two"))
         assert tree(Path(folder, "one")) == tree(Path(folder, "two"))
 
-        # as large as the other, so that only the content tells
+        # same size, other content
         content = bytearray(path.read_bytes())
         content[-1] ^= 1
         path.write_bytes(content)
@@ -94,8 +95,10 @@ def test_a_name_in_two_shards(source, data):
         with pytest.raises(InputError) as error:
             source.convert(packed, Path(folder, "three"))
         message = str(error.value)
-        assert f"{packed / mount / second}/{inner}: " in message and f"{packed / mount / first}/{inner} has" in message
-        assert "other content" in message and "\n" not in message
+        assert f"{packed / mount / second}/{inner}: " in message
+        assert f"{packed / mount / first}/{inner} has" in message
+        assert "other content" in message
+        assert "\n" not in message
         assert not Path(folder, "three", "metadata.bin").exists()
 
 
@@ -105,7 +108,7 @@ def cityscapes_frame(root: Path) -> tuple[Path, Path]:
     return image, picture(root / "gtFine" / "train" / "ulm" / "ulm_0_gtFine_instanceIds.png", ids, np.uint16)
 
 
-def test_archives_of_one_data_set_may_have_other_readmes(tmp_path):
+def test_archives_may_have_different_readmes(tmp_path):
     plain, packed = tmp_path / "plain", tmp_path / "packed"
     files = cityscapes_frame(plain)
     packed.mkdir()
@@ -114,15 +117,15 @@ def test_archives_of_one_data_set_may_have_other_readmes(tmp_path):
             file.write(path, path.relative_to(plain).as_posix())
             file.writestr("README", f"part {number}")
             file.writestr("license.txt", "the same")
-    prepare_cityscapes(packed, tmp_path / "out", ["train"], 1)
+    prepare_cityscapes(packed, tmp_path / "out", ["train"], ConversionOptions(1))
     found = SourceTree(packed)
     assert found.file("license.txt").read_bytes() == b"the same"
     with pytest.raises(InputError, match=r"1\.zip/README: .*0\.zip/README has the same name and other content"):
         found.file("README").read_bytes()
 
 
-def test_the_later_of_two_files_in_one_archive(tmp_path):
-    """As it is when the archive is unpacked; `tar --append` makes such archives."""
+def test_later_file_in_one_archive_wins(tmp_path):
+    """As when the archive is unpacked; `tar --append` makes such archives."""
     with tarfile.open(tmp_path / "a.tar", "w") as file:
         for content in (b"old", b"new!"):
             info = tarfile.TarInfo("x.txt")
@@ -132,7 +135,7 @@ def test_the_later_of_two_files_in_one_archive(tmp_path):
 
 
 def test_links_in_tar_files(tmp_path):
-    """A dataset folder has hard links to its photos: tar writes the second name of a file as a link to the first."""
+    """Dataset folders have hard links: tar stores the second name of a file as a link to the first."""
     raw = tmp_path / "raw"
     (raw / "a").mkdir(parents=True)
     (raw / "a" / "x.png").write_bytes(b"content")
@@ -146,5 +149,6 @@ def test_links_in_tar_files(tmp_path):
     with tarfile.open(packed / "all.tar", "w") as file:
         file.add(raw, ".")
     found = SourceTree(packed)
-    assert list(found.files("a")) == ["x.png", "y.png"] and list(found.files("b")) == ["z.png"]
+    assert list(found.files("a")) == ["x.png", "y.png"]
+    assert list(found.files("b")) == ["z.png"]
     assert {found.file(p).read_bytes() for p in ("a/x.png", "a/y.png", "b/z.png")} == {b"content"}

@@ -1,4 +1,4 @@
-"""Mapillary Vistas → dataset folder: the original's result less its mistake, both versions, and bad sources."""
+"""Conversion of Mapillary Vistas: the result of the original without its error, both versions, and invalid sources."""
 
 import json
 import zipfile
@@ -12,7 +12,7 @@ from support.source_files import photo, picture, segments, tree, write_json, zip
 from seamseg.cli.main import main
 from seamseg.data.folder import DatasetFolder
 from seamseg.formats.metadata import read_metadata
-from seamseg.prepare.convert import Options
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.vistas import prepare_vistas
 from seamseg.utils.errors import InputError
 
@@ -57,9 +57,9 @@ EXPECTED = [
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_result_of_the_original_less_its_mistake(fixture, tmp_path, workers):
+def test_result_matches_the_original_without_its_error(fixture, tmp_path, workers):
     out, golden = tmp_path / "out", fixture / "out_vistas"
-    done = prepare_vistas(fixture / "vistas", out, options=Options(workers))
+    done = prepare_vistas(fixture / "vistas", out, options=ConversionOptions(workers))
     assert done.splits == {"training": 3, "validation": 1}
     ours, theirs = done.metadata, read_metadata(golden / "metadata.bin")
     assert ours.without_images() == theirs.without_images()
@@ -82,7 +82,7 @@ def test_result_of_the_original_less_its_mistake(fixture, tmp_path, workers):
         assert names[0] == names[1]
 
 
-def test_meaning_of_the_values(raw, tmp_path):
+def test_instance_values(raw, tmp_path):
     m = prepare_vistas(raw, tmp_path / "out").metadata
     assert m.categories == ["sky", "road", "car", "car-group"]
     assert (m.num_stuff, m.num_thing, m.original_ids) == (2, 2, [0, 4, 1, 2])
@@ -91,22 +91,22 @@ def test_meaning_of_the_values(raw, tmp_path):
     assert (tmp_path / "out" / "img" / "a.jpg").is_file()
 
 
-def test_version_2_and_the_choice(raw, tmp_path):
+def test_version_2_and_default_version(raw, tmp_path):
     (raw / "config.json").rename(raw / "config_v1.2.json")
     (raw / "training" / "v1.2").mkdir()
     (raw / "training" / "instances").rename(raw / "training" / "v1.2" / "instances")
     write_json(raw / "config_v2.0.json", {"labels": [*LABELS[:2], {**LABELS[2], "name": "bus"}, *LABELS[3:]]})
     picture(raw / "training" / "v2.0" / "instances" / "a.png", np.full((8, 12), 512), np.uint16)
-    said = []
-    prepare_vistas(raw, tmp_path / "one", options=Options(say=said.append))
+    messages = []
+    prepare_vistas(raw, tmp_path / "one", options=ConversionOptions(log=messages.append))
     assert segments(tmp_path / "one", "a") == EXPECTED
-    assert "labels of versions 1.2 and 2.0; taking 1.2" in said[0]
+    assert "labels of versions 1.2 and 2.0; using 1.2" in messages[0]
     prepare_vistas(raw, tmp_path / "two", "2.0")
     assert segments(tmp_path / "two", "a") == [("bus", 0, 96)]
 
 
 def test_groups_of_version_2(tmp_path):
-    """Names and flags are those of the official config: its groups are not evaluated."""
+    """Names and flags are from the official config, whose groups are not evaluated."""
     flags = {
         "human--person--individual": (True, True),
         "human--person--person-group": (False, False),
@@ -126,10 +126,12 @@ def test_groups_of_version_2(tmp_path):
     rows = np.arange(len(flags))[:, None] * 256 + np.array([0, 0, 1, 1])
     picture(tmp_path / "training" / "v2.0" / "instances" / "a.png", rows, np.uint16)
     done = prepare_vistas(tmp_path, tmp_path / "out")
-    assert done.metadata.num_stuff == 1 and done.metadata.num_thing == 5
+    assert done.metadata.num_stuff == 1
+    assert done.metadata.num_thing == 5
     found = segments(tmp_path / "out", "a")
     assert {name for name, crowd, _ in found if crowd} == {"human--person--individual", "object--support--pole"}
-    assert sum(crowd for _, crowd, _ in found) == 4 and sum(n for _, _, n in found) == 4 * 8
+    assert sum(crowd for _, crowd, _ in found) == 4
+    assert sum(n for _, _, n in found) == 4 * 8
     mask = DatasetFolder(tmp_path / "out").read_mask("a")[0]
     void = [k for k, name in enumerate(flags) if name.endswith(("vehicle-group", "sky-group", "unlabeled"))]
     assert np.flatnonzero((mask == 0).all(axis=1)).tolist() == void
@@ -142,7 +144,7 @@ def test_zip_file_is_read_in_place(raw, tmp_path, method):
     archive = zip_of(raw, packed / "vistas.zip", method)
     prepare_vistas(raw, tmp_path / "one")
     for root, out in ((packed, tmp_path / "two"), (archive, tmp_path / "three")):
-        prepare_vistas(root, out, options=Options(workers=2))
+        prepare_vistas(root, out, options=ConversionOptions(workers=2))
         assert tree(out) == tree(tmp_path / "one")
 
 
@@ -152,7 +154,7 @@ def test_all_void_image(raw, tmp_path):
     assert segments(tmp_path / "out", "a") == []
 
 
-def fails(raw, tmp_path, match, **options):
+def assert_fails(raw, tmp_path, match, **options):
     with pytest.raises(InputError, match=match) as error:
         prepare_vistas(raw, tmp_path / "out", **options)
     assert "\n" not in str(error.value)
@@ -161,45 +163,45 @@ def fails(raw, tmp_path, match, **options):
 
 def test_missing_config(raw, tmp_path):
     (raw / "config.json").unlink()
-    fails(raw, tmp_path, r"raw: no config_v1.2.json or config.json or config_v2.0.json; is this the root")
-    fails(raw, tmp_path, r"raw: no config_v2.0.json", version="2.0")
-    fails(raw, tmp_path, r"no Vistas version is called '3'", version="3")
-    fails(tmp_path / "none", tmp_path, r"none: no config")
+    assert_fails(raw, tmp_path, r"raw: no config_v1.2.json or config.json or config_v2.0.json; is this the root")
+    assert_fails(raw, tmp_path, r"raw: no config_v2.0.json", version="2.0")
+    assert_fails(raw, tmp_path, r"there is no Vistas version '3'", version="3")
+    assert_fails(tmp_path / "none", tmp_path, r"none: no config")
 
 
 @pytest.mark.parametrize(
     "content", ["{", "[]", '{"labels": 3}', '{"labels": [{"name": "x"}]}', '{"labels": []}', '{"labels": [1]}']
 )
-def test_wrong_config(raw, tmp_path, content):
+def test_invalid_config(raw, tmp_path, content):
     (raw / "config.json").write_text(content)
-    fails(raw, tmp_path, r"config\.json: (not the labels of Mapillary Vistas|0 labels)")
+    assert_fails(raw, tmp_path, r"config\.json: (not the labels of Mapillary Vistas|0 labels)")
 
 
 def test_no_images(raw, tmp_path):
     (raw / "training" / "instances" / "a.png").unlink()
-    fails(raw, tmp_path, r"raw: 0 images found; expected training/images/\*\.jpg")
-    fails(raw, tmp_path, "no Vistas split is called 'test'", splits=["test"])
+    assert_fails(raw, tmp_path, r"raw: 0 images found; expected training/images/\*\.jpg")
+    assert_fails(raw, tmp_path, "no Vistas split has the name 'test'", splits=["test"])
 
 
 def test_missing_photo(raw, tmp_path):
     (raw / "training" / "images" / "a.JPG").unlink()
-    fails(raw, tmp_path, r"images/a\.jpg: no such photo; 1 of 1 annotations of training")
+    assert_fails(raw, tmp_path, r"images/a\.jpg: no such photo; 1 of 1 annotations of training")
 
 
 def test_labels_instead_of_instances(raw, tmp_path):
     picture(raw / "training" / "instances" / "a.png", np.full((8, 12), 4))
-    fails(raw, tmp_path, r"a\.png: not 16 bits deep: a picture of labels/")
+    assert_fails(raw, tmp_path, r"a\.png: not 16 bits per pixel; is it from labels/")
 
 
 def test_label_beyond_the_config(raw, tmp_path):
     picture(raw / "training" / "instances" / "a.png", np.full((8, 12), 5 * 256), np.uint16)
-    fails(raw, tmp_path, r"a\.png: label 5, but the config has labels 0 to 4")
+    assert_fails(raw, tmp_path, r"a\.png: label 5, but the config has labels 0 to 4")
 
 
-def test_broken_instances(raw, tmp_path):
+def test_corrupt_instances(raw, tmp_path):
     path = raw / "training" / "instances" / "a.png"
     path.write_bytes(path.read_bytes()[:60])
-    fails(raw, tmp_path, r"a\.png: (corrupt|not an) image")
+    assert_fails(raw, tmp_path, r"a\.png: (corrupt|not an) image")
 
 
 def test_command(raw, tmp_path, capsys):

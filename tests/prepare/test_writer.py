@@ -1,4 +1,4 @@
-"""The folder writer: atomic, resumable, on from where a killed run stopped."""
+"""The folder writer: atomic and resumable."""
 
 import json
 import os
@@ -15,18 +15,18 @@ from support.tiny_dataset import classes
 
 from seamseg.data.folder import DatasetFolder
 from seamseg.formats.metadata import Metadata, read_metadata
-from seamseg.prepare.writer import DatasetWriter, Frame, Instances
+from seamseg.prepare.writer import DatasetWriter, Instances, SourceFrame
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import replacing
 
 
-def read(frame: Frame) -> Instances:
-    """Counts its calls in a file beside the annotation; fails or kills its process if the annotation says so."""
+def read(frame: SourceFrame) -> Instances:
+    """Count calls in a file beside the annotation; fail or kill the process on the texts "invalid" and "kill"."""
     text = frame.annotation.read_text()
     with frame.annotation.with_suffix(".calls").open("a") as calls:
         calls.write("x")
-    if text == "broken":
-        raise InputError(f"{frame.annotation}: broken")
+    if text == "invalid":
+        raise InputError(f"{frame.annotation}: invalid")
     if text == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if (frame.annotation.parent / "slow").exists():
@@ -36,29 +36,29 @@ def read(frame: Frame) -> Instances:
     return Instances(ids, [255, 2, 0], [0, 0, 0])
 
 
-def read_layers(frame: Frame) -> Instances:
+def read_layers(frame: SourceFrame) -> Instances:
     ids = np.zeros((2, 6, 8), np.int32)
     ids[0], ids[1, :2] = np.arange(48).reshape(6, 8) * 6, 300
     return Instances(ids, [255] + [2] * 300, [0] * 301)
 
 
-def make_frames(root: Path, count: int) -> list[Frame]:
+def make_frames(root: Path, count: int) -> list[SourceFrame]:
     root.mkdir(exist_ok=True)
     frames = []
     for k in range(count):
         photo, annotation = root / f"{k}.PNG", root / f"{k}.txt"
         Image.new("RGB", (8, 6), (k, 0, 0)).save(photo)
         annotation.write_text("fine")
-        frames.append(Frame(f"im{k}", photo, annotation, photo.name))
+        frames.append(SourceFrame(f"im{k}", photo, annotation, photo.name))
     return frames
 
 
-def calls(frames: list[Frame]) -> list[int]:
+def calls(frames: list[SourceFrame]) -> list[int]:
     paths = [f.annotation.with_suffix(".calls") for f in frames]
     return [len(p.read_text()) if p.exists() else 0 for p in paths]
 
 
-def run(out: Path, frames: list[Frame], workers: int = 1, **options) -> Metadata:
+def run(out: Path, frames: list[SourceFrame], workers: int = 1, **options) -> Metadata:
     writer = DatasetWriter(out, classes(), workers, **options)
     writer.add_split("train", frames, read)
     return writer.finish()
@@ -81,33 +81,34 @@ def test_result_is_a_data_set(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_goes_on_after_a_broken_file(tmp_path, workers):
+def test_resumes_after_an_invalid_file(tmp_path, workers):
     out, frames = tmp_path / "out", make_frames(tmp_path / "src", 8)
-    frames[5].annotation.write_text("broken")
-    with pytest.raises(InputError, match=r"5\.txt: broken"):
+    frames[5].annotation.write_text("invalid")
+    with pytest.raises(InputError, match=r"5\.txt: invalid"):
         run(out, frames, workers)
-    assert not (out / "metadata.bin").exists() and not (out / "lst" / "train.txt").exists()
+    assert not (out / "metadata.bin").exists()
+    assert not (out / "lst" / "train.txt").exists()
     frames[5].annotation.write_text("fine")
     assert len(run(out, frames, workers).images) == 8
     assert calls(frames)[:6] == [1, 1, 1, 1, 1, 2]
     assert not (out / ".prepare").exists()
 
 
-def test_changed_sources_and_lost_files_are_done_again(tmp_path):
+def test_changed_sources_and_deleted_files_are_converted_again(tmp_path):
     out, frames = tmp_path / "out", make_frames(tmp_path / "src", 5)
-    frames[4].annotation.write_text("broken")
+    frames[4].annotation.write_text("invalid")
     with pytest.raises(InputError):
         run(out, frames)
     frames[4].annotation.write_text("fine")
-    frames[1].annotation.write_text("mended")
+    frames[1].annotation.write_text("changed")
     (out / "msk" / "im2.png").unlink()
     run(out, frames)
     assert calls(frames) == [1, 2, 2, 1, 2]
 
 
-def test_half_a_line_in_the_journal(tmp_path):
+def test_truncated_line_in_the_journal(tmp_path):
     out, frames = tmp_path / "out", make_frames(tmp_path / "src", 4)
-    frames[3].annotation.write_text("broken")
+    frames[3].annotation.write_text("invalid")
     with pytest.raises(InputError):
         run(out, frames)
     journal = out / ".prepare" / "train.jsonl"
@@ -119,9 +120,9 @@ def test_half_a_line_in_the_journal(tmp_path):
     assert not list(out.rglob("*.partial"))
 
 
-def test_journal_of_other_classes_does_not_count(tmp_path):
+def test_journal_with_other_classes_is_ignored(tmp_path):
     out, frames = tmp_path / "out", make_frames(tmp_path / "src", 2)
-    frames[1].annotation.write_text("broken")
+    frames[1].annotation.write_text("invalid")
     with pytest.raises(InputError):
         run(out, frames)
     other = Metadata(**{**vars(classes()), "categories": ["a", "b", "c"]})
@@ -144,27 +145,28 @@ _SCRIPT = """
 import sys
 from pathlib import Path
 sys.path[:0] = [{tests!r}]
-from test_prepare_writer import Frame, run
-frames = [Frame(f"im{{k}}", p.with_suffix(".PNG"), p, p.name) for k, p in
+from prepare.test_writer import SourceFrame, run
+frames = [SourceFrame(f"im{{k}}", p.with_suffix(".PNG"), p, p.name) for k, p in
           ((k, Path({src!r}, f"{{k}}.txt")) for k in range(40))]
 run(Path({out!r}), frames, 2)
 """
 
 
-def test_killed_in_the_middle(tmp_path):
+def test_resumes_after_a_kill(tmp_path):
     out, frames = tmp_path / "out", make_frames(tmp_path / "src", 40)
     (tmp_path / "src" / "slow").write_text("")
-    script = _SCRIPT.format(tests=str(Path(__file__).parent), src=str(tmp_path / "src"), out=str(out))
+    script = _SCRIPT.format(tests=str(Path(__file__).parents[1]), src=str(tmp_path / "src"), out=str(out))
     process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "OMP_NUM_THREADS": "1"})
     journal = out / ".prepare" / "train.jsonl"
     deadline = time.monotonic() + 60
     while not (journal.exists() and journal.read_text().count("\n") > 6):
-        assert time.monotonic() < deadline and process.poll() is None
+        assert time.monotonic() < deadline
+        assert process.poll() is None
         time.sleep(0.02)
     process.kill()
     process.wait()
 
-    # its workers notice within a second, later on a busy machine
+    # the workers exit within a second, later on a busy machine
     before = None
     while before != (before := calls(frames)):
         assert time.monotonic() < deadline
@@ -198,7 +200,7 @@ def test_links_and_copies(tmp_path, monkeypatch):
         return os.path.samefile(out / "img" / "im0.png", frames[0].photo)
 
     assert is_link(tmp_path / "a")
-    assert is_link(tmp_path / "a")  # again: a link over itself
+    assert is_link(tmp_path / "a")  # the target exists already
     run(tmp_path / "b", frames, link="copy")
     assert not os.path.samefile(tmp_path / "b" / "img" / "im0.png", frames[0].photo)
 
@@ -210,10 +212,10 @@ def test_links_and_copies(tmp_path, monkeypatch):
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_folder_of_another_data_set(tmp_path):
+def test_folder_with_another_data_set(tmp_path):
     out = tmp_path / "out"
     run(out, make_frames(tmp_path / "src", 1))
-    with pytest.raises(InputError, match="holds a data set of other classes"):
+    with pytest.raises(InputError, match="has a data set with other classes"):
         DatasetWriter(out, Metadata(1, 0, ["x"], [(0, 0, 0)], [0]))
     assert len(read_metadata(out / "metadata.bin").images) == 1
 
@@ -226,32 +228,38 @@ def test_out_is_a_file(tmp_path):
 
 def test_same_name_twice(tmp_path):
     frames = make_frames(tmp_path / "src", 2)
-    with pytest.raises(InputError, match="two images of the source are called 'im1'"):
+    with pytest.raises(InputError, match="two images of the source have the name 'im1'"):
         DatasetWriter(tmp_path / "out", classes()).add_split("train", [*frames, frames[1]], read)
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "", "a\nb", " a", "a\u2028"])
-def test_names_that_lead_out_of_the_folder_or_are_no_line_of_a_list(tmp_path, name):
+def test_invalid_image_names(tmp_path, name):
     (frame,) = make_frames(tmp_path / "src", 1)
-    with pytest.raises(InputError, match="is no name for an image"):
-        run(tmp_path / "out", [Frame(name, frame.photo, frame.annotation, "x")])
+    with pytest.raises(InputError, match="is not a valid image name"):
+        run(tmp_path / "out", [SourceFrame(name, frame.photo, frame.annotation, "x")])
     assert not (tmp_path / "x.png").exists()
 
 
-def test_failed_write_leaves_the_old_file(tmp_path):
+def test_failed_write_keeps_the_old_file(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")
-    with pytest.raises(ZeroDivisionError), replacing(path) as temporary:
-        temporary.write_text("ne")
-        raise ZeroDivisionError
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+    def fail() -> None:
+        with replacing(path) as temporary:
+            temporary.write_text("ne")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(SeamsegError, match="cannot be written"), replacing(path / "x") as temporary:
         temporary.write_text("x")
 
 
-def test_finished_splits_are_known_by_their_whole_names(tmp_path):
+def test_finished_splits_are_compared_by_full_ids(tmp_path):
     (frame,) = make_frames(tmp_path / "in", 1)
-    spaced = [Frame("a street", frame.photo, frame.annotation, frame.file_name)]
+    spaced = [SourceFrame("a street", frame.photo, frame.annotation, frame.file_name)]
     run(tmp_path / "out", spaced)
     writer = DatasetWriter(tmp_path / "out", classes())
     assert writer.is_finished("train", spaced)

@@ -1,4 +1,4 @@
-"""Tiny data sets made on the fly."""
+"""Small dataset folders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.tiny_dataset import classes
 
 @pytest.fixture
 def make_folder(tmp_path: Path) -> Callable[..., Path]:
-    """A function that writes a dataset folder with images of the given sizes in the split `train`."""
+    """Return a function that writes a dataset folder with images of given sizes in the split `train`."""
 
     def make(sizes: list[tuple[int, int]] | None = None, ending: str = ".png", name: str = "city") -> Path:
         root = tmp_path / name

@@ -1,4 +1,4 @@
-"""Small raw data sets of three images for every converter, and where their archives may lie."""
+"""Small raw data sets of three images for every converter, and the folders of their archives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from seamseg.prepare.cityscapes import prepare_cityscapes
 from seamseg.prepare.coco_instances import prepare_instances
-from seamseg.prepare.convert import Options
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.label_folders import prepare_folders
 from seamseg.prepare.panoptic import prepare_coco, prepare_panoptic
 from seamseg.prepare.vistas import prepare_vistas
@@ -19,7 +19,7 @@ from support.source_files import CLASS_LIST, panoptic_png, photo, picture, write
 
 SIZE = (8, 12)
 NAMES = ("a", "b", "c")
-ONE = Options(workers=1)
+ONE = ConversionOptions(workers=1)
 
 
 @dataclass(frozen=True)
@@ -29,28 +29,28 @@ class Source:
     Attributes
     ----------
     name : of the converter
-    write : writes an image: the folder, its name, and for each pixel a class (0 stuff, 1 thing) and a number
-    finish : writes what belongs to all images: the folder, and what `write` returned
-    run : converts a folder to another one
-    mounts : folders whose files may be in archives in that folder
-    mask : the file that holds the annotations of image `a`
-    unknown : a value for this file that means no class, as a picture
+    write : writes an image, given the folder, its name, and by pixel a class (0 stuff, 1 thing) and a number
+    finish : writes the files of all images, given the folder and the results of `write`
+    run : converts a folder
+    mounts : folders that may have their files in archives
+    mask : the annotation file of image `a`
+    unknown : overwrites this file with a value without class
     """
 
     name: str
     write: Callable[[Path, str, np.ndarray, np.ndarray], Any]
     finish: Callable[[Path, list[Any]], None]
-    run: Callable[[Path, Path, Options], Any]
+    run: Callable[[Path, Path, ConversionOptions], Any]
     mounts: tuple[str, ...]
     mask: str
     unknown: Callable[[Path], Path]
 
-    def convert(self, root: Path, out: Path, options: Options = ONE) -> Any:
+    def convert(self, root: Path, out: Path, options: ConversionOptions = ONE) -> Any:
         return self.run(root, out, options)
 
 
 def write_source(source: Source, root: Path) -> None:
-    """Write three images with stuff, two things each, in other places."""
+    """Write three images with stuff and two things at varying positions."""
     written = []
     for k, name in enumerate(NAMES):
         classes, numbers = np.zeros(SIZE, np.int64), np.zeros(SIZE, np.int64)
@@ -140,7 +140,7 @@ SOURCES = [
         "cityscapes",
         _cityscapes,
         lambda root, written: None,
-        lambda root, out, o: prepare_cityscapes(root, out, ["train"], o.workers, say=o.say, copy=o.copy),
+        lambda root, out, o: prepare_cityscapes(root, out, ["train"], o),
         ("",),
         "gtFine/train/x/a_gtFine_instanceIds.png",
         full(40),

@@ -1,4 +1,4 @@
-"""Small files of raw data sets, and what a dataset folder says of its images."""
+"""Small files of raw data sets, and summaries of dataset folders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ids = 255, 9
 
 
 def picture(path: Path, values: Any, dtype: type = np.uint8) -> Path:
-    """Write an array as a picture."""
+    """Write an array as an image."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.asarray(values, dtype=dtype)).save(path)
     return path
@@ -53,7 +53,7 @@ def write_json(path: Path, content: Any) -> Path:
 
 
 def zip_of(folder: Path, archive: Path, method: int = zipfile.ZIP_DEFLATED) -> Path:
-    """Pack a folder's content."""
+    """Pack the content of a folder."""
     with zipfile.ZipFile(archive, "w", method) as file:
         for path in sorted(folder.rglob("*")):
             if path.is_file():
@@ -62,7 +62,7 @@ def zip_of(folder: Path, archive: Path, method: int = zipfile.ZIP_DEFLATED) -> P
 
 
 def segments(root: Path, image_id: str) -> list[tuple[str, int, int]]:
-    """`(class, crowd flag, pixels)` of each instance of an image of a dataset folder, sorted."""
+    """Return `(class, crowd flag, pixels)` of each instance of an image, sorted."""
     folder = DatasetFolder(root)
     info, mask = folder.info(image_id), folder.read_mask(image_id)
     counts = np.bincount(mask.ravel(), minlength=len(info.cat))
@@ -73,5 +73,5 @@ def segments(root: Path, image_id: str) -> list[tuple[str, int, int]]:
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    """The content of every file."""
+    """Return the content of every file by path."""
     return {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}

@@ -31,7 +31,8 @@ def _category(ids: np.ndarray) -> np.ndarray:
 def test_a_scene_depends_on_its_arguments_alone():
     photo, ids = render_scene(3, "val", 7, SIZE)
     again_photo, again_ids = render_scene(3, "val", 7, SIZE)
-    assert np.array_equal(photo, again_photo) and np.array_equal(ids, again_ids)
+    assert np.array_equal(photo, again_photo)
+    assert np.array_equal(ids, again_ids)
     for other in ((4, "val", 7), (3, "train", 7), (3, "val", 8)):
         different, _ = render_scene(*other, SIZE)
         assert different.shape != photo.shape or not np.array_equal(different, photo)
@@ -39,7 +40,8 @@ def test_a_scene_depends_on_its_arguments_alone():
 
 def test_photo_and_ids_have_the_same_size_and_official_types(scenes):
     for photo, ids in scenes:
-        assert photo.dtype == np.uint8 and ids.dtype == np.uint16
+        assert photo.dtype == np.uint8
+        assert ids.dtype == np.uint16
         assert photo.shape == (*ids.shape, 3)
         assert ids.shape in (SIZE, SIZE[::-1])
 
@@ -71,7 +73,8 @@ def test_every_class_and_special_case_occurs(scenes):
 
 def test_instances_are_large_and_few_enough_to_learn(scenes):
     counts = [sum(v >= 1000 for v in np.unique(ids).tolist()) for _, ids in scenes]
-    assert 3 <= np.mean(counts) <= 7 and max(counts) <= 14
+    assert 3 <= np.mean(counts) <= 7
+    assert max(counts) <= 14
     for _, ids in scenes:
         values, areas = np.unique(ids, return_counts=True)
         assert (areas[values >= 1000] >= TINY_FRACTION * ids.size).all()
@@ -89,7 +92,8 @@ def test_riders_sit_on_bicycles(scenes):
             around = category[max(0, y0 - pad) : y1 + pad, max(0, x0 - pad) : x1 + pad]
             riders += 1
             touching += bool((around == labels.BICYCLE).any())
-    assert riders > 10 and touching >= 0.9 * riders
+    assert riders > 10
+    assert touching >= 0.9 * riders
 
 
 def test_colour_alone_does_not_separate_cars_from_the_road(scenes):
@@ -108,7 +112,8 @@ def test_colour_alone_does_not_separate_cars_from_the_road(scenes):
 def test_raw_cityscapes_tree_with_any_number_of_workers(tmp_path):
     ids = generate_toy_city(tmp_path / "one", train=3, val=2, seed=5, size=SIZE, workers=1)
     assert ids == generate_toy_city(tmp_path / "two", train=3, val=2, seed=5, size=SIZE, workers=2)
-    assert len(set(ids)) == 5 and ids[0] == "toyville_000000_000019"
+    assert len(set(ids)) == 5
+    assert ids[0] == "toyville_000000_000019"
     files = sorted(p.relative_to(tmp_path / "one") for p in (tmp_path / "one").rglob("*.png"))
     assert len(files) == 15
     assert files == sorted(p.relative_to(tmp_path / "two") for p in (tmp_path / "two").rglob("*.png"))
@@ -132,7 +137,8 @@ def test_generating_again_adds_missing_scenes(tmp_path):
     kept = photos[1].stat().st_mtime_ns
     steps: list[tuple[int, int]] = []
     generate_toy_city(tmp_path, train=3, val=1, size=SIZE, workers=1, progress=lambda d, n: steps.append((d, n)))
-    assert photos[0].is_file() and photos[1].stat().st_mtime_ns == kept
+    assert photos[0].is_file()
+    assert photos[1].stat().st_mtime_ns == kept
     assert steps == [(3, 4), (4, 4)]
     assert not [p for p in tmp_path.rglob("*") if p.name.startswith(".")]
 
@@ -174,5 +180,7 @@ def test_polygons_are_clipped_at_the_near_plane():
     assert camera.polygon(behind) is None
     crossing = np.array([(-1.0, 0, -5), (1, 0, -5), (1, 0, 5), (-1, 0, 5)])
     screen = camera.polygon(crossing)
-    assert screen is not None and len(screen) == 4 and np.isfinite(screen).all()
+    assert screen is not None
+    assert len(screen) == 4
+    assert np.isfinite(screen).all()
     assert screen[:, 1].max() == pytest.approx(110 + 300 * 1.8 / NEAR)

@@ -24,13 +24,13 @@ from seamseg.formats.cityscapes.labels import read_map
 from seamseg.formats.coco_panoptic import read_coco_panoptic
 from seamseg.formats.id_png import read_id_png
 from seamseg.predict.sources.shards import Shard
-from seamseg.prepare.archives import Member, SourceTree
+from seamseg.prepare.archives import ArchiveMember, SourceTree
 from seamseg.prepare.class_file import read_class_list
 from seamseg.prepare.coco_instances import decode_segmentation
 from seamseg.prepare.merge import read_rules
 from seamseg.prepare.panoptic import load_json
 from seamseg.prepare.vistas import read_labels
-from seamseg.prepare.writer import Frame
+from seamseg.prepare.writer import SourceFrame
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import ANNOTATION_BYTES, PHOTO_BYTES, LimitedTarInfo, check_member, read_limited
@@ -172,7 +172,7 @@ def test_a_negative_size_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(bytes(1024))
     for packed, size in ((-1, -1), (-1, 4), (4, -1)):
         with pytest.raises(InputError, match=r"a\.jpg: the archive states a size of -1 bytes"):
-            Member(tmp_path / "a.tar", "a.jpg", -1, 0, packed, size, 0).read_bytes()
+            ArchiveMember(tmp_path / "a.tar", "a.jpg", -1, 0, packed, size, 0).read_bytes()
 
 
 @pytest.mark.parametrize(("pack", "name"), [(bz2.compress, "bzip2"), (lzma.compress, "xz"), (gzip.compress, "gzip")])
@@ -240,8 +240,8 @@ def test_small_files_have_small_limits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("far", [1e3, 1e9, 1e18, float("nan"), float("inf")])
 def test_polygons_far_away(far: float) -> None:
-    frame = Frame("a", Path("a.jpg"), Path("a.json"), "a.jpg")
-    with pytest.raises(InputError, match=r"a\.jpg: a broken `segmentation`.*a corner is more than 160 pixels away"):
+    frame = SourceFrame("a", Path("a.jpg"), Path("a.json"), "a.jpg")
+    with pytest.raises(InputError, match=r"a\.jpg: an invalid `segmentation`.*a corner is more than 160 pixels away"):
         decode_segmentation([[0, 0, far, 0, far, far]], 10, 10, frame)
     assert decode_segmentation([[-4, -4, 14, -4, 14, 14]], 10, 10, frame)[0].any()
 

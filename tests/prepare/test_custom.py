@@ -1,4 +1,4 @@
-"""One's own data: folders of pictures, and COCO instances with label pictures."""
+"""Custom data: folders of images, and COCO instances with label images."""
 
 import json
 
@@ -12,7 +12,7 @@ from seamseg.data.dataset import PanopticDataset
 from seamseg.data.folder import DatasetFolder
 from seamseg.data.transforms import TrainTransform
 from seamseg.prepare.coco_instances import prepare_instances
-from seamseg.prepare.convert import Options
+from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.label_folders import prepare_folders
 from seamseg.utils.errors import InputError
 
@@ -41,10 +41,11 @@ def folders(raw, split="train", last=True):
 
 def test_folders(raw):
     out = raw / "out"
-    said = []
+    messages = []
     splits = {split: folders(raw, split) for split in ("train", "val")}
-    done = prepare_folders(out, splits, raw / "classes.ini", options=Options(2, say=said.append))
-    assert [i.id for i in done.metadata.images] == ["train_sub_a", "val_sub_a"] and said == []
+    done = prepare_folders(out, splits, raw / "classes.ini", options=ConversionOptions(2, log=messages.append))
+    assert [i.id for i in done.metadata.images] == ["train_sub_a", "val_sub_a"]
+    assert messages == []
     assert segments(out, "val_sub_a") == FOUND
     prepare_folders(raw / "one", {"train": folders(raw)}, raw / "classes.ini")
     assert segments(raw / "one", "sub_a") == FOUND
@@ -66,60 +67,62 @@ def test_divisor_and_suffixes(raw):
         raw / "out", {"t": (str(raw / "y"), str(raw / "x"))}, raw / "classes.ini", 1000, ("_rgb", "_ids", "")
     )
     assert [i.id for i in done.metadata.images] == ["a"]
-    assert (raw / "out" / "img" / "a.png").is_file()  # no dataset folder holds BMP
+    assert (raw / "out" / "img" / "a.png").is_file()  # BMP is converted
     assert segments(raw / "out", "a") == [("car", 0, 2), ("car", 0, 3), ("car", 1, 5), ("road", 0, 5), ("sky", 0, 5)]
 
 
 def test_things_without_instances_are_crowds(raw):
-    said = []
-    options = Options(say=said.append)
+    messages = []
+    options = ConversionOptions(log=messages.append)
     prepare_folders(raw / "out", {"train": folders(raw, last=False)}, raw / "classes.ini", options=options)
     assert segments(raw / "out", "sub_a") == [("car", 1, 12), ("road", 0, 60), ("sky", 0, 12)]
-    assert "things become crowds" in said[0]
+    assert "things become crowds" in messages[0]
 
 
-def folders_fail(raw, match, given=None, **options):
+def assert_folders_fail(raw, match, given=None, **options):
     with pytest.raises(InputError, match=match) as error:
         prepare_folders(raw / "out", {"train": given or folders(raw)}, raw / "classes.ini", **options)
     assert "\n" not in str(error.value)
     assert not (raw / "out" / "metadata.bin").exists()
 
 
-def test_wrong_class_list(raw):
+def test_incomplete_class_list(raw):
     (raw / "classes.ini").write_text("[road]\nid = 0\nkind = stuff\n[car]\nid = 7\nkind = thing\n")
-    folders_fail(raw, r"labels/sub/a\.png: value 3 has no class; add it to the class list")
+    assert_folders_fail(raw, r"labels/sub/a\.png: value 3 has no class; add it to the class list")
 
 
-def test_folders_that_do_not_fit(raw):
+def test_inconsistent_folders(raw):
     photos, labels, numbers = folders(raw)
-    folders_fail(raw, r"none: no such folder or archive \(labels\)", (photos, str(raw / "none"), numbers))
+    assert_folders_fail(raw, r"none: no such folder or archive \(labels\)", (photos, str(raw / "none"), numbers))
     (raw / "empty").mkdir()
-    folders_fail(raw, "empty: 0 photos found for train", (str(raw / "empty"), labels))
-    folders_fail(raw, r"0 of 1 photos have labels .*the first photo is sub/a", (photos, str(raw / "empty")))
-    folders_fail(raw, "0 photos found for train .names that end in '_x'.", suffixes=("_x", "", ""))
-    folders_fail(raw, "the divisor must be 2 or more", divisor=1)
-    folders_fail(raw, "leave the folder of instances out", divisor=9)
+    assert_folders_fail(raw, "empty: 0 photos found for train", (str(raw / "empty"), labels))
+    assert_folders_fail(raw, r"0 of 1 photos have labels .*the first photo is sub/a", (photos, str(raw / "empty")))
+    assert_folders_fail(raw, "0 photos found for train .names that end in '_x'.", suffixes=("_x", "", ""))
+    assert_folders_fail(raw, "the divisor must be 2 or more", divisor=1)
+    assert_folders_fail(raw, "omit the folder of instances", divisor=9)
     picture(raw / "other" / "b.png", np.zeros((8, 12)))
-    folders_fail(raw, "has labels, but no picture of instances", (photos, labels, str(raw / "other")))
+    assert_folders_fail(raw, "has labels, but no instance image", (photos, labels, str(raw / "other")))
 
 
-def test_broken_pictures(raw):
+def test_invalid_images(raw):
     numbers = raw / "train" / "numbers" / "sub" / "a.png"
     picture(numbers, np.zeros((3, 4)))
-    folders_fail(raw, r"numbers/sub/a\.png: 4 x 3 pixels .* has 12 x 8")
+    assert_folders_fail(raw, r"numbers/sub/a\.png: 4 x 3 pixels .* has 12 x 8")
     numbers.write_bytes(b"")
-    folders_fail(raw, r"numbers/sub/a\.png: the file is empty")
+    assert_folders_fail(raw, r"numbers/sub/a\.png: the file is empty")
     picture(raw / "train" / "labels" / "sub" / "a.png", np.zeros((8, 12, 3)))
-    folders_fail(raw, r"labels/sub/a\.png: a mask must be a single-channel")
+    assert_folders_fail(raw, r"labels/sub/a\.png: a mask must be a single-channel")
     photo(raw / "train" / "photos" / "sub" / "a.png")
-    folders_fail(raw, r"a\.png: .*a\.jpg has the same name")
+    assert_folders_fail(raw, r"a\.png: .*a\.jpg has the same name")
 
 
-def test_photos_without_labels_are_said(raw):
+def test_photos_without_labels_are_reported(raw):
     photo(raw / "train" / "photos" / "b.jpg")
-    said = []
-    prepare_folders(raw / "out", {"t": folders(raw)}, raw / "classes.ini", options=Options(say=said.append))
-    assert "1 photos without labels, left out" in said[0]
+    messages = []
+    prepare_folders(
+        raw / "out", {"t": folders(raw)}, raw / "classes.ini", options=ConversionOptions(log=messages.append)
+    )
+    assert "1 photos without labels, skipped" in messages[0]
 
 
 def rle(mask):
@@ -176,7 +179,8 @@ def test_instances_with_labels(coco):
     ]
     assert segments(coco / "out", "b") == [("car", 1, 12), ("road", 0, road), ("sky", 0, 5)]
     mask = DatasetFolder(coco / "out").read_mask("a")
-    assert mask.shape == (2, 8, 12) and (mask > 0).all(0).sum() == 4
+    assert mask.shape == (2, 8, 12)
+    assert (mask > 0).all(0).sum() == 4
     boxes = json.loads((coco / "out" / "coco" / "train.json").read_text())["annotations"]
     assert sorted((a["area"], a["iscrowd"]) for a in boxes if a["image_id"] == "a") == [
         (3, 1),
@@ -186,22 +190,23 @@ def test_instances_with_labels(coco):
     ]
 
 
-def test_overlapping_objects_train(coco):
+def test_overlapping_objects_are_training_targets(coco):
     given = {"train": (str(coco / "photos"), str(coco / "instances.json"), str(coco / "labels"))}
     prepare_instances(coco / "out", given, coco / "classes.ini")
     sample = PanopticDataset(coco / "out", "train", TrainTransform(16, None))[0]
     boxes = [box for box, cat in zip(sample["bbx"].tolist(), sample["cat"].tolist()) if cat == 2]
-    assert len(boxes) == 4 and sample["msk"].shape[0] == 2
+    assert len(boxes) == 4
+    assert sample["msk"].shape[0] == 2
 
 
-def test_instances_alone(coco):
+def test_instances_without_labels(coco):
     prepare_instances(coco / "out", {"train": (str(coco / "photos"), str(coco / "instances.json"))})
     assert segments(coco / "out", "a") == [("car", 0, 12), ("car", 0, 24), ("car", 1, 3)]
     assert segments(coco / "out", "b") == []
     assert DatasetFolder(coco / "out").metadata.num_stuff == 0
 
 
-def instances_fail(coco, match, change=None, labels=True, classes=True):
+def assert_instances_fail(coco, match, change=None, labels=True, classes=True):
     if change is not None:
         content = json.loads((coco / "instances.json").read_text())
         change(content)
@@ -214,33 +219,35 @@ def instances_fail(coco, match, change=None, labels=True, classes=True):
 
 
 def test_instances_without_class_list(coco):
-    instances_fail(coco, "label pictures need a class list", classes=False)
+    assert_instances_fail(coco, "label images need a class list", classes=False)
 
 
 def test_instance_of_stuff(coco):
-    instances_fail(coco, "annotation 2: category 3 is no thing", lambda c: c["annotations"][1].update(category_id=3))
+    assert_instances_fail(
+        coco, "annotation 2: category 3 is not a thing", lambda c: c["annotations"][1].update(category_id=3)
+    )
 
 
 @pytest.mark.parametrize(
     "segmentation",
     [{"size": [3, 3], "counts": "9"}, {"counts": "9"}, 5, {"size": [8, 12], "counts": 7}, [["a"] * 6]],
 )
-def test_broken_segmentation(coco, segmentation):
-    instances_fail(
+def test_invalid_segmentation(coco, segmentation):
+    assert_instances_fail(
         coco,
-        r"a\.jpg: a broken `segmentation`",
+        r"a\.jpg: an invalid `segmentation`",
         lambda c: c["annotations"][0].update(segmentation=segmentation),
     )
 
 
-def test_other_bad_instances(coco):
+def test_other_invalid_instances(coco):
     picture(coco / "labels" / "a.png", np.full((8, 12), 77))
-    instances_fail(coco, r"labels/a\.png: value 77 has no class")
+    assert_instances_fail(coco, r"labels/a\.png: value 77 has no class")
     picture(coco / "labels" / "a.png", np.zeros((8, 11)))
-    instances_fail(coco, r"labels/a\.png: 11 x 8 pixels .* has 12 x 8")
+    assert_instances_fail(coco, r"labels/a\.png: 11 x 8 pixels .* has 12 x 8")
     (coco / "photos" / "a.jpg").unlink()
-    instances_fail(coco, "names 'a.jpg', but there is no such photo among 1")
-    instances_fail(coco, "not COCO instances", lambda c: c["annotations"][0].pop("segmentation"))
+    assert_instances_fail(coco, "lists 'a.jpg', but it is not among the 1 photos")
+    assert_instances_fail(coco, "not COCO instances", lambda c: c["annotations"][0].pop("segmentation"))
 
 
 def test_commands(coco, capsys):
