@@ -193,7 +193,7 @@ class Counting:
         if len(self.made) >= self.room:
             raise torch.OutOfMemoryError("CUDA out of memory")
         self.made.append(x.shape[-1])
-        return Copying(function, x)
+        return CopyingGraph(function, x)
 
 
 def ask(graphs, *widths):

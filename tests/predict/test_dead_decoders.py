@@ -55,7 +55,7 @@ def done(tmp_path):
     return [i["id"] for i in content["images"]]
 
 
-def test_a_photo_is_retried_after_its_decoder_was_killed(
+def test_a_photo_is_retried_if_its_decoder_is_killed(
     micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys
 ):
     killing(monkeypatch, signal.SIGKILL, 1)

@@ -80,7 +80,7 @@ def same(local, remote):
     [("--format", "coco,overlay,raw"), ("--format", "coco", "--anonymize", "car"), ("--format", "vistas,cityscapes")],
     ids=lambda words: words[1],
 )
-def test_outputs_at_a_url_equal_those_in_a_folder(
+def test_a_url_gets_the_outputs_of_a_folder(
     micro_run, photos, tmp_path, seamseg_main, memory, words, monkeypatch
 ):
     if "vistas" in words[1]:
@@ -96,7 +96,7 @@ def test_outputs_at_a_url_equal_those_in_a_folder(
 
 
 @pytest.mark.parametrize("url", [False, True])
-def test_outputs_in_shards_equal_those_in_a_folder(micro_run, photos, tmp_path, seamseg_main, memory, url):
+def test_shards_get_the_outputs_of_a_folder(micro_run, photos, tmp_path, seamseg_main, memory, url):
     words = (*CPU, "--format", "coco,overlay")
     assert seamseg_main("predict", micro_run, photos, tmp_path / "out", *words) == 0
     out = "memory://bucket/out" if url else tmp_path / "shards"
@@ -164,7 +164,7 @@ def outputs_of(place):
 
 
 @pytest.mark.parametrize("out", ["memory://bucket/out", "memory://bucket/out/p-%d.tar", "p-%d.tar"])
-def test_only_missing_new_or_changed_photos_are_processed(
+def test_missing_new_or_changed_photos_are_processed(
     micro_run, photos, tmp_path, seamseg_main, memory, out, capsys
 ):
     place = out if "://" in out else tmp_path / "out" / out

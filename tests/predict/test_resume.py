@@ -33,7 +33,7 @@ def written(monkeypatch):
     return names
 
 
-def test_only_missing_new_or_changed_photos_are_processed(micro_run, photos, tmp_path, seamseg_main, written, capsys):
+def test_missing_new_or_changed_photos_are_processed(micro_run, photos, tmp_path, seamseg_main, written, capsys):
     out = tmp_path / "out"
 
     def again(*words):
