@@ -55,9 +55,7 @@ def done(tmp_path):
     return [i["id"] for i in content["images"]]
 
 
-def test_a_photo_is_retried_if_its_decoder_is_killed(
-    micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys
-):
+def test_a_photo_is_retried_if_its_decoder_is_killed(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
     killing(monkeypatch, signal.SIGKILL, 1)
     assert run(seamseg_main, micro_run, photos, tmp_path, "--batch-size", "2") == 0
     assert done(tmp_path) == list("abcdefg")

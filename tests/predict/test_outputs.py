@@ -80,9 +80,7 @@ def same(local, remote):
     [("--format", "coco,overlay,raw"), ("--format", "coco", "--anonymize", "car"), ("--format", "vistas,cityscapes")],
     ids=lambda words: words[1],
 )
-def test_a_url_gets_the_outputs_of_a_folder(
-    micro_run, photos, tmp_path, seamseg_main, memory, words, monkeypatch
-):
+def test_a_url_gets_the_outputs_of_a_folder(micro_run, photos, tmp_path, seamseg_main, memory, words, monkeypatch):
     if "vistas" in words[1]:
         (photos / "sub" / "a.png").unlink()
         words += ("--score-threshold", "0.01")
@@ -164,9 +162,7 @@ def outputs_of(place):
 
 
 @pytest.mark.parametrize("out", ["memory://bucket/out", "memory://bucket/out/p-%d.tar", "p-%d.tar"])
-def test_missing_new_or_changed_photos_are_processed(
-    micro_run, photos, tmp_path, seamseg_main, memory, out, capsys
-):
+def test_missing_new_or_changed_photos_are_processed(micro_run, photos, tmp_path, seamseg_main, memory, out, capsys):
     place = out if "://" in out else tmp_path / "out" / out
     words = ("--device", "cpu", "--workers", "0", "--format", "coco", "--shard-photos", "1")
 
