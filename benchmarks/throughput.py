@@ -76,7 +76,7 @@ def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Pred
     busy(predictor)
     acceleration = Acceleration(**VARIANTS[name])
     acceleration.check(device, False)
-    acceleration.apply(predictor.net, device)
+    predictor.net = acceleration.apply(predictor.net, device)
     return predictor
 
 

@@ -53,8 +53,8 @@ class Acceleration:
         if self.pad_to > 1 and tta:
             raise InputError("--pad-to cannot be combined with --tta: the padding of the views would differ")
 
-    def apply(self, net: PanopticNet, device: torch.device) -> None:
-        """Configure a network, which is on its device and used for inference only.
+    def apply(self, net: PanopticNet, device: torch.device) -> PanopticNet:
+        """Return a network, which is on its device and used for inference only, with these options.
 
         Raises
         ------
@@ -67,6 +67,7 @@ class Acceleration:
             net.run_dense = cuda_graph_cache(run)
         elif self.compile:
             net.run_dense = run
+        return net
 
 
 def compiler_problem(device: torch.device, backend: str = "inductor") -> str | None:

@@ -333,7 +333,7 @@ def load_predictor(
     net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
     averaged = load_into(net, opened.snapshot, strict=True, name=opened.name).averaged
     net = for_inference(net, chosen, options.precision)
-    options.acceleration.apply(net, chosen)
+    net = options.acceleration.apply(net, chosen)
     metadata, tiling, augmentation = opened.metadata.without_images(), options.tiling, options.augmentation
     predictor = Predictor(net, metadata, transform, thresholds, chosen, tiling, augmentation, classes)
     predictor.averaged = averaged

@@ -99,7 +99,7 @@ def test_compiled_once_with_and_without_graphs(dynamo, monkeypatch, capsys):
     FakeCuda(monkeypatch)
     net = network()
     wanted = [net.predict(PackedSequence([image(size)]))[0] for size in SIZES]
-    Acceleration(compile=True, backend="eager").apply(net, CPU)
+    net = Acceleration(compile=True, backend="eager").apply(net, CPU)
     assert isinstance(net.run_dense, CompiledDense)
     plain, net.run_dense = net.run_dense, cuda_graph_cache(net.run_dense)
     model = predictor(net)
