@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from seamseg.config import load_config
 from seamseg.models.build import build_training_module
-from seamseg.models.training import TrainingModule
-from seamseg.ops.abn_replay import checkpointed
+from seamseg.models.criterion import TrainingModule
+from seamseg.ops.abn_recompute import checkpointed
 from seamseg.structures import Batch
 
 

@@ -25,7 +25,7 @@ def step(fixed: bool, side: int, experiment: str, device: str) -> Callable[[], N
     torch.manual_seed(0)
     config = load_config(CONFIGS / f"{experiment}.ini", overrides=[f"roi.fixed_samples={'yes' if fixed else 'no'}"])
     module = build_training_module(config, CITYSCAPES.num_stuff, CITYSCAPES.num_thing).train().to(device)
-    batch = street([smooth(side, 2 * side, (16, 32))], CITYSCAPES).with_facts().to(device)
+    batch = street([smooth(side, 2 * side, (16, 32))], CITYSCAPES).with_target_info().to(device)
     parameters = [p for p in module.parameters() if p.requires_grad]
 
     def run() -> None:

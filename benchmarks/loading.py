@@ -31,7 +31,7 @@ from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import set_epoch, train_loader
 from seamseg.data.transforms import TrainTransform, scaled_size
 from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
-from seamseg.ops.extract_boxes import extract_boxes
+from seamseg.ops.labels import extract_boxes
 from seamseg.structures import VOID
 
 IMAGES = 6

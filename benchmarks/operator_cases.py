@@ -13,8 +13,7 @@ from timing import boxes_of_scene
 from torch import Tensor
 from torch.testing import assert_close
 
-from seamseg.ops.extract_boxes import extract_boxes
-from seamseg.ops.labels import count_labels
+from seamseg.ops.labels import count_labels, extract_boxes
 from seamseg.ops.nms import nms, nms_fixed
 from seamseg.ops.pooling import box_filter_pool
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from seamseg.ops.extract_boxes import extract_boxes
+from seamseg.ops.labels import extract_boxes
 from seamseg.structures import VOID, Batch, PackedSequence
 
 

@@ -36,7 +36,7 @@ from seamseg.structures import Batch
 from seamseg.training.logging.logs import TextLog
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.prefetch import prefetched
-from seamseg.training.run import compile_static_part
+from seamseg.training.run import compile_network
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World
 
@@ -68,7 +68,7 @@ def make(name: str, batch: Batch, world: World, experiment: str) -> Side:
     torch.manual_seed(0)
     module = build_training_module(config, VISTAS.num_stuff, VISTAS.num_thing).to(world.device).train()
     if config.general.compile:
-        compile_static_part(module.net, world, TextLog(None))
+        compile_network(module.net, world, TextLog(None))
     optimizer = build_optimizer(module.net, config)
     stepper = Stepper(config, module, optimizer, world)
     rates = [1e-4 for _ in optimizer.param_groups]
@@ -125,7 +125,7 @@ def main() -> None:
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     height, width = (int(n) for n in arguments.size.split("x"))
-    batch, world = street(noise(height, width), VISTAS).with_facts(), World(device=device)
+    batch, world = street(noise(height, width), VISTAS).with_target_info(), World(device=device)
 
     counter = FlopCounterMode(display=False)
     with counter:

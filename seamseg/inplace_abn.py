@@ -2,9 +2,9 @@
 
     from seamseg.inplace_abn import ABN, InPlaceABN, InPlaceABNSync, active_group, set_active_group
 
-Arguments, attributes and state dicts are the same. What differs: the input of a layer is not overwritten, so that it
-may be used again; one value per channel, or none, is no error; and a synchronised layer without a group synchronises
-over all ranks of an initialised torch.distributed, instead of not at all.
+Arguments, attributes and state dicts are the same. Differences: the input of a layer is not overwritten, so
+that it may be used again; one value per channel, or none, is no error; and a synchronised layer without a group
+synchronises over all ranks of an initialised torch.distributed, instead of not at all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def inplace_abn_sync(
     activation_param: float = 0.01,
     group: torch.distributed.ProcessGroup | None = None,
 ) -> Tensor:
-    """In-place ABN with the training statistics of all ranks of a group.
+    """Apply in-place ABN with the training statistics of all ranks of a group.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Typed values that the parts exchange: PackedSequence batches, per-image predictions, panoptic results.
+"""Types shared by data, models and inference: PackedSequence, Batch, Prediction, panoptic results.
 
 Conventions (docs/concepts.md): boxes are `(y0, x0, y1, x1)` in pixels with an exclusive lower-right corner; images are
 `C x H x W`; classes are stuff first, then things; 255 is void; id 0 of an id map is void.
@@ -17,7 +17,16 @@ from torch.utils import _pytree
 
 from seamseg.panoptic_map import VOID, PanopticResult, Segment
 
-__all__ = ["VOID", "Batch", "Facts", "PackedSequence", "PanopticResult", "Pending", "Prediction", "Segment"]
+__all__ = [
+    "VOID",
+    "Batch",
+    "DeferredTransform",
+    "PackedSequence",
+    "PanopticResult",
+    "Prediction",
+    "Segment",
+    "TargetInfo",
+]
 
 
 class PackedSequence:
@@ -34,7 +43,7 @@ class PackedSequence:
     __slots__ = ("_tensors",)
 
     def __init__(self, *tensors: Tensor | Sequence[Tensor | None] | None) -> None:
-        items: list
+        items: list[Any]
         if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)):
             items = list(tensors[0])
         else:
@@ -58,17 +67,17 @@ class PackedSequence:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """dtype of the entries, None if all of them are absent"""
+        """Data type of the entries, None if all of them are absent."""
         return None if self._first is None else self._first.dtype
 
     @property
     def device(self) -> torch.device | None:
-        """device of the entries, None if all of them are absent"""
+        """Device of the entries, None if all of them are absent."""
         return None if self._first is None else self._first.device
 
     @property
     def all_none(self) -> bool:
-        """True if no entry is present"""
+        """Whether no entry is present."""
         return self._first is None
 
     def __len__(self) -> int:
@@ -96,28 +105,28 @@ class PackedSequence:
         """Apply `function` to each entry that is present."""
         return PackedSequence([None if t is None else function(t) for t in self._tensors])
 
-    def to(self, *args, **kwargs) -> PackedSequence:
-        """As `Tensor.to`, entry by entry."""
+    def to(self, *args: Any, **kwargs: Any) -> PackedSequence:
+        """Apply `Tensor.to` to each entry."""
         return self.map(lambda t: t.to(*args, **kwargs))
 
     def cpu(self) -> PackedSequence:
-        """All entries on the CPU."""
+        """Copy all entries to the CPU."""
         return self.to("cpu")
 
     def cuda(self, device: torch.device | int | None = None, non_blocking: bool = False) -> PackedSequence:
-        """All entries on a CUDA device."""
+        """Copy all entries to a CUDA device."""
         return self.map(lambda t: t.cuda(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> PackedSequence:
-        """All entries in page-locked memory (DataLoader calls this when `pin_memory=True`)."""
+        """Copy all entries to page-locked memory; DataLoader calls this when `pin_memory=True`."""
         return self.map(lambda t: t.pin_memory())
 
     def sizes(self) -> list[tuple[int, int]]:
-        """`(height, width)`, the last two dimensions, of each entry; `(0, 0)` where it is absent."""
+        """Return `(height, width)`, the last two dimensions, of each entry; `(0, 0)` where it is absent."""
         return [(0, 0) if t is None else (int(t.shape[-2]), int(t.shape[-1])) for t in self._tensors]
 
     def as_padded(self, value: float = 0.0, multiple: int = 1) -> tuple[Tensor, list[tuple[int, int]]]:
-        """Stack entries, padded at the bottom and right to the largest size (SPEC "Batches").
+        """Stack entries, padded at the bottom and right to the largest size (docs/contract.md "Batches").
 
         Parameters
         ----------
@@ -171,15 +180,15 @@ _pytree.register_pytree_node(
 )
 
 
-def _unchecked(values: list) -> PackedSequence:
+def _unchecked(values: list[Any]) -> PackedSequence:
     # pytree functions rebuild containers around leaves that need not be tensors
     packed = PackedSequence.__new__(PackedSequence)
     packed._tensors = values
     return packed
 
 
-class Facts(NamedTuple):
-    """What the host knows of the targets of an image, id by id, wherever the targets themselves are.
+class TargetInfo(NamedTuple):
+    """Properties of the targets of an image, id by id, on the host.
 
     categories, iscrowd : as in :class:`Batch`; present : whether the id has a box
     """
@@ -190,10 +199,10 @@ class Facts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pending:
-    """What is left to do to an image: mirror it, and its colours.
+class DeferredTransform:
+    """Transforms of a training image that the device applies: flip and color jitter.
 
-    `jitter` are the factors of brightness, contrast and saturation and the turns of the hue; None for none.
+    `jitter` are factors of brightness, contrast and saturation and the shift of the hue in turns; None for none.
     """
 
     flip: bool = False
@@ -202,19 +211,19 @@ class Pending:
 
 @dataclass(frozen=True)
 class Batch:
-    """Training images with their targets, as `seamseg.data.loader.collate` makes it.
+    """Training images with their targets, made by :func:`seamseg.data.loader.collate`.
 
     `masks[i]` is `L x H x W` int64: L layers of instance ids, 0 void. The other targets are indexed by id, entry 0 is
     void: `categories[i]` int64 (255 for void), `iscrowd[i]` uint8, `boxes[i]` float32 `n x 4` (-1 where an id is
     absent from the mask).
 
-    `facts` repeats the small targets on the host. :func:`seamseg.data.loader.collate` writes them down before the
-    batch goes to a device, so that nobody waits for the device to learn what was known all along. Boxes may move
-    afterwards, but ids, classes and whether a box is there may not change.
+    `target_info` repeats the small targets on the host, so that the host need not wait for a device to read them.
+    :func:`seamseg.data.loader.collate` adds it. Boxes may change afterwards, but ids, classes and which boxes exist may
+    not.
 
-    With `pending`, one an image, the images are still bytes, uint8 `3 x H x W`, and neither they nor masks (of any
-    integer type) and boxes are flipped: `seamseg.training.device_transforms.prepare_batch` does the rest.
-    `broken` are the training images that could not be read and are replaced by others here: `(id, what was wrong)`.
+    With `deferred`, one an image, the images are uint8 `3 x H x W` and not normalised, and images, masks (of any
+    integer type) and boxes are not flipped: :func:`seamseg.training.device_transforms.prepare_batch` applies these
+    transforms. `broken` are the training images that could not be read and were replaced by others: `(id, reason)`.
     """
 
     images: PackedSequence
@@ -224,18 +233,18 @@ class Batch:
     boxes: PackedSequence
     ids: list[str]
     original_sizes: list[tuple[int, int]]
-    facts: tuple[Facts, ...] | None = None
-    pending: list[Pending] | None = None
+    target_info: tuple[TargetInfo, ...] | None = None
+    deferred: list[DeferredTransform] | None = None
     broken: list[tuple[str, str]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def with_facts(self) -> Batch:
-        """The batch with its `facts`; where they are missing they are read, in one transfer for all images."""
-        return self if self.facts is not None else replace(self, facts=self._read_facts())
+    def with_target_info(self) -> Batch:
+        """Return the batch with its `target_info`; if missing, it is read from the device in one transfer."""
+        return self if self.target_info is not None else replace(self, target_info=self._read_target_info())
 
-    def _read_facts(self) -> tuple[Facts, ...]:
+    def _read_target_info(self) -> tuple[TargetInfo, ...]:
         columns = []
         for categories, iscrowd, boxes in zip(self.categories, self.iscrowd, self.boxes, strict=True):
             assert categories is not None and iscrowd is not None and boxes is not None
@@ -244,13 +253,13 @@ class Batch:
         if not columns:
             return ()
         flat = torch.cat(columns, dim=1).tolist()
-        facts, start = [], 0
+        target_info, start = [], 0
         for column in columns:
             stop = start + column.shape[1]
             categories, iscrowd, present = (row[start:stop] for row in flat)
-            facts.append(Facts(tuple(categories), tuple(map(bool, iscrowd)), tuple(map(bool, present))))
+            target_info.append(TargetInfo(tuple(categories), tuple(map(bool, iscrowd)), tuple(map(bool, present))))
             start = stop
-        return tuple(facts)
+        return tuple(target_info)
 
     def _map(self, function: Callable[[PackedSequence], PackedSequence]) -> Batch:
         changed: dict[str, Any] = {
@@ -260,16 +269,16 @@ class Batch:
         }
         return replace(self, **changed)
 
-    def to(self, *args, **kwargs) -> Batch:
-        """Move every tensor, as `Tensor.to(device, non_blocking=...)`."""
+    def to(self, *args: Any, **kwargs: Any) -> Batch:
+        """Apply `Tensor.to` to every tensor."""
         return self._map(lambda p: p.to(*args, **kwargs))
 
     def pin_memory(self) -> Batch:
-        """Every tensor in page-locked memory."""
+        """Copy every tensor to page-locked memory."""
         return self._map(PackedSequence.pin_memory)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor."""
+        """Yield every tensor."""
         for f in fields(self):
             packed = getattr(self, f.name)
             if isinstance(packed, PackedSequence):
@@ -278,11 +287,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the network says of one image, in pixels of the network's input (the valid, unpadded part).
+    """Outputs of the network for one image, in pixels of its input (the valid, unpadded part).
 
-    boxes `K x 4`, classes `K` (int64, 0 = first thing), scores `K`, mask_logits `K x 28 x 28`, ordered as SPEC section
-    4 "Detections" says; `semantic` `H x W` class map, int64 of the network, uint8 of a predictor. Parts that a network
-    lacks are None.
+    boxes `K x 4`, classes `K` (int64, 0 = first thing), scores `K`, mask_logits `K x 28 x 28`, in the order of
+    docs/contract.md, section 4 "Detections"; `semantic` `H x W` class map, int64 from the network, uint8 from a
+    predictor. Outputs that a network does not have are None.
     """
 
     boxes: Tensor
@@ -293,7 +302,7 @@ class Prediction:
     size: tuple[int, int]
 
     def on_cpu(self) -> Prediction:
-        """A copy there, whose class map is uint8."""
+        """Return a copy on the CPU with a uint8 class map."""
         return Prediction(
             self.boxes.cpu(),
             self.classes.cpu(),

@@ -103,7 +103,8 @@ def test_reset_running_stats():
     with torch.no_grad():
         layer.weight.fill_(2)
     layer.reset_running_stats()
-    assert layer.running_mean.tolist() == [0] * 3 and layer.running_var.tolist() == [1] * 3
+    assert layer.running_mean.tolist() == [0] * 3
+    assert layer.running_var.tolist() == [1] * 3
     assert int(layer.num_batches_tracked) == 0
     assert layer.weight.tolist() == [2] * 3
 

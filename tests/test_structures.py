@@ -19,10 +19,14 @@ sizes = st.lists(st.one_of(st.none(), st.tuples(st.integers(1, 9), st.integers(1
 
 def test_typed_list_with_absent_entries():
     packed = PackedSequence(torch.zeros(2, 3), None, torch.ones(4, 3))
-    assert len(packed) == 3 and packed[1] is None and packed.dtype == torch.float32
-    assert isinstance(packed[1:], PackedSequence) and len(packed[1:]) == 2
+    assert len(packed) == 3
+    assert packed[1] is None
+    assert packed.dtype == torch.float32
+    assert isinstance(packed[1:], PackedSequence)
+    assert len(packed[1:]) == 2
     assert packed.sizes() == [(2, 3), (0, 0), (4, 3)]
-    assert PackedSequence([None, None]).all_none and PackedSequence([None]).dtype is None
+    assert PackedSequence([None, None]).all_none
+    assert PackedSequence([None]).dtype is None
 
 
 @pytest.mark.parametrize(
@@ -46,13 +50,16 @@ def test_padding_keeps_values_and_sizes(shapes, multiple):
             packed.as_padded()
         return
     padded, valid = packed.as_padded(value=-1.0, multiple=multiple)
-    assert padded.shape[-2] % multiple == 0 and padded.shape[-1] % multiple == 0
+    assert padded.shape[-2] % multiple == 0
+    assert padded.shape[-1] % multiple == 0
     for row, tensor, (h, w) in zip(padded, packed, valid):
         if tensor is None:
-            assert (h, w) == (0, 0) and (row == -1).all()
+            assert (h, w) == (0, 0)
+            assert (row == -1).all()
         else:
             assert torch.equal(row[:, :h, :w], tensor)
-            assert (row[:, h:] == -1).all() and (row[:, :, w:] == -1).all()
+            assert (row[:, h:] == -1).all()
+            assert (row[:, :, w:] == -1).all()
 
 
 def test_padding_equals_the_original():
@@ -69,9 +76,11 @@ def test_concatenated_rows_know_their_image(counts):
     packed = PackedSequence([torch.rand(n, 4) if n else None for n in counts])
     values, index = packed.concatenated()
     if values is None:
-        assert packed.all_none and index is None
+        assert packed.all_none
+        assert index is None
         return
-    assert index.dtype == torch.int64 and len(values) == len(index) == sum(counts)
+    assert index.dtype == torch.int64
+    assert len(values) == len(index) == sum(counts)
     for i, rows in enumerate(packed):
         assert torch.equal(values[index == i], torch.zeros(0, 4) if rows is None else rows)
 
@@ -79,7 +88,9 @@ def test_concatenated_rows_know_their_image(counts):
 def test_is_a_pytree_for_ddp_and_compile():
     packed = PackedSequence(torch.ones(2), None)
     doubled = pytree.tree_map(lambda t: t if t is None else t * 2, packed)
-    assert isinstance(doubled, PackedSequence) and torch.equal(doubled[0], torch.full((2,), 2.0)) and doubled[1] is None
+    assert isinstance(doubled, PackedSequence)
+    assert torch.equal(doubled[0], torch.full((2,), 2.0))
+    assert doubled[1] is None
 
 
 def _batch(items: list[int]) -> Batch:
@@ -100,7 +111,9 @@ def test_batches_pass_through_a_dataloader_with_workers():
     batches = list(loader)
     assert [b.ids for b in batches] == [["0", "1"], ["2", "3"]]
     moved = batches[0].to(torch.float64)
-    assert moved.images.dtype == torch.float64 and moved.ids == ["0", "1"] and len(moved) == 2
+    assert moved.images.dtype == torch.float64
+    assert moved.ids == ["0", "1"]
+    assert len(moved) == 2
 
 
 def test_result_knows_its_size():

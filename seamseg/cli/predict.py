@@ -137,7 +137,7 @@ def _add_anonymisation(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_run(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--batch-size", type=int, default=1, metavar="N", help="photos of equal size in a batch (default: 1)")
+    group.add_argument("--batch-size", type=int, default=1, metavar="N", help="photos of equal size (default: 1)")
     group.add_argument("--workers", type=int, metavar="N", help="processes that decode (default: up to 4); 0 for none")
     group.add_argument("--limit", type=int, metavar="N", help="only the first N photos (of each video or shard)")
     group.add_argument(

@@ -41,11 +41,11 @@ def reference() -> str:
     return "\n".join(lines)
 
 
-def _name(spec: Field) -> str:
+def _name(spec: Field[typing.Any]) -> str:
     return f"`{spec.name}`" + (" °" if spec.metadata["ours"] else "")
 
 
-def _value(annotation: typing.Any, spec: Field) -> str:
+def _value(annotation: typing.Any, spec: Field[typing.Any]) -> str:
     kind, optional = split_optional(annotation)
     words = _kind(kind)
     if spec.metadata["choices"]:
@@ -63,7 +63,7 @@ def _kind(kind: typing.Any) -> str:
     return f"{origin.__name__} of {count}{_PLURALS[items[0]]}"
 
 
-def _range(spec: Field) -> str:
+def _range(spec: Field[typing.Any]) -> str:
     low, high, above = (spec.metadata[name] for name in ("minimum", "maximum", "above"))
     if above is not None:
         return f" > {above}" + (f", ≤ {high}" if high is not None else "")

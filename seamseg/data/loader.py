@@ -146,9 +146,9 @@ def collate(items: Sequence[dict[str, Any]]) -> Batch:
         boxes=PackedSequence([item["bbx"] for item in items]),
         ids=[item["id"] for item in items],
         original_sizes=[item["size"] for item in items],
-        pending=[item["pending"] for item in items] if "pending" in items[0] else None,
+        deferred=[item["deferred"] for item in items] if "deferred" in items[0] else None,
         broken=[broken for item in items for broken in item.get("broken", ())],
-    ).with_facts()
+    ).with_target_info()
 
 
 class BrokenSamples:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from seamseg.structures import Pending
+from seamseg.structures import DeferredTransform
 from seamseg.utils.errors import InputError
 
 
@@ -51,22 +51,22 @@ class Normalise:
         return values
 
 
-def finish_image(pixels: Tensor, pending: Pending, normalise: Normalise) -> Tensor:
+def finish_image(pixels: Tensor, deferred: DeferredTransform, normalise: Normalise) -> Tensor:
     """Colours, then flip, then normalisation.
 
     Parameters
     ----------
     pixels : `3 x H x W` uint8
-    pending : what was drawn for the image
+    deferred : what was drawn for the image
 
     Returns
     -------
     `3 x H x W` float32
     """
-    if pending.jitter is not None:
+    if deferred.jitter is not None:
         # of one layout wherever it runs: the mean that contrast pulls towards depends on the order of its sum
-        pixels = jitter(pixels.contiguous(), pending.jitter)
-    if pending.flip:
+        pixels = jitter(pixels.contiguous(), deferred.jitter)
+    if deferred.flip:
         pixels = pixels.flip(-1)
     return normalise(pixels)
 

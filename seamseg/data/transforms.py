@@ -15,8 +15,8 @@ from torch import Tensor
 
 from seamseg.data.pixels import Normalise, finish_image
 from seamseg.idmaps.resize import nearest_index
-from seamseg.ops.extract_boxes import extract_boxes
-from seamseg.structures import Pending
+from seamseg.ops.labels import extract_boxes
+from seamseg.structures import DeferredTransform
 from seamseg.utils.errors import InputError
 
 
@@ -128,12 +128,12 @@ class Draw:
     ----------
     size : `(height, width)` that the image is scaled to
     window : `(y0, x0, height, width)` of the crop of the scaled image, before the flip; the whole of it without a crop
-    pending : flip and colours
+    deferred : flip and colours
     """
 
     size: tuple[int, int]
     window: tuple[int, int, int, int]
-    pending: Pending
+    deferred: DeferredTransform
 
 
 class TrainTransform:
@@ -185,7 +185,7 @@ class TrainTransform:
         if self.crop_size is not None:
             h, w = min(height, self.crop_size[0]), min(width, self.crop_size[1])
             window = (rng.randint(0, height - h), rng.randint(0, width - w), h, w)
-        return Draw((height, width), window, Pending(flip, self._jitter(rng)))
+        return Draw((height, width), window, DeferredTransform(flip, self._jitter(rng)))
 
     def _shortest(self, rng: _Source) -> int:
         if self.random_scale is None:
@@ -223,11 +223,11 @@ class TrainTransform:
         -------
         dict of `img` `3 x H x W` float32, `msk` `L x H x W` int64, `cat` `n` int64, `iscrowd` `n` uint8, `bbx` `n x 4`
         float32 (`(y0, x0, y1, x1)`, row 0 is the box of the void pixels). With `on_device` not flipped, `img` uint8,
-        `msk` uint8 or int32, and `pending` in addition.
+        `msk` uint8 or int32, and `deferred` in addition.
         """
         source: Any = global_random if rng is None else rng
         draw = self.draw((mask.shape[-2], mask.shape[-1]), source)
-        pending = draw.pending
+        deferred = draw.deferred
         ids, classes, crowds = compact_ids(_cut_mask(mask, draw, not self.on_device, len(cat)), cat, iscrowd)
         narrow = torch.from_numpy(ids)
         item = {
@@ -238,8 +238,8 @@ class TrainTransform:
         }
         pixels = bytes_of(_cut_image(image, draw))
         if self.on_device:
-            return {"img": pixels.contiguous(), **item, "pending": pending}
-        return {"img": finish_image(pixels, pending, self._normalise), **item}
+            return {"img": pixels.contiguous(), **item, "deferred": deferred}
+        return {"img": finish_image(pixels, deferred, self._normalise), **item}
 
 
 def _cut_image(image: Image.Image, draw: Draw) -> Image.Image:
@@ -256,11 +256,11 @@ def _cut_mask(mask: np.ndarray, draw: Draw, flip: bool, count: int) -> np.ndarra
     """The scaled and cropped ids in the narrowest type, `L x h x w`; `flip` mirrors them if that was drawn."""
     y, x, h, w = draw.window
     rows, columns = (nearest_index(have, wanted) for have, wanted in zip(mask.shape[-2:], draw.size))
-    if draw.pending.flip:
+    if draw.deferred.flip:
         # the original mirrors before it scales, which decides where a centre falls between two pixels
         columns = mask.shape[-1] - 1 - columns[::-1]
     columns = columns[x : x + w]
-    if draw.pending.flip and flip:
+    if draw.deferred.flip and flip:
         columns = columns[::-1]
     narrow = mask.astype(np.uint8 if count <= 256 else np.int32, copy=False)
     return narrow.take(rows[y : y + h], axis=-2).take(columns, axis=-1)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from seamseg.evaluation.detections import paste_detections
 from seamseg.evaluation.scores import AP_NUMBERS, APScores, ClassAP, InstanceScores
-from seamseg.ops.extract_boxes import extract_boxes
+from seamseg.ops.labels import extract_boxes
 from seamseg.panoptic_map import ClassInfo
 from seamseg.structures import Prediction
 from seamseg.utils.errors import InputError

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from seamseg.inference.cuda_graphs import Function, cuda_graph_cache
-from seamseg.models.dense import Dense, let_sizes_vary
-from seamseg.models.panoptic import PanopticNet
+from seamseg.models.panoptic import DenseOutputs, PanopticNet, mark_sizes_dynamic
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.progress import is_quiet
@@ -54,20 +53,18 @@ class Acceleration:
             raise InputError("--pad-to cannot be combined with --tta: the padding of the views would differ")
 
     def apply(self, net: PanopticNet, device: torch.device) -> PanopticNet:
-        """Return a network, which is on its device and used for inference only, with these options.
+        """Return a network with these options that shares the layers of `net`, which is used for inference only.
 
         Raises
         ------
         SeamsegError
             if the compiler does not work here
         """
-        net.pad_to = self.pad_to
         run: Function = CompiledDense(net, device, self.backend) if self.compile else net.dense_part()
         if self.cuda_graphs:
-            net.run_dense = cuda_graph_cache(run)
-        elif self.compile:
-            net.run_dense = run
-        return net
+            run = cuda_graph_cache(run)
+        plain = not (self.compile or self.cuda_graphs)
+        return net.with_options(pad_to=self.pad_to, run_dense=None if plain else run)
 
 
 def compiler_problem(device: torch.device, backend: str = "inductor") -> str | None:
@@ -89,7 +86,7 @@ def compiler_problem(device: torch.device, backend: str = "inductor") -> str | N
 class CompiledDense:
     """The dense part of a network, compiled once for all heights and widths.
 
-    See :class:`seamseg.models.dense.DensePart`. The compiler runs at the first call, and again for another number of
+    See :class:`seamseg.models.panoptic.DensePart`. The compiler runs at the first call, and again for another number of
     images; each time a line is printed to stderr.
 
     Parameters
@@ -113,7 +110,7 @@ class CompiledDense:
         self._size = ""
         self._run = torch.compile(net.dense_part(), backend=self._compile)
 
-    def __call__(self, padded: Tensor) -> Dense:
+    def __call__(self, padded: Tensor) -> DenseOutputs:
         """Run the network on a padded batch.
 
         Raises
@@ -126,7 +123,7 @@ class CompiledDense:
         from torch._inductor import config
 
         self._size = f"{padded.shape[-1]} x {padded.shape[-2]}"
-        let_sizes_vary([padded])
+        mark_sizes_dynamic([padded])
         try:
             # oneDNN packs constant weights once, and fuses activations into the convolutions
             with config.patch(freezing=self.device.type == "cpu"):

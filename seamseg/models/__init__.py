@@ -1,9 +1,8 @@
-"""Whole networks: the network, its losses, and how a configuration becomes them."""
+"""The network, its losses, and how they are built from a configuration."""
 
 from seamseg.models.build import build_criterion, build_network, build_training_module
-from seamseg.models.criterion import Criterion
+from seamseg.models.criterion import Criterion, TrainingModule
 from seamseg.models.panoptic import PanopticNet
-from seamseg.models.training import TrainingModule
 
 __all__ = [
     "Criterion",

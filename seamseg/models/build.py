@@ -1,4 +1,4 @@
-"""From a configuration to the network, its criterion and the module that is trained: the same for every command."""
+"""The network, its criterion and the training module of a configuration."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from seamseg.config import Config
 from seamseg.models.backbones.fpn import FPN, FPNBody
 from seamseg.models.backbones.residual import NormFactory
 from seamseg.models.backbones.resnet import RESNETS, ResNet
-from seamseg.models.criterion import Criterion
+from seamseg.models.criterion import Criterion, TrainingModule
 from seamseg.models.heads.roi import DetectionSelector, ROIExtractor, ROIHead
 from seamseg.models.heads.roi_targets import ProposalMatcher
 from seamseg.models.heads.rpn import AnchorGenerator, AnchorMatcher, ProposalGenerator, RPNHead
 from seamseg.models.heads.semantic import SemanticHead
-from seamseg.models.panoptic import PanopticNet
-from seamseg.models.training import TrainingModule
+from seamseg.models.panoptic import NetworkOptions, PanopticNet
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.utils.errors import InputError
 
 
 def build_network(config: Config, num_stuff: int, num_thing: int) -> PanopticNet:
-    """The network of a configuration, with random weights, in training mode.
+    """Build the network of a configuration, with random weights, in training mode.
 
     Parameters
     ----------
-    config : of any kind: only panoptic networks have a semantic head, detection networks have no mask branch
+    config : of any task: only panoptic networks have a semantic head, detection networks have no mask branch
     num_stuff, num_thing : classes of the data set
 
     Returns
@@ -37,25 +36,56 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> PanopticNet
     Raises
     ------
     InputError
-        if the configuration contradicts itself
+        if keys of the configuration contradict each other
     """
     if num_thing < 1:
         raise InputError(f"the data set has {num_thing} thing classes, the network needs at least one")
-    static, dynamic = norm_factories(
+    body_norm, head_norm = norm_factories(
         config.body.normalization_mode, config.body.activation, config.body.activation_slope, config.body.gn_groups
     )
-    rpn, roi = config.rpn, config.roi
-    width = config.fpn.out_channels
+    rpn, roi, width = config.rpn, config.roi, config.fpn.out_channels
     roi_size = (roi.roi_size[0], roi.roi_size[1])
-    rpn_strides = config.fpn.out_strides[rpn.fpn_min_level : rpn.fpn_min_level + rpn.fpn_levels]
-
     net = PanopticNet(
-        _build_body(config, static),
-        RPNHead(width, len(rpn.anchor_ratios), rpn.hidden_channels, dynamic, stride=rpn.stride),
-        ROIHead(width, num_thing, dynamic, roi_size, roi.fc_channels, roi.conv_channels, _has_masks(config)),
-        _build_semantic(config, static, num_stuff + num_thing),
+        _build_body(config, body_norm),
+        RPNHead(width, len(rpn.anchor_ratios), rpn.hidden_channels, head_norm, stride=rpn.stride),
+        ROIHead(width, num_thing, head_norm, roi_size, roi.fc_channels, roi.conv_channels, _has_masks(config)),
+        _build_semantic(config, body_norm, num_stuff + num_thing),
+        _network_options(config, num_stuff),
+    )
+    initialise(net, config.body.activation, config.body.activation_slope)
+    net.body.backbone.freeze(config.body.num_frozen)
+    return net
+
+
+def build_criterion(config: Config, num_stuff: int) -> Criterion:
+    """Build the losses of a configuration; `num_stuff` as for :func:`build_network`."""
+    rpn, roi = config.rpn, config.roi
+    return Criterion(
         num_stuff=num_stuff,
-        anchors=AnchorGenerator([s * rpn.stride for s in rpn_strides], rpn.anchor_scale, rpn.anchor_ratios),
+        anchor_matcher=AnchorMatcher(
+            rpn.num_samples, rpn.pos_ratio, rpn.pos_threshold, rpn.neg_threshold, rpn.void_threshold, roi.fixed_samples
+        ),
+        rpn_sigma=rpn.sigma,
+        roi_sigma=roi.sigma,
+        bbx_reg_weights=tuple(roi.bbx_reg_weights),
+        mask_size=(2 * roi.roi_size[0], 2 * roi.roi_size[1]) if _has_masks(config) else None,
+        void_is_background=roi.void_is_background,
+        ohem=config.sem.ohem,
+        with_semantic=config.kind == "panoptic",
+    )
+
+
+def build_training_module(config: Config, num_stuff: int, num_thing: int) -> TrainingModule:
+    """Build network and losses as one module; its `net` is that of :func:`build_network`."""
+    return TrainingModule(build_network(config, num_stuff, num_thing), build_criterion(config, num_stuff))
+
+
+def _network_options(config: Config, num_stuff: int) -> NetworkOptions:
+    rpn, roi = config.rpn, config.roi
+    strides = config.fpn.out_strides[rpn.fpn_min_level : rpn.fpn_min_level + rpn.fpn_levels]
+    return NetworkOptions(
+        num_stuff=num_stuff,
+        anchors=AnchorGenerator([s * rpn.stride for s in strides], rpn.anchor_scale, rpn.anchor_ratios),
         rpn_levels=(rpn.fpn_min_level, rpn.fpn_levels),
         proposals=ProposalGenerator(
             rpn.nms_threshold,
@@ -76,38 +106,16 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> PanopticNet
             fixed=roi.fixed_samples,
         ),
         rois=ROIExtractor(
-            roi_size, roi.fpn_min_level, roi.fpn_levels, roi.fpn_canonical_scale, roi.fpn_canonical_level
+            (roi.roi_size[0], roi.roi_size[1]),
+            roi.fpn_min_level,
+            roi.fpn_levels,
+            roi.fpn_canonical_scale,
+            roi.fpn_canonical_level,
         ),
         selector=DetectionSelector(roi.nms_threshold, roi.score_threshold, roi.max_predictions),
         bbx_reg_weights=tuple(roi.bbx_reg_weights),
         channels_last=config.general.channels_last,
     )
-    initialise(net, config.body.activation, config.body.activation_slope)
-    net.body.backbone.freeze(config.body.num_frozen)
-    return net
-
-
-def build_criterion(config: Config, num_stuff: int) -> Criterion:
-    """The losses of a configuration; `num_stuff` as for :func:`build_network`."""
-    rpn, roi = config.rpn, config.roi
-    return Criterion(
-        num_stuff=num_stuff,
-        anchor_matcher=AnchorMatcher(
-            rpn.num_samples, rpn.pos_ratio, rpn.pos_threshold, rpn.neg_threshold, rpn.void_threshold, roi.fixed_samples
-        ),
-        rpn_sigma=rpn.sigma,
-        roi_sigma=roi.sigma,
-        bbx_reg_weights=tuple(roi.bbx_reg_weights),
-        mask_size=(2 * roi.roi_size[0], 2 * roi.roi_size[1]) if _has_masks(config) else None,
-        void_is_background=roi.void_is_background,
-        ohem=config.sem.ohem,
-        with_semantic=config.kind == "panoptic",
-    )
-
-
-def build_training_module(config: Config, num_stuff: int, num_thing: int) -> TrainingModule:
-    """Network and losses as one module; its `net` is what :func:`build_network` gives."""
-    return TrainingModule(build_network(config, num_stuff, num_thing), build_criterion(config, num_stuff))
 
 
 def _build_body(config: Config, norm: NormFactory) -> FPNBody:
@@ -148,17 +156,17 @@ def _has_masks(config: Config) -> bool:
 
 
 def norm_factories(mode: str, activation: str, slope: float, gn_groups: int) -> tuple[NormFactory, NormFactory]:
-    """Factories for the static part (body, FPN, semantic head) and the dynamic part (RPN, ROI head).
+    """Return the norm factories of body, FPN and semantic head, and of RPN and ROI head.
 
     Parameters
     ----------
-    mode : bn, syncbn, gn, off, or two of them joined by `+`: the static and the dynamic part's (SPEC section 2)
+    mode : bn, syncbn, gn, off, or two of them joined by `+`, one for each (docs/contract.md, section 2)
     activation, slope : of the layers
     gn_groups : groups of group norm
 
     Returns
     -------
-    static, dynamic : `norm(channels)` or `norm(channels, activation="identity")`
+    body_norm, head_norm : `norm(channels)` or `norm(channels, activation="identity")`
 
     Raises
     ------
@@ -186,12 +194,12 @@ _OUTPUT_STD = {
     "roi_head.roi_cls": 0.01,
     "roi_head.roi_bbx": 0.001,
 }
-"""Standard deviation of layers that should first say very little; the usual choice of Faster R-CNN."""
+"""Standard deviation of the weights of output layers; small outputs at the start, as usual for Faster R-CNN."""
 
 
 @torch.no_grad()
 def initialise(net: PanopticNet, activation: str, slope: float) -> None:
-    """Fill the convolutions and linear layers of a network; norms keep weight 1 and bias 0.
+    """Initialise the convolutions and linear layers of a network; norms keep weight 1 and bias 0.
 
     Hidden layers keep the variance of the signal (He et al. 2015); biases are 0; outputs start small.
 
@@ -207,7 +215,7 @@ def initialise(net: PanopticNet, activation: str, slope: float) -> None:
             continue
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-        # drawn in a plain tensor: what a generator gives to a channels-last one lies elsewhere
+        # in a contiguous tensor: a generator fills a channels-last one in another order
         weight = torch.empty(module.weight.shape, device=module.weight.device)
         if name in _OUTPUT_STD:
             nn.init.normal_(weight, std=_OUTPUT_STD[name])

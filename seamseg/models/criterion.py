@@ -1,4 +1,4 @@
-"""From outputs and targets to losses."""
+"""The losses of the network, and the network with its losses as one module."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from seamseg.models.heads.roi import box_loss, class_loss, mask_loss
 from seamseg.models.heads.roi_targets import box_targets, mask_targets
 from seamseg.models.heads.rpn import AnchorMatcher, rpn_losses
 from seamseg.models.heads.semantic import semantic_loss, semantic_target
 from seamseg.models.outputs import ROIOutputs, Things, TrainingOutputs
+from seamseg.models.panoptic import PanopticNet
 from seamseg.structures import Batch
 
 LOSS_NAMES = ("obj_loss", "bbx_loss", "roi_cls_loss", "roi_bbx_loss", "roi_msk_loss", "sem_loss")
@@ -24,9 +25,9 @@ _Term = tuple[Tensor, "Tensor | int"]
 class Losses(NamedTuple):
     """The losses of a batch by name, in the order of :data:`LOSS_NAMES`.
 
-    means : scalars, each a mean over what it looks at: anchors, samples, mask pixels or images
-    counts : how many of these there were, float64 scalars on the same device. So the losses of parts of a batch, on
-        other processes or of other steps, give the loss of the whole: the means weighted by the counts
+    means : scalars, each a mean over anchors, samples, mask pixels or images
+    counts : their number, float64 scalars on the same device. The loss of several batches, of other processes or
+        steps, is the mean of their means weighted by the counts
     """
 
     means: dict[str, Tensor]
@@ -35,17 +36,17 @@ class Losses(NamedTuple):
 
 @dataclass(frozen=True)
 class Criterion:
-    """The losses of the network (SPEC section 4), not weighted.
+    """The losses of the network (docs/contract.md, section 4), not weighted.
 
     Parameters
     ----------
     num_stuff : stuff classes, which come before the things
-    anchor_matcher : what each anchor should say
+    anchor_matcher : makes the targets of the anchors
     rpn_sigma, roi_sigma : of the smooth L1 losses
     bbx_reg_weights : factors of the box codes of the ROI head
     mask_size : `(height, width)` of the masks, None without a mask branch
     void_is_background : whether void pixels of a mask count as background or not at all
-    ohem : part of the pixels of an image that counts in the semantic loss
+    ohem : fraction of the pixels of an image, the hardest ones, that the semantic loss averages over
     with_semantic : whether there is a semantic head
     """
 
@@ -70,7 +71,7 @@ class Criterion:
         return tuple(name for name in LOSS_NAMES if name not in absent)
 
     def __call__(self, outputs: TrainingOutputs, targets: Batch) -> Losses:
-        """The losses; those of the ROI head are 0 with a count of 0 and gradients of 0 if it ran on zero rows."""
+        """Compute the losses; those of the ROI head are 0, with a count and gradients of 0, if it ran on zero rows."""
         terms = [*self._rpn(outputs), *self._roi(outputs, targets)]
         if outputs.semantic_logits is not None:
             pairs = zip(targets.masks, targets.categories)
@@ -103,15 +104,15 @@ class Criterion:
             # sums of no rows: their backward pass runs the collectives of the head on this rank too
             logits = (rois.cls_logits, rois.bbx_logits, rois.msk_logits)
             return [(x.float().sum(), 0) for x in logits if x is not None]
-        wanted = self._roi_targets(rois, outputs.things, targets)
+        roi_targets = self._roi_targets(rois, outputs.things, targets)
         weights, _ = rois.weights.concatenated()
-        count = wanted.labels.shape[0] if weights is None else weights.sum()
+        count = roi_targets.labels.shape[0] if weights is None else weights.sum()
         terms: list[_Term] = [
-            (class_loss(rois.cls_logits, wanted.labels, weights), count),
-            (box_loss(rois.bbx_logits, wanted.labels, wanted.codes, self.roi_sigma, weights), count),
+            (class_loss(rois.cls_logits, roi_targets.labels, weights), count),
+            (box_loss(rois.bbx_logits, roi_targets.labels, roi_targets.codes, self.roi_sigma, weights), count),
         ]
         if rois.msk_logits is not None:
-            terms.append(mask_loss(rois.msk_logits, wanted.mask_labels, wanted.masks))
+            terms.append(mask_loss(rois.msk_logits, roi_targets.mask_labels, roi_targets.masks))
         return terms
 
     @torch.no_grad()
@@ -139,6 +140,28 @@ class Criterion:
         )
 
 
+class TrainingModule(nn.Module):
+    """The network and its losses as one module, which DistributedDataParallel wraps.
+
+    Every parameter gets a gradient in every step, so that DistributedDataParallel needs no `find_unused_parameters`: a
+    rank whose images have nothing for the ROI head runs it on zero rows, with losses and gradients of 0.
+
+    Parameters
+    ----------
+    net : the network
+    criterion : its losses
+    """
+
+    def __init__(self, net: PanopticNet, criterion: Criterion) -> None:
+        super().__init__()
+        self.net = net
+        self.criterion = criterion
+
+    def forward(self, batch: Batch) -> Losses:
+        """Compute the losses of a batch, not weighted."""
+        return self.criterion(self.net(batch.images, batch), batch)
+
+
 class _ROITargets(NamedTuple):
     """Labels `M` and box codes `M x 4` of the samples of all images, labels `P` and masks of the leading ones."""
 
@@ -149,7 +172,7 @@ class _ROITargets(NamedTuple):
 
 
 def _as_count(count: Tensor | int, device: torch.device) -> Tensor:
-    """A count on the device; a number is written there, not copied: the host would wait for the copy."""
+    """Return a count on the device; a number is filled in there, as a copy would block the host."""
     if isinstance(count, Tensor):
         return count.double()
     return torch.full((), count, dtype=torch.float64, device=device)

@@ -1,4 +1,4 @@
-"""The parts of the network as they run at inference, once the norms are part of the convolutions."""
+"""The parts of the network for inference, with norms folded into the convolutions."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ class FoldedBlock(nn.Module):
         self.projection = projection
 
     def forward(self, x: Tensor) -> Tensor:
-        """As :class:`seamseg.models.backbones.residual.ResidualBlock`."""
+        """Compute what :class:`seamseg.models.backbones.residual.ResidualBlock` does."""
         shortcut = x if self.projection is None else self.projection(x)
         for conv in list(self.convs)[:-1]:
             x = conv(x)
-        return self.convs[-1](x, shortcut)
+        y: Tensor = self.convs[-1](x, shortcut)
+        return y
 
 
 class FoldedDeepLab(nn.Module):
@@ -42,7 +43,7 @@ class FoldedDeepLab(nn.Module):
     ----------
     local, wide : 3x3 convolutions with activation
     context : 1x1 convolution before the average, without activation
-    activation, activation_param : what follows the average, and the sum
+    activation, activation_param : applied after the average, and after the sum
     joins : the 1x1 convolution cut into its three parts, the last with the activation
     pooling_size : window of the average
     """
@@ -65,12 +66,13 @@ class FoldedDeepLab(nn.Module):
         self.activation_param = activation_param
 
     def forward(self, x: Tensor) -> Tensor:
-        """As :class:`seamseg.models.heads.semantic.MiniDeepLab`."""
+        """Compute what :class:`seamseg.models.heads.semantic.MiniDeepLab` does."""
         # an affine map commutes with the average and its padding
         context = box_filter_pool(self.context(x), self.pooling_size)
         total = self.joins[0](activate_(context, self.activation, self.activation_param))
         total = self.joins[1](self.local(x), total)
-        return self.joins[2](self.wide(x), total)
+        y: Tensor = self.joins[2](self.wide(x), total)
+        return y
 
 
 class FoldedSemanticHead(nn.Module):
@@ -90,10 +92,10 @@ class FoldedSemanticHead(nn.Module):
         self.min_level = min_level
 
     def forward(self, levels: Sequence[Tensor]) -> Tensor:
-        """As :class:`seamseg.models.heads.semantic.SemanticHead`."""
+        """Compute what :class:`seamseg.models.heads.semantic.SemanticHead` does."""
         used = levels[self.min_level : self.min_level + len(self.output)]
         parts = [classify(module(x)) for classify, module, x in zip(self.classifiers, self.output, used)]
-        logits = parts[0]
+        logits: Tensor = parts[0]
         for part in parts[1:]:
             logits.add_(functional.interpolate(part, size=logits.shape[-2:], mode="bilinear", align_corners=False))
         return logits
@@ -116,7 +118,7 @@ class FoldedRPNHead(nn.Module):
         self.num_anchors = num_anchors
 
     def forward(self, levels: Sequence[Tensor]) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
-        """As :class:`seamseg.models.heads.rpn.RPNHead`."""
+        """Compute what :class:`seamseg.models.heads.rpn.RPNHead` does."""
         obj_logits, bbx_logits, shapes = [], [], []
         for level, x in enumerate(levels):
             scores = self.scores(self.hidden(x, level=level), level=level).permute(0, 2, 3, 1)
@@ -128,11 +130,11 @@ class FoldedRPNHead(nn.Module):
 
 
 class FoldedBoxBranch(nn.Module):
-    """The two hidden layers of the box branch, on regions whose channels lie beside each other.
+    """The two hidden layers of the box branch, on regions in channels-last order.
 
     Parameters
     ----------
-    first, second : with activation; the first takes what a region holds as `h x w x C` rather than `C x h x w`
+    first, second : with activation; the first takes a region flattened as `h x w x C` rather than `C x h x w`
     """
 
     def __init__(self, first: FusedLinear, second: FusedLinear) -> None:
@@ -141,8 +143,9 @@ class FoldedBoxBranch(nn.Module):
         self.second = second
 
     def forward(self, x: Tensor) -> Tensor:
-        """Pooled features `K x C x h x w` -> `K x fc_channels`."""
-        return self.second(self.first(x.permute(0, 2, 3, 1).flatten(1)))
+        """Map pooled features `K x C x h x w` to `K x fc_channels`."""
+        hidden: Tensor = self.second(self.first(x.permute(0, 2, 3, 1).flatten(1)))
+        return hidden
 
 
 class FoldedUpsampling(nn.Module):
@@ -166,6 +169,6 @@ class FoldedUpsampling(nn.Module):
         self.activation_param = activation_param
 
     def forward(self, x: Tensor) -> Tensor:
-        """`N x I x h x w` -> `N x O x H x W`."""
+        """Map `N x I x h x w` to `N x O x H x W`."""
         y = functional.conv_transpose2d(x, self.weight, self.bias, stride=self.stride)
         return activate_(y, self.activation, self.activation_param)

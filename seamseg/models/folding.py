@@ -1,7 +1,8 @@
-"""A trained network made ready for inference: norms folded into the convolutions before them, same numbers.
+"""Conversion of a trained network for inference: norms are folded into the convolutions before them.
 
-At inference a norm is `act((x - mean) / sqrt(var + eps) * gamma + bias)` with constants (in-place ABN:
-`gamma = |weight| + eps`; SPEC section 3), which is a convolution's own scale and bias. Folding happens in float64.
+At inference a norm is `act((x - mean) / sqrt(var + eps) * gamma + bias)` with constants (in-place ABN: `gamma =
+|weight| + eps`; docs/contract.md, section 3), which the kernel and the bias of a convolution can absorb. Folding
+happens in float64.
 """
 
 from __future__ import annotations
@@ -32,16 +33,15 @@ from seamseg.ops.norm import ABN, InPlaceABN
 from seamseg.utils.errors import InputError
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""What a network can compute in at inference, besides `auto`."""
+"""Compute dtypes of a network at inference by name; `auto` chooses one of them."""
 
 
 def fold_abn(net: PanopticNet) -> PanopticNet:
-    """A copy of a network that gives the same outputs sooner, for inference only; the network itself is left alone.
+    """Return a copy of a network for inference only, which computes the same outputs faster.
 
     Layers with norms of other kinds (group norm, none, or without running statistics) stay as they are.
     """
     folded = copy.deepcopy(net).eval().requires_grad_(False)
-    folded.memory_format = torch.channels_last
     for parent in list(folded.modules()):
         for name, child in list(parent.named_children()):
             made = _replacement(child)
@@ -51,16 +51,16 @@ def fold_abn(net: PanopticNet) -> PanopticNet:
     for sequence in folded.modules():
         if isinstance(sequence, nn.Sequential):
             _fold_pairs(sequence)
-    return folded.to(memory_format=torch.channels_last).eval()
+    return folded.with_options(channels_last=True).eval()
 
 
 def for_inference(net: PanopticNet, device: torch.device, precision: str = "fp32") -> PanopticNet:
-    """The folded network on a device, computing in a precision; what it gives is float32 or integers as ever.
+    """Return the folded network on a device, with a compute dtype; its predictions stay float32 or integers.
 
     Parameters
     ----------
-    net : trained network, left alone
-    device : where it is to run
+    net : trained network, not changed
+    device : to run on
     precision : see :func:`choose_precision`
 
     Raises
@@ -69,18 +69,16 @@ def for_inference(net: PanopticNet, device: torch.device, precision: str = "fp32
         as :func:`choose_precision`
     """
     dtype = choose_precision(precision, device)
-    folded = fold_abn(net).to(device=device, dtype=dtype)
-    folded.dtype = dtype
-    return folded
+    return fold_abn(net).to(device=device, dtype=dtype)
 
 
 def choose_precision(precision: str, device: torch.device) -> torch.dtype:
-    """What to compute in: fp32, bf16, fp16 (GPU only), or auto: bf16 where the device has it in hardware.
+    """Return the compute dtype: fp32, bf16, fp16 (GPU only), or auto: bf16 if the device has it in hardware.
 
     Raises
     ------
     InputError
-        if there is no such precision, or not on this device
+        if the precision is unknown, or not available on this device
     """
     if precision == "auto":
         return torch.bfloat16 if bf16_is_fast(device) else torch.float32
@@ -92,7 +90,7 @@ def choose_precision(precision: str, device: torch.device) -> torch.dtype:
 
 
 def _replacement(module: nn.Module) -> nn.Module | None:
-    """What takes the place of a module; None if it stays."""
+    """Return the folded form of a module; None if it stays."""
     if isinstance(module, ResidualBlock):
         return _fold_block(module)
     if isinstance(module, SemanticHead):
@@ -103,7 +101,7 @@ def _replacement(module: nn.Module) -> nn.Module | None:
 
 
 def _affine(norm: nn.Module) -> tuple[Tensor, Tensor] | None:
-    """Scale and offset `C` (float64) that the norm is at inference; None if it is not that simple."""
+    """Return scale and offset `C` (float64) of the norm at inference; None if it is no such affine map."""
     if not isinstance(norm, ABN) or norm.running_mean is None or norm.running_var is None:
         return None
     mean, invstd = norm.running_mean.double(), torch.rsqrt(norm.running_var.double() + norm.eps)
@@ -120,7 +118,7 @@ def _is_plain(conv: nn.Module) -> bool:
 
 
 def _fuse(conv: nn.Module, norm: nn.Module) -> FusedConv2d | None:
-    """Convolution, norm and activation as one layer."""
+    """Fuse convolution, norm and activation into one layer."""
     affine = _affine(norm)
     if affine is None or not isinstance(conv, nn.Conv2d) or not _is_plain(conv):
         return None
@@ -138,7 +136,7 @@ def _scaled(weight: Tensor, bias: Tensor | None, scale: Tensor, offset: Tensor, 
 
 
 def _plain(conv: nn.Conv2d, columns: slice = slice(None), bias: bool = True) -> FusedConv2d:
-    """A convolution as it is, or a part of its input channels."""
+    """Return a convolution, or its part for some input channels, as a fused layer without activation."""
     weight = conv.weight[:, columns]
     zeros = torch.zeros(weight.shape[0], dtype=weight.dtype, device=weight.device)
     return FusedConv2d(weight, conv.bias if bias and conv.bias is not None else zeros, conv)
@@ -204,11 +202,11 @@ def _fold_deeplab(module: MiniDeepLab) -> FoldedDeepLab | None:
         # the activation of the third comes after its average
         branches.append(FusedConv2d(weight, bias, conv, "identity" if i == 2 else activation, parameter))
     local, wide, context = branches
-    parts = list(last.weight.split(width, dim=1))
-    nothing = torch.zeros_like(last.bias)
+    parts = torch.split(last.weight, width, dim=1)
+    zeros = torch.zeros_like(last.bias)
     joins = [
-        FusedConv2d(parts[2], nothing, module.conv2),
-        FusedConv2d(parts[0], nothing, module.conv2),
+        FusedConv2d(parts[2], zeros, module.conv2),
+        FusedConv2d(parts[0], zeros, module.conv2),
         FusedConv2d(parts[1], last.bias, module.conv2, last.activation, last.activation_param),
     ]
     return FoldedDeepLab(local, wide, context, joins, module.pooling_size, activation, parameter)

@@ -1,4 +1,4 @@
-"""From what the network says of an image to one panoptic map (SPEC section 4 "Fusion")."""
+"""Fusion of detections and semantic classes into one panoptic map (docs/contract.md, section 4 "Fusion")."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from seamseg.idmaps.resize import resize_nearest
-from seamseg.ops.extract_boxes import extract_boxes
-from seamseg.ops.labels import count_labels, fill_free
+from seamseg.ops.labels import count_labels, extract_boxes, fill_free
 from seamseg.ops.paste import paste_masks_into
 from seamseg.panoptic_map import VOID, PanopticResult, Segment
 from seamseg.structures import Prediction
@@ -21,7 +20,7 @@ class FusedMap:
     """A panoptic map at the size of the network's input.
 
     ids: int32 `H x W`, 0 void. The lists are indexed by id, entry 0 is void: categories (255 for void), scores (0 for
-    void, 1 for stuff), iscrowd (things of the semantic map that no detection explains).
+    void, 1 for stuff), iscrowd (regions of thing classes in the semantic map that no detection covers).
     """
 
     ids: Tensor
@@ -45,7 +44,7 @@ def fuse(
     prediction : of one image, with masks
     num_stuff : stuff classes, which come before the things
     score_threshold : detections must score above
-    overlap_threshold : a detection is left out if more than this part of it is already taken by better ones
+    overlap_threshold : a detection is dropped if detections of higher score cover more than this fraction of it
     min_stuff_area : semantic segments with fewer free pixels become void
     keep_empty : give ids to segments without a pixel, as the original does
 
@@ -105,10 +104,10 @@ def _add_semantic(
 
 
 def to_result(fused: FusedMap, native_size: tuple[int, int], num_stuff: int) -> PanopticResult:
-    """The map at the image's own size.
+    """Resize a map to the size of the image.
 
-    Ids are resized to their nearest neighbour by Pillow's rule; segments that vanish are dropped; areas and boxes are
-    those at the new size.
+    Ids are resized by nearest neighbour, with the rounding of Pillow; segments that vanish are dropped; areas and boxes
+    are those at the new size.
 
     Parameters
     ----------

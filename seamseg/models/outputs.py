@@ -1,4 +1,4 @@
-"""What the network hands to the criterion, and which ground truth the parts look at."""
+"""What the network passes to the criterion, and the ground truth of things."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seamseg.models.heads.select import upload
 from seamseg.panoptic_map import VOID
-from seamseg.structures import Batch, Facts, PackedSequence
+from seamseg.structures import Batch, PackedSequence, TargetInfo
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class Features:
     """A batch after the body.
 
     levels `N x C x h x w` from fine to coarse; `padded_size` the `(height, width)` of the padded batch, `valid_sizes`
-    those of each image without its padding; `semantic_logits` `N x classes x h x w` where they were made with the body.
+    those of each image without its padding; `semantic_logits` `N x classes x h x w` if they were computed together with
+    the body.
     """
 
     levels: list[Tensor]
@@ -30,7 +31,7 @@ class Features:
 class ROIOutputs:
     """The ROI head on the sampled proposals.
 
-    samples: boxes `M_i x 4` of each image (or None), matches: int64 `M_i`, the thing of the image each stands for or
+    samples: boxes `M_i x 4` of each image (or None), matches: int64 `M_i`, index of the matched thing of the image or
     -1, weights: float32 `M_i`, 0 for samples that count in no loss; all entries None if all count. The matched ones of
     an image are among its first `leading` samples, 0 for an image without samples. Over all images, M samples of which
     P are leading: cls_logits `M x (things + 1)`, bbx_logits `M x things x 4`, msk_logits `P x things x 28 x 28` of the
@@ -48,7 +49,7 @@ class ROIOutputs:
 
 @dataclass(frozen=True)
 class TrainingOutputs:
-    """Everything the losses need of the network.
+    """Outputs of the network that the losses are computed from.
 
     anchors `A x 4`, obj_logits `N x A`, bbx_logits `N x A x 4`, things and proposals of each image (with rows of NaN
     after the last, if samples are fixed), semantic_logits `N x classes x h x w` or None without a semantic head.
@@ -67,10 +68,10 @@ class TrainingOutputs:
 
 @dataclass(frozen=True)
 class Things:
-    """The things of one image that can be learnt: boxes `G x 4`, classes int64 `G` (0 = first thing), ids int64 `G`.
+    """The things of one image that the network is trained on.
 
-    Crowds, and ids that do not occur in the mask, are not among them. `crowd_mask` is a bool `H x W`, True on pixels of
-    crowds, or None if there is no crowd.
+    boxes `G x 4`, classes int64 `G` (0 = first thing), ids int64 `G`. Crowds, and ids that do not occur in the mask,
+    are left out. `crowd_mask` is a bool `H x W`, True on pixels of crowds, or None if there is no crowd.
     """
 
     boxes: Tensor
@@ -80,30 +81,35 @@ class Things:
 
     @staticmethod
     def of(batch: Batch, num_stuff: int) -> list[Things]:
-        """The things of each image of a batch; `num_stuff` is the class of the first thing.
+        """Return the things of each image of a batch; `num_stuff` is the class of the first thing.
 
-        On a GPU the host waits for a batch without `facts`.
+        With a batch on a GPU that has no `target_info` the host waits for the GPU.
         """
-        facts = batch.with_facts().facts
-        assert facts is not None
-        chosen = [_learnable(fact, num_stuff) for fact in facts]
+        target_info = batch.with_target_info().target_info
+        assert target_info is not None
+        chosen = [_learnable(info, num_stuff) for info in target_info]
         device = batch.boxes.device
         assert device is not None
         # ids and classes of all images in one copy
-        numbers = [[i for ids in chosen for i in ids], [f.categories[i] for f, ids in zip(facts, chosen) for i in ids]]
-        parts = upload(torch.tensor(numbers, dtype=torch.long), device).split([len(ids) for ids in chosen], dim=1)
+        ids_of_all = [i for ids in chosen for i in ids]
+        classes_of_all = [info.categories[i] for info, ids in zip(target_info, chosen) for i in ids]
+        numbers = upload(torch.tensor([ids_of_all, classes_of_all], dtype=torch.long), device)
+        parts = torch.split(numbers, [len(ids) for ids in chosen], dim=1)
         things = []
-        for masks, iscrowd, boxes, fact, (ids, classes) in zip(batch.masks, batch.iscrowd, batch.boxes, facts, parts):
-            assert masks is not None and iscrowd is not None and boxes is not None
-            crowd_mask = iscrowd.bool()[masks].any(dim=0) if any(fact.iscrowd) else None
+        images = zip(batch.masks, batch.iscrowd, batch.boxes, target_info, parts)
+        for masks, iscrowd, boxes, info, (ids, classes) in images:
+            assert masks is not None
+            assert iscrowd is not None
+            assert boxes is not None
+            crowd_mask = iscrowd.bool()[masks].any(dim=0) if any(info.iscrowd) else None
             things.append(Things(boxes[ids], classes - num_stuff, ids, crowd_mask))
         return things
 
 
-def _learnable(facts: Facts, num_stuff: int) -> list[int]:
-    """Ids of things that are no crowd and have a box."""
+def _learnable(info: TargetInfo, num_stuff: int) -> list[int]:
+    """Return the ids of things that are no crowd and have a box."""
     return [
         i
-        for i, (category, is_crowd, is_there) in enumerate(zip(*facts, strict=True))
-        if category >= num_stuff and category != VOID and not is_crowd and is_there
+        for i, (category, is_crowd, has_box) in enumerate(zip(*info, strict=True))
+        if category >= num_stuff and category != VOID and not is_crowd and has_box
     ]

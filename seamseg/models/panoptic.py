@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from seamseg.models.backbones.fpn import FPNBody
-from seamseg.models.dense import DensePart, RunDense, let_sizes_vary
 from seamseg.models.heads.roi import DetectionSelector, ROIExtractor, ROIHead
 from seamseg.models.heads.roi_targets import ProposalMatcher, leading_rows
 from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator, RPNHead
@@ -19,11 +20,109 @@ from seamseg.ops.upsample import upsample_argmax
 from seamseg.structures import Batch, PackedSequence, Prediction
 
 _ROI_CHUNK = 256
-"""Regions that the ROI head looks at together at inference; bounds its memory."""
+"""Regions that the ROI head processes together at inference; bounds its memory."""
+
+
+class DenseOutputs(NamedTuple):
+    """Outputs of :class:`DensePart` for a padded batch.
+
+    levels `N x C x h x w` from fine to coarse, obj_logits `N x A`, bbx_logits `N x A x 4`, shapes: `(height, width)` of
+    the cells of each level that has anchors, semantic_logits `N x classes x h x w` or None without a semantic head.
+    """
+
+    levels: list[Tensor]
+    obj_logits: Tensor
+    bbx_logits: Tensor
+    shapes: list[tuple[int, int]]
+    semantic_logits: Tensor | None
+
+
+RunDense = Callable[[Tensor], DenseOutputs]
+"""From a padded batch `N x 3 x H x W`; the caller owns the tensors of the result."""
+
+
+class DensePart(nn.Module):
+    """Body, RPN head and semantic head of a network as one module.
+
+    Its operations depend on the size of the images only, not on their content: a compiler or a CUDA graph can run it.
+
+    Parameters
+    ----------
+    body, rpn_head, sem_head : of the network; no semantic head for other tasks
+    rpn_levels : (first, number) of the levels that have anchors
+    """
+
+    def __init__(
+        self, body: nn.Module, rpn_head: nn.Module, sem_head: nn.Module | None, rpn_levels: tuple[int, int]
+    ) -> None:
+        super().__init__()
+        self.body = body
+        self.rpn_head = rpn_head
+        self.sem_head = sem_head
+        self.rpn_levels = rpn_levels
+
+    def forward(self, padded: Tensor) -> DenseOutputs:
+        """Run on a padded batch `N x 3 x H x W`."""
+        levels = self.body(padded)
+        first, number = self.rpn_levels
+        obj_logits, bbx_logits, shapes = self.rpn_head(levels[first : first + number])
+        semantic = None if self.sem_head is None else self.sem_head(levels)
+        return DenseOutputs(levels, obj_logits, bbx_logits, shapes, semantic)
+
+
+def mark_sizes_dynamic(maps: list[Tensor]) -> None:
+    """Have `torch.compile` treat height and width of these maps as dynamic, except sides of 1 pixel."""
+    for x in maps:
+        for dimension in (2, 3):
+            if x.shape[dimension] > 1:
+                torch._dynamo.maybe_mark_dynamic(x, dimension)
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """What a :class:`PanopticNet` is besides its layers.
+
+    Parameters
+    ----------
+    num_stuff : stuff classes, which come before the things
+    anchors, rpn_levels : anchors, and the (first, number) of levels of the pyramid they live on
+    proposals : makes proposals from the outputs of the RPN head
+    matcher : samples proposals for training
+    rois : extracts the features of regions
+    selector : selects detections among the scored boxes
+    bbx_reg_weights : factors of the box codes of the ROI head
+    channels_last : run in channels-last memory format
+    pad_to : at inference, sides of a batch are padded to multiples of this
+    run_dense : runs the :class:`DensePart` at inference, for example compiled; None runs its modules in turn
+
+    Raises
+    ------
+    ValueError
+        if `bbx_reg_weights` are not four, or `pad_to` is not positive
+    """
+
+    num_stuff: int
+    anchors: AnchorGenerator
+    rpn_levels: tuple[int, int]
+    proposals: ProposalGenerator
+    matcher: ProposalMatcher
+    rois: ROIExtractor
+    selector: DetectionSelector
+    bbx_reg_weights: tuple[float, ...]
+    channels_last: bool = True
+    pad_to: int = 1
+    run_dense: RunDense | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        if len(self.bbx_reg_weights) != 4:
+            raise ValueError(f"NetworkOptions: bbx_reg_weights must be 4 numbers, got {self.bbx_reg_weights}")
+        if self.pad_to < 1:
+            raise ValueError(f"NetworkOptions: pad_to must be positive, got {self.pad_to}")
 
 
 class PanopticNet(nn.Module):
-    """Seamless Scene Segmentation (Porzi et al. 2019; SPEC sections 3 and 4).
+    """Seamless Scene Segmentation (Porzi et al. 2019; docs/contract.md, sections 3 and 4).
 
     The same class does instance segmentation (no semantic head) and detection (no mask branch either). The names of the
     four parts and their state-dict keys are those of the published snapshots.
@@ -32,18 +131,12 @@ class PanopticNet(nn.Module):
     ----------
     body : images to pyramid levels
     rpn_head, roi_head, sem_head : the heads; sem_head None for the other tasks
-    num_stuff : stuff classes, which come before the things
-    anchors, rpn_levels : anchors, and the (first, number) of levels of the pyramid they live on
-    proposals, matcher, rois, selector : how proposals are made, sampled for training, looked up and judged
-    bbx_reg_weights : factors of the box codes of the ROI head
-    channels_last : run in channels-last memory format
+    options : everything else, kept as attributes of the same names; :meth:`with_options` changes them
 
     Attributes
     ----------
-    dtype : of the network's input; None for that of the images
-    sizes_vary : tell torch.compile, where parts of the network went through it, that heights and widths change
-    run_dense : called at inference for :meth:`dense_part`, such as a compiled form of it; None: its parts in turn
-    pad_to : at inference, sides of a batch are padded to multiples of this
+    memory_format : of the maps and the weights
+    compiled : whether body and semantic head were compiled by :meth:`compile_parts`
     """
 
     def __init__(
@@ -52,47 +145,66 @@ class PanopticNet(nn.Module):
         rpn_head: RPNHead,
         roi_head: ROIHead,
         sem_head: SemanticHead | None,
-        *,
-        num_stuff: int,
-        anchors: AnchorGenerator,
-        rpn_levels: tuple[int, int],
-        proposals: ProposalGenerator,
-        matcher: ProposalMatcher,
-        rois: ROIExtractor,
-        selector: DetectionSelector,
-        bbx_reg_weights: tuple[float, ...],
-        channels_last: bool = True,
+        options: NetworkOptions,
     ) -> None:
         super().__init__()
         self.body = body
         self.rpn_head = rpn_head
         self.roi_head = roi_head
         self.sem_head = sem_head
-        self.num_stuff = num_stuff
-        self.anchors = anchors
-        self.rpn_levels = rpn_levels
-        self.proposals = proposals
-        self.matcher = matcher
-        self.rois = rois
-        self.selector = selector
-        self.bbx_reg_weights = bbx_reg_weights
-        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        self.options = options
+        self.num_stuff = options.num_stuff
+        self.anchors = options.anchors
+        self.rpn_levels = options.rpn_levels
+        self.proposals = options.proposals
+        self.matcher = options.matcher
+        self.rois = options.rois
+        self.selector = options.selector
+        self.bbx_reg_weights = options.bbx_reg_weights
+        self.pad_to = options.pad_to
+        self.run_dense = options.run_dense
+        self.memory_format = torch.channels_last if options.channels_last else torch.contiguous_format
         self.to(memory_format=self.memory_format)
-        self.sizes_vary = False
-        self.dtype: torch.dtype | None = None
-        self.run_dense: RunDense | None = None
-        self.pad_to = 1
+        self.compiled = False
         self._code_weights: dict[torch.device, Tensor] = {}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the parameters, to which images are converted."""
+        return next(self.parameters()).dtype
+
+    @property
+    def fixed(self) -> bool:
+        """Whether every image gives the ROI head the same number of samples, see `[roi] fixed_samples`."""
+        return self.matcher.fixed
+
+    def with_options(self, **changes: Any) -> PanopticNet:
+        """Return a network that shares the layers of this one and has other :class:`NetworkOptions`."""
+        net = PanopticNet(self.body, self.rpn_head, self.roi_head, self.sem_head, replace(self.options, **changes))
+        net.training, net.compiled = self.training, self.compiled
+        return net
+
+    def compile_parts(self, backend: str = "inductor") -> None:
+        """Compile body and semantic head in place, for any height and width; state-dict keys stay.
+
+        Parameters
+        ----------
+        backend : of torch.compile, which runs with the first batch
+        """
+        self.body.compile(backend=backend)
+        if self.sem_head is not None:
+            self.sem_head.compile(backend=backend)
+        self.compiled = True
 
     # Training
 
     def forward(self, images: PackedSequence, targets: Batch) -> TrainingOutputs:
-        """Outputs on a batch for the criterion; no losses yet.
+        """Compute the outputs that the criterion needs.
 
         Parameters
         ----------
         images : `3 x H x W` each
-        targets : ground truth, from which the proposals that the ROI head sees are sampled
+        targets : ground truth, with which the proposals for the ROI head are sampled
 
         Returns
         -------
@@ -117,16 +229,11 @@ class PanopticNet(nn.Module):
             bbx_logits,
             things,
             proposals,
-            self._train_rois(features, proposals, things),
+            self._roi_outputs(features, proposals, things),
             self.classify(features),
         )
 
-    @property
-    def fixed(self) -> bool:
-        """Whether every image gives the ROI head the same number of samples, see `[roi] fixed_samples`."""
-        return self.matcher.fixed
-
-    def _train_rois(self, features: Features, proposals: PackedSequence, things: list[Things]) -> ROIOutputs:
+    def _roi_outputs(self, features: Features, proposals: PackedSequence, things: list[Things]) -> ROIOutputs:
         sampled = self.matcher.batch(list(proposals), [t.boxes for t in things], [t.crowd_mask for t in things])
         samples = PackedSequence([None if s is None else s.boxes for s in sampled])
         matches = PackedSequence([None if s is None else s.match for s in sampled])
@@ -143,7 +250,7 @@ class PanopticNet(nn.Module):
     def predict(
         self, images: PackedSequence, segment: Callable[[Features], list[Tensor | None]] | None = None
     ) -> list[Prediction]:
-        """What the network sees on each image.
+        """Predict detections, masks and a class map for each image.
 
         Padding influences the result a little: batch only images of one size together if that matters.
 
@@ -163,7 +270,7 @@ class PanopticNet(nn.Module):
         """
         if self.training:
             raise RuntimeError("PanopticNet.predict: the network is in training mode, call eval() first")
-        features, scored = self._look(images)
+        features, scored = self._encode_and_score(images)
         proposals = self.proposals(*scored, features.valid_sizes, training=False)
         detections = self.detect(features, proposals)
         masks = self.mask(features, [boxes for boxes, _, _ in detections], [classes for _, classes, _ in detections])
@@ -181,63 +288,67 @@ class PanopticNet(nn.Module):
     def _padded(self, images: PackedSequence) -> tuple[Tensor, list[tuple[int, int]]]:
         padded, sizes = images.as_padded(multiple=1 if self.training else self.pad_to)
         padded = padded.to(dtype=self.dtype, memory_format=self.memory_format)
-        if self.sizes_vary:
-            let_sizes_vary([padded])
+        if self.compiled:
+            mark_sizes_dynamic([padded])
         return padded, sizes
 
     def dense_part(self) -> DensePart:
-        """Body, RPN head and semantic head, to be compiled or recorded."""
+        """Return body, RPN head and semantic head as one module, to be compiled or captured in a CUDA graph."""
         return DensePart(self.body, self.rpn_head, self.sem_head, self.rpn_levels)
 
-    def _look(self, images: PackedSequence) -> tuple[Features, tuple[Tensor, Tensor, Tensor]]:
-        """Features of images, and objectness logits, box codes and anchors."""
+    def _encode_and_score(self, images: PackedSequence) -> tuple[Features, tuple[Tensor, Tensor, Tensor]]:
+        """Compute the features of images, and objectness logits, box codes and anchors."""
         if self.run_dense is None:
             features = self.encode(images)
             anchors, obj_logits, bbx_logits = self.score_anchors(features)
             return features, (obj_logits, bbx_logits, anchors)
         padded, sizes = self._padded(images)
-        seen = self.run_dense(padded)
+        outputs = self.run_dense(padded)
         size = int(padded.shape[-2]), int(padded.shape[-1])
-        features = Features(list(seen.levels), size, sizes, seen.semantic_logits)
-        shapes = [(int(height), int(width)) for height, width in seen.shapes]
-        return features, (seen.obj_logits, seen.bbx_logits, self.anchors(shapes, seen.obj_logits.device))
+        features = Features(list(outputs.levels), size, sizes, outputs.semantic_logits)
+        shapes = [(int(height), int(width)) for height, width in outputs.shapes]
+        anchors = self.anchors(shapes, outputs.obj_logits.device)
+        return features, (outputs.obj_logits, outputs.bbx_logits, anchors)
 
     def score_anchors(self, features: Features) -> tuple[Tensor, Tensor, Tensor]:
-        """Anchors `A x 4`, their objectness logits `N x A` and box codes `N x A x 4`."""
+        """Return the anchors `A x 4`, their objectness logits `N x A` and box codes `N x A x 4`."""
         first, number = self.rpn_levels
         obj_logits, bbx_logits, shapes = self.rpn_head(features.levels[first : first + number])
         return self.anchors(shapes, obj_logits.device), obj_logits, bbx_logits
 
     def classify(self, features: Features) -> Tensor | None:
-        """Semantic logits at the finest level's size; None without a semantic head."""
+        """Return semantic logits at the finest level's size; None without a semantic head."""
         if self.sem_head is None or features.semantic_logits is not None:
             return features.semantic_logits
-        if self.sizes_vary:
-            let_sizes_vary(features.levels)
-        return self.sem_head(features.levels)
+        if self.compiled:
+            mark_sizes_dynamic(features.levels)
+        logits: Tensor = self.sem_head(features.levels)
+        return logits
 
     def detect(self, features: Features, proposals: PackedSequence) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Boxes, classes and scores of the detections of each image, from its proposals."""
+        """Return boxes, classes and scores of the detections of each image, from its proposals."""
         boxes, index = _rows(proposals, features)
-        cls_logits, bbx_logits = self.judge(features, boxes, index)
+        cls_logits, bbx_logits = self.score_boxes(features, boxes, index)
         scores = torch.softmax(cls_logits.float(), dim=1)
         decoded = decode_boxes(boxes[:, None], bbx_logits.float() / self._weights_on(boxes.device))
-        # rows come image after image: nobody has to ask a GPU whose they are
+        # the rows are ordered by image: splitting by their numbers needs no transfer from a GPU
         rows = [0 if p is None else p.shape[0] for p in proposals]
         return [
             self.selector(clip_boxes(part, size), part_scores)
-            for part, part_scores, size in zip(decoded.split(rows), scores.split(rows), features.valid_sizes)
+            for part, part_scores, size in zip(
+                torch.split(decoded, rows), torch.split(scores, rows), features.valid_sizes
+            )
         ]
 
     def _weights_on(self, device: torch.device) -> Tensor:
-        """The factors of the box codes, float32 `4`; kept, as a copy to a GPU would be waited for each time."""
+        """Return the factors of the box codes, float32 `4`; cached, as each copy to a GPU would block the host."""
         if device not in self._code_weights:
             with torch.inference_mode(False):
                 self._code_weights[device] = torch.tensor(self.bbx_reg_weights, dtype=torch.float32, device=device)
         return self._code_weights[device]
 
-    def judge(self, features: Features, boxes: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Class logits `K x (things + 1)` and box codes `K x things x 4` of boxes `K x 4` on the images `index`."""
+    def score_boxes(self, features: Features, boxes: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return class logits `K x (things + 1)` and box codes `K x things x 4` of boxes `K x 4` on images `index`."""
         parts = []
         for start in range(0, max(boxes.shape[0], 1), _ROI_CHUNK):
             chunk = slice(start, start + _ROI_CHUNK)
@@ -246,7 +357,7 @@ class PanopticNet(nn.Module):
         return torch.cat([cls for cls, _ in parts]), torch.cat([bbx for _, bbx in parts])
 
     def mask(self, features: Features, boxes: list[Tensor], classes: list[Tensor]) -> list[Tensor | None]:
-        """Mask logits `D x 28 x 28` of the detections of each image; None without a mask branch."""
+        """Return mask logits `D x 28 x 28` of the detections of each image; None without a mask branch."""
         if not self.roi_head.with_masks:
             return [None] * len(boxes)
         all_boxes, all_classes = torch.cat(boxes), torch.cat(classes)
@@ -256,19 +367,18 @@ class PanopticNet(nn.Module):
             chunk = slice(start, start + _ROI_CHUNK)
             x = self.rois(features.levels, all_boxes[chunk], index[chunk], features.padded_size)
             parts.append(self.roi_head.masks_of(x, all_classes[chunk]).float())
-        return list(torch.cat(parts).split([b.shape[0] for b in boxes]))
+        return list(torch.split(torch.cat(parts), [b.shape[0] for b in boxes]))
 
     def segment(self, features: Features) -> list[Tensor | None]:
-        """Class map `H x W` (int64) of each image; None without a semantic head."""
-        if self.sem_head is None:
-            return [None] * len(features.valid_sizes)
+        """Return the class map `H x W` (int64) of each image; None without a semantic head."""
         logits = self.classify(features)
-        assert logits is not None
+        if logits is None:
+            return [None] * len(features.valid_sizes)
         return [upsample_argmax(x, features.padded_size, size) for x, size in zip(logits, features.valid_sizes)]
 
 
 def _rows(boxes: PackedSequence, features: Features) -> tuple[Tensor, Tensor]:
-    """All boxes of a batch, `K x 4`, and the image of each, int64 `K`; K is 0 where no image has any."""
+    """Return all boxes of a batch, `K x 4`, and the image of each, int64 `K`; K is 0 where no image has any."""
     rows, index = boxes.concatenated()
     if rows is None or index is None:
         like = features.levels[0]

@@ -1,17 +1,16 @@
 """Numerical building blocks: boxes, NMS, ROI sampling, in-place ABN, pooling, upsampling, pasting.
 
 Each operator has a plain-torch implementation for every device (`reference/`), and kernels in `csrc/` for the CPU and
-for CUDA. Nothing here knows about networks, data or files.
+for CUDA. Nothing here depends on networks, data or files.
 """
 
 # an operator exists once its file is loaded
-from . import abn, boxes, extract_boxes, labels, nms, paste, pooling, roi_sampling, upsample
+from . import abn, boxes, labels, nms, paste, pooling, roi_sampling, upsample
 from ._library import implementations, kernels
 
 __all__ = [
     "abn",
     "boxes",
-    "extract_boxes",
     "implementations",
     "kernels",
     "labels",

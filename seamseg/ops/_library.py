@@ -1,4 +1,4 @@
-"""The operators `torch.ops.seamseg.*`: schemas, plain-torch implementations, and the kernels of `csrc/` over them.
+"""The operators `torch.ops.seamseg.*`: their registration, the kernels of `csrc/`, and checks of arguments.
 
 The dispatcher takes the C++ kernel for CPU tensors and the CUDA kernel for CUDA tensors where they were built, and the
 plain-torch implementation everywhere else. Each operator's file calls :func:`define` once.
@@ -9,38 +9,39 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
+from torch import Tensor
 
 from seamseg.utils.native import find, not_covered, switched_off, warn_missing, why_not
 
-_library = torch.library.Library("seamseg", "DEF")
+_library = torch.library.Library("seamseg", "DEF")  # type: ignore[no-untyped-call]
 _defined: list[str] = []
 _kernels: dict[str, str] = {}
 
+Implementation = TypeVar("Implementation", bound=Callable[..., Any])
 
-def define(schema: str, plain: Callable[..., Any], fake: Callable[..., Any], composite: bool = False) -> Any:
-    """Add an operator.
+
+def define(schema: str, plain: Implementation, fake: Callable[..., Any]) -> Implementation:
+    """Register an operator.
 
     Parameters
     ----------
     schema : name, arguments and results, as `box_iou(Tensor a, Tensor b) -> Tensor`
     plain : the implementation in plain torch, for every device without a kernel
-    fake : gives empty results of the right shape, for tracing
-    composite : the operator is only ever served by `plain`
+    fake : returns empty results of the right shape, for tracing
 
     Returns
     -------
-    the operator, to be called
+    the operator, called as `plain`
     """
     name = schema.partition("(")[0]
-    _library.define(schema)
-    _library.impl(name, plain, "CompositeExplicitAutograd")
+    _library.define(schema)  # type: ignore[no-untyped-call]
+    _library.impl(name, plain, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"seamseg::{name}", fake, lib=_library)
-    if not composite:
-        _defined.append(name)
-    return getattr(torch.ops.seamseg, name).default
+    _defined.append(name)
+    return cast(Implementation, getattr(torch.ops.seamseg, name).default)
 
 
 def differentiate(name: str, backward: Callable[..., Any], setup_context: Callable[..., None]) -> None:
@@ -48,8 +49,8 @@ def differentiate(name: str, backward: Callable[..., Any], setup_context: Callab
     torch.library.register_autograd(f"seamseg::{name}", backward, setup_context=setup_context, lib=_library)
 
 
-def differentiate_no_further(name: str) -> None:
-    """Make the backward pass of an operator an error: without a formula it would give zeros."""
+def forbid_second_derivative(name: str) -> None:
+    """Make the backward pass of an operator an error: without a formula it would return zeros."""
 
     def refuse(ctx: Any, *gradients: Any) -> None:
         raise RuntimeError(f"{name}: has no derivative, the operator that it belongs to is differentiable once")
@@ -58,18 +59,18 @@ def differentiate_no_further(name: str) -> None:
 
 
 def implementations() -> dict[str, str]:
-    """What serves each operator: the compiled kernels by device, plain torch for the rest."""
+    """Return the implementations of each operator: the compiled kernels by device, or plain torch."""
 
-    def served(name: str) -> str:
+    def kernels_of(name: str) -> str:
         has = torch._C._dispatch_has_kernel_for_dispatch_key
-        devices = [said for key, said in (("CPU", "C++"), ("CUDA", "CUDA")) if has(f"seamseg::{name}", key)]
+        devices = [language for key, language in (("CPU", "C++"), ("CUDA", "CUDA")) if has(f"seamseg::{name}", key)]
         return " and ".join(devices) if devices else "plain torch"
 
-    return {name: served(name) for name in sorted(_defined)}
+    return {name: kernels_of(name) for name in sorted(_defined)}
 
 
 def kernels() -> dict[str, str]:
-    """By device, "loaded" or why the compiled kernels are not there.
+    """Return for each device "loaded", or the reason why the compiled kernels are not available.
 
     Those of the GPU are loaded when the process initialises CUDA.
     """
@@ -77,7 +78,7 @@ def kernels() -> dict[str, str]:
 
 
 def _load_kernels() -> None:
-    """Load what was built; say once why kernels that should be there are not."""
+    """Load the kernels that were built; warn once about those that are missing."""
     if unwanted := switched_off():
         _kernels.update(CPU=unwanted, GPU=unwanted)
         return
@@ -90,9 +91,9 @@ def _load_kernels() -> None:
         _kernels["GPU"] = "built; loaded with the first use of a GPU"
     except ImportError as error:
         _kernels["GPU"] = why_not("_C_cuda", error)
-    # Asking for the GPUs would initialise CUDA: at import it would cost every process that only computes on the CPU
-    # time and memory, and processes forked later could not use a GPU at all. torch compares its own architectures in
-    # the same place. The name is private; without it the comparison is made here.
+    # Listing the GPUs would initialise CUDA: at import that costs every process that computes on the CPU time and
+    # memory, and processes forked later could not use a GPU. torch compares its own architectures in the same hook.
+    # The name is private; without it the comparison is made here.
     getattr(torch.cuda, "_lazy_call", _call_if_available)(_load_cuda_kernels)
 
 
@@ -128,9 +129,47 @@ def _load(name: str, device: str) -> None:
 def _import(name: str) -> None:
     spec = find(name)
     module = importlib.util.module_from_spec(spec)
-    assert spec.loader is not None  # `find` has looked
+    assert spec.loader is not None, "checked by find"
     spec.loader.exec_module(module)
     sys.modules[spec.name] = module
+
+
+def check_boxes(op: str, name: str, boxes: Tensor, dims: int | None = 2) -> None:
+    """Require a floating tensor of boxes or codes, `... x 4`, with `dims` dimensions (any number if None).
+
+    Raises
+    ------
+    TypeError
+        if it is not a floating tensor
+    ValueError
+        if its shape is wrong
+    """
+    if not isinstance(boxes, Tensor) or not boxes.is_floating_point():
+        raise TypeError(f"{op}: {name} must be a floating point tensor, got {describe(boxes)}")
+    if boxes.dim() == 0 or boxes.shape[-1] != 4 or (dims is not None and boxes.dim() != dims):
+        wanted = "N x 4" if dims == 2 else "... x 4"
+        raise ValueError(f"{op}: {name} must be {wanted}, got {describe(boxes)}")
+
+
+def check_same_device(op: str, **tensors: Tensor) -> None:
+    """Require that all tensors are on one device.
+
+    Raises
+    ------
+    ValueError
+        if they do not
+    """
+    if len({t.device for t in tensors.values()}) > 1:
+        devices = ", ".join(f"{name} on {t.device}" for name, t in tensors.items())
+        raise ValueError(f"{op}: arguments must be on one device, got {devices}")
+
+
+def describe(value: object) -> str:
+    """Describe an argument for error messages, as in `float32 tensor of shape 3x4`."""
+    if isinstance(value, Tensor):
+        shape = "x".join(map(str, value.shape)) or "scalar"
+        return f"{str(value.dtype).removeprefix('torch.')} tensor of shape {shape}"
+    return f"a {type(value).__name__}"
 
 
 _load_kernels()

@@ -1,8 +1,7 @@
-"""Activated batch norm, plain, in-place and synchronised, as functions (SPEC section 3; arXiv 1712.02616).
+"""Activated batch norm, plain, in-place and synchronised, as functions (docs/contract.md, section 3; arXiv 1712.02616).
 
-"In-place" is about memory: the input is not kept for the backward pass, which rebuilds what it needs from the output,
-the very tensor that the next layer keeps anyway. The input itself is not overwritten: it may be a leaf, a view, or be
-used again.
+"In-place" refers to memory: the input is not kept for the backward pass, which recovers it from the output, a tensor
+that the next layer keeps anyway. The input itself is not overwritten: it may be a leaf, a view, or be used again.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ import torch
 from torch import Tensor, distributed
 from torch.autograd.function import once_differentiable
 
-from ._check import describe
-from .abn_channels import Norm, Statistics, dense, gradients, normalise
-from .abn_replay import replaying
+from ._library import describe
+from .abn_channels import ChannelStatistics, Norm, dense, gradients, normalise
+from .abn_recompute import recomputing
 from .activation import activate_, check_activation
 
 
@@ -31,7 +30,7 @@ def abn(
     activation: str = "leaky_relu",
     activation_param: float = 0.01,
 ) -> Tensor:
-    """Batch norm, then the activation: `act(x_hat * weight + bias)`.
+    """Apply batch norm, then the activation: `act(x_hat * weight + bias)`.
 
     Parameters
     ----------
@@ -47,21 +46,31 @@ def abn(
     -------
     a new tensor in the shape and memory format of `x`
     """
-    check_input("abn", x, weight, bias, running_mean, running_var, training)
-    check_activation("abn", activation, activation_param)
+    norm = Norm(running_mean, running_var, training, momentum, eps, activation, activation_param, None)
+    return apply_plain_norm(x, weight, bias, norm)
+
+
+def apply_plain_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: Norm) -> Tensor:
+    """Compute :func:`abn` with its options as a :class:`Norm`, whose batches are counted."""
+    mean, var, training, momentum = norm.running_mean, norm.running_var, norm.training, norm.momentum
+    check_input("abn", x, weight, bias, mean, var, training)
+    check_activation("abn", norm.activation, norm.parameter)
     count = x.numel() // x.shape[1]
     if training and count < 2:
-        # one value has no variance (x_hat is 0), none has no mean: the running averages keep what they have
+        # one value has no variance (x_hat is 0), none has no mean: the running averages stay as they are
         like = x if weight is None else weight
-        mean, var = (like.new_ones(x.shape[1]) if s is None else s.clone() for s in (running_mean, running_var))
-        running_mean, running_var, training = mean, var, count == 1
-    if training and replaying():
-        # the running averages have seen this batch
-        running_mean, running_var = (None if s is None else s.clone() for s in (running_mean, running_var))
-    y = torch.batch_norm(
-        x, weight, bias, running_mean, running_var, training, momentum, eps, torch.backends.cudnn.enabled
-    )
-    return activate_(y, activation, activation_param)
+        mean, var = (like.new_ones(x.shape[1]) if s is None else s.clone() for s in (mean, var))
+        training = count == 1
+    elif training and recomputing():
+        # the running averages contain this batch already
+        mean, var = (None if s is None else s.clone() for s in (mean, var))
+    elif training and norm.batches is not None:
+        norm.batches.add_(1)
+        if momentum is None:
+            momentum = 1.0 / int(norm.batches)
+    cudnn = torch.backends.cudnn.enabled
+    y = torch.batch_norm(x, weight, bias, mean, var, training, momentum or 0.0, norm.eps, cudnn)
+    return activate_(y, norm.activation, norm.parameter)
 
 
 def inplace_abn(
@@ -79,20 +88,20 @@ def inplace_abn(
     residual: Tensor | None = None,
     deferred: Tensor | None = None,
 ) -> Tensor:
-    """In-place ABN: `act(x_hat * (|weight| + eps) + bias + residual)`, keeping only its output for the backward pass.
+    """Apply in-place ABN, `act(x_hat * (|weight| + eps) + bias + residual)`, which keeps only its output.
 
     The activation must be invertible. A negative weight gets the gradient of its absolute value. The output must not be
-    changed in place afterwards; the backward pass says so if it was.
+    changed in place afterwards; the backward pass raises an error if it was.
 
     Parameters
     ----------
     x, weight, bias, running_mean, running_var, training, momentum, eps, activation, activation_param :
         as for :func:`abn`
-    group : ranks that share the statistics of a training step, each weighted by its own count; None for this one alone.
+    group : ranks that share the statistics of a training step, each weighted by its own count; None for no exchange.
         Every rank of the group must make the call, a rank with an empty `x` too. Gradients of weight and bias stay
-        local, as DistributedDataParallel wants them.
-    residual : added before the activation, in the shape of `x`; None for nothing. The sum is undone in the backward
-        pass: of a residual block only its output stays in memory, besides the residual, which its producer keeps.
+        local, as DistributedDataParallel expects.
+    residual : added before the activation, in the shape of `x`; None for nothing. The backward pass subtracts
+        it again: a residual block keeps only its output, besides the residual, which the layer that made it keeps.
     deferred : from :func:`seamseg.ops.abn_kernel_gradient.defer_scale_gradient`, where `x` comes from a convolution.
         Scales below the spacing of the numbers that the output is stored in (1/128 of its root mean square in bfloat16)
         get their gradient through its kernel; without it that gradient shrinks with the square of the scale.
@@ -113,7 +122,7 @@ def apply_norm(
     residual: Tensor | None = None,
     deferred: Tensor | None = None,
 ) -> Tensor:
-    """:func:`inplace_abn` with its options as a :class:`Norm`."""
+    """Compute :func:`inplace_abn` with its options as a :class:`Norm`."""
     check_input("inplace_abn", x, weight, bias, norm.running_mean, norm.running_var, norm.training)
     check_activation("inplace_abn", norm.activation, norm.parameter, invertible=True)
     if residual is not None:
@@ -122,7 +131,8 @@ def apply_norm(
         residual = residual.to(x.dtype)
     tensors = (x, residual, weight, bias)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        return _InPlaceABN.apply(*tensors, deferred, *norm)
+        y: Tensor = _InPlaceABN.apply(*tensors, deferred, *norm)
+        return y
     x = dense(x)
     return normalise(x, None if residual is None else dense(residual, like=x), weight, bias, norm)[0]
 
@@ -154,22 +164,23 @@ def check_input(
 
 
 def saved_for_backward(ctx: Any) -> tuple[Any, ...]:
-    """The tensors a forward pass left, or words on why they are spoilt.
+    """Return the tensors saved by the forward pass.
 
     Raises
     ------
     RuntimeError
-        if the output, from which everything is rebuilt, was changed in place, or a residual that is needed for it
+        if the output, from which the input is recovered, was changed in place, or a residual, weight or bias
     """
     try:
-        return ctx.saved_tensors
+        saved: tuple[Any, ...] = ctx.saved_tensors
+        return saved
     except RuntimeError as error:
         if "inplace operation" not in str(error):
-            # a part that is run again on the way may fail for reasons of its own
+            # an error of a part that is recomputed
             raise
         raise RuntimeError(
             "InPlaceABN: its output, or what it was computed with (residual, weight, bias), was changed in place "
-            "before the backward pass, which rebuilds the input from them. "
+            "before the backward pass, which recovers the input from them. "
             "Let no in-place operation follow the layer: nn.ReLU(inplace=False) instead of True, `y = y + x` instead "
             f"of `y += x`; or give the activation to the layer itself. ({error})"
         ) from error
@@ -197,9 +208,9 @@ class _InPlaceABN(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         y, residual, weight, bias, mean, invstd, total = saved_for_backward(ctx)
-        statistics = Statistics(mean, invstd, ctx.local_total if total is None else total)
+        statistics = ChannelStatistics(mean, invstd, ctx.local_total if total is None else total)
         dy = dense(dy, like=y)
         dx, dresidual, sums = gradients(dy, y, residual, weight, bias, ctx.norm, statistics, ctx.deferred)
         needs_x, needs_residual, needs_weight, needs_bias = ctx.needs_input_grad[:4]

@@ -1,6 +1,6 @@
 """In-place ABN forward and backward without autograd: the steps, and the arithmetic per channel between them.
 
-With one process or many: the statistics of a batch and the sums of the backward pass are all that ranks exchange.
+Ranks exchange the statistics of a batch and the sums of the backward pass, nothing else.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, distributed
 
-from .abn_replay import remembered
+from .abn_recompute import cached_statistics
 from .abn_steps import abn_backward_input, abn_backward_reduce, abn_statistics, abn_transform, activation_code
 
 CORRECTED = 16
-"""Spacings of the stored numbers below which the gradient of a scale is corrected by the kernel's."""
+"""Multiple of the spacing of the stored numbers below which the kernel corrects the gradient of a scale."""
 
 
 class Norm(NamedTuple):
-    """What a normalisation is besides its parameters; see :func:`seamseg.ops.abn.inplace_abn`.
+    """Options and running averages of a norm; see :func:`seamseg.ops.abn.inplace_abn`.
 
-    `batches` counts the batches that moved the running averages; int64 scalar. Without a momentum they are the plain
-    averages over these batches.
+    `batches` counts the batches in the running averages; int64 scalar. Without a momentum these are the plain averages
+    over the batches.
     """
 
     running_mean: Tensor | None
@@ -35,8 +35,8 @@ class Norm(NamedTuple):
     batches: Tensor | None = None
 
 
-class Statistics(NamedTuple):
-    """What a forward pass leaves for the backward pass: mean and 1 / deviation `C`, and the count over all ranks."""
+class ChannelStatistics(NamedTuple):
+    """Statistics of a forward pass: mean and 1 / standard deviation, each `C`, and the count over all ranks."""
 
     mean: Tensor
     invstd: Tensor
@@ -44,35 +44,40 @@ class Statistics(NamedTuple):
 
 
 def gamma_of(weight: Tensor | None, like: Tensor, eps: float) -> Tensor:
-    """The scale `|weight| + eps`, in the precision of `like`; 1 without a weight."""
+    """Return the scale `|weight| + eps`, in the precision of `like`; 1 without a weight."""
     return torch.ones_like(like) if weight is None else weight.to(like.dtype).abs() + eps
 
 
 def bias_of(bias: Tensor | None, like: Tensor) -> Tensor:
-    """The bias in the precision of `like`; 0 without one."""
+    """Return the bias in the precision of `like`; 0 without one."""
     return torch.zeros_like(like) if bias is None else bias.to(like.dtype)
 
 
 def normalise(
     x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, norm: Norm
-) -> tuple[Tensor, Statistics]:
-    """`act(gamma (x - mean) invstd + bias + residual)`, after an update of the running averages when training.
+) -> tuple[Tensor, ChannelStatistics]:
+    """Compute `act(gamma (x - mean) invstd + bias + residual)`; updates the running averages when training.
 
     Parameters
     ----------
     x : `N x C x ...`, dense
     residual : like `x`, or None
     weight, bias : `C` or None
-    norm : everything else
+    norm : the options
     """
-    statistics = remembered(_statistics, x, norm)
+    statistics = cached_statistics(_statistics, x, norm)
     return transform(x, residual, weight, bias, norm, statistics), statistics
 
 
 def transform(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, norm: Norm, statistics: Statistics
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    norm: Norm,
+    statistics: ChannelStatistics,
 ) -> Tensor:
-    """The second half of :func:`normalise`, with statistics that are known."""
+    """Compute :func:`normalise` with given statistics."""
     scale = gamma_of(weight, statistics.mean, norm.eps) * statistics.invstd
     code, parameter = activation_code(norm.activation, norm.parameter)
     return abn_transform(x, statistics.mean, scale, bias_of(bias, scale), residual, code, parameter)
@@ -85,13 +90,13 @@ def gradients(
     weight: Tensor | None,
     bias: Tensor | None,
     norm: Norm,
-    statistics: Statistics,
+    statistics: ChannelStatistics,
     deferred: bool,
 ) -> tuple[Tensor, Tensor, GradientSums]:
-    """Gradients of input and residual (empty without one) from the output `y` and its gradient, and those of the rest.
+    """Compute the gradients of input and residual (empty without one), and the sums that hold those of the parameters.
 
-    Those of weight and bias are of this rank alone, as DistributedDataParallel wants them. `deferred` is explained at
-    :func:`gradient_sums`.
+    Gradients of weight and bias are those of this rank alone, as DistributedDataParallel expects. `deferred` is
+    explained at :func:`gradient_sums`.
     """
     code, parameter = activation_code(norm.activation, norm.parameter)
     sums = gradient_sums(dy, y, residual, weight, bias, norm, statistics, deferred)
@@ -103,9 +108,10 @@ def gradients(
 
 
 class GradientSums(NamedTuple):
-    """The gradient of the input is `scale dz + offset + slope x_hat`; the rest is what the parameters get. All `C`.
+    """Coefficients of the gradient of the input, `scale dz + offset + slope x_hat`, and gradients of the parameters.
 
-    `deferred` times the scalar product of a channel's kernel and its gradient is to be added to `dweight`.
+    Each is `C`. `deferred` times the scalar product of the kernel of a channel and its gradient must be added to
+    `dweight`.
     """
 
     gamma: Tensor
@@ -124,15 +130,15 @@ def gradient_sums(
     weight: Tensor | None,
     bias: Tensor | None,
     norm: Norm,
-    statistics: Statistics,
+    statistics: ChannelStatistics,
     deferred: bool,
 ) -> GradientSums:
-    """The sums over pixels and ranks that the gradients are made of; arguments as for :func:`gradients`.
+    """Compute the sums over pixels and ranks for the gradients; arguments as for :func:`gradients`.
 
     A channel is unresolved if `gamma x_hat` is less than the spacing of the numbers that `y` is stored in, at the root
-    mean square of `z` (1/128 of it in bfloat16): `x_hat` cannot be rebuilt there. With `deferred` the gradient of gamma
-    comes from the kernel before the norm (:mod:`seamseg.ops.abn_kernel_gradient`), which also corrects that of scales
-    up to `CORRECTED` spacings; else it shrinks with the square of gamma over the spacing.
+    mean square of `z` (1/128 of it in bfloat16): `x_hat` cannot be recovered there. With `deferred` the gradient of
+    gamma comes from the kernel before the norm (:mod:`seamseg.ops.abn_kernel_gradient`), which also corrects that of
+    scales up to `CORRECTED` spacings; else it shrinks with the square of gamma over the spacing.
     """
     code, parameter = activation_code(norm.activation, norm.parameter)
     gamma = gamma_of(weight, statistics.invstd, norm.eps)
@@ -141,7 +147,7 @@ def gradient_sums(
     scale = gamma * statistics.invstd
     sums = torch.stack((dbias, dgamma, squares, torch.full_like(dbias, y.numel() // y.shape[1])))
     if norm.training and norm.group is not None:
-        _require_alive(norm.group)
+        _require_group(norm.group)
         distributed.all_reduce(sums, group=norm.group)
     spacing = spacing_of(sums[2] / sums[3].clamp(min=1), y.dtype)
     # the variance of x_hat, far below 1 where that of x is below eps
@@ -155,12 +161,12 @@ def gradient_sums(
         mean_dz, mean_dz_x = (sums[:2] / statistics.total).to(scale.dtype)
         offset, slope = -scale * mean_dz, -scale * (mean_dz_x * known)
         if deferred:
-            # what the kernel's part lacks: its dx holds the rebuilt sum times that variance
+            # the part that the kernel does not cover: its dx contains the recovered sum times that variance
             dgamma = torch.where(corrected, dgamma * variance, dgamma)
     else:
         offset = slope = torch.zeros_like(scale)
         if deferred:
-            # the kernel's part is sum(dz x) then, without the mean
+            # the kernel covers sum(dz x), without the mean
             dgamma = torch.where(corrected, -statistics.mean * statistics.invstd * dbias, dgamma)
     # a negative weight gets the gradient of its absolute value
     sign = torch.ones_like(gamma) if weight is None else torch.where(weight < 0, -1.0, 1.0).to(gamma.dtype)
@@ -176,12 +182,12 @@ def gradient_sums(
 
 
 def spacing_of(mean_square: Tensor, dtype: torch.dtype) -> Tensor:
-    """How far numbers of this mean square are apart in `dtype`."""
+    """Return the spacing in `dtype` of numbers of this mean square."""
     return mean_square.sqrt() * torch.finfo(dtype).eps
 
 
 def dense(x: Tensor, like: Tensor | None = None) -> Tensor:
-    """`x` in a memory format that the steps take: that of `like`, or its own if it is contiguous or channels last."""
+    """Return `x` in a memory format of the steps: that of `like`, or its own if contiguous or channels last."""
     if like is not None:
         return x if x.stride() == like.stride() else torch.empty_like(like, dtype=x.dtype).copy_(x)
     if x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)):
@@ -189,48 +195,50 @@ def dense(x: Tensor, like: Tensor | None = None) -> Tensor:
     return x.contiguous()
 
 
-def _statistics(x: Tensor, norm: Norm) -> Statistics:
+def _statistics(x: Tensor, norm: Norm) -> ChannelStatistics:
     if norm.training:
         mean, var = abn_statistics(x)
         return batch_statistics(mean, var, x.numel() // x.shape[1], norm)
     assert norm.running_mean is not None and norm.running_var is not None, "checked by the callers"
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    # a copy: the averages may move before the backward pass
-    return Statistics(norm.running_mean.to(wide, copy=True), torch.rsqrt(norm.running_var.to(wide) + norm.eps), 0.0)
+    # a copy: the averages may change before the backward pass
+    return ChannelStatistics(
+        norm.running_mean.to(wide, copy=True), torch.rsqrt(norm.running_var.to(wide) + norm.eps), 0.0
+    )
 
 
-def batch_statistics(mean: Tensor, var: Tensor, count: int, norm: Norm) -> Statistics:
-    """What a training step normalises with, from this rank's mean, biased variance and count.
+def batch_statistics(mean: Tensor, var: Tensor, count: int, norm: Norm) -> ChannelStatistics:
+    """Return the statistics of a training step from mean, biased variance and count of this rank.
 
-    Joins them with those of the group's other ranks, and moves the running averages.
+    Combines them with those of the other ranks of the group, and updates the running averages.
     """
     total: Tensor | float
     if norm.group is not None:
         mean, var, total = _join(mean, var, count, norm.group)
         unbiased = var * (total / (total - 1).clamp(min=1)).to(var.dtype)
-        _move_averages(norm, mean, unbiased, total > 1)
+        _update_averages(norm, mean, unbiased, total > 1)
     else:
         total = float(max(count, 1))
         if count > 1:
-            _move_averages(norm, mean, var * (count / (count - 1)), None)
-    return Statistics(mean, torch.rsqrt(var + norm.eps), total)
+            _update_averages(norm, mean, var * (count / (count - 1)), None)
+    return ChannelStatistics(mean, torch.rsqrt(var + norm.eps), total)
 
 
-def _move_averages(norm: Norm, mean: Tensor, unbiased: Tensor, moves: Tensor | None) -> None:
-    """Take a batch into the running averages where `moves`, a bool scalar, is true; None for always.
+def _update_averages(norm: Norm, mean: Tensor, unbiased: Tensor, counted: Tensor | None) -> None:
+    """Add a batch to the running averages if `counted`, a bool scalar, is true; None for always.
 
-    A batch of fewer than two values has no unbiased variance: it must not move them, nor be counted.
+    A batch of fewer than two values has no unbiased variance: it must neither change them nor be counted.
     """
     if norm.batches is not None:
-        norm.batches.add_(1 if moves is None else moves)
+        norm.batches.add_(1 if counted is None else counted)
     weight: Tensor | float
     if norm.momentum is not None:
-        # in float64: a float32 momentum would show in averages that are float64
-        weight = norm.momentum if moves is None else moves.double() * norm.momentum
+        # in float64: a float32 momentum would round averages that are float64
+        weight = norm.momentum if counted is None else counted.double() * norm.momentum
     else:
         if norm.batches is None:
             return  # a layer without running averages
-        weight = (1.0 if moves is None else moves.double()) / norm.batches.clamp(min=1).double()
+        weight = (1.0 if counted is None else counted.double()) / norm.batches.clamp(min=1).double()
     for average, value in ((norm.running_mean, mean), (norm.running_var, unbiased)):
         if average is not None:
             share = weight.to(average.dtype) if isinstance(weight, Tensor) else weight
@@ -238,11 +246,12 @@ def _move_averages(norm: Norm, mean: Tensor, unbiased: Tensor, moves: Tensor | N
 
 
 def _join(mean: Tensor, var: Tensor, count: int, group: distributed.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, biased variance and count over all ranks of a group, exact for uneven counts (SPEC section 3).
+    """Combine mean, biased variance and count over all ranks of a group, exact for uneven counts.
 
-    The count stays a tensor (at least 1), so that nothing here waits for the device.
+    See docs/contract.md, section 3. The count stays a tensor (at least 1), so that the host does not wait for the
+    device.
     """
-    _require_alive(group)
+    _require_group(group)
     channels = mean.shape[0]
     local = torch.cat((mean.double(), var.double(), mean.new_full((1,), count, dtype=torch.float64)))
     gathered = local.new_empty(distributed.get_world_size(group) * local.numel())
@@ -255,8 +264,8 @@ def _join(mean: Tensor, var: Tensor, count: int, group: distributed.ProcessGroup
     return joint.to(mean.dtype), spread.to(var.dtype), total
 
 
-def _require_alive(group: distributed.ProcessGroup) -> None:
-    """Refuse a group that was destroyed: torch itself would hang or fail far from the cause.
+def _require_group(group: distributed.ProcessGroup) -> None:
+    """Raise an error for a destroyed group: torch itself would hang or fail far from the cause.
 
     Groups are destroyed by all their ranks at the same point of the program, so all of them raise this together.
     """

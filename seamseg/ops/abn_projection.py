@@ -1,8 +1,8 @@
-"""The sum that ends a residual block with a projection, storing one map where a network keeps three.
+"""The sum at the end of a residual block with a projection, which stores one map instead of three.
 
-`act(abn(x) + abn(conv1x1(shortcut)))` keeps its output and the block's own input, which the first convolution of the
-block keeps anyway. Neither normalised map can be had from the sum alone, so the backward pass runs the 1x1 convolution
-once more: under 3 % of a training step of ResNet-50, for a tenth of its stored maps.
+`act(abn(x) + abn(conv1x1(shortcut)))` keeps its output and the input of the block, which the first convolution of the
+block keeps anyway. Neither normalised map can be recovered from the sum alone, so the backward pass computes the 1x1
+convolution again: under 3 % of a training step of ResNet-50, for a tenth of its stored maps.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from ._check import describe
+from ._library import describe
 from .abn import apply_norm, saved_for_backward
-from .abn_channels import Norm, Statistics, dense, gradients, normalise, transform
+from .abn_channels import ChannelStatistics, Norm, dense, gradients, normalise, transform
 from .abn_kernel_gradient import defer_scale_gradient, scale_gradient
 
 _ONEDNN_CHANNELS = 16
-"""Channels that oneDNN's widest 1x1 kernels process at once."""
+"""Channels that the widest 1x1 kernels of oneDNN process at once."""
 
 
 def inplace_abn_projection(
@@ -36,7 +36,7 @@ def inplace_abn_projection(
     projection_norm: Norm,
     deferred: Tensor | None = None,
 ) -> Tensor:
-    """In-place ABN of `x` with the residual `abn(conv2d(shortcut, projection, stride=stride))`.
+    """Apply in-place ABN to `x` with the residual `abn(conv2d(shortcut, projection, stride=stride))`.
 
     Parameters
     ----------
@@ -60,7 +60,8 @@ def inplace_abn_projection(
     tensors = (x, weight, bias, shortcut, projection, projection_weight, projection_bias)
     tracked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if tracked and not torch.compiler.is_compiling():
-        return _Projection.apply(*tensors, deferred, norm, projection_norm, stride)
+        y: Tensor = _ProjectionSum.apply(*tensors, deferred, norm, projection_norm, stride)
+        return y
     inner = None
     if tracked and projection_weight is not None:
         projection, inner = defer_scale_gradient(projection, projection_weight)
@@ -69,7 +70,7 @@ def inplace_abn_projection(
     return apply_norm(x, weight, bias, norm, residual, deferred)
 
 
-class _Projection(torch.autograd.Function):
+class _ProjectionSum(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -99,12 +100,12 @@ class _Projection(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         norm, projection_norm, stride, deferred = ctx.settings
         saved = saved_for_backward(ctx)
         y, weight, bias, shortcut, projection, projection_weight, projection_bias = saved[:7]
         outer, inner = (
-            Statistics(mean, invstd, local if total is None else total)
+            ChannelStatistics(mean, invstd, local if total is None else total)
             for (mean, invstd, total), local in zip((saved[7:10], saved[10:]), ctx.totals)
         )
         projected = dense(_convolve(shortcut, projection, stride, y), like=y)
@@ -142,7 +143,7 @@ class _Projection(torch.autograd.Function):
 
 
 def strided_pixels(x: Tensor, stride: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
-    """Input and stride for a 1x1 convolution without padding, equivalent to `x` and `stride`.
+    """Return input and stride for a 1x1 convolution without padding, equivalent to `x` and `stride`.
 
     With fewer than 16 channels, channels last and a stride, oneDNN's float32 kernel for the gradient of the weight
     writes past its workspace (https://github.com/uxlfoundation/oneDNN/issues/6035): such an input is subsampled first.
@@ -153,7 +154,7 @@ def strided_pixels(x: Tensor, stride: tuple[int, ...]) -> tuple[Tensor, tuple[in
 
 
 def _convolve(shortcut: Tensor, projection: Tensor, stride: tuple[int, int], like: Tensor) -> Tensor:
-    # in the precision of the branch, so that both passes do the same thing whether autocast is on or not
+    # in the dtype of the branch, so that both passes compute the same with and without autocast
     with torch.autocast(like.device.type, enabled=False):
         pixels, step = strided_pixels(shortcut, stride)
         return functional.conv2d(pixels.to(like.dtype), projection.to(like.dtype), None, step)

@@ -1,7 +1,7 @@
-"""The steps that in-place ABN is made of, as operators (SPEC section 3; arXiv 1712.02616).
+"""The steps of in-place ABN as operators (docs/contract.md, section 3; arXiv 1712.02616).
 
-Tensors of the size of the input are read and written by these four only. Between them stands arithmetic on one number
-a channel, which is where synchronisation over processes happens (:mod:`seamseg.ops.abn`). Numbers per channel are
+Only these four read and write tensors of the size of the input. Between them is arithmetic with one number a channel,
+including the synchronisation over processes (:mod:`seamseg.ops.abn_channels`). Numbers per channel are
 float32, or float64 for a float64 input.
 """
 
@@ -14,13 +14,13 @@ from ._library import define
 from .reference import abn as _plain
 
 ACTIVATION_CODES = {"leaky_relu": 0, "elu": 1, "identity": 0}
-"""Activations as the operators call them; identity is a leaky ReLU of slope 1."""
+"""Codes of the activations in the operators; identity is a leaky ReLU of slope 1."""
 
 __all__ = ["abn_backward_input", "abn_backward_reduce", "abn_statistics", "abn_transform"]
 
 
 def activation_code(activation: str, parameter: float) -> tuple[int, float]:
-    """Code and parameter of an activation for the operators below."""
+    """Return code and parameter of an activation for the operators below."""
     return ACTIVATION_CODES[activation], 1.0 if activation == "identity" else parameter
 
 

@@ -1,10 +1,10 @@
-"""A 2x2 transposed convolution and in-place ABN of which only some rows are wanted, without ever making the others.
+"""A 2x2 transposed convolution with in-place ABN for some rows of a batch, with the statistics of all rows.
 
-The mask branch enlarges the features of all sampled regions, but only the positive ones get a mask; the others matter
-for the batch statistics alone. The convolution's windows do not overlap, so it is four matrices `W_k` applied to the
-pixels `x`: the mean of its output is `W_k^T mean(x)`, its variance the diagonal of `W_k^T Cov(x) W_k`, and since the
-gradient that flows back through the statistics is affine in the output, what all regions get of it is affine in `x`.
-A `C x C` covariance thus stands for a map that is four times as large as the input and was kept for the backward pass.
+The mask branch enlarges the features of all sampled regions, but only the positive ones get a mask; the others only
+contribute to the batch statistics. The convolution's windows do not overlap, so it is four matrices `W_k` applied to
+the pixels `x`: the mean of its output is `W_k^T mean(x)`, its variance the diagonal of `W_k^T Cov(x) W_k`, and since
+the gradient through the statistics is affine in the output, its contribution to all regions is affine in `x`. A `C x C`
+covariance thus replaces a map that is four times as large as the input, in the backward pass as well.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from ._check import describe
+from ._library import describe
 from .abn import saved_for_backward
-from .abn_channels import Norm, Statistics, batch_statistics, dense, gradient_sums, transform
+from .abn_channels import ChannelStatistics, Norm, batch_statistics, dense, gradient_sums, transform
 from .abn_kernel_gradient import scale_gradient
-from .abn_replay import remembered
+from .abn_recompute import cached_statistics
 from .abn_steps import abn_backward_input, activation_code
 
 _PIXELS = 8192
@@ -30,7 +30,7 @@ _PIXELS = 8192
 def upsample_abn_rows(
     x: Tensor, rows: Tensor, kernel: Tensor, weight: Tensor | None, bias: Tensor | None, norm: Norm
 ) -> Tensor:
-    """`abn(conv_transpose2d(x, kernel, stride=2))[rows]`, with batch statistics over all of `x`.
+    """Compute `abn(conv_transpose2d(x, kernel, stride=2))[rows]`, with batch statistics over all of `x`.
 
     Parameters
     ----------
@@ -54,7 +54,8 @@ def upsample_abn_rows(
         )
     if not norm.training:
         raise ValueError("upsample_abn_rows: statistics are frozen, select the rows before the convolution instead")
-    return _UpsampleABN.apply(x, rows, kernel, weight, bias, norm)
+    y: Tensor = _UpsampleABN.apply(x, rows, kernel, weight, bias, norm)
+    return y
 
 
 class _UpsampleABN(torch.autograd.Function):
@@ -69,7 +70,7 @@ class _UpsampleABN(torch.autograd.Function):
             mean = means.mean(0)
             spread = ((scatter @ taps) * taps).sum(1) / max(pixels.shape[0], 1)
             var = (spread + (means - mean) ** 2).mean(0)
-            statistics = remembered(batch_statistics, mean, var, 4 * pixels.shape[0], norm)
+            statistics = cached_statistics(batch_statistics, mean, var, 4 * pixels.shape[0], norm)
             chosen = functional.conv_transpose2d(x[rows], kernel.to(x.dtype), stride=2)
             y = transform(dense(chosen), None, weight, bias, norm, statistics)
         total = statistics.total
@@ -82,14 +83,14 @@ class _UpsampleABN(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, rows, kernel, weight, bias, y, centre, scatter, mean, invstd, total = saved_for_backward(ctx)
         norm = ctx.norm
-        statistics = Statistics(mean, invstd, ctx.local_total if total is None else total)
+        statistics = ChannelStatistics(mean, invstd, ctx.local_total if total is None else total)
         dy = dense(dy, like=y)
         sums = gradient_sums(dy, y, None, weight, bias, norm, statistics, True)
 
-        # through the statistics every output pixel gets offset + slope x_hat = constant + factor (x - centre) W_k
+        # the gradient of an output pixel through the statistics: offset + slope x_hat = constant + factor (x - centre) W_k
         pixels, taps = _pixels(x), _taps(kernel, x)
         factor = sums.slope * invstd
         constant = sums.offset + factor * (centre @ taps - mean)[:, None]
@@ -99,11 +100,11 @@ class _UpsampleABN(torch.autograd.Function):
         dx = dpixels.view(x.shape[0], x.shape[2], x.shape[3], x.shape[1]).permute(0, 3, 1, 2)
         dtaps = pixels.shape[0] * centre[:, None] * constant + scatter @ taps * factor
 
-        # the chosen rows get their own gradient on top
-        nothing = torch.zeros_like(sums.scale)
+        # plus the direct gradient of the chosen rows
+        zeros = torch.zeros_like(sums.scale)
         code, parameter = activation_code(norm.activation, norm.parameter)
-        beta = nothing if bias is None else bias.to(nothing.dtype)
-        own, _ = abn_backward_input(dy, y, None, beta, sums.scale, nothing, nothing, code, parameter)
+        beta = zeros if bias is None else bias.to(zeros.dtype)
+        own, _ = abn_backward_input(dy, y, None, beta, sums.scale, zeros, zeros, code, parameter)
         dchosen, dkernel, _ = torch.ops.aten.convolution_backward(
             *(own, x[rows], kernel.to(x.dtype), None, [2, 2], [0, 0], [1, 1], True, [0, 0], 1, [True, True, False])
         )
@@ -122,21 +123,21 @@ class _UpsampleABN(torch.autograd.Function):
 
 
 def _pixels(x: Tensor) -> Tensor:
-    """`N x C x h x w` as a matrix of pixels, `N h w x C`; a view if channels come last in memory."""
+    """Return `N x C x h x w` as a matrix of pixels, `N h w x C`; a view if channels come last in memory."""
     return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
 
 
 def _taps(kernel: Tensor, like: Tensor) -> Tensor:
-    """`C x D x 2 x 2` as four matrices, `4 x C x D`, in full precision."""
+    """Return `C x D x 2 x 2` as four matrices, `4 x C x D`, in full precision."""
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     return kernel.detach().to(dtype).permute(2, 3, 0, 1).reshape(4, *kernel.shape[:2])
 
 
 def _moments(pixels: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Mean `C` of the pixels, and `C x C` sums of the products of their differences from it."""
+    """Compute the mean `C` of the pixels, and the `C x C` sums of products of their differences from it."""
     centre = pixels.mean(0, dtype=dtype) if pixels.shape[0] else pixels.new_zeros(pixels.shape[1], dtype=dtype)
     scatter = torch.zeros(pixels.shape[1], pixels.shape[1], dtype=dtype, device=pixels.device)
-    for part in pixels.split(_PIXELS):
+    for part in torch.split(pixels, _PIXELS):
         difference = part.to(dtype) - centre
         scatter.addmm_(difference.mT, difference)
     return centre, scatter

@@ -1,4 +1,4 @@
-"""The activations of ABN layers, with what in-place ABN needs of them: the inverse and the gradient from the output."""
+"""The activations of ABN layers, their inverses, and their gradients from the output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_activation(owner: str, activation: str, param: float, invertible: bool
     Raises
     ------
     ValueError
-        one line that names the owner and what is wrong
+        one line that names the owner and the wrong argument
     """
     if activation not in ACTIVATIONS:
         raise ValueError(f"{owner}: unknown activation {activation!r}, choose one of {', '.join(ACTIVATIONS)}")
@@ -25,7 +25,7 @@ def check_activation(owner: str, activation: str, param: float, invertible: bool
 
 
 def activate(x: Tensor, activation: str, param: float) -> Tensor:
-    """`act(x)` as a new tensor (`x` itself for identity)."""
+    """Compute `act(x)` as a new tensor (`x` itself for identity)."""
     if activation == "leaky_relu":
         return functional.leaky_relu(x, param)
     if activation == "elu":
@@ -34,7 +34,7 @@ def activate(x: Tensor, activation: str, param: float) -> Tensor:
 
 
 def activate_(x: Tensor, activation: str, param: float) -> Tensor:
-    """`act(x)` written over `x`."""
+    """Compute `act(x)` in place."""
     if activation == "leaky_relu":
         return functional.leaky_relu_(x, param)
     if activation == "elu":
@@ -43,9 +43,9 @@ def activate_(x: Tensor, activation: str, param: float) -> Tensor:
 
 
 def deactivate(y: Tensor, activation: str, param: float) -> Tensor:
-    """`z` such that `act(z) = y`, as a new tensor (`y` itself for identity).
+    """Compute `z` such that `act(z) = y`, as a new tensor (`y` itself for identity).
 
-    A saturated elu (`y = -alpha`) gives a large finite `z`; its gradient is 0 there, so it has no weight.
+    A saturated elu (`y = -alpha`) gives a large finite `z`; its gradient is 0 there, so it has no effect.
     """
     if activation == "leaky_relu":
         return functional.leaky_relu(y, 1 / param)
@@ -56,9 +56,11 @@ def deactivate(y: Tensor, activation: str, param: float) -> Tensor:
 
 
 def activation_gradient(dy: Tensor, y: Tensor, activation: str, param: float) -> Tensor:
-    """`dy * act'(z)` from the output `y = act(z)` (`dy` itself for identity)."""
+    """Compute `dy * act'(z)` from the output `y = act(z)` (`dy` itself for identity)."""
     if activation == "leaky_relu":
-        return torch.ops.aten.leaky_relu_backward(dy, y, param, True)
+        dz: Tensor = torch.ops.aten.leaky_relu_backward(dy, y, param, True)
+        return dz
     if activation == "elu":
-        return torch.ops.aten.elu_backward(dy, param, 1.0, 1.0, True, y)
+        dz = torch.ops.aten.elu_backward(dy, param, 1.0, 1.0, True, y)
+        return dz
     return dy

@@ -1,4 +1,4 @@
-"""Algebra of boxes `(y0, x0, y1, x1)`: areas, overlaps, the regression code (SPEC section 4)."""
+"""Algebra of boxes `(y0, x0, y1, x1)`: areas, overlaps, the box code and its loss (docs/contract.md, section 4)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from ._check import check_boxes, check_same_device, describe
-from ._library import define, differentiate, differentiate_no_further
+from ._library import check_boxes, check_same_device, define, describe, differentiate, forbid_second_derivative
 from .reference import boxes as reference
 
 MAX_LOG_SCALE = math.log(1000 / 16)
@@ -19,13 +19,13 @@ MIN_ANCHOR_SIDE = 1e-5
 
 
 def box_area(boxes: Tensor) -> Tensor:
-    """Signed area of boxes, in pixels: `... x 4` to `...`."""
+    """Compute the signed area of boxes, in pixels: `... x 4` to `...`."""
     check_boxes("box_area", "boxes", boxes, dims=None)
     return reference.area(boxes)
 
 
 def box_iou(a: Tensor, b: Tensor) -> Tensor:
-    """Intersection over union of every pair of boxes.
+    """Compute the intersection over union of every pair of boxes.
 
     Parameters
     ----------
@@ -39,10 +39,10 @@ def box_iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def match_boxes(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The best partner of each box, both ways, without the matrix of all overlaps.
+    """Return for each box the box of the other set with the highest IoU, without the matrix of all overlaps.
 
-    Equal to the `max` of :func:`box_iou` along each axis: the first of equals wins, the first NaN beats everything.
-    Nothing here is differentiable.
+    Equal to the `max` of :func:`box_iou` along each axis: the first of equal values, the first NaN before all others.
+    Not differentiable.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def match_boxes(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     Returns
     -------
     iou_a : `N`, the highest IoU of each box of `a` (float32 at least); 0 if `b` has no boxes
-    index_b : int64 `N`, the box of `b` that has it; -1 if there is none
+    index_b : int64 `N`, that box of `b`; -1 if there is none
     iou_b, index_a : `M`, the same for each box of `b`
     """
     a, b = _pair("match_boxes", a, b)
@@ -67,7 +67,7 @@ def _pair(op: str, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def box_overlap(a: Tensor, b: Tensor) -> Tensor:
-    """Intersection of every pair of boxes over the area of the first of them.
+    """Compute the intersection of every pair of boxes over the area of the first of them.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def box_overlap(a: Tensor, b: Tensor) -> Tensor:
 
 
 def encode_boxes(anchors: Tensor, targets: Tensor) -> Tensor:
-    """The code that takes `anchors` to `targets` (SPEC section 4 "Box code").
+    """Compute the box codes of `targets` relative to `anchors` (docs/contract.md, section 4 "Box code").
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def encode_boxes(anchors: Tensor, targets: Tensor) -> Tensor:
 
 
 def decode_boxes(boxes: Tensor, codes: Tensor) -> Tensor:
-    """The inverse of :func:`encode_boxes`; `dh` and `dw` are clamped at `log(1000 / 16)`.
+    """Invert :func:`encode_boxes`; `dh` and `dw` are clamped at `log(1000 / 16)`.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def decode_boxes(boxes: Tensor, codes: Tensor) -> Tensor:
 
 
 def clip_boxes(boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Boxes cut to an image of `size` (height, width): every corner moved into `[0, height] x [0, width]`."""
+    """Clip boxes to an image of `size` (height, width): every corner is moved into `[0, height] x [0, width]`."""
     check_boxes("clip_boxes", "boxes", boxes, dims=None)
     height, width = float(size[0]), float(size[1])
     y = boxes[..., 0::2].clamp(0, height)
@@ -136,12 +136,12 @@ def clip_boxes(boxes: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def crowd_overlap(boxes: Tensor, crowd_mask: Tensor) -> Tensor:
-    """Part of each box that is crowd: crowd pixels in the integer-truncated box over the box's (float) area.
+    """Compute the fraction of each box that is crowd: crowd pixels in the integer-truncated box over its (float) area.
 
     Parameters
     ----------
     boxes : `N x 4`; half precision is computed in float32
-    crowd_mask : `H x W`, bool or integer, non-zero on crowd pixels (SPEC section 4 "ROI targets")
+    crowd_mask : `H x W`, bool or integer, non-zero on crowd pixels (docs/contract.md, section 4 "ROI targets")
 
     Returns
     -------
@@ -156,9 +156,9 @@ def crowd_overlap(boxes: Tensor, crowd_mask: Tensor) -> Tensor:
 
 
 def invert_boxes(boxes: Tensor, roi_size: tuple[int, int], image_size: tuple[int, int]) -> Tensor:
-    """The image plane seen from each box: where the image's corners lie on a `roi_size` grid spread over the box.
+    """Compute the corners of the image in coordinates of a `roi_size` grid spread over each box.
 
-    Sampling a mask with the inverted box pastes it onto the image (SPEC section 4 "Fusion").
+    Sampling a mask with the inverted box pastes it onto the image (docs/contract.md, section 4 "Fusion").
 
     Parameters
     ----------
@@ -174,6 +174,30 @@ def invert_boxes(boxes: Tensor, roi_size: tuple[int, int], image_size: tuple[int
     image = boxes.new_tensor(image_size)
     size = boxes[:, 2:] - boxes[:, :2]
     return torch.cat((-boxes[:, :2] / size * grid, (image - boxes[:, :2]) / size * grid), dim=1)
+
+
+def smooth_l1(x: Tensor, target: Tensor, sigma: float) -> Tensor:
+    """Compute the smooth L1 loss: `.5 sigma² d²` where `|d| < 1/sigma²`, else `|d| - .5/sigma²`, with `d = x - target`.
+
+    Parameters
+    ----------
+    x, target : floating tensors of one shape
+    sigma : `1/sigma²` is the difference from which the loss is linear
+
+    Returns
+    -------
+    the loss of each element, in the shape of `x`
+
+    Raises
+    ------
+    ValueError
+        if the shapes differ, which would broadcast, or sigma is not positive
+    """
+    if x.shape != target.shape:
+        raise ValueError(f"smooth_l1: x and target must have one shape, got {describe(x)} and {describe(target)}")
+    if sigma <= 0:
+        raise ValueError(f"smooth_l1: sigma must be positive, got {sigma}")
+    return functional.smooth_l1_loss(x, target, reduction="none", beta=1 / sigma**2)
 
 
 def _fake_iou(a: Tensor, b: Tensor) -> Tensor:
@@ -211,7 +235,7 @@ _box_iou_backward = define(
     _fake_iou_backward,
 )
 differentiate("box_iou", _backward, _save)
-differentiate_no_further("box_iou_backward")
+forbid_second_derivative("box_iou_backward")
 _match_boxes = define(
     "match_boxes(Tensor a, Tensor b) -> (Tensor, Tensor, Tensor, Tensor)", reference.match_boxes, _fake_match
 )

@@ -1,7 +1,7 @@
 """Convolutions and linear layers for inference: bias and activation in the same pass, weights packed once.
 
 On a CPU they call oneDNN through operators that PyTorch has for its compiler. Those are private: where they are missing
-or refuse, the public functions do the same work.
+or fail, the public functions compute the same.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch.nn import functional
 
 from .activation import activate_, check_activation
 
-_REFUSED: set[str] = set()
-"""Operators that failed once; they are not tried again."""
+_FAILED: set[str] = set()
+"""Operators that failed once; they are not called again."""
 
 
 class _Fused(nn.Module):
-    """Weight, bias and activation of a layer for inference, and the weight as oneDNN packs it.
+    """Weight, bias and activation of a layer for inference, and the packed weight of oneDNN.
 
     Parameters
     ----------
-    weight, bias : are taken without a gradient
+    weight, bias : used without gradient
     activation, activation_param : see :data:`seamseg.ops.activation.ACTIVATIONS`
     memory_format : of the weight
     """
@@ -47,7 +47,7 @@ class _Fused(nn.Module):
         self._packed: dict[int, Tensor] = {}
 
     def _unary(self) -> tuple[str, list[float], str]:
-        """What oneDNN is asked to do in the same pass; of the activations leaky ReLU only."""
+        """Return the activation that oneDNN applies in the same pass: leaky ReLU, or none."""
         return ("leaky_relu", [self.activation_param], "") if self.activation == "leaky_relu" else ("none", [], "")
 
     def _activate(self, y: Tensor) -> Tensor:
@@ -55,10 +55,10 @@ class _Fused(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         self._packed = {}
-        return super()._apply(fn, recurse)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
-        # a packed weight can neither be copied nor saved
+        # a packed weight cannot be copied or saved
         return {**self.__dict__, "_packed": {}}
 
 
@@ -67,8 +67,8 @@ class FusedConv2d(_Fused):
 
     Parameters
     ----------
-    weight, bias : `O x I/groups x kh x kw`, `O`; are taken without a gradient
-    like : the convolution whose stride, padding, dilation and groups it has; its padding must be zeros
+    weight, bias : `O x I/groups x kh x kw`, `O`; used without gradient
+    like : the convolution whose stride, padding, dilation and groups are used; its padding must be zeros
     activation, activation_param : see :data:`seamseg.ops.activation.ACTIVATIONS`
     """
 
@@ -77,15 +77,16 @@ class FusedConv2d(_Fused):
     ) -> None:
         super().__init__(weight, bias, activation, activation_param, torch.channels_last)
         if like.padding_mode != "zeros" or isinstance(like.padding, str):
-            raise ValueError(f"FusedConv2d: the padding must be numbers of zeros, got {like}")
+            raise ValueError(f"FusedConv2d: padding must be a number of zeros, got {like}")
         self.stride, self.padding, self.dilation = list(like.stride), list(like.padding), list(like.dilation)
         self.groups = like.groups
 
     def forward(self, x: Tensor, residual: Tensor | None = None, level: int = 0) -> Tensor:
-        """`N x I x H x W` -> `N x O x h x w`; the residual, of the shape of the result, is added before the activation.
+        """Map `N x I x H x W` to `N x O x h x w`, a new tensor.
 
-        The result is a new tensor. A layer that several levels of the pyramid share keeps a packed weight for each
-        `level`: oneDNN's layout depends on the size of the map, and a weight in another one is copied at every call.
+        The residual, of the shape of the result, is added before the activation. A layer that is shared by several
+        levels of the pyramid keeps a packed weight for each `level`: the layout of oneDNN depends on the size of the
+        map, and a weight in another layout is copied at every call.
         """
         if _usable("convolution", x, self.weight):
             y = _attempt("convolution", lambda: self._one_pass(x, residual, level))
@@ -110,6 +111,7 @@ class FusedConv2d(_Fused):
         return self._activate(y) if unary[0] == "none" else y
 
     def extra_repr(self) -> str:
+        """Return the options for `repr`."""
         o, i, *kernel = self.weight.shape
         return f"{i * self.groups}, {o}, {kernel}, stride={self.stride}, {self.activation}({self.activation_param})"
 
@@ -119,7 +121,7 @@ class FusedLinear(_Fused):
 
     Parameters
     ----------
-    weight, bias : `O x I`, `O`; are taken without a gradient
+    weight, bias : `O x I`, `O`; used without gradient
     activation, activation_param : as for :class:`FusedConv2d`
     """
 
@@ -129,7 +131,7 @@ class FusedLinear(_Fused):
         super().__init__(weight, bias, activation, activation_param)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`K x I` -> `K x O`, a new tensor."""
+        """Map `K x I` to `K x O`, a new tensor."""
         if _usable("linear", x, self.weight):
             y = _attempt("linear", lambda: self._one_pass(x))
             if y is not None:
@@ -145,27 +147,33 @@ class FusedLinear(_Fused):
         return self._activate(y) if unary[0] == "none" else y
 
     def extra_repr(self) -> str:
+        """Return the options for `repr`."""
         o, i = self.weight.shape
         return f"{i}, {o}, {self.activation}({self.activation_param})"
 
 
 def bf16_is_fast(device: torch.device) -> bool:
-    """Whether a device multiplies bfloat16 in hardware: AVX512-BF16 or AMX of a CPU, compute capability 8.0 of a GPU.
+    """Return whether a device multiplies bfloat16 in hardware.
 
-    Elsewhere bfloat16 may still be supported, by conversion to float32 around each operation, and is slower than that:
-    a CPU with AVX-512 only, a GPU before Ampere.
+    A CPU does with AVX512-BF16 or AMX, a GPU from compute capability 8.0. Elsewhere bfloat16 may still be supported, by
+    conversion to float32 around each operation, and is slower than that: a CPU with AVX-512 only, a GPU before Ampere.
     """
     if device.type == "cuda" and torch.cuda.is_available():
         with torch.cuda.device(device):
             return torch.cuda.is_bf16_supported(including_emulation=False)
-    # private names, so that a release without them means no
+    # private names, which other releases may lack
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    onednn = device.type == "cpu" and torch.backends.mkldnn.is_available()
-    return onednn and any(getattr(torch.cpu, name, bool)() for name in checks)
+    onednn = device.type == "cpu" and _onednn_available()
+    return onednn and any(bool(getattr(torch.cpu, name, bool)()) for name in checks)
+
+
+def _onednn_available() -> bool:
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return available
 
 
 def _onednn_takes_bf16() -> bool:
-    """Whether oneDNN's operators accept bfloat16 on this CPU, fast or not."""
+    """Return whether the operators of oneDNN accept bfloat16 on this CPU, fast or not."""
     try:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     except (AttributeError, RuntimeError):
@@ -173,17 +181,17 @@ def _onednn_takes_bf16() -> bool:
 
 
 def one_pass_works() -> bool:
-    """Whether the fused operators are there and none has refused; without them the same work takes more passes."""
-    there = all(hasattr(torch.ops.mkldnn, name) for name in ("_convolution_pointwise", "_linear_pointwise"))
-    return bool(torch.backends.mkldnn.is_available() and there and not _REFUSED)
+    """Return whether the fused operators exist and none has failed; without them the same work takes more passes."""
+    exist = all(hasattr(torch.ops.mkldnn, name) for name in ("_convolution_pointwise", "_linear_pointwise"))
+    return bool(_onednn_available() and exist and not _FAILED)
 
 
 def _usable(kind: str, x: Tensor, weight: Tensor) -> bool:
-    if kind in _REFUSED or torch.compiler.is_compiling() or torch.is_grad_enabled():
+    if kind in _FAILED or torch.compiler.is_compiling() or torch.is_grad_enabled():
         return False
     if x.device.type != "cpu" or weight.device.type != "cpu" or x.numel() == 0 or x.dtype != weight.dtype:
         return False
-    if not torch.backends.mkldnn.enabled or not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.enabled or not _onednn_available():
         return False
     return x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and _onednn_takes_bf16())
 
@@ -192,7 +200,7 @@ def _attempt(kind: str, call: Callable[[], Tensor]) -> Tensor | None:
     try:
         return call()
     except (AttributeError, RuntimeError, TypeError) as error:  # NotImplementedError is a RuntimeError
-        _REFUSED.add(kind)
+        _FAILED.add(kind)
         reason = " ".join(str(error).split())[:120]
-        warnings.warn(f"PyTorch's fused {kind} does not work here ({reason}); going on without it", stacklevel=4)
+        warnings.warn(f"PyTorch's fused {kind} fails ({reason}); using unfused operators", stacklevel=4)
         return None

@@ -1,35 +1,54 @@
-"""Counting the labels of a map and putting them where an id map is free (SPEC section 4 "Fusion")."""
+"""Label and id maps: the boxes of ids, counts of labels, ids for free pixels (docs/contract.md, section 4)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ._check import check_same_device, describe
-from ._library import define
+from ._library import check_same_device, define, describe
 from .reference.labels import count_labels as count_labels_plain
+from .reference.labels import extract_boxes as extract_boxes_plain
 from .reference.labels import fill_free as fill_free_plain
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_MOST_LABELS = 1 << 24
+_MAX_LABELS = 1 << 24
+
+
+def extract_boxes(id_map: Tensor, n: int) -> Tensor:
+    """Compute the bounding box of each id of an id map.
+
+    Parameters
+    ----------
+    id_map : `H x W`, or `L x H x W` for overlapping layers, integer
+    n : number of boxes: ids `0 .. n-1` (ids outside are ignored)
+
+    Returns
+    -------
+    `n x 4` float32, -1 in the row of an id that is absent
+    """
+    if not isinstance(id_map, Tensor) or id_map.is_floating_point() or id_map.dim() not in (2, 3):
+        raise ValueError(f"extract_boxes: id_map must be an integer H x W or L x H x W, got {describe(id_map)}")
+    if n < 0:
+        raise ValueError(f"extract_boxes: n must not be negative, got {n}")
+    return _extract_boxes(id_map, n)
 
 
 def count_labels(labels: Tensor, n: int, id_map: Tensor | None = None) -> Tensor:
-    """How many pixels carry each label.
+    """Count the pixels of each label.
 
     Parameters
     ----------
     labels : integer, any shape
     n : number of labels: `0 .. n-1` (others are not counted)
-    id_map : integer, of the shape of `labels`; if given, only its free pixels count, where it is 0
+    id_map : integer, of the shape of `labels`; if given, only pixels where it is 0 are counted
 
     Returns
     -------
     `n` int64
     """
     _check_integers("count_labels", "labels", labels)
-    if not 0 <= n <= _MOST_LABELS:
-        raise ValueError(f"count_labels: n must be 0 to {_MOST_LABELS}, got {n}")
+    if not 0 <= n <= _MAX_LABELS:
+        raise ValueError(f"count_labels: n must be 0 to {_MAX_LABELS}, got {n}")
     if id_map is not None:
         _check_integers("count_labels", "id_map", id_map)
         _check_same_map("count_labels", id_map, labels)
@@ -37,14 +56,14 @@ def count_labels(labels: Tensor, n: int, id_map: Tensor | None = None) -> Tensor
 
 
 def fill_free(id_map: Tensor, labels: Tensor, ids: Tensor) -> None:
-    """Give every free pixel of an id map the id that belongs to its label.
+    """Set every free pixel of an id map to the id of its label.
 
     Parameters
     ----------
     id_map : integer, any shape, 0 where free; written in place
     labels : integer, of the shape of `id_map`
-    ids : `n` int64, the id of each label: 0 for one that gets none. A label without entry gets none either.
-        They must fit the type of `id_map`: nobody looks at them, which would mean waiting for a GPU.
+    ids : `n` int64, the id of each label, 0 for none; labels without an entry have none. They must fit the type of
+        `id_map`, which is not checked, as the host would wait for a GPU
     """
     _check_integers("fill_free", "id_map", id_map)
     _check_integers("fill_free", "labels", labels)
@@ -66,6 +85,10 @@ def _check_same_map(op: str, id_map: Tensor, labels: Tensor) -> None:
     check_same_device(op, id_map=id_map, labels=labels)
 
 
+def _fake_boxes(id_map: Tensor, n: int) -> Tensor:
+    return id_map.new_empty((n, 4), dtype=torch.float32)
+
+
 def _fake_count(labels: Tensor, n: int, id_map: Tensor | None) -> Tensor:
     return labels.new_empty((n,), dtype=torch.int64)
 
@@ -76,3 +99,4 @@ def _fake_fill(id_map: Tensor, labels: Tensor, ids: Tensor) -> None:
 
 _count_labels = define("count_labels(Tensor labels, int n, Tensor? id_map) -> Tensor", count_labels_plain, _fake_count)
 _fill_free = define("fill_free(Tensor(a!) id_map, Tensor labels, Tensor ids) -> ()", fill_free_plain, _fake_fill)
+_extract_boxes = define("extract_boxes(Tensor id_map, int n) -> Tensor", extract_boxes_plain, _fake_boxes)

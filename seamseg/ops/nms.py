@@ -1,20 +1,19 @@
-"""Non-maximum suppression: greedy, exact, for many images, levels and classes in one call (SPEC section 4)."""
+"""Non-maximum suppression: greedy, exact, many groups in one call (docs/contract.md, section 4)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ._check import check_boxes, check_same_device, describe
-from ._library import define
+from ._library import check_boxes, check_same_device, define, describe
 from .reference import nms as reference
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int = -1, groups: Tensor | None = None) -> Tensor:
-    """Visit boxes by falling score; keep one unless a kept one overlaps it with `IoU >= iou_threshold`.
+    """Visit boxes by decreasing score; keep each that no kept box overlaps with `IoU >= iou_threshold`.
 
-    Equal scores keep the lower index first, a NaN score counts as the highest. A NaN IoU (two empty boxes, a NaN
-    corner) never suppresses. Overlaps of boxes in half precision are made in float32.
+    Of equal scores the lower index comes first; a NaN score counts as the highest. A NaN IoU (two empty boxes, a NaN
+    corner) never suppresses. Overlaps of boxes in half precision are computed in float32.
 
     Parameters
     ----------
@@ -26,7 +25,8 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int = -1, gr
 
     Returns
     -------
-    `K` int64 indices of the kept boxes, by falling score. On a GPU their number is waited for: see :func:`nms_fixed`.
+    `K` int64 indices of the kept boxes, by decreasing score. On a GPU the host waits for their number: see
+    :func:`nms_fixed`.
     """
     return _nms(*_checked("nms", boxes, scores, groups, iou_threshold, n_max))
 
@@ -34,7 +34,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int = -1, gr
 def nms_fixed(
     boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int = -1, groups: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """:func:`nms` with a result whose size does not depend on the boxes: a GPU need not be waited for.
+    """Compute :func:`nms` with a result whose size does not depend on the boxes: the host does not wait for a GPU.
 
     Parameters
     ----------
@@ -42,8 +42,8 @@ def nms_fixed(
 
     Returns
     -------
-    indices : int64, those of the kept boxes by falling score, then -1; `min(n_max, N)` of them if there is a limit and
-        no groups, else `N`
+    indices : int64, those of the kept boxes by decreasing score, then -1; `min(n_max, N)` of them if there is a limit
+        and no groups, else `N`
     count : int64 scalar, the number of kept boxes
     """
     return _nms_fixed(*_checked("nms_fixed", boxes, scores, groups, iou_threshold, n_max))

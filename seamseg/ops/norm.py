@@ -13,11 +13,10 @@ from torch import Tensor, distributed, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from .abn import abn, apply_norm
+from .abn import apply_norm, apply_plain_norm
 from .abn_channels import Norm
 from .abn_kernel_gradient import defer_scale_gradient
 from .abn_projection import inplace_abn_projection
-from .abn_replay import replaying
 from .abn_upsampling import upsample_abn_rows
 from .activation import activate, activate_, check_activation
 
@@ -29,16 +28,16 @@ class ABN(nn.Module):
     ----------
     num_features : channels
     eps : added to the variance
-    momentum : weight of the present batch in the running averages; None for the plain average over all batches
+    momentum : weight of the current batch in the running averages; None for the plain average over all batches
     affine : learn weight and bias
-    track_running_stats : keep averages for evaluation; without them every batch has its own statistics, then too
+    track_running_stats : keep averages for evaluation; without them evaluation uses the statistics of each batch too
     activation : "leaky_relu", "elu" or "identity"
     activation_param : negative slope of leaky_relu, alpha of elu
 
     Notes
     -----
     State: weight, bias, running_mean, running_var, num_batches_tracked. A state dict without num_batches_tracked, as
-    old snapshots are, loads all the same.
+    in old snapshots, can be loaded.
     """
 
     _invertible = False
@@ -72,43 +71,34 @@ class ABN(nn.Module):
         self.register_buffer("num_batches_tracked", torch.tensor(0) if track_running_stats else None)
 
     def reset_running_stats(self) -> None:
-        """Mean 0, variance 1, no batches."""
+        """Set mean 0, variance 1, no batches."""
         for buffer, value in ((self.running_mean, 0), (self.running_var, 1), (self.num_batches_tracked, 0)):
             if buffer is not None:
                 buffer.fill_(value)
 
     def reset_parameters(self) -> None:
-        """Weight 1, bias 0, fresh running statistics."""
+        """Set weight 1, bias 0 and reset the running statistics."""
         self.reset_running_stats()
         with torch.no_grad():
             if self.weight is not None and self.bias is not None:
                 self.weight.fill_(1)
                 self.bias.zero_()
 
-    def _averaging_factor(self, x: Tensor) -> float:
-        # fewer than two values a channel do not move the averages, see `abn`
-        if not self.training or self.num_batches_tracked is None or replaying() or x.numel() < 2 * self.num_features:
-            return 0.0
-        self.num_batches_tracked.add_(1)
-        return 1.0 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
+    def _group(self) -> distributed.ProcessGroup | None:
+        return None
 
     def _of_the_batch(self) -> bool:
         return self.training or self.running_mean is None
 
+    def _norm(self, activation: str, activation_param: float) -> Norm:
+        group = self._group() if self.training else None
+        statistics = (self.running_mean, self.running_var, self._of_the_batch(), self.momentum, self.eps)
+        return Norm(*statistics, activation, activation_param, group, self.num_batches_tracked)
+
     def forward(self, x: Tensor) -> Tensor:
-        """`N x C x ...` to the same shape."""
-        return abn(
-            x,
-            self.weight,
-            self.bias,
-            self.running_mean,
-            self.running_var,
-            self._of_the_batch(),
-            self._averaging_factor(x),
-            self.eps,
-            self.activation,
-            self.activation_param,
-        )
+        """Map `N x C x ...` to the same shape."""
+        norm = self._norm(self.activation, self.activation_param)
+        return apply_plain_norm(x, self.weight, self.bias, norm)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if self.num_batches_tracked is not None:
@@ -116,6 +106,7 @@ class ABN(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
+        """Return the options for `repr`."""
         return (
             f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
             f"{self.activation}({self.activation_param})"
@@ -129,37 +120,29 @@ class InPlaceABN(ABN):
 
     Notes
     -----
-    In half precision scales near 0 need the kernel of the layer before for their gradient: call the two together, with
+    In half precision the gradient of scales near 0 needs the kernel of the layer before: call the two together, with
     :func:`run_layers`, :class:`NormSequential` or :meth:`convolve` (docs/ops.md).
     """
 
     _invertible = True
 
-    def _group(self) -> distributed.ProcessGroup | None:
-        return None
-
-    def _norm(self, activation: str, activation_param: float) -> Norm:
-        group = self._group() if self.training else None
-        statistics = (self.running_mean, self.running_var, self._of_the_batch(), self.momentum, self.eps)
-        return Norm(*statistics, activation, activation_param, group, self.num_batches_tracked)
-
     def forward(self, x: Tensor, deferred: Tensor | None = None) -> Tensor:
-        """`N x C x ...` to the same shape; `deferred` as from :meth:`convolve`."""
+        """Map `N x C x ...` to the same shape; `deferred` as from :meth:`convolve`."""
         norm = self._norm(self.activation, self.activation_param)
         return apply_norm(x, self.weight, self.bias, norm, deferred=deferred)
 
     def convolve(self, layer: nn.Module, x: Tensor, channels: slice = slice(None)) -> tuple[Tensor, Tensor | None]:
-        """`layer(x)` for this norm to take, and what its argument `deferred` is then.
+        """Return `layer(x)`, the input of this norm, and its argument `deferred`.
 
         Parameters
         ----------
-        layer : convolution or linear layer; any other is only run
+        layer : convolution or linear layer; any other is called without a deferred gradient
         x : its input
-        channels : those of this norm that the layer makes
+        channels : channels of this norm that the layer computes
         """
         weight, dim = self.weight, _output_channels(layer)
         tracked = torch.is_grad_enabled() and weight is not None and weight.requires_grad
-        # frozen statistics do not cancel a bias
+        # with frozen statistics a bias of the layer does not cancel
         if not tracked or dim is None or not (layer.bias is None or self._of_the_batch()):
             return layer(x), None
         assert isinstance(weight, Tensor) and isinstance(layer.weight, Tensor)
@@ -169,9 +152,9 @@ class InPlaceABN(ABN):
     def add(
         self, x: Tensor, residual: Tensor, activation: str, activation_param: float, deferred: Tensor | None = None
     ) -> Tensor:
-        """`activation(norm(x) + residual)`, keeping only the result: the end of a residual block.
+        """Compute `activation(norm(x) + residual)`, keeping only the result: the end of a residual block.
 
-        The layer's own activation takes no part. `deferred` as from :meth:`convolve`.
+        The activation of the layer itself is not applied. `deferred` as from :meth:`convolve`.
         """
         norm = self._norm(activation, activation_param)
         return apply_norm(x, self.weight, self.bias, norm, residual, deferred)
@@ -186,10 +169,10 @@ class InPlaceABN(ABN):
         activation_param: float,
         deferred: Tensor | None = None,
     ) -> Tensor:
-        """`activation(norm(x) + shortcut_norm(convolution(shortcut)))`, keeping only the result and `shortcut`.
+        """Compute `activation(norm(x) + shortcut_norm(convolution(shortcut)))`, keeping only the result and `shortcut`.
 
-        The convolution must be 1x1 without bias. Activations of the two layers take no part. `deferred`, of the branch,
-        as from :meth:`convolve`.
+        The convolution must be 1x1 without bias. The activations of the two layers are not applied. `deferred`, of the
+        branch, as from :meth:`convolve`.
         """
         if convolution.bias is not None or any(convolution.padding) or convolution.groups != 1:
             raise ValueError(
@@ -211,7 +194,7 @@ class InPlaceABN(ABN):
         )
 
     def upsample_rows(self, x: Tensor, rows: Tensor, convolution: nn.ConvTranspose2d) -> Tensor:
-        """`self(convolution(x))[rows]` in training mode, without the rows that are not wanted.
+        """Compute `self(convolution(x))[rows]` in training mode, without computing the other rows.
 
         The convolution must be 2x2 of stride 2 without bias; see :mod:`seamseg.ops.abn_upsampling`.
         """
@@ -220,7 +203,7 @@ class InPlaceABN(ABN):
 
 
 class InPlaceABNSync(InPlaceABN):
-    """InPlaceABN whose training statistics are those of all ranks of a process group.
+    """InPlaceABN with training statistics over all ranks of a process group.
 
     Parameters
     ----------
@@ -256,7 +239,7 @@ class InPlaceABNSync(InPlaceABN):
 
 
 def synchronised_over(group: distributed.ProcessGroup | None) -> distributed.ProcessGroup | None:
-    """The ranks that share statistics: those of `group`, all for None; None if there is nobody to share with."""
+    """Return the ranks that share statistics: those of `group`, all for None; None if there is only one."""
     if not distributed.is_available() or not distributed.is_initialized():
         return None
     group = distributed.group.WORLD if group is None else group
@@ -264,8 +247,8 @@ def synchronised_over(group: distributed.ProcessGroup | None) -> distributed.Pro
 
 
 def _output_channels(layer: nn.Module) -> int | None:
-    """The dimension of the output channels in a layer's kernel; None where no other kernel can take its place."""
-    # a kernel that is computed, as by weight norm or pruning, is no parameter
+    """Return the dimension of the output channels of the kernel of a layer; None if the kernel cannot be replaced."""
+    # a computed kernel, as of weight norm or pruning, is no parameter
     if "weight" not in layer._parameters:
         return None
     if isinstance(layer, nn.ConvTranspose2d):
@@ -274,7 +257,7 @@ def _output_channels(layer: nn.Module) -> int | None:
 
 
 def run_layers(layers: Iterable[nn.Module], x: Tensor) -> Tensor:
-    """The layers one after the other; in-place norms together with a convolution or linear layer before them."""
+    """Run layers in sequence; in-place norms together with a convolution or linear layer before them."""
     layers, deferred = list(layers), None
     for layer, following in zip(layers, [*layers[1:], None]):
         if deferred is not None:
@@ -290,7 +273,7 @@ class NormSequential(nn.Sequential):
     """A sequence that runs by :func:`run_layers`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input of the first layer to the output of the last."""
+        """Run the layers."""
         return run_layers(self, x)
 
 
@@ -320,11 +303,12 @@ class ActivatedGroupNorm(nn.GroupNorm):
         self.activation_param = activation_param
 
     def forward(self, x: Tensor) -> Tensor:
-        """`N x C x ...` to the same shape."""
+        """Map `N x C x ...` to the same shape."""
         y = functional.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
         return activate_(y, self.activation, self.activation_param)
 
     def extra_repr(self) -> str:
+        """Return the options for `repr`."""
         return f"{super().extra_repr()}, {self.activation}({self.activation_param})"
 
 
@@ -333,7 +317,7 @@ class ActivatedIdentity(nn.Module):
 
     Parameters
     ----------
-    num_features : channels; not used, so that the layer takes the place of the others
+    num_features : channels; not used, for the same signature as other norms
     activation, activation_param : as for :class:`ABN`
     """
 
@@ -345,10 +329,11 @@ class ActivatedIdentity(nn.Module):
         self.activation_param = activation_param
 
     def forward(self, x: Tensor) -> Tensor:
-        """`N x C x ...` to the same shape."""
+        """Map `N x C x ...` to the same shape."""
         return activate(x, self.activation, self.activation_param)
 
     def extra_repr(self) -> str:
+        """Return the options for `repr`."""
         return f"{self.num_features}, {self.activation}({self.activation_param})"
 
 

@@ -1,12 +1,11 @@
-"""Pasting instance masks onto the image, crop by crop (SPEC section 4 "Fusion")."""
+"""Pasting instance masks onto the image, crop by crop (docs/contract.md, section 4 "Fusion")."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ._check import check_boxes, check_same_device, describe
-from ._library import define
+from ._library import check_boxes, check_same_device, define, describe
 from .reference.paste import Region
 from .reference.paste import paste_mask as paste_mask_plain
 from .reference.paste import paste_masks_into as paste_masks_into_plain
@@ -15,11 +14,11 @@ _ID_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def paste_mask(mask_logits: Tensor, box: Tensor, size: tuple[int, int]) -> tuple[Tensor, Region]:
-    """The pixels of one instance: its mask resampled onto the image plane, where the probability exceeds 0.5.
+    """Compute the pixels of one instance: its mask resampled onto the image, where the probability exceeds 0.5.
 
     Equals ROI sampling of `sigmoid(mask_logits)` with the inverted box, bilinear with zero padding, but computes only
-    the pixels whose centre can lie in the box. Half precision is sampled in float32. Where the crop lies is a matter of
-    the box's values, so that this cannot be traced by `torch.compile`; :func:`paste_masks_into` can.
+    the pixels whose centre can lie in the box. Half precision is sampled in float32. The size of the crop depends on
+    the values of the box, so that `torch.compile` cannot trace this function; it can trace :func:`paste_masks_into`.
 
     Parameters
     ----------
@@ -30,7 +29,7 @@ def paste_mask(mask_logits: Tensor, box: Tensor, size: tuple[int, int]) -> tuple
     Returns
     -------
     crop : bool, the pixels of the region
-    region : `(y0, x0, y1, x1)`, where the crop belongs; of size 0 where box and image do not meet
+    region : `(y0, x0, y1, x1)`, the position of the crop; of size 0 where box and image do not meet
     """
     if not isinstance(mask_logits, Tensor) or mask_logits.dim() != 2 or not mask_logits.is_floating_point():
         raise ValueError(f"paste_mask: mask_logits must be a floating h x w, got {describe(mask_logits)}")
@@ -48,20 +47,21 @@ def paste_masks_into(
 ) -> Tensor:
     """Paste instances one after the other, each onto the pixels still free.
 
-    An instance of whose pixels more than `overlap_threshold` are taken is left out. Nothing waits for the GPU.
+    An instance is dropped if more than the fraction `overlap_threshold` of its pixels are taken. The host does not wait
+    for the GPU.
 
     Parameters
     ----------
     id_map : `H x W` integer (not bool), 0 where free; written in place
     mask_logits : `K x h x w`, floating, best score first
     boxes : `K x 4`, image pixels
-    overlap_threshold : largest part of an instance that others may have taken
+    overlap_threshold : largest fraction of an instance that others may have taken
     first_id : id of the first instance pasted; the others follow, and `id_map` must be able to hold K of them
-    keep_empty : give an id to an instance that has no pixel, as the original implementation does
+    keep_empty : assign an id to an instance without pixels, as the original implementation does
 
     Returns
     -------
-    `K` bool, which instances got an id: those that did are numbered in this order
+    `K` bool, whether each instance got an id; these are numbered in order
     """
     if not isinstance(id_map, Tensor) or id_map.dim() != 2 or id_map.dtype not in _ID_TYPES:
         raise ValueError(f"paste_masks_into: id_map must be an integer H x W, got {describe(id_map)}")

@@ -1,4 +1,4 @@
-"""Large stride-1 average pooling in few passes over the map (SPEC section 3 "Semantic head")."""
+"""Large stride-1 average pooling in few passes over the map (docs/contract.md, section 3 "Semantic head")."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._check import describe
-from ._library import define, differentiate
+from ._library import define, describe, differentiate
 from .reference.pooling import box_filter_pool as box_filter_pool_plain
 from .reference.pooling import box_filter_pool_backward as box_filter_pool_backward_plain
 from .reference.pooling import memory_format
 
 
 def box_filter_pool(x: Tensor, window: tuple[int, int]) -> Tensor:
-    """Average pooling of stride 1, replicate-padded back to the size of its input.
+    """Apply average pooling of stride 1, replicate-padded back to the size of its input.
 
     The window is clipped to the map; `(k - 1) // 2` rows (columns) are padded before, the rest of the `k - 1` after.
-    The cost hardly grows with the window: one pass over the map. Every window is made of sums of its own pixels only,
-    so that large values elsewhere leave no rounding behind, as they would in a running sum.
+    The cost hardly grows with the window: one pass over the map. Every window is a sum of its own pixels only, so that
+    large values elsewhere cause no rounding error, as they would in a running sum.
 
     Parameters
     ----------
@@ -47,7 +46,7 @@ _box_filter_pool_backward = define(
 )
 
 
-def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.window = inputs[1:]
 
 

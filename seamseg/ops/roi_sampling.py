@@ -1,6 +1,6 @@
-"""ROI sampling: one sample at the centre of each bin of a box (SPEC section 4). This is not ROIAlign.
+"""ROI sampling: one sample at the centre of each bin of a box (docs/contract.md, section 4). This is not ROIAlign.
 
-One operator serves single maps and pyramids; its backward gives the gradients of all levels at once.
+One operator is for single maps and pyramids; its backward computes the gradients of all levels at once.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ._check import check_boxes, check_same_device, describe
-from ._library import define, differentiate
+from ._library import check_boxes, check_same_device, define, describe, differentiate
 from .reference.roi_sampling import HALF
 from .reference.roi_sampling import roi_sampling as roi_sampling_plain
 from .reference.roi_sampling import roi_sampling_backward as roi_sampling_backward_plain
@@ -21,7 +20,7 @@ from .reference.roi_sampling import valid_mask as valid_mask_plain
 Interpolation = Literal["bilinear", "nearest"]
 Padding = Literal["border", "zero"]
 IN_PIXELS_OF_MAP = [0, 0]
-"""The padded size that says: boxes are not to be mapped."""
+"""The padded size for boxes in pixels of the map."""
 
 
 def roi_sampling(
@@ -43,22 +42,22 @@ def roi_sampling(
     x : `N x C x H x W`; floating (differentiable; half precision is summed in float32), or integer with nearest
         interpolation. Channels last is the fast layout
     boxes : `K x 4`, in pixels of `x`; need not lie inside, nor be finite
-    index : `K` int64, the image of each box; one that is not there is an error on the CPU, and reads 0 on CUDA, where
-        looking would wait for the device
+    index : `K` int64, the image of each box; one out of range is an error on the CPU, and reads 0 on CUDA, where a
+        check would block the host
     out_size : (h, w)
     interpolation : "bilinear" from the four neighbours, or "nearest"
-    padding : outside the map stands its nearest pixel ("border") or 0 ("zero")
-    valid_mask : also say which samples lie inside `[0, H) x [0, W)`
+    padding : value outside the map: its nearest pixel ("border") or 0 ("zero")
+    valid_mask : also return which samples lie inside `[0, H) x [0, W)`
 
     Returns
     -------
     y : `K x C x h x w`, channels last
-    mask : `K x h x w` bool, or None if not asked for
+    mask : `K x h x w` bool, or None without `valid_mask`
     """
     _check("roi_sampling", x, boxes, index, out_size)
     if interpolation not in ("bilinear", "nearest") or padding not in ("border", "zero"):
         raise ValueError(
-            f"roi_sampling: interpolation is bilinear or nearest, padding border or zero, "
+            f"roi_sampling: interpolation must be bilinear or nearest, padding border or zero, "
             f"got {interpolation!r}, {padding!r}"
         )
     if interpolation == "bilinear" and not x.is_floating_point():
@@ -78,7 +77,7 @@ def roi_features(
     padded_size: tuple[int, int],
     out_size: tuple[int, int],
 ) -> Tensor:
-    """Features of boxes, each from its level of a pyramid (SPEC section 4 "ROI features").
+    """Sample the features of boxes, each from its level of a pyramid (docs/contract.md, section 4 "ROI features").
 
     Parameters
     ----------
@@ -126,7 +125,7 @@ def _check(op: str, x: Tensor, boxes: Tensor, index: Tensor, out_size: tuple[int
 
 
 def _wide(boxes: Tensor) -> Tensor:
-    """Boxes that coordinates can be computed in; no gradient flows into them."""
+    """Return boxes in a precision for coordinates, without gradient."""
     boxes = boxes.detach()
     return boxes.float() if boxes.dtype in HALF else boxes
 
@@ -172,7 +171,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     boxes, index, level = ctx.saved_tensors
     padded_size, nearest, zero = ctx.options
-    # read here: it may change between the two passes, as it may for torch's own operators
+    # read in the backward pass, as by the operators of torch: it may change between the passes
     deterministic = torch.are_deterministic_algorithms_enabled()
     gradients = _roi_sampling_backward(
         dy, ctx.shapes, ctx.channels_last, boxes, index, level, padded_size, nearest, zero, deterministic
@@ -187,7 +186,7 @@ def _setup_backward(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> 
 
 
 def _double_backward(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
-    """Sampling is linear in the maps: the adjoint of its adjoint is itself."""
+    """Sample again: sampling is linear in the maps, so the adjoint of its adjoint is itself."""
     boxes, index, level = ctx.saved_tensors
     return _roi_sampling(list(gradients), boxes, index, level, *ctx.options), *(None,) * 9
 

@@ -1,4 +1,4 @@
-"""What is wanted of upsampled class logits, without ever holding them: their argmax and their loss (SPEC section 4)."""
+"""Argmax and loss of upsampled class logits, which are never stored (docs/contract.md, section 4)."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._check import check_same_device, describe
-from ._library import define, differentiate, differentiate_no_further
+from ._library import check_same_device, define, describe, differentiate, forbid_second_derivative
 from .reference import upsample as plain
 
 
 def upsample_argmax(logits: Tensor, padded_size: tuple[int, int], valid_size: tuple[int, int]) -> Tensor:
-    """The best class of each pixel of an image, from logits of lower resolution.
+    """Compute the best class of each pixel of an image, from logits of lower resolution.
 
     For finite logits it equals `interpolate(logits, padded_size, mode="bilinear", align_corners=False)` cut to the
-    valid size, then argmax
-    (the first of equal classes; NaN above all), but for classes that are equal within rounding. Half precision is
+    valid size, then argmax (the first of equal classes; NaN above all), except for classes that are equal within
+    rounding. Half precision is
     interpolated in float32. Has no gradient.
 
     Parameters
     ----------
     logits : `C x h x w`, floating
-    padded_size : (height, width) of the padded image, which the logits cover
+    padded_size : (height, width) of the padded image, covered by the logits
     valid_size : (height, width) of the image in its upper left corner
 
     Returns
@@ -36,15 +35,15 @@ def upsample_argmax(logits: Tensor, padded_size: tuple[int, int], valid_size: tu
 
 
 def upsample_mean_argmax(logits: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
-    """The class of each pixel that is most probable on the mean over several views of an image.
+    """Compute the class of each pixel of highest mean probability over several views of an image.
 
-    Each view's logits are upsampled bilinearly (`align_corners` off) and made probabilities by softmax, some rows at a
-    time: memory does not grow with classes times pixels. Of one view it is :func:`upsample_argmax`, but for classes
+    Each view's logits are upsampled bilinearly (`align_corners` off) and normalised by softmax, some rows at a time:
+    memory does not grow with classes times pixels. For one view it equals :func:`upsample_argmax`, except for classes
     that are equal within rounding. Has no gradient.
 
     Parameters
     ----------
-    logits : `C x h x w` each, floating, which cover the whole image; heights and widths may differ
+    logits : `C x h x w` each, floating, covering the whole image; heights and widths may differ
     size : `(height, width)` of the image
 
     Returns
@@ -52,7 +51,7 @@ def upsample_mean_argmax(logits: Sequence[Tensor], size: tuple[int, int]) -> Ten
     `H x W` int64
     """
     if not logits or len({(x.shape[0], x.device) for x in logits}) > 1:
-        raise ValueError("upsample_mean_argmax: one or more views with the same classes on one device are needed")
+        raise ValueError("upsample_mean_argmax: logits must be one or more views with the same classes on one device")
     for view in logits:
         _check("upsample_mean_argmax", view, size, size)
     return plain.upsample_mean_argmax([view.detach() for view in logits], *size)
@@ -65,18 +64,18 @@ def upsample_ohem_loss(
     target: Tensor,
     ohem: float | None = None,
 ) -> Tensor:
-    """Cross-entropy of one image's upsampled logits, averaged over its hardest pixels.
+    """Compute the cross-entropy of the upsampled logits of one image, averaged over its hardest pixels.
 
     Logits are upsampled bilinearly (`align_corners` off) to the padded size and cut to the valid size, some rows at a
     time, in the forward pass and again in the backward pass: memory does not grow with classes times pixels. Half
-    precision is interpolated and summed in float32. Both passes give the same bits for any number of threads.
+    precision is interpolated and summed in float32. Both passes compute the same bits for any number of threads.
 
     Parameters
     ----------
     logits : `C x h x w`, floating
     padded_size, valid_size : (height, width) of the padded image and of the image in its upper left corner
     target : `H x W` int64 of the valid size; void (255) pixels have loss 0 but are counted
-    ohem : part of the pixels to average over, those of largest loss (rounded up); None for all
+    ohem : fraction of the pixels to average over, those of largest loss (rounded up); None for all
 
     Returns
     -------
@@ -85,8 +84,8 @@ def upsample_ohem_loss(
     Raises
     ------
     ValueError, RuntimeError
-        if the arguments do not fit each other, or a class of `target` does not exist. On a GPU nobody looks at the
-        classes, as that would wait for it: there a class that does not exist is void
+        if shapes or devices do not match, or a class of `target` is out of range. On a GPU classes are not checked,
+        as the host would wait for it: classes out of range are void there
     """
     _check("upsample_ohem_loss", logits, padded_size, valid_size)
     if tuple(target.shape) != tuple(valid_size) or target.dtype != torch.int64:
@@ -168,4 +167,4 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor, None, N
 
 
 differentiate("upsample_ohem_loss", _backward, _setup)
-differentiate_no_further("upsample_ohem_loss_backward")
+forbid_second_derivative("upsample_ohem_loss_backward")

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from seamseg.config.sections import Dataloader
 from seamseg.data.pixels import Normalise, finish_image, flip_boxes
-from seamseg.structures import Batch, PackedSequence, Pending
+from seamseg.structures import Batch, DeferredTransform, PackedSequence
 
 
 def prepare_batch(batch: Batch, options: Dataloader) -> Batch:
     """Do what the workers left to do: colours, flip, normalisation of the images; flip of masks and boxes.
 
-    A batch without :attr:`Batch.pending` is returned as it is, so that a second call does nothing. On the CPU the
+    A batch without :attr:`Batch.deferred` is returned as it is, so that a second call does nothing. On the CPU the
     result equals that of the workers to the last bit; on a GPU colour jitter may differ by rounding.
 
     Parameters
@@ -24,24 +24,24 @@ def prepare_batch(batch: Batch, options: Dataloader) -> Batch:
     batch : on the device
     options : normalisation
     """
-    if batch.pending is None:
+    if batch.deferred is None:
         return batch
     device = batch.images.device
     assert device is not None
     normalise = _normalise(options.rgb_mean, options.rgb_std, device)
     images, masks, boxes = [], [], []
     with torch.no_grad():
-        for image, mask, box, pending in zip(batch.images, batch.masks, batch.boxes, batch.pending, strict=True):
+        for image, mask, box, deferred in zip(batch.images, batch.masks, batch.boxes, batch.deferred, strict=True):
             assert image is not None and mask is not None and box is not None
-            images.append(finish_image(image, pending, normalise))
-            masks.append(_mask(mask, pending))
-            boxes.append(flip_boxes(box, mask.shape[-1]) if pending.flip else box)
+            images.append(finish_image(image, deferred, normalise))
+            masks.append(_mask(mask, deferred))
+            boxes.append(flip_boxes(box, mask.shape[-1]) if deferred.flip else box)
     return replace(
         batch,
         images=PackedSequence(images),
         masks=PackedSequence(masks),
         boxes=PackedSequence(boxes),
-        pending=None,
+        deferred=None,
     )
 
 
@@ -53,5 +53,5 @@ def _normalise(
     return Normalise(rgb_mean, rgb_std).to(device)
 
 
-def _mask(mask: Tensor, pending: Pending) -> Tensor:
-    return mask.flip(-1).long() if pending.flip else mask.long()
+def _mask(mask: Tensor, deferred: DeferredTransform) -> Tensor:
+    return mask.flip(-1).long() if deferred.flip else mask.long()

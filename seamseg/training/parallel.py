@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seamseg.config import Config
-from seamseg.models.training import TrainingModule
+from seamseg.models.criterion import TrainingModule
 from seamseg.utils.distributed import World
 from seamseg.utils.process_groups import new_group
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 import torch._dynamo.config
-from torch import nn
 from torch.utils.data import DataLoader
 
 from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained
@@ -161,7 +160,7 @@ def _run(options: TrainingOptions, config: Config, world: World, run: RunFolder,
         scheduler.burn_in_start,
     )
     if config.general.compile:
-        compile_static_part(net, world, log)
+        compile_network(net, world, log)
     stepper = Stepper(config, in_parallel(module, config, world), optimizer, world)
     if start is not None:
         load_own_state(start, net, stepper, world)
@@ -298,7 +297,7 @@ def _where(world: World) -> str:
     return f"on {name}" if not world.is_distributed else f"in {world.size} processes on {name}"
 
 
-def compile_static_part(net: PanopticNet, world: World, log: TextLog, backend: str = "inductor") -> bool:
+def compile_network(net: PanopticNet, world: World, log: TextLog, backend: str = "inductor") -> bool:
     """Compile body, pyramid and semantic head of a network in place; its state-dict keys stay.
 
     The compiler runs with the first step, and again with the first validation. Height and width of the images may
@@ -326,9 +325,5 @@ def compile_static_part(net: PanopticNet, world: World, log: TextLog, backend: s
     # DistributedDataParallel would have the graph cut at the borders of its buckets, which cannot be done with the
     # graphs of in-place ABN. The gradients of the body come last in any case.
     torch._dynamo.config.optimize_ddp = False
-    parts: list[nn.Module | None] = [net.body, net.sem_head]
-    for part in parts:
-        if part is not None:
-            part.compile(backend=backend)
-    net.sizes_vary = True
+    net.compile_parts(backend)
     return True

@@ -46,7 +46,7 @@ class Stepper:
     Parameters
     ----------
     config : precision, loss weights, clipping, moving average
-    module : :class:`seamseg.models.training.TrainingModule` or a DistributedDataParallel around it
+    module : :class:`seamseg.models.criterion.TrainingModule` or a DistributedDataParallel around it
     optimizer : of the network's parameters
     world : the processes
     """

@@ -77,7 +77,8 @@ def test_text_round_trip(kind: str) -> None:
 def test_every_packaged_experiment_loads_and_survives_its_text(path: Path) -> None:
     config = load_config(path)
     assert config_from_string(config_to_string(config)) == config
-    assert config.dataloader.train_batch_size and config.dataloader.val_batch_size
+    assert config.dataloader.train_batch_size
+    assert config.dataloader.val_batch_size
 
 
 def test_values_have_their_types() -> None:

@@ -19,8 +19,8 @@ from seamseg.data.loader import collate
 from seamseg.data.pixels import jitter
 from seamseg.data.transforms import TrainTransform
 from seamseg.idmaps.resize import resize_nearest
-from seamseg.ops.extract_boxes import extract_boxes
-from seamseg.structures import Pending
+from seamseg.ops.labels import extract_boxes
+from seamseg.structures import DeferredTransform
 from seamseg.training.device_transforms import prepare_batch
 from seamseg.utils.errors import InputError
 
@@ -56,7 +56,7 @@ def test_flip_and_scale_are_those_of_the_original(height, width, shortest, seed)
     draw = transform.draw((height, width), Random(seed))
     item = transform(image, mask, cat, crowd, Random(seed))
     h, w = draw.size
-    if draw.pending.flip:
+    if draw.deferred.flip:
         image, mask = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), mask[..., ::-1]
     pixels = torch.from_numpy(np.array(image.resize((w, h), Image.Resampling.BILINEAR))).permute(2, 0, 1)
     mean, std = (torch.tensor(v)[:, None, None] for v in (MEAN, STD))
@@ -76,10 +76,10 @@ def test_the_device_does_what_workers_do(options, color_jitter, crop_size, count
         for on_device in (False, True)
     )
     sent = batch_of(there)
-    assert sent.images.dtype == torch.uint8 and {p.flip for p in sent.pending} == {True, False}
+    assert sent.images.dtype == torch.uint8 and {p.flip for p in sent.deferred} == {True, False}
     assert sent.masks.dtype == (torch.uint8 if count <= 256 else torch.int32)
     done, expected = prepare_batch(sent, options), batch_of(here)
-    assert done.pending is None and prepare_batch(done, options) is done
+    assert done.deferred is None and prepare_batch(done, options) is done
     assert prepare_batch(expected, options) is expected
     for name in ("images", "masks", "boxes", "categories", "iscrowd"):
         for a, b in zip(getattr(done, name), getattr(expected, name), strict=True):
@@ -91,7 +91,7 @@ def test_boxes_of_absent_ids_stay_absent(options):
         Image.new("RGB", (30, 20)), np.ones((1, 20, 30), np.int32), [255, 0], [0, 0]
     )
     item["msk"][0, :5, :3] = 1
-    item["pending"] = Pending(flip=True)
+    item["deferred"] = DeferredTransform(flip=True)
     done = prepare_batch(batch_of([item]), options)
     assert done.boxes[0].tolist() == [[-1, -1, -1, -1], [0, 0, 20, 30]]
     assert torch.equal(done.boxes[0], extract_boxes(done.masks[0], 2))
@@ -129,8 +129,8 @@ def test_instances_outside_the_crop_are_dropped():
 
 def test_factors_come_from_the_source_and_stay_within_their_bounds():
     transform = TrainTransform(40, None, color_jitter=(0.2, 1.5, 0, 0.1))
-    drawn = [transform.draw((40, 50), Random(seed)).pending.jitter for seed in range(300)]
-    assert drawn[7] == transform.draw((40, 50), Random(7)).pending.jitter
+    drawn = [transform.draw((40, 50), Random(seed)).deferred.jitter for seed in range(300)]
+    assert drawn[7] == transform.draw((40, 50), Random(7)).deferred.jitter
     low, high = np.min(drawn, axis=0), np.max(drawn, axis=0)
     assert (low >= [0.8, 0, 1, -0.1]).all() and (high <= [1.2, 2.5, 1, 0.1]).all()
     assert (low <= [0.82, 0.2, 1, -0.08]).all() and (high >= [1.18, 2.3, 1, 0.08]).all()

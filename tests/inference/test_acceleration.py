@@ -24,8 +24,8 @@ from seamseg.inference.predictor import Predictor
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.inference.tta import Augmentation
 from seamseg.models.build import build_network
-from seamseg.models.dense import Dense
 from seamseg.models.folding import for_inference
+from seamseg.models.panoptic import DenseOutputs
 from seamseg.structures import PackedSequence
 from seamseg.utils import progress
 from seamseg.utils.errors import InputError, SeamsegError
@@ -179,7 +179,7 @@ def test_results_are_not_changed_by_the_next_image():
 
 
 def square(x):
-    return Dense([x * x], x, x, [tuple(x.shape[-2:])], None)
+    return DenseOutputs([x * x], x, x, [tuple(x.shape[-2:])], None)
 
 
 class Counting:

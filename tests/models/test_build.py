@@ -17,7 +17,7 @@ def norms_of(module):
 
 
 @pytest.mark.parametrize(
-    "mode, static, dynamic",
+    ("mode", "static", "dynamic"),
     [
         ("bn", InPlaceABN, InPlaceABN),
         ("syncbn", InPlaceABNSync, InPlaceABNSync),
@@ -48,7 +48,7 @@ def test_an_unknown_mode_is_an_error():
 
 
 @pytest.mark.parametrize(
-    "kind, names",
+    ("kind", "names"),
     [
         ("panoptic", "obj_loss bbx_loss roi_cls_loss roi_bbx_loss roi_msk_loss sem_loss"),
         ("instance_seg", "obj_loss bbx_loss roi_cls_loss roi_bbx_loss roi_msk_loss"),
@@ -90,7 +90,7 @@ _R18 = ('body.out_channels={"mod1": 64, "mod2": 64, "mod3": 128, "mod4": 256, "m
 
 
 @pytest.mark.parametrize(
-    "text, message",
+    ("text", "message"),
     [
         ("[body]\nbody = resnet18\n", r"\[body\] out_channels: resnet18 gives"),
         ("[fpn]\nout_strides = (4, 8, 16, 64)\n", r"\[fpn\] out_strides: resnet50 gives \(4, 8, 16, 32\)"),
@@ -118,4 +118,6 @@ def test_the_same_seed_gives_the_same_network():
 
 def test_criterion_follows_the_configuration():
     criterion = build_criterion(tiny_config(overrides=("sem.ohem=0.5", "roi.void_is_background=yes")), 2)
-    assert criterion.ohem == 0.5 and criterion.void_is_background and criterion.mask_size == (16, 16)
+    assert criterion.ohem == 0.5
+    assert criterion.void_is_background
+    assert criterion.mask_size == (16, 16)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seamseg.models.build import build_training_module
-from seamseg.ops.abn_replay import checkpointed
+from seamseg.ops.abn_recompute import checkpointed
 from seamseg.ops.norm import ABN, InPlaceABN
 from seamseg.utils.distributed import distributed
 
@@ -57,7 +57,7 @@ def pair(mode, *overrides, num_frozen=0):
 
 
 @pytest.mark.parametrize(
-    "mode, overrides, num_frozen, dtype",
+    ("mode", "overrides", "num_frozen", "dtype"),
     [
         ("bn", (), 2, None),
         ("bn", (DROPOUT,), 0, None),
@@ -71,7 +71,8 @@ def test_same_bits_and_less_memory(mode, overrides, num_frozen, dtype):
     assert list(plain.state_dict()) == list(module.state_dict())
     batch = toy_batch((64, 96), (80, 64))
     (wanted, much), (state, less) = (train(m, batch, dtype) for m in (plain, module))
-    assert len(state) == len(wanted) and all(torch.equal(a, b) for a, b in zip(state, wanted))
+    assert len(state) == len(wanted)
+    assert all(torch.equal(a, b) for a, b in zip(state, wanted))
     assert less < 0.8 * much
     if mode == "bn":
         assert module.net.body.backbone.mod2.block1.convs.bn1.num_batches_tracked == 2

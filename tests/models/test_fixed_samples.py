@@ -79,7 +79,8 @@ def test_every_image_gives_the_same_number_of_rows():
     for batch in (toy_batch((64, 96), (48, 48), empty=(1,)), toy_batch((64, 64), (64, 64), empty=(0, 1))):
         rois = module.net(batch.images, batch).rois
         assert [s.shape for s in rois.samples] == [(24, 4)] * 2
-        assert rois.cls_logits.shape == (48, 4) and rois.msk_logits.shape[0] == 12 == sum(rois.leading)
+        assert rois.cls_logits.shape == (48, 4)
+        assert rois.msk_logits.shape[0] == 12 == sum(rois.leading)
 
 
 def test_images_without_things_cost_the_roi_head_nothing():
@@ -101,18 +102,20 @@ def test_same_seed_same_bits():
 def test_facts_are_those_of_the_targets():
     batch = toy_batch((32, 32), (48, 48), empty=(1,), crowd=(0,))
     batch.boxes[0][3] = -1
-    first, second = batch.with_facts().facts
+    first, second = batch.with_target_info().target_info
     assert first.categories == (255, 0, 1, 2, 4)
     assert first.iscrowd == (False, False, False, False, True)
     assert first.present == (False, True, True, False, True)
     assert second.categories == (255, 0, 1)
-    known = batch.with_facts()
-    assert known.with_facts() is known and known.to("cpu").facts == known.facts
+    known = batch.with_target_info()
+    assert known.with_target_info() is known
+    assert known.to("cpu").target_info == known.target_info
 
 
 def test_facts_serve_instead_of_the_targets():
     """They alone decide, so the targets need not be read."""
-    batch = toy_batch((64, 64)).with_facts()
+    batch = toy_batch((64, 64)).with_target_info()
     batch.categories[0].fill_(0)
     (things,) = training_module().net(batch.images, batch).things
-    assert things.ids.tolist() == [3, 4] and things.classes.tolist() == [0, 2]
+    assert things.ids.tolist() == [3, 4]
+    assert things.classes.tolist() == [0, 2]

@@ -101,7 +101,8 @@ def test_semantic_things_without_detection_are_crowds():
     semantic = torch.tensor([[0, 0, 3, 3]])
     nothing = torch.zeros(0, 4), torch.zeros(0, dtype=torch.long), torch.zeros(0), torch.zeros(0, 28, 28)
     fused = fuse(Prediction(*nothing, semantic, (1, 4)), 2, 0.5, 0.5, 1)
-    assert fused.categories == [VOID, 0, 3] and fused.iscrowd == [False, False, True]
+    assert fused.categories == [VOID, 0, 3]
+    assert fused.iscrowd == [False, False, True]
     assert fuse(Prediction(*nothing, None, (1, 4)), 2).ids.sum() == 0
 
 
@@ -134,6 +135,7 @@ def test_segments_are_described_at_the_native_size():
     assert (thing.id, thing.category, thing.isthing, thing.score, thing.area) == (1, 3, True, 0.75, 24)
     assert thing.box == (2.0, 4.0, 6.0, 10.0)
     assert (stuff.id, stuff.isthing, stuff.score, stuff.area) == (2, False, None, 4)
-    assert result.size == (8, 12) and result.id_map.dtype == np.int32
+    assert result.size == (8, 12)
+    assert result.id_map.dtype == np.int32
     small = to_result(fused, (2, 3), 2)
     assert [s.id for s in small.segments] == [i for i in np.unique(small.id_map).tolist() if i > 0], "gone if vanished"

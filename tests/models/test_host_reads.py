@@ -81,7 +81,7 @@ def test_reads_are_seen():
     ids=["one", "three", "empty"],
 )
 def test_exact_samples_are_read_a_few_times_whatever_the_number_of_images(batch):
-    reads = reads_of_a_step(batch.with_facts(), "rpn.min_size=4")
+    reads = reads_of_a_step(batch.with_target_info(), "rpn.min_size=4")
     assert 0 < reads.count <= EXACT, reads
     # a batch that does not know its own targets costs one more
     reads = reads_of_a_step(batch)
@@ -97,7 +97,7 @@ def test_exact_samples_are_read_a_few_times_whatever_the_number_of_images(batch)
     ids=["things", "empty"],
 )
 @pytest.mark.parametrize(
-    "overrides, kind, mode",
+    ("overrides", "kind", "mode"),
     [
         ((), "panoptic", "bn"),
         (("rpn.min_size=4", "general.precision=bf16"), "panoptic", "syncbn"),
@@ -107,7 +107,7 @@ def test_exact_samples_are_read_a_few_times_whatever_the_number_of_images(batch)
     ],
 )
 def test_fixed_samples_are_never_read(batch, overrides, kind, mode):
-    reads = reads_of_a_step(batch.with_facts(), *FIXED, *overrides, kind=kind, mode=mode)
+    reads = reads_of_a_step(batch.with_target_info(), *FIXED, *overrides, kind=kind, mode=mode)
     assert reads.count == 0, reads
 
 

@@ -120,7 +120,7 @@ def test_levels_of_proposals(case):
 def test_region_logits_of_the_original_proposals(case):
     boxes, index = golden_proposals(case)
     rows = case.stored("roi_idx")
-    cls, bbx = case.net.judge(case.features, boxes[rows], index[rows])
+    cls, bbx = case.net.score_boxes(case.features, boxes[rows], index[rows])
     assert error(cls, case.stored("roi_cls_logits")) < 8e-4
     assert error(bbx, case.stored("roi_bbx_logits")) < 4e-4
 
@@ -129,7 +129,7 @@ def test_region_logits_of_the_original_proposals(case):
 def test_region_logits_of_fixed_boxes_on_all_levels(case):
     boxes, index = case.stored("fixed_bbx"), case.stored("fixed_img")
     assert torch.equal(case.net.rois.level_of(boxes).float(), case.stored("fixed_level"))
-    cls, bbx = case.net.judge(case.features, boxes, index)
+    cls, bbx = case.net.score_boxes(case.features, boxes, index)
     assert error(cls, case.stored("fixed_cls_logits")) < 8e-4
     assert error(bbx[:, :4], case.stored("fixed_bbx_logits")) < 4e-4
     masks = case.net.roi_head.masks(case.net.rois(case.features.levels, boxes, index, case.features.padded_size))
@@ -151,13 +151,16 @@ def check_detections(case, i, found):
     boxes, classes, scores = (case.stored(f"{name}_pred_{i}") for name in ("bbx", "cls", "obj"))
     order = matched(found, boxes, classes, scores)
     moved = (found.boxes[order] - boxes).abs().amax(dim=1)
-    assert (moved < 0.01).float().mean() >= 0.98 and moved.max() < 0.05
+    assert (moved < 0.01).float().mean() >= 0.98
+    assert moved.max() < 0.05
     differs = (found.scores[order] - scores).abs()
-    assert (differs < 1e-4).float().mean() >= 0.9 and differs.max() < 7e-4
+    assert (differs < 1e-4).float().mean() >= 0.9
+    assert differs.max() < 7e-4
     at = case.stored("msk_idx" if case.has("msk_idx") else f"msk_idx_{i}")
     wanted = case.stored(f"msk_val_{i}")
     logits = (found.mask_logits.flatten(1)[order][:, at] - wanted).abs()
-    assert logits.mean() < 1e-3 and logits.max() < 1e-2 * float(wanted.abs().max())
+    assert logits.mean() < 1e-3
+    assert logits.max() < 1e-2 * float(wanted.abs().max())
     assert list(found.mask_logits.shape) == case.stored(f"msk_shape_{i}").tolist()
 
 

@@ -8,7 +8,7 @@ import torch
 from support.networks import tiny_config, toy_batch
 
 from seamseg.models.build import build_training_module
-from seamseg.structures import Pending
+from seamseg.structures import DeferredTransform
 from seamseg.training.device_transforms import prepare_batch
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.step import Stepper
@@ -35,7 +35,7 @@ def steady(*overrides, precision="fp32", mode="bn"):
     rates = [0.01] * len(optimizer.param_groups)
     # page-locked, as the loader hands them over
     batches = [
-        batch.with_facts().pin_memory()
+        batch.with_target_info().pin_memory()
         for batch in (
             toy_batch((64, 96), (80, 64), (48, 48), empty=(2,), crowd=(0,)),
             toy_batch((64, 64), (64, 64), empty=(0, 1)),
@@ -75,15 +75,16 @@ def test_exact_samples_wait_three_times():
 
 def test_transforms_on_the_device_do_not_wait():
     options = tiny_config().dataloader
-    batch = toy_batch((64, 96), (80, 64)).with_facts()
-    pending = [Pending(True, (1.1, 0.9, 1.2, 0.1)), Pending()]
+    batch = toy_batch((64, 96), (80, 64)).with_target_info()
+    deferred = [DeferredTransform(True, (1.1, 0.9, 1.2, 0.1)), DeferredTransform()]
     images = batch.images.map(lambda x: (40 * x + 128).clamp(0, 255).byte())
-    sent = replace(batch, images=images, pending=pending).to("cuda")
+    sent = replace(batch, images=images, deferred=deferred).to("cuda")
     prepare_batch(sent, options)
     torch.cuda.set_sync_debug_mode("error")
     done = prepare_batch(sent, options)
     torch.cuda.set_sync_debug_mode("default")
-    assert done.pending is None and all(image.isfinite().all() for image in done.images)
+    assert done.deferred is None
+    assert all(image.isfinite().all() for image in done.images)
 
 
 def test_an_image_size_that_is_new_does_not_wait():

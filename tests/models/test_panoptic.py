@@ -19,8 +19,11 @@ def test_things_leave_out_stuff_crowds_and_absent_ids():
     batch = toy_batch((32, 32), (32, 32), (32, 32), empty=(1,), crowd=(2,))
     batch.boxes[0][3] = -1
     one, none, crowd = Things.of(batch, 2)
-    assert one.ids.tolist() == [4] and one.classes.tolist() == [2] and one.crowd_mask is None
-    assert none.ids.shape == (0,) and none.boxes.shape == (0, 4)
+    assert one.ids.tolist() == [4]
+    assert one.classes.tolist() == [2]
+    assert one.crowd_mask is None
+    assert none.ids.shape == (0,)
+    assert none.boxes.shape == (0, 4)
     assert crowd.ids.tolist() == [3]
     assert torch.equal(crowd.crowd_mask, batch.masks[2][0] == 4)
 
@@ -29,7 +32,8 @@ def test_empty_images_give_the_roi_head_gradients_of_zero():
     module = training_module()
     losses = module(toy_batch((64, 64), (64, 64), empty=(0, 1))).means
     for name in ("roi_cls_loss", "roi_bbx_loss", "roi_msk_loss"):
-        assert losses[name] == 0 and losses[name].requires_grad
+        assert losses[name] == 0
+        assert losses[name].requires_grad
     sum(losses.values()).backward()
     assert all(p.grad is not None and not p.grad.any() for p in module.net.roi_head.parameters())
     assert all(p.grad is not None for p in module.net.parameters())
@@ -38,7 +42,8 @@ def test_empty_images_give_the_roi_head_gradients_of_zero():
 def test_empty_images_give_negatives_when_asked():
     module = training_module(overrides=("roi.sample_empty_images=yes",))
     losses = module(toy_batch((64, 64), empty=(0,))).means
-    assert losses["roi_cls_loss"] > 0 and losses["roi_msk_loss"] == 0
+    assert losses["roi_cls_loss"] > 0
+    assert losses["roi_msk_loss"] == 0
     sum(losses.values()).backward()
     assert all(p.grad is not None for p in module.net.parameters()), "every rank runs the same backward pass"
 
@@ -106,7 +111,9 @@ def test_no_detection_at_all():
 def test_no_proposal_at_all():
     net = training_module(overrides=("rpn.min_size=1000",)).net
     outputs = net(*(lambda b: (b.images, b))(toy_batch((64, 64), empty=(0,))))
-    assert outputs.proposals.all_none and outputs.rois.samples.all_none and outputs.rois.cls_logits.shape[0] == 0
+    assert outputs.proposals.all_none
+    assert outputs.rois.samples.all_none
+    assert outputs.rois.cls_logits.shape[0] == 0
     (prediction,) = net.eval().predict(toy_batch((64, 64)).images)
     assert prediction.boxes.shape == (0, 4)
 

@@ -84,7 +84,7 @@ def test_strides_and_channels():
         assert body.out_channels["mod5"] == 512 * width
 
 
-@pytest.mark.parametrize("dilation, stride", [(1, 32), ((1, 1, 1, 2), 16), ((1, 1, 2, 4), 8)])
+@pytest.mark.parametrize(("dilation", "stride"), [(1, 32), ((1, 1, 1, 2), 16), ((1, 1, 2, 4), 8)])
 def test_dilation_keeps_the_size(dilation, stride):
     body = ResNet(RESNETS["resnet18"], InPlaceABN, dilation=dilation).eval()
     assert body.out_strides["mod5"] == stride

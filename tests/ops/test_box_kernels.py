@@ -50,7 +50,8 @@ def test_nms_equals_plain(count, threshold, n_max, data):
     wanted = plain_nms.nms(boxes, scores, threshold, n_max, groups)
     assert nms(boxes, scores, threshold, n_max, groups).tolist() == wanted.tolist()
     indices, number = nms_fixed(boxes, scores, threshold, n_max, groups)
-    assert indices[: int(number)].tolist() == wanted.tolist() and (indices[int(number) :] == -1).all()
+    assert indices[: int(number)].tolist() == wanted.tolist()
+    assert (indices[int(number) :] == -1).all()
     exactly((indices, number), plain_nms.nms_fixed(boxes, scores, threshold, n_max, groups))
 
 
@@ -114,7 +115,8 @@ def test_matching_of_many_boxes_for_any_number_of_threads(threads):
 
 def test_matching_with_nobody():
     iou_a, index_b, iou_b, index_a = match_boxes(torch.rand(2, 4), torch.zeros(0, 4))
-    assert iou_a.tolist() == [0, 0] and index_b.tolist() == [-1, -1]
+    assert iou_a.tolist() == [0, 0]
+    assert index_b.tolist() == [-1, -1]
     assert iou_b.shape == index_a.shape == (0,)
 
 

@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from ops.test_boxes import random_boxes
 from seamseg.ops.boxes import box_iou, crowd_overlap, match_boxes
-from seamseg.ops.extract_boxes import extract_boxes
+from seamseg.ops.labels import extract_boxes
 from seamseg.ops.nms import nms
 from seamseg.ops.norm import ABN, InPlaceABN
 from seamseg.ops.paste import paste_masks_into

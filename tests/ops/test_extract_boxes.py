@@ -8,8 +8,8 @@ from support import op_oracles as oracles
 from support.golden_ops import golden
 from support.op_contract import check_operator
 
-from seamseg.ops.extract_boxes import extract_boxes
-from seamseg.ops.reference.extract_boxes import extract_boxes as extract_boxes_plain
+from seamseg.ops.labels import extract_boxes
+from seamseg.ops.reference.labels import extract_boxes as extract_boxes_plain
 
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 

@@ -146,7 +146,9 @@ def machine(monkeypatch):
 def test_loaded_where_it_runs_on_every_gpu(machine, gpus, architectures, recwarn):
     loaded = machine(gpus, architectures)
     _library._load_cuda_kernels()
-    assert loaded == ["_C_cuda"] and kernels()["GPU"] == "loaded" and not recwarn.list
+    assert loaded == ["_C_cuda"]
+    assert kernels()["GPU"] == "loaded"
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,8 @@ def test_left_out_where_it_does_not_run_on_every_gpu(machine, gpus, architecture
     loaded = machine(gpus, architectures)
     with pytest.warns(UserWarning) as warned:
         _library._load_cuda_kernels()
-    assert loaded == [] and len(warned) == 1
+    assert loaded == []
+    assert len(warned) == 1
     reason = f"compiled for {', '.join(architectures)}, not for {card}"
     command = f'TORCH_CUDA_ARCH_LIST="{wanted}" pip install --no-build-isolation --no-deps --force-reinstall .'
     said = str(warned[0].message)

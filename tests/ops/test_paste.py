@@ -111,7 +111,8 @@ def test_large_crops_and_threads(threads):
     finally:
         torch.set_num_threads(before)
     assert torch.equal(kept, paste_masks_into_plain(plain, masks.sigmoid(), boxes, 0.5, 1, False))
-    assert torch.equal(ids, plain) and ids.max() > 1
+    assert torch.equal(ids, plain)
+    assert ids.max() > 1
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3e38, -3e38, 0.0])
@@ -130,9 +131,11 @@ def test_other_precision_is_sampled_in_float(dtype):
     ids, masks, boxes = scene(3, 6, (40, 50), (7, 8))
     masks, same = masks.to(dtype), ids.clone()
     kept = paste_masks_into(ids, masks, boxes.to(torch.float64), 0.5)
-    assert torch.equal(kept, paste_masks_into(same, masks.float(), boxes, 0.5)) and torch.equal(ids, same)
+    assert torch.equal(kept, paste_masks_into(same, masks.float(), boxes, 0.5))
+    assert torch.equal(ids, same)
     crop, (y0, x0, y1, x1) = paste_mask(masks[0], boxes[0], (40, 50))
-    assert crop.dtype == torch.bool and crop.shape == (y1 - y0, x1 - x0)
+    assert crop.dtype == torch.bool
+    assert crop.shape == (y1 - y0, x1 - x0)
 
 
 def test_operator():

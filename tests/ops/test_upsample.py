@@ -213,7 +213,8 @@ def test_loss_of_nan():
     logits = torch.randn(3, 4, 4)
     logits[1, 2, 2] = torch.nan
     loss, gradient, *_ = both_losses(logits, (8, 8), torch.zeros(8, 8, dtype=torch.long), 0.25)
-    assert loss.isnan() and gradient.isnan().any()
+    assert loss.isnan()
+    assert gradient.isnan().any()
 
 
 def test_loss_is_the_same_for_any_number_of_threads():
@@ -226,7 +227,8 @@ def test_loss_is_the_same_for_any_number_of_threads():
     finally:
         torch.set_num_threads(before)
     for loss, gradient in results[1:]:
-        assert torch.equal(loss, results[0][0]) and torch.equal(gradient, results[0][1])
+        assert torch.equal(loss, results[0][0])
+        assert torch.equal(gradient, results[0][1])
 
 
 def test_plain_loss_by_chunks(monkeypatch):

@@ -8,8 +8,8 @@ import torch
 
 from seamseg.config import Config, config_from_string, load_config
 from seamseg.models.build import build_network, build_training_module
+from seamseg.models.criterion import TrainingModule
 from seamseg.models.panoptic import PanopticNet
-from seamseg.models.training import TrainingModule
 from seamseg.structures import Batch, PackedSequence
 from support.golden_files import array, tensor
 from support.golden_weights import golden_state

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seamseg.config import config_from_string
 from seamseg.models.build import build_training_module
-from seamseg.models.training import TrainingModule
+from seamseg.models.criterion import TrainingModule
 from seamseg.structures import VOID, Batch, PackedSequence
 from seamseg.training.parallel import in_parallel
 from seamseg.training.step import Stepper, StepResult

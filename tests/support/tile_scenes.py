@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from seamseg.models.heads.roi import DetectionSelector
-from seamseg.ops.extract_boxes import extract_boxes
+from seamseg.ops.labels import extract_boxes
 from seamseg.structures import PackedSequence, Prediction
 
 STUFF = 3

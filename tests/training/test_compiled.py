@@ -11,7 +11,7 @@ from seamseg.models.backbones import resnet
 from seamseg.models.build import build_training_module
 from seamseg.structures import PackedSequence
 from seamseg.training.logging.logs import TextLog
-from seamseg.training.run import compile_static_part
+from seamseg.training.run import compile_network
 from seamseg.utils.distributed import World
 
 SIZES = ((256, 288), (288, 256), (256, 256))
@@ -37,7 +37,7 @@ def compare(overrides, backend):
     counters.clear()
     plain, module = build(), build(*overrides)
     keys = list(module.state_dict())
-    assert compile_static_part(module.net, World(), TextLog(None, enabled=False), backend)
+    assert compile_network(module.net, World(), TextLog(None, enabled=False), backend)
     assert list(module.state_dict()) == keys
     graphs = []
     for size in SIZES:
@@ -85,9 +85,9 @@ def test_without_a_compiler_the_run_goes_on():
     module, said = build(), []
     log = mock.Mock(warning=said.append)
     with mock.patch("torch.compile", side_effect=RuntimeError("no C++ compiler was found\nand many lines more")):
-        assert not compile_static_part(module.net, World(), log)
+        assert not compile_network(module.net, World(), log)
     assert said == [
         "[general] compile: the network runs uncompiled, torch.compile does not work here: no C++ compiler was found"
     ]
-    assert not module.net.sizes_vary
+    assert not module.net.compiled
     assert sum(module(in_double(toy_batch((64, 96)))).means.values()).isfinite()

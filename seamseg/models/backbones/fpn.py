@@ -11,12 +11,12 @@ from torch.nn import functional
 
 from seamseg.models.backbones.residual import NormFactory
 from seamseg.models.backbones.resnet import ResNet
-from seamseg.ops.abn_replay import checkpointed
+from seamseg.ops.abn_recompute import checkpointed
 from seamseg.ops.norm import NormSequential
 
 
 class FPN(nn.Module):
-    """Top-down pyramid over the maps of a backbone (SPEC section 3 "FPN").
+    """Top-down pyramid over the maps of a backbone (docs/contract.md, section 3 "FPN").
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class FPN(nn.Module):
         self.extra_scales = extra_scales
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """Maps of the backbone, finest first -> the levels `N x out_channels x h x w`, finest first."""
+        """Map maps of the backbone, finest first, to levels `N x out_channels x h x w`, finest first."""
         levels = [lateral(x) for lateral, x in zip(self.lateral, maps)]
         for i in range(len(levels) - 2, -1, -1):
             levels[i] = self._add_enlarged(levels[i], levels[i + 1])
@@ -58,14 +58,14 @@ class FPN(nn.Module):
         return levels
 
     def _add_enlarged(self, fine: Tensor, coarse: Tensor) -> Tensor:
-        # a compiler never makes the enlarged map, and is not to make other code where sizes are not twice others
+        # a compiler fuses the enlarged map anyway, and must not recompile where sizes are not exactly doubled
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or self.interpolation != "nearest":
             return fine + self._enlarge(coarse, fine)
         height, width = coarse.shape[-2:]
         if fine.shape[-2:] != (2 * height, 2 * width):
             return fine + self._enlarge(coarse, fine)
-        # each coarse value is added to its four pixels, the enlarged map never exists
-        cells = fine.unflatten(3, (width, 2)).unflatten(2, (height, 2))
+        # each coarse value is added to its four pixels, without an enlarged map
+        cells = torch.unflatten(torch.unflatten(fine, 3, (width, 2)), 2, (height, 2))
         cells.add_(coarse[:, :, :, None, :, None])
         return fine
 
@@ -81,10 +81,10 @@ class FPNBody(nn.Module):
 
     Parameters
     ----------
-    backbone : network whose call gives a dict of maps
+    backbone : network that returns a dict of maps
     fpn : the pyramid
-    inputs : names of the maps that the pyramid takes, finest first
-    checkpoint : keep only the levels of the pyramid for the backward pass, which runs it again
+    inputs : names of the maps that are inputs of the pyramid, finest first
+    checkpoint : keep only the levels of the pyramid for the backward pass, which computes the rest again
     """
 
     def __init__(self, backbone: ResNet, fpn: FPN, inputs: Sequence[str], checkpoint: bool = False) -> None:
@@ -95,10 +95,11 @@ class FPNBody(nn.Module):
         self.checkpoint = checkpoint
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Images `N x 3 x H x W` -> the levels of the pyramid, finest first."""
+        """Map images `N x 3 x H x W` to the levels of the pyramid, finest first."""
         maps = self.backbone(images)
         used = [maps[name] for name in self.inputs]
-        return checkpointed(self.fpn, used) if self.checkpoint else self.fpn(used)
+        levels: list[Tensor] = checkpointed(self.fpn, used) if self.checkpoint else self.fpn(used)
+        return levels
 
 
 def _conv_norm(in_channels: int, out_channels: int, kernel: int, stride: int, norm: NormFactory) -> nn.Sequential:

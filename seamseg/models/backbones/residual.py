@@ -18,7 +18,7 @@ NormFactory = Callable[..., nn.Module]
 
 
 class ResidualBlock(nn.Module):
-    """`activation(branch(x) + shortcut(x))` (He et al. 2016; SPEC section 3 "Body").
+    """`activation(branch(x) + shortcut(x))` (He et al. 2016; docs/contract.md, section 3 "Body").
 
     The last norm of the branch and the norm of the shortcut have no activation: it follows the sum. The stride sits on
     the (first) 3x3 convolution.
@@ -33,8 +33,8 @@ class ResidualBlock(nn.Module):
 
     Notes
     -----
-    With in-place norms the last norm, the projection and its norm are computed together with the sum: their parameters
-    are used without a call of these modules, so that forward hooks on them do not fire.
+    With in-place norms the last norm, the projection and its norm are computed together with the sum, without calls of
+    these modules: forward hooks on them do not run.
 
     Raises
     ------
@@ -53,7 +53,7 @@ class ResidualBlock(nn.Module):
     ) -> None:
         super().__init__()
         if len(channels) not in (2, 3):
-            raise ValueError(f"ResidualBlock: channels has {len(channels)} entries, 2 or 3 are possible")
+            raise ValueError(f"ResidualBlock: channels has {len(channels)} entries, expected 2 or 3")
         kernels = (3, 3) if len(channels) == 2 else (1, 3, 1)
 
         layers: OrderedDict[str, nn.Module] = OrderedDict()
@@ -75,22 +75,22 @@ class ResidualBlock(nn.Module):
         self.activation_param = float(layers["bn1"].activation_param)  # type: ignore[arg-type]
 
         if stride != 1 or in_channels != width:
-            self.proj_conv = _Projection(in_channels, width, 1, stride=stride, bias=False)
+            self.proj_conv = _ProjectionConv(in_channels, width, 1, stride=stride, bias=False)
             self.proj_bn = norm(width, activation="identity")
         self.has_projection = stride != 1 or in_channels != width
 
     def forward(self, x: Tensor) -> Tensor:
-        """`N x in_channels x H x W` -> `N x channels[-1] x H/stride x W/stride`."""
+        """Map `N x in_channels x H x W` to `N x channels[-1] x H/stride x W/stride`."""
         if isinstance(self.convs[-1], InPlaceABN):
-            return self._rebuildable_sum(x)
+            return self._norm_and_sum(x)
         shortcut = self.proj_bn(self.proj_conv(x)) if self.has_projection else x
         branch = self.convs(x)
-        # without gradients nobody needs the addends
+        # without gradients the addends are not needed again
         total = branch + shortcut if torch.is_grad_enabled() else branch.add_(shortcut)
         return activate_(total, self.activation, self.activation_param)
 
-    def _rebuildable_sum(self, x: Tensor) -> Tensor:
-        # norm, sum and activation in one: of all of them only the result is kept for the backward pass
+    def _norm_and_sum(self, x: Tensor) -> Tensor:
+        # norm, sum and activation in one operation, which keeps only its result for the backward pass
         *layers, convolution, last = self.convs
         assert isinstance(last, InPlaceABN)
         branch, deferred = last.convolve(convolution, run_layers(layers, x))
@@ -102,7 +102,7 @@ class ResidualBlock(nn.Module):
         return last.add(branch, self.proj_bn(self.proj_conv(x)), *activation, deferred)
 
 
-class _Projection(nn.Conv2d):
+class _ProjectionConv(nn.Conv2d):
     """A 1x1 convolution without padding, with the workaround of :func:`strided_pixels`."""
 
     def forward(self, input: Tensor) -> Tensor:

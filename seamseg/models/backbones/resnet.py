@@ -1,4 +1,4 @@
-"""ResNet-18/34/50/101/152 (He et al. 2016) with norm + activation layers of one's choice."""
+"""ResNet-18/34/50/101/152 (He et al. 2016) with configurable norm + activation layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from seamseg.models.backbones.residual import NormFactory, ResidualBlock
-from seamseg.ops.abn_replay import checkpointed
+from seamseg.ops.abn_recompute import checkpointed
 from seamseg.ops.norm import NormSequential
 
 
@@ -21,7 +21,7 @@ class Architecture:
     bottleneck: bool
 
     def channels(self, module: int) -> tuple[int, ...]:
-        """Outputs of the convolutions of a block of `mod<module>`, module 2 to 5."""
+        """Return the output channels of the convolutions of a block of `mod<module>`, module 2 to 5."""
         width = 64 * 2 ** (module - 2)
         return (width, width, 4 * width) if self.bottleneck else (width, width)
 
@@ -40,7 +40,7 @@ MODULES = ("mod1", "mod2", "mod3", "mod4", "mod5")
 
 
 class ResNet(nn.Module):
-    """A ResNet that gives the output of each of its five stages (SPEC section 3 "Body").
+    """A ResNet that returns the output of each of its five stages (docs/contract.md, section 3 "Body").
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class ResNet(nn.Module):
     dropout : channel dropout of the blocks of each stage: one probability, or one for each of `mod2`..`mod5`
     classes : outputs of a classifier on the global average, 0 for none
     caffe_mode : give the first convolution a bias, as networks converted from Caffe have
-    checkpoint : of each stage that is trained keep only the output for the backward pass, which runs the stage again
+    checkpoint : of each stage that is trained keep only the output for the backward pass, which computes the rest again
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ResNet(nn.Module):
         self.checkpoint = checkpoint
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        """Images `N x 3 x H x W` -> outputs of `mod1`..`mod5`, and `classifier` (`N x classes`) if there is one."""
+        """Map images `N x 3 x H x W` to outputs of `mod1`..`mod5`, and `classifier` (`N x classes`) if there is one."""
         outputs: dict[str, Tensor] = {}
         for name in MODULES:
             stage = self.get_submodule(name)
@@ -112,7 +112,7 @@ class ResNet(nn.Module):
         return outputs
 
     def freeze(self, modules: int) -> None:
-        """Take the gradient from the parameters of the first `modules` stages."""
+        """Exclude the parameters of the first `modules` stages from training."""
         for name in MODULES[:modules]:
             self.get_submodule(name).requires_grad_(False)
 

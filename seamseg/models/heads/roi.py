@@ -1,4 +1,4 @@
-"""The network that looks at regions of interest: what they are, their exact box, their mask."""
+"""The ROI head: class, box and mask of regions of interest, and its losses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from seamseg.models.backbones.residual import NormFactory
 from seamseg.models.heads.roi_targets import IGNORED_PIXEL
-from seamseg.ops.boxes import box_area
-from seamseg.ops.losses import smooth_l1
+from seamseg.ops.boxes import box_area, smooth_l1
 from seamseg.ops.nms import nms
 from seamseg.ops.norm import InPlaceABN, NormSequential, run_layers
 from seamseg.ops.roi_sampling import roi_features
@@ -21,13 +20,13 @@ from seamseg.ops.roi_sampling import roi_features
 
 @dataclass(frozen=True)
 class ROIExtractor:
-    """Fixed-size features of boxes from the level that suits their size (SPEC section 4 "FPN level of a box").
+    """Fixed-size features of boxes, from the level for their size (docs/contract.md, section 4 "FPN level of a box").
 
     Parameters
     ----------
     roi_size : `(height, width)` of the features of a box
     min_level, num_levels : the levels in use
-    canonical_scale, canonical_level : a box of this side (pixels) is looked up on this level
+    canonical_scale, canonical_level : a box of this side (pixels) belongs to this level
     """
 
     roi_size: tuple[int, int] = (14, 14)
@@ -37,7 +36,7 @@ class ROIExtractor:
     canonical_level: int = 2
 
     def level_of(self, boxes: Tensor) -> Tensor:
-        """Index of the level, int64 `K`, of boxes `K x 4`."""
+        """Return the index of the level, int64 `K`, of boxes `K x 4`."""
         side = box_area(boxes).clamp(min=0).sqrt()
         level = torch.floor(self.canonical_level + torch.log2(side / self.canonical_scale + 1e-6))
         return level.clamp(self.min_level, self.min_level + self.num_levels - 1).long()
@@ -62,7 +61,7 @@ class ROIExtractor:
 
 
 class ROIHead(nn.Module):
-    """Class, box and (optionally) mask of regions (SPEC section 3 "ROI head").
+    """Class, box and (optionally) mask of regions (docs/contract.md, section 3 "ROI head").
 
     Parameters
     ----------
@@ -112,31 +111,34 @@ class ROIHead(nn.Module):
             self.roi_msk = nn.Conv2d(conv_channels, num_things, 1)
 
     def boxes(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features `K x C x roi_size` -> class logits `K x (things + 1)` (0 = background), codes `K x things x 4`."""
+        """Map features `K x C x roi_size` to logits `K x (things + 1)` (0: background), codes `K x things x 4`."""
         x = functional.avg_pool2d(x, 2)
-        # folded for inference, the branch takes regions as they lie in memory
+        # folded for inference, the branch flattens regions itself, channels last
         x = self.fc(x.flatten(1) if isinstance(self.fc, nn.Sequential) else x)
         return self.roi_cls(x), self.roi_bbx(x).reshape(x.shape[0], self.num_things, 4)
 
     def masks(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Mask logits `K x things x 28 x 28` of features `K x C x 14 x 14`.
+        """Return mask logits `K x things x 28 x 28` of features `K x C x 14 x 14`.
 
-        With `rows` (int64 `P`) only those regions get logits, `P x things x 28 x 28`; the others still take part in the
+        With `rows` (int64 `P`) only those regions get logits, `P x things x 28 x 28`; the others only contribute to the
         batch statistics.
         """
         *layers, enlarge, norm = self.conv
         x = run_layers(layers, x)
         if rows is not None and norm.training and isinstance(norm, InPlaceABN):
             assert isinstance(enlarge, nn.ConvTranspose2d)
-            # the other regions are needed in the statistics only: no map is made of them
-            return self.roi_msk(norm.upsample_rows(x, rows, enlarge))
-        x = run_layers((enlarge, norm), x)
-        return self.roi_msk(x if rows is None else x[rows])
+            # the other regions are needed for the statistics only: their maps are not computed
+            x = norm.upsample_rows(x, rows, enlarge)
+        else:
+            x = run_layers((enlarge, norm), x)
+            x = x if rows is None else x[rows]
+        logits: Tensor = self.roi_msk(x)
+        return logits
 
     def masks_of(self, x: Tensor, classes: Tensor) -> Tensor:
-        """Mask logits `K x 28 x 28` of features `K x C x 14 x 14`, each for the thing class of its region (`K`)."""
+        """Return mask logits `K x 28 x 28` of features `K x C x 14 x 14`, for the thing class of each region (`K`)."""
         x = self.conv(x)
-        # the other classes' logits need not be made
+        # without the logits of the other classes
         weight, bias = self.roi_msk.weight.flatten(1)[classes], self.roi_msk.bias
         pixels = x.permute(0, 2, 3, 1).flatten(1, 2)
         logits = torch.bmm(pixels, weight[:, :, None]).squeeze(2)
@@ -145,18 +147,18 @@ class ROIHead(nn.Module):
         return logits.view(x.shape[0], *x.shape[2:])
 
     def forward(self, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """All branches: class logits, box codes and (of `rows` only, if given) mask logits or None."""
+        """Run all branches: class logits, box codes and (of `rows` only, if given) mask logits or None."""
         cls_logits, bbx_logits = self.boxes(x)
         return cls_logits, bbx_logits, self.masks(x, rows) if self.with_masks else None
 
 
 @dataclass(frozen=True)
 class DetectionSelector:
-    """The detections worth keeping (SPEC section 4 "Detections").
+    """Selection of detections among scored boxes (docs/contract.md, section 4 "Detections").
 
     Parameters
     ----------
-    nms_threshold : of two boxes of a class with at least this IoU only the better stays
+    nms_threshold : of two boxes of a class with at least this IoU only the one of higher score is kept
     score_threshold : scores must be above
     max_predictions : at most this many of an image, the best of all classes
     """
@@ -180,7 +182,7 @@ class DetectionSelector:
         classes : int64 `D`, 0 = first thing
         scores : `D`
 
-        Class by class (rising), then by falling score; by falling score alone when some had to be left out.
+        Ordered by class, then by decreasing score; by decreasing score alone when some had to be left out.
         """
         not_empty = (boxes[..., 2:] > boxes[..., :2]).all(dim=-1)
         cls, row = torch.nonzero(((scores[:, 1:] > self.score_threshold) & not_empty).t(), as_tuple=True)
@@ -195,7 +197,7 @@ class DetectionSelector:
 
 
 def class_loss(cls_logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Mean cross-entropy of logits `M x (things + 1)` and labels `M` (0 = background), weighted by `M` weights."""
+    """Compute the weighted mean cross-entropy of logits `M x (things + 1)` and labels `M` (0: background)."""
     if weights is None:
         return functional.cross_entropy(cls_logits.float(), labels)
     losses = functional.cross_entropy(cls_logits.float(), labels, reduction="none")
@@ -203,24 +205,24 @@ def class_loss(cls_logits: Tensor, labels: Tensor, weights: Tensor | None = None
 
 
 def box_loss(bbx_logits: Tensor, labels: Tensor, codes: Tensor, sigma: float, weights: Tensor | None = None) -> Tensor:
-    """Smooth L1 of the true class's code, summed over the positives, over the number of samples.
+    """Compute the smooth L1 loss of the code of the true class, summed over the positives, per sample.
 
     Parameters
     ----------
     bbx_logits : `M x things x 4`
     labels : int64 `M`, 0 = background
-    codes : `M x 4`; those of the background are not looked at
+    codes : `M x 4`; those of the background are ignored
     sigma : of the smooth L1 loss
     weights : `M`, the number of samples is their sum; None for 1 each. Positives have weight 1
     """
     rows = torch.arange(labels.shape[0], device=labels.device)
-    said = bbx_logits[rows, (labels - 1).clamp(min=0)].float()
-    loss = torch.where((labels > 0)[:, None], smooth_l1(said, codes, sigma), 0.0).sum()
+    predicted = bbx_logits[rows, (labels - 1).clamp(min=0)].float()
+    loss = torch.where((labels > 0)[:, None], smooth_l1(predicted, codes, sigma), 0.0).sum()
     return loss / (labels.shape[0] if weights is None else weights.sum().clamp(min=1))
 
 
 def mask_loss(msk_logits: Tensor, labels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Binary cross-entropy of the true class's mask, mean over the pixels that are not ignored, and their number.
+    """Compute the mean binary cross-entropy of the mask of the true class over pixels not ignored, and their number.
 
     Parameters
     ----------
@@ -228,8 +230,8 @@ def mask_loss(msk_logits: Tensor, labels: Tensor, targets: Tensor) -> tuple[Tens
     labels : int64 `P`; of background (0) all pixels are ignored
     targets : `P x h x w` from :func:`seamseg.models.heads.roi_targets.mask_targets`
     """
-    said = msk_logits[torch.arange(labels.shape[0], device=labels.device), (labels - 1).clamp(min=0)].float()
+    logits = msk_logits[torch.arange(labels.shape[0], device=labels.device), (labels - 1).clamp(min=0)].float()
     counts = (targets != IGNORED_PIXEL).float()
-    loss = functional.binary_cross_entropy_with_logits(said, targets.clamp(min=0), weight=counts, reduction="sum")
+    loss = functional.binary_cross_entropy_with_logits(logits, targets.clamp(min=0), weight=counts, reduction="sum")
     count = counts.sum()
     return loss / count.clamp(min=1), count

@@ -1,4 +1,4 @@
-"""Which proposals the ROI head learns from, and what it should say of them."""
+"""Sampling of proposals for the ROI head, and its targets."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from seamseg.models.heads.select import draw, nth_true, upload
+from seamseg.models.heads.select import nth_true, random_subset, upload
 from seamseg.ops.boxes import crowd_overlap, encode_boxes, match_boxes
 from seamseg.ops.roi_sampling import roi_sampling
 
 BACKGROUND = -1
-"""A proposal that should say background."""
+"""Match of a proposal that is background."""
 IGNORED_PIXEL = -1
-"""A pixel of a mask target that takes no part in the loss."""
+"""A pixel of a mask target that is excluded from the loss."""
 
 
 def torch_permutation(n: int) -> Tensor:
-    """A random order of `n` things, from torch's global generator."""
+    """Return a random permutation of `n` numbers, from torch's global generator."""
     return torch.randperm(n)
 
 
-class Sample(NamedTuple):
-    """The proposals of one image that the ROI head sees.
+class ROISample(NamedTuple):
+    """The sampled proposals of one image.
 
     boxes : `M x 4`, positives first
     match : int64 `M`, index of the ground-truth box or :data:`BACKGROUND`
-    weight : float32 `M`, 0 for a row that counts in no loss; None if all count
-    leading : the positives are among this many first rows
+    weight : float32 `M`, 0 for a row that is excluded from the losses; None if all are included
+    leading : number of first rows that contain all positives
     """
 
     boxes: Tensor
@@ -40,8 +40,11 @@ class Sample(NamedTuple):
 
 
 class _Candidates(NamedTuple):
-    """The boxes to sample from, `C x 4`; which are positive or negative, bool `C`; the ground truth each is nearest to,
-    int64 `C`; whether the image has anything to learn from."""
+    """The boxes of one image to sample from.
+
+    boxes `C x 4`; positive and negative, bool `C`; nearest, int64 `C`, the ground-truth box of highest IoU; counts:
+    whether the image contributes to the losses.
+    """
 
     boxes: Tensor
     positive: Tensor
@@ -52,20 +55,20 @@ class _Candidates(NamedTuple):
 
 @dataclass(frozen=True)
 class ProposalMatcher:
-    """Match proposals with ground-truth boxes and sample some of them (SPEC section 4 "ROI targets").
+    """Match proposals with ground-truth boxes and sample some of them (docs/contract.md, section 4 "ROI targets").
 
     Parameters
     ----------
-    num_samples : proposals of an image that take part in the losses
-    pos_ratio : at most this part of them positive
+    num_samples : proposals of an image that the losses are computed on
+    pos_ratio : largest fraction of positives among them
     pos_threshold : IoU from which a proposal is positive
-    neg_threshold_hi, neg_threshold_lo : a negative proposal's IoU is below the one and at least the other
-    void_threshold : proposals with at least this part of their area on crowd are left out; 0 lets all take part
-    sample_empty_images : take negatives from images without ground truth too (the original takes none)
-    permutation : draws a random order of n things; int64 `n`
-    fixed : always give `num_samples` rows, drawn on the device, so that nobody waits for a count. Where there are too
-        few candidates, rows of weight 0 repeat them; all rows of an image without ground truth have weight 0, unless
-        `sample_empty_images`. `permutation` is not used
+    neg_threshold_hi, neg_threshold_lo : bounds of the IoU of a negative proposal, exclusive and inclusive
+    void_threshold : proposals with at least this fraction of their area on crowd are left out; 0 keeps all
+    sample_empty_images : sample negatives from images without ground truth too (the original does not)
+    permutation : random permutation of n numbers; int64 `n`
+    fixed : always return `num_samples` rows, sampled on the device, so that the host does not wait for a count. Where
+        there are too few candidates, rows of weight 0 repeat them; all rows of an image without ground truth have
+        weight 0, unless `sample_empty_images`. `permutation` is not used
     """
 
     num_samples: int = 128
@@ -84,16 +87,16 @@ class ProposalMatcher:
         proposals: Sequence[Tensor | None],
         boxes: Sequence[Tensor | None],
         crowd_masks: Sequence[Tensor | None],
-    ) -> list[Sample | None]:
+    ) -> list[ROISample | None]:
         """Match and sample the proposals of each image; the ground-truth boxes count as proposals too.
 
         On a GPU the host waits once, not at all if `fixed`.
 
         Parameters
         ----------
-        proposals : `K x 4` or None; rows of NaN are no proposals
+        proposals : `K x 4` or None; rows of NaN are padding
         boxes : ground-truth boxes `G x 4` or None
-        crowd_masks : bool `H x W`, pixels of crowd; None for an image without crowd
+        crowd_masks : bool `H x W`, True on crowd; None for an image without crowd
 
         Returns
         -------
@@ -110,9 +113,9 @@ class ProposalMatcher:
     ) -> _Candidates | None:
         if boxes is not None and boxes.shape[0] == 0:
             boxes = None
-        learns = boxes is not None or self.sample_empty_images
+        counts = boxes is not None or self.sample_empty_images
         parts = [b for b in (boxes, proposals) if b is not None]
-        if not parts or not (learns or self.fixed):
+        if not parts or not (counts or self.fixed):
             return None
         candidates = torch.cat(parts)
         usable = ~candidates.isnan().any(dim=1)
@@ -126,9 +129,9 @@ class ProposalMatcher:
             highest, nearest, _, _ = match_boxes(candidates, boxes)
         positive = usable & (highest >= self.pos_threshold)
         negative = usable & (highest < self.neg_threshold_hi) & (highest >= self.neg_threshold_lo) & ~positive
-        return _Candidates(candidates, positive, negative, nearest, learns)
+        return _Candidates(candidates, positive, negative, nearest, counts)
 
-    def _sample(self, images: list[_Candidates | None]) -> list[Sample | None]:
+    def _sample(self, images: list[_Candidates | None]) -> list[ROISample | None]:
         present = [image for image in images if image is not None]
         if not present:
             return [None] * len(images)
@@ -137,9 +140,11 @@ class ProposalMatcher:
         for num_positive, num_negative in counts:
             orders.append(self.permutation(num_positive)[: self._most_positive])
             orders.append(self.permutation(num_negative)[: self.num_samples - orders[-1].shape[0]])
-        ranks = iter(upload(torch.cat(orders), present[0].boxes.device).split([order.shape[0] for order in orders]))
+        ranks = iter(
+            torch.split(upload(torch.cat(orders), present[0].boxes.device), [order.shape[0] for order in orders])
+        )
 
-        samples: list[Sample | None] = []
+        samples: list[ROISample | None] = []
         for image in images:
             if image is None:
                 samples.append(None)
@@ -147,13 +152,13 @@ class ProposalMatcher:
             positive, negative = nth_true(image.positive, next(ranks)), nth_true(image.negative, next(ranks))
             index = torch.cat([positive, negative])
             match = torch.cat([image.nearest[positive], torch.full_like(negative, BACKGROUND)])
-            sample = Sample(image.boxes[index], match, None, positive.shape[0])
+            sample = ROISample(image.boxes[index], match, None, positive.shape[0])
             samples.append(sample if index.shape[0] > 0 else None)
         return samples
 
-    def _sample_fixed(self, image: _Candidates) -> Sample:
+    def _sample_fixed(self, image: _Candidates) -> ROISample:
         device = image.boxes.device
-        positive = draw(image.positive, self._most_positive)
+        positive = random_subset(image.positive, self._most_positive)
         # positives, then negatives in a random order, then what is neither
         keys = torch.where(image.negative, torch.rand(positive.shape, device=device), -1.0)
         values, order = torch.where(positive, keys + 3.0, keys).topk(min(self.num_samples, positive.shape[0]))
@@ -162,18 +167,18 @@ class ProposalMatcher:
         counts = row < found
         index = order[row % found.clamp(min=1)]
         match = torch.where(counts & positive[index], image.nearest[index], BACKGROUND)
-        # where nothing at all can be sampled the row may be of NaN: an empty box then
+        # without any candidate the row may be NaN: make it an empty box
         boxes = image.boxes[index].nan_to_num(0.0)
         weight = counts.float() if image.counts else torch.zeros(self.num_samples, device=device)
-        return Sample(boxes, match, weight, self._most_positive)
+        return ROISample(boxes, match, weight, self._most_positive)
 
     @property
     def _most_positive(self) -> int:
         return int(self.num_samples * self.pos_ratio)
 
 
-def leading_rows(samples: Sequence[Sample | None], device: torch.device) -> Tensor:
-    """The rows, int64 `P`, that the leading samples of the images have in all their samples one after the other."""
+def leading_rows(samples: Sequence[ROISample | None], device: torch.device) -> Tensor:
+    """Return the rows, int64 `P`, of the leading samples of each image in the concatenated samples of all images."""
     rows, start = [torch.zeros(0, dtype=torch.long, device=device)], 0
     for sample in samples:
         if sample is not None:
@@ -183,7 +188,7 @@ def leading_rows(samples: Sequence[Sample | None], device: torch.device) -> Tens
 
 
 def box_targets(samples: Tensor, boxes: Tensor, match: Tensor, weights: tuple[float, ...]) -> Tensor:
-    """Box codes that the samples should say.
+    """Compute the target box codes of samples.
 
     Parameters
     ----------
@@ -194,19 +199,19 @@ def box_targets(samples: Tensor, boxes: Tensor, match: Tensor, weights: tuple[fl
 
     Returns
     -------
-    `M x 4`; anything for a sample without a match
+    `M x 4`; arbitrary for a sample without a match
     """
     if boxes.shape[0] == 0:
         return torch.zeros_like(samples)
     codes = encode_boxes(samples, boxes[match.clamp(min=0)])
-    # numbers, not a tensor of them: its way to the device would be waited for
+    # Python numbers: the host would wait for the copy of a tensor of them to the device
     return torch.stack([code * weight for code, weight in zip(codes.unbind(1), weights, strict=True)], dim=1)
 
 
 def mask_targets(
     samples: Tensor, match: Tensor, ids: Tensor, masks: Tensor, size: tuple[int, int], void_is_background: bool
 ) -> Tensor:
-    """Masks that the samples should say, by nearest sampling of the id map inside the sample's box.
+    """Compute the target masks of samples, by nearest sampling of the id map inside the box of the sample.
 
     Parameters
     ----------
@@ -215,11 +220,11 @@ def mask_targets(
     ids : int64 `G`, the instance id of each ground-truth box
     masks : id map `L x H x W` of L layers, 0 void
     size : `(height, width)` of a target
-    void_is_background : void pixels are background rather than ignored
+    void_is_background : whether void pixels are background; they are ignored otherwise
 
     Returns
     -------
-    float32 `M x size`: 1, 0, or :data:`IGNORED_PIXEL`, which all pixels of a sample without a match are
+    float32 `M x size`: 1, 0, or :data:`IGNORED_PIXEL`, the value of all pixels of a sample without a match
     """
     if ids.shape[0] == 0:
         return samples.new_full((samples.shape[0], *size), IGNORED_PIXEL, dtype=torch.float32)

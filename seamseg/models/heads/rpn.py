@@ -1,4 +1,4 @@
-"""The network of the region proposal head."""
+"""The RPN head: anchors, region proposals, and the targets and losses of both."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.models.backbones.residual import NormFactory
-from seamseg.models.heads.select import draw, first_true, nth_true, upload
-from seamseg.ops.boxes import clip_boxes, crowd_overlap, decode_boxes, encode_boxes, match_boxes
-from seamseg.ops.losses import smooth_l1
+from seamseg.models.heads.select import first_true, nth_true, random_subset, upload
+from seamseg.ops.boxes import clip_boxes, crowd_overlap, decode_boxes, encode_boxes, match_boxes, smooth_l1
 from seamseg.ops.nms import nms_fixed
 from seamseg.ops.norm import run_layers
 from seamseg.structures import PackedSequence
 
 
 class AnchorGenerator:
-    """All anchors of a pyramid (SPEC section 4 "Anchors").
+    """All anchors of a pyramid (docs/contract.md, section 4 "Anchors").
 
     Parameters
     ----------
@@ -33,11 +32,11 @@ class AnchorGenerator:
         self.strides = tuple(strides)
         self.scale = scale
         self.ratios = tuple(ratios)
-        self._cache: dict[tuple, Tensor] = {}
+        self._cache: dict[tuple[tuple[tuple[int, int], ...], str], Tensor] = {}
         self._cells_of: dict[torch.device, list[Tensor]] = {}
 
     def cell_anchors(self, stride: int) -> Tensor:
-        """The anchors of the first cell of a level, float64 `ratios x 4`."""
+        """Compute the anchors of the first cell of a level, float64 `ratios x 4`."""
         rows = []
         for ratio in self.ratios:
             height = stride * self.scale * math.sqrt(ratio)
@@ -47,7 +46,7 @@ class AnchorGenerator:
         return torch.tensor(rows, dtype=torch.float64)
 
     def __call__(self, shapes: Sequence[tuple[int, int]], device: torch.device | str = "cpu") -> Tensor:
-        """Anchors of levels of the given `(height, width)`, `A x 4`; ordered by level, row, column, ratio.
+        """Return the anchors of levels of the given `(height, width)`, `A x 4`; ordered by level, row, column, ratio.
 
         Raises
         ------
@@ -60,15 +59,18 @@ class AnchorGenerator:
         if key not in self._cache:
             if len(self._cache) >= 16:
                 self._cache.clear()
-            # kept for later calls, which may be of another mode
+            # cached for later calls, which may be outside of inference mode
             with torch.inference_mode(False):
                 cells = self._cells(torch.device(device))
                 self._cache[key] = torch.cat([self._level(*level) for level in zip(self.strides, shapes, cells)])
         return self._cache[key]
 
     def _cells(self, device: torch.device) -> list[Tensor]:
-        """The anchors of the first cell of each level, in float32: rounded before they are shifted, as the published
-        networks saw them. Kept, as a new size of images would otherwise wait for their copy to the device."""
+        """Return the anchors of the first cell of each level in float32.
+
+        They are rounded before they are shifted, as for the published networks. They are cached, as the host would wait
+        for their copy to the device with each new size of images.
+        """
         if device not in self._cells_of:
             self._cells_of[device] = [self.cell_anchors(stride).float().to(device) for stride in self.strides]
         return self._cells_of[device]
@@ -81,7 +83,7 @@ class AnchorGenerator:
 
 
 class RPNHead(nn.Module):
-    """Objectness and box codes for every anchor, with weights shared by the levels (SPEC section 3 "RPN head").
+    """Objectness and box codes of every anchor, weights shared by the levels (docs/contract.md, section 3 "RPN head").
 
     Parameters
     ----------
@@ -130,23 +132,23 @@ class RPNHead(nn.Module):
 
 
 IGNORED = -2
-"""An anchor that takes no part in the losses."""
+"""Match of an anchor that is excluded from the losses."""
 BACKGROUND = -1
-"""An anchor that should say background."""
+"""Match of an anchor that is background."""
 
 
 @dataclass(frozen=True)
 class AnchorMatcher:
-    """Match anchors with ground-truth boxes and sample some of them (SPEC section 4 "RPN targets").
+    """Match anchors with ground-truth boxes and sample some of them (docs/contract.md, section 4 "RPN targets").
 
     Parameters
     ----------
-    num_samples : anchors of an image that take part in the losses
-    pos_ratio : at most this part of them positive
+    num_samples : anchors of an image that the losses are computed on
+    pos_ratio : largest fraction of positives among them
     pos_threshold, neg_threshold : IoU from which an anchor is positive, below which it is negative
-    void_threshold : anchors with at least this part of their area on crowd are left out; 0 lets all take part
-    fixed : draw on the device, from its generator, so that nobody waits for a count. The default draws on the host,
-        from torch's global generator, as the original does
+    void_threshold : anchors with at least this fraction of their area on crowd are left out; 0 keeps all
+    fixed : sample on the device, with its generator, so that the host does not wait for a count. The default samples
+        on the host, with torch's global generator, as the original does
     """
 
     num_samples: int = 256
@@ -171,7 +173,7 @@ class AnchorMatcher:
         anchors : `A x 4`
         boxes : ground-truth boxes `G x 4`, None for an image without any
         valid_sizes : `(height, width)` of each image without its padding
-        crowd_masks : bool `H x W`, pixels of crowd; None for an image without crowd
+        crowd_masks : bool `H x W`, True on crowd; None for an image without crowd
 
         Returns
         -------
@@ -187,7 +189,7 @@ class AnchorMatcher:
     ) -> Tensor:
         height, width = valid_size
         usable = (anchors[:, :2] >= 0).all(dim=1) & (anchors[:, 2] <= height) & (anchors[:, 3] <= width)
-        # an anchor that is not in use becomes an empty box, which overlaps nothing
+        # an unused anchor becomes an empty box, which overlaps nothing
         anchors = torch.where(usable[:, None], anchors, 0.0)
         if crowd_mask is not None and self.void_threshold > 0:
             usable = usable & (crowd_overlap(anchors, crowd_mask) < self.void_threshold)
@@ -199,15 +201,15 @@ class AnchorMatcher:
         match = torch.where(highest < self.neg_threshold, match, IGNORED)
         match = torch.where(highest >= self.pos_threshold, nearest, match)
 
-        # a box claims its best anchor even from a box that overlaps it more; of two claims the later box's stands
-        claims = torch.where(best_iou > 0, torch.arange(boxes.shape[0], device=boxes.device), IGNORED)
-        claimed = torch.full_like(match, IGNORED).scatter_reduce(0, best_anchor, claims, "amax")
-        return torch.where(usable, torch.where(claimed >= 0, claimed, match), IGNORED)
+        # a box is matched with its best anchor even if another overlaps it more; of several boxes, the last one
+        candidates = torch.where(best_iou > 0, torch.arange(boxes.shape[0], device=boxes.device), IGNORED)
+        forced = torch.full_like(match, IGNORED).scatter_reduce(0, best_anchor, candidates, "amax")
+        return torch.where(usable, torch.where(forced >= 0, forced, match), IGNORED)
 
     def _sample(self, matches: Tensor) -> Tensor:
         positive, negative = matches >= 0, matches == BACKGROUND
         counts = torch.stack((positive.sum(1), negative.sum(1)), dim=1).tolist()
-        # one draw for each kind of each image that has too many
+        # one sample of positives or negatives for each image that has too many
         draws: list[tuple[int, Tensor, Tensor]] = []
         for i, (num_positive, num_negative) in enumerate(counts):
             wanted = min(int(self.num_samples * self.pos_ratio), num_positive)
@@ -221,14 +223,14 @@ class AnchorMatcher:
             return matches
         ranks = upload(torch.cat([order for _, _, order in draws]), matches.device)
         rows = list(matches)
-        for (i, mask, _), part in zip(draws, ranks.split([order.shape[0] for _, _, order in draws])):
+        for (i, mask, _), part in zip(draws, torch.split(ranks, [order.shape[0] for _, _, order in draws])):
             kept = torch.zeros_like(mask).index_fill(0, nth_true(mask, part), True)
             rows[i] = torch.where(mask & ~kept, IGNORED, rows[i])
         return torch.stack(rows)
 
     def _sample_fixed(self, matches: Tensor) -> Tensor:
-        positive = draw(matches >= 0, int(self.num_samples * self.pos_ratio))
-        # what the positives leave of the samples differs from image to image: rank the negatives instead of counting
+        positive = random_subset(matches >= 0, int(self.num_samples * self.pos_ratio))
+        # the number of negatives differs from image to image: rank them instead of counting
         keys = torch.where(matches == BACKGROUND, torch.rand(matches.shape, device=matches.device), -1.0)
         best = torch.where(positive, 2.0, keys).topk(min(self.num_samples, matches.shape[1]), sorted=False)
         kept = torch.zeros_like(positive).scatter(1, best.indices, best.values >= 0)
@@ -237,7 +239,7 @@ class AnchorMatcher:
 
 @dataclass(frozen=True)
 class ProposalGenerator:
-    """The best boxes of an image that do not overlap too much (SPEC section 4 "Proposals").
+    """Proposals: the best boxes of an image that do not overlap much (docs/contract.md, section 4 "Proposals").
 
     Parameters
     ----------
@@ -275,8 +277,8 @@ class ProposalGenerator:
 
         Returns
         -------
-        PackedSequence of boxes `K x 4` by falling score; None for an image without any. On a GPU their numbers are
-        waited for, once for all images: see :meth:`padded`
+        PackedSequence of boxes `K x 4` by decreasing score; None for an image without any. On a GPU the host waits for
+        their numbers, once for all images: see :meth:`padded`
         """
         boxes, counts = self.padded(obj_logits, bbx_logits, anchors, valid_sizes, training)
         return PackedSequence([rows[:count] if count > 0 else None for rows, count in zip(boxes, counts.tolist())])
@@ -290,7 +292,7 @@ class ProposalGenerator:
         valid_sizes: Sequence[tuple[int, int]],
         training: bool,
     ) -> tuple[Tensor, Tensor]:
-        """The proposals of each image in tensors whose shapes do not depend on their number.
+        """Make the proposals of each image, in tensors whose shapes do not depend on their number.
 
         Parameters
         ----------
@@ -298,7 +300,7 @@ class ProposalGenerator:
 
         Returns
         -------
-        boxes : `N x K x 4`, those of an image by falling score, then NaN; K as many as there may be
+        boxes : `N x K x 4`, those of an image by decreasing score, then NaN; K is the largest possible number
         counts : int64 `N`, the proposals of each image
         """
         candidates_of_images = []
@@ -313,7 +315,7 @@ class ProposalGenerator:
         return self._suppress(candidates_of_images, training)
 
     def _candidates(self, boxes: Tensor, scores: Tensor, training: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """What NMS gets to see of an image: boxes and scores, by falling score, and which of them are large enough."""
+        """Return the input of NMS for an image: boxes and scores, by decreasing score, and which are large enough."""
         large = torch.ones_like(scores, dtype=torch.bool)
         if self.min_size > 0:
             large = ((boxes[:, 2:] - boxes[:, :2]) >= self.min_size).all(dim=1)
@@ -322,33 +324,33 @@ class ProposalGenerator:
         return boxes[best], scores[best], large[best]
 
     def _suppress(self, candidates: list[tuple[Tensor, Tensor, Tensor]], training: bool) -> tuple[Tensor, Tensor]:
-        """NMS of all images at once; gives what :meth:`padded` does."""
+        """Run NMS for all images at once; returns the result of :meth:`padded`."""
         images = len(candidates)
         boxes, scores, large = (torch.cat(parts) for parts in zip(*candidates))
         lengths = [part.shape[0] for part, _, _ in candidates]
         image = torch.cat([torch.full_like(part, i, dtype=torch.long) for i, (_, part, _) in enumerate(candidates)])
-        # small boxes form a group of their own, of which one stays: they cost nothing and suppress nothing
+        # small boxes form a group of their own and suppress nothing; all but one suppress each other
         image = torch.where(large, image, images)
-        nowhere = torch.cat((torch.zeros_like(boxes[:1, :2]), torch.ones_like(boxes[:1, :2])), dim=1)
+        unit_box = torch.cat((torch.zeros_like(boxes[:1, :2]), torch.ones_like(boxes[:1, :2])), dim=1)
         num_post = self.num_post_nms_train if training else self.num_post_nms_val
-        boxes = torch.where(large[:, None], boxes, nowhere) if self.min_size > 0 else boxes
+        boxes = torch.where(large[:, None], boxes, unit_box) if self.min_size > 0 else boxes
         kept, _ = nms_fixed(boxes, scores, self.nms_threshold, num_post, image)
 
         image = torch.where(kept >= 0, image[kept], images)
         order = torch.argsort(image, stable=True)
-        everyone = torch.arange(images, device=boxes.device)
-        stops = torch.searchsorted(image[order], everyone, right=True)
+        every_image = torch.arange(images, device=boxes.device)
+        stops = torch.searchsorted(image[order], every_image, right=True)
         starts = torch.cat((stops.new_zeros(1), stops[:-1]))
         most = max(lengths)
         place = torch.arange(min(num_post, most) if num_post > 0 else most, device=boxes.device)
         row = starts[:, None] + place
-        is_there = row < stops[:, None]
-        chosen = boxes[kept[order[torch.where(is_there, row, 0)]]]
-        return torch.where(is_there[:, :, None], chosen, torch.nan), stops - starts
+        exists = row < stops[:, None]
+        chosen = boxes[kept[order[torch.where(exists, row, 0)]]]
+        return torch.where(exists[:, :, None], chosen, torch.nan), stops - starts
 
 
 def best_scores(scores: Tensor, count: int) -> Tensor:
-    """Indices of the `count` highest of `K` scores by falling score; the lower index first among equals."""
+    """Return the indices of the `count` highest of `K` scores by decreasing score; lower index first among equals."""
     if 0 < count < scores.shape[0]:
         # NaN is the highest of all
         least = torch.topk(scores, count, sorted=False).values.nan_to_num(torch.inf, torch.inf, -torch.inf).min()
@@ -368,7 +370,7 @@ def rpn_losses(
     sigma: float,
     limit: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Objectness and box loss (SPEC section 4 "RPN targets").
+    """Compute objectness and box loss (docs/contract.md, section 4 "RPN targets").
 
     Parameters
     ----------
@@ -377,7 +379,7 @@ def rpn_losses(
     matches : int64 `N x A` from :class:`seamseg.models.heads.rpn.AnchorMatcher`
     boxes : ground-truth boxes of each image, `G x 4` or None
     sigma : of the smooth L1 loss
-    limit : no more than this many anchors of an image are sampled; None if that is not known, which takes memory
+    limit : largest number of sampled anchors of an image; None if it is unknown, which takes more memory
 
     Returns
     -------
@@ -385,7 +387,7 @@ def rpn_losses(
     bbx_loss : smooth L1 summed over the positive anchors, over the same number
     count : that number, int64
 
-    Both losses are 0, with a graph, when nothing is sampled: ranks that train together run the same backward pass.
+    Both losses are 0, with a graph, when nothing is sampled: all ranks of a training run the same backward pass.
     """
     rows, counts = first_true(matches >= BACKGROUND, min(limit or matches.shape[1], matches.shape[1]))
     image = torch.arange(matches.shape[0], device=matches.device)[:, None]
@@ -393,8 +395,8 @@ def rpn_losses(
     positive = counts & (match >= 0)
     count = counts.sum()
 
-    said = obj_logits[image, rows].float()
-    errors = functional.binary_cross_entropy_with_logits(said, positive.float(), reduction="none")
+    logits = obj_logits[image, rows].float()
+    errors = functional.binary_cross_entropy_with_logits(logits, positive.float(), reduction="none")
     obj_loss = torch.where(counts, errors, 0.0).sum()
 
     codes = torch.stack([_codes(anchors[row], gt, m) for row, gt, m in zip(rows, boxes, match)])
@@ -404,7 +406,7 @@ def rpn_losses(
 
 
 def _codes(anchors: Tensor, boxes: Tensor | None, match: Tensor) -> Tensor:
-    """What the anchors of an image should say; anything for those without a match."""
+    """Compute the target codes of the anchors of an image; arbitrary for those without a match."""
     if boxes is None or boxes.shape[0] == 0:
         return torch.zeros_like(anchors)
     return encode_boxes(anchors, boxes[match.clamp(min=0)])

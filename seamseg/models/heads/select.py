@@ -1,4 +1,4 @@
-"""Choosing rows without asking the device how many there are: on a GPU the host would wait for the answer."""
+"""Selection of rows without reading their number from the device, for which the host would wait."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def nth_true(mask: Tensor, ranks: Tensor) -> Tensor:
-    """Where the entries of some ranks are among those that are True.
+    """Return the indices of the True entries of the given ranks.
 
     Parameters
     ----------
@@ -16,50 +16,48 @@ def nth_true(mask: Tensor, ranks: Tensor) -> Tensor:
 
     Returns
     -------
-    int64 `K`; A for a rank that there is not
+    int64 `K`; A for a rank beyond the last True
     """
     return torch.searchsorted(mask.cumsum(0), ranks + 1)
 
 
 def first_true(masks: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Where the first entries are that are True, row by row.
+    """Return the indices of the first True entries of each row.
 
     Parameters
     ----------
     masks : bool `N x A`
-    count : how many of a row
+    count : number of entries of a row
 
     Returns
     -------
-    index : int64 `N x count`, rising; 0 where there are fewer
-    is_there : bool `N x count`
+    index : int64 `N x count`, increasing; 0 where there are fewer
+    exists : bool `N x count`
     """
     ranks = torch.arange(1, count + 1, device=masks.device).expand(masks.shape[0], count).contiguous()
     index = torch.searchsorted(masks.cumsum(1), ranks)
-    is_there = index < masks.shape[1]
-    return torch.where(is_there, index, 0), is_there
+    exists = index < masks.shape[1]
+    return torch.where(exists, index, 0), exists
 
 
 def upload(values: Tensor, device: torch.device) -> Tensor:
-    """Values of the host on a device; the host does not wait for the copy."""
+    """Copy values of the host to a device; the host does not wait for the copy."""
     if device.type == "cuda" and values.device.type == "cpu":
         return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)
 
 
-def draw(chosen: Tensor, count: int) -> Tensor:
-    """Draw from the entries that are True, each subset as likely as another.
-
-    Draws come from torch's generator of the device.
+def random_subset(chosen: Tensor, count: int) -> Tensor:
+    """Sample from the True entries uniformly, without replacement, with torch's generator of the device.
 
     Parameters
     ----------
     chosen : bool `... x A`
-    count : how many; all if there are fewer
+    count : size of the sample; all entries if there are fewer
 
     Returns
     -------
-    bool `... x A`, those that were drawn
+    bool `... x A`, True on the sample
     """
     keys = torch.where(chosen, torch.rand(chosen.shape, device=chosen.device), -1.0)
     best = keys.topk(min(count, chosen.shape[-1]), sorted=False)

@@ -16,7 +16,7 @@ from seamseg.panoptic_map import VOID
 
 
 class MiniDeepLab(nn.Module):
-    """Local, wide and nearly global context of one level (SPEC section 3 "Semantic head").
+    """Local, wide and nearly global context of one level (docs/contract.md, section 3 "Semantic head").
 
     Parameters
     ----------
@@ -38,8 +38,8 @@ class MiniDeepLab(nn.Module):
         self.bn2 = norm(hidden_channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`N x in_channels x h x w` -> `N x hidden_channels x h x w`."""
-        # a 1x1 convolution without bias commutes with the average and its padding; this way round fewer are averaged
+        """Map `N x in_channels x h x w` to `N x hidden_channels x h x w`."""
+        # a 1x1 convolution without bias commutes with the average and its padding; so fewer channels are averaged
         parts = [self._convolve(i, x) for i in range(3)]
         context = box_filter_pool(parts[2][0], self.pooling_size)
         x = torch.cat([parts[0][0], parts[1][0], context], dim=1)
@@ -52,7 +52,7 @@ class MiniDeepLab(nn.Module):
         width = convolution.out_channels
         if not isinstance(self.bn1, InPlaceABN):
             return convolution(x), None
-        # the average of the last, too, is linear in the kernel
+        # the average of the last is linear in the kernel as well
         return self.bn1.convolve(convolution, x, slice(i * width, (i + 1) * width))
 
 
@@ -88,7 +88,7 @@ class SemanticHead(nn.Module):
         self.conv_sem = nn.Conv2d(hidden_channels * num_levels, num_classes, 1)
 
     def forward(self, levels: Sequence[Tensor]) -> Tensor:
-        """All levels of the pyramid, finest first -> logits `N x num_classes x h x w` at the finest level's size."""
+        """Map all levels of the pyramid, finest first, to logits `N x num_classes x h x w` of its size."""
         used = levels[self.min_level : self.min_level + self.num_levels]
         size = used[0].shape[-2:]
         # The classifier is linear and enlarging commutes with it: classify each level at its own size and add up,
@@ -102,7 +102,7 @@ class SemanticHead(nn.Module):
 
 
 def semantic_target(masks: Tensor, categories: Tensor) -> Tensor:
-    """Class of every pixel.
+    """Compute the target class of every pixel.
 
     Parameters
     ----------
@@ -125,16 +125,16 @@ def semantic_loss(
     targets: Sequence[Tensor],
     ohem: float | None,
 ) -> Tensor:
-    """Mean over the images of the mean over their hardest pixels (SPEC section 4 "Semantic").
+    """Compute the mean over images of the mean loss of their hardest pixels (docs/contract.md, section 4 "Semantic").
 
     Parameters
     ----------
     logits : `N x classes x h x w`
-    padded_size : `(height, width)` that the logits are enlarged to
+    padded_size : `(height, width)` to which the logits are upsampled
     targets : classes of each image, int64 `H x W` of its valid size, 255 void
-    ohem : part of the pixels that counts; None or 1 for all of them
+    ohem : fraction of the pixels to average over; None or 1 for all of them
     """
-    # differences of a few pixels' logits decide: full precision, also where the network runs in less
+    # which pixels are the hardest depends on small differences: full precision, also under autocast
     with torch.autocast(logits.device.type, enabled=False):
         losses = [
             upsample_ohem_loss(image_logits, padded_size, (target.shape[0], target.shape[1]), target, ohem)

@@ -1,1 +1,1 @@
-"""The operators in plain torch: what runs without a kernel, and what the kernels are tested against."""
+"""The operators in plain torch: used where there is no kernel, and in tests of the kernels."""

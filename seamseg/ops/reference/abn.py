@@ -63,7 +63,7 @@ _NAMES = ("leaky_relu", "elu")
 def _rebuild(
     dy: Tensor, y: Tensor, residual: Tensor | None, bias: Tensor, activation: int, parameter: float
 ) -> tuple[Tensor, Tensor]:
-    """`dy act'(z)` and `z - residual - bias`, both new tensors in full precision."""
+    """Compute `dy act'(z)` and `z - residual - bias`, both new tensors in full precision."""
     wide = _wide(y)
     dz = activation_gradient(_wide(dy), wide, _NAMES[activation], parameter)
     z = deactivate(wide, _NAMES[activation], parameter) - _across(bias, y)

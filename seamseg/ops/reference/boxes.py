@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def widened(boxes: Tensor) -> Tensor:
-    """Half precision as float32: an area of 256 x 256 pixels is too large for the one, coarse in the other."""
+    """Convert half precision to float32: float16 overflows at areas of 256 x 256 pixels, bfloat16 is coarse."""
     return boxes.float() if boxes.dtype in (torch.float16, torch.bfloat16) else boxes
 
 
@@ -17,7 +17,7 @@ def area(boxes: Tensor) -> Tensor:
 
 
 def intersection(a: Tensor, b: Tensor) -> Tensor:
-    """Area that each of `N` boxes shares with each of `M`: `N x M`."""
+    """Compute the area that each of `N` boxes shares with each of `M`: `N x M`."""
     # axis by axis: an N x M x 2 intermediate costs twice the time
     height = torch.minimum(a[:, None, 2], b[None, :, 2]).sub_(torch.maximum(a[:, None, 0], b[None, :, 0])).clamp_(min=0)
     width = torch.minimum(a[:, None, 3], b[None, :, 3]).sub_(torch.maximum(a[:, None, 1], b[None, :, 1])).clamp_(min=0)
@@ -25,7 +25,7 @@ def intersection(a: Tensor, b: Tensor) -> Tensor:
 
 
 def box_iou(a: Tensor, b: Tensor) -> Tensor:
-    """See :func:`seamseg.ops.boxes.box_iou`; arguments are taken as checked, of one type."""
+    """See :func:`seamseg.ops.boxes.box_iou`; arguments are not checked, of one type."""
     dtype, a, b = a.dtype, widened(a), widened(b)
     inter = intersection(a, b)
     union = (area(a)[:, None] + area(b)[None]).sub_(inter)
@@ -33,9 +33,9 @@ def box_iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def box_iou_backward(grad: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of `a` and `b`, given that of :func:`box_iou`; where corners of a pair are equal both get half.
+    """Compute the gradients of `a` and `b` from that of :func:`box_iou`; equal corners of a pair get half each.
 
-    Boxes that touch count as apart.
+    Boxes that only touch do not overlap.
     """
     dtype, grad, a, b = a.dtype, widened(grad), widened(a), widened(b)
     sides_a, sides_b = a[:, 2:] - a[:, :2], b[:, 2:] - b[:, :2]
@@ -58,34 +58,34 @@ def box_iou_backward(grad: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor
 
 
 def match_boxes(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See :func:`seamseg.ops.boxes.match_boxes`; arguments are taken as checked, of one type."""
+    """See :func:`seamseg.ops.boxes.match_boxes`; arguments are not checked, of one type."""
     a, b = widened(a), widened(b)
     n, m = a.shape[0], b.shape[0]
     if n == 0 or m == 0:
-        return a.new_zeros(n), _nobody(a, n), a.new_zeros(m), _nobody(a, m)
+        return a.new_zeros(n), _no_match(a, n), a.new_zeros(m), _no_match(a, m)
     iou = box_iou(a, b)
     return *iou.max(1), *iou.max(0)
 
 
 def crowd_count(boxes: Tensor, crowd_mask: Tensor) -> Tensor:
-    """Pixels that are not 0 in each box cut to the mask and truncated, int64 `N`; a NaN corner counts as 0.
+    """Count the non-zero pixels in each box clipped to the mask and truncated, int64 `N`; a NaN corner counts as 0.
 
-    The count is signed, as the area: corners in the wrong order give a negative one. One integral image serves all.
+    The count is signed, as the area: it is negative for corners in the wrong order. All boxes use one integral image.
     """
     height, width = crowd_mask.shape
     integral = torch.zeros(height + 1, width + 1, dtype=torch.int64, device=boxes.device)
     integral[1:, 1:] = (crowd_mask != 0).cumsum(0).cumsum(1)
     corners = widened(boxes).nan_to_num(0, torch.inf, -torch.inf)
-    # again as integers: float may have rounded the size up
+    # clamped again as integers: float may have rounded the size up
     y0, y1 = corners[:, 0::2].clamp(0, height).long().clamp(max=height).unbind(1)
     x0, x1 = corners[:, 1::2].clamp(0, width).long().clamp(max=width).unbind(1)
     return integral[y1, x1] - integral[y0, x1] - integral[y1, x0] + integral[y0, x0]
 
 
 def _less(a: Tensor, b: Tensor) -> Tensor:
-    """1 where a < b, 0.5 where they are equal, else 0."""
+    """Return 1 where a < b, 0.5 where they are equal, else 0."""
     return torch.heaviside(b - a, a.new_tensor(0.5))
 
 
-def _nobody(boxes: Tensor, count: int) -> Tensor:
+def _no_match(boxes: Tensor, count: int) -> Tensor:
     return boxes.new_full((count,), -1, dtype=torch.int64)

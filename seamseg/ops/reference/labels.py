@@ -1,4 +1,4 @@
-"""Counting the labels of a map and putting them where an id map is free, in plain torch."""
+"""Operators on label and id maps in plain torch."""
 
 from __future__ import annotations
 
@@ -6,14 +6,40 @@ import torch
 from torch import Tensor
 
 
+def extract_boxes(id_map: Tensor, n: int) -> Tensor:
+    """See :func:`seamseg.ops.labels.extract_boxes`; arguments are not checked."""
+    absent = id_map.new_full((n, 4), -1, dtype=torch.float32)
+    if n == 0 or id_map.numel() == 0:
+        return absent
+    # Runs of equal ids along the rows: thousands of them where there are millions of pixels
+    height, width = id_map.shape[-2:]
+    rows = id_map.reshape(-1, width)
+    starts_run = torch.ones_like(rows, dtype=torch.bool)
+    torch.ne(rows[:, 1:], rows[:, :-1], out=starts_run[:, 1:])
+    start = starts_run.flatten().nonzero().squeeze(1)
+    end = torch.cat((start[1:], start.new_tensor([rows.numel()])))
+    ids = rows.flatten()[start].long()
+    counted = (ids >= 0) & (ids < n)
+    start, end, ids = start[counted], end[counted], ids[counted]
+    row = start.div(width, rounding_mode="floor")
+    y, x0, x1 = row % height, start - row * width, end - row * width
+    low = torch.full((n, 2), max(height, width) + 1, dtype=torch.int64, device=id_map.device)
+    high = torch.full_like(low, -1)
+    index = ids[:, None].expand(-1, 2)
+    low.scatter_reduce_(0, index, torch.stack((y, x0), 1), "amin")
+    high.scatter_reduce_(0, index, torch.stack((y + 1, x1), 1), "amax")
+    boxes = torch.cat((low, high), 1).to(torch.float32)
+    return torch.where(high[:, :1] < 0, absent, boxes)
+
+
 def count_labels(labels: Tensor, n: int, id_map: Tensor | None) -> Tensor:
-    """See :func:`seamseg.ops.labels.count_labels`; arguments are taken as checked."""
+    """See :func:`seamseg.ops.labels.count_labels`; arguments are not checked."""
     wide = labels.long()
-    wanted = (wide >= 0) & (wide < n)
+    counted = (wide >= 0) & (wide < n)
     if id_map is not None:
-        wanted &= id_map == 0
-    # what is not wanted is counted too, behind the rest: cheaper than taking it out
-    return torch.bincount(torch.where(wanted, wide, n).flatten(), minlength=n + 1)[:n]
+        counted &= id_map == 0
+    # other labels are counted in an extra last bin: cheaper than removing them
+    return torch.bincount(torch.where(counted, wide, n).flatten(), minlength=n + 1)[:n]
 
 
 def fill_free(id_map: Tensor, labels: Tensor, ids: Tensor) -> None:

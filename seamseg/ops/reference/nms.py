@@ -11,11 +11,11 @@ _BLOCK = 256
 
 
 def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int, groups: Tensor | None) -> Tensor:
-    """See :func:`seamseg.ops.nms.nms`; arguments are taken as checked."""
+    """See :func:`seamseg.ops.nms.nms`; arguments are not checked."""
     count = boxes.shape[0]
     if count == 0:
         return torch.empty(0, dtype=torch.int64, device=boxes.device)
-    # overlaps in half precision would be wrong in the second digit
+    # overlaps in half precision have two correct digits only
     boxes = boxes.float() if boxes.dtype in (torch.float16, torch.bfloat16) else boxes
     order = torch.argsort(scores, descending=True, stable=True)
     if groups is None:
@@ -23,7 +23,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int, groups:
     order = order[torch.argsort(groups[order], stable=True)]
     lengths = torch.unique_consecutive(groups[order], return_counts=True)[1].tolist()
     kept = order[_suppress(boxes[order], lengths, iou_threshold, n_max)]
-    # by score again; indices rise within ties because the first sort below is by index
+    # by score again; the sort by index before it keeps ties ordered by index
     kept = kept.sort().values
     return kept[torch.argsort(scores[kept], descending=True, stable=True)]
 
@@ -31,7 +31,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int, groups:
 def nms_fixed(
     boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int, groups: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`seamseg.ops.nms.nms_fixed`; arguments are taken as checked."""
+    """See :func:`seamseg.ops.nms.nms_fixed`; arguments are not checked."""
     kept = nms(boxes, scores, iou_threshold, n_max, groups)
     indices = kept.new_full((fixed_size(boxes.shape[0], n_max, groups),), -1)
     indices[: kept.shape[0]] = kept
@@ -39,12 +39,12 @@ def nms_fixed(
 
 
 def fixed_size(count: int, n_max: int, groups: Tensor | None) -> int | torch.SymInt:
-    """Room for all that :func:`nms` may keep of `count` boxes."""
+    """Return the largest number of boxes that :func:`nms` may keep of `count`."""
     return torch.sym_min(count, n_max) if n_max > 0 and groups is None else count
 
 
 def _suppress(boxes: Tensor, lengths: list[int], threshold: float, n_max: int) -> Tensor:
-    """Positions that survive among boxes sorted by group and falling score; `lengths` counts the boxes of each group.
+    """Return the positions of the kept boxes, of boxes sorted by group and decreasing score; `lengths` are group sizes.
 
     Works block by block: a block is tested against the kept boxes of its group at once, then within itself. The work
     is `kept x N` overlaps, vectorised, with one copy to the host a block; small groups share a block.
@@ -101,7 +101,7 @@ def _suppress_joined(boxes: Tensor, lengths: list[int], threshold: float, n_max:
 
 
 def _greedy(suppresses: Tensor) -> Tensor:
-    """Greedy choice given the `N x N` matrix of who suppresses whom; rows of low index go first."""
+    """Choose greedily by the `N x N` matrix of suppressions; rows of low index come first."""
     matrix = suppresses.triu(1).cpu().numpy()
     alive = [True] * len(matrix)
     counts = matrix.sum(1).tolist()

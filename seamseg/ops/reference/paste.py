@@ -12,7 +12,7 @@ Region = tuple[int, int, int, int]
 
 
 class _Axis(NamedTuple):
-    """Pixels `start .. stop` along an axis, and for each the two cells of the mask that it reads and their weights."""
+    """Pixels `start .. stop` along an axis, and for each the two cells of the mask it reads and their weights."""
 
     start: int
     stop: int
@@ -21,9 +21,9 @@ class _Axis(NamedTuple):
 
 
 def paste_mask(mask: Tensor, box: list[float], size: tuple[int, int]) -> tuple[Tensor, Region]:
-    """See :func:`seamseg.ops.paste.paste_mask`, of a float32 probability; arguments are taken as checked.
+    """See :func:`seamseg.ops.paste.paste_mask`, of a float32 probability; arguments are not checked.
 
-    Products are made in float64, where those of float32 are exact: no rounding depends on how they are added up.
+    Products are computed in float64, where those of float32 are exact: rounding does not depend on the order of sums.
     """
     y = _axis(box[0], box[2], size[0], mask.shape[0], mask.device)
     x = _axis(box[1], box[3], size[1], mask.shape[1], mask.device)
@@ -39,7 +39,7 @@ def paste_masks_into(
     """See :func:`seamseg.ops.paste.paste_masks_into`, of float32 probabilities."""
     if first_id - 1 > torch.iinfo(id_map.dtype).max - boxes.shape[0]:
         raise RuntimeError("paste_masks_into: id_map cannot hold the ids of all instances")
-    # many small steps that depend on each other: faster on the host
+    # many small dependent steps are faster on the host
     target, masks = id_map.cpu(), masks.cpu()
     size = (int(id_map.shape[0]), int(id_map.shape[1]))
     number, kept = first_id, []
@@ -60,10 +60,10 @@ def paste_masks_into(
 
 
 def _axis(low: float, high: float, size: int, cells: int, device: torch.device) -> _Axis:
-    """The pixels along an axis that a box can reach: bilinear sampling of the mask, which is 0 outside."""
+    """Compute the pixels along an axis that a box can reach, for bilinear sampling of the mask, which is 0 outside."""
     start, stop = 0, 0
     if math.isfinite(high - low) and high > low and high > 0 and low < size and cells > 0:
-        # below half a cell outside the probability is under .5; one pixel more covers rounding
+        # beyond half a cell outside the probability is below .5; one pixel more covers rounding
         start, stop = max(0, math.floor(low) - 1), min(size, math.ceil(high) + 1)
     edges = torch.tensor([low, high], dtype=torch.float32, device=device)
     span = edges[1] - edges[0]

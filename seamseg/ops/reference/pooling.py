@@ -13,9 +13,9 @@ _BAND = 1 << 20
 
 
 def box_filter_pool(x: Tensor, height: int, width: int) -> Tensor:
-    """See :func:`seamseg.ops.pooling.box_filter_pool`; arguments are taken as checked.
+    """See :func:`seamseg.ops.pooling.box_filter_pool`; arguments are not checked.
 
-    Sums over 2, 4, 8, ... pixels are built from each other, axis by axis, which also rounds less than a running sum.
+    Sums over 2, 4, 8, ... pixels are built from each other, axis by axis, with less rounding than a running sum.
     """
     if x.numel() == 0:
         return torch.empty_like(x, memory_format=memory_format(x))
@@ -31,7 +31,7 @@ def box_filter_pool(x: Tensor, height: int, width: int) -> Tensor:
 
 
 def box_filter_pool_backward(dy: Tensor, height: int, width: int) -> Tensor:
-    """The adjoint of :func:`box_filter_pool`: the gradient of its input, `N x C x H x W`."""
+    """Apply the adjoint of :func:`box_filter_pool`: the gradient of its input, `N x C x H x W`."""
     if dy.numel() == 0:
         return torch.empty_like(dy, memory_format=memory_format(dy))
     height, width = min(height, dy.shape[2]), min(width, dy.shape[3])
@@ -46,20 +46,20 @@ def box_filter_pool_backward(dy: Tensor, height: int, width: int) -> Tensor:
 
 
 def memory_format(x: Tensor) -> torch.memory_format:
-    """The format of what is made from a map: its own, channels last where it is not dense."""
-    # a map of one row or column has no memory format to pass on
+    """Return the memory format of results: that of the map, channels last where it is not dense."""
+    # the memory format of a map of one row or column is ambiguous
     return torch.contiguous_format if x.is_contiguous() else torch.channels_last
 
 
 def _as_format(y: Tensor, wanted: torch.memory_format) -> Tensor:
-    """`y` with exactly the strides that a new tensor of the format has, axes of one element included."""
+    """Return `y` with exactly the strides of a new tensor of the format, axes of one element included."""
     if y.stride() == torch.empty_like(y, memory_format=wanted, device="meta").stride():
         return y
     return torch.empty_like(y, memory_format=wanted).copy_(y)
 
 
 def _axes(x: Tensor, height: int, width: int) -> list[tuple[int, int]]:
-    """Both axes with their windows, first the one that shrinks the map most."""
+    """Return both axes with their windows, first the one that shrinks the map most."""
     axes = [(2, height), (3, width)]
     return axes[::-1] if x.shape[2] - height > x.shape[3] - width else axes
 
@@ -69,17 +69,17 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _banded(function: Callable[[Tensor, int, int], Tensor], x: Tensor, dim: int, k: int) -> Tensor:
-    """Run a function along one axis of large maps in bands of the other: temporaries stay small and in the cache."""
+    """Apply a function along one axis of large maps in bands of the other, so that temporaries fit the cache."""
     other = 5 - dim
     step = max(1, _BAND * x.shape[other] // max(x.numel(), 1))
     if x.device.type != "cpu" or step >= x.shape[other]:
         return function(x, dim, k)
-    bands = [function(band, dim, k) for band in x.split(step, other)]
+    bands = [function(band, dim, k) for band in torch.split(x, step, other)]
     return torch.cat(bands, other)
 
 
 def _window_sums(x: Tensor, dim: int, k: int) -> Tensor:
-    """Sums over all windows of k neighbours along an axis; k's binary digits say which powers of two make one up."""
+    """Sum all windows of k neighbours along an axis, composed of powers of two by the binary digits of k."""
     size = x.shape[dim]
     if k == size:
         return x.sum(dim, keepdim=True)
@@ -98,7 +98,7 @@ def _window_sums(x: Tensor, dim: int, k: int) -> Tensor:
 
 
 def _spread(x: Tensor, dim: int, k: int) -> Tensor:
-    """The adjoint of window sums: every value goes to the k pixels of its window."""
+    """Apply the adjoint of window sums: every value is added to the k pixels of its window."""
     if x.shape[dim] == 1:
         return x.repeat_interleave(k, dim)
     if k == 1:
@@ -108,7 +108,7 @@ def _spread(x: Tensor, dim: int, k: int) -> Tensor:
 
 
 def _unpad(dy: Tensor, dim: int, k: int) -> Tensor:
-    """The adjoint of replicate padding by k - 1 along an axis: what fell on the padding goes to the edge."""
+    """Apply the adjoint of replicate padding by k - 1 along an axis: values on the padding are added to the edge."""
     inner = dy.shape[dim] - k + 1
     before = (k - 1) // 2
     if inner == 1:

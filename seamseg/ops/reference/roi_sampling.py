@@ -22,14 +22,14 @@ def roi_sampling(
     nearest: bool,
     zero: bool,
 ) -> Tensor:
-    """What :func:`seamseg.ops.roi_sampling.roi_sampling` and `roi_features` compute; arguments are taken as checked.
+    """Compute :func:`seamseg.ops.roi_sampling.roi_sampling` and `roi_features`; arguments are not checked.
 
     Parameters
     ----------
     levels : `N x C x H_l x W_l`
     boxes : `K x 4`, float32 or float64
-    index, level : `K` int64, the image and the position in `levels` of each box; no `level` is 0
-    padded_size : (height, width) of the picture that boxes are in pixels of; zeros if in pixels of their level
+    index, level : `K` int64, the image and the position in `levels` of each box; level 0 for all without `level`
+    padded_size : (height, width) of the image that the boxes refer to; zeros if they are in pixels of their level
     height, width : samples of a box
     nearest : interpolation, bilinear otherwise
     zero : padding, border otherwise
@@ -48,7 +48,7 @@ def roi_sampling(
         else:
             table = _wide(table).contiguous()
             samples = functional.embedding_bag(rows, table, per_sample_weights=weights.to(table.dtype), mode="sum")
-        out[here] = samples.unflatten(0, (-1, height, width)).to(out.dtype)
+        out[here] = torch.unflatten(samples, 0, (-1, height, width)).to(out.dtype)
     return out.permute(0, 3, 1, 2)
 
 
@@ -64,7 +64,7 @@ def roi_sampling_backward(
     zero: bool,
     deterministic: bool,
 ) -> list[Tensor]:
-    """The gradients of all levels.
+    """Compute the gradients of all levels.
 
     Parameters
     ----------
@@ -82,16 +82,16 @@ def roi_sampling_backward(
     height, width = dy.shape[2:]
     tables = [dy.new_zeros(n * h * w, c) for n, c, h, w in sizes]
     for number, here, rows, weights in _taps(sizes, boxes, index, level, padded_size, height, width, nearest, zero):
-        given = _wide(dy[here].permute(0, 2, 3, 1).flatten(0, 2)).contiguous()
-        # The adjoint gathers for each row of the table the samples that read it: sorting once beats scattered adds,
-        # and adds in a fixed order
+        weighted = _wide(dy[here].permute(0, 2, 3, 1).flatten(0, 2)).contiguous()
+        # the adjoint gathers for each row of the table the samples that read it: sorting once is faster than scattered
+        # adds, and the order of the sum is fixed
         by_row, order = rows.flatten().sort(stable=True)
         table_rows = torch.arange(tables[number].shape[0], device=dy.device)
         tables[number] = functional.embedding_bag(
             order // rows.shape[1],
-            given,
+            weighted,
             torch.searchsorted(by_row, table_rows),
-            per_sample_weights=weights.flatten()[order].to(given.dtype),
+            per_sample_weights=weights.flatten()[order].to(weighted.dtype),
             mode="sum",
         ).to(dy.dtype)
     gradients = []
@@ -103,15 +103,15 @@ def roi_sampling_backward(
 
 
 def valid_mask(boxes: Tensor, map_height: int, map_width: int, height: int, width: int) -> Tensor:
-    """Which samples of boxes `K x 4` lie inside a map: bool `K x height x width`."""
+    """Compute which samples of boxes `K x 4` lie inside a map: bool `K x height x width`."""
     y, x = _centres(boxes[:, 0], boxes[:, 2], height), _centres(boxes[:, 1], boxes[:, 3], width)
     inside_y, inside_x = (y >= 0) & (y < map_height), (x >= 0) & (x < map_width)
     return inside_y[:, :, None] & inside_x[:, None, :]
 
 
 def axis_taps(s: Tensor, size: int, interpolation: str, padding: str) -> tuple[Tensor, Tensor]:
-    """Pixels along one axis that samples at `s` read, and their weights: both `... x taps`."""
-    # far and undefined coordinates would overflow the integers; they all read the same border or nothing
+    """Compute the pixels along one axis that samples at `s` read, and their weights: both `... x taps`."""
+    # far and undefined coordinates would overflow the integers; all of them read the border or nothing
     s = torch.nan_to_num(s, nan=-2.0).clamp(-2, size + 2)
     if interpolation == "nearest":
         k = s.floor()
@@ -146,10 +146,10 @@ def _taps(
     nearest: bool,
     zero: bool,
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-    """For each level in use: its number, which boxes use it, rows of its `N*H*W x C` table and their weights.
+    """Yield for each used level: its number, the boxes on it, rows of its `N*H*W x C` table and their weights.
 
-    Rows and weights are `samples x taps`. On the CPU a box of an image or a level that is not there is an error;
-    elsewhere, where looking would wait for the device, it reads nothing.
+    Rows and weights are `samples x taps`. On the CPU an image or a level out of range is an error; elsewhere, where a
+    check would block the host, such a box reads nothing.
     """
     if level is None:
         level = torch.zeros_like(index)

@@ -17,10 +17,10 @@ _CPU_ROWS = 32
 
 
 def upsample_argmax(logits: Tensor, padded_height: int, padded_width: int, height: int, width: int) -> Tensor:
-    """See :func:`seamseg.ops.upsample.upsample_argmax`; arguments are taken as checked.
+    """See :func:`seamseg.ops.upsample.upsample_argmax`; arguments are not checked.
 
-    Where the four neighbours of a pixel agree on the class no interpolation can change it, so only the pixels along
-    boundaries are interpolated. Every product is rounded before it is added, so the result is the same everywhere.
+    Where the four neighbours of a pixel have the same class no interpolation can change it, so only the pixels along
+    boundaries are interpolated. Every product is rounded before it is added: the result is the same on all devices.
     """
     classes, source_height, source_width = logits.shape
     table = logits.detach().permute(1, 2, 0).reshape(source_height * source_width, classes).contiguous()
@@ -28,7 +28,7 @@ def upsample_argmax(logits: Tensor, padded_height: int, padded_width: int, heigh
     below = torch.cat((best[1:], best[-1:]))
     agree = best == below
     same_row = torch.cat((best[:, 1:], best[:, -1:]), 1) == best
-    # with the right neighbour's column: all four corners of the cell
+    # with the column of the right neighbour: all four corners of the cell
     agree = agree & same_row & torch.cat((agree[:, 1:], agree[:, -1:]), 1)
     y0, y1, wy = _taps(source_height, padded_height, height, logits.device)
     x0, x1, wx = _taps(source_width, padded_width, width, logits.device)
@@ -36,7 +36,7 @@ def upsample_argmax(logits: Tensor, padded_height: int, padded_width: int, heigh
     unsure = (~agree)[y0][:, x0].flatten().nonzero().squeeze(1)
     flat = result.view(-1)
     step = max(1, _chunk_elements(logits) // classes)
-    for part in unsure.split(step):
+    for part in torch.split(unsure, step):
         row, column = part.div(width, rounding_mode="floor"), part % width
         down, across = (_wide(w).to(_wide(table[:0]).dtype)[:, None] for w in (wy[row], wx[column]))
         sides = []
@@ -48,7 +48,7 @@ def upsample_argmax(logits: Tensor, padded_height: int, padded_width: int, heigh
 
 
 def upsample_mean_argmax(logits: Sequence[Tensor], height: int, width: int) -> Tensor:
-    """See :func:`seamseg.ops.upsample.upsample_mean_argmax`; arguments are taken as checked."""
+    """See :func:`seamseg.ops.upsample.upsample_mean_argmax`; arguments are not checked."""
     result = torch.empty((height, width), dtype=torch.int64, device=logits[0].device)
     for start, stop in _chunks(logits[0], result):
         total: Tensor | None = None
@@ -63,7 +63,7 @@ def upsample_mean_argmax(logits: Sequence[Tensor], height: int, width: int) -> T
 def upsample_ohem_loss(
     logits: Tensor, padded_height: int, padded_width: int, target: Tensor, ohem: float
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`seamseg.ops.upsample.upsample_ohem_loss`; arguments are taken as checked, but for the classes.
+    """See :func:`seamseg.ops.upsample.upsample_ohem_loss`; arguments are not checked, except for the classes.
 
     Returns
     -------
@@ -97,7 +97,7 @@ def upsample_ohem_loss_backward(
     normaliser: Tensor,
     ohem: float,
 ) -> Tensor:
-    """Gradient of :func:`upsample_ohem_loss`: `C x h x w`, float32 for logits of half precision."""
+    """Compute the gradient of :func:`upsample_ohem_loss`: `C x h x w`, float32 for logits of half precision."""
     void, classes = _void_and_classes(logits, target)
     selected = ~(void | (normaliser == torch.inf))
     gradient = torch.zeros(logits.shape, dtype=normaliser.dtype, device=logits.device)
@@ -129,7 +129,7 @@ def _void_and_classes(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 class _Rows:
     """The rows `start .. stop - 1` of upsampled logits, and the rows of the logits they come from.
 
-    Columns are interpolated first, while there are few rows; then a small matrix makes the rows.
+    Columns are interpolated first, while there are few rows; then a product with a small matrix interpolates the rows.
     """
 
     def __init__(self, logits: Tensor, padded_size: tuple[int, int], valid_width: int, start: int, stop: int) -> None:
@@ -145,17 +145,18 @@ class _Rows:
         self.padded_width, self.valid_width = padded_size[1], valid_width
 
     def upsample(self) -> Tensor:
-        """`C x rows x valid width`, a new tensor."""
+        """Compute `C x rows x valid width`, a new tensor."""
         size = (self.source.shape[1], self.padded_width)
         wide = functional.interpolate(self.source[None], size=size, mode="bilinear", align_corners=False)[0]
         return self.matrix @ wide[..., : self.valid_width]
 
     def adjoint(self, gradient: Tensor) -> Tensor:
-        """`C x rows x valid width` to the gradient of `source`."""
+        """Map a gradient `C x rows x valid width` to that of `source`."""
         wide = functional.pad(self.matrix.T @ gradient, (0, self.padded_width - self.valid_width))
         shape = self.source.shape
         size = [shape[1], self.padded_width]
-        return torch.ops.aten.upsample_bilinear2d_backward(wide[None], size, [1, *shape], False)[0]
+        gradients: Tensor = torch.ops.aten.upsample_bilinear2d_backward(wide[None], size, [1, *shape], False)
+        return gradients[0]
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -163,7 +164,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _taps(size: int, padded: int, valid: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """For each of the first `valid` output pixels along an axis: its two source pixels and the second one's weight."""
+    """Compute for the first `valid` output pixels along an axis their two source pixels and the weight of the second."""
     scale = size / padded
     position = ((torch.arange(valid, device=device, dtype=torch.float32) + 0.5) * scale - 0.5).clamp_(min=0)
     first = position.long().clamp_(max=size - 1)
@@ -178,6 +179,6 @@ def _chunks(logits: Tensor, target: Tensor) -> list[tuple[int, int]]:
     height, width = target.shape
     step = max(1, _chunk_elements(logits) // (logits.shape[0] * width))
     if logits.device.type == "cpu":
-        # the matrix that makes rows is nearly empty: a large one wastes time
+        # the matrix of the rows is sparse: a large one wastes time
         step = min(step, _CPU_ROWS)
     return [(start, min(start + step, height)) for start in range(0, height, step)]

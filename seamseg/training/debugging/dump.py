@@ -24,6 +24,9 @@ from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 
 _KEYS = ("config", "metadata", "state_dict", "rng", "batches", "losses", "step", "rank")
+_STORED_NAMES = {"target_info": "facts", "deferred": "pending", "DeferredTransform": "Pending"}
+"""Classes and fields whose name in a dump is not that in the code: dumps of earlier versions stay readable."""
+_CODE_NAMES = {stored: name for name, stored in _STORED_NAMES.items()}
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,8 @@ class Recorder:
             "metadata": metadata_header(self.metadata),
             "state_dict": dict(network_state(self.net)),
             "rng": rng,
-            # facts follow from the targets
-            "batches": [_plain(replace(batch, facts=None)) for batch in batches],
+            # follows from the targets
+            "batches": [_plain(replace(batch, target_info=None)) for batch in batches],
             "losses": dict(losses),
             "step": step,
             "rank": self.world.rank,
@@ -143,7 +146,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, PackedSequence):
         return {"packed": [_plain(t) for t in value]}
     if is_dataclass(value):
-        return {"kind": type(value).__name__, "fields": {f.name: _plain(getattr(value, f.name)) for f in fields(value)}}
+        kind = type(value).__name__
+        content = {_STORED_NAMES.get(f.name, f.name): _plain(getattr(value, f.name)) for f in fields(value)}
+        return {"kind": _STORED_NAMES.get(kind, kind), "fields": content}
     if isinstance(value, (list, tuple)):
         return type(value)(_plain(item) for item in value)
     return value
@@ -154,10 +159,10 @@ def _typed(value: Any) -> Any:
     if isinstance(value, dict):
         if "packed" in value:
             return PackedSequence(value["packed"])
-        kind = getattr(structures, value["kind"], None)
+        kind = getattr(structures, _CODE_NAMES.get(value["kind"], value["kind"]), None)
         if not (isinstance(kind, type) and is_dataclass(kind)):
             raise ValueError(f"unknown kind {value['kind']!r}")
-        return kind(**{name: _typed(item) for name, item in value["fields"].items()})
+        return kind(**{_CODE_NAMES.get(name, name): _typed(item) for name, item in value["fields"].items()})
     if isinstance(value, (list, tuple)):
         return type(value)(_typed(item) for item in value)
     return value

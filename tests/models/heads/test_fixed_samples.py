@@ -92,14 +92,17 @@ def test_all_candidates_are_sampled_where_there_is_room():
     exact = ProposalMatcher(10**4).batch(*roi_images())
     fixed = ProposalMatcher(600, 0.5, fixed=True).batch(*roi_images())
     for wanted, found in zip(exact, fixed):
-        assert found.boxes.shape == (600, 4) and found.leading == 300
+        assert found.boxes.shape == (600, 4)
+        assert found.leading == 300
         if wanted is None:
-            assert (found.weight == 0).all() and (found.match == BACKGROUND).all()
+            assert (found.weight == 0).all()
+            assert (found.match == BACKGROUND).all()
             continue
         count = int(found.weight.sum())
         assert count == len(wanted.match) < 600
         assert as_set(found.boxes[:count], found.match[:count]) == as_set(wanted.boxes, wanted.match)
-        assert (found.match[: wanted.leading] >= 0).all() and (found.match[wanted.leading :] == BACKGROUND).all()
+        assert (found.match[: wanted.leading] >= 0).all()
+        assert (found.match[wanted.leading :] == BACKGROUND).all()
         # what fills up are the same rows again, without a word to say
         assert (found.weight == (torch.arange(600) < count)).all()
         assert_close(found.boxes, found.boxes[torch.arange(600) % count], rtol=0, atol=0)
@@ -112,7 +115,8 @@ def test_as_many_proposals_are_drawn_as_exactly():
     for wanted, found, again in zip(exact, *drawn):
         if wanted is not None:
             assert (found.match >= 0).tolist() == (wanted.match >= 0).tolist()
-            assert (found.weight == 1).all() and len(found.boxes.unique(dim=0)) == 16
+            assert (found.weight == 1).all()
+            assert len(found.boxes.unique(dim=0)) == 16
             assert not torch.equal(found.boxes, again.boxes)
 
 
@@ -135,17 +139,21 @@ def test_images_without_ground_truth():
     proposals = torch.cat([ops("roi/prop1"), torch.full((5, 4), torch.nan)])
     for asked in (False, True):
         (sample,) = ProposalMatcher(16, fixed=True, sample_empty_images=asked).batch([proposals], [None], [None])
-        assert (sample.weight == float(asked)).all() and (sample.match == BACKGROUND).all()
-        assert sample.boxes.isfinite().all() and sample.boxes.abs().sum() > 0
+        assert (sample.weight == float(asked)).all()
+        assert (sample.match == BACKGROUND).all()
+        assert sample.boxes.isfinite().all()
+        assert sample.boxes.abs().sum() > 0
 
 
 def test_nothing_to_sample_gives_empty_boxes_of_weight_0():
     padding = torch.full((5, 4), torch.nan)
     (sample,) = ProposalMatcher(8, fixed=True).batch([padding], [torch.zeros(0, 4)], [None])
-    assert (sample.boxes == 0).all() and (sample.weight == 0).all()
+    assert (sample.boxes == 0).all()
+    assert (sample.weight == 0).all()
     boxes = torch.tensor([[0.0, 0, 10, 10]])
     (sample,) = ProposalMatcher(8, fixed=True).batch([boxes], [boxes], [torch.ones(20, 20, dtype=torch.bool)])
-    assert (sample.weight == 0).all() and (sample.match == BACKGROUND).all()
+    assert (sample.weight == 0).all()
+    assert (sample.match == BACKGROUND).all()
 
 
 def test_leading_rows():

@@ -24,7 +24,7 @@ def ops(name):
 
 
 @pytest.mark.parametrize(
-    "case, arguments",
+    ("case", "arguments"),
     [("match_all", (10**6, 0.25, 0.5, 0.5, 0.0, 0.7)), ("match_16_npseed11", (16, 0.25, 0.5, 0.5, 0.1, 0.7))],
 )
 def test_the_same_proposals_are_drawn_as_by_the_original(case, arguments):
@@ -49,7 +49,8 @@ def test_images_without_ground_truth_give_negatives_when_asked():
     image = [ops("roi/prop1")], [torch.zeros(0, 4)], [None]
     assert ProposalMatcher().batch(*image) == [None]
     (sample,) = ProposalMatcher(16, sample_empty_images=True).batch(*image)
-    assert sample.boxes.shape == (16, 4) and (sample.match == BACKGROUND).all()
+    assert sample.boxes.shape == (16, 4)
+    assert (sample.match == BACKGROUND).all()
     assert ProposalMatcher(sample_empty_images=True).batch([None], [None], [None]) == [None]
 
 
@@ -118,7 +119,8 @@ def test_losses_without_positives_keep_their_graph():
     ]
     assert_close(torch.stack([loss.detach().double() for loss in losses]), ops("roi/loss_nopos"), rtol=1e-6, atol=1e-6)
     (losses[1] + losses[2]).backward()
-    assert bbx.grad.abs().sum() == 0 and msk.grad is not None
+    assert bbx.grad.abs().sum() == 0
+    assert msk.grad is not None
 
 
 # Features
@@ -138,7 +140,8 @@ def test_levels_are_always_in_use(boxes):
     boxes = torch.tensor(boxes)
     boxes = torch.cat([torch.minimum(boxes[:, :2], boxes[:, 2:]), torch.maximum(boxes[:, :2], boxes[:, 2:])], 1)
     level = ROIExtractor(min_level=1, num_levels=2).level_of(boxes)
-    assert level.min() >= 1 and level.max() <= 2
+    assert level.min() >= 1
+    assert level.max() <= 2
 
 
 # Head
@@ -148,7 +151,9 @@ def test_head_shapes_with_and_without_regions():
     head = ROIHead(6, 3, InPlaceABN, (14, 14), fc_channels=8, conv_channels=4).eval()
     for count in (0, 5):
         cls, bbx, msk = head(torch.randn(count, 6, 14, 14))
-        assert cls.shape == (count, 4) and bbx.shape == (count, 3, 4) and msk.shape == (count, 3, 28, 28)
+        assert cls.shape == (count, 4)
+        assert bbx.shape == (count, 3, 4)
+        assert msk.shape == (count, 3, 28, 28)
     detection = ROIHead(6, 3, InPlaceABN, with_masks=False).eval()
     assert detection(torch.randn(2, 6, 14, 14))[2] is None
 
@@ -181,14 +186,17 @@ def test_boxes_of_a_batch_are_clipped_image_by_image():
 
 def test_no_detections():
     boxes, classes, scores = DetectionSelector()(torch.zeros(4, 2, 4), torch.ones(4, 3))
-    assert boxes.shape == (0, 4) and classes.shape == (0,) and scores.shape == (0,)
+    assert boxes.shape == (0, 4)
+    assert classes.shape == (0,)
+    assert scores.shape == (0,)
 
 
 def test_masks_that_are_all_void_cost_nothing():
     msk = torch.randn(2, 3, 4, 4, requires_grad=True)
     loss, _ = mask_loss(msk, torch.tensor([1, 3]), torch.full((2, 4, 4), -1.0))
     loss.backward()
-    assert loss == 0 and msk.grad.abs().sum() == 0
+    assert loss == 0
+    assert msk.grad.abs().sum() == 0
 
 
 # Without regions

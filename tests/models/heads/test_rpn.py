@@ -26,7 +26,7 @@ def ops(name):
 
 
 @pytest.mark.parametrize(
-    "name, scale, ratios", [("cityscapes", 8, (1.0, 0.5, 2.0)), ("vistas", 2, (0.2, 0.5, 1, 2, 5))]
+    ("name", "scale", "ratios"), [("cityscapes", 8, (1.0, 0.5, 2.0)), ("vistas", 2, (0.2, 0.5, 1, 2, 5))]
 )
 def test_anchors_equal_the_original(name, scale, ratios):
     strides = ops(f"anchors/{name}/strides").tolist()
@@ -96,7 +96,7 @@ def losses(found, with_boxes=True):
 
 
 @pytest.mark.parametrize(
-    "case, found",
+    ("case", "found"),
     [
         ("all", lambda: ops("rpn/match_all")),
         ("64", lambda: ops("rpn/match_64_seed3_pos.6_novoid")),
@@ -123,14 +123,15 @@ def test_head_orders_its_outputs_as_the_anchors():
     levels = [torch.randn(2, 8, 4, 6), torch.randn(2, 8, 2, 3)]
     obj, bbx, shapes = head(levels)
     assert shapes == [(4, 6), (2, 3)]
-    assert obj.shape == (2, 90) and bbx.shape == (2, 90, 4)
+    assert obj.shape == (2, 90)
+    assert bbx.shape == (2, 90, 4)
     hidden = head.bn1(head.conv1(levels[1]))
     anchor = 4 * 6 * 3 + (1 * 3 + 2) * 3 + 1  # second level, row 1, column 2, ratio 1
     assert_close(obj[:, anchor], head.conv_obj(hidden)[:, 1, 1, 2])
     assert_close(bbx[:, anchor], head.conv_bbx(hidden)[:, 4:8, 1, 2])
 
 
-@pytest.mark.parametrize("min_size, training", [(0, False), (0, True), (16, False)])
+@pytest.mark.parametrize(("min_size", "training"), [(0, False), (0, True), (16, False)])
 def test_proposals_equal_the_original(min_size, training):
     generator = ProposalGenerator(0.7, 300, 100, 200, 50, min_size)
     for image in range(2):

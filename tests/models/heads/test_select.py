@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamseg.models.heads.select import draw, first_true, nth_true, upload
+from seamseg.models.heads.select import first_true, nth_true, random_subset, upload
 
 masks = st.lists(st.booleans(), max_size=40).map(lambda values: torch.tensor(values, dtype=torch.bool))
 
@@ -31,21 +31,22 @@ def test_nth_true_in_any_order(mask):
 def test_rows_of_a_batch_do_not_mix():
     mask = torch.tensor([[False, True, True], [True, False, False]])
     index, is_there = first_true(mask, 2)
-    assert index.tolist() == [[1, 2], [0, 0]] and is_there.tolist() == [[True, True], [True, False]]
+    assert index.tolist() == [[1, 2], [0, 0]]
+    assert is_there.tolist() == [[True, True], [True, False]]
 
 
 def test_draws_are_subsets_of_the_wanted_size():
     chosen = torch.rand(3, 50) < torch.tensor([[0.0], [0.1], [0.9]])
-    drawn = draw(chosen, 10)
+    drawn = random_subset(chosen, 10)
     assert not (drawn & ~chosen).any()
     assert drawn.sum(1).tolist() == chosen.sum(1).clamp(max=10).tolist()
-    assert not draw(chosen, 0).any()
+    assert not random_subset(chosen, 0).any()
 
 
 def test_every_subset_is_as_likely_as_another():
     torch.manual_seed(0)
     chosen = torch.tensor([True, False, True, True, True])
-    drawn = draw(chosen.expand(12000, 5), 2)
+    drawn = random_subset(chosen.expand(12000, 5), 2)
     subsets, counts = drawn.unique(dim=0, return_counts=True)
     assert len(subsets) == 6, "2 of 4"
     # 2000 each, with a deviation of 41

@@ -8,7 +8,7 @@ from support import op_oracles as oracles
 from support.golden_ops import golden
 from torch.testing import assert_close
 
-from seamseg.ops.losses import smooth_l1
+from seamseg.ops.boxes import smooth_l1
 
 
 @pytest.mark.parametrize("sigma", [1, 3])
