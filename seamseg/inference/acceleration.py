@@ -43,14 +43,14 @@ class Acceleration:
 
     def __post_init__(self) -> None:
         if not 1 <= self.pad_to <= MAX_MULTIPLE:
-            raise InputError(f"--pad-to {self.pad_to}: must be between 1 (no padding) and {MAX_MULTIPLE}")
+            raise InputError(f"pad_to {self.pad_to}: must be between 1 (no padding) and {MAX_MULTIPLE}")
 
     def check(self, device: torch.device, tta: bool) -> None:
         """Raise InputError if a device does not support these options, or test-time augmentation excludes them."""
         if self.cuda_graphs and device.type != "cuda":
-            raise InputError(f"--cuda-graphs needs a GPU, the device is {device}: leave it out")
+            raise InputError(f"cuda_graphs needs a GPU, the device is {device}")
         if self.pad_to > 1 and tta:
-            raise InputError("--pad-to cannot be combined with --tta: the padding of the views would differ")
+            raise InputError("pad_to cannot be combined with tta: the padding of the views would differ")
 
     def apply(self, net: PanopticNet, device: torch.device) -> PanopticNet:
         """Return a network with these options that shares the layers of `net`, which is used for inference only.
@@ -104,7 +104,7 @@ class CompiledDense:
     def __init__(self, net: PanopticNet, device: torch.device, backend: str = "inductor") -> None:
         reason = compiler_problem(device, backend)
         if reason is not None:
-            raise SeamsegError(f"--compile: torch.compile does not work here ({reason}): leave --compile out")
+            raise SeamsegError(f"compile: torch.compile does not work here ({reason})")
         self.device = device
         self._backend = backend
         self._size = ""
@@ -133,7 +133,7 @@ class CompiledDense:
             if inner is not None and lacks_memory(inner):
                 raise inner from None
             raise SeamsegError(
-                f"--compile: torch.compile fails for {self._size} pixels ({_first_line(error)}): leave --compile out"
+                f"compile: torch.compile fails for {self._size} pixels ({_first_line(error)})"
             ) from error
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:

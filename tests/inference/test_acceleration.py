@@ -448,10 +448,10 @@ def test_padding_to_a_multiple():
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("--cuda-graphs",), 2, "--cuda-graphs needs a GPU, the device is cpu: leave it out"),
+        (("--cuda-graphs",), 2, "--cuda-graphs needs a GPU, the device is cpu"),
         (("--pad-to", "0"), 2, "--pad-to 0: must be between 1 (no padding) and 1024"),
         (("--pad-to", "32", "--tta", "flip"), 2, "--pad-to cannot be combined with --tta"),
-        (("--compile",), 1, "torch.compile does not work here (No working C++ compiler): leave --compile out"),
+        (("--compile",), 1, "--compile: torch.compile does not work here (No working C++ compiler)"),
     ],
 )
 def test_unsupported_options(micro_run, micro, tmp_path, seamseg_main, capsys, words, code, message):

@@ -37,7 +37,7 @@ def test_options_without_effect():
 
 @pytest.mark.parametrize("text", ["flop", "0", "-1", "5", "nan", "inf", "1;2"])
 def test_invalid_options(text):
-    with pytest.raises(InputError, match="--tta"):
+    with pytest.raises(InputError, match="tta"):
         Augmentation.parse(text)
 
 

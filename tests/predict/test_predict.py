@@ -176,6 +176,8 @@ def test_limit(micro_run, micro, tmp_path, seamseg_main):
         (("{run}", "{photos}", "{out}", "--batch-size", "0"), "--batch-size 0: must be at least 1"),
         (("{out}", "{photos}", "{out}"), "not a run folder"),
         (("{run}", "{photos}", "{out}", "--shortest-size", "0"), "network size"),
+        (("{run}", "{photos}", "{out}", "--min-area", "-1"), "--min-area must not be negative, not -1"),
+        (("{run}", "{photos}", "{out}", "--tiles", "7"), "--tiles 7: too small"),
     ],
 )
 def test_bad_usage(micro_run, photos, tmp_path, seamseg_main, capsys, words, message):
