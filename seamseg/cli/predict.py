@@ -80,8 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_input_size(parser.add_argument_group("size of the network's input"))
     _add_views(parser.add_argument_group("views and classes"))
     _add_anonymisation(parser.add_argument_group("anonymisation"))
-    _add_run(parser.add_argument_group("run"))
     _add_acceleration(parser.add_argument_group("acceleration for many photos of few sizes, after a slow start"))
+    _add_run(parser.add_argument_group("run"))
 
 
 def _add_fusion(group: argparse._ArgumentGroup) -> None:
