@@ -478,17 +478,27 @@ def test_padding_from_the_command_and_from_python(micro_run, micro, tmp_path, se
         seamseg.load(micro_run, device="cpu", cuda_graphs=True)
 
 
-def test_a_compiler_error_at_the_first_image(dynamo):
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (ValueError("cannot lower\nthis and that"), SeamsegError, "fails for 96 x 64 pixels"),
+        pytest.param(
+            torch.OutOfMemoryError("CUDA out of memory"),
+            torch.OutOfMemoryError,
+            "CUDA out of memory",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["compiler", "memory"],
+)
+def test_a_compiler_error_at_the_first_image(dynamo, error, kind, message):
     """One line; errors about memory are not changed."""
-    errors = [ValueError("cannot lower\nthis and that"), torch.OutOfMemoryError("CUDA out of memory")]
-    for error, kind in zip(errors, (SeamsegError, torch.OutOfMemoryError)):
-        with mock.patch.object(CompiledDense, "_compile", side_effect=error):
-            run = CompiledDense(network(), CPU, "eager")
-            with torch.inference_mode(), pytest.raises(kind) as caught:
-                run(image((64, 96))[None])
-        if kind is SeamsegError:
-            assert "fails for 96 x 64 pixels" in str(caught.value)
-            assert "\n" not in str(caught.value)
+    with mock.patch.object(CompiledDense, "_compile", side_effect=error):
+        run = CompiledDense(network(), CPU, "eager")
+        with torch.inference_mode(), pytest.raises(kind) as caught:
+            run(image((64, 96))[None])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.gpu

@@ -117,14 +117,22 @@ def test_content_of_a_manifest_line(micro_run, photos, tmp_path, seamseg_main):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("out", ["folder", "shards", pytest.param("url", marks=pytest.mark.slow)])
-def test_killed_and_resumed(tmp_path, out):
-    """A small version of benchmarks/soak_predict.py: 60 photos, two kills, in two processes."""
+@pytest.mark.parametrize(
+    ("out", "images", "kills"),
+    [
+        ("folder", 30, 1),
+        pytest.param("folder", 60, 2, marks=pytest.mark.slow),
+        pytest.param("shards", 60, 2, marks=pytest.mark.slow),
+        pytest.param("url", 60, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_killed_and_resumed(tmp_path, out, images, kills):
+    """A small version of benchmarks/soak_predict.py, in two processes."""
     root = Path(__file__).parents[2]
-    words = [sys.executable, root / "benchmarks" / "soak_predict.py", "--images", "60", "--kills", "2", "--seed", "1"]
-    words += ["--out", out]
+    words = [sys.executable, root / "benchmarks" / "soak_predict.py", "--images", images, "--kills", kills]
+    words += ["--seed", "1", "--out", out]
     environment = {**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(tmp_path)}
     done = subprocess.run(list(map(str, words)), env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every photo once" in done.stdout
-    assert "kills: 2" in done.stdout
+    assert f"kills: {kills}" in done.stdout

@@ -88,8 +88,9 @@ class Shard(ContainerFile):
                 with tarfile.open(fileobj=peeked, mode=mode, tarinfo=LimitedTarInfo) as archive:
                     for member in _members(archive):
                         if member.size > PHOTO_BYTES:
-                            limit = f"{in_words(member.size)} are above {in_words(PHOTO_BYTES)}, the limit of a photo"
-                            yield replace(self._source(member.name, seen), problem=limit)
+                            size, limit = in_words(member.size), in_words(PHOTO_BYTES)
+                            problem = f"{size} are above {limit}, the limit of a photo"
+                            yield replace(self._source(member.name, seen), problem=problem)
                             continue
                         stream = archive.extractfile(member)
                         assert stream is not None
