@@ -78,6 +78,12 @@ class CopyingGraph:
         return copy_tensors(self.outputs)
 
 
+def recorded(net, **options):
+    """Return a network whose dense part is recorded, and its graphs."""
+    graphs = CudaGraphCache(net.dense_part(), CopyingGraph, **options)
+    return net.with_options(run_dense=graphs), graphs
+
+
 def tensors(dense):
     semantic = [] if dense.semantic_logits is None else [dense.semantic_logits]
     return [*dense.levels, dense.obj_logits, dense.bbx_logits, *semantic]
@@ -99,15 +105,15 @@ def test_compiled_once_with_and_without_graphs(dynamo, monkeypatch, capsys):
     FakeCuda(monkeypatch)
     net = network()
     wanted = [net.predict(PackedSequence([image(size)]))[0] for size in SIZES]
-    net = Acceleration(compile=True, backend="eager").apply(net, CPU)
-    assert isinstance(net.run_dense, CompiledDense)
-    plain, net.run_dense = net.run_dense, cuda_graph_cache(net.run_dense)
-    model = predictor(net)
+    compiled = Acceleration(compile=True, backend="eager").apply(net, CPU)
+    assert isinstance(compiled.run_dense, CompiledDense)
+    graphs = cuda_graph_cache(compiled.run_dense)
+    model = predictor(compiled.with_options(run_dense=graphs))
     for size, expected in zip(SIZES, wanted):
         for _ in range(2):  # the replay of the fake does nothing: the second call returns the captured outputs
             assert_close(model.raw([image(size)])[0], expected)
-    assert len(net.run_dense) == len(SIZES)
-    net.run_dense = plain
+    assert len(graphs) == len(SIZES)
+    model = predictor(compiled)
     for size, expected in zip(SIZES, wanted):
         assert_close(model.raw([image(size)])[0], expected)
     assert not counters["graph_break"]
@@ -134,8 +140,7 @@ def test_generated_code(dynamo, precision, tolerance, agreeing):
                 assert a.shape == b.shape
                 assert (a - b).abs().max() <= (1e-5 if tolerance else 0.05) * b.abs().max()
     wanted = network(precision).predict(PackedSequence([image(SIZES[0])]))[0]
-    net.run_dense = run
-    found = predictor(net).raw([image(SIZES[0])])[0]
+    found = predictor(net.with_options(run_dense=run)).raw([image(SIZES[0])])[0]
     if tolerance is not None:
         assert_close(found, wanted, tolerance, agreeing)
     assert (found.semantic == wanted.semantic).float().mean() >= agreeing
@@ -144,8 +149,8 @@ def test_generated_code(dynamo, precision, tolerance, agreeing):
 @pytest.mark.parametrize("kind", ["panoptic", "instance_seg"])
 def test_recorded_network(kind):
     """With recorded graphs batches, tiles and augmentation give the results of the plain network, bit for bit."""
-    plain, net = network(kind=kind), network(kind=kind)
-    net.run_dense = graphs = CudaGraphCache(net.dense_part(), CopyingGraph, max_graphs=3)
+    plain = network(kind=kind)
+    net, graphs = recorded(network(kind=kind), max_graphs=3)
     images = [image((64, 96), seed) for seed in range(5)]
     for tta in (None, "flip,0.5,1"):
         one, other = predictor(plain, tta), predictor(net, tta)
@@ -160,8 +165,8 @@ def test_recorded_network(kind):
 
 
 def test_tiles_are_recorded_once():
-    plain, net = network(), network()
-    net.run_dense = graphs = CudaGraphCache(net.dense_part(), CopyingGraph)
+    plain = network()
+    net, graphs = recorded(network())
     photo = (torch.rand(3, 300, 420, generator=torch.Generator().manual_seed(1)) * 255).byte()
     wanted, found = (predictor(n).raw([photo], Tiling(128))[0] for n in (plain, net))
     assert_close(found, wanted, 0)
@@ -406,9 +411,8 @@ def test_graphs_are_used_inside_and_outside_of_inference_mode():
 
 def test_graphs_are_dropped_before_tiles_are_used(capsys):
     """If an image does not fit into the memory, the graphs are dropped before tiles are used."""
-    net = network()
+    net, _ = recorded(network())
     model = predictor(net)
-    net.run_dense = CudaGraphCache(net.dense_part(), CopyingGraph)
     first, again, wanted = (model.raw([image((64, 96))])[0] for _ in range(3))
     assert len(model.graph_cache) == 1
     inner = net.proposals
@@ -428,8 +432,8 @@ def test_graphs_are_dropped_before_tiles_are_used(capsys):
 
 def test_padding_to_a_multiple():
     """The same as an image in a batch with a larger one; the map keeps its size."""
-    net, padded = network(), network()
-    padded.pad_to = 32
+    net = network()
+    padded = network().with_options(pad_to=32)
     small, large = image((50, 70)), image((64, 96))
     wanted = net.predict(PackedSequence([small, large]))[0]
     (found,) = predictor(padded).raw([small])
@@ -437,8 +441,8 @@ def test_padding_to_a_multiple():
     # the number of images changes the order of sums
     torch.testing.assert_close(found.boxes, wanted.boxes, rtol=1e-4, atol=1e-3)
     assert (found.semantic == wanted.semantic).float().mean() > 0.999
-    net.run_dense = shapes = CudaGraphCache(net.dense_part(), CopyingGraph)
-    net.pad_to = 32
+    net, shapes = recorded(net)
+    net = net.with_options(pad_to=32)
     for size in ((50, 70), (33, 65), (64, 96)):
         predictor(net).raw([image(size)])
     assert len(shapes) == 1
@@ -569,7 +573,8 @@ def test_recorded_on_two_gpus():
 def test_predictions_by_graphs_on_a_gpu():
     device = torch.device("cuda")
     net = network(device=device)
-    net.run_dense = graphs = cuda_graph_cache(net.dense_part())
+    graphs = cuda_graph_cache(net.dense_part())
+    net = net.with_options(run_dense=graphs)
     wanted = network(device=device).predict(PackedSequence([image((64, 96)).to(device)]))[0]
     for _ in range(4):
         found = net.predict(PackedSequence([image((64, 96)).to(device)]))[0]

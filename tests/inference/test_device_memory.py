@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.tile_scenes import STUFF, SceneNet, scene
 
-from inference.test_acceleration import CopyingGraph, image, network, predictor
+from inference.test_acceleration import image, network, predictor, recorded
 from seamseg.data.transforms import TestTransform
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.cuda_graphs import CudaGraphCache
@@ -100,9 +100,8 @@ def test_out_of_memory_while_recording(error):
 
 def test_graphs_are_dropped_before_tiles_get_smaller(capsys):
     """Graphs of one shape are dropped before tiles of another become smaller."""
-    net = network()
+    net, _ = recorded(network())
     model = predictor(net)
-    net.run_dense = CudaGraphCache(net.dense_part(), CopyingGraph)
     for _ in range(3):
         model.raw([image((64, 96))])
     assert len(model.graph_cache) == 1
