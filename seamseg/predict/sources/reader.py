@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -268,7 +268,7 @@ def retry_on_worker_death(job: Callable[[], object]) -> None:
             continue
 
 
-def _unchanged(item: tuple[int, DecodedImage]) -> tuple[int, DecodedImage]:
+def _unchanged(item: Any) -> Any:
     """Return an item as it is; the default `collate_fn` would rebuild it."""
     return item
 
