@@ -43,27 +43,28 @@ class Acceleration:
 
     def __post_init__(self) -> None:
         if not 1 <= self.pad_to <= MAX_MULTIPLE:
-            raise InputError(f"--pad-to {self.pad_to}: must be between 1 (no padding) and {MAX_MULTIPLE}")
+            raise InputError(f"pad_to {self.pad_to}: must be between 1 (no padding) and {MAX_MULTIPLE}")
 
     def check(self, device: torch.device, tta: bool) -> None:
         """Raise InputError if a device does not support these options, or test-time augmentation excludes them."""
         if self.cuda_graphs and device.type != "cuda":
-            raise InputError(f"--cuda-graphs needs a GPU, the device is {device}: leave it out")
+            raise InputError(f"cuda_graphs needs a GPU, the device is {device}")
         if self.pad_to > 1 and tta:
-            raise InputError("--pad-to cannot be combined with --tta: the padding of the views would differ")
+            raise InputError("pad_to cannot be combined with tta: the padding of the views would differ")
 
     def apply(self, net: PanopticNet, device: torch.device) -> PanopticNet:
-        """Return a network that shares the layers of `net` and runs as configured; for inference only.
+        """Return a network with these options that shares the layers of `net`, which is used for inference only.
 
         Raises
         ------
         SeamsegError
             if the compiler does not work here
         """
-        run: Function | None = CompiledDense(net, device, self.backend) if self.compile else None
+        run: Function = CompiledDense(net, device, self.backend) if self.compile else net.dense_part()
         if self.cuda_graphs:
-            run = cuda_graph_cache(run or net.dense_part())
-        return net.with_options(pad_to=self.pad_to, run_dense=run)
+            run = cuda_graph_cache(run)
+        plain = not (self.compile or self.cuda_graphs)
+        return net.with_options(pad_to=self.pad_to, run_dense=None if plain else run)
 
 
 def compiler_problem(device: torch.device, backend: str = "inductor") -> str | None:
@@ -103,7 +104,7 @@ class CompiledDense:
     def __init__(self, net: PanopticNet, device: torch.device, backend: str = "inductor") -> None:
         reason = compiler_problem(device, backend)
         if reason is not None:
-            raise SeamsegError(f"--compile: torch.compile does not work here ({reason}): leave --compile out")
+            raise SeamsegError(f"compile: torch.compile does not work here ({reason})")
         self.device = device
         self._backend = backend
         self._size = ""
@@ -132,7 +133,7 @@ class CompiledDense:
             if inner is not None and lacks_memory(inner):
                 raise inner from None
             raise SeamsegError(
-                f"--compile: torch.compile fails for {self._size} pixels ({_first_line(error)}): leave --compile out"
+                f"compile: torch.compile fails for {self._size} pixels ({_first_line(error)})"
             ) from error
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:

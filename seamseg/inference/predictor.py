@@ -329,7 +329,7 @@ def load_predictor(
     opened = open_model(model, config, meta, list(options.overrides))
     # all arguments are checked before the network is built, which takes seconds
     transform, thresholds = options.transform(opened.config), options.thresholds(opened.config)
-    classes = None if options.classes is None else choose_classes(options.classes, opened.metadata, "--classes")
+    classes = None if options.classes is None else choose_classes(options.classes, opened.metadata)
     net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
     averaged = load_into(net, opened.snapshot, strict=True, name=opened.name).averaged
     net = for_inference(net, chosen, options.precision)

@@ -53,9 +53,9 @@ class Augmentation:
             try:
                 scale = float(word)
             except ValueError:
-                raise InputError(f"--tta {text}: {word!r} is neither `flip` nor a scale such as 0.75") from None
+                raise InputError(f"tta {text}: {word!r} is neither `flip` nor a scale such as 0.75") from None
             if not MIN_SCALE <= scale <= MAX_SCALE:
-                raise InputError(f"--tta {text}: scales must be between {MIN_SCALE} and {MAX_SCALE:g}, not {word}")
+                raise InputError(f"tta {text}: scales must be between {MIN_SCALE} and {MAX_SCALE:g}, not {word}")
             scales.append(scale)
         return Augmentation.parse(Augmentation(tuple(dict.fromkeys(scales)) or (1.0,), flip))
 

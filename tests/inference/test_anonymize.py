@@ -1,4 +1,4 @@
-"""Anonymous photos: nothing of a region is left but coarse averages, nothing else changes."""
+"""Anonymised photos: only coarse averages of a region remain, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
 
 
 def within(mask: np.ndarray, radius: int) -> np.ndarray:
-    """Pixels not farther than `radius` along both axes, the slow way."""
+    """Dilate a mask by a square of `radius`, pixel by pixel."""
     out = np.zeros_like(mask)
     for y, x in zip(*np.nonzero(mask)):
         out[max(0, y - radius) : y + radius + 1, max(0, x - radius) : x + radius + 1] = True
@@ -51,7 +51,9 @@ def test_only_the_region_and_its_margin_change(height, width, y, x, style):
     photo = noise(80, 100)
     before = photo.copy()
     out = anonymize(photo, [Region(np.ones((height, width), bool), (y, x))], style)
-    assert np.array_equal(photo, before) and out.shape == photo.shape and out.dtype == np.uint8
+    assert np.array_equal(photo, before)
+    assert out.shape == photo.shape
+    assert out.dtype == np.uint8
     inside = np.zeros((80, 100), bool)
     inside[max(0, y) : max(0, y + height), max(0, x) : max(0, x + width)] = True
     if not inside.any():
@@ -61,13 +63,13 @@ def test_only_the_region_and_its_margin_change(height, width, y, x, style):
     reach = 2 + int(np.ceil(MARGIN * max(rows, columns)))
     far = ~within(inside, reach + 2 * max(1, reach // 2))
     assert np.array_equal(out[far], photo[far])
-    # within reach no pixel of the photo shines through: none is left as it was but by chance
+    # within reach every pixel is replaced; a few may be equal by coincidence
     near = within(inside, reach)
     assert (out[near] == photo[near]).all(axis=-1).mean() < 0.2
 
 
 def test_details_of_equal_average_make_no_difference():
-    """Two photos that differ only inside of cells give one picture: nobody can tell which it was."""
+    """Two photos that differ only inside of cells give the same result."""
     mask = np.zeros((128, 128), bool)
     mask[32:96, 32:96] = True
     reach = 2 + int(np.ceil(MARGIN * 64))
@@ -84,7 +86,7 @@ def test_details_of_equal_average_make_no_difference():
     assert np.array_equal(anonymize(one, [Region(mask)]), anonymize(other, [Region(mask)]))
 
 
-def test_a_finer_region_brings_no_detail_back():
+def test_a_finer_region_does_not_restore_details():
     photo = noise(400, 400)
     large = Region(np.ones((300, 300), bool), (50, 50))
     small = Region(np.ones((10, 10), bool), (190, 190))
@@ -123,12 +125,14 @@ def test_bad_arguments():
 
 @given(st.integers(1, 40), st.integers(1, 40), st.floats(0, 0.3), st.integers(1, 64), st.integers(0, 9))
 @settings(max_examples=50, deadline=None)
-def test_clusters_share_out_the_mask(height, width, density, cells, seed):
+def test_clusters_partition_the_mask(height, width, density, cells, seed):
     mask = np.random.default_rng(seed).random((height, width)) < density
     count = np.zeros(mask.shape, int)
     for region in clusters(mask, cells):
         (y, x), (h, w) = region.corner, region.mask.shape
-        assert region.part and region.mask[0].any() and region.mask[-1].any()
+        assert region.part
+        assert region.mask[0].any()
+        assert region.mask[-1].any()
         count[y : y + h, x : x + w] += region.mask
     assert np.array_equal(count, mask.astype(int))
 
@@ -140,10 +144,11 @@ def test_clusters_take_little_memory():
     (region,) = clusters(mask)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert region.mask.all() and peak < 4 * mask.size
+    assert region.mask.all()
+    assert peak < 4 * mask.size
 
 
-def test_clusters_lie_apart():
+def test_clusters_are_separate():
     mask = np.zeros((640, 640), bool)
     mask[10:30, 10:30] = mask[300:310, 5:600] = mask[312:330, 580:600] = mask[600:620, 600:620] = True
     assert [r.corner for r in clusters(mask)] == [(10, 10), (300, 5), (600, 600)]

@@ -100,10 +100,11 @@ def test_many_kinds_in_order(model, micro):
     for result in (results[0], *results[2:]):
         assert (result.id_map != alone.id_map).mean() < 0.01
         assert np.array_equal(result.photo, np.asarray(image))
-    assert model.predict([]) == [] and model.predict((small,))[0].size == (90, 40)
+    assert model.predict([]) == []
+    assert model.predict((small,))[0].size == (90, 40)
 
 
-def test_photos_are_read_when_it_is_their_turn(model, micro):
+def test_photos_are_read_lazily(model, micro):
     taken = []
 
     def stream():
@@ -121,7 +122,7 @@ def test_photos_are_read_when_it_is_their_turn(model, micro):
         list(model.predict_iter([], batch_size=0))
 
 
-def test_what_a_result_remembers(model, micro):
+def test_a_result_keeps_its_photo(model, micro):
     pixels = np.full((30, 40, 3), 90, np.uint8)
     result = model.predict(pixels)
     pixels[:] = 0

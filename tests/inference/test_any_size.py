@@ -55,7 +55,8 @@ def test_tiles_change_nothing_for_a_local_network(rgb):
         stuff = (categories(whole) != 3) & (categories(tiled) != 3)
         assert np.array_equal(categories(tiled)[stuff], categories(whole)[stuff])
         small, large = sorted((s for s in tiled.segments if s.isthing), key=lambda s: s.area)
-        assert small.box == SMALL and stuff.mean() > 0.5
+        assert small.box == SMALL
+        assert stuff.mean() > 0.5
         assert large.box == pytest.approx(LARGE, abs=5)  # from the coarse view
 
 
@@ -80,12 +81,15 @@ def test_augmentation_of_each_tile(rgb, tiles, room):
     model = predictor(LogitsNet(room=room))
     model.augmentation = Augmentation.parse("flip")
     result, plain = model.predict(rgb, tiles), predictor().predict(rgb)
-    assert len(model.net.sizes) > 8 and max(h * w for h, w in model.net.sizes) <= (room or tiles**2)
+    assert len(model.net.sizes) > 8
+    assert max(h * w for h, w in model.net.sizes) <= (room or tiles**2)
     assert model.net.sizes[::2] == model.net.sizes[1::2], "each tile has two views"
     stuff = (categories(result) != 3) & (categories(plain) != 3)
-    assert np.array_equal(categories(result)[stuff], categories(plain)[stuff]) and stuff.mean() > 0.5
+    assert np.array_equal(categories(result)[stuff], categories(plain)[stuff])
+    assert stuff.mean() > 0.5
     small, large = sorted((s for s in result.segments if s.isthing), key=lambda s: s.area)
-    assert small.box == SMALL and large.box == pytest.approx(LARGE, abs=5)
+    assert small.box == SMALL
+    assert large.box == pytest.approx(LARGE, abs=5)
 
 
 def test_ordinary_photos_are_not_tiled(rgb):
@@ -102,27 +106,31 @@ def test_a_photo_above_the_limit_is_tiled(monkeypatch):
     model = predictor()
     for size in ((300, 400), (300, 401), (1, 300000)):
         result = model.predict(scene(size, [], np.random.default_rng(0)))
-        assert result.size == size and (result.id_map > 0).all()
-    assert model.net.sizes[0] == (300, 400) and max(h * w for h, w in model.net.sizes[1:]) <= 128**2
+        assert result.size == size
+        assert (result.id_map > 0).all()
+    assert model.net.sizes[0] == (300, 400)
+    assert max(h * w for h, w in model.net.sizes[1:]) <= 128**2
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 5000), (5000, 1), (2, 20000), (33, 77)])
 @pytest.mark.parametrize("tiles", ["auto", 128])
 def test_extreme_sizes(size, tiles):
     result = predictor().predict(scene(size, [], np.random.default_rng(0)), tiles)
-    assert result.size == size and (result.id_map > 0).all()
+    assert result.size == size
+    assert (result.id_map > 0).all()
 
 
 def test_the_map_has_the_photos_own_size(rgb):
     for shortest in (50, 300, 700):
         result = predictor(shortest=shortest).predict(rgb, tiles=128)
-        assert result.size == (300, 400) and sum(s.isthing for s in result.segments) == 2
+        assert result.size == (300, 400)
+        assert sum(s.isthing for s in result.segments) == 2
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(128, 256), st.integers(16500, 90000))
 def test_too_little_memory_changes_nothing(height, width, side, room):
-    """Whatever fits: the map is that of a machine with more memory."""
+    """Whatever fits into the memory: the map is the same as with more memory."""
     rgb = scene((height, width), [], np.random.default_rng(height * width))
     net = SceneNet(room=room)
     for tiling in (Tiling(), Tiling(side)):
@@ -136,8 +144,9 @@ def test_out_of_memory_is_reported_once(rgb, capsys):
     results = [model.predict(rgb) for _ in range(2)]
     error = capsys.readouterr().err
     assert error.count("input of 400 x 300 pixels at once: it is processed in tiles of 173 pixels, and so are") == 1
-    assert error.count("\n") == 1 and results[0].segments == results[1].segments
-    # the first try of each is the image itself, what is seen are tiles
+    assert error.count("\n") == 1
+    assert results[0].segments == results[1].segments
+    # the first attempt with each image fails
     assert max(h * w for h, w in model.net.sizes) <= 173**2
 
 
@@ -145,7 +154,8 @@ def test_images_of_a_too_large_batch_are_processed_one_by_one(rgb, capsys):
     model = predictor(SceneNet(room=200000))
     images = [model.transform(Image.fromarray(rgb))] * 3
     predictions = model.raw(images)
-    assert model.net.sizes == [(300, 400)] * 3 and len(predictions) == 3
+    assert model.net.sizes == [(300, 400)] * 3
+    assert len(predictions) == 3
     assert all(p.semantic.dtype == torch.uint8 for p in predictions)
     assert capsys.readouterr().err == ""
 
@@ -161,7 +171,7 @@ def test_memory_for_the_smallest_tiles_does_not_suffice(rgb):
         with pytest.raises(SeamsegError) as caught:
             model.predict(photo, tiles=tiles)
         assert str(caught.value) == words
-    # on another device the CPU is one more way
+    # on a GPU the message also suggests the CPU
     error = SimpleNamespace(device=torch.device("cuda:1"))
     said = str(Predictor._out_of_memory(error, torch.empty(3, 70, 80)))
     assert said == f"cuda:1: not enough memory for a network input of 80 x 70 pixels: {smaller} or use --device cpu"
@@ -193,7 +203,8 @@ def test_every_orientation(tmp_path, orientation, tiles):
     }[orientation]
     result = predictor().predict(tmp_path / "photo.png", tiles)
     expected = np.where(upright[..., 2] > 0, 3, upright[..., 0])
-    assert result.size == upright.shape[:2] and np.array_equal(categories(result), expected)
+    assert result.size == upright.shape[:2]
+    assert np.array_equal(categories(result), expected)
 
 
 GREY = np.arange(48, dtype=np.uint8).reshape(6, 8) * 5
@@ -214,7 +225,7 @@ GREY = np.arange(48, dtype=np.uint8).reshape(6, 8) * 5
     ids=lambda image: image.mode,
 )
 def test_images_of_every_kind(tmp_path, image):
-    """A PIL image is seen as the same picture in a file is; 16 bits become 8 by scaling, not by clipping."""
+    """A PIL image and the same image in a file have equal inputs; 16 bits become 8 by scaling, not clipping."""
     image.save(tmp_path / "photo.tif")
     seen = []
     model = predictor()
@@ -233,7 +244,8 @@ def test_cmyk_and_one_bit():
     model.raw = lambda images, tiling: seen.append(images[0]) or [SceneNet()._see(images[0] * 0)]
     model.predict(red)
     model.predict(Image.new("1", (9, 7), 1))
-    assert seen[0].flatten(1).mean(1).tolist() == [1, 0, 0] and seen[1].min() == 1
+    assert seen[0].flatten(1).mean(1).tolist() == [1, 0, 0]
+    assert seen[1].min() == 1
 
 
 def test_photos_for_tiles_stay_bytes(rgb):
@@ -241,15 +253,18 @@ def test_photos_for_tiles_stay_bytes(rgb):
     transform = TestTransform(None)
     whole = photos.network_input(image, transform, Tiling())
     part = photos.network_input(image, transform, Tiling(128))
-    assert whole.dtype == torch.float32 and torch.equal(part, (whole * 255).round().to(torch.uint8))
-    assert photos.is_for_tiles(part) and not photos.is_for_tiles(whole)
+    assert whole.dtype == torch.float32
+    assert torch.equal(part, (whole * 255).round().to(torch.uint8))
+    assert photos.is_for_tiles(part)
+    assert not photos.is_for_tiles(whole)
     batches = list(photos.equal_size_batches([whole, part, whole, part], 2, lambda image: image))
-    assert [len(b) for b in batches] == [1, 2, 1] and all(not photos.is_for_tiles(image) for image in batches[1])
+    assert [len(b) for b in batches] == [1, 2, 1]
+    assert all(not photos.is_for_tiles(image) for image in batches[1])
 
 
 @pytest.mark.usefixtures("narrow")
 def test_command(micro_run, micro, tmp_path, seamseg_main, capsys):
-    """Large photos in tiles beside small ones that are batched as ever."""
+    """Large photos in tiles together with small ones in batches."""
     (tmp_path / "photos").mkdir()
     street = Image.open(micro / "img" / "val0.png")
     for name, size in (("a", (300, 200)), ("b", (96, 64)), ("c", (96, 64)), ("d", (64, 96))):
@@ -262,7 +277,8 @@ def test_command(micro_run, micro, tmp_path, seamseg_main, capsys):
     one, other = (read_id_png(tmp_path / out / "panoptic" / "a.png") for out in ("whole", "tiles"))
     assert one.shape == other.shape == (200, 300)
     raw = torch.load(tmp_path / "tiles" / "a.pth.tar", weights_only=True)
-    assert raw["sem_pred"].shape == (200, 300) and raw["sem_pred"].dtype == torch.uint8
+    assert raw["sem_pred"].shape == (200, 300)
+    assert raw["sem_pred"].dtype == torch.uint8
     model = seamseg.load(micro_run, device="cpu", shortest_size=200, longest_max_size=400, tiles=192, tile_overlap=64)
     result = model.predict(tmp_path / "photos" / "a.png")
     crowds = [s.id for s in result.segments if s.iscrowd]  # the COCO format leaves them void

@@ -47,4 +47,5 @@ def test_names(names, classes, expected):
 def test_unknown_names(names, classes, message):
     with pytest.raises(InputError, match="--anonymize: ") as raised:
         choose_classes(names, classes, "--anonymize")
-    assert message in str(raised.value) and "\n" not in str(raised.value)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)

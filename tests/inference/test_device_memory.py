@@ -1,4 +1,4 @@
-"""Too little memory of a device, in the words of all who say so: smaller tiles, fewer graphs, or one line."""
+"""Out-of-memory errors of all libraries: smaller tiles, fewer graphs, or one line."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.tile_scenes import STUFF, SceneNet, scene
 
-from inference.test_acceleration import Copying, image, network, predictor
+from inference.test_acceleration import image, network, predictor, recorded
 from seamseg.data.transforms import TestTransform
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.cuda_graphs import CudaGraphCache
@@ -45,7 +45,7 @@ def test_which_errors_are_about_memory():
 
 
 class Full(SceneNet):
-    """A network that has room for so many pixels, and says so by an error of the caller's choice."""
+    """A network with memory for `room` pixels, which raises a given error for more."""
 
     def __init__(self, room, error):
         super().__init__()
@@ -64,11 +64,12 @@ def seer(room, error, tiling=Tiling()):  # noqa: B008
 
 
 @every_word
-def test_an_image_is_seen_in_tiles(error, capsys):
+def test_out_of_memory_leads_to_tiles(error, capsys):
     rgb = scene((300, 400), [], np.random.default_rng(0))
     model = seer(20000, error)
     result = model.predict(rgb)
-    assert result.size == (300, 400) and (result.id_map > 0).all()
+    assert result.size == (300, 400)
+    assert (result.id_map > 0).all()
     assert "in tiles of 128" in capsys.readouterr().err
     with pytest.raises(SeamsegError, match="400 x 300 pixels: set --tiles auto"):
         model.predict(rgb, tiles="off")
@@ -76,7 +77,7 @@ def test_an_image_is_seen_in_tiles(error, capsys):
         seer(100, error).predict(rgb)
 
 
-def test_another_error_stays_what_it_is():
+def test_other_errors_are_not_handled():
     rgb = scene((300, 400), [], np.random.default_rng(0))
     for tiles in ("auto", "off", 128):
         with pytest.raises(RuntimeError, match="EXECUTION_FAILED"):
@@ -84,23 +85,23 @@ def test_another_error_stays_what_it_is():
 
 
 @every_word
-def test_no_room_for_a_recording(error):
+def test_out_of_memory_while_recording(error):
     def fail(function, x):
         raise error
 
     graphs = CudaGraphCache(torch.square, fail)
     for _ in range(3):
         assert torch.equal(graphs(torch.full((1, 2), 3.0)), torch.full((1, 2), 9.0))
+    broken = CudaGraphCache(torch.square, lambda function, x: (_ for _ in ()).throw(OTHERS[1]))
+    assert torch.equal(broken(torch.ones(2)), torch.ones(2))
     with pytest.raises(RuntimeError, match="EXECUTION"):
-        broken = CudaGraphCache(torch.square, lambda function, x: (_ for _ in ()).throw(OTHERS[1]))
-        broken(torch.ones(2)), broken(torch.ones(2))
+        broken(torch.ones(2))
 
 
-def test_graphs_go_before_tiles_become_smaller(capsys):
-    """What is recorded of one shape must not take the room from tiles of another."""
-    net = network()
+def test_graphs_are_dropped_before_tiles_get_smaller(capsys):
+    """Graphs of one shape are dropped before tiles of another become smaller."""
+    net, _ = recorded(network())
     model = predictor(net)
-    net.run_dense = CudaGraphCache(net.dense_part(), Copying)
     for _ in range(3):
         model.raw([image((64, 96))])
     assert len(model.graph_cache) == 1
@@ -115,13 +116,13 @@ def test_graphs_go_before_tiles_become_smaller(capsys):
     net.proposals = OnlyWithout()
     photo = (torch.rand(3, 260, 260, generator=torch.Generator().manual_seed(1)) * 255).byte()
     found = model.raw([photo], Tiling(256))[0]
-    assert capsys.readouterr().err == ""  # the tiles have the side that was asked for
+    assert capsys.readouterr().err == ""  # the tiles have the requested side
     wanted = predictor(network()).raw([photo], Tiling(256))[0]
     assert torch.equal(found.semantic, wanted.semantic)
 
 
 @every_word
-def test_a_step_of_a_training(error):
+def test_out_of_memory_in_a_training_step(error):
     def stepper(batches, rates):
         raise error
 

@@ -55,7 +55,7 @@ def test_image_preparation():
     assert torch.equal(kept.pixels, bare.pixels)
 
 
-def test_batches_never_mix_sizes_and_lose_nothing():
+def test_batches_have_one_size_and_contain_all_items():
     rng = np.random.default_rng(0)
     items = [(i, torch.empty(3, 4, int(w))) for i, w in enumerate(rng.choice([5, 5, 5, 6, 7, 8], 200))]
     batches = list(equal_size_batches(iter(items), 3, lambda item: item[1]))
@@ -79,7 +79,7 @@ def test_few_items_wait():
     assert most <= 5
 
 
-def test_photos_that_wait_for_company_are_bounded_by_their_bytes(monkeypatch):
+def test_waiting_photos_are_limited_by_their_bytes(monkeypatch):
     monkeypatch.setattr(photos, "WAITING_BYTES", 100)
     images = [torch.zeros(3, 4, width) for width in (4, 5, 6, 4)]
     items = list(zip((40, 40, 40, 200), images, strict=True))

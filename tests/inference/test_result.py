@@ -1,4 +1,4 @@
-"""Results: what they know, how they look, what they save, and that they survive pickling and reading back."""
+"""Results: properties, drawing, saving, loading and pickling."""
 
 import json
 import pickle
@@ -49,33 +49,44 @@ def empty(height=4, width=5, photo=None):
     return Panoptic.of(PanopticResult(np.zeros((height, width), np.int32), []), CITY, photo)
 
 
-def test_what_it_knows(result):
+def test_properties(result):
     assert [(s.name, s.category) for s in result.segments] == [("road", 0), ("car", 3), ("person <b>", 2)]
     assert all(isinstance(s, Segment) and isinstance(s, NamedSegment) for s in result.segments)
-    assert isinstance(result, PanopticResult) and result.size == (60, 80)
+    assert isinstance(result, PanopticResult)
+    assert result.size == (60, 80)
     classes = result.classes
-    assert classes.dtype == np.uint8 and classes[50, 5] == 0 and classes[20, 30] == 3 and classes[2, 2] == 2
-    assert classes[20, 60] == VOID and (classes == 3).sum() == 600
+    assert classes.dtype == np.uint8
+    assert classes[50, 5] == 0
+    assert classes[20, 30] == 3
+    assert classes[2, 2] == 2
+    assert classes[20, 60] == VOID
+    assert (classes == 3).sum() == 600
     assert result.mask(2).sum() == result.mask(result.segments[1]).sum() == 600
     assert repr(result) == "Panoptic(80 x 60: 1 car, 1 person <b>, road)"
-    assert repr(empty()) == "Panoptic(5 x 4: no segments)" and (empty().classes == VOID).all()
+    assert repr(empty()) == "Panoptic(5 x 4: no segments)"
+    assert (empty().classes == VOID).all()
 
 
 def test_equality(result):
     again = Panoptic.of(bare(), CITY)
-    assert result == again and result != empty() and result != "result"
+    assert result == again
+    assert result != empty()
+    assert result != "result"
     with pytest.raises(TypeError, match="unhashable"):
         hash(result)
 
 
 def test_pickle(result):
     again = pickle.loads(pickle.dumps(result))
-    assert again == result and again.metadata == CITY and np.array_equal(again.photo, result.photo)
+    assert again == result
+    assert again.metadata == CITY
+    assert np.array_equal(again.photo, result.photo)
 
 
 def test_only(result):
     kept = result.only("car")
-    assert [s.name for s in kept.segments] == ["car"] and set(np.unique(kept.id_map)) == {0, 2}
+    assert [s.name for s in kept.segments] == ["car"]
+    assert set(np.unique(kept.id_map)) == {0, 2}
     assert len(result.segments) == 3, "the result itself has changed"
     assert result.only(["road"]).only("car").segments == []
     with pytest.raises(InputError, match="did you mean car"):
@@ -84,7 +95,8 @@ def test_only(result):
 
 def test_draw(result):
     picture = np.asarray(result.draw(labels=False))
-    assert picture.shape == (60, 80, 3) and tuple(picture[55, 70]) == (
+    assert picture.shape == (60, 80, 3)
+    assert tuple(picture[55, 70]) == (
         (200 + 128) // 2,
         (100 + 64) // 2,
         (50 + 128) // 2,
@@ -115,10 +127,14 @@ def test_opacity_mixes(opacity, photo, colour):
 
 def test_notebook(result, tmp_path):
     with Image.open(BytesIO(result._repr_png_())) as picture:
-        assert picture.size == (80, 60) and picture.format == "PNG"
+        assert picture.size == (80, 60)
+        assert picture.format == "PNG"
     page = result._repr_html_()
-    assert "data:image/jpeg;base64," in page and "car &times; 1" in page and "person &lt;b&gt;" in page
-    assert "<b>" not in page and "12.5 %" in page
+    assert "data:image/jpeg;base64," in page
+    assert "car &times; 1" in page
+    assert "person &lt;b&gt;" in page
+    assert "<b>" not in page
+    assert "12.5 %" in page
     large = Panoptic.of(PanopticResult(np.zeros((1000, 4000), np.int32), []), CITY)
     assert Image.open(BytesIO(large._repr_png_())).size == (1024, 256)
     gone = Panoptic.of(bare(), CITY, tmp_path / "gone.jpg")
@@ -127,7 +143,7 @@ def test_notebook(result, tmp_path):
         gone.draw()
 
 
-def test_a_photo_that_was_replaced(tmp_path):
+def test_a_replaced_photo(tmp_path):
     Image.new("RGB", (10, 10)).save(tmp_path / "a.png")
     with pytest.raises(InputError, match="now 10 x 10 pixels, the result is of 80 x 60"):
         Panoptic.of(bare(), CITY, tmp_path / "a.png").draw()
@@ -135,7 +151,8 @@ def test_a_photo_that_was_replaced(tmp_path):
 
 def test_to_coco(result):
     annotation, picture = result.to_coco(17)
-    assert annotation["image_id"] == 17 and annotation["file_name"] == "17.png"
+    assert annotation["image_id"] == 17
+    assert annotation["file_name"] == "17.png"
     assert result.to_coco(17, "x/y.png")[0]["file_name"] == "x/y.png"
     rgb = np.asarray(picture).astype(int)
     ids = rgb[..., 0] + 256 * rgb[..., 1] + 65536 * rgb[..., 2]
@@ -154,7 +171,8 @@ def test_to_coco(result):
 def test_save_pictures(result, tmp_path, ending, kind):
     path = result.save(tmp_path / "new" / f"x.{ending}", opacity=0.2)
     with Image.open(path) as picture:
-        assert picture.format == kind and picture.size == (80, 60)
+        assert picture.format == kind
+        assert picture.size == (80, 60)
     if kind == "PNG":
         assert np.array_equal(np.asarray(Image.open(path)), np.asarray(result.draw(opacity=0.2)))
     assert [p.name for p in path.parent.iterdir()] == [path.name]
@@ -167,16 +185,19 @@ def test_saved_json_is_read_by_the_evaluation(result, tmp_path):
     assert scores.PQ == 1
 
 
-def test_npz_comes_back(result, tmp_path):
+def test_npz_round_trip(result, tmp_path):
     again = Panoptic.load(result.save(tmp_path / "a.npz"))
-    assert again == result and again.metadata == CITY and again.photo is None
-    assert all(isinstance(s, NamedSegment) for s in again.segments) and again.id_map.dtype == np.int32
+    assert again == result
+    assert again.metadata == CITY
+    assert again.photo is None
+    assert all(isinstance(s, NamedSegment) for s in again.segments)
+    assert again.id_map.dtype == np.int32
     assert Panoptic.load(empty().save(tmp_path / "b.npz")) == empty()
     Image.new("RGB", (80, 60)).save(tmp_path / "photo.png")
     assert Panoptic.load(tmp_path / "a.npz", tmp_path / "photo.png").photo.shape == (60, 80, 3)
 
 
-def test_files_that_are_no_results(result, tmp_path):
+def test_loading_other_files(result, tmp_path):
     class Trap:
         def __reduce__(self):
             return open, (str(tmp_path / "trapped"), "w")
@@ -196,7 +217,7 @@ def test_files_that_are_no_results(result, tmp_path):
         Panoptic.load(tmp_path / "missing.npz")
 
 
-def test_saving_goes_wrong(result, tmp_path):
+def test_errors_of_save(result, tmp_path):
     with pytest.raises(InputError, match=r"saved as \.jpg, .*\.npz"):
         result.save(tmp_path / "x.gif")
     with pytest.raises(InputError, match="options for overlays only"):
@@ -214,7 +235,9 @@ def test_anonymize(result):
     noisy = Panoptic.of(bare(), CITY, Image.fromarray(rng.integers(0, 256, (60, 80, 3), dtype=np.uint8)))
     out = np.asarray(noisy.anonymize("person <b>,car", "pixels"))
     changed = (out != noisy.photo).any(-1)
-    assert changed[noisy.mask(2)].mean() > 0.99 and changed[noisy.mask(4)].mean() > 0.99 and not changed[50:, 60:].any()
+    assert changed[noisy.mask(2)].mean() > 0.99
+    assert changed[noisy.mask(4)].mean() > 0.99
+    assert not changed[50:, 60:].any()
     with pytest.raises(InputError, match="keep_photo"):
         Panoptic.of(bare(), CITY).anonymize("car")
     with pytest.raises(InputError, match="blur or pixels"):
@@ -226,9 +249,12 @@ def test_anonymize(result):
 def test_supervision(result):
     supervision = pytest.importorskip("supervision")
     found = result.to_supervision()
-    assert isinstance(found, supervision.Detections) and len(found) == 1
-    assert found.xyxy.tolist() == [[20, 10, 40, 40]] and found.confidence.tolist() == [0.875]
-    assert found.class_id.tolist() == [3] and found.data["class_name"].tolist() == ["car"]
+    assert isinstance(found, supervision.Detections)
+    assert len(found) == 1
+    assert found.xyxy.tolist() == [[20, 10, 40, 40]]
+    assert found.confidence.tolist() == [0.875]
+    assert found.class_id.tolist() == [3]
+    assert found.data["class_name"].tolist() == ["car"]
     assert np.array_equal(found.mask[0], result.mask(2))
     assert result.to_supervision(stuff=True).data["class_name"].tolist() == ["road", "car"]
     assert len(empty().to_supervision()) == 0
@@ -236,7 +262,7 @@ def test_supervision(result):
     assert (drawn != result.photo).any()
 
 
-def test_supervision_is_missing(result, monkeypatch):
+def test_without_supervision(result, monkeypatch):
     monkeypatch.setitem(sys.modules, "supervision", None)
     with pytest.raises(SeamsegError, match="pip install supervision"):
         result.to_supervision()

@@ -1,4 +1,4 @@
-"""Where tiles lie, and that an image seen in tiles is the image seen whole."""
+"""Positions of tiles; results in tiles equal those of the whole image."""
 
 import itertools
 from dataclasses import replace
@@ -21,12 +21,15 @@ from seamseg.utils.errors import InputError
 def test_spans_cover_an_axis(length, side, share):
     overlap = int(side * share)
     found = spans(length, side, overlap)
-    assert [s.core_start for s in found] == [0, *(s.core_stop for s in found[:-1])] and found[-1].core_stop == length
+    assert [s.core_start for s in found] == [0, *(s.core_stop for s in found[:-1])]
+    assert found[-1].core_stop == length
     for span in found:
         assert 0 <= span.start <= span.core_start < span.core_stop <= span.stop <= length
-        assert span.start % STRIDE == 0 and span.stop - span.start <= side
+        assert span.start % STRIDE == 0
+        assert span.stop - span.start <= side
     for one, other in itertools.pairwise(found):
-        assert one.stop - other.start >= overlap and one.start < other.start
+        assert one.stop - other.start >= overlap
+        assert one.start < other.start
         assert abs((one.stop - one.core_stop) - (other.core_start - other.start)) <= 1
     assert len(found) == 1 or min(s.stop - s.start for s in found) > side - STRIDE
 
@@ -34,7 +37,8 @@ def test_spans_cover_an_axis(length, side, share):
 def test_tiles_are_a_grid():
     tiles = tiles_of((100, 300), 128, 32)
     assert [(t.row, t.column) for t in tiles] == [(0, 0), (0, 1), (0, 2)]
-    assert all(t.y == spans(100, 128, 32)[0] for t in tiles) and [t.x for t in tiles] == spans(300, 128, 32)
+    assert all(t.y == spans(100, 128, 32)[0] for t in tiles)
+    assert [t.x for t in tiles] == spans(300, 128, 32)
 
 
 @pytest.mark.parametrize(
@@ -49,12 +53,13 @@ def test_tiles_are_a_grid():
         (512, (513, 512), 512),
     ],
 )
-def test_who_is_seen_in_tiles(tiles, size, side):
+def test_which_images_are_tiled(tiles, size, side):
     assert Tiling(tiles).side_for(size) == side
 
 
 def test_overlap():
-    assert Tiling().overlap_for(2048) == 512 and Tiling(1024, 100).overlap_for(1024) == 100
+    assert Tiling().overlap_for(2048) == 512
+    assert Tiling(1024, 100).overlap_for(1024) == 100
     assert Tiling(1024, 500).overlap_for(128) == 64
 
 
@@ -107,7 +112,8 @@ def category_map(result):
 def test_classes_in_tiles_are_those_of_the_whole(size, side, share, seed):
     rgb = scene(size, [], np.random.default_rng(seed))
     seen = in_tiles(SceneNet(), rgb, side, int(side * share))
-    assert seen.size == size and seen.semantic.dtype == torch.uint8
+    assert seen.size == size
+    assert seen.semantic.dtype == torch.uint8
     assert_same(seen, whole(SceneNet(), rgb))
 
 
@@ -117,7 +123,7 @@ GAP = 10
 
 @st.composite
 def apart(draw):
-    """An image size and objects that are no neighbours, small or large."""
+    """Generate an image size and separate objects, small and large."""
     size = draw(st.tuples(st.integers(40, 420), st.integers(40, 420)))
     boxes = []
     for _ in range(draw(st.integers(1, 6))):
@@ -131,9 +137,9 @@ def apart(draw):
 @settings(max_examples=80, deadline=None)
 @given(apart(), st.integers(96, 200), st.floats(0.25, 0.5), st.integers(0, 2**31))
 @example(((413, 387), [(35, 74, 93, 82)]), 96, 0.5, 0)  # close to the edges of two tiles, and two coarse pixels wide
-@example(((109, 282), [(35, 33, 93, 65)]), 96, 0.5, 0)  # of which one tile sees a sliver
+@example(((109, 282), [(35, 33, 93, 65)]), 96, 0.5, 0)  # of which one tile contains a sliver
 def test_every_object_is_one_segment(objects, side, share, seed):
-    """Small ones from a tile, large ones from the coarse view: one for each, where it is, no void, no doubles."""
+    """Small objects from a tile, large ones from the coarse view: each once, in its place, without void."""
     size, boxes = objects
     rgb = scene(size, boxes, np.random.default_rng(seed))
     result = result_of(in_tiles(SceneNet(), rgb, side, int(side * share)))
@@ -148,7 +154,7 @@ def test_every_object_is_one_segment(objects, side, share, seed):
 
 
 @pytest.mark.parametrize("overlap", [32, 64])
-def test_pieces_of_what_only_tiles_saw_are_one_segment(overlap):
+def test_pieces_that_the_coarse_view_misses_are_joined(overlap):
     """A fence too thin for the coarse view, and too long for any tile."""
     fence = (60, 20, 70, 780)
     post = (100, 250, 790, 262)
@@ -170,10 +176,11 @@ def test_an_object_at_a_corner_of_four_tiles():
 
 
 def test_memory_is_that_of_a_tile():
-    """The network never sees more than a tile's pixels, the coarse view included."""
+    """No input of the network, the coarse view included, is larger than a tile."""
     net = SceneNet()
     in_tiles(net, scene((300, 900), [(5, 5, 200, 800)], np.random.default_rng(0)), 128, 32)
-    assert len(net.sizes) > 20 and max(h * w for h, w in net.sizes) <= 128**2
+    assert len(net.sizes) > 20
+    assert max(h * w for h, w in net.sizes) <= 128**2
 
 
 def test_a_network_of_parts():
@@ -185,5 +192,6 @@ def test_a_network_of_parts():
 
     rgb = scene((200, 300), [(90, 100, 110, 140)], np.random.default_rng(0))
     seen = in_tiles(Boxes(), rgb, 128, 32)
-    assert seen.semantic is None and seen.mask_logits is None
+    assert seen.semantic is None
+    assert seen.mask_logits is None
     assert seen.boxes.tolist() == [[90, 100, 110, 140]]

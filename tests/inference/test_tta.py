@@ -26,7 +26,8 @@ from seamseg.utils.errors import InputError
 )
 def test_parse(text, views):
     augmentation = Augmentation.parse(text)
-    assert augmentation is not None and list(augmentation.views()) == views
+    assert augmentation is not None
+    assert list(augmentation.views()) == views
 
 
 def test_options_without_effect():
@@ -36,7 +37,7 @@ def test_options_without_effect():
 
 @pytest.mark.parametrize("text", ["flop", "0", "-1", "5", "nan", "inf", "1;2"])
 def test_invalid_options(text):
-    with pytest.raises(InputError, match="--tta"):
+    with pytest.raises(InputError, match="tta"):
         Augmentation.parse(text)
 
 
@@ -57,7 +58,7 @@ class SquareDetector:
             rows, columns = (image[0] > 0.5).any(1).nonzero().flatten(), (image[0] > 0.5).any(0).nonzero().flatten()
             box = [rows.min(), columns.min(), rows.max() + 1, columns.max() + 1]
             mask = torch.linspace(-1, 1, 28).expand(1, 28, 28)  # true on the right half
-            # a mirrored image shows it on the left
+            # on the left for a mirrored image
             mask = mask.flip(-1) if float(image[1, 0, 0]) < float(image[1, 0, -1]) else mask
             size = (image.shape[1], image.shape[2])
             predictions.append(
@@ -71,7 +72,7 @@ class SquareDetector:
 def scene(height=40, width=60):
     image = torch.zeros(3, height, width)
     image[0, 10:20, 12:28] = 1
-    image[1] = torch.linspace(1, 0.1, width)  # falls to the right, so that mirrored ones are known
+    image[1] = torch.linspace(1, 0.1, width)  # decreases to the right, to recognise mirrored images
     image[1, :, 0] = 1
     return image
 
@@ -85,7 +86,8 @@ def test_detections_of_all_views_are_merged(text):
     assert found.boxes.shape == (1, 4), "detections of one object were not merged"
     assert (found.boxes[0] - torch.tensor([10.0, 12, 20, 28])).abs().max() <= 2
     assert found.mask_logits[0, 0, -1] > 0 > found.mask_logits[0, 0, 0], "the mask was not mirrored back"
-    assert found.size == (40, 60) and found.semantic.shape == (40, 60)
+    assert found.size == (40, 60)
+    assert found.semantic.shape == (40, 60)
     assert (found.semantic != image.argmax(0)).float().mean() < 0.06
 
 

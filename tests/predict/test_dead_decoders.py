@@ -30,7 +30,7 @@ def photos(tmp_path):
 
 
 def killing(monkeypatch, number, times):
-    """Reading `d.png` gets a signal so many times."""
+    """Send a signal to the process that reads `d.png`, `times` times."""
     opened = Source.open
 
     def open_(self):
@@ -55,15 +55,16 @@ def done(tmp_path):
     return [i["id"] for i in content["images"]]
 
 
-def test_a_decoder_that_is_killed_once_costs_nothing(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
+def test_a_photo_is_retried_if_its_decoder_is_killed(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
     killing(monkeypatch, signal.SIGKILL, 1)
     assert run(seamseg_main, micro_run, photos, tmp_path, "--batch-size", "2") == 0
     assert done(tmp_path) == list("abcdefg")
     (error,) = capsys.readouterr().err.strip().splitlines()
-    assert "a process that decodes images was killed by signal SIGKILL while it read" in error and "d.png" in error
+    assert "a process that decodes images was killed by signal SIGKILL while it read" in error
+    assert "d.png" in error
 
 
-def test_a_photo_that_kills_its_decoder_twice_is_left_out(
+def test_a_photo_that_kills_its_decoder_twice_is_skipped(
     micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys
 ):
     killing(monkeypatch, signal.SIGKILL, 9)
@@ -72,8 +73,10 @@ def test_a_photo_that_kills_its_decoder_twice_is_left_out(
     assert "d.png: the process that decoded it was killed by signal SIGKILL, twice" in capsys.readouterr().err
     lines = [json.loads(x) for x in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()[1:]]
     (left,) = [x for x in lines if x["status"] == "unreadable"]
-    assert left["name"] == "d" and left["relative"] == "d.png" and "SIGKILL" in left["reason"]
-    # with more memory the same command does what is missing
+    assert left["name"] == "d"
+    assert left["relative"] == "d.png"
+    assert "SIGKILL" in left["reason"]
+    # without the kills the same command processes the missing photo
     monkeypatch.undo()
     assert run(seamseg_main, micro_run, photos, tmp_path) == 0
     assert done(tmp_path) == list("abcdefg")
@@ -83,8 +86,9 @@ def test_full_shared_memory_ends_the_run_with_advice(micro_run, photos, tmp_path
     killing(monkeypatch, signal.SIGBUS, 9)
     assert run(seamseg_main, micro_run, photos, tmp_path) == 1
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "d.png" in error and "enlarge /dev/shm" in error
-    # what was done counts
+    assert "d.png" in error
+    assert "enlarge /dev/shm" in error
+    # finished photos are kept
     monkeypatch.undo()
     assert run(seamseg_main, micro_run, photos, tmp_path) == 0
     assert done(tmp_path) == list("abcdefg")
@@ -122,11 +126,11 @@ def test_a_failed_output_is_reported_although_a_decoder_died():
     loop = _PredictionLoop(SimpleNamespace(raw=lambda images: [None], fuse=fuse), SimpleNamespace(names={}))
     with pytest.raises(SeamsegError, match=r"p-0\.tar: cannot be written: No space left"):
         loop.run(decoders, 1, False)
-    assert len(handled) == 1  # the other decoders are ended
+    assert len(handled) == 1  # the other decoders are stopped
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_photo_that_cannot_be_decoded_for_any_reason_is_left_out(
+def test_a_photo_that_cannot_be_decoded_is_skipped(
     micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys, workers
 ):
     opened = Source.open
@@ -150,9 +154,7 @@ def test_a_photo_that_cannot_be_decoded_for_any_reason_is_left_out(
         ("Predictor.fuse", MemoryError("full"), "a.png: its outputs cannot be made (MemoryError: full)"),
     ],
 )
-def test_whatever_fails_names_the_photo(
-    micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys, where, error, message
-):
+def test_errors_name_the_photo(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys, where, error, message):
     def fail(*_):
         raise error
 

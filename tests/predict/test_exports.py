@@ -36,7 +36,7 @@ FORMATS = ("coco", "cityscapes", "vistas")
 
 
 def write_all(data: Path, out: Path, config: Path, world: World, formats=FORMATS):
-    """Validate the guesser and write what it says; the scores."""
+    """Validate the guesser, write its predictions, and return the scores."""
     settings = load_config(config)
     with_ap = Validator.open(data, "val", settings, world, quiet=True)
     classes = with_ap.dataset.metadata
@@ -63,7 +63,8 @@ def exported(tmp_path_factory, micro_config):
     root = tmp_path_factory.mktemp("exports")
     data = make_city(root / "data")
     scores = write_all(data, root / "pred", micro_config, World())
-    assert 0.01 < scores.PQ < 0.9 and scores.n_images == 3
+    assert 0.01 < scores.PQ < 0.9
+    assert scores.n_images == 3
     export_dataset(data, root / "gt", formats=("coco", "cityscapes"))
     return data, root / "pred", root / "gt", scores
 
@@ -84,7 +85,8 @@ def test_the_files_of_each_format(exported):
     vistas = json.loads((pred / "vistas" / "panoptic.json").read_text())
     assert [c["id"] for c in vistas["categories"]] == [8, 24, 25, 27]
     with Image.open(pred / "vistas" / "instances" / f"{frame}_leftImg8bit.png") as picture:
-        assert picture.mode == "I;16" and picture.size == (70, 81)
+        assert picture.mode == "I;16"
+        assert picture.size == (70, 81)
 
 
 def test_panoptic_scores_from_files(exported, tmp_path):
@@ -144,17 +146,18 @@ def test_average_precision_from_instance_files(exported, micro_config, folder, e
             with Image.open(pred / folder / path) as picture:
                 assert picture.mode == "L"
                 mask = np.array(picture)
-            assert set(np.unique(mask)) == {0, 255} and mask.shape == image.size
+            assert set(np.unique(mask)) == {0, 255}
+            assert mask.shape == image.size
             counts = encode_crop(mask > 0, (0, 0), image.size)
             found.append(Instance({24: 0, 26: 1}[int(label)], (0, 0, 1, 1), counts, float(score)))
         assert len(found) == 8
         truth = instances_of_map(torch.from_numpy(dataset.read_mask(image.id)), image.cat, image.iscrowd, 2, 4)
         images.append(ImageInstances(image.id, image.size, truth, found))
-    # absent sizes are nan, which is not itself
+    # absent sizes are NaN, which is unequal to itself
     assert repr(average_precision(infos, images).mask) == repr(wanted.mask)
 
 
-def test_cityscapes_own_scores(exported, tmp_path):
+def test_scores_of_the_official_cityscapes_tools(exported, tmp_path):
     pytest.importorskip("cityscapesscripts")
     _, pred, gt, scores = exported
     truth, found = gt / "cityscapes" / "gtFine" / "val", pred / "cityscapes"
@@ -162,17 +165,19 @@ def test_cityscapes_own_scores(exported, tmp_path):
     for theirs, ours in (("All", scores.PQ), ("Things", scores.PQ_things), ("Stuff", scores.PQ_stuff)):
         assert panoptic[theirs]["pq"] == pytest.approx(ours, abs=1e-12)
     known = [v for v in official.pixel_level(truth, found / "pixel", tmp_path)["classScores"].values() if v == v]
-    assert len(known) == 4 and np.mean(known) == pytest.approx(scores.mIoU, abs=1e-12)
+    assert len(known) == 4
+    assert np.mean(known) == pytest.approx(scores.mIoU, abs=1e-12)
     instances = official.instance_level(truth, found / "instance", tmp_path)["averages"]
     assert instances["allAp"] == pytest.approx(evaluate_cityscapes(truth, found).instance.AP, abs=1e-12)
 
 
-def test_our_own_cityscapes_protocol_reads_it_all(exported):
+def test_the_cityscapes_protocol_reads_the_outputs(exported):
     _, pred, gt, scores = exported
     ours = evaluate_cityscapes(gt / "cityscapes" / "gtFine" / "val", pred / "cityscapes")
     assert pytest.approx(scores.PQ, abs=1e-12) == ours.panoptic.PQ
     assert ours.pixel.IoU == pytest.approx(scores.mIoU, abs=1e-12)
-    assert 0 < ours.instance.AP < 1 and not ours.not_found
+    assert 0 < ours.instance.AP < 1
+    assert not ours.not_found
 
 
 def _two(rank: int, join, data: str, out: str, config: str) -> None:
@@ -199,7 +204,7 @@ def changed(**fields) -> Metadata:
     ("frame", "city"),
     [("bonn_000000_000019", "bonn"), ("DSC0001", "unknown"), ("_DSC_0001", "unknown"), (".._0_1", "unknown")],
 )
-def test_every_frame_has_a_folder_that_readers_look_into(frame, city):
+def test_cityscapes_frames_have_a_city_folder(frame, city):
     assert city_of(frame) == city
 
 
@@ -246,7 +251,7 @@ def test_photos_of_one_name_in_two_folders_are_an_error(tmp_path):
             refuse_sharing(sources, outputs)
 
 
-def test_a_blank_in_a_name_does_not_break_the_lines(tmp_path):
+def test_blanks_in_names_are_escaped(tmp_path):
     prediction = Guesser().predict([torch.ones(3, 40, 50)])[0]
     from seamseg.models.fusion import fuse, to_result
 
@@ -255,7 +260,8 @@ def test_a_blank_in_a_name_does_not_break_the_lines(tmp_path):
         Source(Path("my street.png"), "my street", ""), None, prediction, to_result(fuse(prediction, 2), (40, 50), 2)
     )
     lines = (tmp_path / "vistas" / "instances" / "my street.txt").read_text().splitlines()
-    assert lines and all(len(line.split()) == 3 for line in lines)
+    assert lines
+    assert all(len(line.split()) == 3 for line in lines)
     assert all((tmp_path / "vistas" / "instances" / line.split()[0]).is_file() for line in lines)
 
 

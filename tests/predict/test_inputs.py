@@ -1,4 +1,4 @@
-"""Inputs of `predict` that are no folder of photos: lists, shards, videos, URLs; and what can be wrong with them."""
+"""Inputs of `predict` other than folders of photos: lists, shards, videos, URLs; and errors in them."""
 
 import builtins
 import io
@@ -61,13 +61,13 @@ def bucket():
 # --- lists
 
 
-def test_a_list_keeps_its_order_and_the_folders_below_what_all_share(photos, tmp_path, monkeypatch):
+def test_a_list_keeps_its_order_and_relative_folders(photos, tmp_path, monkeypatch):
     text = "photos/b/1.png\n\nphotos/a/2.png\nphotos/a/2.png\n  photos/none.png  \n"
     (tmp_path / "list.txt").write_text(text)
     expected = ["b/1", "a/2", "none"]
     assert names(find_sources(tmp_path / "list.txt")) == expected
     assert names(find_sources(f"@{tmp_path / 'list.txt'}")) == expected
-    # relative to the working folder where nothing lies beside the list
+    # relative to the working folder if the file does not exist beside the list
     (tmp_path / "lists").mkdir()
     (tmp_path / "lists" / "frames").write_text(f"photos/a/1.png\n{photos / 'b' / '1.png'}\n")
     monkeypatch.chdir(tmp_path)
@@ -107,13 +107,13 @@ def test_a_shard_gives_every_photo_of_each_key(tmp_path):
     assert [i.source.name for i in shard.items()] == [i.source.name for i in items]
 
 
-def test_a_hostile_shard_names_nothing_outside(tmp_path):
+def test_names_in_a_malicious_shard_stay_inside_the_output_folder(tmp_path):
     shard = make_shard(tmp_path / "x.tar", [("../../etc/a.png", png()), ("/b.png", png()), ("a/../c.png", png())])
     assert names(i.source for i in Shard(str(shard), "x", "x.tar").items()) == ["x/etc/a", "x/b", "x/a/c"]
 
 
 @pytest.mark.parametrize("keep", [0, 100, 700, 1024, 1100, 2000, 4096])
-def test_a_broken_shard_gives_what_is_whole_and_says_where_it_breaks(tmp_path, keep):
+def test_a_truncated_shard_yields_complete_photos_and_an_error(tmp_path, keep):
     path = make_shard(tmp_path / "part.tar", [(f"{k}.png", png(k)) for k in range(4)])
     path.write_bytes(path.read_bytes()[:keep])
     items = list(Shard(str(path), "part", "part.tar").items())
@@ -152,7 +152,7 @@ def test_without_a_decoder_the_message_names_it(tmp_path, monkeypatch):
 
 @pytest.fixture
 def video(tmp_path):
-    """Ten frames, each brighter than the one before, of H.264's ancestor, which every build has."""
+    """Ten frames of increasing brightness in MPEG-4, which every build of PyAV supports."""
     av = pytest.importorskip("av")
     path = tmp_path / "drive.mp4"
     with av.open(str(path), "w") as container:
@@ -176,7 +176,7 @@ def test_frames_of_a_video(video):
     )
 
 
-def test_a_video_that_breaks_off(video):
+def test_a_broken_video(video):
     pytest.importorskip("av")
     video.write_bytes(b"no video at all")
     (item,) = Video(str(video), "drive", "drive.mp4").items()
@@ -233,14 +233,15 @@ def test_names_of_urls():
 
 
 @pytest.mark.usefixtures("narrow")
-def test_all_doors_through_the_command(micro_run, photos, tmp_path, bucket, seamseg_main, capsys):
+def test_all_kinds_of_inputs_through_the_command(micro_run, photos, tmp_path, bucket, seamseg_main, capsys):
     shard = make_shard(tmp_path / "part.tar", [("k1.png", png()), ("k1.json", b"{}"), ("k2.png", b"broken")])
     entries = [photos / "a" / "1.png", photos / "none.png", shard, f"{bucket}/city/a.png"]
     (tmp_path / "list.txt").write_text("\n".join(map(str, entries)))
     words = ("predict", micro_run, tmp_path / "list.txt", tmp_path / "out", "--format", "coco", "--device", "cpu")
     assert seamseg_main(*words, "--workers", "2", "--quiet") == 1
     errors = capsys.readouterr().err
-    assert "none.png: no such image" in errors and "part.tar:k2.png" in errors
+    assert "none.png: no such image" in errors
+    assert "part.tar:k2.png" in errors
     content = json.loads((tmp_path / "out" / "panoptic.json").read_text())
     ends = sorted(i["id"].split("/")[-1] for i in content["images"])
     assert ends == ["1", "a", "k1"]
@@ -258,6 +259,6 @@ def test_a_format_without_folders_refuses_several_shards(micro_run, tmp_path, se
     assert seamseg_main(*words, "--format", "coco", "--quiet") == 0
 
 
-def test_the_decoder_that_is_installed_is_used():
+def test_the_installed_decoder_is_used():
     av = pytest.importorskip("av")
     assert require_decoder("x.mp4") is av

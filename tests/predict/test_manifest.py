@@ -1,4 +1,4 @@
-"""The manifest of `predict`: killed after any byte, what it says is true and the rest is done."""
+"""The manifest of `predict`: after a kill at any byte its lines are correct, and the rest is processed."""
 
 import errno
 import json
@@ -34,7 +34,7 @@ def write(folder, rank, lines):
     return {folder.rank_path(rank): len(writer.names)}
 
 
-def test_killed_after_any_byte_a_run_loses_no_line_and_counts_none_that_is_torn(tmp_path):
+def test_a_kill_after_any_byte_loses_only_the_torn_line(tmp_path):
     outputs(tmp_path, 6)
     folder = ManifestFolder(tmp_path, HEAD)
     everything = [line(n) for n in range(6)]
@@ -56,7 +56,7 @@ def test_killed_after_any_byte_a_run_loses_no_line_and_counts_none_that_is_torn(
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_any_history_of_kills_ends_with_every_photo_once(tmp_path_factory, data):
+def test_after_any_kills_every_photo_has_one_line(tmp_path_factory, data):
     out = tmp_path_factory.mktemp("out")
     count = data.draw(st.integers(1, 8))
     outputs(out, count)
@@ -84,7 +84,7 @@ def test_any_history_of_kills_ends_with_every_photo_once(tmp_path_factory, data)
     assert list(folder.lines()) == everything
 
 
-def test_outputs_that_are_gone_or_empty_are_made_again(tmp_path):
+def test_missing_or_empty_outputs_are_written_again(tmp_path):
     outputs(tmp_path, 3)
     folder = ManifestFolder(tmp_path, HEAD)
     folder.merge(write(folder, 0, [line(n) for n in range(3)]))
@@ -93,7 +93,7 @@ def test_outputs_that_are_gone_or_empty_are_made_again(tmp_path):
     assert list(folder.begin()) == [line(1)["name"]]
 
 
-def test_unreadable_photos_are_tried_again_and_the_last_line_counts(tmp_path):
+def test_unreadable_photos_are_retried_and_the_last_line_counts(tmp_path):
     outputs(tmp_path, 2)
     folder = ManifestFolder(tmp_path, HEAD)
     folder.merge(write(folder, 0, [line(0, "unreadable"), line(1)]))
@@ -117,17 +117,18 @@ def test_another_model_or_other_settings_are_refused(tmp_path):
     # the same file under another name is the same model
     assert not differences(HEAD, header("copy.zip", "ab12", {"format": "coco"}))
     other = ManifestFolder(tmp_path, header("other.zip", "cd34", {}))
-    assert other.begin(restart=True) == {} and not (tmp_path / MANIFEST).exists()
+    assert other.begin(restart=True) == {}
+    assert not (tmp_path / MANIFEST).exists()
 
 
-def test_a_file_of_somebody_else_is_left_alone(tmp_path):
+def test_an_unknown_manifest_is_not_changed(tmp_path):
     (tmp_path / MANIFEST).write_text("my own notes\n")
     with pytest.raises(InputError, match="not a manifest"):
         ManifestFolder(tmp_path, HEAD).begin()
     assert (tmp_path / MANIFEST).read_text() == "my own notes\n"
 
 
-def test_damage_in_the_middle_is_said(tmp_path):
+def test_damage_in_the_middle_is_an_error(tmp_path):
     folder = ManifestFolder(tmp_path, HEAD)
     path = next(iter(write(folder, 0, [line(0), line(1)])))
     first, second, third = path.read_bytes().splitlines(keepends=True)
@@ -136,7 +137,7 @@ def test_damage_in_the_middle_is_said(tmp_path):
         folder.begin()
 
 
-def test_lines_that_are_not_seen_are_an_error(tmp_path):
+def test_missing_lines_are_an_error(tmp_path):
     folder = ManifestFolder(tmp_path, HEAD)
     written = write(folder, 0, [line(0)])
     with pytest.raises(SeamsegError, match=r"rank5\.jsonl: not found; all machines must share"):
@@ -162,7 +163,8 @@ def test_a_full_disk_is_one_clear_error_and_leaves_no_half_line(tmp_path, monkey
     monkeypatch.setattr(manifest.os, "write", full)
     with pytest.raises(SeamsegError, match=r"rank0\.jsonl: cannot be written: No space left"):
         writer.add(line(1))
-    assert folder.rank_path(0).stat().st_size == size and list(writer.names) == [line(0)["name"]]
+    assert folder.rank_path(0).stat().st_size == size
+    assert list(writer.names) == [line(0)["name"]]
     monkeypatch.undo()
     writer.add(line(1))
     writer.close()

@@ -80,7 +80,7 @@ def same(local, remote):
     [("--format", "coco,overlay,raw"), ("--format", "coco", "--anonymize", "car"), ("--format", "vistas,cityscapes")],
     ids=lambda words: words[1],
 )
-def test_a_url_holds_what_a_folder_would(micro_run, photos, tmp_path, seamseg_main, memory, words, monkeypatch):
+def test_a_url_gets_the_outputs_of_a_folder(micro_run, photos, tmp_path, seamseg_main, memory, words, monkeypatch):
     if "vistas" in words[1]:
         (photos / "sub" / "a.png").unlink()
         words += ("--score-threshold", "0.01")
@@ -94,7 +94,7 @@ def test_a_url_holds_what_a_folder_would(micro_run, photos, tmp_path, seamseg_ma
 
 
 @pytest.mark.parametrize("url", [False, True])
-def test_shards_hold_what_a_folder_would(micro_run, photos, tmp_path, seamseg_main, memory, url):
+def test_shards_get_the_outputs_of_a_folder(micro_run, photos, tmp_path, seamseg_main, memory, url):
     words = (*CPU, "--format", "coco,overlay")
     assert seamseg_main("predict", micro_run, photos, tmp_path / "out", *words) == 0
     out = "memory://bucket/out" if url else tmp_path / "shards"
@@ -111,8 +111,9 @@ def test_shards_hold_what_a_folder_would(micro_run, photos, tmp_path, seamseg_ma
         assert packed[f"{key}.overlay.jpg"] == local[f"{name}.jpg"]
         assert packed[f"{key}.panoptic.png"] == local[f"panoptic/{name}.png"]
         about = json.loads(packed[f"{key}.json"])
-        assert about["name"] == name and about["segments_info"] == annotations[name]["segments_info"]
-    # of a sample the files lie side by side
+        assert about["name"] == name
+        assert about["segments_info"] == annotations[name]["segments_info"]
+    # the files of a photo are adjacent
     with tarfile.open(fileobj=io.BytesIO(found["part-000.tar"])) as archive:
         order = [n.rpartition("/")[2].partition(".")[0] for n in archive.getnames()]
     assert [order[k : k + 3] for k in range(0, len(order), 3)] == [[k] * 3 for k in order[::3]]
@@ -133,7 +134,7 @@ def test_shards_are_read_back_as_photos(micro_run, photos, tmp_path, seamseg_mai
     assert sorted(item.source.name for item in items) == sorted(f"p-00/{key_of(name)}" for name in NAMES)
     local = content_of_folder(tmp_path / "out")
     assert sorted(i.content for i in items) == sorted(v for k, v in local.items() if k.endswith(".jpg"))
-    # beside their inputs, and again: what was written is no input
+    # outputs beside the inputs are not used as inputs by a second run
     (tmp_path / "shards" / "predictions.jsonl").unlink()
     beside = tmp_path / "shards" / "second-%02d.tar"
     for _ in range(2):
@@ -161,7 +162,7 @@ def outputs_of(place):
 
 
 @pytest.mark.parametrize("out", ["memory://bucket/out", "memory://bucket/out/p-%d.tar", "p-%d.tar"])
-def test_only_what_is_missing_new_or_changed_is_done(micro_run, photos, tmp_path, seamseg_main, memory, out, capsys):
+def test_missing_new_or_changed_photos_are_processed(micro_run, photos, tmp_path, seamseg_main, memory, out, capsys):
     place = out if "://" in out else tmp_path / "out" / out
     words = ("--device", "cpu", "--workers", "0", "--format", "coco", "--shard-photos", "1")
 
@@ -231,19 +232,19 @@ def test_the_layout_is_a_setting(micro_run, photos, tmp_path, seamseg_main, caps
     assert "shards None (now p-*.tar)" in capsys.readouterr().err
 
 
-def test_shards_of_somebody_else_stay(micro_run, photos, tmp_path, seamseg_main, capsys):
+def test_unknown_shards_are_not_changed(micro_run, photos, tmp_path, seamseg_main, capsys):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "p-7.tar").write_bytes(b"mine")
     for more in ((), ("--restart",)):
         assert seamseg_main("predict", micro_run, photos, tmp_path / "out" / "p-%d.tar", *CPU, *more) == 2
         assert "p-7.tar: exists already and is not of this run" in capsys.readouterr().err
     assert (tmp_path / "out" / "p-7.tar").read_bytes() == b"mine"
-    # other names are nobody's business
+    # shards with other names do not matter
     assert seamseg_main("predict", micro_run, photos, tmp_path / "out" / "q-%d.tar", *CPU) == 0
 
 
 @pytest.mark.parametrize("out", ["memory://bucket/out", "memory://bucket/out/p-%d.tar"])
-def test_a_store_that_fails_ends_the_run_in_one_line(
+def test_a_permanent_failure_of_a_store_is_one_line(
     micro_run, photos, tmp_path, seamseg_main, memory, out, monkeypatch, capsys
 ):
     words = ("predict", micro_run, photos, out, *CPU, "--format", "coco", "--shard-photos", "1")
@@ -272,7 +273,7 @@ def test_a_store_that_fails_ends_the_run_in_one_line(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_a_run_in_order(micro_run, photos, tmp_path, seamseg_main, capsys, monkeypatch, number, code):
+def test_a_signal_ends_a_run_gracefully(micro_run, photos, tmp_path, seamseg_main, capsys, monkeypatch, number, code):
     see, seen = Predictor.raw, []
 
     def signalled(self, images):
@@ -288,7 +289,7 @@ def test_a_signal_ends_a_run_in_order(micro_run, photos, tmp_path, seamseg_main,
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "seamseg predict: interrupted; re-run the same command to resume"
     assert signal.getsignal(signal.SIGTERM) == before
-    # what was written by then is in a shard; the second photo may have been seen only
+    # photos that were written are in a shard; the second may have been in the network only
     written = len(lines((tmp_path / "out" / "predictions.rank0.000001.jsonl").read_bytes()))
     assert written in (1, 2)
     assert [name for name in os.listdir(tmp_path / "out") if name.endswith(".tar")] == ["p-0.tar"]
@@ -297,7 +298,7 @@ def test_a_signal_ends_a_run_in_order(micro_run, photos, tmp_path, seamseg_main,
     assert len(seen) - done == len(NAMES) - written
 
 
-def test_a_store_that_fails_now_and_then_costs_nothing(micro_run, photos, seamseg_main, memory, monkeypatch):
+def test_temporary_failures_of_a_store_are_retried(micro_run, photos, seamseg_main, memory, monkeypatch):
     put, calls = type(memory).put_file, Counter()
 
     def failing(self, path, target, *more, **options):
@@ -333,7 +334,7 @@ def test_a_full_disk_while_a_shard_is_made(micro_run, photos, tmp_path, seamseg_
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["p-0.tar", "p-1.tar", "predictions.jsonl"]
 
 
-def test_unreadable_photos_have_a_line_and_are_tried_again(micro_run, photos, tmp_path, seamseg_main, memory):
+def test_unreadable_photos_have_a_line_and_are_retried(micro_run, photos, tmp_path, seamseg_main, memory):
     (photos / "a.png").write_bytes(b"no photo")
     words = ("predict", micro_run, photos, "memory://b/p-%d.tar", *CPU)
     for _ in range(2):
@@ -353,13 +354,13 @@ def test_photos_and_outputs_at_one_url(micro_run, photos, seamseg_main, memory, 
     assert "contains only outputs of `predict`" in capsys.readouterr().err
     memory.pipe("/b/city/x.jpg", before["a.png"])
     assert seamseg_main("predict", micro_run, "memory://b/city/x.jpg", "memory://b/city/", *CPU) == 2
-    # below the photos they are not searched
+    # outputs below the photos are not searched
     for _ in range(2):
         assert seamseg_main("predict", micro_run, "memory://b/city", "memory://b/city/out/", *CPU) == 0
         assert len(lines(content_of_url("memory://b/city/out")["predictions.jsonl"])) == len(NAMES) + 1
 
 
-def test_formats_and_numbers_that_do_not_go_with_shards(micro_run, photos, tmp_path, seamseg_main, capsys):
+def test_invalid_formats_and_numbers_of_shards(micro_run, photos, tmp_path, seamseg_main, capsys):
     for out, words, message in (
         ("p.tar", (), "names of shards need exactly one number"),
         ("p-%d.tar.gz", (), "end with .tar"),
@@ -374,7 +375,7 @@ def test_formats_and_numbers_that_do_not_go_with_shards(micro_run, photos, tmp_p
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
 
 
-def test_more_shards_than_numbers_can_be_gone_on_with(micro_run, photos, tmp_path, seamseg_main, capsys):
+def test_a_run_with_too_few_shard_numbers_can_be_resumed(micro_run, photos, tmp_path, seamseg_main, capsys):
     archive = tmp_path / "in.tar"
     with tarfile.open(archive, "w") as tar:
         for number, path in enumerate(sorted(photos.rglob("*.png"))):

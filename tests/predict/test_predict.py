@@ -52,8 +52,11 @@ def test_all_formats(micro_run, photos, tmp_path, seamseg_main, capsys):
     out = tmp_path / "out"
     assert predict(seamseg_main, micro_run, photos, out, "--format", "overlay,coco,raw") == 1
     errors = capsys.readouterr().err
-    assert "broken.jpg" in errors and "empty.png" in errors and "readme.txt" not in errors
-    assert "5 photos in" in errors and "2 could not be read" in errors
+    assert "broken.jpg" in errors
+    assert "empty.png" in errors
+    assert "readme.txt" not in errors
+    assert "5 photos in" in errors
+    assert "2 could not be read" in errors
     expected = [f"{n}.jpg" for n in GOOD] + [f"{n}.pth.tar" for n in GOOD] + [f"panoptic/{n}.png" for n in GOOD]
     assert written(out) == sorted([*expected, "panoptic.json", "predictions.jsonl"])
 
@@ -73,8 +76,10 @@ def test_all_formats(micro_run, photos, tmp_path, seamseg_main, capsys):
     raw = torch.load(out / "tall.pth.tar", weights_only=True)
     assert list(raw) == ["sem_pred", "bbx_pred", "cls_pred", "obj_pred", "msk_pred"]
     count = raw["bbx_pred"].shape[0]
-    assert raw["sem_pred"].shape == (96, 64) and raw["sem_pred"].dtype == torch.uint8
-    assert raw["bbx_pred"].shape == (count, 4) and raw["msk_pred"].shape == (count, 28, 28)
+    assert raw["sem_pred"].shape == (96, 64)
+    assert raw["sem_pred"].dtype == torch.uint8
+    assert raw["bbx_pred"].shape == (count, 4)
+    assert raw["msk_pred"].shape == (count, 28, 28)
     assert raw["cls_pred"].shape == raw["obj_pred"].shape == (count,)
     assert (out / "tall.pth.tar").stat().st_size < 96 * 64 + count * 4 * 28 * 28 + 20000
 
@@ -88,7 +93,8 @@ def test_batches_and_workers_change_nothing(micro_run, micro, tmp_path, seamseg_
     for out, words in (("a", ()), ("b", ("--batch-size", "3", "--workers", "2"))):
         assert predict(seamseg_main, micro_run, micro / "img", tmp_path / out, "--format", "coco", *words) == 0
     a, b = (json.loads((tmp_path / out / "panoptic.json").read_text()) for out in "ab")
-    assert a["images"] == b["images"] and len(a["images"]) == 7
+    assert a["images"] == b["images"]
+    assert len(a["images"]) == 7
     for name in written(tmp_path / "a" / "panoptic"):
         x, y = (read_id_png(tmp_path / out / "panoptic" / name) for out in "ab")
         assert (x != y).mean() < 0.01
@@ -100,8 +106,10 @@ def test_python_api(micro_run, photos):
     image = Image.open(photos / "street.jpg")
     for photo in (image, np.asarray(image), str(photos / "street.jpg")):
         again = model.predict(photo)
-        assert isinstance(again, PanopticResult) and again.size == (64, 96)
-        assert np.array_equal(again.id_map, by_path.id_map) and again.segments == by_path.segments
+        assert isinstance(again, PanopticResult)
+        assert again.size == (64, 96)
+        assert np.array_equal(again.id_map, by_path.id_map)
+        assert again.segments == by_path.segments
     assert not model.net.training
     for wrong in (np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8)):
         with pytest.raises(InputError, match="H x W x 3 uint8"):
@@ -168,6 +176,8 @@ def test_limit(micro_run, micro, tmp_path, seamseg_main):
         (("{run}", "{photos}", "{out}", "--batch-size", "0"), "--batch-size 0: must be at least 1"),
         (("{out}", "{photos}", "{out}"), "not a run folder"),
         (("{run}", "{photos}", "{out}", "--shortest-size", "0"), "network size"),
+        (("{run}", "{photos}", "{out}", "--min-area", "-1"), "--min-area must not be negative, not -1"),
+        (("{run}", "{photos}", "{out}", "--tiles", "7"), "--tiles 7: too small"),
     ],
 )
 def test_bad_usage(micro_run, photos, tmp_path, seamseg_main, capsys, words, message):
@@ -176,7 +186,8 @@ def test_bad_usage(micro_run, photos, tmp_path, seamseg_main, capsys, words, mes
     filled = [word.format(run=micro_run, photos=photos, out=out) for word in words]
     assert seamseg_main("predict", *filled, "--device", "cpu") == 2
     error = capsys.readouterr().err.strip()
-    assert message in error and "\n" not in error
+    assert message in error
+    assert "\n" not in error
 
 
 @pytest.mark.parametrize("place", ["{}", "file://{}"])
@@ -210,7 +221,8 @@ def test_too_large_network_input(micro_run, tmp_path, seamseg_main, capsys):
     words = ("--shortest-size", "8192", "--longest-max-size", "1000000", "--tiles", "off", "--limit", "1")
     assert predict(seamseg_main, micro_run, tmp_path / "long.png", tmp_path / "out", *words) == 1
     found = capsys.readouterr().err
-    assert "skipped" in found and "long.png: the network's input would have 1000000 x 2500 pixels or more" in found
+    assert "skipped" in found
+    assert "long.png: the network's input would have 1000000 x 2500 pixels or more" in found
     with pytest.raises(InputError, match="the network's input would have"):
         seamseg.load(micro_run, device="cpu", shortest_size=8192, longest_max_size=1000000).predict(
             tmp_path / "long.png"
@@ -222,21 +234,25 @@ def test_outputs_that_cannot_be_written(micro_run, photos, tmp_path, seamseg_mai
     (tmp_path / "out" / "sub").write_text("a file where a folder must be")
     assert predict(seamseg_main, micro_run, photos, tmp_path / "out", "--quiet") == 1
     last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "cannot be written" in last and "sub" in last
+    assert "cannot be written" in last
+    assert "sub" in last
     assert not [name for name in written(tmp_path) if name.endswith(".partial")]
 
 
-def test_background_passes_errors_on_and_bounds_what_waits():
+def test_background_reraises_errors_and_limits_waiting_jobs():
     background = BackgroundWriter(threads=1, waiting=1)
 
     def fail():
         raise SeamsegError("no room")
 
-    background.submit(fail)
-    with pytest.raises(SeamsegError, match="no room"):
+    def submit_all():
         for _ in range(100):
             background.submit(int)
         background.finish()
+
+    background.submit(fail)
+    with pytest.raises(SeamsegError, match="no room"):
+        submit_all()
 
 
 def test_memory_does_not_grow_with_the_number_of_photos(micro_run, tmp_path, monkeypatch):

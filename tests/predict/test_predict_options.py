@@ -1,4 +1,4 @@
-"""Options of `predict`: fewer classes, a preview, several views, and photos to show around."""
+"""Options of `predict`: fewer classes, a preview, test-time augmentation, and anonymisation."""
 
 import json
 
@@ -58,7 +58,7 @@ def test_tta_from_the_command(micro_run, micro, tmp_path, seamseg_main):
 
 
 def photo_with_secrets(path):
-    """A photo on its side, with place, camera, comment, colour profile and a thumbnail of what it showed."""
+    """Write a rotated photo with place, camera, comment and colour profile."""
     exif = Image.Exif()
     exif[0x0112], exif[0x010F] = 6, "SecretCamera"
     exif.get_ifd(0x8825)[1] = "N"
@@ -76,15 +76,18 @@ def test_anonymize_from_the_command(micro_run, tmp_path, seamseg_main, names):
     assert seamseg_main("predict", micro_run, tmp_path / "a.jpg", out, *CPU, "--anonymize", ",".join(names)) == 0
     assert sorted(p.name for p in out.rglob("*")) == ["a.jpg", "predictions.jsonl"]
     content = (out / "a.jpg").read_bytes()
-    assert b"Secret" not in content and b"Exif" not in content
+    assert b"Secret" not in content
+    assert b"Exif" not in content
     with Image.open(out / "a.jpg") as picture:
-        assert picture.size == (60, 100) and dict(picture.getexif()) == {} and "icc_profile" not in picture.info
+        assert picture.size == (60, 100)
+        assert dict(picture.getexif()) == {}
+        assert "icc_profile" not in picture.info
         hidden = np.asarray(picture).astype(int)
-    # every class is hidden: of the noise nothing is left
+    # every class is hidden, so no noise remains
     assert abs(np.diff(hidden, axis=0)).mean() < 8
 
 
-def test_what_classes_leaves_out_of_the_map_is_hidden(micro_run, tmp_path, seamseg_main, names):
+def test_objects_of_other_classes_are_still_anonymised(micro_run, tmp_path, seamseg_main, names):
     pixels = np.random.default_rng(0).integers(0, 256, (200, 300, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     words = ("--anonymize", names[-1], "--anonymize-score", "1", "--score-threshold", "0")
@@ -101,12 +104,13 @@ def test_what_classes_leaves_out_of_the_map_is_hidden(micro_run, tmp_path, seams
 def test_anonymize_with_other_formats(micro_run, micro, tmp_path, seamseg_main, names):
     words = ("--anonymize", names[-1], "--anonymize-style", "pixels", "--format", "coco")
     assert seamseg_main("predict", micro_run, street(micro), tmp_path, *CPU, *words) == 0
-    assert (tmp_path / "val0.jpg").exists() and (tmp_path / "panoptic.json").exists()
+    assert (tmp_path / "val0.jpg").exists()
+    assert (tmp_path / "panoptic.json").exists()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_everything_together_goes_on_where_it_was(micro_run, micro, tmp_path, seamseg_main, names, precision, capsys):
-    """Tiles, several views, a precision, hidden classes and other formats, of which a part is lost."""
+def test_all_options_together_can_be_resumed(micro_run, micro, tmp_path, seamseg_main, names, precision, capsys):
+    """Tiles, augmentation, a precision, anonymisation and other formats, some files of which are removed."""
     photos, out = tmp_path / "photos", tmp_path / "out"
     photos.mkdir()
     for name, size in (("large", (300, 200)), ("small", (96, 64))):
@@ -146,7 +150,8 @@ def test_bad_usage(micro_run, micro, tmp_path, seamseg_main, capsys, names, word
     filled = [w.format(car=names[-1]) for w in words]
     assert seamseg_main("predict", micro_run, street(micro), tmp_path, *CPU, *filled) == 2
     error = capsys.readouterr().err.strip()
-    assert message.format(car=names[-1]) in error and "\n" not in error
+    assert message.format(car=names[-1]) in error
+    assert "\n" not in error
 
 
 def seen(score=0.3, semantic=None, masks=True):
@@ -172,10 +177,11 @@ def hidden(regions, size=(80, 120)):
 EMPTY = PanopticResult(np.zeros((80, 120), np.int32), [])
 
 
-def test_what_the_map_leaves_out_is_hidden_too():
+def test_objects_that_the_map_omits_are_hidden():
     """Classes: 0 is stuff, 1 and 2 are things; the photo is twice as large as the network's input."""
     found = hidden(private_regions(EMPTY, seen(), [1], 1))
-    assert found[30:50, 70:110].all() and not found[:, :55].any()
+    assert found[30:50, 70:110].all()
+    assert not found[:, :55].any()
     assert not hidden(private_regions(EMPTY, seen(), [2], 1)).any()
     assert not hidden(private_regions(EMPTY, seen(0.1), [1], 1)).any()
     assert hidden(private_regions(EMPTY, seen(0.1), [1], 1, least_score=0.05)).any()
@@ -184,7 +190,8 @@ def test_what_the_map_leaves_out_is_hidden_too():
     semantic = torch.zeros((40, 60), dtype=torch.int64)
     semantic[2:4, 5:9] = 2  # far too small for the panoptic map
     found = hidden(private_regions(EMPTY, seen(semantic=semantic), [2], 1))
-    assert found[4:8, 10:18].all() and found.sum() == 4 * 8
+    assert found[4:8, 10:18].all()
+    assert found.sum() == 4 * 8
     assert not hidden(private_regions(EMPTY, None, [1, 2], 1)).any()
 
 
@@ -211,7 +218,7 @@ def test_segments_and_crowds_are_hidden():
     assert parts == {(5, 5): False, (40, 40): True}
 
 
-def test_writer_says_where_and_what(micro_run, tmp_path, names):
+def test_anonymize_writer(micro_run, tmp_path, names):
     metadata = seamseg.load(micro_run, device="cpu").metadata
     writer = AnonymizeWriter(tmp_path, metadata, names[-1])
     source = Source(tmp_path / "x.png", "sub/x", "sub/x.png")

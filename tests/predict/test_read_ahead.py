@@ -38,7 +38,7 @@ PHOTO = 100 * 100 * (3 * 4 + 3)
 
 
 def read_slowly(sources, tmp_path, monkeypatch, limit):
-    """How many photos were decoded before the first, fifth, ... was asked for."""
+    """Return the maximum number of photos that were decoded but not yet received."""
     monkeypatch.setattr(reading, "READ_AHEAD_BYTES", limit)
     mark = tmp_path / "opened"
 
@@ -68,7 +68,7 @@ def test_decoders_of_huge_photos_hold_one_each(sources, tmp_path, monkeypatch):
     assert reading.READ_AHEAD_BYTES == 3 * PHOTO
 
 
-def test_a_decoder_waits_for_its_own_photos_only_and_not_without_its_parent(monkeypatch):
+def test_a_decoder_waits_only_for_its_own_photos_and_while_its_parent_lives(monkeypatch):
     monkeypatch.setattr(reading, "READ_AHEAD_BYTES", 20)
     budget = ReadAheadBudget(2)
     budget.parent = os.getppid()  # as in a decoder
@@ -89,7 +89,7 @@ def test_a_decoder_waits_for_its_own_photos_only_and_not_without_its_parent(monk
     budget.wait(0)
 
 
-def test_jobs_wait_for_bytes_as_well():
+def test_background_limits_bytes():
     background, go = BackgroundWriter(threads=2, waiting=4, most_bytes=100), threading.Event()
     background.submit(go.wait, size=500)
     late = threading.Thread(target=background.submit, args=(lambda: None,), kwargs={"size": 10})

@@ -1,4 +1,4 @@
-"""`predict` started again: what was done stays, what is new or changed is done, another run's folder is refused."""
+"""Resumed runs: finished photos are kept, new or changed ones are processed, folders of other runs are refused."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def written(monkeypatch):
     return names
 
 
-def test_only_what_is_missing_new_or_changed_is_done(micro_run, photos, tmp_path, seamseg_main, written, capsys):
+def test_missing_new_or_changed_photos_are_processed(micro_run, photos, tmp_path, seamseg_main, written, capsys):
     out = tmp_path / "out"
 
     def again(*words):
@@ -45,7 +45,8 @@ def test_only_what_is_missing_new_or_changed_is_done(micro_run, photos, tmp_path
 
     assert again("--limit", "2") == (["a", "b"], ["a", "b"])
     assert again() == (["c"], ["a", "b", "c"])
-    assert "1 photos in" in (text := capsys.readouterr().err) and "2 were there already" in text
+    assert "1 photos in" in (text := capsys.readouterr().err)
+    assert "2 were there already" in text
     everything = (out / "panoptic.json").read_bytes()
     (out / "panoptic.json").unlink()
     assert again() == ([], ["a", "b", "c"])
@@ -62,13 +63,14 @@ def test_other_settings_are_refused(micro_run, photos, tmp_path, seamseg_main, c
     assert seamseg_main(*words, "--format", "coco") == 0
     assert seamseg_main(*words, "--format", "coco", "--min-area", "5") == 2
     (error,) = capsys.readouterr().err.strip().splitlines()
-    assert "min_area None (now 5)" in error and "--restart" in error
+    assert "min_area None (now 5)" in error
+    assert "--restart" in error
     # how the work is done does not matter
     assert seamseg_main(*words, "--format", "coco,coco", "--batch-size", "2") == 0
     assert seamseg_main(*words, "--format", "coco", "--min-area", "5", "--restart") == 0
 
 
-def test_a_changed_file_of_the_run_folder_is_another_setting(micro_run, photos, tmp_path, seamseg_main, capsys):
+def test_a_changed_config_of_the_run_folder_is_refused(micro_run, photos, tmp_path, seamseg_main, capsys):
     model = shutil.copytree(micro_run, tmp_path / "run")
     words = ("predict", model, photos, tmp_path / "out", "--device", "cpu", "--workers", "0", "--quiet")
     assert seamseg_main(*words) == 0
@@ -86,7 +88,7 @@ def test_the_name_of_a_packaged_configuration(micro_run, photos, tmp_path, seams
     assert head["settings"]["config"] == "micro"
 
 
-def test_auto_precision_is_what_it_means_here(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
+def test_the_manifest_has_the_actual_precision(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys):
     words = ("predict", micro_run, photos, tmp_path / "out", "--device", "cpu", "--workers", "0", "--quiet")
     monkeypatch.setattr(folding, "bf16_is_fast", lambda *_: False)
     assert seamseg_main(*words, "--precision", "auto") == 0
@@ -96,17 +98,22 @@ def test_auto_precision_is_what_it_means_here(micro_run, photos, tmp_path, seams
     assert "precision float32 (now bfloat16)" in capsys.readouterr().err
 
 
-def test_a_manifest_line_says_what_was_found(micro_run, photos, tmp_path, seamseg_main):
+def test_content_of_a_manifest_line(micro_run, photos, tmp_path, seamseg_main):
     words = ("predict", micro_run, photos, tmp_path / "out", "--device", "cpu", "--workers", "0", "--quiet")
     assert seamseg_main(*words, "--format", "coco,overlay", "--min-area", "0") == 0
     head, first, *_ = map(json.loads, (tmp_path / "out" / "predictions.jsonl").read_text().splitlines())
-    assert len(head["sha256"]) == 64 and head["settings"]["format"] == "coco,overlay"
-    assert first["source"] == str(photos / "a.png") and first["relative"] == "a.png" and first["status"] == "ok"
-    assert (first["height"], first["width"]) == (32, 48) and first["seconds"] > 0
+    assert len(head["sha256"]) == 64
+    assert head["settings"]["format"] == "coco,overlay"
+    assert first["source"] == str(photos / "a.png")
+    assert first["relative"] == "a.png"
+    assert first["status"] == "ok"
+    assert (first["height"], first["width"]) == (32, 48)
+    assert first["seconds"] > 0
     assert first["outputs"] == ["panoptic/a.png", "a.jpg"]
     assert all((tmp_path / "out" / output).is_file() for output in first["outputs"])
     entry = first["records"][0]["annotation"]
-    assert sum(first["segments"].values()) == len(entry["segments_info"]) > 0 and first["records"][1] is None
+    assert sum(first["segments"].values()) == len(entry["segments_info"]) > 0
+    assert first["records"][1] is None
 
 
 @pytest.mark.distributed
@@ -119,12 +126,13 @@ def test_a_manifest_line_says_what_was_found(micro_run, photos, tmp_path, seamse
         pytest.param("url", 60, 2, marks=pytest.mark.slow),
     ],
 )
-def test_killed_and_started_again(tmp_path, out, images, kills):
-    """The soak in small, in two processes."""
+def test_killed_and_resumed(tmp_path, out, images, kills):
+    """A small version of benchmarks/soak_predict.py, in two processes."""
     root = Path(__file__).parents[2]
     words = [sys.executable, root / "benchmarks" / "soak_predict.py", "--images", images, "--kills", kills]
     words += ["--seed", "1", "--out", out]
     environment = {**os.environ, "PYTHONPATH": str(root), "TMPDIR": str(tmp_path)}
     done = subprocess.run(list(map(str, words)), env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "every photo once" in done.stdout and f"kills: {kills}" in done.stdout
+    assert "every photo once" in done.stdout
+    assert f"kills: {kills}" in done.stdout

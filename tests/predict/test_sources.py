@@ -1,4 +1,4 @@
-"""Which photos are found and what their outputs are called."""
+"""Which photos are found, and the names of their outputs."""
 
 import os
 import weakref
@@ -34,7 +34,7 @@ def test_a_folder_with_its_sub_folders(tree):
     assert all(s.path == tree / s.relative for s in sources)
 
 
-def test_names_stay_apart_even_when_a_file_is_called_like_an_extended_name(tree):
+def test_names_stay_unique_if_a_file_has_an_extended_name(tree):
     (tree / "a.jpg.png").touch()
     found = names(find_sources(tree))
     assert found == ["a.jpg", "a.jpg.png", "a.png", "b", "sub/a", "sub/deep/c"]
@@ -46,7 +46,7 @@ def test_names_that_differ_in_case_only_keep_their_ending(tmp_path):
     assert names(find_sources(tmp_path)) == ["A.jpg", "a.png"]
 
 
-def test_a_file_is_taken_at_its_word(tree):
+def test_a_named_file_is_used_whatever_its_ending(tree):
     (tree / "notes.dat").touch()
     assert find_sources(tree / "notes.dat") == [Source(tree / "notes.dat", "notes", "notes.dat")]
 
@@ -81,12 +81,12 @@ def test_photos_and_outputs_in_one_folder_are_refused(tree):
         find_sources(tree, tree / "sub" / "..")
 
 
-def test_links_in_a_circle_end(tree):
+def test_cyclic_links(tree):
     (tree / "sub" / "again").symlink_to(tree, target_is_directory=True)
     assert names(find_sources(tree))[-1] == "sub/deep/c"
 
 
-def test_nothing_there(tmp_path):
+def test_missing_inputs(tmp_path):
     (tmp_path / "empty").mkdir()
     for inputs, message in (
         (tmp_path / "empty", "0 images found in this folder; looked for .jpg"),
@@ -105,7 +105,7 @@ def test_photos_are_not_overwritten(tree):
 
 
 def test_names_are_checked_one_by_one():
-    """The paths of a million photos would be gigabytes."""
+    """The paths of a million photos would take gigabytes."""
     alive, most = weakref.WeakSet(), 0
 
     class Paths(list):
@@ -132,7 +132,7 @@ def test_several_inputs(tree):
     assert names(find_sources([tree])) == names(find_sources(tree))
 
 
-def test_remarks_in_a_list(tree):
+def test_comments_in_a_list(tree):
     (tree / "list.txt").write_text("# the best\na.jpg\n\n#1.png\na.jpg\n")
     assert names(find_sources(tree / "list.txt")) == ["a"]
     (tree / "#1.png").touch()

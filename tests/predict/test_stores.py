@@ -21,13 +21,15 @@ def no_delays(monkeypatch):
 
 
 def test_targets():
-    assert parse_target("out/").folder == "out" and parse_target("out").shards is None
+    assert parse_target("out/").folder == "out"
+    assert parse_target("out").shards is None
     assert parse_target("s3://b/x/p-%06d.tar").shards == ShardPattern("p-", ".tar", 6)
     with pytest.raises(InputError, match="URLs have two slashes"):
         parse_target("http:/foo")
     assert parse_target("p{08..11}.tar").shards == ShardPattern("p", ".tar", 2, 8, 11)
     target = parse_target("s3://b/x/p-%04d.tar")
-    assert target.shards.name(12) == "p-0012.tar" and target.shards.name(123456) == "p-123456.tar"
+    assert target.shards.name(12) == "p-0012.tar"
+    assert target.shards.name(123456) == "p-123456.tar"
     for name, number in (("p-0012.tar", 12), ("p-012.tar", None), ("p-123456.tar", 123456), ("p-x.tar", None)):
         assert target.shards.number(name) == number
         assert target.owns(f"s3://b/x/{name}") == (number is not None)
@@ -47,7 +49,8 @@ def test_stores(tmp_path, memory, kind):
         store.put(tmp_path / "s.bin", "x/a.bin")
         store.put_bytes(content, "b.bin")
     assert store.read("x/a.bin") == store.read("b.bin") == b"second!"
-    assert store.sizes(True) == {"x/a.bin": 7, "b.bin": 7} and store.sizes(False) == {"b.bin": 7}
+    assert store.sizes(True) == {"x/a.bin": 7, "b.bin": 7}
+    assert store.sizes(False) == {"b.bin": 7}
     store.fetch("b.bin", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == b"second!"
     store.remove("b.bin")

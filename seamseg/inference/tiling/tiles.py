@@ -40,9 +40,9 @@ class Tiling:
             raise InputError(f"tiles must be auto, off or a side in pixels, not {self.tiles!r}")
         side = AUTO_SIDE if isinstance(self.tiles, str) else self.tiles
         if side < LEAST_SIDE:
-            raise InputError(f"tiles of {side} pixels are too small: {LEAST_SIDE} or more")
+            raise InputError(f"tiles {side}: too small, the side must be at least {LEAST_SIDE} pixels")
         if self.overlap is not None and not 0 <= self.overlap <= side // 2:
-            raise InputError(f"tile overlap {self.overlap}: must be 0 to {side // 2}, half of the tiles' side")
+            raise InputError(f"tile_overlap {self.overlap}: must be 0 to {side // 2}, half of the side of the tiles")
 
     @property
     def allowed(self) -> bool:

@@ -50,4 +50,4 @@ class Writer(Protocol):
         ----------
         records : what :meth:`write` returned for each photo, in this run or an earlier one, in any process
         """
-        return None
+        return
