@@ -173,7 +173,7 @@ def test_missing(tmp_path: Path) -> None:
     assert "\n" not in message
 
 
-def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+def test_folder_that_is_not_a_run_folder(tmp_path: Path) -> None:
     assert "not a run folder: it holds neither model_best.pth.tar nor model_last.pth.tar" in refusal(tmp_path)
 
 

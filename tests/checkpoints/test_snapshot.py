@@ -77,7 +77,7 @@ def test_an_open_file_with_a_name(tmp_path: Path) -> None:
         load_snapshot(io.BytesIO(b"nonsense"), "model.zip:model.tar")
 
 
-def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.pth.tar"
     save_snapshot(path, snapshot_of(Net()))
     before = path.read_bytes()

@@ -79,7 +79,7 @@ def test_checkpoints_of_other_programs(tmp_path: Path, content: Any) -> None:
     assert "body, rpn_head, roi_head, sem_head" in message
 
 
-def test_a_part_that_is_no_state_dict(tmp_path: Path) -> None:
+def test_part_that_is_not_a_state_dict(tmp_path: Path) -> None:
     torch.save({"state_dict": {"body": [1]}}, tmp_path / "model.pth.tar")
     assert "its 'body' is not a state dict but a list" in refusal(tmp_path / "model.pth.tar")
 
@@ -117,7 +117,7 @@ def test_a_pickled_network_is_refused(tmp_path: Path) -> None:
     assert "refused: it holds pickled code" in refusal(tmp_path / "model.pth.tar")
 
 
-def test_our_allowances_end_with_the_reading(tmp_path: Path) -> None:
+def test_allowed_globals_are_restored_after_reading(tmp_path: Path) -> None:
     before = set(map(str, torch.serialization.get_safe_globals()))
     torch.save({"a": np.float64(1)}, tmp_path / "a.pth")
     load_tensors(tmp_path / "a.pth", "a.pth")

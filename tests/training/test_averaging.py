@@ -39,7 +39,7 @@ def test_by_step_each_sample_weighs_the_same():
     assert_close(parts[1].means["a"].grad, torch.tensor(0.99))
 
 
-def test_looking_ahead_leaves_no_trace_and_counts_what_training_counts():
+def test_preview_has_no_side_effects_and_the_counts_of_training():
     with in_float64():
         # few samples, so that chance decides which
         network = Network("bn", World(), "rpn.num_samples=16", "roi.num_samples=8")

@@ -81,7 +81,7 @@ def test_same_numbers_with_generated_code(overrides):
     compare(overrides, "inductor")
 
 
-def test_without_a_compiler_the_run_goes_on():
+def test_without_a_compiler_the_run_continues_uncompiled():
     module, said = build(), []
     log = mock.Mock(warning=said.append)
     with mock.patch("torch.compile", side_effect=RuntimeError("no C++ compiler was found\nand many lines more")):

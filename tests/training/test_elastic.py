@@ -85,7 +85,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("norm", KINDS)
-def test_two_interrupted_processes_go_on_to_the_same_bits(folder, norm):
+def test_two_interrupted_processes_resume_bit_exactly(folder, norm):
     straight, stopped = folder / f"{norm}-straight", folder / f"{norm}-stopped"
     for rank in range(2):
         assert json.loads((folder / f"{norm}.{rank}.json").read_text()) == [2 * (3 if norm == "bn" else 5), 2]
@@ -94,7 +94,7 @@ def test_two_interrupted_processes_go_on_to_the_same_bits(folder, norm):
     assert loss_lines(stopped) == loss_lines(straight)
 
 
-def test_both_stop_a_step_after_one_of_them_is_told(folder):
+def test_both_stop_a_step_after_a_signal_to_one(folder):
     log = (folder / "syncbn-stopped" / "training.log").read_text()
     for step in (2, 8):
         assert log.count(f"SIGTERM: stopped after step {step}, which is saved") == 1

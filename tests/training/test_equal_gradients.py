@@ -75,7 +75,7 @@ def test_batches_of_a_step_give_the_gradients_of_one():
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("size", [2, 3])
-def test_processes_together_give_the_gradients_of_one(size):
+def test_processes_give_the_gradients_of_one(size):
     """With one batch each, and in two with several."""
     several = [(compare_accumulated, 8, WAYS)] if size == 2 else []
     in_processes(size, (compare, 20, WAYS), *several)
@@ -84,5 +84,5 @@ def test_processes_together_give_the_gradients_of_one(size):
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_two_hundred_steps_of_processes_together(size):
+def test_two_hundred_steps_of_several_processes(size):
     in_processes(size, (compare, 200, WAYS), seconds=3600)

@@ -28,7 +28,7 @@ TESTS = Path(__file__).parents[1]
         pytest.param("report", "SIGKILL", 2, marks=pytest.mark.slow),
     ],
 )
-def test_the_others_end(tmp_path, moment, signal, size):
+def test_other_processes_end_when_one_is_lost(tmp_path, moment, signal, size):
     make_dataset(tmp_path / "data", [2, 1, 0, 3, 1, 1], [1, 2, 0])
     write_config(tmp_path / "config.ini", "syncbn")
     path = os.pathsep.join([str(Path(seamseg.__file__).parents[1]), str(TESTS)])

@@ -77,7 +77,7 @@ def test_interrupted_anywhere(seven, straight, tmp_path, workers, seed):
     assert len(loss_lines(run)) == 4
 
 
-def test_a_signal_to_the_whole_group_spares_the_readers(seven, straight, tmp_path, monkeypatch):
+def test_workers_ignore_a_signal_to_the_process_group(seven, straight, tmp_path, monkeypatch):
     step, run = Trainer._step, tmp_path / "run"
 
     def signalled(self, epoch, group):
@@ -97,7 +97,7 @@ def test_a_signal_to_the_whole_group_spares_the_readers(seven, straight, tmp_pat
     assert result(run) == result(straight)
 
 
-def test_readers_obey_their_parent(seven):
+def test_workers_end_on_a_signal_of_their_parent(seven):
     """A process that fails ends those that read for it; else it would wait for them for ever."""
     from seamseg.data.loader import train_loader
 
@@ -112,7 +112,7 @@ def test_readers_obey_their_parent(seven):
     del iterator
 
 
-def test_readers_are_deaf_before_they_listen():
+def test_workers_ignore_signals_while_they_start():
     """From birth on, that is: it takes them a while to begin."""
     from seamseg.data.loader import BatchLoader
     from seamseg.data.workers import obey_the_parent_only
@@ -126,7 +126,7 @@ def test_readers_are_deaf_before_they_listen():
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
-def test_a_signal_to_the_whole_group_in_a_validation(seven, straight, tmp_path, monkeypatch):
+def test_signal_to_the_process_group_during_a_validation(seven, straight, tmp_path, monkeypatch):
     compare, run, told = Validator._compare, tmp_path / "run", []
 
     def signalled(self, *arguments):
@@ -147,7 +147,7 @@ def test_a_signal_to_the_whole_group_in_a_validation(seven, straight, tmp_path, 
     assert result(run) == result(tmp_path / "calm")
 
 
-def test_the_schedule_of_an_epoch_that_begins_anew(seven):
+def test_schedule_of_a_restarted_epoch(seven):
     config = load_config(seven.config, "panoptic", (*seven.overrides, "optimizer.accumulate=1", "scheduler.epochs=2"))
     for seed, total in ((config.general.seed, 2 * 7), (config.general.seed + 1, 3 + 2 * 7)):
         point = ResumePoint(Path("s"), TrainingProgress(-1, 3), EpochPosition(0, 3, (Segment(1, 1, 3),), (7, seed)))
@@ -164,7 +164,7 @@ def test_interrupted_after_every_step(seven, straight, tmp_path):
     assert loss_lines(tmp_path / "run") == loss_lines(straight)
 
 
-def test_a_snapshot_in_between_changes_nothing_and_goes_on(seven, straight, tmp_path):
+def test_killed_run_resumes_from_a_snapshot_within_an_epoch(seven, straight, tmp_path):
     """Killed without warning: the steps since the last snapshot are done again, to the same bits."""
     run, step = tmp_path / "run", Trainer._step
 
@@ -201,7 +201,7 @@ def test_images_before_the_position_are_not_read(seven, tmp_path, monkeypatch):
     assert len(read) == 1
 
 
-def test_the_message_says_how_to_go_on(seven, tmp_path, seamseg_main, capsys):
+def test_message_explains_how_to_resume(seven, tmp_path, seamseg_main, capsys):
     words = ["train", seven.config, seven.data, "--log-dir", tmp_path, "--device", "cpu", "--resume", "auto"]
     words += [word for setting in SETTINGS for word in ("--set", setting)]
     for number, code in ((signal.SIGTERM, 143), (signal.SIGUSR1, 138)):
@@ -215,7 +215,7 @@ def test_the_message_says_how_to_go_on(seven, tmp_path, seamseg_main, capsys):
     assert "starting a new training" in (tmp_path / "training.log").read_text()
 
 
-def test_going_on_with_another_batch_size(seven, tmp_path):
+def test_resume_with_another_batch_size(seven, tmp_path):
     """The images that are left are seen, and the schedule ends with the training."""
     run, seen, step = tmp_path / "run", [], Trainer._step
 
@@ -240,7 +240,7 @@ def test_going_on_with_another_batch_size(seven, tmp_path):
     assert "epoch 1/2 [3/3]" in (run / "training.log").read_text()
 
 
-def test_other_images_begin_the_epoch_anew(seven, tmp_path):
+def test_other_images_restart_the_epoch(seven, tmp_path):
     with signals_at([2]), pytest.raises(Preempted):
         run_training(again(seven, tmp_path / "run"))
     run_training(again(seven, tmp_path / "run", "general.seed=5"))
@@ -249,7 +249,7 @@ def test_other_images_begin_the_epoch_anew(seven, tmp_path):
     assert load_snapshot(tmp_path / "run" / "model_last.pth.tar").training_meta["global_step"] == 2 + STEPS
 
 
-def test_weights_to_start_from_count_the_first_time_only(seven, straight, tmp_path):
+def test_pre_trained_weights_are_ignored_by_a_resumed_run(seven, straight, tmp_path):
     options = replace(again(seven, tmp_path / "run"), pretrain=[str(straight / "model_last.pth.tar")])
     with signals_at([2]):
         assert train_until_done(options) == 1
@@ -271,7 +271,7 @@ def stopped(seven, straight, tmp_path) -> Path:
     return Path(shutil.copytree(straight, tmp_path / "stopped"))
 
 
-def test_a_damaged_snapshot_is_passed_over(seven, straight, stopped, capsys):
+def test_damaged_snapshot_is_skipped(seven, straight, stopped, capsys):
     newest = stopped / "snapshots" / "step-00000008.pth.tar"
     (stopped / "model_last.pth.tar").unlink()
     flip(newest)
@@ -287,7 +287,7 @@ def test_a_damaged_snapshot_is_passed_over(seven, straight, stopped, capsys):
     ]
 
 
-def test_nothing_but_damaged_snapshots_is_an_error(seven, stopped):
+def test_only_damaged_snapshots_is_an_error(seven, stopped):
     for path in [*(stopped / "snapshots").iterdir(), stopped / "model_last.pth.tar"]:
         path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(InputError, match="all 3 snapshots are damaged"):
@@ -307,7 +307,7 @@ def test_a_new_run_drops_the_snapshots_of_an_old_one(seven, stopped):
     assert "this run replaces them" in (stopped / "training.log").read_text()
 
 
-def test_going_back_drops_the_snapshots_after_it(seven, stopped):
+def test_resume_of_an_older_snapshot_drops_later_ones(seven, stopped):
     first = stopped / "snapshots" / "step-00000004.pth.tar"
     options = replace(again(seven, stopped, "general.snapshot_interval=1"), resume=first)
     with signals_at([5]), pytest.raises(Preempted):
@@ -316,7 +316,7 @@ def test_going_back_drops_the_snapshots_after_it(seven, stopped):
     assert names == ["step-00000004.pth.tar", "step-00000005.pth.tar"]
 
 
-def test_a_best_snapshot_that_was_not_named_yet(seven, straight, tmp_path):
+def test_best_snapshot_that_was_not_linked_yet(seven, straight, tmp_path):
     """Killed between the snapshot and its second name: the next run gives it."""
     run = tmp_path / "run"
     options = again(seven, run)
@@ -328,7 +328,7 @@ def test_a_best_snapshot_that_was_not_named_yet(seven, straight, tmp_path):
     assert best.training_meta["epoch"] == 0
 
 
-def test_a_full_disk_shows_at_the_next_step_and_leaves_the_older_ones(seven, tmp_path, monkeypatch):
+def test_full_disk_fails_at_the_next_step_and_keeps_older_snapshots(seven, tmp_path, monkeypatch):
     run, fsync, calls = tmp_path / "run", os.fsync, []
 
     def full(descriptor):

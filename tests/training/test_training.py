@@ -153,7 +153,7 @@ def test_interrupt_and_resume(micro, micro_config, micro_run, tmp_path, monkeypa
     assert states_equal(resumed, straight)
 
 
-def test_resume_of_a_finished_run_says_so(micro, micro_config, micro_run, tmp_path, seamseg_main, capsys):
+def test_resume_of_a_finished_run_warns(micro, micro_config, micro_run, tmp_path, seamseg_main, capsys):
     last = micro_run / "model_last.pth.tar"
     assert seamseg_main("train", micro_config, micro, "--log-dir", tmp_path, "--resume", last, *CPU) == 0
     assert "all 2 epochs are done already" in capsys.readouterr().err
@@ -244,7 +244,7 @@ def test_pre_training_errors(micro, micro_config, tmp_path, pretrain, message):
         train(micro_config, micro, tmp_path, pretrain=[pretrain.format(metadata=micro / "metadata.bin")])
 
 
-def test_weights_of_which_nothing_fits(micro, micro_config, tmp_path):
+def test_weights_that_do_not_fit(micro, micro_config, tmp_path):
     torch.save({"foo": torch.zeros(2)}, tmp_path / "odd.pth")
     with pytest.raises(InputError, match="nothing in it fits this network"):
         train(micro_config, micro, tmp_path, pretrain=[f"body:{tmp_path / 'odd.pth'}"])
@@ -283,7 +283,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_last_snapshot(micro, micro_config
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), SeamsegError, "No space left on device"),
     ],
 )
-def test_what_stops_a_write_is_what_is_reported(micro_run, tmp_path, monkeypatch, stop, raised, message):
+def test_cause_of_a_failed_write_is_reported(micro_run, tmp_path, monkeypatch, stop, raised, message):
     """torch's writer turns whatever happens in a write into an error of its own."""
     snapshot = load_snapshot(micro_run / "model_last.pth.tar")
 

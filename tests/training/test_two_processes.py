@@ -237,7 +237,7 @@ def test_only_the_first_process_writes_the_run_folder(folder):
     assert "in 2 processes on the CPU" in (folder / "mixed" / "training.log").read_text()
 
 
-def test_prediction_is_shared_out_and_merged(folder):
+def test_prediction_is_divided_among_processes_and_merged(folder):
     assert [(folder / f"predict.{rank}.code").read_text() for rank in range(2)] == ["1", "1"]
     assert sorted(p.name for p in (folder / "out").glob("*.jpg")) == ["val0.jpg", "val2.jpg"]
     content = json.loads((folder / "out" / "panoptic.json").read_text())

@@ -117,7 +117,7 @@ def test_threads_and_files_of_a_thousand_asymmetric_steps(way):
 
 @pytest.mark.parametrize("norm", [*NORMS, "off"])
 @pytest.mark.parametrize("kind", ["panoptic", "detection"])
-def test_zero_rows_add_exactly_nothing(norm, kind):
+def test_zero_rows_do_not_change_losses_and_gradients(norm, kind):
     with in_float64():
         weights = "(1,1,1,1)" if kind == "detection" else "(1,1,1,1,1,1)"
         text = CONFIG.format(norm=norm)

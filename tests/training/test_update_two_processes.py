@@ -71,7 +71,7 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_both_leave_out_the_same_steps(found, name):
+def test_both_skip_the_same_steps(found, name):
     expected = CASES[name][2]
     (one, _), (two, _) = (process[name] for process in found)
     assert [bool(skipped) for _, skipped in one] == [bool(skipped) for _, skipped in two] == expected
@@ -79,7 +79,7 @@ def test_both_leave_out_the_same_steps(found, name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_both_hold_the_same_weights_and_a_step_left_out_changes_none(found, name):
+def test_both_hold_the_same_weights_and_skipped_steps_change_none(found, name):
     (_, one), (_, two) = (process[name] for process in found)
     for a, b in zip(one, two):
         own = [key for key in a if "running" in key]

@@ -63,7 +63,7 @@ def test_its_records_belong_to_its_maps(evaluated, micro):
         assert len(matched) == one.TP
 
 
-def test_maps_of_an_evaluation_before_do_not_stay(micro, micro_run, tmp_path):
+def test_maps_of_an_earlier_evaluation_are_removed(micro, micro_run, tmp_path):
     out = tmp_path / "evaluation"
     with narrow_body():
         for split in ("train", "val"):
@@ -74,7 +74,7 @@ def test_maps_of_an_evaluation_before_do_not_stay(micro, micro_run, tmp_path):
         assert sorted(path.stem for path in (out / folder).iterdir()) == names
 
 
-def test_maps_of_somebody_else_stay(micro, micro_run, tmp_path):
+def test_maps_of_other_programs_are_kept(micro, micro_run, tmp_path):
     """Files that were scored in place are not those of an evaluation, whatever their folder is called."""
     out = tmp_path / "evaluation"
     with narrow_body():
