@@ -1,4 +1,4 @@
-"""Models that would fill the memory: refused in one line, with little of it, however small the file is."""
+"""Models that would exhaust the memory are refused with a one-line error and little memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def repacked(path: Path, **records: bytes | None) -> Path:
 
 
 def bombs(folder: Path, size: int) -> dict[str, tuple[Path, str]]:
-    """Models of `size` MiB, once inflated, with what refuses them."""
+    """Models of `size` MiB, once inflated, with the expected errors."""
     tar, ini = write_snapshot(folder / "good.tar").read_bytes(), b"[general]\n"
     found = {
         "config": (zeros_zip(folder / "c.zip", {"config.ini": size}, model__tar=tar), "the limit of a configuration"),

@@ -1,4 +1,4 @@
-"""A model as it is published, from the zip to the panoptic map."""
+"""A published model, from the zip to the panoptic map."""
 
 import zipfile
 

@@ -1,4 +1,4 @@
-"""Snapshots, ours and the original's: written, read, and whole or not there at all."""
+"""Snapshots of this project and of the original: reading and atomic writing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_layout_is_the_original_one(tmp_path: Path) -> None:
 
 
 def test_snapshots_of_the_original(tmp_path: Path) -> None:
-    """Meters, scores that are numpy numbers or tensors, ordered dicts, no counters, keys nobody knows."""
+    """Meters, scores that are numpy numbers or tensors, ordered dicts, no counters, unknown keys."""
     net = Net()
     state: dict[str, Any] = {k: OrderedDict(v) for k, v in network_state(net).items()}
     del state["body"]["bn.num_batches_tracked"]

@@ -1,4 +1,4 @@
-"""A snapshot into a network that it fits, or does not."""
+"""Loading of snapshots into networks that they fit, or do not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way in which a snapshot file can be something else: one line, and nothing of it is run."""
+"""Files that are not snapshots: a one-line error, and no code in them is run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seamseg.checkpoints.snapshot import load_tensors, network_state
 
 
 class Evil:
-    """Makes the file `EVIL` in the current folder when it is unpickled."""
+    """Creates the file `EVIL` in the current folder when unpickled."""
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return os.system, ("touch EVIL",)
@@ -107,7 +107,7 @@ def test_code_in_pickles_of_other_programs(tmp_path: Path, protocol: int, monkey
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         message = refusal(path)
-    # text pickles have no mark to know them by
+    # text pickles have no magic number
     assert "refused" in message or (protocol == 0 and "not a snapshot" in message)
     assert not (tmp_path / "EVIL").exists()
 

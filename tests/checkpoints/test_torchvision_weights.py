@@ -1,4 +1,4 @@
-"""Torchvision ResNets under our names: against the original's map, and files that are partial or something else."""
+"""Conversion of torchvision ResNets: against the original's map, and files that are partial or invalid."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ def test_partial_weights_convert_what_they_hold(
     partial = {key: value for key, value in resnet18.items() if not key.startswith("layer4.1.conv")}
     torch.save(partial, tmp_path / "in.pth")
     assert main(["convert-backbone", "resnet18", str(tmp_path / "out.pth"), "--weights", str(tmp_path / "in.pth")]) == 0
-    said = capsys.readouterr().out
-    assert "98 tensors of resnet18" in said
-    assert "lack 2 tensors" in said
-    assert "mod5.block2.convs.conv1.weight" in said
-    assert "negative" in said
+    output = capsys.readouterr().out
+    assert "98 tensors of resnet18" in output
+    assert "lack 2 tensors" in output
+    assert "mod5.block2.convs.conv1.weight" in output
+    assert "negative" in output
 
 
 def test_weights_of_another_depth(resnet18: dict[str, Tensor]) -> None:
@@ -147,10 +147,10 @@ def test_no_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
     monkeypatch.setattr(builtins, "__import__", without_torchvision)
     assert main(["convert-backbone", "resnet18", str(tmp_path / "out.pth")]) == 1
-    said = capsys.readouterr().err
-    assert "torchvision cannot be imported" in said
-    assert "--weights" in said
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert "torchvision cannot be imported" in output
+    assert "--weights" in output
+    assert output.count("\n") == 1
 
 
 def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The moving average of the weights: what it is, when the network holds it, and who takes it out of a snapshot."""
+"""The moving average of the weights: its formula, swapping it into the network, loading it from a snapshot."""
 
 import copy
 

@@ -51,7 +51,7 @@ def compare(world, steps, ways):
 
 
 def compare_accumulated(world, steps, ways):
-    """As :func:`compare`, each process with several batches; with group norm, which knows no batch."""
+    """As :func:`compare`, each process with several batches; with group norm, which is independent of the batch."""
     alone = Network("gn", World(), BY_STEP, "body.gn_groups=4")
     wanted = {}
     for step in range(world.rank, steps, world.size):

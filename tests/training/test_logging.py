@@ -1,4 +1,4 @@
-"""What a training tells of itself, and what it leaves of a step that went wrong."""
+"""Outputs of a training: log, metrics, TensorBoard files, and dumps of failed steps."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def train(config, data, run, *overrides, **options):
 
 @pytest.fixture
 def poison(monkeypatch):
-    """Spoil the pixels of a training image; `poison(name, factor)`."""
+    """Multiply the pixels of a training image; `poison(name, factor)`."""
 
     def spoil(name, factor):
         item = PanopticDataset.__getitem__
@@ -77,9 +77,9 @@ def test_the_numbers_in_tensorboard_and_in_the_log(micro_run):
         "train/grad_norm", "train/skipped", "time/images_per_second", "time/data_share", "memory/rss_peak_gib",
         "val_SQ/sky", "val_RQ/sky", "val_IoU/sky",
     } <= set(events.Tags()["scalars"])  # fmt: skip
-    told = {m["step"]: m for m in read_metrics(micro_run) if m["kind"] == "train"}
+    written = {m["step"]: m for m in read_metrics(micro_run) if m["kind"] == "train"}
     for event in events.Scalars("train/grad_norm"):
-        assert event.value == pytest.approx(told[event.step]["grad_norm"])
+        assert event.value == pytest.approx(written[event.step]["grad_norm"])
     log = (micro_run / "training.log").read_text()
     assert re.search(r"loss \d+\.\d{4}  grad \S+  \d+\.\d\d s/step \(data .*\)  \S+ images/s  \S+ GiB  0:0", log)
 
@@ -141,16 +141,16 @@ def test_a_poisoned_image(micro, micro_config, tmp_path, poison, seamseg_main, c
         torch.isfinite(v).all() for part in dump.state_dict.values() for k, v in part.items() if "running" not in k
     )
     assert seamseg_main("doctor", "--replay", path) == 0
-    said = capsys.readouterr().out
-    assert f"{step}: {dump.reason}" in said
-    assert "goes wrong again" in said
-    assert ("bad pixels        in train2\n" in said) == (factor != factor)
+    output = capsys.readouterr().out
+    assert f"{step}: {dump.reason}" in output
+    assert "goes wrong again" in output
+    assert ("bad pixels        in train2\n" in output) == (factor != factor)
     if factor != factor:
-        assert "first bad module  body.backbone.mod1.conv1 (Conv2d)" in said
+        assert "first bad module  body.backbone.mod1.conv1 (Conv2d)" in output
 
 
 def test_replay_repeats_the_losses_bit_exactly(micro, micro_config, tmp_path):
-    """Also those that chance decides: which anchors and proposals are looked at."""
+    """Including the random choice of anchors and proposals."""
     with pytest.raises(SeamsegError, match=r"above general\.loss_limit"):
         train(micro_config, micro, tmp_path, "general.loss_limit=0.5", "optimizer.accumulate=2")
     outcome = replay(tmp_path / "dump-step-00000001.pth.tar")

@@ -1,4 +1,4 @@
-"""Averages and the store of losses."""
+"""Averages and the log of losses."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""metrics.jsonl: whole lines, no step twice after a resume, and a reader that survives a kill."""
+"""metrics.jsonl: complete lines, no step twice after a resume, reading after a kill."""
 
 import json
 import time
@@ -53,7 +53,7 @@ def test_resumed_run_drops_lines_of_repeated_steps(tmp_path):
         ("train", 4),
         ("validation", 4),
     ]
-    assert [m["step"] for m in read_metrics(written(tmp_path, ("train", 1, 0)))] == [1], "a new run begins anew"
+    assert [m["step"] for m in read_metrics(written(tmp_path, ("train", 1, 0)))] == [1], "a new run starts a new file"
 
 
 def test_failed_write_loses_one_line(tmp_path):

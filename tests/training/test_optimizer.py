@@ -1,4 +1,4 @@
-"""Parameter groups and the state that is carried over between runs."""
+"""Parameter groups, and the state that is restored from a snapshot."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""From files to the device: the options of `[dataloader]` in a training, and the upload beside it."""
+"""Loading and upload of training batches, with the options of `[dataloader]`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training that is interrupted anywhere goes on to the very bits of one that is not."""
+"""Resumed trainings end with the same bits as uninterrupted ones, wherever they were interrupted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STEPS = 8  # seven images, two a step, two epochs
 
 @pytest.fixture(scope="module")
 def seven(tmp_path_factory) -> TrainingOptions:
-    """A training on seven images; its run folder is not made yet."""
+    """Options of a training on seven images, before it has run."""
     folder = tmp_path_factory.mktemp("seven")
     data = make_dataset(folder / "data", [2, 1, 0, 3, 1, 0, 2], [1, 2])
     return TrainingOptions(write_config(folder / "seven.ini"), data, folder / "run", overrides=SETTINGS, device="cpu")
@@ -53,7 +53,7 @@ def seven(tmp_path_factory) -> TrainingOptions:
 
 @pytest.fixture(scope="module")
 def straight(seven) -> Path:
-    """Its run folder when nothing interrupts it."""
+    """The run folder of an uninterrupted training."""
     from support.micro import narrow_body
 
     with narrow_body():
@@ -85,7 +85,7 @@ def test_workers_ignore_a_signal_to_the_process_group(seven, straight, tmp_path,
             children = multiprocessing.active_children()
             assert len(children) == 2
             targets = [str(pid) for pid in (*(child.pid for child in children), os.getpid())]
-            # from outside: workers obey their parent
+            # from outside: workers end on signals of their parent
             subprocess.run(["kill", "-TERM", *targets], check=True)
             time.sleep(0.5)
             assert all(child.is_alive() for child in children)
@@ -98,7 +98,7 @@ def test_workers_ignore_a_signal_to_the_process_group(seven, straight, tmp_path,
 
 
 def test_workers_end_on_a_signal_of_their_parent(seven):
-    """A process that fails ends those that read for it; else it would wait for them for ever."""
+    """A failing process must be able to end its workers; otherwise it would wait for them forever."""
     from seamseg.data.loader import train_loader
 
     images = PanopticDataset(seven.data, "train", lambda *rest: {})
@@ -113,7 +113,7 @@ def test_workers_end_on_a_signal_of_their_parent(seven):
 
 
 def test_workers_ignore_signals_while_they_start():
-    """From birth on, that is: it takes them a while to begin."""
+    """From their start on, before their own code runs."""
     from seamseg.data.loader import BatchLoader
     from seamseg.data.workers import obey_the_parent_only
 
@@ -127,20 +127,20 @@ def test_workers_ignore_signals_while_they_start():
 
 
 def test_signal_to_the_process_group_during_a_validation(seven, straight, tmp_path, monkeypatch):
-    compare, run, told = Validator._compare, tmp_path / "run", []
+    compare, run, signalled_processes = Validator._compare, tmp_path / "run", []
 
     def signalled(self, *arguments):
-        if not told:
-            told.extend(child.pid for child in multiprocessing.active_children())
-            # from elsewhere: what their own parent sends they take for an orderly end
-            subprocess.run(["kill", "-TERM", *map(str, [*told, os.getpid()])], check=True)
+        if not signalled_processes:
+            signalled_processes.extend(child.pid for child in multiprocessing.active_children())
+            # from another process: workers end on signals of their parent
+            subprocess.run(["kill", "-TERM", *map(str, [*signalled_processes, os.getpid()])], check=True)
         return compare(self, *arguments)
 
     monkeypatch.setattr(Validator, "_compare", signalled)
     more = ("dataloader.num_workers=2", "dataloader.val_batch_size=1", "dataloader.persistent_workers=no")
     options = again(seven, run, "general.val_interval=1", *more)
     assert train_until_done(options) == 1
-    assert told
+    assert signalled_processes
     assert not multiprocessing.active_children()
     calm = replace(options, log_dir=tmp_path / "calm")
     run_training(calm)
@@ -216,7 +216,7 @@ def test_message_explains_how_to_resume(seven, tmp_path, seamseg_main, capsys):
 
 
 def test_resume_with_another_batch_size(seven, tmp_path):
-    """The images that are left are seen, and the schedule ends with the training."""
+    """The remaining images are trained on, and the schedule ends with the training."""
     run, seen, step = tmp_path / "run", [], Trainer._step
 
     def watched(self, epoch, group):
@@ -267,7 +267,7 @@ def flip(path: Path) -> None:
 
 @pytest.fixture
 def stopped(seven, straight, tmp_path) -> Path:
-    """A finished run to damage; it keeps two snapshots."""
+    """A finished run whose snapshots may be damaged; it keeps two."""
     return Path(shutil.copytree(straight, tmp_path / "stopped"))
 
 
@@ -317,7 +317,7 @@ def test_resume_of_an_older_snapshot_drops_later_ones(seven, stopped):
 
 
 def test_best_snapshot_that_was_not_linked_yet(seven, straight, tmp_path):
-    """Killed between the snapshot and its second name: the next run gives it."""
+    """Killed between writing and linking the snapshot: the next run links it."""
     run = tmp_path / "run"
     options = again(seven, run)
     run_training(replace(options, overrides=(*options.overrides, "scheduler.epochs=1")))
@@ -344,7 +344,7 @@ def test_full_disk_fails_at_the_next_step_and_keeps_older_snapshots(seven, tmp_p
     kept = list((run / "snapshots").iterdir())
     assert kept
     assert all(".partial" not in p.name for p in kept)
-    # the training goes on from there once there is room
+    # the training resumes from there once there is space
     run_training(again(seven, run))
     assert load_snapshot(run / "model_last.pth.tar").training_meta["global_step"] == STEPS
 
@@ -360,7 +360,7 @@ def test_a_link_that_is_impossible_is_a_copy(seven, straight, tmp_path, monkeypa
 
 
 def test_snapshots_hold_copies(seven, tmp_path, monkeypatch):
-    """What is written is the network of the step, however late it is written."""
+    """A delayed write contains the network of the step when it was saved."""
     from seamseg.training.checkpointing.run_folder import SnapshotWriter
 
     kept, save = [], SnapshotWriter.save

@@ -1,4 +1,4 @@
-"""Training from end to end on a micro data set: what it leaves, that it repeats itself, how it fails."""
+"""Training from end to end on a micro data set: files, reproducibility, errors."""
 
 import errno
 import io
@@ -109,7 +109,7 @@ def test_another_seed_has_other_weights(micro, micro_config, micro_run, tmp_path
 
 
 def as_the_original_writes_it(path: Path) -> None:
-    """Rewrite a snapshot without what only ours have: classes, counters of norm layers, new fields of the optimizer."""
+    """Rewrite a snapshot in the original's layout: no classes, counters of norm layers, new fields of the optimizer."""
     snapshot = load_snapshot(path)
     state = snapshot.state_dict
     for part in NETWORK_MODULES:
@@ -124,7 +124,7 @@ def as_the_original_writes_it(path: Path) -> None:
 
 @pytest.mark.parametrize("original", [False, True])
 def test_interrupt_and_resume(micro, micro_config, micro_run, tmp_path, monkeypatch, seamseg_main, capsys, original):
-    """An interrupted run continues to the very bits of the uninterrupted one."""
+    """An interrupted run ends with the same bits as an uninterrupted one."""
     run, step = tmp_path / "run", Trainer._step
 
     def interrupted(self, epoch, batches):
@@ -210,10 +210,10 @@ def test_pre_training(micro, micro_config, micro_run, tmp_path, seamseg_main, ca
     words = ["train", tmp_path / "other.ini", micro, "--log-dir", tmp_path / "run", "--set", "scheduler.epochs=1"]
     words += ["--set", "optimizer.lr=0", "--pre-train", last, "--pre-train", f"body:{tmp_path / 'body.pth'}", *CPU]
     assert seamseg_main(*words) == 0
-    said = capsys.readouterr().err
-    assert "skipped" in said
-    assert "sem_head." in said
-    assert f"pre-trained body:{tmp_path / 'body.pth'}: loaded" in said
+    output = capsys.readouterr().err
+    assert "skipped" in output
+    assert "sem_head." in output
+    assert f"pre-trained body:{tmp_path / 'body.pth'}: loaded" in output
     start = load_snapshot(tmp_path / "run" / "model_last.pth.tar").state_dict
     key = "backbone.mod1.conv1.weight"
     assert torch.equal(start["body"][key], weights["body"][key])
@@ -284,7 +284,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_last_snapshot(micro, micro_config
     ],
 )
 def test_cause_of_a_failed_write_is_reported(micro_run, tmp_path, monkeypatch, stop, raised, message):
-    """torch's writer turns whatever happens in a write into an error of its own."""
+    """Masked by torch's writer, which raises its own error."""
     snapshot = load_snapshot(micro_run / "model_last.pth.tar")
 
     class Stopping(io.FileIO):

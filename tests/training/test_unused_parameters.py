@@ -1,4 +1,4 @@
-"""Processes without things: both ways to train with them give the same weights."""
+"""Processes without things in their images: both modes of DistributedDataParallel give the same weights."""
 
 import itertools
 import os
@@ -49,7 +49,7 @@ def same_weights(world, accumulate):
         for name, tensor in found.items():
             # Each step computes the same numbers but where zeros are added. Two processes add up their gradients in
             # one order only, more of them in that of the buckets, which differs between the two ways; and the first
-            # batch that `fake` sees is exchanged on its own.
+            # batch of `fake` is exchanged separately.
             if to_the_bit:
                 assert torch.equal(faked[name], tensor), (norm, name)
         assert error(faked, found) < 1e-7
@@ -58,7 +58,7 @@ def same_weights(world, accumulate):
 
 
 def things_at_first(world, way):
-    """Two batches: the ROI head has something to do in the first only, of all processes or of one."""
+    """Two batches: only the first has regions for the ROI head, in all processes or in one."""
     with_things, without = batch_of(images_of(1, 1)[0]), batch_of(images_of(3, 1)[0])
     assert with_things.categories[0].numel() > 3
     assert without.categories[0].numel() == 3
@@ -86,7 +86,7 @@ def open_resources():
 
 
 def asymmetric_steps(world, number, way):
-    """Threads and file descriptors stay what they were, whichever processes have regions in a step."""
+    """The numbers of threads and file descriptors stay constant, whichever processes have regions in a step."""
     config = config_of("syncbn", f"general.unused_parameters={way}")
     torch.manual_seed(0)
     module = build_training_module(config, 2, 2).double()

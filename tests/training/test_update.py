@@ -1,4 +1,4 @@
-"""From gradients to weights: what is left out and what is not, clipping, and that nobody reads from the device."""
+"""From gradients to weights: skipped and applied updates, clipping, and no reads from the device."""
 
 from dataclasses import replace
 
@@ -65,7 +65,7 @@ def test_overflow_of_fp16_skips_one_step(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_overflow_in_the_first_step_has_no_effect(kind):
-    """torch's fused SGD would go on from memory that nobody wrote."""
+    """torch's fused SGD would continue from uninitialised memory."""
     one, two = Worker(precision="fp16", type=kind), Worker(precision="fp16", type=kind)
     one.step(0, gradient=float("inf"))
     for seed in range(1, 3):

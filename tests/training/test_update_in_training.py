@@ -1,4 +1,4 @@
-"""Training from end to end with what a step can do: AdamW, fp16, clipping, moving average."""
+"""Training from end to end with the options of a step: AdamW, fp16, clipping, moving average."""
 
 import pytest
 import torch

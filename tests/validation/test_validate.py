@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("narrow")
 
 
 class Oracle(torch.nn.Module):
-    """A network that sees the truth: the classes of the ground truth at its own size as semantic map, no detections."""
+    """A network that returns the classes of the ground truth at native size as semantic map, and no detections."""
 
     def __init__(self, data):
         super().__init__()
@@ -99,7 +99,7 @@ def test_shards_sum_to_the_whole(flat, micro_config):
 
 
 class _Lonely(World):
-    """One of two processes that cannot talk to the other."""
+    """One of two processes, without communication."""
 
     @property
     def is_distributed(self):
