@@ -26,9 +26,9 @@ def torchrun(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_arguments_arrive_in_every_process() -> None:
-    done = torchrun("-m", "seamseg", "evaluate", "--gt", "a file.json")
-    assert done.returncode != 0
-    assert done.stderr.count("seamseg evaluate: --gt and --pred must be given together") == 2
+    done = torchrun("-m", "seamseg", "evaluate", "--help")
+    assert done.returncode == 0
+    assert done.stdout.count("usage: seamseg evaluate") == 2
 
 
 @pytest.mark.slow

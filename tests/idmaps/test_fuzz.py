@@ -70,7 +70,7 @@ def throw(worker, name, seeds):
             if isinstance(arguments[i], (int, bytes)) or getattr(arguments[i], "dtype", np.dtype("O")).kind in "iub":
                 arguments[i] = _mistaken(dice, arguments[i])
         try:
-            worker.call("tests.maps.calls", name, arguments, seed, wanted=False)
+            worker.call("tests.support.idmap_calls", name, arguments, seed, wanted=False)
         except Raised as error:
             raised += 1
             if error.kind not in EXPECTED or not error.words.strip():

@@ -23,7 +23,7 @@ PACKAGE = Path(seamseg.__file__).parent
 REPORT = """
 import json, sys
 from seamseg.formats.id_png import read_id_runs
-from seamseg.maps import id_runs, library
+from seamseg.idmaps import id_runs, library
 runs = read_id_runs(sys.argv[1])
 pairs, counts = id_runs.joint_histogram_of_runs(runs, runs)
 print(json.dumps([library.state, pairs.tolist(), counts.tolist(), "torch" in sys.modules]))

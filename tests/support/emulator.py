@@ -174,7 +174,7 @@ class Worker:
     Parameters
     ----------
     sanitized : with the kernels of the CPU and of CUDA built with sanitizers, as `seamseg_checked` and
-        `seamseg_emulated`, `seamseg` in plain torch, and `seamseg.maps` with a library built so; else with `seamseg` as
+        `seamseg_emulated`, `seamseg` in plain torch, and `seamseg.idmaps` with a library built so; else with `seamseg` as
         it is installed
     """
 
@@ -237,7 +237,7 @@ class Worker:
                     "SEAMSEG_PLAIN_OPS": "1",
                 }
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (as long as the process)
-            command = [sys.executable, "-m", "tests.ops.cuda_emulation.worker", *libraries]
+            command = [sys.executable, "-m", "tests.support.cuda_emulation.worker", *libraries]
             pipe = subprocess.PIPE
             self._process = subprocess.Popen(
                 command, stdin=pipe, stdout=pipe, stderr=self._stderr, env=environment, cwd=ROOT

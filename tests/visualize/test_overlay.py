@@ -11,7 +11,7 @@ from seamseg.structures import PanopticResult, Segment
 from seamseg.visualize import as_palette, draw_boxes, draw_classic, draw_overlay, outlines, spread_palette
 from seamseg.visualize.palette import readable_on
 
-DATA = Path(__file__).parent.parent / "data"
+DATA = Path(__file__).parents[1] / "golden"
 
 
 @pytest.fixture(scope="module", params=["a", "e_area0"])

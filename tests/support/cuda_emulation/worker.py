@@ -1,6 +1,6 @@
 """Serves calls of the operators in a process of its own, which they may end. Started by `emulator.Worker`.
 
-Arguments are paths of libraries to load, built with sanitizers: the first serves `seamseg.maps`, the others hold the
+Arguments are paths of libraries to load, built with sanitizers: the first serves `seamseg.idmaps`, the others hold the
 C++ kernels, `seamseg_checked`, and the CUDA kernels, `seamseg_emulated`, while `seamseg` is plain torch (by
 SEAMSEG_PLAIN_OPS). Without any, all are as they are installed. Requests and answers are pickled, each after its length.
 """
