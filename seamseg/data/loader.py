@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from seamseg.data.dataset import ClassUniform, PanopticDataset
 from seamseg.data.sample_index import KeyedBatches
-from seamseg.data.workers import WorkerSeed, dead_workers, deaf_children, worker_death
+from seamseg.data.workers import WorkerSeed, dead_workers, ignore_signals_in_children, worker_death
 from seamseg.structures import Batch, PackedSequence
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -25,7 +25,7 @@ class BatchLoader(DataLoader):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         with explained_deaths(self):
             try:
-                with deaf_children():
+                with ignore_signals_in_children():
                     iterator = super().__iter__()
                 self._workers = tuple(getattr(iterator, "_workers", ()))
                 yield from iterator

@@ -48,16 +48,16 @@ class WorkerSeed:
         torch.manual_seed(state)
         info = get_worker_info()
         if info is not None:
-            obey_the_parent_only(worker)
+            ignore_foreign_signals(worker)
         if self.reading is not None and info is not None and hasattr(info.dataset, "reading"):
             info.dataset.reading = self.reading[worker : worker + 1]
 
 
 @contextmanager
-def deaf_children() -> Iterator[None]:
-    """What starts within is deaf to SIGTERM from birth: :func:`obey_the_parent_only` is called only later.
+def ignore_signals_in_children() -> Iterator[None]:
+    """Block SIGTERM in processes started inside a `with` block, until they call :func:`ignore_foreign_signals`.
 
-    This process is deaf for as long, and hears what came meanwhile at the end.
+    This process blocks it, too, and receives pending signals at the end of the block.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -69,10 +69,10 @@ def deaf_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def obey_the_parent_only(worker: int = 0) -> None:
-    """A DataLoader's `worker_init_fn`: SIGTERM ends the worker only when the process that reads from it sends it.
+def ignore_foreign_signals(worker: int = 0) -> None:
+    """Ignore SIGTERM from other processes than the parent, as `worker_init_fn` of a DataLoader.
 
-    Clusters signal whole groups of processes. The trainer says when to stop; it needs the images until then.
+    Clusters signal whole process groups. The trainer decides when to stop, and needs its workers until then.
     """
     if not hasattr(signal, "sigwaitinfo"):
         return

@@ -115,11 +115,11 @@ def test_workers_end_on_a_signal_of_their_parent(seven):
 def test_workers_ignore_signals_while_they_start():
     """From their start on, before their own code runs."""
     from seamseg.data.loader import BatchLoader
-    from seamseg.data.workers import obey_the_parent_only
+    from seamseg.data.workers import ignore_foreign_signals
 
     def signalled(worker):
         subprocess.run(["kill", "-TERM", str(os.getpid())], check=True)
-        obey_the_parent_only(worker)
+        ignore_foreign_signals(worker)
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert list(BatchLoader([1, 2, 3], batch_size=None, num_workers=1, worker_init_fn=signalled)) == [1, 2, 3]

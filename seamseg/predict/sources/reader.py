@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from seamseg.data.workers import dead_workers, deaf_children, death_of, obey_the_parent_only
+from seamseg.data.workers import dead_workers, death_of, ignore_foreign_signals, ignore_signals_in_children
 from seamseg.inference.images import Photo, PhotoTransform, Unreadable, as_is
 from seamseg.predict.manifest import Done
 from seamseg.predict.sources.base import Container, Item, Source
@@ -189,10 +189,10 @@ class Decoders:
             batch_size=None,
             num_workers=self.workers,
             collate_fn=as_is,
-            worker_init_fn=obey_the_parent_only if self.workers else None,
+            worker_init_fn=ignore_foreign_signals if self.workers else None,
         )
         ahead = self.share.ahead = Ahead(self.workers)
-        with deaf_children():
+        with ignore_signals_in_children():
             self._iterator = iter(loader)
         try:
             for worker, read in self._iterator:  # type: ignore[attr-defined]
