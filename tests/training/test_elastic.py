@@ -97,7 +97,7 @@ def test_two_interrupted_processes_resume_bit_exactly(folder, norm):
 def test_both_stop_a_step_after_a_signal_to_one(folder):
     log = (folder / "syncbn-stopped" / "training.log").read_text()
     for step in (2, 8):
-        assert log.count(f"SIGTERM: stopped after step {step}, which is saved") == 1
+        assert log.count(f"SIGTERM: stopped after step {step}, snapshot saved") == 1
 
 
 def test_running_statistics_of_each_process_are_kept(folder):
@@ -118,8 +118,8 @@ def test_two_processes_one_and_two_again_see_each_image_once(folder):
     assert sum(seen.values()) == 4 + 2 + 4
     log = (folder / "elastic" / "training.log").read_text()
     for words in (
-        "in epoch 1, 2 steps of it done, step 2",
-        "in epoch 1, 4 steps of it done, step 4",
+        "in epoch 1 after 2 of its steps, step 2",
+        "in epoch 1 after 4 of its steps, step 4",
         "epoch 1/2 [6/6]",
         "epoch 2/2 [5/5]",
     ):
