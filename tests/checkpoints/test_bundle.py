@@ -1,4 +1,4 @@
-"""Trained models as a published zip, a run folder or a bare snapshot, whole and with something wrong."""
+"""Trained models as a published zip, a run folder or a bare snapshot, valid and invalid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLASSES = Metadata(2, 1, ["sky", "road", "car"], [(1, 2, 3), (4, 5, 6), (7, 8, 9
 
 
 def parts(num_stuff: int = 2, num_thing: int = 1) -> dict[str, Any]:
-    """The tensors that tell the number of classes, and the modules that tell the task."""
+    """The tensors that determine the number of classes, and the modules that determine the task."""
     classes = num_stuff + num_thing
     return {
         "body": {"backbone.mod1.conv1.weight": torch.zeros(64, 3, 7, 7)},
@@ -173,7 +173,7 @@ def test_missing(tmp_path: Path) -> None:
     assert "\n" not in message
 
 
-def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+def test_folder_that_is_not_a_run_folder(tmp_path: Path) -> None:
     assert "not a run folder: it holds neither model_best.pth.tar nor model_last.pth.tar" in refusal(tmp_path)
 
 

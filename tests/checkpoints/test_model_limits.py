@@ -1,4 +1,4 @@
-"""Models that would fill the memory: refused in one line, with little of it, however small the file is."""
+"""Models that would exhaust the memory are refused with a one-line error and little memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def repacked(path: Path, **records: bytes | None) -> Path:
 
 
 def bombs(folder: Path, size: int) -> dict[str, tuple[Path, str]]:
-    """Models of `size` MiB, once inflated, with what refuses them."""
+    """Models of `size` MiB, once inflated, with the expected errors."""
     tar, ini = write_snapshot(folder / "good.tar").read_bytes(), b"[general]\n"
     found = {
         "config": (zeros_zip(folder / "c.zip", {"config.ini": size}, model__tar=tar), "the limit of a configuration"),
@@ -176,7 +176,7 @@ def evil(path: Path, content: Any, old: bool = False) -> Path:
         "key",
     ],
 )
-def test_things_made_of_nothing(tmp_path: Path, content: Callable[[], Any], expected: str, old: bool) -> None:
+def test_contents_larger_than_the_file(tmp_path: Path, content: Callable[[], Any], expected: str, old: bool) -> None:
     path = tmp_path / "model.pth.tar"
     if isinstance(made := content(), torch.Tensor):
         # torch saves the storage that a tensor is a view of
@@ -204,7 +204,7 @@ def test_storages_longer_than_their_records(tmp_path: Path) -> None:
     assert re.search("refused: its storage .* of 4294967296 bytes has", refusal(path))
 
 
-def test_records_that_two_readers_would_see_differently(tmp_path: Path) -> None:
+def test_ambiguous_zip_records(tmp_path: Path) -> None:
     path = evil(tmp_path / "model.pth.tar", {"x": torch.zeros(4)})
     whole = path.read_bytes()
     for data in (whole + b"tail", whole[:-2] + b"\x04\0tail", b"PK\x03\x04" + whole):
@@ -227,7 +227,7 @@ def test_a_large_pickle(tmp_path: Path) -> None:
         assert "refused: its pickle is larger than 4 MiB, the limit without the tensors" in message
 
 
-def test_texts_that_are_none(tmp_path: Path) -> None:
+def test_text_fields_with_other_types(tmp_path: Path) -> None:
     path = tmp_path / "model.pth.tar"
     deep: Any = ["x"]
     for _ in range(40):
@@ -325,7 +325,7 @@ def test_absurd_networks(tmp_path: Path, text: str, expected: str) -> None:
     assert len(message) < 500
 
 
-def test_the_published_pickle_module_is_not_asked(tmp_path: Path) -> None:
+def test_pickle_module_of_the_archive_is_not_used(tmp_path: Path) -> None:
     """A pickle within the limits that hides a call behind data of the old format."""
     buffer = io.BytesIO()
     pickle.dump(0x1950A86A20F9469CFC6C, buffer, 2)

@@ -1,4 +1,4 @@
-"""A model as it is published, from the zip to the panoptic map."""
+"""A published model, from the zip to the panoptic map."""
 
 import zipfile
 
@@ -11,7 +11,7 @@ import seamseg
 pytestmark = pytest.mark.usefixtures("narrow")
 
 
-def test_the_zip_predicts_as_the_run_it_was_made_of(micro, micro_run, tmp_path):
+def test_zip_predicts_like_its_run_folder(micro, micro_run, tmp_path):
     content = torch.load(micro_run / "model_last.pth.tar", weights_only=True)
     # as the original wrote it: no classes in the snapshot, no optimizer, no counters of batches
     weights = {

@@ -1,4 +1,4 @@
-"""Snapshots, ours and the original's: written, read, and whole or not there at all."""
+"""Snapshots of this project and of the original: reading and atomic writing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_layout_is_the_original_one(tmp_path: Path) -> None:
 
 
 def test_snapshots_of_the_original(tmp_path: Path) -> None:
-    """Meters, scores that are numpy numbers or tensors, ordered dicts, no counters, keys nobody knows."""
+    """Meters, scores that are numpy numbers or tensors, ordered dicts, no counters, unknown keys."""
     net = Net()
     state: dict[str, Any] = {k: OrderedDict(v) for k, v in network_state(net).items()}
     del state["body"]["bn.num_batches_tracked"]
@@ -77,7 +77,7 @@ def test_an_open_file_with_a_name(tmp_path: Path) -> None:
         load_snapshot(io.BytesIO(b"nonsense"), "model.zip:model.tar")
 
 
-def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.pth.tar"
     save_snapshot(path, snapshot_of(Net()))
     before = path.read_bytes()

@@ -1,4 +1,4 @@
-"""A snapshot into a network that it fits, or does not."""
+"""Loading of snapshots into networks that they fit, or do not fit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_another_class_count() -> None:
     assert "5x4 in the file, 3x4 in the network" in str(error.value)
 
 
-def test_pre_training_skips_and_says_what_does_not_fit() -> None:
+def test_pre_training_skips_and_lists_tensors_that_do_not_fit() -> None:
     source, net = Net(classes=5), Net(classes=3)
     before = net.roi_head.weight.clone()
     report = load_into(net, snapshot_of(source), strict=False)
@@ -57,14 +57,14 @@ def test_missing_and_surplus_tensors() -> None:
     assert report.skipped == ["body.conv.bias (not in the file)", "body.conv2.weight (not in the network)"]
 
 
-def test_values_that_are_no_tensors() -> None:
+def test_values_that_are_not_tensors() -> None:
     net = Net()
     report = load_module(net.rpn_head, {"weight": 3, "bias": net.rpn_head.bias}, "rpn_head")  # type: ignore[dict-item]
     assert report.skipped == ["rpn_head.weight (not a tensor)"]
     assert report.loaded == 1
 
 
-def test_another_depth_does_not_pass_for_ours() -> None:
+def test_another_depth_is_refused() -> None:
     """Every tensor of a ResNet-50 has one of the same name and shape in a ResNet-101."""
     with torch.device("meta"):
         shallow, deep = ResNet(RESNETS["resnet50"], ABN), ResNet(RESNETS["resnet101"], ABN)

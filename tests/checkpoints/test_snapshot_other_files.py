@@ -1,4 +1,4 @@
-"""Every way in which a snapshot file can be something else: one line, and nothing of it is run."""
+"""Files that are not snapshots: a one-line error, and no code in them is run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seamseg.checkpoints.snapshot import load_tensors, network_state
 
 
 class Evil:
-    """Makes the file `EVIL` in the current folder when it is unpickled."""
+    """Creates the file `EVIL` in the current folder when unpickled."""
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return os.system, ("touch EVIL",)
@@ -79,7 +79,7 @@ def test_checkpoints_of_other_programs(tmp_path: Path, content: Any) -> None:
     assert "body, rpn_head, roi_head, sem_head" in message
 
 
-def test_a_part_that_is_no_state_dict(tmp_path: Path) -> None:
+def test_part_that_is_not_a_state_dict(tmp_path: Path) -> None:
     torch.save({"state_dict": {"body": [1]}}, tmp_path / "model.pth.tar")
     assert "its 'body' is not a state dict but a list" in refusal(tmp_path / "model.pth.tar")
 
@@ -107,7 +107,7 @@ def test_code_in_pickles_of_other_programs(tmp_path: Path, protocol: int, monkey
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         message = refusal(path)
-    # text pickles have no mark to know them by
+    # text pickles have no magic number
     assert "refused" in message or (protocol == 0 and "not a snapshot" in message)
     assert not (tmp_path / "EVIL").exists()
 
@@ -117,7 +117,7 @@ def test_a_pickled_network_is_refused(tmp_path: Path) -> None:
     assert "refused: it holds pickled code" in refusal(tmp_path / "model.pth.tar")
 
 
-def test_our_allowances_end_with_the_reading(tmp_path: Path) -> None:
+def test_allowed_globals_are_restored_after_reading(tmp_path: Path) -> None:
     before = set(map(str, torch.serialization.get_safe_globals()))
     torch.save({"a": np.float64(1)}, tmp_path / "a.pth")
     load_tensors(tmp_path / "a.pth", "a.pth")

@@ -1,4 +1,4 @@
-"""Torchvision ResNets under our names: against the original's map, and files that are partial or something else."""
+"""Conversion of torchvision ResNets: against the original's map, and files that are partial or invalid."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_all_architectures_of_the_original() -> None:
 
 
 @pytest.mark.parametrize("key", ["fc.weight", "fc.bias", "layer5.0.conv1.weight", "conv10.weight", "mod1.conv1.weight"])
-def test_what_is_no_part_of_the_body(key: str) -> None:
+def test_keys_outside_of_the_body(key: str) -> None:
     assert body_key(key) is None
 
 
@@ -88,11 +88,11 @@ def test_partial_weights_convert_what_they_hold(
     partial = {key: value for key, value in resnet18.items() if not key.startswith("layer4.1.conv")}
     torch.save(partial, tmp_path / "in.pth")
     assert main(["convert-backbone", "resnet18", str(tmp_path / "out.pth"), "--weights", str(tmp_path / "in.pth")]) == 0
-    said = capsys.readouterr().out
-    assert "98 tensors of resnet18" in said
-    assert "lack 2 tensors" in said
-    assert "mod5.block2.convs.conv1.weight" in said
-    assert "negative" in said
+    output = capsys.readouterr().out
+    assert "98 tensors of resnet18" in output
+    assert "lack 2 tensors" in output
+    assert "mod5.block2.convs.conv1.weight" in output
+    assert "negative" in output
 
 
 def test_weights_of_another_depth(resnet18: dict[str, Tensor]) -> None:
@@ -102,21 +102,21 @@ def test_weights_of_another_depth(resnet18: dict[str, Tensor]) -> None:
         rename("resnet18", torchvision_state("resnet34"))
 
 
-def test_weights_with_our_names(resnet18: dict[str, Tensor]) -> None:
+def test_weights_that_are_converted_already(resnet18: dict[str, Tensor]) -> None:
     ours, _ = rename("resnet18", resnet18)
     with pytest.raises(InputError, match="it is converted already"):
         rename("resnet18", ours)
 
 
 @pytest.mark.parametrize("content", [[1, 2], {"a": torch.zeros(1)}, {"state_dict": [1]}, torch.zeros(3)])
-def test_files_that_are_no_resnet(content: Any, tmp_path: Path) -> None:
+def test_files_that_are_not_a_resnet(content: Any, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "in.pth")
     with pytest.raises(InputError, match=r"in\.pth: (not a state dict|holds no tensor)"):
         convert_backbone("resnet18", tmp_path / "out.pth", tmp_path / "in.pth")
     assert not (tmp_path / "out.pth").exists()
 
 
-def test_values_that_are_no_tensors(resnet18: dict[str, Tensor]) -> None:
+def test_values_that_are_not_tensors(resnet18: dict[str, Tensor]) -> None:
     with pytest.raises(InputError, match="does not belong to a resnet18"):
         rename("resnet18", {**resnet18, "conv1.weight": 3})  # type: ignore[dict-item]
 
@@ -147,10 +147,10 @@ def test_no_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
     monkeypatch.setattr(builtins, "__import__", without_torchvision)
     assert main(["convert-backbone", "resnet18", str(tmp_path / "out.pth")]) == 1
-    said = capsys.readouterr().err
-    assert "torchvision cannot be imported" in said
-    assert "--weights" in said
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert "torchvision cannot be imported" in output
+    assert "--weights" in output
+    assert output.count("\n") == 1
 
 
 def test_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

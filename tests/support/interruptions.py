@@ -1,4 +1,4 @@
-"""Trainings that are interrupted and go on, and what they leave to compare with those that are not."""
+"""Trainings that are interrupted and resumed, and their results, to compare with uninterrupted ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def signals_at(steps: Collection[int], rank: int = 0, number: int = signal.SIGTE
 
 
 def train_until_done(options: TrainingOptions, before: Callable[[], None] = lambda: None) -> int:
-    """Start a training again with `--resume auto` until it ends by itself; how often it was interrupted."""
+    """Restart a training with `--resume auto` until it finishes; return how often it was interrupted."""
     interruptions = 0
     while True:
         before()
@@ -46,7 +46,7 @@ def train_until_done(options: TrainingOptions, before: Callable[[], None] = lamb
 
 
 def result(run: Path, name: str = "model_last.pth.tar") -> list:
-    """Everything in a snapshot that two equal trainings have in common, tensors as bytes."""
+    """Return everything in a snapshot that is equal for two equal trainings, tensors as bytes."""
     snapshot = load_snapshot(run / name)
     assert snapshot.resume is not None
     leaves, spec = torch.utils._pytree.tree_flatten([snapshot.state_dict, snapshot.training_meta, snapshot.resume])
@@ -55,6 +55,6 @@ def result(run: Path, name: str = "model_last.pth.tar") -> list:
 
 
 def loss_lines(run: Path) -> list[str]:
-    """The numbers of the log, without times."""
+    """Return the numbers of the log, without times."""
     lines = (run / "training.log").read_text().splitlines()
     return [re.sub(r"  [\d.]+ s/step.*", "", line[line.index("epoch ") :]) for line in lines if "  loss " in line]

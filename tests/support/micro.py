@@ -111,7 +111,7 @@ def draw_scene(rng: np.random.Generator, size: tuple[int, int], boxes: int) -> t
 
 
 def make_dataset(root: Path, train: list[int], val: list[int]) -> Path:
-    """A dataset folder of 64x96 (and one 96x64) images with as many cars each as the lists say."""
+    """A dataset folder of 64x96 (and one 96x64) images with the numbers of cars in the lists."""
     for folder in ("img", "msk", "lst"):
         (root / folder).mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
@@ -163,7 +163,7 @@ def micro_run(micro: Path, micro_config: Path, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture
 def seamseg_main() -> Callable[..., int]:
-    """The command line, as a function of its words."""
+    """The command line, as a function of its arguments."""
     from seamseg.cli.main import main
 
     return lambda *words: main([str(word) for word in words])

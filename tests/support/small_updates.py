@@ -57,7 +57,7 @@ def images(seed: int) -> Tensor:
 
 
 class Step(NamedTuple):
-    """What came of a step."""
+    """The result of a step."""
 
     loss: Tensor
     norm: Tensor
@@ -85,7 +85,7 @@ class Worker:
         return (y.float() - 1).square().mean() * factor
 
     def step(self, seed: int, loss_factor: float = 1.0, gradient: float | None = None, heads: int = 2) -> Step:
-        """One step; `gradient` is what one number of the gradient becomes."""
+        """One step; `gradient` replaces one element of the gradient."""
         self.update.begin()
         loss = self.loss(seed, loss_factor, heads)
         self.update.backward(loss)
@@ -95,7 +95,7 @@ class Worker:
 
 
 def state_of(update: Update, scaler: bool = True) -> dict[str, Tensor]:
-    """A copy of everything that an update may change, by name; of fp16's scale only with `scaler`."""
+    """Copy everything that an update may change, by name; of fp16's scale only with `scaler`."""
     state = {f"net.{key}": value for key, value in update.net.state_dict().items()}
     for number, entry in update.optimizer.state_dict()["state"].items():
         state |= {f"optimizer.{number}.{key}": value for key, value in entry.items()}
@@ -109,7 +109,7 @@ def state_of(update: Update, scaler: bool = True) -> dict[str, Tensor]:
 
 
 def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> None:
-    """Both hold the same bits, apart from what only one of them has of fp16's scale."""
+    """Assert that both hold the same bits, except for the scale of fp16."""
     assert one.keys() - {"scale"} == two.keys() - {"scale"}
     different = [key for key in two if key in one and not torch.equal(one[key], two[key])]
     assert not different, different

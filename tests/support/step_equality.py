@@ -1,4 +1,4 @@
-"""Random steps in float64, taken by several processes and by one: what both give can be compared nearly to the bit."""
+"""Random steps in float64 by several processes and by one, whose results are nearly bit-identical."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.processes import launch
 
 HEIGHT, WIDTH = 48, 64
 ALL_SAMPLES = ("rpn.num_samples=1000000", "roi.num_samples=100000", "roi.sample_empty_images=no")
-"""Every anchor and proposal is taken, so that nothing depends on chance."""
+"""Every anchor and proposal is used, so that nothing is random."""
 
 
 @contextmanager
@@ -126,7 +126,7 @@ def error(got: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
 
 
 def in_processes(size: int, *calls: tuple, seconds: float = 300) -> None:
-    """Do `function(world, *args)` for each of `(function, *args)` in `size` processes that train together.
+    """Call `function(world, *args)` for each of `(function, *args)` in `size` processes that train together.
 
     One start of processes for many: it takes longer than most of what they do.
     """

@@ -2,8 +2,8 @@
 
     python -m support.training_that_dies FOLDER MOMENT SIGNAL SIZE
 
-Prints the exit code of each process as JSON, None for one that had to be killed in the end; FOLDER gets RANK.err, what
-each has said. Torch is loaded once and the processes are forked from there.
+Prints the exit code of each process as JSON, None for one that had to be killed in the end; FOLDER gets RANK.err, the
+output of each. Torch is loaded once and the processes are forked from there.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from support.micro import narrow_body
 from support.processes import free_port
 
 TIMEOUT_SECONDS = 20
-"""Of a wait; long enough for a machine that has much else to do."""
+"""Timeout of collective calls; long enough for a busy machine."""
 PATIENCE_SECONDS = 160
-"""Until this the others must have ended, on the slowest machine."""
+"""Time for the other processes to end, on the slowest machine."""
 
 
 def after(calls: int, function: Callable[..., Any], number: int) -> Callable[..., Any]:
-    """The function, which sends this process a signal in its call `calls`."""
+    """Wrap a function so that its call number `calls` sends this process a signal."""
     remaining = [calls]
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -46,7 +46,7 @@ def after(calls: int, function: Callable[..., Any], number: int) -> Callable[...
 
 
 def train(rank: int, folder: Path, moment: str, number: int) -> int:
-    """Train as the command line does; the last process meets its fate."""
+    """Train as the command line does; the last process sends itself the signal."""
     from seamseg.cli.main import main
 
     owner: Any
@@ -67,7 +67,7 @@ def train(rank: int, folder: Path, moment: str, number: int) -> int:
 
 
 def start(rank: int, size: int, port: int, folder: Path, moment: str, number: int) -> int:
-    """Fork a process; its number."""
+    """Fork a process and return its id."""
     process = os.fork()
     if process:
         return process
@@ -90,7 +90,7 @@ def start(rank: int, size: int, port: int, folder: Path, moment: str, number: in
 
 
 def watch(processes: list[int]) -> list[int | None]:
-    """Wait for all but the last process, which may have been stopped, then end the rest; the exit codes."""
+    """Wait for all but the last process, which may be stopped, then kill the rest; return the exit codes."""
     codes: list[int | None] = [None] * len(processes)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while None in codes[:-1] and time.monotonic() < deadline:
@@ -107,7 +107,7 @@ def watch(processes: list[int]) -> list[int | None]:
 
 
 def main() -> None:
-    """See the module."""
+    """Run the processes and print their exit codes."""
     folder, moment, number, size = Path(sys.argv[1]), sys.argv[2], getattr(signal, sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
     port = free_port()

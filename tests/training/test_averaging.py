@@ -1,4 +1,4 @@
-"""Means over the batches of a step, or over all that is in it."""
+"""Mean losses over the batches of a step, or over all of its samples."""
 
 import pytest
 import torch
@@ -39,16 +39,16 @@ def test_by_step_each_sample_weighs_the_same():
     assert_close(parts[1].means["a"].grad, torch.tensor(0.99))
 
 
-def test_looking_ahead_leaves_no_trace_and_counts_what_training_counts():
+def test_preview_has_no_side_effects_and_the_counts_of_training():
     with in_float64():
-        # few samples, so that chance decides which
+        # few samples, so that they are chosen at random
         network = Network("bn", World(), "rpn.num_samples=16", "roi.num_samples=8")
         network.begin(1)
         batches = [batch_of(part) for part in images_of(1, 3)]
-        before, chance = network.buffers(), torch.get_rng_state()
+        before, rng_state = network.buffers(), torch.get_rng_state()
         ahead = preview_losses(network.module, torch.device("cpu"), lambda: [network.module(b) for b in batches])
         assert all(torch.equal(b, before[name]) for name, b in network.buffers().items())
-        assert torch.equal(chance, torch.get_rng_state())
+        assert torch.equal(rng_state, torch.get_rng_state())
         trained = [network.module(batch) for batch in batches]
         assert any(float(part.counts["roi_msk_loss"]) > 0 for part in trained)
         for one, two in zip(ahead, trained):

@@ -1,4 +1,4 @@
-"""`[general] compile`: same numbers, one graph for all sizes, and a run that goes on where there is no compiler."""
+"""`[general] compile`: same numbers, one graph for all sizes, and an uncompiled run where there is no compiler."""
 
 from unittest import mock
 
@@ -25,7 +25,7 @@ def build(*overrides):
 
 
 def in_double(batch):
-    """Where every digit of a gradient counts: in single precision a norm's is not good for four."""
+    """Compute in float64: in float32 the gradient of a norm has fewer than four exact digits."""
     fields = {name: getattr(batch, name) for name in ("masks", "categories", "iscrowd", "boxes", "ids")}
     images = PackedSequence([x.double() for x in batch.images])
     return type(batch)(images=images, original_sizes=batch.original_sizes, **fields)
@@ -83,7 +83,7 @@ def test_same_numbers_with_generated_code(overrides):
     compare(overrides, "inductor")
 
 
-def test_without_a_compiler_the_run_goes_on():
+def test_without_a_compiler_the_run_continues_uncompiled():
     module, said = build(), []
     log = mock.Mock(warning=said.append)
     with mock.patch("torch.compile", side_effect=RuntimeError("no C++ compiler was found\nand many lines more")):

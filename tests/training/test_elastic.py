@@ -1,4 +1,4 @@
-"""Two processes that are interrupted go on to the same bits; another number of processes goes on where they stood."""
+"""Resume of two interrupted processes, bit-exactly or with another number of processes."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def options(folder: Path, name: str, norm: str, *more: str) -> TrainingOptions:
 
 
 def stretch(folder: Path, rank: int, stop: int | None) -> None:
-    """Train the elastic run until a step, or to its end; note the images of its first epoch."""
+    """Train the elastic run until a step, or to its end; write the images of its first epoch to a file."""
     step = Trainer._step
 
     def watched(self, epoch, group):
         if epoch == 0:
             with open(folder / f"seen.{rank}", "a") as file:
-                file.writelines(i + "\n" for fed in group for i in fed.source.ids)
+                file.writelines(i + "\n" for uploaded in group for i in uploaded.source.ids)
         return step(self, epoch, group)
 
     stops: Collection[int] = () if stop is None else (stop,)
@@ -54,7 +54,7 @@ def stretch(folder: Path, rank: int, stop: int | None) -> None:
 
 
 def work(rank: int, join: Callable[[], None], folder: Path) -> None:
-    """What two processes do, one thing after the other."""
+    """Run all cases in the same two processes."""
     with narrow_body():
         for norm in KINDS:
             join()
@@ -64,7 +64,7 @@ def work(rank: int, join: Callable[[], None], folder: Path) -> None:
                 count = train_until_done(options(folder, f"{norm}-stopped", norm), join)
             (folder / f"{norm}.{rank}.json").write_text(json.dumps([steps, count]))
         join()
-        # rank 1 is told, not the one that saves; both stop a step later
+        # rank 1 receives the signal, not the rank that saves; both stop a step later
         stretch(folder, rank, 1 if rank == 1 else 99)
         join()
         if rank == 0:
@@ -75,7 +75,7 @@ def work(rank: int, join: Callable[[], None], folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """The folder in which two processes, one, and two again have worked."""
+    """The folder with the results of two processes, one, and two again."""
     folder = tmp_path_factory.mktemp("elastic")
     make_dataset(folder / "data", [2, 0, 1, 3, 0, 1, 2, 1, 0], [1])
     for norm in KINDS:
@@ -85,7 +85,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("norm", KINDS)
-def test_two_interrupted_processes_go_on_to_the_same_bits(folder, norm):
+def test_two_interrupted_processes_resume_bit_exactly(folder, norm):
     straight, stopped = folder / f"{norm}-straight", folder / f"{norm}-stopped"
     for rank in range(2):
         assert json.loads((folder / f"{norm}.{rank}.json").read_text()) == [2 * (3 if norm == "bn" else 5), 2]
@@ -94,10 +94,10 @@ def test_two_interrupted_processes_go_on_to_the_same_bits(folder, norm):
     assert loss_lines(stopped) == loss_lines(straight)
 
 
-def test_both_stop_a_step_after_one_of_them_is_told(folder):
+def test_both_stop_a_step_after_a_signal_to_one(folder):
     log = (folder / "syncbn-stopped" / "training.log").read_text()
     for step in (2, 8):
-        assert log.count(f"SIGTERM: stopped after step {step}, which is saved") == 1
+        assert log.count(f"SIGTERM: stopped after step {step}, snapshot saved") == 1
 
 
 def test_running_statistics_of_each_process_are_kept(folder):
@@ -118,8 +118,8 @@ def test_two_processes_one_and_two_again_see_each_image_once(folder):
     assert sum(seen.values()) == 4 + 2 + 4
     log = (folder / "elastic" / "training.log").read_text()
     for words in (
-        "in epoch 1, 2 steps of it done, step 2",
-        "in epoch 1, 4 steps of it done, step 4",
+        "in epoch 1 after 2 of its steps, step 2",
+        "in epoch 1 after 4 of its steps, step 4",
         "epoch 1/2 [6/6]",
         "epoch 2/2 [5/5]",
     ):

@@ -51,7 +51,7 @@ def compare(world, steps, ways):
 
 
 def compare_accumulated(world, steps, ways):
-    """As :func:`compare`, each process with several batches; with group norm, which knows no batch."""
+    """As :func:`compare`, each process with several batches; with group norm, which is independent of the batch."""
     alone = Network("gn", World(), BY_STEP, "body.gn_groups=4")
     wanted = {}
     for step in range(world.rank, steps, world.size):
@@ -74,14 +74,15 @@ def test_batches_of_a_step_give_the_gradients_of_one():
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("steps", [8, pytest.param(20, marks=pytest.mark.slow)])
-def test_two_processes_give_the_gradients_of_one(steps):
-    """With one batch each and with several."""
-    in_processes(2, (compare, steps, WAYS), (compare_accumulated, 1 + steps // 3, WAYS))
+@pytest.mark.parametrize("size", [2, 3])
+def test_processes_give_the_gradients_of_one(size):
+    """With one batch each, and in two with several."""
+    several = [(compare_accumulated, 8, WAYS)] if size == 2 else []
+    in_processes(size, (compare, 20, WAYS), *several)
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_two_hundred_steps_of_processes_together(size):
+def test_two_hundred_steps_of_several_processes(size):
     in_processes(size, (compare, 200, WAYS), seconds=3600)

@@ -1,4 +1,4 @@
-"""What a training tells of itself, and what it leaves of a step that went wrong."""
+"""Outputs of a training: log, metrics, TensorBoard files, and dumps of failed steps."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def train(config, data, run, *overrides, **options):
 
 @pytest.fixture
 def poison(monkeypatch):
-    """Spoil the pixels of a training image; `poison(name, factor)`."""
+    """Multiply the pixels of a training image; `poison(name, factor)`."""
 
     def spoil(name, factor):
         item = PanopticDataset.__getitem__
@@ -77,9 +77,9 @@ def test_the_numbers_in_tensorboard_and_in_the_log(micro_run):
         "train/grad_norm", "train/skipped", "time/images_per_second", "time/data_share", "memory/rss_peak_gib",
         "val_SQ/sky", "val_RQ/sky", "val_IoU/sky",
     } <= set(events.Tags()["scalars"])  # fmt: skip
-    told = {m["step"]: m for m in read_metrics(micro_run) if m["kind"] == "train"}
+    written = {m["step"]: m for m in read_metrics(micro_run) if m["kind"] == "train"}
     for event in events.Scalars("train/grad_norm"):
-        assert event.value == pytest.approx(told[event.step]["grad_norm"])
+        assert event.value == pytest.approx(written[event.step]["grad_norm"])
     log = (micro_run / "training.log").read_text()
     assert re.search(r"loss \d+\.\d{4}  grad \S+  \d+\.\d\d s/step \(data .*\)  \S+ images/s  \S+ GiB  0:0", log)
 
@@ -141,16 +141,16 @@ def test_a_poisoned_image(micro, micro_config, tmp_path, poison, seamseg_main, c
         torch.isfinite(v).all() for part in dump.state_dict.values() for k, v in part.items() if "running" not in k
     )
     assert seamseg_main("doctor", "--replay", path) == 0
-    said = capsys.readouterr().out
-    assert f"{step}: {dump.reason}" in said
-    assert "goes wrong again" in said
-    assert ("bad pixels        in train2\n" in said) == (factor != factor)
+    output = capsys.readouterr().out
+    assert f"{step}: {dump.reason}" in output
+    assert "goes wrong again" in output
+    assert ("bad pixels        in train2\n" in output) == (factor != factor)
     if factor != factor:
-        assert "first bad module  body.backbone.mod1.conv1 (Conv2d)" in said
+        assert "first bad module  body.backbone.mod1.conv1 (Conv2d)" in output
 
 
-def test_a_replay_repeats_the_very_losses(micro, micro_config, tmp_path):
-    """Also those that chance decides: which anchors and proposals are looked at."""
+def test_replay_repeats_the_losses_bit_exactly(micro, micro_config, tmp_path):
+    """Including the random choice of anchors and proposals."""
     with pytest.raises(SeamsegError, match=r"above general\.loss_limit"):
         train(micro_config, micro, tmp_path, "general.loss_limit=0.5", "optimizer.accumulate=2")
     outcome = replay(tmp_path / "dump-step-00000001.pth.tar")
@@ -162,7 +162,7 @@ def test_a_replay_repeats_the_very_losses(micro, micro_config, tmp_path):
     assert outcome.reproduced
 
 
-def test_a_step_that_is_fine_now(micro, micro_config, tmp_path, poison, seamseg_main, capsys):
+def test_replay_of_a_step_that_no_longer_fails(micro, micro_config, tmp_path, poison, seamseg_main, capsys):
     poison("train2", float("nan"))
     with pytest.raises(SeamsegError):
         train(micro_config, micro, tmp_path)
@@ -176,7 +176,7 @@ def test_a_step_that_is_fine_now(micro, micro_config, tmp_path, poison, seamseg_
     assert "does not fail this time" in capsys.readouterr().out
 
 
-def test_what_is_no_dump(micro_run, tmp_path, seamseg_main, capsys):
+def test_files_that_are_not_dumps(micro_run, tmp_path, seamseg_main, capsys):
     assert seamseg_main("doctor", "--replay", micro_run / "model_last.pth.tar") == 2
     assert "not a dump of a training step" in capsys.readouterr().err
     assert seamseg_main("doctor", "--replay", tmp_path / "none.tar") == 2
@@ -189,7 +189,7 @@ def test_what_is_no_dump(micro_run, tmp_path, seamseg_main, capsys):
         read_dump(tmp_path / "x.tar")
 
 
-def test_a_resumed_run_tells_no_step_twice(micro, micro_config, micro_run, tmp_path):
+def test_resumed_run_writes_no_step_twice(micro, micro_config, micro_run, tmp_path):
     train(micro_config, micro, tmp_path, "scheduler.epochs=1", "dataloader.val_set=")
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"kind": "train", "step": 3, "epoch": 1}\n{"kind": "tr')
@@ -198,14 +198,14 @@ def test_a_resumed_run_tells_no_step_twice(micro, micro_config, micro_run, tmp_p
     assert read_metrics(tmp_path)[2]["loss"] > 0
 
 
-def test_pycocotools_is_missed_before_the_training(micro, micro_config, tmp_path, monkeypatch):
+def test_missing_pycocotools_is_an_error_before_the_training(micro, micro_config, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pycocotools.cocoeval", None)
     with pytest.raises(InputError, match="needs pycocotools"):
         train(micro_config, micro, tmp_path / "run", "general.eval_coco=yes")
     assert not (tmp_path / "run").exists()
 
 
-def test_the_time_that_is_left_has_validations_in_it(micro, micro_config, micro_run):
+def test_remaining_time_includes_validations(micro, micro_config, micro_run):
     overrides = ("scheduler.epochs=10", "general.val_interval=4", "general.log_interval=5", "optimizer.ema=0.9")
     config = load_config(micro_config, overrides=overrides)
     log = TextLog(None, enabled=False)
@@ -237,7 +237,7 @@ class Lines(list):
         self.append(line)
 
 
-def test_a_dump_makes_nothing_but_structures(micro, micro_config, tmp_path):
+def test_dump_creates_only_structures(micro, micro_config, tmp_path):
     with pytest.raises(SeamsegError, match="above"):
         train(micro_config, micro, tmp_path, "general.loss_limit=0.5")
     path = tmp_path / "dump-step-00000001.pth.tar"

@@ -1,4 +1,4 @@
-"""A process that dies, or stops, ends the training of the others in bounded time, with one line that says so."""
+"""A process that dies or hangs ends the other processes within bounded time, with a one-line error."""
 
 import json
 import os
@@ -29,7 +29,7 @@ TESTS = Path(__file__).parents[1]
         pytest.param("report", "SIGKILL", 2, marks=pytest.mark.slow),
     ],
 )
-def test_the_others_end(tmp_path, moment, signal, size):
+def test_other_processes_end_when_one_is_lost(tmp_path, moment, signal, size):
     make_dataset(tmp_path / "data", [2, 1, 0, 3, 1, 1], [1, 2, 0])
     write_config(tmp_path / "config.ini", "syncbn")
     path = os.pathsep.join([str(Path(seamseg.__file__).parents[1]), str(TESTS)])
@@ -39,9 +39,9 @@ def test_the_others_end(tmp_path, moment, signal, size):
     )
     assert done.returncode == 0, done.stderr
     codes = json.loads(done.stdout)
-    said = [(tmp_path / f"{rank}.err").read_text() for rank in range(size)]
-    assert codes == [1] * (size - 1) + [-9 if signal == "SIGKILL" else None], said
-    for text in said[:-1]:
+    output = [(tmp_path / f"{rank}.err").read_text() for rank in range(size)]
+    assert codes == [1] * (size - 1) + [-9 if signal == "SIGKILL" else None], output
+    for text in output[:-1]:
         lines = [line for line in text.splitlines() if line.startswith("seamseg train: ")]
         assert len(lines) == 1, text
         assert "lost touch with the others" in lines[0], text

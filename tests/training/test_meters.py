@@ -1,4 +1,4 @@
-"""Averages and the store of losses."""
+"""Averages and the log of losses."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def test_average_meter_golden():
     )
 
 
-def test_taking_averages_begins_anew():
+def test_pop_means_resets_the_meters():
     averages = Averages()
     averages.update({"a": 1.0})
     averages.update({"a": 3.0})
@@ -95,7 +95,7 @@ def test_steps_skipped_by_float16_are_counted():
     assert log.gradients.pop_means() == {}
 
 
-def test_a_row_of_overflows_may_reach_over_epochs():
+def test_consecutive_overflows_are_counted_across_epochs():
     log = LossLog(overflows=True)
     for epoch in range(MAX_OVERFLOWS):
         log.begin_epoch()
@@ -108,7 +108,7 @@ def test_a_row_of_overflows_may_reach_over_epochs():
 
 
 @pytest.mark.parametrize("between_epochs", [True, False])
-def test_a_row_of_overflows_goes_on_in_a_resumed_training(between_epochs):
+def test_consecutive_overflows_are_counted_across_a_resume(between_epochs):
     before, after = LossLog(overflows=True), LossLog(overflows=True)
     for step in range(MAX_OVERFLOWS - 1):
         add(before, step, ["a"], (1.0, 2.0), 3.0, norm=float("inf"), skipped=True)
@@ -122,7 +122,7 @@ def test_a_row_of_overflows_goes_on_in_a_resumed_training(between_epochs):
     assert "in a row" in found.problem
 
 
-def test_states_of_releases_without_the_row_are_read():
+def test_states_of_early_releases_are_read():
     log = LossLog(overflows=True)
     state = log.state_dict()
     del state["skipped"]["steps"]["in_a_row"]

@@ -1,4 +1,4 @@
-"""metrics.jsonl: whole lines, no step twice after a resume, and a reader that survives a kill."""
+"""metrics.jsonl: complete lines, no step twice after a resume, reading after a kill."""
 
 import json
 import time
@@ -18,7 +18,7 @@ def written(folder, *lines, resumed=None):
     return folder / "metrics.jsonl"
 
 
-def test_a_line_is_there_as_soon_as_it_is_written(tmp_path):
+def test_each_line_is_written_at_once(tmp_path):
     metrics = MetricsFile(tmp_path)
     assert read_metrics(tmp_path) == []
     metrics.write("train", 1, 0, {"loss": 0.5, "grad_norm": float("inf"), "per_class": {"car": float("nan")}})
@@ -33,7 +33,7 @@ def test_a_line_is_there_as_soon_as_it_is_written(tmp_path):
 
 
 @pytest.mark.parametrize("tail", [b"", b'{"kind": "tra', b'{"kind": "train", "step": 9}', b"\xff\xfe"])
-def test_a_torn_line_does_not_count(tmp_path, tail):
+def test_incomplete_line_is_ignored(tmp_path, tail):
     path = written(tmp_path, ("train", 1, 0), ("train", 2, 0))
     path.write_bytes(path.read_bytes() + tail)
     assert [m["step"] for m in read_metrics(path)] == [1, 2]
@@ -42,7 +42,7 @@ def test_a_torn_line_does_not_count(tmp_path, tail):
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
-def test_a_resumed_run_drops_what_it_makes_again(tmp_path):
+def test_resumed_run_drops_lines_of_repeated_steps(tmp_path):
     lines = [("train", 2, 0), ("validation", 2, 0), ("train", 4, 1), ("validation", 4, 1), ("train", 5, 2)]
     assert len(read_metrics(written(tmp_path, *lines))) == 5
     # stopped within the second epoch, after its last step, but before its validation counted
@@ -53,10 +53,10 @@ def test_a_resumed_run_drops_what_it_makes_again(tmp_path):
         ("train", 4),
         ("validation", 4),
     ]
-    assert [m["step"] for m in read_metrics(written(tmp_path, ("train", 1, 0)))] == [1], "a new run begins anew"
+    assert [m["step"] for m in read_metrics(written(tmp_path, ("train", 1, 0)))] == [1], "a new run starts a new file"
 
 
-def test_a_write_that_fails_costs_one_line(tmp_path):
+def test_failed_write_loses_one_line(tmp_path):
     class Full:
         def __init__(self, file):
             self.file, self.room = file, 5
@@ -85,7 +85,7 @@ def test_no_folder_and_no_file(tmp_path):
         read_metrics(tmp_path)
 
 
-def test_the_time_that_is_left():
+def test_remaining_time():
     assert remaining(59.6) == "0:01:00"
     noon = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
     assert remaining(3 * 3600 + 60, noon) == "3:01:00 (until 21 Nov 15:01)"

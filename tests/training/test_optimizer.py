@@ -1,4 +1,4 @@
-"""Parameter groups and the state that is carried over between runs."""
+"""Parameter groups, and the state that is restored from a snapshot."""
 
 from dataclasses import replace
 
@@ -75,7 +75,7 @@ def trained(config):
     return net, optimizer
 
 
-def test_momentum_is_carried_over_and_rates_are_not():
+def test_momentum_is_restored_and_rates_are_not():
     net, optimizer = trained(options())
     set_learning_rates(optimizer, [0.5, 0.25])
     again, _ = trained(options())
@@ -99,7 +99,7 @@ def test_adamw_has_the_groups_of_sgd():
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_a_state_that_was_carried_over_continues_with_the_same_bits(kind):
+def test_restored_state_continues_bit_exactly(kind):
     net, optimizer = trained(options(type=kind))
     again, _ = trained(options(type=kind))
     fresh = build_optimizer(again, options(type=kind))

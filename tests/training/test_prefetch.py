@@ -1,4 +1,4 @@
-"""From files to the device: the options of `[dataloader]` in a training, and the upload beside it."""
+"""Loading and upload of training batches, with the options of `[dataloader]`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None
 
 
 @pytest.mark.usefixtures("narrow")
-def test_where_and_how_images_are_made_does_not_show_in_the_weights(micro_config, micro, tmp_path) -> None:
+def test_weights_do_not_depend_on_where_images_are_transformed(micro_config, micro, tmp_path) -> None:
     plain = train(micro_config, micro, tmp_path / "plain", *EVERYTHING)
     for name, options in {
         "device": ("device_transforms=yes",),
@@ -57,7 +57,7 @@ def test_where_and_how_images_are_made_does_not_show_in_the_weights(micro_config
 
 @pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_broken_image_is_said_and_replaced(micro_config, micro, tmp_path, workers) -> None:
+def test_broken_image_is_reported_and_replaced(micro_config, micro, tmp_path, workers) -> None:
     data = Path(shutil.copytree(micro, tmp_path / "data"))
     (data / "img" / "train2.png").write_bytes(b"")
     train(micro_config, data, tmp_path / "run", "broken_limit=0.25", f"num_workers={workers}")
@@ -70,7 +70,9 @@ def test_a_broken_image_is_said_and_replaced(micro_config, micro, tmp_path, work
 
 
 @pytest.mark.usefixtures("narrow")
-def test_validation_takes_no_other_image(micro_run, micro, tmp_path, seamseg_main: Callable[..., int], capsys) -> None:
+def test_validation_does_not_replace_images(
+    micro_run, micro, tmp_path, seamseg_main: Callable[..., int], capsys
+) -> None:
     data = Path(shutil.copytree(micro, tmp_path / "data"))
     (data / "img" / "val1.png").write_bytes(b"")
     assert seamseg_main("evaluate", micro_run, data, "--device", "cpu", "--quiet") == 2
@@ -120,7 +122,7 @@ def test_on_the_cpu_batches_pass_through() -> None:
 
 
 @pytest.mark.gpu
-def test_uploads_beside_the_work_arrive_whole() -> None:
+def test_concurrent_uploads_are_complete() -> None:
     device = torch.device("cuda")
     weight = torch.randn(4096, 4096, device=device)
     sums = []

@@ -1,4 +1,4 @@
-"""A training that is interrupted anywhere goes on to the very bits of one that is not."""
+"""Resumed trainings end with the same bits as uninterrupted ones, wherever they were interrupted."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from torch.multiprocessing import ProcessExitedException
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
 from seamseg.data.dataset import PanopticDataset
+from seamseg.data.loader import LoaderOptions
 from seamseg.data.samplers import EpochSegment
 from seamseg.training.checkpointing.checkpoint import EpochPosition, ResumePoint, TrainingProgress
 from seamseg.training.checkpointing.run_folder import SnapshotWriter
@@ -51,7 +52,7 @@ STEPS = 8  # seven images, two a step, two epochs
 
 @pytest.fixture(scope="module")
 def seven(tmp_path_factory) -> TrainingOptions:
-    """A training on seven images; its run folder is not made yet."""
+    """Options of a training on seven images, before it has run."""
     folder = tmp_path_factory.mktemp("seven")
     data = make_dataset(folder / "data", [2, 1, 0, 3, 1, 0, 2], [1, 2])
     return TrainingOptions(write_config(folder / "seven.ini"), data, folder / "run", overrides=SETTINGS, device="cpu")
@@ -59,7 +60,9 @@ def seven(tmp_path_factory) -> TrainingOptions:
 
 @pytest.fixture(scope="module")
 def straight(seven) -> Path:
-    """Its run folder when nothing interrupts it."""
+    """The run folder of an uninterrupted training."""
+    from support.micro import narrow_body
+
     with narrow_body():
         run_training(seven)
     return Path(seven.log_dir)
@@ -100,7 +103,7 @@ def test_interrupted_anywhere(seven, straight, tmp_path, workers, seed):
     assert len(loss_lines(run)) == 4
 
 
-def test_a_signal_to_the_whole_group_spares_the_readers(seven, straight, tmp_path, monkeypatch):
+def test_workers_ignore_a_signal_to_the_process_group(seven, straight, tmp_path, monkeypatch):
     step, run = Trainer._step, tmp_path / "run"
 
     def signalled(self, epoch, group):
@@ -108,7 +111,7 @@ def test_a_signal_to_the_whole_group_spares_the_readers(seven, straight, tmp_pat
             children = multiprocessing.active_children()
             assert len(children) == 2
             targets = [str(pid) for pid in (*(child.pid for child in children), os.getpid())]
-            # from another process: workers ignore SIGTERM unless their parent sends it
+            # from outside: workers end on signals of their parent
             subprocess.run(["kill", "-TERM", *targets], check=True)
             time.sleep(0.5)
             assert all(child.is_alive() for child in children)
@@ -120,9 +123,9 @@ def test_a_signal_to_the_whole_group_spares_the_readers(seven, straight, tmp_pat
     assert result(run) == result(straight)
 
 
-def test_workers_terminate_on_sigterm_of_their_parent(seven):
-    """A process that fails ends those that read for it; else it would wait for them for ever."""
-    from seamseg.data.loader import LoaderOptions, train_loader
+def test_workers_end_on_a_signal_of_their_parent(seven):
+    """A failing process must be able to end its workers; otherwise it would wait for them forever."""
+    from seamseg.data.loader import train_loader
 
     images = PanopticDataset(seven.data, "train", lambda *rest: {})
     loader = train_loader(images, [[0]] * 1000, LoaderOptions(num_workers=1))
@@ -135,8 +138,8 @@ def test_workers_terminate_on_sigterm_of_their_parent(seven):
     del iterator
 
 
-def test_sigterm_is_blocked_while_workers_start():
-    """From birth on, that is: it takes them a while to begin."""
+def test_workers_ignore_signals_while_they_start():
+    """From their start on, before their own code runs."""
     from seamseg.data.loader import BatchLoader
     from seamseg.data.workers import ignore_foreign_sigterm
 
@@ -149,29 +152,28 @@ def test_sigterm_is_blocked_while_workers_start():
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
-@pytest.mark.slow
-def test_a_signal_to_the_whole_group_in_a_validation(seven, straight, tmp_path, monkeypatch):
-    compare, run, told = Validator._compare, tmp_path / "run", []
+def test_signal_to_the_process_group_during_a_validation(seven, straight, tmp_path, monkeypatch):
+    compare, run, signalled_processes = Validator._compare, tmp_path / "run", []
 
     def signalled(self, *arguments):
-        if not told:
-            told.extend(child.pid for child in multiprocessing.active_children())
-            # from elsewhere: what their own parent sends they take for an orderly end
-            subprocess.run(["kill", "-TERM", *map(str, [*told, os.getpid()])], check=True)
+        if not signalled_processes:
+            signalled_processes.extend(child.pid for child in multiprocessing.active_children())
+            # from another process: workers end on signals of their parent
+            subprocess.run(["kill", "-TERM", *map(str, [*signalled_processes, os.getpid()])], check=True)
         return compare(self, *arguments)
 
     monkeypatch.setattr(Validator, "_compare", signalled)
     more = ("dataloader.num_workers=2", "dataloader.val_batch_size=1", "dataloader.persistent_workers=no")
     options = again(seven, run, "general.val_interval=1", *more)
     assert train_until_done(options) == 1
-    assert told
+    assert signalled_processes
     assert not multiprocessing.active_children()
     calm = replace(options, log_dir=tmp_path / "calm")
     run_training(calm)
     assert result(run) == result(tmp_path / "calm")
 
 
-def test_the_schedule_of_an_epoch_that_begins_anew(seven):
+def test_schedule_of_a_restarted_epoch(seven):
     config = load_config(seven.config, "panoptic", (*seven.overrides, "optimizer.accumulate=1", "scheduler.epochs=2"))
     for seed, total in ((config.general.seed, 2 * 7), (config.general.seed + 1, 3 + 2 * 7)):
         point = ResumePoint(
@@ -190,9 +192,18 @@ def test_interrupted_after_every_step(seven, straight, tmp_path):
     assert loss_lines(tmp_path / "run") == loss_lines(straight)
 
 
-def test_a_snapshot_in_between_changes_nothing_and_goes_on(seven, straight, tmp_path):
-    """After SIGKILL the steps since the last snapshot are done again, to the same bits."""
-    run = tmp_path / "run"
+def test_killed_run_resumes_from_a_snapshot_within_an_epoch(seven, straight, tmp_path):
+    """Killed without warning: the steps since the last snapshot are done again, to the same bits."""
+    run, step = tmp_path / "run", Trainer._step
+
+    class Killed(BaseException):
+        pass
+
+    def killed(self, epoch, group):
+        if self.progress.global_step == 3:
+            raise Killed
+        return step(self, epoch, group)
+
     options = again(seven, run, "general.snapshot_interval=2", "general.snapshot_keep=3")
     with pytest.raises(ProcessExitedException, match="SIGKILL"):
         launch(train_until_killed, 1, options, 3)
@@ -216,7 +227,7 @@ def test_images_before_the_position_are_not_read(seven, tmp_path, monkeypatch):
     assert len(read) == 1
 
 
-def test_the_message_says_how_to_go_on(seven, tmp_path, seamseg_main, capsys):
+def test_message_explains_how_to_resume(seven, tmp_path, seamseg_main, capsys):
     words = ["train", seven.config, seven.data, "--log-dir", tmp_path, "--device", "cpu", "--resume", "auto"]
     words += [word for setting in SETTINGS for word in ("--set", setting)]
     for number, code in ((signal.SIGTERM, 143), (signal.SIGUSR1, 138)):
@@ -230,8 +241,8 @@ def test_the_message_says_how_to_go_on(seven, tmp_path, seamseg_main, capsys):
     assert "starting a new training" in (tmp_path / "training.log").read_text()
 
 
-def test_going_on_with_another_batch_size(seven, tmp_path):
-    """The images that are left are seen, and the schedule ends with the training."""
+def test_resume_with_another_batch_size(seven, tmp_path):
+    """The remaining images are trained on, and the schedule ends with the training."""
     run, seen, step = tmp_path / "run", [], Trainer._step
 
     def watched(self, epoch, group):
@@ -255,7 +266,7 @@ def test_going_on_with_another_batch_size(seven, tmp_path):
     assert "epoch 1/2 [3/3]" in (run / "training.log").read_text()
 
 
-def test_other_images_begin_the_epoch_anew(seven, tmp_path):
+def test_other_images_restart_the_epoch(seven, tmp_path):
     with signals_at([2]), pytest.raises(Preempted):
         run_training(again(seven, tmp_path / "run"))
     run_training(again(seven, tmp_path / "run", "general.seed=5"))
@@ -264,7 +275,7 @@ def test_other_images_begin_the_epoch_anew(seven, tmp_path):
     assert load_snapshot(tmp_path / "run" / "model_last.pth.tar").training_meta["global_step"] == 2 + STEPS
 
 
-def test_weights_to_start_from_count_the_first_time_only(seven, straight, tmp_path):
+def test_pre_trained_weights_are_ignored_by_a_resumed_run(seven, straight, tmp_path):
     options = replace(again(seven, tmp_path / "run"), pretrain=[str(straight / "model_last.pth.tar")])
     with signals_at([2]):
         assert train_until_done(options) == 1
@@ -282,11 +293,11 @@ def flip(path: Path) -> None:
 
 @pytest.fixture
 def stopped(seven, straight, tmp_path) -> Path:
-    """A finished run to damage; it keeps two snapshots."""
+    """A finished run whose snapshots may be damaged; it keeps two."""
     return Path(shutil.copytree(straight, tmp_path / "stopped"))
 
 
-def test_a_damaged_snapshot_is_passed_over(seven, straight, stopped, capsys):
+def test_damaged_snapshot_is_skipped(seven, straight, stopped, capsys):
     newest = stopped / "snapshots" / "step-00000008.pth.tar"
     (stopped / "model_last.pth.tar").unlink()
     flip(newest)
@@ -302,7 +313,7 @@ def test_a_damaged_snapshot_is_passed_over(seven, straight, stopped, capsys):
     ]
 
 
-def test_nothing_but_damaged_snapshots_is_an_error(seven, stopped):
+def test_only_damaged_snapshots_is_an_error(seven, stopped):
     for path in [*(stopped / "snapshots").iterdir(), stopped / "model_last.pth.tar"]:
         path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(InputError, match="all 3 snapshots are damaged"):
@@ -322,7 +333,7 @@ def test_a_new_run_drops_the_snapshots_of_an_old_one(seven, stopped):
     assert "this run replaces them" in (stopped / "training.log").read_text()
 
 
-def test_going_back_drops_the_snapshots_after_it(seven, stopped):
+def test_resume_of_an_older_snapshot_drops_later_ones(seven, stopped):
     first = stopped / "snapshots" / "step-00000004.pth.tar"
     options = replace(again(seven, stopped, "general.snapshot_interval=1"), resume=first)
     with signals_at([5]), pytest.raises(Preempted):
@@ -331,8 +342,8 @@ def test_going_back_drops_the_snapshots_after_it(seven, stopped):
     assert names == ["step-00000004.pth.tar", "step-00000005.pth.tar"]
 
 
-def test_a_best_snapshot_that_was_not_named_yet(seven, straight, tmp_path):
-    """Killed between the snapshot and its second name: the next run gives it."""
+def test_best_snapshot_that_was_not_linked_yet(seven, straight, tmp_path):
+    """Killed between writing and linking the snapshot: the next run links it."""
     run = tmp_path / "run"
     options = again(seven, run)
     run_training(replace(options, overrides=(*options.overrides, "scheduler.epochs=1")))
@@ -343,7 +354,7 @@ def test_a_best_snapshot_that_was_not_named_yet(seven, straight, tmp_path):
     assert best.training_meta["epoch"] == 0
 
 
-def test_a_full_disk_shows_at_the_next_step_and_leaves_the_older_ones(seven, tmp_path, monkeypatch):
+def test_full_disk_fails_at_the_next_step_and_keeps_older_snapshots(seven, tmp_path, monkeypatch):
     run, fsync, calls = tmp_path / "run", os.fsync, []
 
     def full(descriptor):
@@ -359,7 +370,7 @@ def test_a_full_disk_shows_at_the_next_step_and_leaves_the_older_ones(seven, tmp
     kept = list((run / "snapshots").iterdir())
     assert kept
     assert all(".partial" not in p.name for p in kept)
-    # the training goes on from there once there is room
+    # the training resumes from there once there is space
     run_training(again(seven, run))
     assert load_snapshot(run / "model_last.pth.tar").training_meta["global_step"] == STEPS
 
@@ -375,7 +386,7 @@ def test_a_link_that_is_impossible_is_a_copy(seven, straight, tmp_path, monkeypa
 
 
 def test_snapshots_hold_copies(seven, tmp_path, monkeypatch):
-    """What is written is the network of the step, however late it is written."""
+    """A delayed write contains the network of the step when it was saved."""
     from seamseg.training.checkpointing.run_folder import SnapshotWriter
 
     kept, save = [], SnapshotWriter.save

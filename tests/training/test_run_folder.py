@@ -8,7 +8,7 @@ from seamseg.training.logging.logs import TextLog
 from seamseg.training.run import log_earlier_runs
 
 
-def test_dumps_of_earlier_trainings_stay_and_are_counted(tmp_path, capsys):
+def test_dumps_of_earlier_trainings_are_kept_and_counted(tmp_path, capsys):
     classes = Metadata(1, 1, ["road", "car"], [(0, 0, 0), (1, 1, 1)], [0, 1])
     run, config = RunFolder(tmp_path), load_config("toy_city_r18")
     log = TextLog(None)

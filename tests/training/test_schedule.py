@@ -1,4 +1,4 @@
-"""Learning-rate schedules against the stored ones of the original, and their errors."""
+"""Learning-rate schedules against stored values of the original, and their errors."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""Training from end to end on a micro data set: what it leaves, that it repeats itself, how it fails."""
+"""Training from end to end on a micro data set: files, reproducibility, errors."""
 
 import errno
 import io
@@ -109,7 +109,7 @@ def test_another_seed_has_other_weights(micro, micro_config, micro_run, tmp_path
 
 
 def as_the_original_writes_it(path: Path) -> None:
-    """Rewrite a snapshot without what only ours have: classes, counters of norm layers, new fields of the optimizer."""
+    """Rewrite a snapshot in the original's layout: no classes, counters of norm layers, new fields of the optimizer."""
     snapshot = load_snapshot(path)
     state = snapshot.state_dict
     for part in NETWORK_MODULES:
@@ -124,7 +124,7 @@ def as_the_original_writes_it(path: Path) -> None:
 
 @pytest.mark.parametrize("original", [False, True])
 def test_interrupt_and_resume(micro, micro_config, micro_run, tmp_path, monkeypatch, seamseg_main, capsys, original):
-    """An interrupted run continues to the very bits of the uninterrupted one."""
+    """An interrupted run ends with the same bits as an uninterrupted one."""
     run, step = tmp_path / "run", Trainer._step
 
     def interrupted(self, epoch, batches):
@@ -153,7 +153,7 @@ def test_interrupt_and_resume(micro, micro_config, micro_run, tmp_path, monkeypa
     assert states_equal(resumed, straight)
 
 
-def test_resume_of_a_finished_run_says_so(micro, micro_config, micro_run, tmp_path, seamseg_main, capsys):
+def test_resume_of_a_finished_run_warns(micro, micro_config, micro_run, tmp_path, seamseg_main, capsys):
     last = micro_run / "model_last.pth.tar"
     assert seamseg_main("train", micro_config, micro, "--log-dir", tmp_path, "--resume", last, *CPU) == 0
     assert "all 2 epochs are done already" in capsys.readouterr().err
@@ -210,10 +210,10 @@ def test_pre_training(micro, micro_config, micro_run, tmp_path, seamseg_main, ca
     words = ["train", tmp_path / "other.ini", micro, "--log-dir", tmp_path / "run", "--set", "scheduler.epochs=1"]
     words += ["--set", "optimizer.lr=0", "--pre-train", last, "--pre-train", f"body:{tmp_path / 'body.pth'}", *CPU]
     assert seamseg_main(*words) == 0
-    said = capsys.readouterr().err
-    assert "skipped" in said
-    assert "sem_head." in said
-    assert f"pre-trained body:{tmp_path / 'body.pth'}: loaded" in said
+    output = capsys.readouterr().err
+    assert "skipped" in output
+    assert "sem_head." in output
+    assert f"pre-trained body:{tmp_path / 'body.pth'}: loaded" in output
     start = load_snapshot(tmp_path / "run" / "model_last.pth.tar").state_dict
     key = "backbone.mod1.conv1.weight"
     assert torch.equal(start["body"][key], weights["body"][key])
@@ -244,7 +244,7 @@ def test_pre_training_errors(micro, micro_config, tmp_path, pretrain, message):
         train(micro_config, micro, tmp_path, pretrain=[pretrain.format(metadata=micro / "metadata.bin")])
 
 
-def test_weights_of_which_nothing_fits(micro, micro_config, tmp_path):
+def test_weights_that_do_not_fit(micro, micro_config, tmp_path):
     torch.save({"foo": torch.zeros(2)}, tmp_path / "odd.pth")
     with pytest.raises(InputError, match="nothing in it fits this network"):
         train(micro_config, micro, tmp_path, pretrain=[f"body:{tmp_path / 'odd.pth'}"])
@@ -283,8 +283,8 @@ def test_a_full_disk_is_one_line_and_keeps_the_last_snapshot(micro, micro_config
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), SeamsegError, "No space left on device"),
     ],
 )
-def test_what_stops_a_write_is_what_is_reported(micro_run, tmp_path, monkeypatch, stop, raised, message):
-    """torch's writer turns whatever happens in a write into an error of its own."""
+def test_cause_of_a_failed_write_is_reported(micro_run, tmp_path, monkeypatch, stop, raised, message):
+    """Masked by torch's writer, which raises its own error."""
     snapshot = load_snapshot(micro_run / "model_last.pth.tar")
 
     class Stopping(io.FileIO):

@@ -1,4 +1,4 @@
-"""Two processes on one machine (gloo): no hang whoever has things, exact validation, shared prediction."""
+"""Two processes on one machine (gloo): no hang with things in one only, exact validation, divided prediction."""
 
 import hashlib
 import json
@@ -49,7 +49,7 @@ def poisoned() -> Iterator[None]:
 
 
 class Eye(torch.nn.Module):
-    """A network that finds the red of the cars, in one box, and a second one that is often wrong."""
+    """A network that detects the red cars, in one box, and a second one that is often wrong."""
 
     def predict(self, images):
         return [self._seen(image) for image in images]
@@ -92,7 +92,7 @@ def score(rank: int, join: Callable[[], None], folder: Path) -> None:
 
 
 def work(rank: int, join: Callable[[], None], folder: Path) -> None:
-    """Everything that two processes do, one thing after the other: starting them takes longer than all of it."""
+    """Run all cases in the same two processes: starting them takes longer than all cases together."""
     save = Trainer._save
 
     def watched(trainer, is_best=False):
@@ -144,7 +144,7 @@ def work(rank: int, join: Callable[[], None], folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The folder in which two processes have worked."""
+    """The folder with the results of the two processes."""
     folder = tmp_path_factory.mktemp("two")
     # one image a process and step: in most steps only one process has things, in some none
     make_dataset(folder / "data", [2, 0, 0, 3, 0], [1, 2, 0])
@@ -184,7 +184,7 @@ def test_a_resumed_run_ends_with_the_same_bits(folder):
 
 
 def test_scores_are_the_same_in_one_two_and_three_processes(folder):
-    """To the last digit, average precision included: each image counts once, at its own size."""
+    """Exactly equal, average precision included: each image counts once, at native size."""
     launch(score, 3, folder, seconds=300)
     with narrow_body():
         model = folder / "mixed" / "model_last.pth.tar"
@@ -237,7 +237,7 @@ def test_only_the_first_process_writes_the_run_folder(folder):
     assert "in 2 processes on the CPU" in (folder / "mixed" / "training.log").read_text()
 
 
-def test_prediction_is_shared_out_and_merged(folder):
+def test_prediction_is_divided_among_processes_and_merged(folder):
     assert [(folder / f"predict.{rank}.code").read_text() for rank in range(2)] == ["1", "1"]
     assert sorted(p.name for p in (folder / "out").glob("*.jpg")) == ["val0.jpg", "val2.jpg"]
     content = json.loads((folder / "out" / "panoptic.json").read_text())

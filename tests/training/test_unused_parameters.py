@@ -1,4 +1,4 @@
-"""Processes without things: both ways to train with them give the same weights."""
+"""Processes without things in their images: both modes of DistributedDataParallel give the same weights."""
 
 import itertools
 import os
@@ -49,7 +49,7 @@ def same_weights(world, accumulate, number):
         for name, tensor in found.items():
             # Each step computes the same numbers but where zeros are added. Two processes add up their gradients in
             # one order only, more of them in that of the buckets, which differs between the two ways; and the first
-            # batch that `fake` sees is exchanged on its own.
+            # batch of `fake` is exchanged separately.
             if to_the_bit:
                 assert torch.equal(faked[name], tensor), (norm, name)
         assert error(faked, found) < 1e-7
@@ -58,7 +58,7 @@ def same_weights(world, accumulate, number):
 
 
 def things_at_first(world, way):
-    """Two batches: the ROI head has something to do in the first only, of all processes or of one."""
+    """Two batches: only the first has regions for the ROI head, in all processes or in one."""
     with_things, without = batch_of(images_of(1, 1)[0]), batch_of(images_of(3, 1)[0])
     assert with_things.categories[0].numel() > 3
     assert without.categories[0].numel() == 3
@@ -93,7 +93,7 @@ def open_resources():
 
 
 def asymmetric_steps(world, number, way):
-    """Threads and file descriptors stay what they were, whichever processes have regions in a step."""
+    """The numbers of threads and file descriptors stay constant, whichever processes have regions in a step."""
     config = config_of("syncbn", f"general.unused_parameters={way}")
     torch.manual_seed(0)
     module = build_training_module(config, 2, 2).double()
@@ -119,7 +119,7 @@ def test_threads_and_files_of_a_thousand_asymmetric_steps(way):
 
 @pytest.mark.parametrize("norm", [*NORMS, "off"])
 @pytest.mark.parametrize("kind", ["panoptic", "detection"])
-def test_zero_rows_add_exactly_nothing(norm, kind):
+def test_zero_rows_do_not_change_losses_and_gradients(norm, kind):
     with in_float64():
         weights = "(1,1,1,1)" if kind == "detection" else "(1,1,1,1,1,1)"
         text = CONFIG.format(norm=norm)

@@ -1,4 +1,4 @@
-"""From gradients to weights: what is left out and what is not, clipping, and that nobody reads from the device."""
+"""From gradients to weights: skipped and applied updates, clipping, and no reads from the device."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ KINDS = ("sgd", "adamw")
     ("precision", "what"),
     [("fp32", "loss"), ("fp32", "gradient"), ("bf16", "loss"), ("bf16", "gradient"), ("fp16", "loss")],
 )
-def test_after_numbers_that_are_not_finite_nothing_changes_any_more(precision, what, kind):
+def test_nothing_changes_after_values_that_are_not_finite(precision, what, kind):
     worker = Worker(precision=precision, type=kind, ema=0.9, clip_norm=1.0)
     for seed in range(2):
         assert not worker.step(seed).skipped
@@ -48,7 +48,7 @@ def test_a_loss_over_the_limit_counts_as_one():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_overflow_of_fp16_leaves_one_step_out(kind):
+def test_overflow_of_fp16_skips_one_step(kind):
     worker = Worker(precision="fp16", type=kind, ema=0.9)
     worker.step(0)
     before, scale = state_of(worker.update), worker.update.scaler.get_scale()
@@ -64,8 +64,8 @@ def test_an_overflow_of_fp16_leaves_one_step_out(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_overflow_in_the_first_step_leaves_no_trace(kind):
-    """torch's fused SGD would go on from memory that nobody wrote."""
+def test_overflow_in_the_first_step_has_no_effect(kind):
+    """torch's fused SGD would continue from uninitialised memory."""
     one, two = Worker(precision="fp16", type=kind), Worker(precision="fp16", type=kind)
     one.step(0, gradient=float("inf"))
     for seed in range(1, 3):
@@ -115,7 +115,7 @@ def test_fused_and_plain_steps_agree(kind):
     torch.testing.assert_close(*results, rtol=1e-6, atol=1e-7)
 
 
-def test_zeros_for_a_start_give_the_same_bits_as_none():
+def test_zero_state_gives_the_same_bits_as_no_state():
     results = []
     for filled in (True, False):
         torch.manual_seed(0)
@@ -144,14 +144,14 @@ def test_clipping_is_that_of_torch(max_norm):
     same(state_of(worker.update), state_of(reference.update))
 
 
-def test_a_limit_far_away_changes_no_bit():
+def test_high_limit_does_not_change_the_update():
     one, two = Worker(clip_norm=1e30), Worker()
     for seed in range(3):
         one.step(seed), two.step(seed)
     same(state_of(one.update), state_of(two.update))
 
 
-def test_the_norm_of_fp16_is_without_its_scale():
+def test_norm_of_fp16_is_unscaled():
     norms = [Worker(precision=precision).step(0).norm for precision in ("fp32", "fp16")]
     torch.testing.assert_close(*norms, rtol=1e-2, atol=0)
 
@@ -166,7 +166,7 @@ def test_precisions_agree():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_host_reads_nothing(precision, kind):
+def test_update_does_not_read_from_the_device(precision, kind):
     worker = Worker(precision=precision, type=kind, ema=0.9, clip_norm=0.1)
     worker.step(0)
     with HostReads() as reads:
@@ -175,7 +175,7 @@ def test_the_host_reads_nothing(precision, kind):
 
 
 @pytest.mark.parametrize("kind", ["sgd"])
-def test_nothing_is_copied_to_the_host_either(kind):
+def test_update_copies_nothing_to_the_host(kind):
     """On the meta device there is nothing to read or copy, so each attempt is an error."""
     with torch.device("meta"):
         net = small_net()

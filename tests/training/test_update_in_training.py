@@ -1,4 +1,4 @@
-"""Training from end to end with what a step can do: AdamW, fp16, clipping, moving average."""
+"""Training from end to end with the options of a step: AdamW, fp16, clipping, moving average."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def averaged_run(micro, micro_config, tmp_path_factory):
     return run
 
 
-def test_a_moving_average_changes_no_bit_of_the_training(micro_run, averaged_run):
+def test_moving_average_does_not_change_the_training(micro_run, averaged_run):
     same(averaged_run / "model_last.pth.tar", micro_run / "model_last.pth.tar", "ema")
     state = load_snapshot(averaged_run / "model_last.pth.tar").state_dict
     parts = [part for part in NETWORK_MODULES if part in state]
@@ -51,7 +51,7 @@ def test_a_moving_average_changes_no_bit_of_the_training(micro_run, averaged_run
     assert not torch.equal(state["ema"]["rpn_head"]["conv1.weight"], state["rpn_head"]["conv1.weight"])
 
 
-def test_the_average_is_what_is_validated_and_predicted_with(
+def test_average_is_validated_and_used_for_prediction(
     averaged_run, micro, micro_config, tmp_path, monkeypatch, seamseg_main, capsys
 ):
     state = load_snapshot(averaged_run / "model_last.pth.tar").state_dict

@@ -1,4 +1,4 @@
-"""Two processes (gloo): what one of them finds in its numbers, both leave out; both average the same statistics."""
+"""Two processes (gloo): invalid values in one of them skip the step in both; both average the same statistics."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ CASES = {
     "fp16 loss": ("fp16", "loss", [False, True, True, True]),
     "fp16 gradient": ("fp16", "gradient", [False, True, False, False]),
 }
-"""Precision, what is not finite in the second step of the second process, and which steps are left out for it."""
+"""Precision, the invalid value in the second step of the second process, and the steps that it skips."""
 
 
 class _Module(nn.Module):
@@ -36,7 +36,7 @@ class _Module(nn.Module):
 
 
 def work(rank: int, join: Callable[[], None], folder: Path) -> None:
-    """All cases, one after the other; the states of this process into a file."""
+    """Run all cases and write the states of this process to a file."""
     found = {}
     for name, (precision, what, _) in CASES.items():
         join()
@@ -64,14 +64,14 @@ def work(rank: int, join: Callable[[], None], folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What both processes found."""
+    """The states of both processes."""
     folder = tmp_path_factory.mktemp("two")
     launch(work, 2, folder)
     return [torch.load(folder / f"{rank}.pth", weights_only=True) for rank in range(2)]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_both_leave_out_the_same_steps(found, name):
+def test_both_skip_the_same_steps(found, name):
     expected = CASES[name][2]
     (one, _), (two, _) = (process[name] for process in found)
     assert [bool(skipped) for _, skipped in one] == [bool(skipped) for _, skipped in two] == expected
@@ -79,7 +79,7 @@ def test_both_leave_out_the_same_steps(found, name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_both_hold_the_same_weights_and_a_step_left_out_changes_none(found, name):
+def test_both_hold_the_same_weights_and_skipped_steps_change_none(found, name):
     (_, one), (_, two) = (process[name] for process in found)
     for a, b in zip(one, two):
         own = [key for key in a if "running" in key]

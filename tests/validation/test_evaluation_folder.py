@@ -1,4 +1,4 @@
-"""The evaluation folder of a model: its files say what the scores say, for any number of processes."""
+"""The evaluation folder of a model: its files agree with the scores, for any number of processes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_its_records_belong_to_its_maps(evaluated, micro):
         assert len(matched) == one.TP
 
 
-def test_maps_of_an_evaluation_before_do_not_stay(micro, micro_run, tmp_path):
+def test_maps_of_an_earlier_evaluation_are_removed(micro, micro_run, tmp_path):
     out = tmp_path / "evaluation"
     with narrow_body():
         for split in ("train", "val"):
@@ -74,8 +74,8 @@ def test_maps_of_an_evaluation_before_do_not_stay(micro, micro_run, tmp_path):
         assert sorted(path.stem for path in (out / folder).iterdir()) == names
 
 
-def test_maps_of_somebody_else_stay(micro, micro_run, tmp_path):
-    """Files that were scored in place are not those of an evaluation, whatever their folder is called."""
+def test_maps_of_other_programs_are_kept(micro, micro_run, tmp_path):
+    """Files that were scored in place do not belong to the evaluation, whatever the name of their folder."""
     out = tmp_path / "evaluation"
     with narrow_body():
         evaluate_model(micro_run, micro, EvaluationOptions("train", device="cpu", quiet=True, out=out))

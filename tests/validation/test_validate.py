@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("narrow")
 
 
 class Oracle(torch.nn.Module):
-    """A network that sees the truth: the classes of the ground truth at its own size as semantic map, no detections."""
+    """A network that returns the classes of the ground truth at native size as semantic map, and no detections."""
 
     def __init__(self, data):
         super().__init__()
@@ -59,7 +59,7 @@ def flat(tmp_path):
     return data
 
 
-def test_scores_are_those_at_the_size_of_the_image(flat, micro_config):
+def test_scores_are_computed_at_native_size(flat, micro_config):
     config = load_config(micro_config)
     validator = Validator.open(flat, "val", config, World(), quiet=True)
     seen = []
@@ -76,7 +76,7 @@ def test_scores_are_those_at_the_size_of_the_image(flat, micro_config):
     assert validator.best_by(replace(scores, PQ=math.nan)) == 0.0
 
 
-def test_legacy_scores_are_those_at_network_size(flat, micro_config):
+def test_legacy_scores_are_computed_at_network_size(flat, micro_config):
     validator = Validator.open(flat, "val", load_config(micro_config), World(), legacy=True, quiet=True)
     seen = []
     scores = validator(Oracle(flat), lambda one: seen.append(one.result.size))
@@ -85,7 +85,7 @@ def test_legacy_scores_are_those_at_network_size(flat, micro_config):
     assert pytest.approx(2 / 3 * scores.PQ_stuff) == scores.PQ  # cars never occur and count as 0
 
 
-def test_shards_add_up_to_the_whole(flat, micro_config):
+def test_shards_sum_to_the_whole(flat, micro_config):
     """Without communication each process counts its own images; together they count each once."""
     config = load_config(micro_config)
     counts = []
@@ -99,7 +99,7 @@ def test_shards_add_up_to_the_whole(flat, micro_config):
 
 
 class _Lonely(World):
-    """One of two processes that cannot talk to the other."""
+    """One of two processes, without communication."""
 
     @property
     def is_distributed(self):
