@@ -64,7 +64,7 @@ def busy(predictor: Predictor) -> None:
             classes = torch.arange(rows.shape[0], device=rows.device) % predictor.metadata.num_thing
             return rows, classes, torch.linspace(0.99, 0.6, rows.shape[0], device=rows.device)
 
-    net.proposals, net.selector = Proposals(), Selector()
+    predictor.net = net.with_options(proposals=Proposals(), selector=Selector())
 
 
 def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Predictor:
@@ -76,7 +76,7 @@ def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Pred
     busy(predictor)
     acceleration = Acceleration(**VARIANTS[name])
     acceleration.check(device, False)
-    predictor.recordings = acceleration.apply(predictor.net, device)
+    predictor.net, predictor.recordings = acceleration.apply(predictor.net, device)
     return predictor
 
 

@@ -24,6 +24,7 @@ from seamseg.inference.tiling.tiles import Tiling
 from seamseg.inference.tta import Augmentation
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
+from seamseg.models.panoptic import DenseOutputs
 from seamseg.structures import PackedSequence
 from seamseg.utils import progress
 from seamseg.utils.errors import InputError, SeamsegError
@@ -75,6 +76,12 @@ class Copying:
         return own(self.outputs)
 
 
+def recorded(net, **options):
+    """A network whose dense part is recorded, and its recordings."""
+    recordings = Recordings(net.dense_part(), Copying, **options)
+    return net.with_options(run_dense=recordings), recordings
+
+
 def tensors(dense):
     semantic = [] if dense.semantic_logits is None else [dense.semantic_logits]
     return [*dense.levels, dense.obj_logits, dense.bbx_logits, *semantic]
@@ -96,15 +103,16 @@ def test_compiled_once_with_and_without_recordings(dynamo, monkeypatch, capsys):
     FakeCuda(monkeypatch)
     net = network()
     wanted = [net.predict(PackedSequence([image(size)]))[0] for size in SIZES]
-    assert Acceleration(compile=True, backend="eager").apply(net, CPU) is None
-    assert isinstance(net.run_dense, CompiledDense)
-    plain, net.run_dense = net.run_dense, recorded_on_gpu(net.run_dense)
-    model = predictor(net, net.run_dense)
+    compiled, recordings = Acceleration(compile=True, backend="eager").apply(net, CPU)
+    assert recordings is None
+    assert isinstance(compiled.run_dense, CompiledDense)
+    recordings = recorded_on_gpu(compiled.run_dense)
+    model = predictor(compiled.with_options(run_dense=recordings), recordings)
     for size, expected in zip(SIZES, wanted):
         for _ in range(2):  # the replay of a double does nothing: the second call gives what was captured
             assert_close(model.raw([image(size)])[0], expected)
-    assert len(net.run_dense) == len(SIZES)
-    net.run_dense = plain
+    assert len(recordings) == len(SIZES)
+    model = predictor(compiled)
     for size, expected in zip(SIZES, wanted):
         assert_close(model.raw([image(size)])[0], expected)
     assert not counters["graph_break"]
@@ -129,8 +137,7 @@ def test_generated_code(dynamo, precision, tolerance, agreeing):
                 assert a.dtype == b.dtype and a.shape == b.shape
                 assert (a - b).abs().max() <= (1e-5 if tolerance else 0.05) * b.abs().max()
     wanted = network(precision).predict(PackedSequence([image(SIZES[0])]))[0]
-    net.run_dense = run
-    found = predictor(net).raw([image(SIZES[0])])[0]
+    found = predictor(net.with_options(run_dense=run)).raw([image(SIZES[0])])[0]
     if tolerance is not None:
         assert_close(found, wanted, tolerance, agreeing)
     assert (found.semantic == wanted.semantic).float().mean() >= agreeing
@@ -139,8 +146,8 @@ def test_generated_code(dynamo, precision, tolerance, agreeing):
 @pytest.mark.parametrize("kind", ["panoptic", "instance_seg"])
 def test_recorded_network(kind):
     """Batches, tiles and several looks through recordings give what the plain network gives, bit for bit."""
-    plain, net = network(kind=kind), network(kind=kind)
-    net.run_dense = recordings = Recordings(net.dense_part(), Copying, most=3)
+    plain = network(kind=kind)
+    net, recordings = recorded(network(kind=kind), most=3)
     images = [image((64, 96), seed) for seed in range(5)]
     for tta in (None, "flip,0.5,1"):
         one, other = predictor(plain, tta=tta), predictor(net, recordings, tta)
@@ -154,8 +161,8 @@ def test_recorded_network(kind):
 
 
 def test_tiles_are_recorded_once():
-    plain, net = network(), network()
-    net.run_dense = recordings = Recordings(net.dense_part(), Copying)
+    plain = network()
+    net, recordings = recorded(network())
     photo = (torch.rand(3, 300, 420, generator=torch.Generator().manual_seed(1)) * 255).byte()
     wanted, found = (predictor(n, r).raw([photo], Tiling(128))[0] for n, r in ((plain, None), (net, recordings)))
     assert_close(found, wanted, 0)
@@ -389,9 +396,8 @@ def test_recordings_are_used_inside_and_outside_of_inference_mode():
 
 def test_recordings_go_before_tiles_come(capsys):
     """Where an image does not fit, the graphs are dropped first, and only then it is cut."""
-    net = network()
-    model = predictor(net)
-    net.run_dense = model.recordings = Recordings(net.dense_part(), Copying)
+    net, recordings = recorded(network())
+    model = predictor(net, recordings)
     first, again, wanted = (model.raw([image((64, 96))])[0] for _ in range(3))
     assert len(model.recordings) == 1
     inner = net.proposals
@@ -410,8 +416,8 @@ def test_recordings_go_before_tiles_come(capsys):
 
 def test_padding_to_a_multiple():
     """The same as an image in a batch with a larger one; the map keeps its size."""
-    net, padded = network(), network()
-    padded.pad_to = 32
+    net = network()
+    padded = network().with_options(pad_to=32)
     small, large = image((50, 70)), image((64, 96))
     wanted = net.predict(PackedSequence([small, large]))[0]
     (found,) = predictor(padded).raw([small])
@@ -419,8 +425,8 @@ def test_padding_to_a_multiple():
     # the number of images changes the order of sums
     torch.testing.assert_close(found.boxes, wanted.boxes, rtol=1e-4, atol=1e-3)
     assert (found.semantic == wanted.semantic).float().mean() > 0.999
-    net.run_dense = shapes = Recordings(net.dense_part(), Copying)
-    net.pad_to = 32
+    net, shapes = recorded(net)
+    net = net.with_options(pad_to=32)
     for size in ((50, 70), (33, 65), (64, 96)):
         predictor(net).raw([image(size)])
     assert len(shapes) == 1
@@ -535,7 +541,8 @@ def test_recorded_on_two_gpus():
 def test_predictions_by_graphs_on_a_gpu():
     device = torch.device("cuda")
     net = network(device=device)
-    net.run_dense = recordings = recorded_on_gpu(net.dense_part())
+    recordings = recorded_on_gpu(net.dense_part())
+    net = net.with_options(run_dense=recordings)
     wanted = network(device=device).predict(PackedSequence([image((64, 96)).to(device)]))[0]
     for _ in range(4):
         found = net.predict(PackedSequence([image((64, 96)).to(device)]))[0]

@@ -98,8 +98,9 @@ def test_no_room_for_a_recording(error):
 def test_recordings_go_before_tiles_become_smaller(capsys):
     """What is recorded of one shape must not take the room from tiles of another."""
     net = network()
-    model = predictor(net)
-    net.run_dense = model.recordings = Recordings(net.dense_part(), Copying)
+    recordings = Recordings(net.dense_part(), Copying)
+    net = net.with_options(run_dense=recordings)
+    model = predictor(net, recordings)
     for _ in range(3):
         model.raw([image((64, 96))])
     assert len(model.recordings) == 1
