@@ -214,7 +214,7 @@ def _body_params(config: Config) -> str | None:
         value = params.get(name, 1)
         for number in value if isinstance(value, (list, tuple)) else [value]:
             if not isinstance(number, (int, float)):
-                return f"[body] body_params: {name} must be a number or a list of numbers, got {str(value):.80}"
+                return f"[body] body_params: {name} must be a number or a list of numbers, got {value!s:.80}"
             if abs(number) > limit:
                 return f"[body] body_params: {name} {number} is above the limit of {limit}"
     return None
