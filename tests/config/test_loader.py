@@ -20,7 +20,7 @@ from seamseg.utils.errors import InputError
 
 
 def problem(text: str, kind: str = "panoptic", overrides: tuple[str, ...] = ()) -> str:
-    """What loading says of a wrong text called my.ini."""
+    """Return the error of loading a wrong text called my.ini."""
     with pytest.raises(InputError) as error:
         config_from_string(text, kind, "my.ini", overrides)
     message = str(error.value)

@@ -33,7 +33,7 @@ def check_equal(name, results, expected):
     assert len(results) == len(expected)
     for x, y in zip(results, expected):
         if name == "upsample_ohem_loss" and x.shape == y.shape:
-            both = x.isfinite() & y.isfinite()  # which of equal losses are selected is nobody's promise
+            both = x.isfinite() & y.isfinite()  # the selection among equal losses is unspecified
             x, y = x[both], y[both]
         rtol, atol = TOLERANCES.get(x.dtype, (0, 0))
         assert_close(x, y, rtol=rtol, atol=atol, equal_nan=True)
