@@ -139,7 +139,7 @@ class Kernels(build_ext):
 
 
 def sources_digest() -> str:
-    """What `seamseg.utils.native` compares with the sources of a clone before it loads what was built of them."""
+    """Return the checksum by which `seamseg.utils.native` checks that the kernels of a clone match its sources."""
     spec = importlib.util.spec_from_file_location("compiled", ROOT / "seamseg/utils/native.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -147,7 +147,7 @@ def sources_digest() -> str:
 
 
 def sources(folder: str, suffix: str) -> list[str]:
-    """The files to compile, relative to the root as setuptools wants them."""
+    """Return the files to compile, relative to the root as required by setuptools."""
     return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc" / folder).glob(f"*{suffix}"))
 
 

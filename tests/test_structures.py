@@ -46,7 +46,7 @@ def test_refuses_what_is_no_tensor():
 def test_padding_keeps_values_and_sizes(shapes, multiple):
     packed = PackedSequence([None if s is None else torch.rand(2, *s) for s in shapes])
     if packed.all_none:
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="every entry is None"):
             packed.as_padded()
         return
     padded, valid = packed.as_padded(value=-1.0, multiple=multiple)

@@ -1,4 +1,4 @@
-"""Typed configuration over INI files (SPEC section 2)."""
+"""Typed configuration over INI files (docs/contract.md, section 2)."""
 
 from .experiments import experiments, find_experiment
 from .loader import KINDS, config_from_string, config_to_string, default_config, load_config

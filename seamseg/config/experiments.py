@@ -1,4 +1,4 @@
-"""The experiments that come with the project (`configs/*.ini`), wherever it is installed."""
+"""The packaged experiments (`configs/*.ini`), of a clone or an installation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FOLDERS = (_PACKAGE / "configs", _PACKAGE.parent / "configs")
 
 
 def experiments() -> dict[str, Path]:
-    """Name and file of each packaged experiment, by name."""
+    """Return the file of each packaged experiment by name."""
     for folder in _FOLDERS:
         found = {path.stem: path for path in sorted(folder.glob("*.ini"))}
         if found:
@@ -22,17 +22,17 @@ def experiments() -> dict[str, Path]:
 
 
 def packaged(name: str) -> Path | None:
-    """The file of a packaged experiment (`vistas_r50` or `vistas_r50.ini`), None if there is none of this name."""
+    """Return the file of a packaged experiment (`vistas_r50` or `vistas_r50.ini`), None for an unknown name."""
     return experiments().get(name.removesuffix(".ini"))
 
 
 def find_experiment(name: str) -> Path:
-    """As :func:`packaged`.
+    """Return the file of a packaged experiment.
 
     Raises
     ------
     InputError
-        if there is no such experiment; names the nearest
+        if there is no such experiment; the message contains the nearest name
     """
     path = packaged(name)
     if path is None:
@@ -43,7 +43,7 @@ def find_experiment(name: str) -> Path:
 
 
 def near_files(path: Path) -> str:
-    """For the error about a missing config file: what the user may have meant, or nothing."""
+    """Return a suggestion for the error about a missing config file, or an empty string."""
     names = {p.name: p for p in path.parent.glob("*.ini")} if path.parent.is_dir() else {}
     match = difflib.get_close_matches(path.name, names, 1)
     if match:

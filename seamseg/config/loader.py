@@ -25,11 +25,11 @@ _Texts = dict[str, dict[str, str]]
 
 
 def load_config(path: str | Path, kind: str = "panoptic", overrides: Sequence[str] = ()) -> Config:
-    """Read a configuration file (SPEC section 2).
+    """Read a configuration file (docs/contract.md, section 2).
 
     Parameters
     ----------
-    path : the INI file, whose missing keys take the defaults of `kind`; or the bare name of a packaged experiment
+    path : the INI file, whose missing keys have the defaults of `kind`; or the bare name of a packaged experiment
     kind : task: panoptic, instance_seg or detection
     overrides : `section.key=value` each, as given to `--set`
 
@@ -56,7 +56,7 @@ def load_config(path: str | Path, kind: str = "panoptic", overrides: Sequence[st
 def config_from_string(
     text: str, kind: str = "panoptic", source: str = "config", overrides: Sequence[str] = ()
 ) -> Config:
-    """As :func:`load_config`, from INI text; `source` is what errors call it."""
+    """Read a configuration from INI text; `source` is its name in errors, other arguments as :func:`load_config`."""
     texts = {section: dict(values) for section, values in _defaults(kind).items()}
     for section, values in _read_ini(text, source).items():
         _merge(texts, section, values, source)
@@ -69,14 +69,14 @@ def config_from_string(
 
 
 def default_config(kind: str = "panoptic") -> Config:
-    """The packaged defaults of a task."""
+    """Return the packaged defaults of a task."""
     return config_from_string("", kind, f"defaults of {kind}")
 
 
 def config_to_string(config: Config) -> str:
-    """INI text of a whole configuration, as snapshots keep it.
+    """Return a whole configuration as INI text, as stored in snapshots.
 
-    Keys that the original does not know are left out where they have their default, so that it can read the text.
+    Keys that the original does not have are left out at their default, so that the original can read the text.
     """
     defaults = _defaults(config.kind)
     parser = _parser()
@@ -167,7 +167,7 @@ def _typed(texts: _Texts, kind: str, source: str, origins: Mapping[tuple[str, st
 
 
 def _nearest(name: str, known: Iterable[str], section: str | None = None) -> str:
-    """What the user may have meant: a near name, the section that has a key of this name, or the list of all."""
+    """Return a suggestion: a near name, the section that has a key of this name, or the list of all names."""
     meant = did_you_mean(name.lower(), known)
     if meant:
         return meant
@@ -178,14 +178,14 @@ def _nearest(name: str, known: Iterable[str], section: str | None = None) -> str
 
 
 LOSSES = {"panoptic": 6, "instance_seg": 5, "detection": 4}
-"""Number of losses of each task: the semantic one and then the mask one are missing."""
+"""Number of losses of each task, without the semantic loss, then without the mask loss."""
 
 MAX_PARAMETERS = 1 << 30
-"""Most parameters of the heads and the pyramid; those of the defaults have 26 million."""
+"""Largest number of parameters of the heads and the pyramid; with the defaults they have 26 million."""
 
 
 def check(config: Config, source: str) -> None:
-    """Raise InputError, with `source` in front, if keys contradict each other or together ask for an absurd network."""
+    """Raise InputError, prefixed by `source`, if keys contradict each other or describe a network beyond the limits."""
     checks = (_body_params, _loss_weights, _inputs, _levels, _heads, _thresholds, _parameters)
     for problem in (check(config) for check in checks):
         if problem is not None:
@@ -193,7 +193,7 @@ def check(config: Config, source: str) -> None:
 
 
 def head_parameters(config: Config) -> dict[str, int]:
-    """About how many parameters the pyramid and each head have, by section; classes and norms are left out."""
+    """Estimate the number of parameters of the pyramid and each head, by section, without classes and norms."""
     width, roi = config.fpn.out_channels, config.roi
     levels = len(config.fpn.out_strides)
     body = sum(config.body.out_channels.get(name, 0) for name in config.fpn.inputs)
@@ -213,7 +213,9 @@ def _body_params(config: Config) -> str | None:
     for name, limit in (("classes", 16_384), ("dilation", 64)):
         value = params.get(name, 1)
         for number in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(number, (int, float)) and abs(number) > limit:
+            if not isinstance(number, (int, float)):
+                return f"[body] body_params: {name} must be a number or a list of numbers, got {value!s:.80}"
+            if abs(number) > limit:
                 return f"[body] body_params: {name} {number} is above the limit of {limit}"
     return None
 
@@ -272,7 +274,7 @@ def _thresholds(config: Config) -> str | None:
 
 
 def differences(old: Config, new: Config) -> list[str]:
-    """Each key with another value in the two, as `section.key: old -> new`."""
+    """Return each key whose values differ, as `section.key: old -> new`."""
     found = []
     for section, kind in SECTIONS.items():
         for spec in fields(kind):

@@ -14,11 +14,11 @@ _HEAD = """# Configuration keys
 
 <!-- made by `make docs` from seamseg/config/sections.py; change it there -->
 
-A configuration is an INI file. What it leaves out has the default of the table. Values other than plain text are Python
-literals. Keys marked ° are unknown to the original; their defaults reproduce it. From the command line a key is set by
+A configuration is an INI file. Missing keys have the default of the table. Values other than plain text are Python
+literals. Keys marked ° do not exist in the original; their defaults reproduce it. On the command line, set a key with
 `--set section.key=value`, as in `--set optimizer.lr=0.02`. Unknown sections and keys are errors.
 
-Every experiment of `configs/` can be given by its bare name: `seamseg train vistas_r50 DATA`.
+Experiments of `configs/` can be given by their bare name: `seamseg train vistas_r50 DATA`.
 """
 
 _NAMES = {int: "whole number", float: "number", bool: "yes or no", str: "text"}
@@ -26,7 +26,7 @@ _PLURALS = {int: "whole numbers", float: "numbers", str: "names"}
 
 
 def reference() -> str:
-    """The page, in Markdown."""
+    """Return the page in Markdown."""
     defaults = {kind: default_config(kind).texts for kind in KINDS}
     lines = [_HEAD]
     for name, section in SECTIONS.items():

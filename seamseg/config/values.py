@@ -1,4 +1,4 @@
-"""From the text of an INI value to its type, and what is wrong with it in words."""
+"""Parsing and formatting of INI values, with one-line errors."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _MANY = {int: "whole numbers", float: "numbers", str: "quoted names"}
 _EXAMPLES = {int: "(4, 8)", float: "(.5, 1.)", str: '["mod2", "mod3"]'}
 _DICT_EXAMPLES = {int: '{"mod1": 64}', Any: '{"gamma": .9}'}
 
-_LONGEST = 65_536
-"""Characters of a tuple, list or dict: the parser of Python takes a hundred bytes for each"""
+_MAX_LENGTH = 65_536
+"""Largest number of characters of a tuple, list or dict; the parser needs about a hundred bytes for each."""
 
 
 class ValueProblem(ValueError):
-    """The text does not fit the key; the message says what was expected."""
+    """The text is not a valid value of the key; the message contains what was expected."""
 
 
 def parse_value(text: str, annotation: Any, limits: Mapping[str, Any]) -> Any:
-    """Read `text` as the type of a key.
+    """Parse `text` as the type of a key.
 
     Parameters
     ----------
-    text : as it stands in the file
+    text : as written in the file
     annotation : resolved type of the key: bool, int, float, str, a `tuple`, `list` or `dict` of them, or one `| None`
     limits : `choices`, `minimum`, `maximum` (both included), `above` (not included) and `most`, the largest number of
-        values, those that there are
+        values; each may be missing
 
     Raises
     ------
@@ -57,7 +57,7 @@ def parse_value(text: str, annotation: Any, limits: Mapping[str, Any]) -> Any:
 
 
 def format_value(value: Any) -> str:
-    """The text of a value, the inverse of :func:`parse_value`."""
+    """Format a value as text, the inverse of :func:`parse_value`."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -66,14 +66,14 @@ def format_value(value: Any) -> str:
 
 
 def split_optional(annotation: Any) -> tuple[Any, bool]:
-    """The type without `| None`, and whether that was there."""
+    """Return the type without `| None`, and whether it was optional."""
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         return next(a for a in typing.get_args(annotation) if a is not types.NoneType), True
     return annotation, False
 
 
 def expected(kind: Any) -> str:
-    """What a value of this type looks like, in words."""
+    """Describe the values of a type, for errors."""
     origin, items = typing.get_origin(kind), typing.get_args(kind)
     if origin is None:
         return _ONE[kind]
@@ -95,8 +95,8 @@ def _read(text: str, kind: Any) -> Any:
         return _BOOLEANS[text.lower()]
     if kind in (int, float):
         return _number(text, kind, kind)
-    if len(text) > _LONGEST:
-        raise ValueProblem(f"expected at most {_LONGEST} characters, got {len(text)}")
+    if len(text) > _MAX_LENGTH:
+        raise ValueProblem(f"expected at most {_MAX_LENGTH} characters, got {len(text)}")
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

@@ -147,8 +147,8 @@ def check_boxes(op: str, name: str, boxes: Tensor, dims: int | None = 2) -> None
     if not isinstance(boxes, Tensor) or not boxes.is_floating_point():
         raise TypeError(f"{op}: {name} must be a floating point tensor, got {describe(boxes)}")
     if boxes.dim() == 0 or boxes.shape[-1] != 4 or (dims is not None and boxes.dim() != dims):
-        wanted = "N x 4" if dims == 2 else "... x 4"
-        raise ValueError(f"{op}: {name} must be {wanted}, got {describe(boxes)}")
+        shape = "N x 4" if dims == 2 else "... x 4"
+        raise ValueError(f"{op}: {name} must be {shape}, got {describe(boxes)}")
 
 
 def check_same_device(op: str, **tensors: Tensor) -> None:

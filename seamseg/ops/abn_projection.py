@@ -7,7 +7,7 @@ convolution again: under 3 % of a training step of ResNet-50, for a tenth of its
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,49 +23,57 @@ _ONEDNN_CHANNELS = 16
 """Channels that the widest 1x1 kernels of oneDNN process at once."""
 
 
+class Projection(NamedTuple):
+    """The 1x1 convolution of a shortcut and its norm.
+
+    kernel `C x C_in x 1 x 1`; weight, bias and norm: of the norm, whose activation is identity.
+    """
+
+    kernel: Tensor
+    stride: tuple[int, int]
+    weight: Tensor | None
+    bias: Tensor | None
+    norm: Norm
+
+
 def inplace_abn_projection(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     norm: Norm,
     shortcut: Tensor,
-    projection: Tensor,
-    stride: tuple[int, int],
-    projection_weight: Tensor | None,
-    projection_bias: Tensor | None,
-    projection_norm: Norm,
+    projection: Projection,
     deferred: Tensor | None = None,
 ) -> Tensor:
-    """Apply in-place ABN to `x` with the residual `abn(conv2d(shortcut, projection, stride=stride))`.
+    """Apply in-place ABN to `x` with the residual `abn(conv2d(shortcut, kernel, stride=stride))`.
 
     Parameters
     ----------
     x : `N x C x h x w`, the last convolution of the branch
-    weight, bias, norm : of the branch's last norm; its activation follows the sum
+    weight, bias, norm : of the last norm of the branch; its activation follows the sum
     shortcut : `N x C_in x H x W`, the input of the block
-    projection : `C x C_in x 1 x 1`
-    stride : of the projection
-    projection_weight, projection_bias, projection_norm : of the norm after the projection, whose activation is identity
-    deferred : of the branch's last norm; see :func:`seamseg.ops.abn.inplace_abn`
+    projection : convolution and norm of the shortcut
+    deferred : of the last norm of the branch; see :func:`seamseg.ops.abn.inplace_abn`
 
     Returns
     -------
     `N x C x h x w`, in the memory format of `x`
     """
-    if projection.shape != (x.shape[1], shortcut.shape[1], 1, 1):
+    kernel, stride, projection_weight, projection_bias, projection_norm = projection
+    if kernel.shape != (x.shape[1], shortcut.shape[1], 1, 1):
         raise ValueError(
             f"inplace_abn_projection: projection must be {x.shape[1]} x {shortcut.shape[1]} x 1 x 1, got "
-            f"{describe(projection)}"
+            f"{describe(kernel)}"
         )
-    tensors = (x, weight, bias, shortcut, projection, projection_weight, projection_bias)
+    tensors = (x, weight, bias, shortcut, kernel, projection_weight, projection_bias)
     tracked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if tracked and not torch.compiler.is_compiling():
         y: Tensor = _ProjectionSum.apply(*tensors, deferred, norm, projection_norm, stride)
         return y
     inner = None
     if tracked and projection_weight is not None:
-        projection, inner = defer_scale_gradient(projection, projection_weight)
-    residual = _convolve(shortcut, projection, stride, like=x)
+        kernel, inner = defer_scale_gradient(kernel, projection_weight)
+    residual = _convolve(shortcut, kernel, stride, like=x)
     residual = apply_norm(residual, projection_weight, projection_bias, projection_norm, deferred=inner)
     return apply_norm(x, weight, bias, norm, residual, deferred)
 

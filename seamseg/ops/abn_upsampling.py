@@ -90,7 +90,7 @@ class _UpsampleABN(torch.autograd.Function):
         dy = dense(dy, like=y)
         sums = gradient_sums(dy, y, None, weight, bias, norm, statistics, True)
 
-        # the gradient of an output pixel through the statistics: offset + slope x_hat = constant + factor (x - centre) W_k
+        # gradient of an output pixel by the statistics: offset + slope x_hat = constant + factor (x - centre) W_k
         pixels, taps = _pixels(x), _taps(kernel, x)
         factor = sums.slope * invstd
         constant = sums.offset + factor * (centre @ taps - mean)[:, None]

@@ -164,7 +164,7 @@ def bf16_is_fast(device: torch.device) -> bool:
     # private names, which other releases may lack
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     onednn = device.type == "cpu" and _onednn_available()
-    return onednn and any(bool(getattr(torch.cpu, name, bool)()) for name in checks)
+    return onednn and any(getattr(torch.cpu, name, bool)() for name in checks)
 
 
 def _onednn_available() -> bool:

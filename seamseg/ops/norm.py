@@ -16,7 +16,7 @@ from torch.nn import functional
 from .abn import apply_norm, apply_plain_norm
 from .abn_channels import Norm
 from .abn_kernel_gradient import defer_scale_gradient
-from .abn_projection import inplace_abn_projection
+from .abn_projection import Projection, inplace_abn_projection
 from .abn_upsampling import upsample_abn_rows
 from .activation import activate, activate_, check_activation
 
@@ -185,11 +185,13 @@ class InPlaceABN(ABN):
             self.bias,
             self._norm(activation, activation_param),
             shortcut,
-            convolution.weight,
-            (int(vertical), int(horizontal)),
-            shortcut_norm.weight,
-            shortcut_norm.bias,
-            shortcut_norm._norm("identity", 1.0),
+            Projection(
+                convolution.weight,
+                (int(vertical), int(horizontal)),
+                shortcut_norm.weight,
+                shortcut_norm.bias,
+                shortcut_norm._norm("identity", 1.0),
+            ),
             deferred,
         )
 

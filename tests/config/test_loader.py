@@ -20,7 +20,7 @@ from seamseg.utils.errors import InputError
 
 
 def problem(text: str, kind: str = "panoptic", overrides: tuple[str, ...] = ()) -> str:
-    """What loading says of a wrong text called my.ini."""
+    """Return the error of loading a wrong text called my.ini."""
     with pytest.raises(InputError) as error:
         config_from_string(text, kind, "my.ini", overrides)
     message = str(error.value)
@@ -258,3 +258,10 @@ def test_differences_are_named() -> None:
     new = config_from_string(config_to_string(old), "panoptic", "x", ["scheduler.epochs=3", "dataloader.train_set=a"])
     assert differences(old, old) == []
     assert differences(old, new) == ["scheduler.epochs: 90 -> 3", "dataloader.train_set: empty -> a"]
+
+
+@pytest.mark.parametrize("value", ["[[1000000]]", "[[2], 2, 2, 2]", "'many'"])
+def test_nested_body_params_are_errors(value):
+    text = f"[body]\nbody_params = {{'dilation': {value}}}\n"
+    with pytest.raises(InputError, match="body_params: dilation must be a number or a list of numbers"):
+        config_from_string(text)

@@ -1,4 +1,4 @@
-"""The page of keys says what the code does."""
+"""The page of keys is generated from the code."""
 
 from pathlib import Path
 

@@ -17,7 +17,7 @@ def norms_of(module):
 
 
 @pytest.mark.parametrize(
-    ("mode", "static", "dynamic"),
+    ("mode", "body_norm", "head_norm"),
     [
         ("bn", InPlaceABN, InPlaceABN),
         ("syncbn", InPlaceABNSync, InPlaceABNSync),
@@ -28,12 +28,12 @@ def norms_of(module):
     ],
 )
 @pytest.mark.parametrize("activation", ["leaky_relu", "elu"])
-def test_normalization_modes_train(mode, static, dynamic, activation):
+def test_normalization_modes_train(mode, body_norm, head_norm, activation):
     config = tiny_config(mode=mode, overrides=(f"body.activation={activation}", "body.activation_slope=0.5"))
     module = build_training_module(config, 2, 3)
     net = module.net
-    assert norms_of(net.body) == norms_of(net.sem_head) == {static}
-    assert norms_of(net.rpn_head) == norms_of(net.roi_head) == {dynamic}
+    assert norms_of(net.body) == norms_of(net.sem_head) == {body_norm}
+    assert norms_of(net.rpn_head) == norms_of(net.roi_head) == {head_norm}
     assert all(m.activation in (activation, "identity") for m in net.modules() if type(m) in NORMS)
     losses = module(toy_batch((64, 64))).means
     total = sum(losses.values())
@@ -67,8 +67,12 @@ def test_tasks(kind, names):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.ini")), ids=lambda p: p.name)
 def test_shipped_configurations_build(path):
+    config = load_config(path)
     with torch.device("meta"):
-        build_network(load_config(path), 3, 4)
+        net = build_network(config, 3, 4)
+    assert net.roi_head.roi_cls.out_features == 4 + 1
+    assert net.sem_head.conv_sem.out_channels == 3 + 4
+    assert len(net.anchors.strides) == config.rpn.fpn_levels
 
 
 def test_frozen_modules_have_no_gradient():

@@ -191,7 +191,7 @@ def work(rank, join):
                 torch.manual_seed(rank)
                 states.append(in_parallel(module, rank, **options))
             assert all(torch.equal(a, b) for a, b in zip(*states)), options
-            assert counts[-1] == counts[-2] > 0, "the second run speaks to nobody"
+            assert counts[-1] == counts[-2] > 0, "the recomputation does not communicate"
 
 
 @pytest.mark.distributed

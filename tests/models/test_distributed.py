@@ -46,7 +46,7 @@ def train(world, mode, fixed):
 
 
 def check_statistics(module, both):
-    """The static part saw the statistics of both ranks' images."""
+    """Norms of body and semantic head use the statistics of the images of both ranks."""
     joined = build("bn")
     joined.net.body(both.images.as_padded()[0])
     for name, wanted in joined.net.body.named_buffers():

@@ -48,7 +48,7 @@ def test_equal_with_frozen_statistics():
 
 
 def test_equal_statistics_where_nothing_fills_up():
-    """With as many rows as candidates the norms see the same batch, in another order."""
+    """With as many rows as candidates the batch of the norms is the same, in another order."""
     batch = toy_batch((64, 96))
     module = training_module(*ALL, mode="bn")
     count = module.net(batch.images, batch).rois.samples[0].shape[0]

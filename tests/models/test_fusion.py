@@ -51,7 +51,7 @@ def test_fusion_without_empty_segments_is_the_same_picture(case):
 
 
 def plain_fuse(prediction, num_stuff, score_threshold, overlap_threshold, min_stuff_area):
-    """As the contract says it, with whole-image masks."""
+    """The fusion of the contract, with whole-image masks."""
     height, width = prediction.size
     keep = prediction.scores > score_threshold
     boxes, classes, scores = prediction.boxes[keep], prediction.classes[keep], prediction.scores[keep]

@@ -1,4 +1,4 @@
-"""How often a training step asks the device for a value: a GPU is waited for as often."""
+"""Number of values that a training step reads from the device: the host waits for a GPU each time."""
 
 import pytest
 import torch
@@ -83,7 +83,7 @@ def test_reads_are_seen():
 def test_exact_samples_are_read_a_few_times_whatever_the_number_of_images(batch):
     reads = reads_of_a_step(batch.with_target_info(), "rpn.min_size=4")
     assert 0 < reads.count <= EXACT, reads
-    # a batch that does not know its own targets costs one more
+    # a batch without target_info costs one more
     reads = reads_of_a_step(batch)
     assert reads.count <= EXACT + 1, reads
 

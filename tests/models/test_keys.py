@@ -54,4 +54,8 @@ def test_bodies_with_classifier_and_bias():
 
 def test_snapshots_without_batch_counters_load(golden_net):
     state = {k: v for k, v in golden_net.body.state_dict().items() if not k.endswith("num_batches_tracked")}
-    golden_net.body.load_state_dict(state)
+    counters = [b for n, b in golden_net.body.named_buffers() if n.endswith("num_batches_tracked")]
+    missing = golden_net.body.load_state_dict(state)
+    assert not missing.missing_keys
+    assert counters
+    assert all(int(counter) == 0 for counter in counters)

@@ -24,16 +24,16 @@ class Step:
         self.variant = variant
         config, module = golden_training_module(variant)
         self.config = config
-        self.net = module.net
+        net = module.net.with_options(matcher=replace(module.net.matcher, permutation=numpy_permutation))
         self.anchor_matcher = module.criterion.anchor_matcher
         batch = golden_batch(config)
-        self.net.matcher = replace(self.net.matcher, permutation=numpy_permutation)
         np.random.seed(0)
         torch.manual_seed(0)
         if variant == "sampled":
             # a draw among 500 proposals follows their order, which near ties decide: sample among the original's
             proposals = tensor("train", "sampled/proposals")
-            self.net.proposals = lambda *_: PackedSequence([proposals])
+            net = net.with_options(proposals=lambda *_: PackedSequence([proposals]))
+        self.net = net
         self.outputs = self.net(batch.images, batch)
         self.losses = module.criterion(self.outputs, batch).means
         sum(self.losses.values()).backward()

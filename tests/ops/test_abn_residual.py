@@ -14,7 +14,7 @@ from seamseg.models.backbones.residual import ResidualBlock
 from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.ops.abn import apply_norm, inplace_abn
 from seamseg.ops.abn_channels import Norm
-from seamseg.ops.abn_projection import inplace_abn_projection
+from seamseg.ops.abn_projection import Projection, inplace_abn_projection
 from seamseg.ops.norm import InPlaceABN
 
 ACTIVATIONS = [("leaky_relu", 0.01), ("elu", 0.7), ("identity", 1.0)]
@@ -53,7 +53,7 @@ class Case:
         x, weight, bias, shortcut, projection, *affine = inputs
         outer, inner = self.norms([b.clone() for b in self.buffers] if buffers is None else buffers)
         stride = (self.stride, self.stride)
-        return inplace_abn_projection(x, weight, bias, outer, shortcut, projection, stride, *affine, inner)
+        return inplace_abn_projection(x, weight, bias, outer, shortcut, Projection(projection, stride, *affine, inner))
 
     def added(self, x, weight, bias, residual, buffers=None):
         """By the operator that takes a residual."""

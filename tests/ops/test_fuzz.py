@@ -17,7 +17,7 @@ load_operators()
 OPERATORS = sorted(implementations())
 EXPECTED = {"RuntimeError", "ValueError", "TypeError", "IndexError", "NotImplementedError", "OverflowError"}
 EXPECTED |= {"MemoryError", "OutOfMemoryError", "_ArrayMemoryError", "AxisError"}
-EXPECTED |= {"AttributeError"}  # what Python says of an object of a wrong type, where type hints tell the right one
+EXPECTED |= {"AttributeError"}  # raised by Python for an object of a wrong type; type hints document the right one
 INTERNAL = ("abn_channels", "abn_steps", "activation", "reference", "sync")
 FEW, MANY = 300, 10_000
 

@@ -161,7 +161,7 @@ def test_loaded_where_it_runs_on_every_gpu(machine, gpus, architectures, recwarn
 )
 def test_left_out_where_it_does_not_run_on_every_gpu(machine, gpus, architectures, card, wanted, capsys):
     loaded = machine(gpus, architectures)
-    with pytest.warns(UserWarning) as warned:
+    with pytest.warns(UserWarning, match="operators for the GPU") as warned:
         _library._load_cuda_kernels()
     assert loaded == []
     assert len(warned) == 1

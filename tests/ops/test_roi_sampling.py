@@ -329,8 +329,8 @@ def test_places_that_are_not_there(form, place, value):
     )
     with pytest.raises(RuntimeError, match=place):
         forward(levels, boxes, index, level, padded, 3, 3, False, False)
+    dy = torch.randn(5, 3, 3, 3)
     with pytest.raises(RuntimeError, match=place):
-        dy = torch.randn(5, 3, 3, 3)
         backward(dy, shapes, [False, True], boxes, index, level, padded, False, False, False)
 
 

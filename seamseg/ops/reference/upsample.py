@@ -164,7 +164,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _taps(size: int, padded: int, valid: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute for the first `valid` output pixels along an axis their two source pixels and the weight of the second."""
+    """Compute for the first `valid` output pixels of an axis their two source pixels and the weight of the second."""
     scale = size / padded
     position = ((torch.arange(valid, device=device, dtype=torch.float32) + 0.5) * scale - 0.5).clamp_(min=0)
     first = position.long().clamp_(max=size - 1)

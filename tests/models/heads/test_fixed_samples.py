@@ -103,7 +103,7 @@ def test_all_candidates_are_sampled_where_there_is_room():
         assert as_set(found.boxes[:count], found.match[:count]) == as_set(wanted.boxes, wanted.match)
         assert (found.match[: wanted.leading] >= 0).all()
         assert (found.match[wanted.leading :] == BACKGROUND).all()
-        # what fills up are the same rows again, without a word to say
+        # padding repeats the same rows, with weight 0
         assert (found.weight == (torch.arange(600) < count)).all()
         assert_close(found.boxes, found.boxes[torch.arange(600) % count], rtol=0, atol=0)
 

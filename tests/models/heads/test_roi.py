@@ -222,6 +222,7 @@ def test_zero_rows(norm, dtype, channels_last):
         head.zero_grad()
         torch.stack([t.float().sum() for t in logits]).sum().backward()
         for name, leaf in (*head.named_parameters(), *enumerate(leaves)):
-            assert leaf.grad is not None and torch.equal(leaf.grad, torch.zeros_like(leaf)), name
+            assert leaf.grad is not None, name
+            assert torch.equal(leaf.grad, torch.zeros_like(leaf)), name
     for name, buffer in head.named_buffers():
         assert torch.equal(buffer, before[name]), name

@@ -109,7 +109,8 @@ def test_losses_equal_the_original(case, found):
     assert_close(obj_loss, ops(f"rpn/loss_{case}/obj"))
     assert_close(bbx_loss, ops(f"rpn/loss_{case}/bbx"))
     (obj_loss + bbx_loss).backward()
-    assert obj.grad is not None and bbx.grad is not None, "every rank runs the same backward pass"
+    assert obj.grad is not None, "every rank runs the same backward pass"
+    assert bbx.grad is not None, "every rank runs the same backward pass"
     if case == "64":
         assert_close(obj.grad, ops("rpn/loss_64/dobj"))
         assert_close(bbx.grad, ops("rpn/loss_64/dbbx"))
