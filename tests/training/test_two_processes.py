@@ -98,8 +98,8 @@ def work(rank: int, join: Callable[[], None], folder: Path) -> None:
     def watched(trainer, is_best=False):
         save(trainer, is_best)
         if rank == 0:
-            trainer._saver.wait()
-        tensors = [*trainer.net.state_dict().values()]
+            trainer._writer.wait()
+        tensors = [*trainer.state.net.state_dict().values()]
         digest = hashlib.sha256(b"".join(t.contiguous().numpy().tobytes() for t in tensors)).hexdigest()
         with open(folder / f"{trainer.run.path.name}.{rank}.sha", "a") as file:
             file.write(digest + "\n")
