@@ -1,4 +1,4 @@
-"""setuptools' build backend, which asks for torch where the kernels need its headers and they are not to be had.
+"""The build backend of setuptools, which adds torch as a requirement where its headers are needed and missing.
 
 pip builds in an environment of its own. Torch in `build-system.requires` would be downloaded into it every time, 3 GB;
 where the environment that seamseg goes into has a torch, the headers of that one serve (`toolchain.torch_folder`).
@@ -23,10 +23,10 @@ def _torch() -> list[str]:
 
 
 def get_requires_for_build_wheel(config_settings: dict | None = None) -> list[str]:
-    """What a wheel needs, as PEP 517 asks."""
+    """Return the build requirements of a wheel (PEP 517)."""
     return [*build_meta.get_requires_for_build_wheel(config_settings), *_torch()]
 
 
 def get_requires_for_build_editable(config_settings: dict | None = None) -> list[str]:
-    """What an editable install needs, as PEP 660 asks."""
+    """Return the build requirements of an editable install (PEP 660)."""
     return [*build_meta.get_requires_for_build_editable(config_settings), *_torch()]

@@ -13,7 +13,7 @@
 
 namespace seamseg {
 
-// What a symbol means: value << 16 | kind << 12 | extra bits << 4 | length of its code (0: look further).
+// Meaning of a symbol: value << 16 | kind << 12 | extra bits << 4 | length of its code (0: in the second table).
 enum Kind : uint32_t { kLiteral, kLength, kEnd, kInvalid };
 constexpr uint32_t meaning(uint32_t value, Kind kind, uint32_t extra) { return value << 16 | kind << 12 | extra << 4; }
 
