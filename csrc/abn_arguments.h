@@ -1,4 +1,4 @@
-// What the ABN kernels of both sides ask of their arguments.
+// Argument checks of the ABN kernels for CPU and CUDA.
 #pragma once
 
 #include "abn_layout.h"

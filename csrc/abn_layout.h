@@ -1,4 +1,4 @@
-// How the ABN kernels see a tensor `N x C x ...`.
+// Layout of a tensor `N x C x ...` in the ABN kernels.
 #pragma once
 
 #include "types.h"

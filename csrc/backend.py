@@ -1,4 +1,4 @@
-"""The build backend of setuptools, which requires torch only if its headers are needed and not installed.
+"""The build backend of setuptools, which adds torch as a requirement where its headers are needed and missing.
 
 pip builds in an isolated environment. Torch in `build-system.requires` would mean a download of 3 GB for each build; if
 the target environment has torch, its headers are used instead (`toolchain.torch_folder`).

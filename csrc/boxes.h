@@ -67,7 +67,7 @@ SEAMSEG_HD bool beats(T iou, T best) {
   return !(iou <= best) && best == best;
 }
 
-// What `grad` at the IoU of a and b says to the corners of a, added to `sum`. Where corners are equal both get half;
+// Gradient of the corners of a from `grad` at the IoU of a and b, added to `sum`. Where corners are equal both get half;
 // boxes that touch are apart.
 template <class T>
 SEAMSEG_HD void add_iou_gradient(const Box<T>& a, const Box<T>& b, T grad, T* sum) {

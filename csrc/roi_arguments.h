@@ -92,7 +92,7 @@ inline RoiCall roi_forward_call(const std::vector<Tensor>& levels, const Tensor&
 }
 
 // The gradients of the levels are made here, with nothing in them yet: of dtype `dtype` and, by choice, in the memory
-// format that the caller wants or all channels last.
+// format of the caller or all channels last.
 inline RoiCall roi_backward_call(const Tensor& dy, const std::vector<int64_t>& shapes,
                                  const std::vector<bool>& channels_last, const Tensor& boxes, const Tensor& index,
                                  const std::optional<Tensor>& level, const std::vector<int64_t>& padded_size,

@@ -1,4 +1,4 @@
-// Tensors as the host side of every kernel sees them, through LibTorch's stable ABI.
+// Tensors on the host side of every kernel, through the stable ABI of LibTorch.
 #pragma once
 
 #include <cstdint>

@@ -48,7 +48,7 @@ def cards() -> list[str]:
 
 
 def architectures() -> list[str]:
-    """List the architectures of TORCH_CUDA_ARCH_LIST: machine code as "sm_80", PTX as "compute_90"."""
+    """Return the targets of TORCH_CUDA_ARCH_LIST: machine code as "sm_80", PTX as "compute_90"."""
     found = []
     wanted = os.environ.get("TORCH_CUDA_ARCH_LIST") or ";".join([DEFAULT_ARCHITECTURES, *cards()])
     for entry in re.findall(r"[^;, ]+", wanted):

@@ -32,7 +32,7 @@ SEAMSEG_HD Tap source_tap(int64_t i, int64_t size, float scale) {
   return {first, second, position - static_cast<float>(first)};
 }
 
-// wa * a + wb * b, products rounded before they are added. The host's compiler is told so where it matters.
+// wa * a + wb * b, products rounded before they are added. The host compiler gets a flag for this.
 SEAMSEG_HD float mix(float wa, float a, float wb, float b) {
 #if defined(__CUDA_ARCH__)
   return __fadd_rn(__fmul_rn(wa, a), __fmul_rn(wb, b));

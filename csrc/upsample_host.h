@@ -1,4 +1,4 @@
-// What the operators on upsampled logits ask of their arguments.
+// Argument checks of the operators on upsampled logits.
 #pragma once
 
 #include <cmath>

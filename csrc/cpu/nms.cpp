@@ -5,7 +5,7 @@
 namespace seamseg {
 namespace {
 
-constexpr int64_t kBlock = 32;  // kept boxes that a candidate meets before it asks whether one suppresses it
+constexpr int64_t kBlock = 32;  // kept boxes compared with a candidate between two checks for suppression
 
 template <class Key>
 struct Entry {

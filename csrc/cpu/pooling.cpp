@@ -114,7 +114,7 @@ class Room {
 };
 
 // Sums over k pixels beside each other along a line: sums over 2, 4, 8, ... pixels are built from each other, and k's
-// binary digits say which of them make one up.
+// binary digits select the summands.
 template <class W>
 class Across {
  public:

@@ -5,7 +5,7 @@
 namespace seamseg {
 namespace {
 
-// Threads for a block that looks for the best of `count` partners.
+// Threads of a block that searches the best of `count` boxes.
 int threads_for(int64_t count) {
   int threads = 32;
   while (threads < kMatchThreads && threads * 4 < count) threads *= 2;

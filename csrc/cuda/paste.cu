@@ -9,7 +9,7 @@ namespace seamseg {
 namespace {
 
 constexpr int kThreads = 256;
-// How large a crop is only the device knows: enough blocks for any on a small map, or a large one on a large map.
+// The size of a crop is on the device only: enough blocks for any on a small map, or a large one on a large map.
 constexpr unsigned kMostBlocks = 512;
 
 Tensor paste_masks_into(Tensor id_map, const Tensor& masks, const Tensor& boxes, double overlap_threshold,

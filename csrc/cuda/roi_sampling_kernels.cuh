@@ -10,7 +10,7 @@ constexpr int kRoiLevels = 16;   // most levels of a pyramid
 constexpr int kRoiSamples = 32;  // samples of a block
 constexpr int kRoiThreads = 256;
 
-// The maps of a call; what `data` points to, the kernels know.
+// The maps of a call; the type behind `data` is a template parameter of the kernels.
 struct RoiPyramid {
   RoiMap maps[kRoiLevels];
   void* data[kRoiLevels];

@@ -1,5 +1,5 @@
 // How often each pair of labels of two maps occurs. One walk along the runs: a block of both maps is compared with itself
-// shifted by one, and only where something changes is there a label to look at.
+// shifted by one, and only changes have a label to count.
 #include <algorithm>
 #include <array>
 #include <bit>

@@ -160,11 +160,11 @@ def bf16_is_fast(device: torch.device) -> bool:
     """
     if device.type == "cuda" and torch.cuda.is_available():
         with torch.cuda.device(device):
-            return torch.cuda.is_bf16_supported(including_emulation=False)
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     # private names, which other releases may lack
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     onednn = device.type == "cpu" and _onednn_available()
-    return onednn and any(getattr(torch.cpu, name, bool)() for name in checks)
+    return bool(onednn and any(getattr(torch.cpu, name, bool)() for name in checks))
 
 
 def _onednn_available() -> bool:
