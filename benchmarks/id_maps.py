@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import panoptic_quality
@@ -51,7 +51,7 @@ class Libdeflate:
         self.error, self.decompressobj = module.DeflateError, partial(WholeBuffer, module)
 
 
-def load(name: str) -> object | None:
+def load(name: str) -> Any:
     """Return a library with the interface of zlib, or None if it is not installed."""
     try:
         module = importlib.import_module(PEERS[name])
@@ -60,11 +60,11 @@ def load(name: str) -> object | None:
     return Libdeflate(module) if name == "libdeflate" else module
 
 
-def case(folder: Path, name: str, library: object) -> Case:
+def case(folder: Path, name: str, library: Any) -> Case:
     """Return the comparison of zlib-ng with another library on the pairs of a folder."""
     installed = inflate.zlib
 
-    def score(used: object) -> np.ndarray:
+    def score(used: Any) -> np.ndarray:
         inflate.zlib = used
         try:
             scores = evaluate_panoptic_json(folder / "gt.json", folder / "pred.json")

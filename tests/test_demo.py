@@ -22,11 +22,13 @@ def demo(tmp_path_factory):
 def test_leaves_a_model_numbers_and_a_page(demo):
     metrics = json.loads((demo / "metrics.json").read_text())
     assert {"PQ", "SQ", "RQ", "PQ_things", "PQ_stuff", "PQ_dagger", "mIoU", "per_class"} <= metrics.keys()
-    assert metrics["n_images"] == 2 and 0 <= metrics["PQ"] <= 1
+    assert metrics["n_images"] == 2
+    assert 0 <= metrics["PQ"] <= 1
     assert open_model(demo).metadata.num_thing == 8
     page = (demo / "report.html").read_text()
     assert "<title>Toy city: held-out scenes</title>" in page
-    assert page.count('class="picture"') == 2 and '"without_photo":0' in page
+    assert page.count('class="picture"') == 2
+    assert '"without_photo":0' in page
     assert len(list((demo / "predictions").rglob("*.jpg"))) == 2
     assert (demo / "predictions" / "panoptic.json").is_file()
 

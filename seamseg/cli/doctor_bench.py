@@ -103,9 +103,9 @@ def _process_hints(load: float) -> list[str]:
     if threads < cores and "OMP_NUM_THREADS" in os.environ:
         found.append(f"torch uses {threads} of {cores} cores: unset OMP_NUM_THREADS, or set it to {cores}")
     if process_settings.malloc_status() != process_settings.BUFFERS_KEPT:
-        found.append(f"malloc: {process_settings.malloc_status()} (docs/performance.md)")
+        found.append(f"malloc: {process_settings.malloc_status()} (docs/reference/performance.md)")
     if not process_settings.is_spin_set():
-        found.append("waiting OpenMP threads spin, which is slow beside other programs: docs/performance.md")
+        found.append("waiting OpenMP threads spin, which is slow beside other programs: docs/reference/performance.md")
     return found
 
 

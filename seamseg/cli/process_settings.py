@@ -1,7 +1,7 @@
 """Settings of the process for speed on a CPU: the allocator of glibc, waiting threads of libgomp.
 
 They affect the whole process, so only the commands apply them, never `import seamseg`. Settings of the user take
-precedence. Child processes inherit them through the environment. Measured in docs/performance.md.
+precedence. Child processes inherit them through the environment. Measured in docs/reference/performance.md.
 """
 
 from __future__ import annotations

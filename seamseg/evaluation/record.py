@@ -4,7 +4,7 @@
 - `images.jsonl`: one line per image with its scores and the outcome of each segment
 
 The maps are in the COCO panoptic format, so the official tools can verify the scores. The keys are described in
-docs/evaluation.md. `seamseg report` creates an HTML page from such a folder.
+docs/how-to/evaluate.md. `seamseg report` creates an HTML page from such a folder.
 """
 
 from __future__ import annotations

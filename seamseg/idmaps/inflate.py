@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
+from types import ModuleType
 
-try:
-    # the interface of zlib; on id maps several times as fast (docs/design/libraries.md)
-    from zlib_ng import zlib_ng as zlib
-except ImportError:
-    import zlib  # type: ignore[no-redef]
+
+def _load_zlib() -> ModuleType:
+    """Return zlib-ng, which is several times as fast on id maps (docs/design/libraries.md), or else zlib."""
+    try:
+        return importlib.import_module("zlib_ng.zlib_ng")
+    except ImportError:
+        return importlib.import_module("zlib")
+
+
+zlib = _load_zlib()
 
 BAND_BYTES = 1 << 18
 _MAX_RATIO = 1032

@@ -76,7 +76,7 @@ class Library:
     def joint_histogram_of_runs(
         self, a_starts: np.ndarray, a_ids: np.ndarray, b_starts: np.ndarray, b_ids: np.ndarray, total: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The same of two maps of `total` pixels as :meth:`decode_id_runs` gives them."""
+        """Return pairs and counts of two maps of `total` pixels, each as :meth:`decode_id_runs` returns it."""
         runs = []
         for starts, ids in ((a_starts, a_ids), (b_starts, b_ids)):
             if starts.dtype != np.int32 or ids.dtype != np.int32 or starts.shape != ids.shape or starts.ndim != 1:
@@ -93,7 +93,7 @@ class Library:
 
 
 def _taken(take: Callable[..., None], found: int, *kinds: tuple[tuple[int, ...], DTypeLike]) -> list[np.ndarray]:
-    """What an answer holds, as arrays of these shapes and dtypes; it is freed, also where there is no room for them."""
+    """Copy the arrays of a result, of these shapes and dtypes, and free it, also if the allocation fails."""
     try:
         arrays = [np.empty(*kind) for kind in kinds]
     except BaseException:
@@ -110,7 +110,7 @@ def _checked(name: str, found: int | None, words: ctypes.Array[ctypes.c_char]) -
 
 
 def _within(name: str, value: int) -> int:
-    """A number that C can hold: ctypes cuts off what is too large."""
+    """Return a number that fits into int64: ctypes would truncate a larger one."""
     number = operator.index(value)
     if not -(1 << 63) <= number < 1 << 63:
         raise ValueError(f"{name} must fit into 64 bits, got {number}")
@@ -129,7 +129,7 @@ def _kind(labels: np.ndarray) -> int:
 
 
 def _load() -> tuple[Library | None, str]:
-    """What was built, or None, and in words how it went; a warning if it should be there and is not."""
+    """Return the compiled library, or None, and its state as text; warn if it is expected and missing."""
     if unwanted := disabled_reason():
         return None, unwanted
     try:

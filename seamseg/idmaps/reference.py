@@ -1,4 +1,4 @@
-"""What `csrc/maps` does in numpy and zlib: the measure for it, and what is used where it was not compiled."""
+"""Reference implementation of `csrc/maps` in numpy, also used if it was not compiled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from seamseg.idmaps.inflate import row_bands
 
 
 def decode_id_runs(stream: bytes, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """See :func:`seamseg.idmaps.id_runs.decode_id_runs`."""
+    """Return first pixel and id of each run; see :func:`seamseg.idmaps.id_runs.decode_id_runs`."""
     if height <= 0 or width <= 0 or height * width >= 2**31:
         raise ValueError("decode_id_runs: 1 to 2^31-1 pixels")
     data = b"".join(row_bands(stream, height, 3 * width + 1))
@@ -24,16 +24,16 @@ def decode_id_runs(stream: bytes, height: int, width: int) -> tuple[np.ndarray, 
 def joint_histogram_of_runs(
     a_starts: np.ndarray, a_ids: np.ndarray, b_starts: np.ndarray, b_ids: np.ndarray, total: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """See :func:`seamseg.idmaps.id_runs.joint_histogram_of_runs`."""
-    sides = ((a_starts, a_ids), (b_starts, b_ids))
-    a, b = (np.repeat(ids, np.diff(starts, append=np.int64(total))) for starts, ids in sides)
+    """Count pairs of ids; see :func:`seamseg.idmaps.id_runs.joint_histogram_of_runs`."""
+    maps = ((a_starts, a_ids), (b_starts, b_ids))
+    a, b = (np.repeat(ids, np.diff(starts, append=np.int64(total))) for starts, ids in maps)
     return joint_histogram(a, b)
 
 
 def joint_histogram(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """See :func:`seamseg.idmaps.histogram.joint_histogram`; integers of one shape, also negative ones.
+    """Count pairs of labels; see :func:`seamseg.idmaps.histogram.joint_histogram`, also for negative labels.
 
-    Label maps are made of long runs; only where a run starts is there anything to sort.
+    Label maps consist of long runs, so only the starts of runs are sorted.
     """
     first, second = (x.reshape(-1).astype(np.int64) for x in (a, b))
     if first.size == 0:
@@ -41,7 +41,7 @@ def joint_histogram(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarra
     change = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
     start = np.append(0, 1 + np.flatnonzero(change))
     length = np.diff(start, append=first.size)
-    # the ranks of two labels fit into one number, whatever the labels are
+    # pair the ranks of the labels, which cannot overflow
     left, left_rank = np.unique(first[start], return_inverse=True)
     right, right_rank = np.unique(second[start], return_inverse=True)
     keys, where = np.unique(left_rank * right.size + right_rank, return_inverse=True)
@@ -51,7 +51,7 @@ def joint_histogram(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def _undo_filter(kind: int, filtered: np.ndarray, above: np.ndarray, out: np.ndarray) -> None:
-    """`filtered` is `W x 3`; `above` and `out` have a pixel of zeros before the first."""
+    """Undo the PNG filter of a row, `W x 3`; `above` and `out` have a zero pixel before the first."""
     if kind == 0:
         out[1:] = filtered
     elif kind == 1:
@@ -61,16 +61,18 @@ def _undo_filter(kind: int, filtered: np.ndarray, above: np.ndarray, out: np.nda
     elif kind in (3, 4):
         predict = _average if kind == 3 else _paeth
         for x in range(1, len(out)):
-            guess = predict(*(v.astype(np.int64) for v in (out[x - 1], above[x], above[x - 1])))
-            out[x] = (filtered[x - 1] + guess) & 255
+            prediction = predict(*(v.astype(np.int64) for v in (out[x - 1], above[x], above[x - 1])))
+            out[x] = (filtered[x - 1] + prediction) & 255
     else:
         raise ValueError("decode_id_runs: a row has an unknown filter")
 
 
 def _average(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    return (a + b) // 2
+    average: np.ndarray = (a + b) // 2
+    return average
 
 
 def _paeth(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     to_a, to_b, to_c = abs(b - c), abs(a - c), abs(a + b - 2 * c)
-    return np.where((to_a <= to_b) & (to_a <= to_c), a, np.where(to_b <= to_c, b, c))
+    nearest: np.ndarray = np.where((to_a <= to_b) & (to_a <= to_c), a, np.where(to_b <= to_c, b, c))
+    return nearest

@@ -121,7 +121,7 @@ class InPlaceABN(ABN):
     Notes
     -----
     In half precision the gradient of scales near 0 needs the kernel of the layer before: call the two together, with
-    :func:`run_layers`, :class:`NormSequential` or :meth:`convolve` (docs/ops.md).
+    :func:`run_layers`, :class:`NormSequential` or :meth:`convolve` (docs/reference/ops.md).
     """
 
     _invertible = True
