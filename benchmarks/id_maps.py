@@ -30,7 +30,7 @@ PEERS = {"zlib": "zlib", "isal": "isal.isal_zlib", "libdeflate": "deflate"}
 class WholeBuffer:
     """`zlib.decompressobj` on libdeflate, which decompresses a complete stream only."""
 
-    def __init__(self, module: ModuleType) -> None:
+    def __init__(self, module: Any) -> None:
         self.module, self.rows, self.position = module, b"", 0
         self.unconsumed_tail, self.eof = b"", True
 
@@ -47,7 +47,7 @@ class WholeBuffer:
 class Libdeflate:
     """The part of the interface of zlib that :mod:`seamseg.idmaps.inflate` uses."""
 
-    def __init__(self, module: ModuleType) -> None:
+    def __init__(self, module: Any) -> None:
         self.error, self.decompressobj = module.DeflateError, partial(WholeBuffer, module)
 
 
