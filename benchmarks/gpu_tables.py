@@ -35,7 +35,7 @@ STATE = [
     (
         "`throughput.py`: `seamseg predict --cuda-graphs`, `--compile`; class maps downloaded as int16",
         "-",
-        "what is recorded and when, by recordings that copy and run; the script on the CPU",
+        "which graphs are captured and when, with doubles that copy and run; the script on the CPU",
         "throughput",
     ),
     ("`fusion.py`: the panoptic map", "yes", "yes", "fusion"),
