@@ -27,7 +27,7 @@ def test_leaves_a_model_numbers_and_a_page(demo):
     assert open_model(demo).metadata.num_thing == 8
     page = (demo / "report.html").read_text()
     assert "<title>Toy city: held-out scenes</title>" in page
-    assert page.count('class="picture"') == 2
+    assert page.count('class="image"') == 2
     assert '"without_photo":0' in page
     assert len(list((demo / "predictions").rglob("*.jpg"))) == 2
     assert (demo / "predictions" / "panoptic.json").is_file()

@@ -1,5 +1,4 @@
-// How the C functions of this library fail, and how they hand over what has no size known before. Nothing here is of
-// torch or of Python: callers that need neither load it alone.
+// Errors and results of the C functions of this library. It depends on neither torch nor Python.
 #pragma once
 
 #include <cstdint>
@@ -10,23 +9,23 @@
 
 namespace seamseg {
 
-// Room for the words of an error.
-constexpr int64_t kWords = 200;
+// Size of the buffer for an error message.
+constexpr int64_t kMessageSize = 200;
 
-// Throws unless it holds.
-inline void require(bool holds, const char* words) {
-  if (!holds) throw std::runtime_error(words);
+// Throws std::runtime_error unless the condition holds.
+inline void require(bool holds, const char* message) {
+  if (!holds) throw std::runtime_error(message);
 }
 
-// What `work` returns, a pointer that the caller gives back to be freed; null if it throws, with the words in `error`.
+// Returns the pointer that `work` returns and the caller frees; null if it throws, with the message in `error`.
 template <class Work>
 auto answer(char* error, Work&& work) noexcept -> decltype(work()) {
   try {
     return work();
   } catch (const std::bad_alloc&) {
-    std::snprintf(error, kWords, "not enough memory");
+    std::snprintf(error, kMessageSize, "not enough memory");
   } catch (const std::exception& failure) {
-    std::snprintf(error, kWords, "%s", failure.what());
+    std::snprintf(error, kMessageSize, "%s", failure.what());
   }
   return nullptr;
 }

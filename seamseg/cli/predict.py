@@ -212,7 +212,7 @@ def _flags_in_errors() -> Iterator[None]:
     flags = {"min_stuff_area": "--min-area"}
     names = "score_threshold|overlap_threshold|min_stuff_area|tile_overlap|cuda_graphs|pad_to|tta"
     # not within paths; ordinary words at the beginning only
-    option = re.compile(rf"(?<![/\w.-])(?:{names})(?![/\w.-])|^(?:tiles|classes|compile)\b")
+    option = re.compile(rf"(?<![/\w.-])(?:{names})(?![/\w.-])|^(?:tiles|classes|compile)(?![/\w.-])")
     try:
         yield
     except SeamsegError as error:

@@ -18,6 +18,8 @@ def _load_zlib() -> ModuleType:
 zlib = _load_zlib()
 
 BAND_BYTES = 1 << 18
+_SLICE_BYTES = 1 << 16
+"""Input is passed on in slices, because what remains of it is copied for each band."""
 _MAX_RATIO = 1032
 """A DEFLATE stream cannot decompress to more times its size."""
 
@@ -37,25 +39,55 @@ def row_bands(stream: bytes, height: int, row_bytes: int) -> Iterator[bytes]:
         if the stream is damaged or does not hold exactly `height` rows
     """
     if height * row_bytes > _MAX_RATIO * len(stream):
-        raise ValueError("the compressed data are too short for the size")
-    return _decompress(stream, height, row_bytes)
-
-
-def _decompress(stream: bytes, height: int, row_bytes: int) -> Iterator[bytes]:
-    decompressor = zlib.decompressobj()
+        raise ValueError("decode_id_runs: the compressed data are too short for the size")
+    inflater = _Inflater(stream)
     rows = max(1, BAND_BYTES // row_bytes)
-    try:
-        for first in range(0, height, rows):
-            size = row_bytes * min(rows, height - first)
-            band = decompressor.decompress(stream, size)
-            if len(band) < size:
-                raise ValueError("the compressed data are too short for the size")
-            stream = decompressor.unconsumed_tail
-            yield band
-        # the checksum comes after the last row
-        if decompressor.decompress(stream, 1):
-            raise ValueError("the compressed data are too long for the size")
-    except zlib.error as error:
-        raise ValueError(str(error)) from None
-    if not decompressor.eof:
-        raise ValueError("the checksum of the compressed data is missing")
+    for first in range(0, height, rows):
+        size = row_bytes * min(rows, height - first)
+        band = inflater.read(size)
+        if len(band) < size:
+            raise ValueError("decode_id_runs: the compressed data are too short for the size")
+        yield band
+    # the checksum comes after the last row
+    if inflater.read(1):
+        raise ValueError("decode_id_runs: the compressed data are too long for the size")
+    if not inflater.is_complete:
+        raise ValueError("decode_id_runs: the checksum of the compressed data is missing")
+
+
+class _Inflater:
+    """Reads a zlib stream in time linear in its size.
+
+    Parameters
+    ----------
+    stream : compressed data; what follows their end is ignored
+    """
+
+    def __init__(self, stream: bytes) -> None:
+        self._stream, self._position = memoryview(stream), 0
+        self._pending: bytes | memoryview = b""
+        self._decompressor = zlib.decompressobj()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the end of the data and their checksum were read."""
+        return bool(self._decompressor.eof)
+
+    def read(self, size: int) -> bytes:
+        """Return the next `size` decompressed bytes, fewer at the end; ValueError if the data are damaged."""
+        parts, left = [], size
+        try:
+            while left and not self._decompressor.eof:
+                if not self._pending:
+                    end = self._position + _SLICE_BYTES
+                    self._pending, self._position = self._stream[self._position : end], end
+                given = len(self._pending)
+                part = self._decompressor.decompress(self._pending, left)
+                self._pending = self._decompressor.unconsumed_tail
+                if not part and not given:
+                    break
+                parts.append(part)
+                left -= len(part)
+        except zlib.error as error:
+            raise ValueError(f"decode_id_runs: {error}") from None
+        return b"".join(parts)

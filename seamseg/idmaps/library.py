@@ -1,6 +1,6 @@
-"""The C functions of `csrc/maps`, called through ctypes: arrays in, arrays out, Python's lock left meanwhile.
+"""The C functions of `csrc/maps`, called through ctypes without the GIL.
 
-What they are given is checked here: they may be called with anything, and read no byte outside of their arrays.
+All arguments are checked here, so that the functions never read outside of their arrays.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from numpy.typing import DTypeLike
 from seamseg.idmaps.inflate import row_bands
 from seamseg.utils.native import disabled_reason, find, load_failure, warn_missing
 
-_WORDS = 200  # kWords in csrc/maps/answer.h
-_NUMBER, _POINTER, _KIND = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32
+_MESSAGE_SIZE = 200  # kMessageSize in csrc/maps/answer.h
+_INT64, _POINTER, _INT32 = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int32
 
 
 class Library:
-    """A compiled file of `csrc/maps`; ValueError says what is wrong with arguments.
+    """A compiled library of `csrc/maps`; its functions raise ValueError for invalid arguments.
 
     Parameters
     ----------
-    path : of the file; OSError if it cannot be loaded, AttributeError if it is another one
+    path : of the file; OSError if it cannot be loaded, AttributeError if it is another library
     """
 
     def __init__(self, path: str | Path) -> None:
         c = ctypes.CDLL(str(path))
         self._begin = c.seamseg_begin_runs
-        self._begin.argtypes = [_NUMBER, _NUMBER, _POINTER]
+        self._begin.argtypes = [_INT64, _INT64, _POINTER]
         self._add_rows = c.seamseg_add_rows
-        self._add_rows.argtypes = [_POINTER, _POINTER, _NUMBER, _POINTER, _POINTER]
+        self._add_rows.argtypes = [_POINTER, _POINTER, _INT64, _POINTER, _POINTER]
         self._pairs = c.seamseg_joint_histogram
-        self._pairs.argtypes = [_POINTER, _KIND, _POINTER, _KIND, _NUMBER, _POINTER, _POINTER]
+        self._pairs.argtypes = [_POINTER, _INT32, _POINTER, _INT32, _INT64, _POINTER, _POINTER]
         self._pairs_of_runs = c.seamseg_joint_histogram_of_runs
         self._pairs_of_runs.argtypes = [
-            _POINTER, _POINTER, _NUMBER, _POINTER, _POINTER, _NUMBER, _NUMBER, _POINTER, _POINTER
+            _POINTER, _POINTER, _INT64, _POINTER, _POINTER, _INT64, _INT64, _POINTER, _POINTER
         ]  # fmt: skip
         for function in (self._begin, self._add_rows, self._pairs, self._pairs_of_runs):
             function.restype = _POINTER
@@ -47,70 +47,71 @@ class Library:
             take.argtypes, take.restype = [_POINTER] * 3, None
 
     def decode_id_runs(self, stream: bytes, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """First pixel and id of each run, `K` int32 both; see :func:`seamseg.idmaps.id_runs.decode_id_runs`."""
-        height, width = _within("height", height), _within("width", width)
+        """Return first pixel and id of each run, both `K` int32; see :func:`seamseg.idmaps.id_runs.decode_id_runs`."""
+        height, width = _as_int64("height", height), _as_int64("width", width)
         row_bytes = 3 * width + 1
-        bands = row_bands(bytes(stream), height, row_bytes)
-        count, words = _NUMBER(0), ctypes.create_string_buffer(_WORDS)
-        runs = _checked("decode_id_runs", self._begin(height, width, words), words)
+        count, message = _INT64(0), ctypes.create_string_buffer(_MESSAGE_SIZE)
+        runs = _checked("decode_id_runs", self._begin(height, width, message), message)
         try:
-            for band in bands:
-                added = self._add_rows(runs, band, len(band) // row_bytes, ctypes.byref(count), words)
-                _checked("decode_id_runs", added, words)
+            for band in row_bands(stream, height, row_bytes):
+                result = self._add_rows(runs, band, len(band) // row_bytes, ctypes.byref(count), message)
+                _checked("decode_id_runs", result, message)
         except BaseException:
             self._take_runs(runs, None, None)
             raise
-        starts, ids = _taken(self._take_runs, runs, ((count.value,), np.int32), ((count.value,), np.int32))
+        starts, ids = _copy_and_free(self._take_runs, runs, ((count.value,), np.int32), ((count.value,), np.int32))
         return starts, ids
 
     def joint_histogram(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Pairs, `K x 2` int64, rising, and counts, `K` int64, of integers of one shape."""
+        """Return sorted pairs, `K x 2` int64, and counts, `K` int64, of two integer arrays of the same shape."""
         if a.shape != b.shape:
-            raise ValueError("joint_histogram: a and b must have one shape")
+            raise ValueError("joint_histogram: a and b must have the same shape")
         first, second = _native("a", a), _native("b", b)
-        count, words = _NUMBER(0), ctypes.create_string_buffer(_WORDS)
-        sides = (side for x in (first, second) for side in (x.ctypes.data, _kind(x)))
-        found = self._pairs(*sides, first.size, ctypes.byref(count), words)
-        return self._take(_checked("joint_histogram", found, words), count.value)
+        count, message = _INT64(0), ctypes.create_string_buffer(_MESSAGE_SIZE)
+        arguments = (argument for x in (first, second) for argument in (x.ctypes.data, _dtype_code(x)))
+        result = self._pairs(*arguments, first.size, ctypes.byref(count), message)
+        return self._take(_checked("joint_histogram", result, message), count.value)
 
     def joint_histogram_of_runs(
         self, a_starts: np.ndarray, a_ids: np.ndarray, b_starts: np.ndarray, b_ids: np.ndarray, total: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return pairs and counts of two maps of `total` pixels, each as :meth:`decode_id_runs` returns it."""
+        """Return the joint histogram of two maps of `total` pixels, given as runs."""
         runs = []
         for starts, ids in ((a_starts, a_ids), (b_starts, b_ids)):
             if starts.dtype != np.int32 or ids.dtype != np.int32 or starts.shape != ids.shape or starts.ndim != 1:
-                raise ValueError("joint_histogram_of_runs: starts and ids must be int32 and as many")
+                raise ValueError("joint_histogram_of_runs: starts and ids must be int32 and of the same length")
             runs.append((np.require(starts, None, ("C", "A")), np.require(ids, None, ("C", "A"))))
-        count, words = _NUMBER(0), ctypes.create_string_buffer(_WORDS)
-        sides = (side for s, i in runs for side in (s.ctypes.data, i.ctypes.data, s.size))
-        found = self._pairs_of_runs(*sides, _within("total", total), ctypes.byref(count), words)
-        return self._take(_checked("joint_histogram_of_runs", found, words), count.value)
+        count, message = _INT64(0), ctypes.create_string_buffer(_MESSAGE_SIZE)
+        arguments = (argument for s, i in runs for argument in (s.ctypes.data, i.ctypes.data, s.size))
+        result = self._pairs_of_runs(*arguments, _as_int64("total", total), ctypes.byref(count), message)
+        return self._take(_checked("joint_histogram_of_runs", result, message), count.value)
 
-    def _take(self, found: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        pairs, counts = _taken(self._take_pairs, found, ((count, 2), np.int64), ((count,), np.int64))
+    def _take(self, result: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        pairs, counts = _copy_and_free(self._take_pairs, result, ((count, 2), np.int64), ((count,), np.int64))
         return pairs, counts
 
 
-def _taken(take: Callable[..., None], found: int, *kinds: tuple[tuple[int, ...], DTypeLike]) -> list[np.ndarray]:
-    """Copy the arrays of a result, of these shapes and dtypes, and free it, also if the allocation fails."""
+def _copy_and_free(
+    take: Callable[..., None], result: int, *specs: tuple[tuple[int, ...], DTypeLike]
+) -> list[np.ndarray]:
+    """Copy a result to arrays of these shapes and dtypes and free it, even if the allocation fails."""
     try:
-        arrays = [np.empty(*kind) for kind in kinds]
+        arrays = [np.empty(*spec) for spec in specs]
     except BaseException:
-        take(found, *[None] * len(kinds))
+        take(result, *[None] * len(specs))
         raise
-    take(found, *(array.ctypes.data for array in arrays))
+    take(result, *(array.ctypes.data for array in arrays))
     return arrays
 
 
-def _checked(name: str, found: int | None, words: ctypes.Array[ctypes.c_char]) -> int:
-    if found is None:
-        raise ValueError(f"{name}: {words.value.decode()}")
-    return found
+def _checked(name: str, result: int | None, message: ctypes.Array[ctypes.c_char]) -> int:
+    if result is None:
+        raise ValueError(f"{name}: {message.value.decode()}")
+    return result
 
 
-def _within(name: str, value: int) -> int:
-    """Return a number that fits into int64: ctypes would truncate a larger one."""
+def _as_int64(name: str, value: int) -> int:
+    """Check the range of an integer, which ctypes would truncate."""
     number = operator.index(value)
     if not -(1 << 63) <= number < 1 << 63:
         raise ValueError(f"{name} must fit into 64 bits, got {number}")
@@ -118,20 +119,20 @@ def _within(name: str, value: int) -> int:
 
 
 def _native(name: str, labels: np.ndarray) -> np.ndarray:
-    """Without gaps, at an even address and in the processor's own order of bytes; the same array if it is so."""
+    """Make an array contiguous, aligned and of native byte order; the same array if it is already."""
     if labels.dtype.kind not in "iub" or labels.dtype.itemsize not in (1, 2, 4, 8):
         raise ValueError(f"joint_histogram: {name} must hold integers, got {labels.dtype}")
     return np.require(labels, labels.dtype.newbyteorder("="), ("C", "A"))
 
 
-def _kind(labels: np.ndarray) -> int:
+def _dtype_code(labels: np.ndarray) -> int:
     return -labels.dtype.itemsize if labels.dtype.kind == "i" else labels.dtype.itemsize
 
 
 def _load() -> tuple[Library | None, str]:
-    """Return the compiled library, or None, and its state as text; warn if it is expected and missing."""
-    if unwanted := disabled_reason():
-        return None, unwanted
+    """Load the compiled library; return it or None, and its state; warn if it is missing unexpectedly."""
+    if disabled := disabled_reason():
+        return None, disabled
     try:
         return Library(str(find("_maps").origin)), "loaded"
     except (ImportError, OSError, AttributeError) as error:
@@ -141,4 +142,4 @@ def _load() -> tuple[Library | None, str]:
 
 
 functions, state = _load()
-"""The functions, None without them; "loaded", or why they are not there."""
+"""The functions or None; "loaded" or the reason why they are missing."""

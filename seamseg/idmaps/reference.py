@@ -10,7 +10,7 @@ from seamseg.idmaps.inflate import row_bands
 def decode_id_runs(stream: bytes, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Return first pixel and id of each run; see :func:`seamseg.idmaps.id_runs.decode_id_runs`."""
     if height <= 0 or width <= 0 or height * width >= 2**31:
-        raise ValueError("decode_id_runs: 1 to 2^31-1 pixels")
+        raise ValueError("decode_id_runs: height x width must be 1 to 2^31-1 pixels")
     data = b"".join(row_bands(stream, height, 3 * width + 1))
     rows = np.frombuffer(data, np.uint8).reshape(height, 3 * width + 1)
     pixels = np.zeros((height + 1, width + 1, 3), np.uint8)

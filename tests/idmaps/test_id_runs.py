@@ -1,6 +1,7 @@
 """Runs of ids from compressed rows: kernel against the reference and the compressed ids, broken streams."""
 
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.id_streams import STRATEGIES, random_ids, stream_of
 
-from seamseg.idmaps import reference
+from seamseg.idmaps import inflate, reference
 from seamseg.idmaps.histogram import joint_histogram
 from seamseg.idmaps.id_runs import decode_id_runs, id_runs_of, joint_histogram_of_runs
 from seamseg.idmaps.library import functions
@@ -102,6 +103,29 @@ def test_wrong_streams():
         decode_id_runs(zlib.compress(b"\5" + bytes(12)), 1, 4)
     with pytest.raises(ValueError, match="incorrect header check"):
         decode_id_runs(zlib.compress(bytes(13))[2:], 1, 4)
+
+
+def test_compressed_data_are_passed_on_once(monkeypatch):
+    """Not once for each band of rows, which takes quadratic time."""
+    given = 0
+
+    class Counting:
+        def __init__(self):
+            self._real = zlib.decompressobj()
+
+        def __getattr__(self, name):
+            return getattr(self._real, name)
+
+        def decompress(self, data, size):
+            nonlocal given
+            given += len(data)
+            return self._real.decompress(data, size)
+
+    ids = np.random.default_rng(0).integers(0, 1 << 24, (900, 900)).astype(np.uint32)
+    stream = stream_of(ids, [0] * 900)
+    monkeypatch.setattr(inflate, "zlib", SimpleNamespace(decompressobj=Counting, error=zlib.error))
+    assert np.array_equal(decode_id_runs(stream, 900, 900).dense(), ids)
+    assert len(stream) <= given < 2 * len(stream)
 
 
 def test_no_memory_for_a_wrong_size():

@@ -17,13 +17,15 @@ from seamseg.utils.distributed import distributed, gather_objects
 
 pytestmark = pytest.mark.distributed
 
+WIDTHS = ('body.out_channels={"mod1": 64, "mod2": 8, "mod3": 16, "mod4": 16, "mod5": 16}',)
+"""Channels of the levels under `narrow_body`."""
 EMPTY = [(), (1,), (0, 1), (0,)]
 """Which ranks have no thing in their image, step by step."""
 
 
 def build(mode, *overrides):
     torch.manual_seed(0)
-    return build_training_module(tiny_config(mode=mode, overrides=overrides), 2, 3)
+    return build_training_module(tiny_config(mode=mode, overrides=(*WIDTHS, *overrides)), 2, 3)
 
 
 def train(world, mode, fixed):

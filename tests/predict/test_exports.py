@@ -19,6 +19,7 @@ from seamseg.evaluation.cityscapes import evaluate_cityscapes
 from seamseg.evaluation.coco_ap import ImageInstances, Instance, average_precision, encode_crop, instances_of_map
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
+from seamseg.evaluation.record import MapFiles
 from seamseg.formats.cityscapes.layout import city_of
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.histogram import joint_histogram
@@ -106,7 +107,7 @@ def test_panoptic_scores_from_files(exported, tmp_path):
         entry[key] += 1
     (tmp_path / "gt.json").write_text(json.dumps(content))
     shifted = evaluate_panoptic_json(
-        tmp_path / "gt.json", pred / "vistas" / "panoptic.json", gt_folder=truth.with_suffix("")
+        MapFiles(tmp_path / "gt.json", truth.with_suffix("")), pred / "vistas" / "panoptic.json"
     )
     assert pytest.approx(scores.PQ, abs=1e-12) == shifted.PQ
 
@@ -211,7 +212,7 @@ def test_cityscapes_frames_have_a_city_folder(frame, city):
 @pytest.mark.parametrize(
     ("format_", "classes", "message"),
     [
-        ("cityscapes", changed(categories=["road", "sky", "person", "boat"]), "'boat' is no class of Cityscapes"),
+        ("cityscapes", changed(categories=["road", "sky", "person", "boat"]), "'boat' is not a class of Cityscapes"),
         ("cityscapes", changed(categories=["road", "car", "person", "rider"]), "'car' is stuff here but a thing in"),
         ("cityscapes", changed(categories=["road", "sky", "car", "Car"]), "two classes are 'Car'"),
         ("vistas", changed(original_ids=[0, 1, 2, 255]), "original id 255"),

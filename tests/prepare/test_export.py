@@ -14,6 +14,7 @@ from support.export_scenes import CLASSES, make_city
 
 from seamseg.data.folder import DatasetFolder
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
+from seamseg.evaluation.record import MapFiles
 from seamseg.formats.metadata import ImageInfo, Metadata, read_metadata, write_metadata
 from seamseg.prepare.check import check_dataset
 from seamseg.prepare.cityscapes import prepare_cityscapes
@@ -114,7 +115,7 @@ def test_vistas_files_are_consistent(tmp_path):
         assert (instances // 256 == labels).all()
         assert labels.max() == 27
         assert (labels == 27).sum() > 100
-    scores = evaluate_panoptic_json(*[root / "panoptic" / "panoptic_2018.json"] * 2, *[root / "panoptic"] * 2)
+    scores = evaluate_panoptic_json(*[MapFiles(root / "panoptic" / "panoptic_2018.json", root / "panoptic")] * 2)
     assert (scores.PQ, scores.n_images) == (1, 3)
     assert [c.info.id for c in scores.per_class] == [8, 24, 25, 27]
 
@@ -164,7 +165,7 @@ def test_data_that_a_format_cannot_represent(tmp_path):
     single = make_city(tmp_path / "single", crowds=False, classes=group)
     with pytest.raises(InputError, match="a single instance of 'car-group'"):
         export_dataset(single, tmp_path / "out", formats=["vistas"], options=ONE)
-    with pytest.raises(InputError, match="'car-group' is no class of Cityscapes"):
+    with pytest.raises(InputError, match="'car-group' is not a class of Cityscapes"):
         export_dataset(single, tmp_path / "out", formats=["cityscapes"])
     pair = replace(CLASSES, categories=["road", "sky", "car", "car-group"])
     with pytest.raises(InputError, match="'car' has crowds, but 'car-group' is another class"):

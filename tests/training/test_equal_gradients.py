@@ -74,11 +74,10 @@ def test_batches_of_a_step_give_the_gradients_of_one():
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("size", [2, 3])
-def test_processes_give_the_gradients_of_one(size):
-    """With one batch each, and in two with several."""
-    several = [(compare_accumulated, 8, WAYS)] if size == 2 else []
-    in_processes(size, (compare, 20, WAYS), *several)
+@pytest.mark.parametrize("steps", [8, pytest.param(20, marks=pytest.mark.slow)])
+def test_two_processes_give_the_gradients_of_one(steps):
+    """With one batch each and with several."""
+    in_processes(2, (compare, steps, WAYS), (compare_accumulated, 1 + steps // 3, WAYS))
 
 
 @pytest.mark.slow

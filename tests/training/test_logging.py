@@ -143,7 +143,7 @@ def test_a_poisoned_image(micro, micro_config, tmp_path, poison, seamseg_main, c
     assert seamseg_main("doctor", "--replay", path) == 0
     output = capsys.readouterr().out
     assert f"{step}: {dump.reason}" in output
-    assert "goes wrong again" in output
+    assert "fails again" in output
     assert ("bad pixels        in train2\n" in output) == (factor != factor)
     if factor != factor:
         assert "first bad module  body.backbone.mod1.conv1 (Conv2d)" in output

@@ -1,4 +1,4 @@
-"""Scores of COCO panoptic files by hotcoco, in the form of `tests/evaluation/parity.py`."""
+"""Scores of COCO panoptic files by hotcoco, in the form of `tests/support/panoptic_parity.py`."""
 
 from __future__ import annotations
 
