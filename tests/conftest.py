@@ -18,7 +18,6 @@ LONG = (
     "models/test_checkpointing",
     "models/test_training_parity",
     "predict/test_resume",
-    "training/test_compiled",
     "ops/test_sync",
     "models/test_distributed",
     "training/test_update_two_processes",

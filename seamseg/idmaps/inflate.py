@@ -40,7 +40,10 @@ def row_bands(stream: bytes, height: int, row_bytes: int) -> Iterator[bytes]:
     """
     if height * row_bytes > _MAX_RATIO * len(stream):
         raise ValueError("decode_id_runs: the compressed data are too short for the size")
-    inflater = _Inflater(stream)
+    return _bands(_Inflater(stream), height, row_bytes)
+
+
+def _bands(inflater: _Inflater, height: int, row_bytes: int) -> Iterator[bytes]:
     rows = max(1, BAND_BYTES // row_bytes)
     for first in range(0, height, rows):
         size = row_bytes * min(rows, height - first)

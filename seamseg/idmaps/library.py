@@ -50,10 +50,12 @@ class Library:
         """Return first pixel and id of each run, both `K` int32; see :func:`seamseg.idmaps.id_runs.decode_id_runs`."""
         height, width = _as_int64("height", height), _as_int64("width", width)
         row_bytes = 3 * width + 1
+        # first, because it refuses sizes for which the C library would allocate too much
+        bands = row_bands(stream, height, row_bytes)
         count, message = _INT64(0), ctypes.create_string_buffer(_MESSAGE_SIZE)
         runs = _checked("decode_id_runs", self._begin(height, width, message), message)
         try:
-            for band in row_bands(stream, height, row_bytes):
+            for band in bands:
                 result = self._add_rows(runs, band, len(band) // row_bytes, ctypes.byref(count), message)
                 _checked("decode_id_runs", result, message)
         except BaseException:

@@ -100,6 +100,7 @@ def test_ordinary_photos_are_not_tiled(rgb):
     assert len(model.net.sizes) > 2
 
 
+@pytest.mark.slow
 def test_a_photo_above_the_limit_is_tiled(monkeypatch):
     monkeypatch.setattr(tiles_module, "AUTO_LIMIT", 300 * 400)
     monkeypatch.setattr(tiles_module, "AUTO_SIDE", 128)

@@ -36,7 +36,12 @@ OTHERS = [
     ValueError("out of memory"),
     None,
 ]  # fmt: skip
-every_word = pytest.mark.parametrize("error", LACKING, ids=lambda error: str(error)[:48])
+every_word = pytest.mark.parametrize(
+    "error",
+    # the fast `test_which_errors_are_about_memory` covers all of them
+    [LACKING[0], *(pytest.param(error, marks=pytest.mark.slow) for error in LACKING[1:])],
+    ids=lambda error: str(error)[:48],
+)
 
 
 def test_which_errors_are_about_memory():

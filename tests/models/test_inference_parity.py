@@ -63,10 +63,10 @@ def net(request, golden_net):
     return golden_net if request.param == "trained" else fold_abn(golden_net)
 
 
-# the picture of `single1` is in `batch01`, too
+# the images of `single0` and `single1` are in `batch01`, too
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=pytest.mark.slow) if name == "single1" else name for name in CASES],
+    params=[pytest.param(name, marks=pytest.mark.slow) if name in ("single0", "single1") else name for name in CASES],
 )
 def case(request, net, cityscapes):
     return Case(request.param, net, cityscapes)

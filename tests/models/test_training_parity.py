@@ -49,7 +49,7 @@ class Step:
             yield i, name, self.parameters[name].grad.contiguous().double()
 
 
-@pytest.fixture(scope="module", params=["eval_all", "all", "sampled"])
+@pytest.fixture(scope="module", params=[pytest.param("eval_all", marks=pytest.mark.slow), "all", "sampled"])
 def step(request):
     return Step(request.param)
 

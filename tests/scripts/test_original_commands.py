@@ -137,6 +137,7 @@ def test_a_script_passes_the_exit_code_on(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_backbone_converter_refuses_an_unknown_network(tmp_path: Path) -> None:
     done = run_script("utility/convert_pytorch_resnet.py", "resnet51", str(tmp_path / "out.pth"))
     assert done.returncode == 2

@@ -66,6 +66,7 @@ def compare(overrides, backend):
     assert graphs[-1] == graphs[-2]
 
 
+@pytest.mark.slow
 def test_same_numbers_and_one_graph_for_all_sizes():
     """The graphs are captured and run as they are: generating code for them takes a minute."""
     compare((), "eager")
