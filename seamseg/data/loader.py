@@ -188,7 +188,7 @@ class UnreadableImages:
         self._of_epoch = {}
 
     def add(self, unreadable: Iterable[tuple[str, str]]) -> None:
-        """Count the unreadable images of a batch, `(id, error)` each (:attr:`seamseg.structures.Batch.unreadable`).
+        """Count the unreadable images of a batch, `(id, error)` each (:class:`seamseg.structures.Batch`).
 
         Raises
         ------

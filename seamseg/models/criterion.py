@@ -25,6 +25,8 @@ _Term = tuple[Tensor, "Tensor | int"]
 class Losses(NamedTuple):
     """The losses of a batch by name, in the order of :data:`LOSS_NAMES`.
 
+    Attributes
+    ----------
     means : scalars, each a mean over anchors, samples, mask pixels or images
     counts : their number, float64 scalars on the same device. The loss of several batches, of other processes or
         steps, is the mean of their means weighted by the counts
