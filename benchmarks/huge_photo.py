@@ -52,7 +52,7 @@ def predict(
     torch.manual_seed(0)
     config = load_config(CONFIGS / f"{NETWORKS[network]}.ini")
     net = build_network(config, STUFF, THINGS)
-    net = net.with_options(selector=replace(net.selector, score_threshold=0.0, max_predictions=100))
+    net = net.with_options(selector=replace(net.options.selector, score_threshold=0.0, max_predictions=100))
     count = STUFF + THINGS
     metadata = Metadata(STUFF, THINGS, list(map(str, range(count))), [(0, 0, 0)] * count, list(range(count)), [])
     tiling = Tiling(int(tiles) if tiles.isdecimal() else tiles, overlap)

@@ -65,7 +65,8 @@ def inference(side: int) -> Callable[[], Stages]:
         features = network.encode(PackedSequence([image]))
         watch.stop("body")
         anchors, obj_logits, bbx_logits = network.score_anchors(features)
-        proposals = network.proposals(obj_logits, bbx_logits * 0.1, anchors, features.valid_sizes, training=False)
+        make = network.options.proposals
+        proposals = make(obj_logits, bbx_logits * 0.1, anchors, features.valid_sizes, training=False)
         watch.stop("rpn")
         network.detect(features, proposals)
         first = proposals[0]

@@ -48,12 +48,12 @@ def busy(predictor: Predictor) -> None:
     from seamseg.models.heads.rpn import ProposalGenerator
     from seamseg.predict.profiling import RANDOM_DETECTIONS
 
-    net: Any = predictor.net
-    chosen, select = net.proposals, net.selector
+    options = predictor.net.options
+    chosen, select = options.proposals, options.selector
 
     class Proposals(ProposalGenerator):
-        def __call__(self, obj_logits: Any, bbx_logits: Any, *rest: Any, **options: Any) -> Any:
-            return chosen(obj_logits, bbx_logits * 0.1, *rest, **options)
+        def __call__(self, obj_logits: Any, bbx_logits: Any, *rest: Any, **given: Any) -> Any:
+            return chosen(obj_logits, bbx_logits * 0.1, *rest, **given)
 
     class Selector:
         nms_threshold, max_predictions = select.nms_threshold, select.max_predictions
@@ -64,7 +64,7 @@ def busy(predictor: Predictor) -> None:
             classes = torch.arange(rows.shape[0], device=rows.device) % predictor.metadata.num_thing
             return rows, classes, torch.linspace(0.99, 0.6, rows.shape[0], device=rows.device)
 
-    net.proposals, net.selector = Proposals(), Selector()
+    predictor.net = predictor.net.with_options(proposals=Proposals(), selector=Selector())
 
 
 def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Predictor:

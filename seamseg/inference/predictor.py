@@ -234,7 +234,7 @@ class Predictor:
     @property
     def graph_cache(self) -> CudaGraphCache | None:
         """CUDA graphs of the network, if it uses any; they are dropped if the memory does not suffice."""
-        run = getattr(self.net, "run_dense", None)
+        run = self.net.options.run_dense
         return run if isinstance(run, CudaGraphCache) else None
 
     def _run_network(self, images: Sequence[Tensor]) -> list[Prediction]:
@@ -269,7 +269,7 @@ class Predictor:
 
         if side is None:
             raise self._out_of_memory(image)
-        threshold = self.net.selector.nms_threshold
+        threshold = self.net.options.selector.nms_threshold
         try:
             prediction, used = predict_in_tiles_that_fit(forward, image, side, tiling, threshold)
         except RuntimeError as error:

@@ -131,7 +131,7 @@ class PanopticNet(nn.Module):
     ----------
     body : images to pyramid levels
     rpn_head, roi_head, sem_head : the heads; sem_head None for the other tasks
-    options : everything else, kept as attributes of the same names; :meth:`with_options` changes them
+    options : everything else; :meth:`with_options` changes them
 
     Attributes
     ----------
@@ -153,16 +153,6 @@ class PanopticNet(nn.Module):
         self.roi_head = roi_head
         self.sem_head = sem_head
         self.options = options
-        self.num_stuff = options.num_stuff
-        self.anchors = options.anchors
-        self.rpn_levels = options.rpn_levels
-        self.proposals = options.proposals
-        self.matcher = options.matcher
-        self.rois = options.rois
-        self.selector = options.selector
-        self.bbx_reg_weights = options.bbx_reg_weights
-        self.pad_to = options.pad_to
-        self.run_dense = options.run_dense
         self.memory_format = torch.channels_last if options.channels_last else torch.contiguous_format
         self.to(memory_format=self.memory_format)
         self.compiled = False
@@ -176,7 +166,7 @@ class PanopticNet(nn.Module):
     @property
     def fixed(self) -> bool:
         """Whether every image gives the ROI head the same number of samples, see `[roi] fixed_samples`."""
-        return self.matcher.fixed
+        return self.options.matcher.fixed
 
     def with_options(self, **changes: Any) -> PanopticNet:
         """Return a network that shares the layers of this one and has other :class:`NetworkOptions`."""
@@ -219,8 +209,9 @@ class PanopticNet(nn.Module):
         features = self.encode(images)
         anchors, obj_logits, bbx_logits = self.score_anchors(features)
         scored = (obj_logits, bbx_logits, anchors, features.valid_sizes, self.training)
-        proposals = PackedSequence(list(self.proposals.padded(*scored)[0])) if self.fixed else self.proposals(*scored)
-        things = Things.of(targets, self.num_stuff)
+        make = self.options.proposals
+        proposals = PackedSequence(list(make.padded(*scored)[0])) if self.fixed else make(*scored)
+        things = Things.of(targets, self.options.num_stuff)
         return TrainingOutputs(
             features.padded_size,
             features.valid_sizes,
@@ -234,13 +225,13 @@ class PanopticNet(nn.Module):
         )
 
     def _roi_outputs(self, features: Features, proposals: PackedSequence, things: list[Things]) -> ROIOutputs:
-        sampled = self.matcher.batch(list(proposals), [t.boxes for t in things], [t.crowd_mask for t in things])
+        sampled = self.options.matcher.batch(list(proposals), [t.boxes for t in things], [t.crowd_mask for t in things])
         samples = PackedSequence([None if s is None else s.boxes for s in sampled])
         matches = PackedSequence([None if s is None else s.match for s in sampled])
         weights = PackedSequence([None if s is None else s.weight for s in sampled])
         leading = tuple(0 if s is None else s.leading for s in sampled)
         boxes, index = _rows(samples, features)
-        x = self.rois(features.levels, boxes, index, features.padded_size)
+        x = self.options.rois(features.levels, boxes, index, features.padded_size)
         logits = self.roi_head(x, leading_rows(sampled, boxes.device))
         return ROIOutputs(samples, matches, weights, leading, *logits)
 
@@ -271,7 +262,7 @@ class PanopticNet(nn.Module):
         if self.training:
             raise RuntimeError("PanopticNet.predict: the network is in training mode, call eval() first")
         features, scored = self._encode_and_score(images)
-        proposals = self.proposals(*scored, features.valid_sizes, training=False)
+        proposals = self.options.proposals(*scored, features.valid_sizes, training=False)
         detections = self.detect(features, proposals)
         masks = self.mask(features, [boxes for boxes, _, _ in detections], [classes for _, classes, _ in detections])
         semantic = (segment or self.segment)(features)
@@ -286,7 +277,7 @@ class PanopticNet(nn.Module):
         return Features(self.body(padded), (int(padded.shape[-2]), int(padded.shape[-1])), sizes)
 
     def _padded(self, images: PackedSequence) -> tuple[Tensor, list[tuple[int, int]]]:
-        padded, sizes = images.as_padded(multiple=1 if self.training else self.pad_to)
+        padded, sizes = images.as_padded(multiple=1 if self.training else self.options.pad_to)
         padded = padded.to(dtype=self.dtype, memory_format=self.memory_format)
         if self.compiled:
             mark_sizes_dynamic([padded])
@@ -294,27 +285,27 @@ class PanopticNet(nn.Module):
 
     def dense_part(self) -> DensePart:
         """Return body, RPN head and semantic head as one module, to be compiled or captured in a CUDA graph."""
-        return DensePart(self.body, self.rpn_head, self.sem_head, self.rpn_levels)
+        return DensePart(self.body, self.rpn_head, self.sem_head, self.options.rpn_levels)
 
     def _encode_and_score(self, images: PackedSequence) -> tuple[Features, tuple[Tensor, Tensor, Tensor]]:
         """Compute the features of images, and objectness logits, box codes and anchors."""
-        if self.run_dense is None:
+        if self.options.run_dense is None:
             features = self.encode(images)
             anchors, obj_logits, bbx_logits = self.score_anchors(features)
             return features, (obj_logits, bbx_logits, anchors)
         padded, sizes = self._padded(images)
-        outputs = self.run_dense(padded)
+        outputs = self.options.run_dense(padded)
         size = int(padded.shape[-2]), int(padded.shape[-1])
         features = Features(list(outputs.levels), size, sizes, outputs.semantic_logits)
         shapes = [(int(height), int(width)) for height, width in outputs.shapes]
-        anchors = self.anchors(shapes, outputs.obj_logits.device)
+        anchors = self.options.anchors(shapes, outputs.obj_logits.device)
         return features, (outputs.obj_logits, outputs.bbx_logits, anchors)
 
     def score_anchors(self, features: Features) -> tuple[Tensor, Tensor, Tensor]:
         """Return the anchors `A x 4`, their objectness logits `N x A` and box codes `N x A x 4`."""
-        first, number = self.rpn_levels
+        first, number = self.options.rpn_levels
         obj_logits, bbx_logits, shapes = self.rpn_head(features.levels[first : first + number])
-        return self.anchors(shapes, obj_logits.device), obj_logits, bbx_logits
+        return self.options.anchors(shapes, obj_logits.device), obj_logits, bbx_logits
 
     def classify(self, features: Features) -> Tensor | None:
         """Return semantic logits at the finest level's size; None without a semantic head."""
@@ -334,7 +325,7 @@ class PanopticNet(nn.Module):
         # the rows are ordered by image: splitting by their numbers needs no transfer from a GPU
         rows = [0 if p is None else p.shape[0] for p in proposals]
         return [
-            self.selector(clip_boxes(part, size), part_scores)
+            self.options.selector(clip_boxes(part, size), part_scores)
             for part, part_scores, size in zip(
                 torch.split(decoded, rows), torch.split(scores, rows), features.valid_sizes
             )
@@ -344,7 +335,8 @@ class PanopticNet(nn.Module):
         """Return the factors of the box codes, float32 `4`; cached, as each copy to a GPU would block the host."""
         if device not in self._code_weights:
             with torch.inference_mode(False):
-                self._code_weights[device] = torch.tensor(self.bbx_reg_weights, dtype=torch.float32, device=device)
+                weights = self.options.bbx_reg_weights
+                self._code_weights[device] = torch.tensor(weights, dtype=torch.float32, device=device)
         return self._code_weights[device]
 
     def score_boxes(self, features: Features, boxes: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -352,7 +344,7 @@ class PanopticNet(nn.Module):
         parts = []
         for start in range(0, max(boxes.shape[0], 1), _ROI_CHUNK):
             chunk = slice(start, start + _ROI_CHUNK)
-            x = self.rois(features.levels, boxes[chunk], index[chunk], features.padded_size)
+            x = self.options.rois(features.levels, boxes[chunk], index[chunk], features.padded_size)
             parts.append(self.roi_head.boxes(x))
         return torch.cat([cls for cls, _ in parts]), torch.cat([bbx for _, bbx in parts])
 
@@ -365,7 +357,7 @@ class PanopticNet(nn.Module):
         parts = []
         for start in range(0, max(all_boxes.shape[0], 1), _ROI_CHUNK):
             chunk = slice(start, start + _ROI_CHUNK)
-            x = self.rois(features.levels, all_boxes[chunk], index[chunk], features.padded_size)
+            x = self.options.rois(features.levels, all_boxes[chunk], index[chunk], features.padded_size)
             parts.append(self.roi_head.masks_of(x, all_classes[chunk]).float())
         return list(torch.split(torch.cat(parts), [b.shape[0] for b in boxes]))
 

@@ -110,7 +110,7 @@ class StageProfile:
             mark("RPN head")
             if self.random_weights:
                 bbx_logits = bbx_logits * 0.1
-            proposals = net.proposals(obj_logits, bbx_logits, anchors, sizes, training=False)
+            proposals = net.options.proposals(obj_logits, bbx_logits, anchors, sizes, training=False)
             mark("NMS")
             boxes, classes, scores = net.detect(features, proposals)[0]
             mark("ROI")

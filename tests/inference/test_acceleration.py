@@ -106,8 +106,8 @@ def test_compiled_once_with_and_without_graphs(dynamo, monkeypatch, capsys):
     net = network()
     wanted = [net.predict(PackedSequence([image(size)]))[0] for size in SIZES]
     compiled = Acceleration(compile=True, backend="eager").apply(net, CPU)
-    assert isinstance(compiled.run_dense, CompiledDense)
-    graphs = cuda_graph_cache(compiled.run_dense)
+    assert isinstance(compiled.options.run_dense, CompiledDense)
+    graphs = cuda_graph_cache(compiled.options.run_dense)
     model = predictor(compiled.with_options(run_dense=graphs))
     for size, expected in zip(SIZES, wanted):
         for _ in range(2):  # the replay of the fake does nothing: the second call returns the captured outputs
@@ -415,7 +415,7 @@ def test_graphs_are_dropped_before_tiles_are_used(capsys):
     model = predictor(net)
     first, again, wanted = (model.raw([image((64, 96))])[0] for _ in range(3))
     assert len(model.graph_cache) == 1
-    inner = net.proposals
+    inner = net.options.proposals
 
     class Full(type(inner)):
         def __call__(self, *args, **kwargs):
@@ -423,7 +423,7 @@ def test_graphs_are_dropped_before_tiles_are_used(capsys):
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return inner(*args, **kwargs)
 
-    net.proposals = Full()
+    model.net = net.with_options(proposals=Full())
     assert_close(model.raw([image((64, 96))])[0], wanted, 0)
     assert len(model.graph_cache) == 0
     assert capsys.readouterr().err == ""
@@ -476,7 +476,7 @@ def test_padding_from_the_command_and_from_python(micro_run, micro, tmp_path, se
     common = ("--device", "cpu", "--workers", "0", "--quiet", "--format", "raw", "--pad-to", "48")
     assert seamseg_main("predict", micro_run, photo, tmp_path, *common) == 0
     model = seamseg.load(micro_run, device="cpu", pad_to=48)
-    assert model.net.pad_to == 48
+    assert model.net.options.pad_to == 48
     assert model.predict(photo).size == (64, 96)
     with pytest.raises(InputError, match="needs a GPU"):
         seamseg.load(micro_run, device="cpu", cuda_graphs=True)

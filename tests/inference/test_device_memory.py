@@ -110,7 +110,7 @@ def test_graphs_are_dropped_before_tiles_get_smaller(capsys):
     for _ in range(3):
         model.raw([image((64, 96))])
     assert len(model.graph_cache) == 1
-    inner = net.proposals
+    inner = net.options.proposals
 
     class OnlyWithout(type(inner)):
         def __call__(self, *args, **kwargs):
@@ -118,7 +118,7 @@ def test_graphs_are_dropped_before_tiles_get_smaller(capsys):
                 raise LACKING[1]
             return inner(*args, **kwargs)
 
-    net.proposals = OnlyWithout()
+    model.net = net.with_options(proposals=OnlyWithout())
     photo = (torch.rand(3, 260, 260, generator=torch.Generator().manual_seed(1)) * 255).byte()
     found = model.raw([photo], Tiling(256))[0]
     assert capsys.readouterr().err == ""  # the tiles have the requested side

@@ -45,7 +45,7 @@ class SquareDetector:
     """A stand-in for the network that detects the bright square of an image."""
 
     def __init__(self):
-        self.selector = DetectionSelector(nms_threshold=0.5, max_predictions=3)
+        self.options = SimpleNamespace(selector=DetectionSelector(nms_threshold=0.5, max_predictions=3))
         self.inputs = []
 
     def classify(self, features):

@@ -72,7 +72,7 @@ def test_shipped_configurations_build(path):
         net = build_network(config, 3, 4)
     assert net.roi_head.roi_cls.out_features == 4 + 1
     assert net.sem_head.conv_sem.out_channels == 3 + 4
-    assert len(net.anchors.strides) == config.rpn.fpn_levels
+    assert len(net.options.anchors.strides) == config.rpn.fpn_levels
 
 
 def test_frozen_modules_have_no_gradient():
@@ -87,7 +87,7 @@ def test_vistas_variant():
     (prediction,) = net.predict(toy_batch((96, 130)).images)
     assert prediction.semantic.shape == (96, 130)
     assert net.rpn_head.conv_obj.out_channels == 5
-    assert len(net.anchors.strides) == 6
+    assert len(net.options.anchors.strides) == 6
 
 
 _R18 = ('body.out_channels={"mod1": 64, "mod2": 64, "mod3": 128, "mod4": 256, "mod5": 512}',)

@@ -48,7 +48,8 @@ def outputs(net, size=(70, 90)):
     cls, bbx = net.score_boxes(features, boxes, index)
     found = [*features.levels, obj_logits, bbx_logits, cls, bbx]
     if net.roi_head.with_masks:
-        found.append(net.roi_head.masks_of(net.rois(features.levels, boxes, index, features.padded_size), classes))
+        rois = net.options.rois(features.levels, boxes, index, features.padded_size)
+        found.append(net.roi_head.masks_of(rois, classes))
     if net.sem_head is not None:
         found.append(net.sem_head(features.levels))
     return found

@@ -100,7 +100,7 @@ def test_anchors_and_their_logits(case):
 
 
 def test_proposals(case):
-    proposals = case.net.proposals(
+    proposals = case.net.options.proposals(
         case.obj_logits, case.bbx_logits, case.anchors, case.features.valid_sizes, training=False
     )
     for i, found in enumerate(proposals):
@@ -117,7 +117,7 @@ def golden_proposals(case):
 
 def test_levels_of_proposals(case):
     boxes, _ = golden_proposals(case)
-    assert torch.equal(case.net.rois.level_of(boxes), case.stored("roi_target_level").long())
+    assert torch.equal(case.net.options.rois.level_of(boxes), case.stored("roi_target_level").long())
 
 
 @torch.no_grad()
@@ -132,11 +132,12 @@ def test_region_logits_of_the_original_proposals(case):
 @torch.no_grad()
 def test_region_logits_of_fixed_boxes_on_all_levels(case):
     boxes, index = case.stored("fixed_bbx"), case.stored("fixed_img")
-    assert torch.equal(case.net.rois.level_of(boxes).float(), case.stored("fixed_level"))
+    assert torch.equal(case.net.options.rois.level_of(boxes).float(), case.stored("fixed_level"))
     cls, bbx = case.net.score_boxes(case.features, boxes, index)
     assert error(cls, case.stored("fixed_cls_logits")) < 8e-4
     assert error(bbx[:, :4], case.stored("fixed_bbx_logits")) < 4e-4
-    masks = case.net.roi_head.masks(case.net.rois(case.features.levels, boxes, index, case.features.padded_size))
+    rois = case.net.options.rois(case.features.levels, boxes, index, case.features.padded_size)
+    masks = case.net.roi_head.masks(rois)
     assert error(masks.flatten(1)[:, case.stored("fixed_msk_idx")], case.stored("fixed_msk_logits")) < 1.7e-3
 
 

@@ -89,7 +89,7 @@ def test_transforms_on_the_device_do_not_wait():
 
 def test_an_image_size_that_is_new_does_not_wait():
     """Its anchors are made on the device."""
-    anchors = build_training_module(tiny_config(), 2, 3).net.anchors
+    anchors = build_training_module(tiny_config(), 2, 3).net.options.anchors
     anchors([(8, 8), (4, 4), (2, 2), (1, 1)], "cuda")
     torch.cuda.set_sync_debug_mode("error")
     found = anchors([(9, 8), (5, 4), (3, 2), (2, 1)], "cuda")

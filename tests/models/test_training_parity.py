@@ -24,7 +24,7 @@ class Step:
         self.variant = variant
         config, module = golden_training_module(variant)
         self.config = config
-        net = module.net.with_options(matcher=replace(module.net.matcher, permutation=numpy_permutation))
+        net = module.net.with_options(matcher=replace(module.net.options.matcher, permutation=numpy_permutation))
         self.anchor_matcher = module.criterion.anchor_matcher
         batch = golden_batch(config)
         np.random.seed(0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -39,7 +41,7 @@ class SceneNet(torch.nn.Module):
 
     def __init__(self, least: int = 1, room: int | None = None) -> None:
         super().__init__()
-        self.selector = DetectionSelector()
+        self.options = SimpleNamespace(selector=DetectionSelector(), run_dense=None)
         self.least = least
         self.room = room
         self.sizes: list[tuple[int, int]] = []

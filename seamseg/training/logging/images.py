@@ -116,7 +116,7 @@ def best_proposals(net: PanopticNet, image: Tensor) -> Tensor | None:
     with torch.inference_mode():
         features = net.encode(PackedSequence([image]))
         anchors, obj_logits, bbx_logits = net.score_anchors(features)
-        return net.proposals(obj_logits, bbx_logits, anchors, features.valid_sizes, False)[0]
+        return net.options.proposals(obj_logits, bbx_logits, anchors, features.valid_sizes, False)[0]
 
 
 def _shrunk(rgb: np.ndarray) -> np.ndarray:
