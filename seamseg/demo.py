@@ -28,7 +28,7 @@ from seamseg.toy_city import generate_toy_city
 from seamseg.training.checkpointing.run_folder import RunFolder
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import write_json
 from seamseg.utils.progress import counter, progress
 
@@ -174,6 +174,8 @@ def _claim(options: DemoOptions) -> None:
         except ValueError:
             found = None
         if found != settings:
-            raise InputError(f"{options.out}: holds a demo with other settings; choose another --out or delete it")
+            raise InputError(
+                f"{options.out}: holds a demo with other settings; choose another {option('out')} or delete it"
+            )
         return
     write_json(path, settings)

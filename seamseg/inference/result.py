@@ -25,7 +25,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
 from seamseg.panoptic_map import VOID, PanopticResult, Segment, class_infos
 from seamseg.structures import Prediction
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.files import replacing, write_atomically
 from seamseg.utils.limits import MODEL_METADATA_BYTES, check_member, check_method, packed_size, parse_json
 from seamseg.visualize import draw_overlay
@@ -377,7 +377,7 @@ def _array(archive: zipfile.ZipFile, name: str, limit: int) -> np.ndarray:
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
-def choose_classes(names: str | Sequence[str], metadata: Metadata, option: str = "classes") -> list[int]:
+def choose_classes(names: str | Sequence[str], metadata: Metadata, parameter: str = "classes") -> list[int]:
     """Return the indices of classes by their names, in ascending order.
 
     Case, blanks, `-` and `_` are ignored. Names of Vistas have parts (`human--rider--bicyclist`): one part, or several
@@ -387,7 +387,7 @@ def choose_classes(names: str | Sequence[str], metadata: Metadata, option: str =
     ----------
     names : a list, or one text separated by commas
     metadata : the classes
-    option : name of the parameter or flag, for errors
+    parameter : its name, for errors
 
     Raises
     ------
@@ -397,13 +397,14 @@ def choose_classes(names: str | Sequence[str], metadata: Metadata, option: str =
     words = [w.strip() for w in (names.split(",") if isinstance(names, str) else names)]
     words = [w for w in words if w]
     if not words:
-        raise InputError(f"{option}: no class is given")
+        raise InputError(f"{option(parameter)}: no class is given")
     keys = [_key(name) for name in metadata.categories]
     chosen: set[int] = set()
     for word in words:
         found = [k for k, key in enumerate(keys) if _holds(key, _key(word))]
         if not found:
-            raise InputError(f"{option}: the model has no class {word!r}; {_suggestion(word, metadata.categories)}")
+            near = _suggestion(word, metadata.categories)
+            raise InputError(f"{option(parameter)}: the model has no class {word!r}; {near}")
         chosen.update(found)
     return sorted(chosen)
 

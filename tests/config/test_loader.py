@@ -212,7 +212,7 @@ def test_an_override_may_hold_any_value() -> None:
 )
 def test_wrong_overrides(override: str, expected: str) -> None:
     message = problem("", overrides=(override,))
-    assert message.startswith("--set")
+    assert message.startswith("overrides")
     assert expected in message
 
 
