@@ -107,9 +107,11 @@ def _read_ini(text: str, source: str) -> _Texts:
     except configparser.MissingSectionHeaderError as error:
         raise InputError(f"{source}: line {error.lineno}: a [section] must come before the first key") from None
     except configparser.DuplicateOptionError as error:
-        raise InputError(f"{source}: line {error.lineno}: {error.option!r} is twice in [{error.section}]") from None
+        raise InputError(
+            f"{source}: line {error.lineno}: duplicate key {error.option!r} in [{error.section}]"
+        ) from None
     except configparser.DuplicateSectionError as error:
-        raise InputError(f"{source}: line {error.lineno}: the section [{error.section}] is there twice") from None
+        raise InputError(f"{source}: line {error.lineno}: duplicate section [{error.section}]") from None
     except configparser.ParsingError as error:
         line, words = error.errors[0]
         raise InputError(f"{source}: line {line}: not `key = value`: {words:.80}") from None
@@ -227,7 +229,7 @@ def _parameters(config: Config) -> str | None:
     if (total := sum(counts.values())) <= MAX_PARAMETERS:
         return None
     return (
-        f"the channels and sizes ask for {total} parameters, {counts[most]} of them by [{most}]; the limit is "
+        f"the channels and sizes require {total} parameters, {counts[most]} of them in [{most}]; the limit is "
         f"{MAX_PARAMETERS}"
     )
 
@@ -243,7 +245,7 @@ def _inputs(config: Config) -> str | None:
     for name in ("out_channels", "out_strides"):
         for module in config.fpn.inputs:
             if module not in getattr(config.body, name):
-                return f"[fpn] inputs names {module!r}, which [body] {name} lacks"
+                return f"[fpn] inputs names {module!r}, which is not in [body] {name}"
     return None
 
 

@@ -223,7 +223,7 @@ class Panoptic(PanopticResult):
 
         Examples
         --------
-        >>> annotation, picture = result.to_coco(17)  # doctest: +SKIP
+        >>> annotation, id_map = result.to_coco(17)  # doctest: +SKIP
         >>> annotation["segments_info"][0]["category_id"]  # doctest: +SKIP
         """
         segments = [s for s in self.segments if not s.iscrowd]
@@ -289,10 +289,10 @@ class Panoptic(PanopticResult):
         path = Path(path)
         ending = path.suffix.lower()
         if ending in OVERLAY_FORMATS:
-            picture = self.draw(**options)
+            image = self.draw(**options)
             more = {"quality": 92} if ending != ".png" else {}
             with replacing(path) as temporary:
-                picture.save(temporary, OVERLAY_FORMATS[ending], **more)
+                image.save(temporary, OVERLAY_FORMATS[ending], **more)
         elif ending not in (".json", ".npz"):
             raise InputError(f"{path}: results are saved as {', '.join([*OVERLAY_FORMATS, '.json', '.npz'])}")
         elif options:
@@ -351,13 +351,13 @@ class Panoptic(PanopticResult):
         return result
 
     def _repr_png_(self) -> bytes:
-        return encode_thumbnail(self._picture())
+        return encode_thumbnail(self._overlay())
 
     def _repr_html_(self) -> str:
         shares = [(s.name, s.category, s.isthing and not s.iscrowd, s.area / self.id_map.size) for s in self.segments]
-        return figure_html(self._picture(), repr(self), shares, self.metadata.palette)
+        return figure_html(self._overlay(), repr(self), shares, self.metadata.palette)
 
-    def _picture(self) -> Image.Image:
+    def _overlay(self) -> Image.Image:
         try:
             return self.draw()
         except InputError:  # the file of the photo may have moved
