@@ -270,6 +270,7 @@ def check_classes(snapshot: Snapshot, metadata: Metadata, name: str) -> None:
     """
     for part, key, minus, wanted, what in (
         ("sem_head", "conv_sem.weight", 0, metadata.num_classes, "classes"),
+        ("cls", "weight", 0, metadata.num_classes, "classes"),
         ("roi_head", "roi_cls.weight", 1, metadata.num_thing, "thing classes"),
     ):
         tensor = (snapshot.state_dict.get(part) or {}).get(key)

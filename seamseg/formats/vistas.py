@@ -116,6 +116,7 @@ def config(metadata: Metadata, labels: Sequence[int], groups: Mapping[int, int])
         entries.append(entry)
     return {"version": 1.2, "labels": entries}
 
+
 _CLASSES_1_2 = """
 animal--bird 165 42 42
 animal--ground-animal 0 192 0

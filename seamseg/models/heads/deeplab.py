@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from seamseg.models.backbones.residual import NormFactory
+from seamseg.models.backbones.base import NormFactory
 from seamseg.ops.norm import InPlaceABN, run_layers
 from seamseg.ops.pooling import box_filter_pool
 
@@ -43,6 +43,7 @@ class DeeplabV3(nn.Module):
     ) -> None:
         super().__init__()
         self.pooling_size = pooling_size
+        self.hidden_channels = hidden_channels
         convolutions = [nn.Conv2d(in_channels, hidden_channels, 1, bias=False)]
         convolutions += [
             nn.Conv2d(in_channels, hidden_channels, 3, padding=dilation, dilation=dilation, bias=False)
@@ -58,7 +59,7 @@ class DeeplabV3(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x in_channels x h x w` to `N x out_channels x h x w`."""
-        width = self.map_convs[0].out_channels
+        width = self.hidden_channels
         parts = [
             _convolve(self.map_bn, conv, x, slice(i * width, (i + 1) * width)) for i, conv in enumerate(self.map_convs)
         ]

@@ -17,7 +17,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.models.fusion import fuse, to_result
 from seamseg.models.panoptic import PanopticNet
-from seamseg.panoptic_map import PanopticResult, Segment
+from seamseg.panoptic_map import PanopticResult, Segment, class_map_result
 from seamseg.structures import Batch, PackedSequence, Prediction
 from seamseg.validation.validator import PanopticValidation, ValidationResult
 from seamseg.visualize.overlay import draw_boxes, draw_overlay
@@ -114,7 +114,8 @@ class SampleRenderer:
         """See :class:`SampleImages`."""
         device = next(net.parameters()).device
         for number, sample in enumerate(collector.samples):
-            proposals = best_proposals(net, sample.image.to(device))
+            # semantic networks have no proposals
+            proposals = best_proposals(net, sample.image.to(device)) if hasattr(net, "rpn_head") else None
             yield f"val/{number}_proposals_target_prediction", self.triptych(sample, proposals)
 
     def triptych(self, sample: ImageSample, proposals: Tensor | None) -> np.ndarray:
@@ -129,6 +130,8 @@ class SampleRenderer:
         if sample.result is not None:
             return self._overlay(rgb, sample.result)
         prediction, options, num_stuff = sample.prediction, self.config.general, self.metadata.num_stuff
+        if prediction.semantic is not None:
+            return self._overlay(rgb, class_map_result(prediction.semantic.numpy(), num_stuff))
         if prediction.mask_logits is not None:
             fused = fuse(prediction, num_stuff, options.score_threshold, options.overlap_threshold)
             rgb = self._overlay(rgb, to_result(fused, prediction.size, num_stuff))
