@@ -208,20 +208,20 @@ class _TrainingRun:
                 folder.publish(resumed.source, folder.best)
         barrier(world)
         output = folder.path if world.is_main else None
-        board = TensorBoardWriter(output, resumed.progress.global_step + 1 if resumed else None, self.log)
+        tensorboard = TensorBoardWriter(output, resumed.progress.global_step + 1 if resumed else None, self.log)
         metrics = MetricsFile(output, (resumed.progress.global_step, resumed.progress.epoch) if resumed else None)
         recorder = StepRecorder(config, state.metadata, world, state.net, folder.path)
         images = self.task.sample_images(state.metadata)
-        reporter = Reporter(config, images, world, self.log, board, metrics, recorder)
+        reporter = Reporter(config, images, world, self.log, tensorboard, metrics, recorder)
         trainer = Trainer(state, loader, validator, folder, reporter, resumed)
-        board.text("config", config_to_string(config))
+        tensorboard.text("config", config_to_string(config))
         epochs = config.scheduler.epochs
         if trainer.progress.epoch + 1 >= epochs:
             self.log.warning(f"all {epochs} epochs are done already; raise scheduler.epochs to train on")
         try:
             return trainer.train()
         finally:
-            board.close()
+            tensorboard.close()
             metrics.close()
 
 
