@@ -243,7 +243,7 @@ class Reporter:
         self.metrics.write("validation", step, epoch, {"seconds": round(seconds, 3), **scores.to_json()})
 
     def sample_collector(self) -> Any:
-        """Return an observer for a validation that keeps the images that :meth:`samples` draws; None without TensorBoard."""
+        """Return an observer of a validation that keeps the images for :meth:`samples`; None without TensorBoard."""
         return self._images.collector() if self.world.is_main and self.tensorboard.active else None
 
     def samples(self, net: nn.Module, collector: Any, step: int) -> None:
