@@ -33,11 +33,11 @@ Formats of panoptic models, separated by commas:
 
 Formats of models for detection and instance segmentation:
 
-  overlay       <name>.jpg, the photo with boxes, masks, class names and scores
-  picture       <name>.jpg, masks and boxes as the original's test_instance_seg.py draws them
-  coco-results  coco_results.json, boxes and masks (RLE) of all photos as pycocotools reads them; all that the network
-                returns (above [roi] score_threshold), or those above --score-threshold if it is given
-  raw           <name>.pth.tar, the output of the network
+  overlay         <name>.jpg, the photo with boxes, masks, class names and scores
+  overlay-legacy  <name>.jpg, opaque masks and boxes without text, as the original's test_instance_seg.py draws them
+  coco-results    coco_results.json, boxes and masks (RLE) of all photos as pycocotools reads them: all that the network
+                  returns (above [roi] score_threshold), or those above --score-threshold if it is given
+  raw             <name>.pth.tar, the output of the network
 
 With --anonymize, OUT/<name>.jpg is the photo with the given classes (people, vehicles, ...) made unrecognisable, at its
 own size and without metadata (place, date, camera, thumbnail); other formats are written if --format names them.
@@ -48,10 +48,7 @@ cityscapes and vistas have no sub-folders: photos with the same name in two fold
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -199,8 +196,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{target.folder}: the output must be a folder, this is a file; OUT is the last argument")
     sources = find_sources(args.inputs, target.path, target.owns)[: args.limit]
     with distributed(args.device) as world:
-        with _flags_in_errors():
-            predictor = load_predictor(args.model, world.device, args.config, args.meta, _options(args))
+        predictor = load_predictor(args.model, world.device, args.config, args.meta, _options(args))
         head = _header(args, formats, predictor, None if target.shards is None else target.shards.text)
         sink = open_sink(target, _writer_factory(args, formats, predictor), head, args.shard_photos)
         workers = min(4, available_cores()) if args.workers is None else args.workers
@@ -210,22 +206,6 @@ def run(args: argparse.Namespace) -> int:
         if world.is_main and not args.quiet:
             _print(args.out, summary, predictor.averaged)
     return 1 if summary.unreadable else 0
-
-
-@contextmanager
-def _flags_in_errors() -> Iterator[None]:
-    """Replace the names of inference options in errors by their flags."""
-    from seamseg.utils.errors import SeamsegError
-
-    flags = {"min_stuff_area": "--min-area"}
-    names = "score_threshold|overlap_threshold|min_stuff_area|tile_overlap|cuda_graphs|pad_to|tta"
-    # not within paths; ordinary words at the beginning only
-    option = re.compile(rf"(?<![/\w.-])(?:{names})(?![/\w.-])|^(?:tiles|classes|compile)(?![/\w.-])")
-    try:
-        yield
-    except SeamsegError as error:
-        message = option.sub(lambda m: flags.get(m[0], f"--{m[0].replace('_', '-')}"), str(error))
-        raise type(error)(message) from error
 
 
 def _options(args: argparse.Namespace) -> InferenceOptions:
@@ -303,7 +283,7 @@ def _formats(args: argparse.Namespace) -> list[str]:
     if args.format is None:
         return ["overlay"] if args.anonymize is None else []
     formats = [f.strip() for f in args.format.split(",") if f.strip()]
-    shown = [f for f in formats if f in ("overlay", "picture")]
+    shown = [f for f in formats if f in ("overlay", "overlay-legacy")]
     if args.anonymize is not None and shown:
         raise InputError(
             f"--format {shown[0]} shows what --anonymize hides, under the same name: predict on the anonymised photos "

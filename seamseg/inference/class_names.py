@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 
 from seamseg.formats.metadata import Metadata
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 
 
-def choose_classes(names: str | Sequence[str], metadata: Metadata, option: str = "classes") -> list[int]:
+def choose_classes(names: str | Sequence[str], metadata: Metadata, parameter: str = "classes") -> list[int]:
     """Return the indices of classes by their names, in ascending order.
 
     Case, blanks, `-` and `_` are ignored. Names of Vistas have parts (`human--rider--bicyclist`): one part, or several
@@ -20,7 +20,7 @@ def choose_classes(names: str | Sequence[str], metadata: Metadata, option: str =
     ----------
     names : a list, or one text separated by commas
     metadata : the classes
-    option : name of the parameter or flag, for errors
+    parameter : its name, for errors
 
     Raises
     ------
@@ -30,13 +30,14 @@ def choose_classes(names: str | Sequence[str], metadata: Metadata, option: str =
     words = [w.strip() for w in (names.split(",") if isinstance(names, str) else names)]
     words = [w for w in words if w]
     if not words:
-        raise InputError(f"{option}: no class is given")
+        raise InputError(f"{option(parameter)}: no class is given")
     keys = [_key(name) for name in metadata.categories]
     chosen: set[int] = set()
     for word in words:
         found = [k for k, key in enumerate(keys) if _holds(key, _key(word))]
         if not found:
-            raise InputError(f"{option}: the model has no class {word!r}; {_suggestion(word, metadata.categories)}")
+            suggestion = _suggestion(word, metadata.categories)
+            raise InputError(f"{option(parameter)}: the model has no class {word!r}; {suggestion}")
         chosen.update(found)
     return sorted(chosen)
 

@@ -12,7 +12,7 @@ from seamseg.inference.photo_result import PhotoResult
 from seamseg.inference.result import Panoptic, only_classes
 from seamseg.models.fusion import fuse, to_result
 from seamseg.structures import Prediction
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class InferenceKind:
         """Raise InputError if an option has no effect on this kind of network."""
         for name in ("score_threshold", "overlap_threshold", "min_stuff_area"):
             if getattr(options, name) is not None and name not in self.thresholds:
-                raise InputError(f"{name} has no effect: the model is of kind {self.name}")
+                raise InputError(f"{option(name)} has no effect: the model is of kind {self.name}")
 
 
 def _panoptic(prediction: Prediction, size: tuple[int, int], settings: ResultSettings) -> Panoptic:

@@ -1,4 +1,4 @@
-"""What the results of all kinds of networks have in common: the photo, pictures of it, files, notebooks."""
+"""What the results of all kinds of networks have in common: the photo, overlays, files, notebooks."""
 
 from __future__ import annotations
 
@@ -164,10 +164,10 @@ class PhotoResult(ABC):
         path = Path(path)
         ending = path.suffix.lower()
         if ending in OVERLAY_FORMATS:
-            picture = self.draw(**options)
+            image = self.draw(**options)
             more = {"quality": 92} if ending != ".png" else {}
             with replacing(path) as temporary:
-                picture.save(temporary, OVERLAY_FORMATS[ending], **more)
+                image.save(temporary, OVERLAY_FORMATS[ending], **more)
         elif ending not in (".json", ".npz"):
             raise InputError(f"{path}: results are saved as {', '.join([*OVERLAY_FORMATS, '.json', '.npz'])}")
         elif options:
@@ -195,12 +195,12 @@ class PhotoResult(ABC):
         """Return for each found object or region: class name, index, whether it is counted, part of the photo."""
 
     def _repr_png_(self) -> bytes:
-        return encode_thumbnail(self._picture())
+        return encode_thumbnail(self._overlay())
 
     def _repr_html_(self) -> str:
-        return figure_html(self._picture(), repr(self), self.shares(), self.metadata.palette)
+        return figure_html(self._overlay(), repr(self), self.shares(), self.metadata.palette)
 
-    def _picture(self) -> Image.Image:
+    def _overlay(self) -> Image.Image:
         try:
             return self.draw()
         except InputError:  # the file of the photo may have moved

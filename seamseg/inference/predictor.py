@@ -36,7 +36,7 @@ from seamseg.models.panoptic import PanopticNet
 from seamseg.structures import PackedSequence, Prediction
 from seamseg.utils.device_memory import free_memory, lacks_memory
 from seamseg.utils.distributed import choose_device
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, option
 
 R = TypeVar("R", bound=PhotoResult)
 
@@ -230,7 +230,7 @@ class Predictor(Generic[R]):
                 if not lacks_memory(error):
                     raise
                 if not tiling.allowed and len(images) == 1:
-                    raise self._out_of_memory(images[0], advice="set --tiles auto") from error
+                    raise self._out_of_memory(images[0], advice=f"set {option('tiles', 'auto')}") from error
             # after the handler: the error keeps tensors of the network alive
             free_memory()
         if len(images) > 1:
@@ -293,7 +293,8 @@ class Predictor(Generic[R]):
         return prediction
 
     def _out_of_memory(self, image: Tensor, tried: str = "", advice: str = "") -> SeamsegError:
-        ways = [advice, "set a smaller --shortest-size", "" if self.device.type == "cpu" else "use --device cpu"]
+        cpu = "" if self.device.type == "cpu" else f"use {option('device', 'cpu')}"
+        ways = [advice, f"set a smaller {option('shortest_size')}", cpu]
         size = f"{image.shape[-1]} x {image.shape[-2]} pixels"
         return SeamsegError(
             f"{self.device}: not enough memory for a network input of {size}{tried}: {' or '.join(filter(None, ways))}"

@@ -167,7 +167,7 @@ class Panoptic(PanopticResult, PhotoResult):
 
         Examples
         --------
-        >>> annotation, picture = result.to_coco(17)  # doctest: +SKIP
+        >>> annotation, id_map = result.to_coco(17)  # doctest: +SKIP
         >>> annotation["segments_info"][0]["category_id"]  # doctest: +SKIP
         """
         segments = [s for s in self.segments if not s.iscrowd]

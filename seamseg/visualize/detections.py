@@ -13,9 +13,9 @@ from seamseg.idmaps.resize import nearest_index
 from .overlay import Palette, label_font
 from .palette import padded_palette, text_color
 
-PICTURE_OPACITY = 192 / 255
-"""Opacity of the masks in the pictures of the original."""
-PICTURE_LINE = 3
+LEGACY_OPACITY = 192 / 255
+"""Opacity of the masks in the overlays of the original."""
+LEGACY_LINE = 3
 """Width in pixels of the boxes there."""
 
 
@@ -87,7 +87,7 @@ def draw_detections(
     return np.asarray(image)
 
 
-def draw_instances(
+def draw_legacy(
     photo: np.ndarray, objects: Sequence[DrawnObject], size: tuple[int, int], palette: Palette
 ) -> np.ndarray:
     """Draw objects as the original's `test_instance_seg.py` does, before JPEG compression; no text.
@@ -97,11 +97,11 @@ def draw_instances(
     colors = padded_palette(palette)
     pixels = np.array(photo)
     for d in objects:
-        _paint(pixels, d, size, colors[d.category], PICTURE_OPACITY)
+        _paint(pixels, d, size, colors[d.category], LEGACY_OPACITY)
         image = Image.fromarray(pixels)
         y0, x0, y1, x1 = _scaled_box(d, size, photo.shape)
         color = tuple(colors[d.category].tolist())
-        ImageDraw.Draw(image).rectangle((x0, y0, x1, y1), outline=color, width=PICTURE_LINE)
+        ImageDraw.Draw(image).rectangle((x0, y0, x1, y1), outline=color, width=LEGACY_LINE)
         pixels = np.array(image)
     return pixels
 

@@ -13,12 +13,12 @@ from seamseg.predict.writers.detections import (
     CocoResultsWriter,
     DetectionChoice,
     DetectionOverlayWriter,
-    InstancePictureWriter,
+    LegacyOverlayWriter,
     RawDetectionsWriter,
 )
 from seamseg.predict.writers.images import AnonymizeWriter, OverlayWriter
 from seamseg.predict.writers.predictions import CityscapesWriter, CocoWriter, RawWriter, VistasWriter
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 
 __all__ = ["FORMATS", "AnonymizeWriter", "DetectionChoice", "Writer", "make_writers"]
 
@@ -26,7 +26,7 @@ _MakeWriter = Callable[[Path, Metadata], Writer[Any]]
 
 _OF_DETECTIONS: dict[str, _MakeWriter] = {
     "overlay": DetectionOverlayWriter,
-    "picture": InstancePictureWriter,
+    "overlay-legacy": LegacyOverlayWriter,
     "coco-results": CocoResultsWriter,
     "raw": RawDetectionsWriter,
 }
@@ -72,7 +72,8 @@ def make_writers(
     unknown = next((name for name in formats if name not in known), None)
     if unknown is not None or not formats:
         what = f"a model of kind {kind} has no format {unknown!r}: " if unknown else ""
-        raise InputError(f"--format {','.join(formats)}: {what}choose among {', '.join(known)}, separated by commas")
+        given = option("formats", ",".join(formats))
+        raise InputError(f"{given}: {what}choose among {', '.join(known)}, separated by commas")
     made: list[Writer[Any]] = []
     owners: dict[Path, str] = {}
     for name in dict.fromkeys(formats):
@@ -80,5 +81,7 @@ def make_writers(
         made.append(make(out, metadata, choice) if make is CocoResultsWriter else make(out, metadata))
         for path in made[-1].paths(Source(Path("NAME"), "NAME", "NAME")):
             if (owner := owners.setdefault(path, name)) != name:
-                raise InputError(f"--format {','.join(formats)}: {owner} and {name} would both write {path.name}")
+                raise InputError(
+                    f"{option('formats', ','.join(formats))}: {owner} and {name} would both write {path.name}"
+                )
     return made

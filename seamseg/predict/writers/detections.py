@@ -1,4 +1,4 @@
-"""Formats of detection and instance segmentation: pictures with boxes and masks, COCO results, raw network outputs."""
+"""Formats of detection and instance segmentation: overlays, COCO results, raw network outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from seamseg.predict.writers.base import Record, Records, Writer
 from seamseg.predict.writers.images import OVERLAY_QUALITY
 from seamseg.structures import Prediction
 from seamseg.utils.files import replacing, write_atomically
-from seamseg.visualize.detections import draw_detections, draw_instances
+from seamseg.visualize.detections import draw_detections, draw_legacy
 
 RESULTS_JSON = "coco_results.json"
 
@@ -38,7 +38,7 @@ class DetectionChoice:
     classes: Sequence[int] | None = None
 
 
-class _PictureWriter(Writer[Detections]):
+class _DrawingWriter(Writer[Detections]):
     """Base of the formats that draw on the photo: `<name>.jpg`."""
 
     needs_photo = True
@@ -53,7 +53,7 @@ class _PictureWriter(Writer[Detections]):
         return [self.out / f"{source.name}.jpg"]
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Detections) -> None:
-        """Draw and write the picture."""
+        """Draw and write the overlay."""
         assert rgb is not None
         buffer = BytesIO()
         Image.fromarray(self.draw(rgb, result)).save(buffer, "JPEG", quality=OVERLAY_QUALITY)
@@ -64,7 +64,7 @@ class _PictureWriter(Writer[Detections]):
         raise NotImplementedError
 
 
-class DetectionOverlayWriter(_PictureWriter):
+class DetectionOverlayWriter(_DrawingWriter):
     """The photo with boxes, masks, class names and scores."""
 
     def draw(self, rgb: np.ndarray, result: Detections) -> np.ndarray:
@@ -72,12 +72,12 @@ class DetectionOverlayWriter(_PictureWriter):
         return draw_detections(rgb, list(result), result.size, self.metadata.palette)
 
 
-class InstancePictureWriter(_PictureWriter):
+class LegacyOverlayWriter(_DrawingWriter):
     """The photo as the original's `test_instance_seg.py` draws it: opaque masks and boxes, without text."""
 
     def draw(self, rgb: np.ndarray, result: Detections) -> np.ndarray:
         """Return the photo with the objects."""
-        return draw_instances(rgb, list(result), result.size, self.metadata.palette)
+        return draw_legacy(rgb, list(result), result.size, self.metadata.palette)
 
 
 class RawDetectionsWriter(Writer[Detections]):
