@@ -36,7 +36,7 @@ def peak_gib() -> float:
 def predict(
     size: tuple[int, int], tiles: str, overlap: int | None, shortest: int | None, network: str, device_name: str
 ) -> dict[str, Any]:
-    """One photo of `(width, height)` in this process: its peak, seconds, and how many tiles the network saw."""
+    """Predict a photo of `(width, height)` in this process; return peak memory, seconds and the number of tiles."""
     import numpy as np
     import torch
     from PIL import Image

@@ -40,10 +40,7 @@ cityscapes and vistas have no sub-folders: photos with the same name in two fold
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -191,8 +188,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{target.folder}: the output must be a folder, this is a file; OUT is the last argument")
     sources = find_sources(args.inputs, target.path, target.owns)[: args.limit]
     with distributed(args.device) as world:
-        with _flags_in_errors():
-            predictor = load_predictor(args.model, world.device, args.config, args.meta, _options(args))
+        predictor = load_predictor(args.model, world.device, args.config, args.meta, _options(args))
         head = _header(args, formats, predictor, None if target.shards is None else target.shards.text)
         sink = open_sink(target, _writer_factory(args, formats, predictor), head, args.shard_photos)
         workers = min(4, available_cores()) if args.workers is None else args.workers
@@ -202,22 +198,6 @@ def run(args: argparse.Namespace) -> int:
         if world.is_main and not args.quiet:
             _print(args.out, summary, predictor.averaged)
     return 1 if summary.unreadable else 0
-
-
-@contextmanager
-def _flags_in_errors() -> Iterator[None]:
-    """Replace the names of inference options in errors by their flags."""
-    from seamseg.utils.errors import SeamsegError
-
-    flags = {"min_stuff_area": "--min-area"}
-    names = "score_threshold|overlap_threshold|min_stuff_area|tile_overlap|cuda_graphs|pad_to|tta"
-    # not within paths; ordinary words at the beginning only
-    option = re.compile(rf"(?<![/\w.-])(?:{names})(?![/\w.-])|^(?:tiles|classes|compile)(?![/\w.-])")
-    try:
-        yield
-    except SeamsegError as error:
-        message = option.sub(lambda m: flags.get(m[0], f"--{m[0].replace('_', '-')}"), str(error))
-        raise type(error)(message) from error
 
 
 def _options(args: argparse.Namespace) -> InferenceOptions:

@@ -110,7 +110,7 @@ class PanopticScores:
     instances: InstanceScores | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of `--json`: fractions, None for NaN; `per_class` by name.
+        """Return the content of the JSON file: fractions, None for NaN; `per_class` by name.
 
         With `instances` also `box` and `mask`, see :meth:`APScores.to_json`.
         """

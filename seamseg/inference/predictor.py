@@ -36,7 +36,7 @@ from seamseg.panoptic_map import PanopticResult
 from seamseg.structures import PackedSequence, Prediction
 from seamseg.utils.device_memory import free_memory, lacks_memory
 from seamseg.utils.distributed import choose_device
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, option
 
 
 class Predictor:
@@ -224,7 +224,7 @@ class Predictor:
                 if not lacks_memory(error):
                     raise
                 if not tiling.allowed and len(images) == 1:
-                    raise self._out_of_memory(images[0], advice="set --tiles auto") from error
+                    raise self._out_of_memory(images[0], advice=f"set {option('tiles', 'auto')}") from error
             # after the handler: the error keeps tensors of the network alive
             free_memory()
         if len(images) > 1:
@@ -287,7 +287,8 @@ class Predictor:
         return prediction
 
     def _out_of_memory(self, image: Tensor, tried: str = "", advice: str = "") -> SeamsegError:
-        ways = [advice, "set a smaller --shortest-size", "" if self.device.type == "cpu" else "use --device cpu"]
+        cpu = "" if self.device.type == "cpu" else f"use {option('device', 'cpu')}"
+        ways = [advice, f"set a smaller {option('shortest_size')}", cpu]
         size = f"{image.shape[-1]} x {image.shape[-2]} pixels"
         return SeamsegError(
             f"{self.device}: not enough memory for a network input of {size}{tried}: {' or '.join(filter(None, ways))}"

@@ -25,7 +25,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
 from seamseg.panoptic_map import VOID, PanopticResult, Segment, class_infos
 from seamseg.structures import Prediction
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.files import replacing, write_atomically
 from seamseg.utils.limits import MODEL_METADATA_BYTES, check_member, check_method, packed_size, parse_json
 from seamseg.visualize import draw_overlay
@@ -223,7 +223,7 @@ class Panoptic(PanopticResult):
 
         Examples
         --------
-        >>> annotation, picture = result.to_coco(17)  # doctest: +SKIP
+        >>> annotation, id_map = result.to_coco(17)  # doctest: +SKIP
         >>> annotation["segments_info"][0]["category_id"]  # doctest: +SKIP
         """
         segments = [s for s in self.segments if not s.iscrowd]
@@ -289,10 +289,10 @@ class Panoptic(PanopticResult):
         path = Path(path)
         ending = path.suffix.lower()
         if ending in OVERLAY_FORMATS:
-            picture = self.draw(**options)
+            image = self.draw(**options)
             more = {"quality": 92} if ending != ".png" else {}
             with replacing(path) as temporary:
-                picture.save(temporary, OVERLAY_FORMATS[ending], **more)
+                image.save(temporary, OVERLAY_FORMATS[ending], **more)
         elif ending not in (".json", ".npz"):
             raise InputError(f"{path}: results are saved as {', '.join([*OVERLAY_FORMATS, '.json', '.npz'])}")
         elif options:
@@ -351,13 +351,13 @@ class Panoptic(PanopticResult):
         return result
 
     def _repr_png_(self) -> bytes:
-        return encode_thumbnail(self._picture())
+        return encode_thumbnail(self._overlay())
 
     def _repr_html_(self) -> str:
         shares = [(s.name, s.category, s.isthing and not s.iscrowd, s.area / self.id_map.size) for s in self.segments]
-        return figure_html(self._picture(), repr(self), shares, self.metadata.palette)
+        return figure_html(self._overlay(), repr(self), shares, self.metadata.palette)
 
-    def _picture(self) -> Image.Image:
+    def _overlay(self) -> Image.Image:
         try:
             return self.draw()
         except InputError:  # the file of the photo may have moved
@@ -377,7 +377,7 @@ def _array(archive: zipfile.ZipFile, name: str, limit: int) -> np.ndarray:
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
-def choose_classes(names: str | Sequence[str], metadata: Metadata, option: str = "classes") -> list[int]:
+def choose_classes(names: str | Sequence[str], metadata: Metadata, parameter: str = "classes") -> list[int]:
     """Return the indices of classes by their names, in ascending order.
 
     Case, blanks, `-` and `_` are ignored. Names of Vistas have parts (`human--rider--bicyclist`): one part, or several
@@ -387,7 +387,7 @@ def choose_classes(names: str | Sequence[str], metadata: Metadata, option: str =
     ----------
     names : a list, or one text separated by commas
     metadata : the classes
-    option : name of the parameter or flag, for errors
+    parameter : its name, for errors
 
     Raises
     ------
@@ -397,13 +397,14 @@ def choose_classes(names: str | Sequence[str], metadata: Metadata, option: str =
     words = [w.strip() for w in (names.split(",") if isinstance(names, str) else names)]
     words = [w for w in words if w]
     if not words:
-        raise InputError(f"{option}: no class is given")
+        raise InputError(f"{option(parameter)}: no class is given")
     keys = [_key(name) for name in metadata.categories]
     chosen: set[int] = set()
     for word in words:
         found = [k for k, key in enumerate(keys) if _holds(key, _key(word))]
         if not found:
-            raise InputError(f"{option}: the model has no class {word!r}; {_suggestion(word, metadata.categories)}")
+            near = _suggestion(word, metadata.categories)
+            raise InputError(f"{option(parameter)}: the model has no class {word!r}; {near}")
         chosen.update(found)
     return sorted(chosen)
 

@@ -44,12 +44,12 @@ from seamseg.training.prefetch import open_loader
 from seamseg.training.step import Stepper, compute_dtype
 from seamseg.training.trainer import Trainer, steps_per_epoch
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 from seamseg.utils.progress import is_quiet
 from seamseg.validation.validator import Validator
 
 AUTO = "auto"
-"""The value of `--resume` that selects the newest snapshot of the run folder."""
+"""The value of `resume` that selects the newest snapshot of the run folder."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,10 @@ def run_training(options: TrainingOptions) -> PanopticScores | None:
         if a signal stopped the training, after writing a snapshot
     """
     if options.evaluate and options.resume is None and not options.pretrain:
-        raise InputError("--eval needs existing weights: name them with --resume F or --pre-train F")
+        raise InputError(
+            f"{option('evaluate', True)} needs existing weights: name them with {option('resume', 'F')} or "
+            f"{option('pretrain', 'F')}"
+        )
     config = load_config(options.config, "panoptic", options.overrides)
     with distributed(options.device) as world:
         folder = RunFolder(Path(options.log_dir))
@@ -108,7 +111,8 @@ def run_training(options: TrainingOptions) -> PanopticScores | None:
             return _TrainingRun(options, config, world, folder, log)()
         except KeyboardInterrupt:
             saved = bool(folder.saved()) or folder.last.exists()
-            advice = "re-run the same command (`train`: with --resume auto) to resume from the newest snapshot"
+            auto = option("resume", AUTO)
+            advice = f"re-run the same command (`train`: with {auto}) to resume from the newest snapshot"
             log.warning(f"interrupted; {advice if saved else 'no snapshot saved yet'}")
             raise
         except Preempted:
@@ -219,7 +223,7 @@ class _TrainingRun:
 
 
 def _find_snapshot(options: TrainingOptions, world: World, folder: RunFolder, log: TextLog) -> TrainingOptions:
-    """Replace `--resume auto` by the snapshot that the main process finds, or by None; a collective call."""
+    """Replace `resume=auto` by the snapshot that the main process finds, or by None; a collective call."""
     if options.resume != AUTO:
         return options
     newest = gather_objects(world, folder.newest_good(log.warning) if world.is_main else None)[0]
@@ -227,8 +231,8 @@ def _find_snapshot(options: TrainingOptions, world: World, folder: RunFolder, lo
         # the weights that the run originally started from are not needed
         return replace(options, resume=newest, pretrain=())
     if options.evaluate and not options.pretrain:
-        raise InputError(f"--eval --resume auto: {folder.path} holds no snapshot")
-    log.info(f"--resume auto: {folder.path} holds no snapshot, starting a new training")
+        raise InputError(f"{option('evaluate', True)} {option('resume', AUTO)}: {folder.path} holds no snapshot")
+    log.info(f"{option('resume', AUTO)}: {folder.path} holds no snapshot, starting a new training")
     return replace(options, resume=None)
 
 
@@ -236,7 +240,7 @@ def _open_validator(options: TrainingOptions, config: Config, world: World) -> V
     split = config.dataloader.val_set
     if not split:
         if options.evaluate:
-            raise InputError(f"{options.config}: --eval requires [dataloader] val_set")
+            raise InputError(f"{options.config}: {option('evaluate', True)} requires [dataloader] val_set")
         return None
     return Validator.open(options.data, split, config, world, quiet=is_quiet())
 
@@ -258,7 +262,8 @@ def _build_module(config: Config, metadata: Metadata) -> TrainingModule:
 def _load_initial_weights(options: TrainingOptions, config: Config, net: PanopticNet, log: TextLog) -> None:
     if options.resume is not None:
         if options.pretrain:
-            raise InputError("--resume and --pre-train are mutually exclusive: a resumed run has its own weights")
+            both = f"{option('resume')} and {option('pretrain')}"
+            raise InputError(f"{both} are mutually exclusive: a resumed run has its own weights")
         return
     if config.body.weights:
         log.info(f"body weights {config.body.weights}: {load_body_weights(net, config.body.weights)}")
@@ -266,12 +271,15 @@ def _load_initial_weights(options: TrainingOptions, config: Config, net: Panopti
         report = load_pretrained(net, specification)
         log.info(f"pre-trained {specification}: {report}")
         if options.evaluate and report.skipped:
-            raise InputError(f"--eval --pre-train {specification}: does not fill the network: {report}")
+            where = f"{option('evaluate', True)} {option('pretrain', specification)}"
+            raise InputError(f"{where}: does not fill the network: {report}")
     if options.evaluate and all(":" in s and s.split(":")[0] in NETWORK_MODULES for s in options.pretrain):
         filled = {s.split(":")[0] for s in options.pretrain}
         missing = [part for part in NETWORK_MODULES if part not in filled and getattr(net, part) is not None]
         if missing:
-            raise InputError(f"--eval: --pre-train gives no weights for {', '.join(missing)}")
+            raise InputError(
+                f"{option('evaluate', True)}: {option('pretrain')} gives no weights for {', '.join(missing)}"
+            )
 
 
 def continue_schedule(schedule: LRSchedule, resumed: ResumePoint, loader: DataLoader, config: Config) -> None:
@@ -297,7 +305,7 @@ def log_earlier_runs(folder: RunFolder, log: TextLog, resumed: bool) -> None:
     if not resumed and (folder.last.exists() or folder.best.exists() or folder.saved()):
         log.warning(
             f"{folder.path} holds snapshots of an earlier run; the first snapshot of this run replaces them "
-            "(--resume continues a run)"
+            f"({option('resume')} continues a run)"
         )
     dumps = folder.dumps()
     if dumps:
@@ -326,7 +334,7 @@ def _describe_device(world: World) -> str:
 
 
 def _warn_of_changes(resumed: ResumePoint, config: Config, log: TextLog) -> None:
-    """Log the keys whose values differ from those of the snapshot, such as a forgotten --set."""
+    """Log the keys whose values differ from those of the snapshot, such as a forgotten override."""
     try:
         changed = differences(config_from_string(resumed.config, config.kind), config)
     except InputError:

@@ -23,7 +23,7 @@ from seamseg.predict.sinks.store import Store
 from seamseg.predict.sinks.target import OutputTarget, ShardPattern
 from seamseg.predict.sources.base import Container, Source
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.files import cannot_write
 
 SHARD_PHOTOS = 1000
@@ -58,8 +58,8 @@ class ShardSink(StoredSink):
         self.photos = photos
         if any(writer.member is None for writer in self.writers):
             raise InputError(
-                "--format cityscapes and vistas are layouts of folders for the official tools: write them to a "
-                "folder or URL; shards take overlay, coco, raw and --anonymize"
+                f"{option('formats')} cityscapes and vistas are layouts of folders for the official tools: write them "
+                f"to a folder or URL; shards take overlay, coco, raw and {option('hide')}"
             )
 
     def check(self, sources: Sequence[Source | Container]) -> None:
@@ -70,7 +70,7 @@ class ShardSink(StoredSink):
         if count > shards * self.photos:
             raise InputError(
                 f"{self.store.address(self.pattern.text)}: {count} photos do not fit into {shards} shards of "
-                f"{self.photos}; raise --shard-photos, or the last number"
+                f"{self.photos}; raise {option('shard_photos')}, or the last number"
             )
 
     def remove_earlier(self, parts: ManifestParts, names: dict[str, int]) -> None:
@@ -98,7 +98,7 @@ class ShardSink(StoredSink):
             if shard is not None and not stamps.agree(line):
                 raise InputError(
                     f"{line['source']}: changed since its outputs were written to {self.store.address(shard)}; start "
-                    "over with --restart, or choose another place"
+                    f"over with {option('restart', True)}, or choose another folder or URL"
                 )
         self._refuse_unknown(known, names)
 

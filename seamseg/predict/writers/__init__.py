@@ -9,7 +9,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.predict.writers.base import Writer
 from seamseg.predict.writers.images import AnonymizeWriter, OverlayWriter
 from seamseg.predict.writers.predictions import CityscapesWriter, CocoWriter, RawWriter, VistasWriter
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 
 __all__ = ["FORMATS", "AnonymizeWriter", "Writer", "make_writers"]
 
@@ -32,5 +32,7 @@ def make_writers(formats: Sequence[str], out: Path, metadata: Metadata) -> list[
     """
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
-        raise InputError(f"--format {','.join(formats)}: choose among {', '.join(FORMATS)}, separated by commas")
+        raise InputError(
+            f"{option('formats', ','.join(formats))}: choose among {', '.join(FORMATS)}, separated by commas"
+        )
     return [FORMATS[name](out, metadata) for name in dict.fromkeys(formats)]

@@ -16,7 +16,7 @@ from seamseg.panoptic_map import PanopticResult
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.base import Writer
 from seamseg.structures import Prediction
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import write_atomically
 from seamseg.visualize.overlay import draw_overlay
 
@@ -56,7 +56,7 @@ class AnonymizeWriter(Writer):
     ----------
     out : folder
     metadata : the classes of the model
-    classes : names to hide, as a list or separated by commas
+    hide : names of the classes, as a list or separated by commas
     style, least_score : see :func:`seamseg.inference.anonymize.hide_classes`
 
     Raises
@@ -72,17 +72,17 @@ class AnonymizeWriter(Writer):
         self,
         out: Path,
         metadata: Metadata,
-        classes: str | Sequence[str],
+        hide: str | Sequence[str],
         style: Style = "blur",
         least_score: float = LEAST_SCORE,
     ) -> None:
         self.out = out
         self.num_stuff = metadata.num_stuff
-        self.classes = choose_classes(classes, metadata, "--anonymize")
+        self.classes = choose_classes(hide, metadata, "hide")
         self.style = style
         self.least_score = least_score
         if not 0 <= least_score <= 1:
-            raise InputError(f"--anonymize-score must be between 0 and 1, not {least_score}")
+            raise InputError(f"{option('least_score')} must be between 0 and 1, not {least_score}")
 
     def paths(self, source: Source) -> list[Path]:
         """Return `OUT/<name>.jpg`."""
