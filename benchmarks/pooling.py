@@ -16,7 +16,7 @@ from timing import Case, options, report
 from torch import Tensor
 from torch.nn import functional
 
-from seamseg.models.backbones.residual import NormFactory
+from seamseg.models.backbones.base import NormFactory
 from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead
 from seamseg.ops.norm import ABN
 from seamseg.ops.pooling import box_filter_pool
