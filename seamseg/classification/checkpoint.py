@@ -76,7 +76,7 @@ def parse_checkpoint(content: Any, name: str, config: ClassifierConfig, epoch_le
     InputError
         if it is no checkpoint, or that of another architecture or another number of classes
     """
-    weights = _weights(content, name)
+    weights = checkpoint_weights(content, name)
     if (arch := content.get("arch")) is not None and arch != config.network.arch:
         raise InputError(f"{name}: is a checkpoint of {arch!s:.80}, but {config.source} describes {config.network.arch}")
     fc = weights.get(_FC)
@@ -106,7 +106,7 @@ def parse_checkpoint(content: Any, name: str, config: ClassifierConfig, epoch_le
     )
 
 
-def _weights(content: Any, name: str) -> dict[str, Any]:
+def checkpoint_weights(content: Any, name: str) -> dict[str, Any]:
     """Return the weights without the prefix of DataParallel."""
     state = content.get("state_dict") if isinstance(content, Mapping) else None
     if not isinstance(state, Mapping) or not state or not all(isinstance(key, str) for key in state):

@@ -18,7 +18,7 @@ from typing import Any
 from seamseg.config import sections
 from seamseg.config.experiments import CLASSIFIERS, near_files, packaged_classifier
 from seamseg.config.values import ValueProblem, expected, format_value, parse_value
-from seamseg.utils.errors import InputError, did_you_mean
+from seamseg.utils.errors import InputError, did_you_mean, option
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, parse_json
 
@@ -245,7 +245,7 @@ def _section(
             values[spec.name] = _section(hint, content.get(spec.name, {}), origin, full, texts)  # type: ignore[arg-type]
         elif path in texts:
             text = texts[path]
-            values[spec.name] = _parsed(text, hint, spec.metadata, f"--set {full}={text}")
+            values[spec.name] = _parsed(text, hint, spec.metadata, option("overrides", f"{full}={text}"))
         elif spec.name in content:
             value = content[spec.name]
             where = f"{origin}: {full} = {_shown(value)}"
@@ -278,7 +278,8 @@ def _split_override(override: str) -> tuple[tuple[str, ...], str]:
     name, equals, value = override.partition("=")
     names = tuple(name.strip().split("."))
     if not equals or len(names) < 2:
-        raise InputError(f"--set {override}: write section.key=value, for example --set optimizer.learning_rate=0.05")
+        example = option("overrides", "optimizer.learning_rate=0.05")
+        raise InputError(f"{option('overrides', override)}: write section.key=value, for example {example}")
     return names, value.strip()
 
 
@@ -289,11 +290,12 @@ def _require_key(names: tuple[str, ...]) -> None:
         hints = typing.get_type_hints(cls) if is_dataclass(cls) else {}
         hints.pop("source", None)
         if name not in hints:
-            raise InputError(f"--set {'.'.join(names)}: unknown key {'.'.join(names[: depth + 1])}"
-                             f"{did_you_mean(name, hints)}")
+            unknown = ".".join(names[: depth + 1])
+            raise InputError(f"{option('overrides')}: unknown key {unknown}{did_you_mean(name, hints)}")
         cls = hints[name]
     if is_dataclass(cls):
-        raise InputError(f"--set {'.'.join(names)}: is a section; write {'.'.join(names)}.KEY=VALUE")
+        section = ".".join(names)
+        raise InputError(f"{option('overrides')}: {section} is a section; write {section}.KEY=VALUE")
 
 
 def _check(config: ClassifierConfig) -> None:

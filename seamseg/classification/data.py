@@ -20,8 +20,9 @@ from seamseg.data.images import open_image
 from seamseg.data.loader import BatchLoader, LoaderOptions, train_loader
 from seamseg.data.samplers import DistributedARBatchSampler, SampleIndex, ShardSampler
 from seamseg.data.workers import ignore_foreign_sigterm
+from seamseg.formats.metadata import Metadata
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 from seamseg.utils.parallel import available_cores
 
 TRAIN, VAL = "train", "val"
@@ -108,6 +109,12 @@ class ClassFolders(Dataset):
     def __len__(self) -> int:
         return len(self.samples)
 
+    @property
+    def metadata(self) -> Metadata:
+        """The classes, all of them things."""
+        count = len(self.classes)
+        return Metadata(0, count, self.classes, [(0, 0, 0)] * count, list(range(count)))
+
     def file_name(self, index: int) -> str:
         """Return the path of an image."""
         return self.samples[index][0]
@@ -143,7 +150,7 @@ class ClassFolders(Dataset):
         if len(self.classes) != config.network.classes:
             raise InputError(
                 f"{self.folder}: has {len(self.classes)} class folders, but {config.source} has network.classes = "
-                f"{config.network.classes}; --set network.classes={len(self.classes)} trains on them"
+                f"{config.network.classes}; {option('overrides', f'network.classes={len(self.classes)}')} fits them"
             )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -150,15 +150,3 @@ def _initialiser(network: Network) -> Callable[[Tensor], Any]:
     else:
         gain = 1.0
     return partial(function, gain=gain * network.weight_gain_multiplier)
-
-
-def load_weights(net: nn.Module, state: Mapping[str, Any], config: ClassifierConfig, source: str) -> None:
-    """Load weights without the prefix `module.` into a network.
-
-    Counters of norm layers may be missing, as in files of the original.
-
-    Raises
-    ------
-    InputError
-        if keys or shapes differ
-    """

@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 
 from seamseg.classification.config import Input
 from seamseg.data.transforms import pil_to_tensor
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 
 TEN_CROPS = 10
 """Four corners and centre, of the image and of its mirror image."""
@@ -115,7 +115,9 @@ def test_transform(
     scale = options.scale_val if scale is None else scale
     crop = options.crop_val if crop is None else crop
     if scale != -1 and crop > scale:
-        raise InputError(f"a crop of {crop} pixels does not fit into images of scale {scale}; raise the scale")
+        raise InputError(
+            f"{option('crop', crop)}: does not fit into images whose shorter side is {scale}; raise {option('scale')}"
+        )
     steps: list[Callable] = [v2.Resize(scale)] if scale != -1 else []
     if not ten_crops:
         return v2.Compose([*steps, v2.CenterCrop(crop), to_float, _normalise(options)])

@@ -19,7 +19,7 @@ from seamseg.classification.network import TOP, Classifier, build_classifier, co
 from seamseg.classification.transforms import TEN_CROPS, test_transform
 from seamseg.training.step import autocast
 from seamseg.utils.distributed import World, distributed, sum_over_processes
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 from seamseg.utils.progress import is_quiet, progress
 
 
@@ -161,7 +161,7 @@ def validate_classifier(options: ValidationOptions) -> ClassifierScores:
     config = load_classifier_config(options.config, options.overrides)
     for name, value in (("crop", options.crop), ("scale", options.scale)):
         if value is not None and value < 1 and not (name == "scale" and value == -1):
-            raise InputError(f"{name} must be at least 1 pixel, got {value}")
+            raise InputError(f"{option(name)} must be at least 1 pixel, got {value}")
     transform = test_transform(config.input, options.scale, options.crop, options.ten_crops)
     dataset = ClassFolders(options.data, VAL, transform, config.training.seed)
     dataset.check_classes(config)
