@@ -327,7 +327,7 @@ def load_predictor(
     """
     chosen = device if isinstance(device, torch.device) else choose_device(device)
     options.check(chosen)
-    opened = open_model(model, config, meta, list(options.overrides))
+    opened = open_model(model, config, meta, list(options.overrides), "panoptic")
     # all arguments are checked before the network is built, which takes seconds
     transform, thresholds = options.transform(opened.config), options.thresholds(opened.config)
     classes = None if options.classes is None else choose_classes(options.classes, opened.metadata)

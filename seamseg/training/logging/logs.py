@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from seamseg.evaluation.scores import AP_NUMBERS, HEADLINE, PanopticScores
 from seamseg.training.checkpointing.run_folder import LOG_NAME
 from seamseg.utils.errors import SeamsegError
 
@@ -163,30 +162,7 @@ _GROUPS = {
     "reserved_peak_gib": "memory/reserved_peak_gib",
 }
 
-_SHOWN = ("PQ", "PQ_things", "PQ_stuff", "SQ", "RQ", "PQ_dagger", "mIoU")
-
 
 def train_tag(name: str) -> str:
     """Return the TensorBoard tag of the number `name` in `metrics.jsonl`."""
     return _GROUPS.get(name, f"train/{name}")
-
-
-def validation_scalars(scores: PanopticScores) -> dict[str, float]:
-    """Return the scores by TensorBoard tag, without those that are NaN."""
-    values = {f"val/{name}": getattr(scores, name) for name in HEADLINE}
-    for key in ("PQ", "SQ", "RQ", "IoU"):
-        values |= {f"val_{key}/{c.info.name}": getattr(c, key) for c in scores.per_class}
-    if scores.instances is not None:
-        for kind, ap in scores.instances.kinds.items():
-            values |= {f"val/{kind}_{name}": getattr(ap, name) for name in AP_NUMBERS}
-            values |= {f"val_{kind}_AP/{c.info.name}": c.AP for c in ap.per_class}
-    return {tag: value for tag, value in values.items() if value == value}
-
-
-def validation_line(scores: PanopticScores, seconds: float) -> str:
-    """Format the scores in percent, and the time of the validation, for the text log."""
-    words = [f"{name} {100 * getattr(scores, name):.2f}" for name in _SHOWN]
-    if scores.instances is not None:
-        for kind, ap in scores.instances.kinds.items():
-            words.append(f"{kind} AP {100 * ap.AP:.2f} (AP50 {100 * ap.AP50:.2f}, AP75 {100 * ap.AP75:.2f})")
-    return f"{'  '.join(words)} ({scores.n_images} images, {duration(seconds)})"

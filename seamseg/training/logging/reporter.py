@@ -8,22 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from seamseg.config import Config
-from seamseg.evaluation.scores import PanopticScores
-from seamseg.formats.metadata import Metadata
-from seamseg.models.panoptic import PanopticNet
-from seamseg.structures import Batch
+from seamseg.evaluation.scores import Scores
 from seamseg.training.debugging.dump import StepRecorder
-from seamseg.training.logging.images import SampleCollector, SampleRenderer, best_proposals
-from seamseg.training.logging.logs import (
-    TensorBoardWriter,
-    TextLog,
-    remaining,
-    train_tag,
-    validation_line,
-    validation_scalars,
-)
+from seamseg.training.logging.images import SampleImages
+from seamseg.training.logging.logs import TensorBoardWriter, TextLog, duration, remaining, train_tag
 from seamseg.training.logging.meters import AverageMeter, Averages, LossLog, LossReport
 from seamseg.training.logging.metrics import MetricsFile
 from seamseg.training.prefetch import prepare_batch
@@ -47,7 +38,8 @@ class Reporter:
 
     Parameters
     ----------
-    config, metadata : of the run
+    config : of the run
+    images : draws sample images
     world : the processes; all of them must report the same steps
     log, board, metrics : outputs
     recorder : writes a dump of a failed step; None for no dumps
@@ -61,7 +53,7 @@ class Reporter:
     def __init__(
         self,
         config: Config,
-        metadata: Metadata,
+        images: SampleImages,
         world: World,
         log: TextLog,
         board: TensorBoardWriter,
@@ -76,7 +68,7 @@ class Reporter:
         self.notes: dict[str, float] = {"ema_decay": config.optimizer.ema} if config.optimizer.ema else {}
         self.broken = 0
         self._recorder = recorder
-        self._renderer = SampleRenderer(metadata, config)
+        self._images = images
         self._pace = _Pace()
         self._validations = AverageMeter()
         self._interval = max(1, config.general.log_interval)
@@ -108,13 +100,13 @@ class Reporter:
         """Restore a state from :meth:`state_dict` within an epoch; call it after :meth:`begin_epoch`."""
         self._losses.load_state_dict(state)
 
-    def targets(self, batch: Batch, step: int) -> None:
+    def targets(self, batch: Any, step: int) -> None:
         """Draw the targets of a batch, which may be on the host with deferred transforms."""
         if self.world.is_main and self.board.active:
             prepared = prepare_batch(batch, self.config.dataloader)
-            self.board.image("train/targets", self._renderer.targets(prepared), step)
+            self.board.image("train/targets", self._images.targets(prepared), step)
 
-    def begin_step(self, step: int, rates: list[float], batches: Sequence[Batch]) -> None:
+    def begin_step(self, step: int, rates: list[float], batches: Sequence[Any]) -> None:
         """Record the learning rates of a step, and what a dump of it needs."""
         self._rates = {"lr_norm": rates[0], "lr_other": rates[-1]}
         self.board.scalars({train_tag(name): value for name, value in self._rates.items()}, step)
@@ -240,21 +232,23 @@ class Reporter:
         validations = sum((e + 1) % interval == 0 or e + 1 == epochs for e in range(position.epoch, epochs))
         return steps * self._pace.mean + validations * self._validations.mean
 
-    def validated(self, epoch: int, step: int, scores: PanopticScores, seconds: float) -> None:
+    def validated(self, epoch: int, step: int, scores: Scores, seconds: float) -> None:
         """Report the scores of a validation that took `seconds`."""
         self._validations.update(seconds)
-        self.log.info(f"validation after epoch {epoch + 1}: {validation_line(scores, seconds)}")
-        self.board.scalars(validation_scalars(scores), step)
+        line = f"{scores.line()} ({scores.n_images} images, {duration(seconds)})"
+        self.log.info(f"validation after epoch {epoch + 1}: {line}")
+        self.board.scalars(scores.scalars(), step)
         self.metrics.write("validation", step, epoch, {"seconds": round(seconds, 3), **scores.to_json()})
 
-    def samples(self, net: PanopticNet, collector: SampleCollector, step: int) -> None:
-        """Draw proposals, targets and predictions of validation images."""
+    def sample_collector(self) -> Any:
+        """Return an observer for a validation that keeps the images that :meth:`samples` draws; None without board."""
+        return self._images.collector() if self.world.is_main and self.board.active else None
+
+    def samples(self, net: nn.Module, collector: Any, step: int) -> None:
+        """Draw the validation images that a collector has kept."""
         net.eval()
-        for number, sample in enumerate(collector.samples):
-            proposals = best_proposals(net, sample.image.to(self.world.device))
-            self.board.image(
-                f"val/{number}_proposals_target_prediction", self._renderer.triptych(sample, proposals), step
-            )
+        for tag, image in self._images.validation(net, collector):
+            self.board.image(tag, image, step)
         net.train()
 
 
