@@ -13,12 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from seamseg.checkpoints.snapshot import LoadReport, Snapshot, load_into, load_tensors
-from seamseg.classification.config import ClassifierConfig
-from seamseg.classification.network import Classifier
+from seamseg.classification.config import ClassifierConfig, load_classifier_config
+from seamseg.classification.network import Classifier, build_classifier
 from seamseg.training.checkpointing.run_folder import SnapshotFiles
+from seamseg.utils.distributed import choose_device
 from seamseg.utils.errors import InputError
 
 CHECKPOINT_NAME = "checkpoint.pth.tar"
@@ -136,3 +137,13 @@ def load_checkpoint(net: Classifier, path: str | Path, config: ClassifierConfig)
     """
     snapshot = parse_checkpoint(load_tensors(path, str(path)), str(path), config)
     return load_into(net, snapshot, strict=True, name=str(path))
+
+
+def load_classifier(config: str | Path, checkpoint: str | Path | None = None, device: Any = "auto") -> nn.Module:
+    """Load a classifier in evaluation mode; see :func:`seamseg.classifier`."""
+    chosen = choose_device(str(device))
+    options = load_classifier_config(config)
+    net = Classifier(build_classifier(options))
+    if checkpoint is not None:
+        load_checkpoint(net, checkpoint, options)
+    return net.body.to(chosen).eval()
