@@ -48,7 +48,10 @@ _KEYS = {
     "optimizer.lr": "optimizer.learning_rate",
     "optimizer.ema": "training.ema",
     "scheduler.epochs": "optimizer.schedule.epochs",
+    "scheduler.burn_in_steps": "optimizer.schedule",
     "dataloader.train_batch_size": "optimizer.batch_size",
+    "dataloader.shortest_size": "input.crop_train",
+    "dataloader.longest_max_size": "input.crop_train",
 }
 """Keys of our JSON by those of the INI files, which errors of the trainer name."""
 
@@ -107,7 +110,7 @@ class ClassifierTask(Task):
     settings: ClassifierConfig = field(default_factory=ClassifierConfig)
     _opened: dict[str, int] = field(default_factory=dict)
 
-    rate_names: ClassVar[tuple[str, ...]] = ("lr", "lr_classifier")
+    rate_names: ClassVar[tuple[str, str]] = ("lr", "lr_classifier")
     replayable: ClassVar[bool] = False
 
     @property
