@@ -115,6 +115,7 @@ def _network_options(config: Config, num_stuff: int) -> NetworkOptions:
         selector=DetectionSelector(roi.nms_threshold, roi.score_threshold, roi.max_predictions),
         bbx_reg_weights=tuple(roi.bbx_reg_weights),
         channels_last=config.general.channels_last,
+        crowd_boxes=config.kind == "detection",
     )
 
 
