@@ -18,7 +18,7 @@ from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, load_snapsho
 from seamseg.config import KINDS, Config, config_from_string, load_config
 from seamseg.config.loader import head_parameters
 from seamseg.formats.metadata import Metadata, metadata_of, parse_metadata, read_metadata
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, read_member
 
@@ -203,7 +203,7 @@ def _config(found: _Parts, config: str | Path | None, overrides: Sequence[str], 
         return load_config(config, kind, overrides)
     text = found.config_text if found.config_text is not None else found.snapshot.config
     if not text.strip():
-        raise InputError(f"{found.name}: holds no configuration; give its INI file with --config")
+        raise InputError(f"{found.name}: holds no configuration; give its INI file with {option('config', 'FILE')}")
     return config_from_string(text, kind, f"config of {found.name}", overrides)
 
 
@@ -215,7 +215,7 @@ def _metadata(found: _Parts, meta: str | Path | None) -> Metadata:
         return found.metadata
     if found.snapshot.metadata is not None:
         return metadata_from_header(found.snapshot.metadata, found.name)
-    raise InputError(f"{found.name}: holds no classes; give metadata.bin with --meta")
+    raise InputError(f"{found.name}: holds no classes; give metadata.bin with {option('meta', 'FILE')}")
 
 
 def metadata_header(metadata: Metadata) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Pre-trained weights: `--pre-train [module:]FILE` and `body.weights`."""
+"""Pre-trained weights: `pretrain` of a training, and `body.weights`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seamseg.checkpoints.snapshot import (
     load_snapshot,
     load_tensors,
 )
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 
 
 def load_pretrained(net: nn.Module, specification: str) -> LoadReport:
@@ -45,10 +45,10 @@ def load_pretrained(net: nn.Module, specification: str) -> LoadReport:
     else:
         module = getattr(net, part, None)
         if module is None:
-            raise InputError(f"--pre-train {specification}: this network has no {part}")
+            raise InputError(f"{option('pretrain', specification)}: this network has no {part}")
         report = _load_part(module, load_tensors(path, path), part, path)
     if report.loaded == 0:
-        raise InputError(f"--pre-train {specification}: nothing in it fits this network: {report}")
+        raise InputError(f"{option('pretrain', specification)}: nothing in it fits this network: {report}")
     return report
 
 
@@ -67,7 +67,7 @@ def _split(specification: str) -> tuple[str | None, str]:
         return part, path
     if colon and not Path(specification).exists() and len(part) > 1:
         raise InputError(
-            f"--pre-train {specification}: no such file, and {part!r} is not a part of the network: "
+            f"{option('pretrain', specification)}: no such file, and {part!r} is not a part of the network: "
             f"{', '.join(NETWORK_MODULES)}"
         )
     return None, specification

@@ -37,7 +37,7 @@ def find_experiment(name: str) -> Path:
     path = packaged(name)
     if path is None:
         known = experiments()
-        meant = did_you_mean(name.removesuffix(".ini"), known) or f"; there are {', '.join(known) or 'none'}"
+        meant = did_you_mean(name.removesuffix(".ini"), known) or f"; the experiments are {', '.join(known) or 'none'}"
         raise InputError(f"no packaged experiment {name!r}{meant}")
     return path
 

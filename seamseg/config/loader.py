@@ -1,4 +1,4 @@
-"""INI files to a typed :class:`Config`: the user's file over the packaged defaults, `--set` over both."""
+"""INI files to a typed :class:`Config`: the user's file over the packaged defaults, overrides over both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seamseg.config.experiments import near_files, packaged
 from seamseg.config.kinds import KINDS, PANOPTIC
 from seamseg.config.sections import SECTIONS, Config
 from seamseg.config.values import ValueProblem, format_value, parse_value
-from seamseg.utils.errors import InputError, did_you_mean
+from seamseg.utils.errors import InputError, did_you_mean, option
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES
 
@@ -25,14 +25,14 @@ _Texts = dict[str, dict[str, str]]
 def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[str] = ()) -> Config:
     """Read a configuration file (docs/contract.md, section 2).
 
-    The kind of network is that of `--set general.kind=`, else of the file's `[general] kind`, else `kind`. Missing keys
-    have the defaults of the kind.
+    The kind of network is that of the override `general.kind=`, else of the file's `[general] kind`, else `kind`.
+    Missing keys have the defaults of the kind.
 
     Parameters
     ----------
     path : the INI file, or the bare name of a packaged experiment
     kind : of a file that does not name one; panoptic if None
-    overrides : `section.key=value` each, as given to `--set`
+    overrides : `section.key=value` each
 
     Raises
     ------
@@ -70,8 +70,8 @@ def config_from_string(
         _convert_weights(texts, own, asked[-1])
     origins: dict[tuple[str, str], str] = {}
     for override, section, key, value in changes:
-        _merge(texts, section, {key: value}, f"--set {override}")
-        origins[section, key] = "--set"
+        _merge(texts, section, {key: value}, option("overrides", override))
+        origins[section, key] = option("overrides")
     return _typed(texts, source, origins)
 
 
@@ -116,9 +116,11 @@ def _read_ini(text: str, source: str) -> _Texts:
     except configparser.MissingSectionHeaderError as error:
         raise InputError(f"{source}: line {error.lineno}: a [section] must come before the first key") from None
     except configparser.DuplicateOptionError as error:
-        raise InputError(f"{source}: line {error.lineno}: {error.option!r} is twice in [{error.section}]") from None
+        raise InputError(
+            f"{source}: line {error.lineno}: duplicate key {error.option!r} in [{error.section}]"
+        ) from None
     except configparser.DuplicateSectionError as error:
-        raise InputError(f"{source}: line {error.lineno}: the section [{error.section}] is there twice") from None
+        raise InputError(f"{source}: line {error.lineno}: duplicate section [{error.section}]") from None
     except configparser.ParsingError as error:
         line, words = error.errors[0]
         raise InputError(f"{source}: line {line}: not `key = value`: {words:.80}") from None
@@ -170,7 +172,8 @@ def _split_override(override: str) -> tuple[str, str, str]:
     name, equals, value = override.partition("=")
     section, dot, key = name.strip().partition(".")
     if not equals or not dot or not key:
-        raise InputError(f"--set {override}: write section.key=value, for example --set optimizer.lr=0.02")
+        example = option("overrides", "optimizer.lr=0.02")
+        raise InputError(f"{option('overrides', override)}: write section.key=value, for example {example}")
     return section, key.lower(), value.strip()
 
 
@@ -251,7 +254,7 @@ def _parameters(config: Config) -> str | None:
     if (total := sum(counts.values())) <= MAX_PARAMETERS:
         return None
     return (
-        f"the channels and sizes ask for {total} parameters, {counts[most]} of them by [{most}]; the limit is "
+        f"the channels and sizes require {total} parameters, {counts[most]} of them in [{most}]; the limit is "
         f"{MAX_PARAMETERS}"
     )
 
@@ -268,7 +271,7 @@ def _inputs(config: Config) -> str | None:
     for name in ("out_channels", "out_strides"):
         for module in config.fpn.inputs:
             if module not in getattr(config.body, name):
-                return f"[fpn] inputs names {module!r}, which [body] {name} lacks"
+                return f"[fpn] inputs names {module!r}, which is not in [body] {name}"
     return None
 
 

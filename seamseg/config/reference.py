@@ -16,8 +16,8 @@ _HEAD = """# Configuration keys
 <!-- made by `make docs` from seamseg/config/sections.py; change it there -->
 
 A configuration is an INI file. Missing keys have the default of the table. Values other than plain text are Python
-literals. Keys marked ° do not exist in the original; their defaults reproduce it. On the command line, set a key with
-`--set section.key=value`, as in `--set optimizer.lr=0.02`. Unknown sections and keys are errors.
+literals. Keys marked ° do not exist in the original; their defaults reproduce it. Unknown sections and keys are
+errors. On the command line, set a key as in `seamseg train --set optimizer.lr=0.02`.
 
 Experiments of `configs/` can be given by their bare name: `seamseg train vistas_r50 DATA`.
 """

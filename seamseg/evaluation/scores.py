@@ -22,7 +22,7 @@ class Scores(Protocol):
         """The score that selects the best snapshot, a fraction; 0 if it is undefined."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of `--json` and of a line of `metrics.jsonl`."""
+        """Return the content of the JSON file and of a line of `metrics.jsonl`."""
 
     def scalars(self) -> dict[str, float]:
         """Return the scores by TensorBoard tag, without those that are NaN."""
@@ -199,7 +199,7 @@ class PanopticScores:
         return zero_if_nan(getattr(self, self.selector))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of `--json`: fractions, None for NaN; `per_class` by name.
+        """Return the content of the JSON file: fractions, None for NaN; `per_class` by name.
 
         With `instances` also `box` and `mask`, see :meth:`APScores.to_json`.
         """

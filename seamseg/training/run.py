@@ -39,11 +39,11 @@ from seamseg.training.step import Stepper, compute_dtype
 from seamseg.training.task import Task, open_task
 from seamseg.training.trainer import Trainer, steps_per_epoch
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 from seamseg.utils.progress import is_quiet
 
 AUTO = "auto"
-"""The value of `--resume` that selects the newest snapshot of the run folder."""
+"""The value of `resume` that selects the newest snapshot of the run folder."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,10 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> Scores |
         if a signal stopped the training, after writing a snapshot
     """
     if options.evaluate and options.resume is None and not options.pretrain:
-        raise InputError("--eval needs existing weights: name them with --resume F or --pre-train F")
+        raise InputError(
+            f"{option('evaluate', True)} needs existing weights: name them with {option('resume', 'F')} or "
+            f"{option('pretrain', 'F')}"
+        )
     if task is None:
         task = open_task(load_config(options.config, None, options.overrides), options.config)
     with distributed(options.device) as world:
@@ -108,7 +111,8 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> Scores |
             return _TrainingRun(options, task, world, folder, log)()
         except KeyboardInterrupt:
             saved = bool(folder.saved()) or folder.last.exists()
-            advice = "re-run the same command (`train`: with --resume auto) to resume from the newest snapshot"
+            auto = option("resume", AUTO)
+            advice = f"re-run the same command (`train`: with {auto}) to resume from the newest snapshot"
             log.warning(f"interrupted; {advice if saved else 'no snapshot saved yet'}")
             raise
         except Preempted:
@@ -144,7 +148,7 @@ class _TrainingRun:
         torch.backends.cudnn.benchmark = config.general.cudnn_benchmark
         validator = task.open_validator(options.data, world, is_quiet())
         if options.evaluate and validator is None:
-            raise InputError(f"{options.config}: --eval requires [dataloader] val_set")
+            raise InputError(f"{options.config}: {option('evaluate', True)} requires [dataloader] val_set")
         loader = None if options.evaluate else task.open_loader(options.data, world)
         metadata: Metadata = (validator if loader is None else loader).dataset.metadata  # type: ignore[union-attr]
         log.info(f"{metadata.num_stuff} stuff and {metadata.num_thing} thing classes; {_describe_device(world)}")
@@ -204,25 +208,25 @@ class _TrainingRun:
                 folder.publish(resumed.source, folder.best)
         barrier(world)
         output = folder.path if world.is_main else None
-        board = TensorBoardWriter(output, resumed.progress.global_step + 1 if resumed else None, self.log)
+        tensorboard = TensorBoardWriter(output, resumed.progress.global_step + 1 if resumed else None, self.log)
         metrics = MetricsFile(output, (resumed.progress.global_step, resumed.progress.epoch) if resumed else None)
         recorder = StepRecorder(config, state.metadata, world, state.net, folder.path)
         images = self.task.sample_images(state.metadata)
-        reporter = Reporter(config, images, world, self.log, board, metrics, recorder)
+        reporter = Reporter(config, images, world, self.log, tensorboard, metrics, recorder)
         trainer = Trainer(state, loader, validator, folder, reporter, resumed)
-        board.text("config", config_to_string(config))
+        tensorboard.text("config", config_to_string(config))
         epochs = config.scheduler.epochs
         if trainer.progress.epoch + 1 >= epochs:
             self.log.warning(f"all {epochs} epochs are done already; raise scheduler.epochs to train on")
         try:
             return trainer.train()
         finally:
-            board.close()
+            tensorboard.close()
             metrics.close()
 
 
 def _find_snapshot(options: TrainingOptions, world: World, folder: RunFolder, log: TextLog) -> TrainingOptions:
-    """Replace `--resume auto` by the snapshot that the main process finds, or by None; a collective call."""
+    """Replace `resume=auto` by the snapshot that the main process finds, or by None; a collective call."""
     if options.resume != AUTO:
         return options
     newest = gather_objects(world, folder.newest_good(log.warning) if world.is_main else None)[0]
@@ -230,15 +234,16 @@ def _find_snapshot(options: TrainingOptions, world: World, folder: RunFolder, lo
         # the weights that the run originally started from are not needed
         return replace(options, resume=newest, pretrain=())
     if options.evaluate and not options.pretrain:
-        raise InputError(f"--eval --resume auto: {folder.path} holds no snapshot")
-    log.info(f"--resume auto: {folder.path} holds no snapshot, starting a new training")
+        raise InputError(f"{option('evaluate', True)} {option('resume', AUTO)}: {folder.path} holds no snapshot")
+    log.info(f"{option('resume', AUTO)}: {folder.path} holds no snapshot, starting a new training")
     return replace(options, resume=None)
 
 
 def _load_initial_weights(options: TrainingOptions, task: Task, net: nn.Module, log: TextLog) -> None:
     if options.resume is not None:
         if options.pretrain:
-            raise InputError("--resume and --pre-train are mutually exclusive: a resumed run has its own weights")
+            both = f"{option('resume')} and {option('pretrain')}"
+            raise InputError(f"{both} are mutually exclusive: a resumed run has its own weights")
         return
     if (body := task.load_body(net)) is not None:
         log.info(f"body weights {task.config.body.weights}: {body}")
@@ -246,12 +251,15 @@ def _load_initial_weights(options: TrainingOptions, task: Task, net: nn.Module, 
         report = task.load_pretrained(net, specification)
         log.info(f"pre-trained {specification}: {report}")
         if options.evaluate and report.skipped:
-            raise InputError(f"--eval --pre-train {specification}: does not fill the network: {report}")
+            where = f"{option('evaluate', True)} {option('pretrain', specification)}"
+            raise InputError(f"{where}: does not fill the network: {report}")
     if options.evaluate and all(":" in s and s.split(":")[0] in task.parts for s in options.pretrain):
         filled = {s.split(":")[0] for s in options.pretrain}
         missing = [part for part in task.parts if part not in filled]
         if missing:
-            raise InputError(f"--eval: --pre-train gives no weights for {', '.join(missing)}")
+            raise InputError(
+                f"{option('evaluate', True)}: {option('pretrain')} gives no weights for {', '.join(missing)}"
+            )
 
 
 def continue_schedule(schedule: LRSchedule, resumed: ResumePoint, loader: DataLoader, config: Config) -> None:
@@ -277,7 +285,7 @@ def log_earlier_runs(folder: RunFolder, log: TextLog, resumed: bool) -> None:
     if not resumed and (folder.last.exists() or folder.best.exists() or folder.saved()):
         log.warning(
             f"{folder.path} holds snapshots of an earlier run; the first snapshot of this run replaces them "
-            "(--resume continues a run)"
+            f"({option('resume')} continues a run)"
         )
     dumps = folder.dumps()
     if dumps:
@@ -306,7 +314,7 @@ def _describe_device(world: World) -> str:
 
 
 def _warn_of_changes(resumed: ResumePoint, config: Config, log: TextLog) -> None:
-    """Log the keys whose values differ from those of the snapshot, such as a forgotten --set."""
+    """Log the keys whose values differ from those of the snapshot, such as a forgotten override."""
     try:
         changed = differences(config_from_string(resumed.config, config.kind), config)
     except InputError:

@@ -30,7 +30,7 @@ from seamseg.training.prefetch import DeviceBatch, DevicePrefetcher
 from seamseg.training.step import StepResult
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import barrier, failure_reason, is_peer_failure
-from seamseg.utils.errors import SeamsegError
+from seamseg.utils.errors import SeamsegError, option
 
 T = TypeVar("T")
 
@@ -95,8 +95,8 @@ class Trainer:
             if not (self.world.is_distributed and is_peer_failure(error)):
                 raise
             raise SeamsegError(
-                f"step {self.progress.global_step}: process {self.world.rank} lost touch with the others, see their "
-                f"messages ({failure_reason(error)})"
+                f"step {self.progress.global_step}: process {self.world.rank} lost its connection to the others, see "
+                f"their messages ({failure_reason(error)})"
             ) from error
         finally:
             if self._writer is not None:
@@ -204,7 +204,7 @@ class Trainer:
         """Stop the training, whose snapshot is being written, because of a signal."""
         message = (
             f"{signal.Signals(number).name}: stopped after step {self.progress.global_step}, snapshot saved; "
-            "re-run the same command with --resume auto to continue"
+            f"re-run the same command with {option('resume', 'auto')} to continue"
         )
         if self._writer is not None:
             self._writer.wait()

@@ -187,7 +187,7 @@ def test_a_run_folder_with_a_broken_config(tmp_path: Path) -> None:
 
 def test_no_configuration(tmp_path: Path) -> None:
     path = write_snapshot(tmp_path / "model.pth.tar", config="")
-    assert refusal(path).endswith("holds no configuration; give its INI file with --config")
+    assert refusal(path).endswith("holds no configuration; give its INI file with config=FILE")
 
 
 def test_a_typo_in_the_configuration_names_the_model(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_typo_in_the_configuration_names_the_model(tmp_path: Path) -> None:
 
 def test_no_classes(tmp_path: Path) -> None:
     path = write_snapshot(tmp_path / "model.pth.tar", metadata=None)
-    assert refusal(path).endswith("holds no classes; give metadata.bin with --meta")
+    assert refusal(path).endswith("holds no classes; give metadata.bin with meta=FILE")
 
 
 def test_broken_header(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_zip_without_a_snapshot(tmp_path: Path) -> None:
 
 def test_zip_without_metadata_needs_meta(tmp_path: Path) -> None:
     path = published(tmp_path, bin=None)
-    assert "give metadata.bin with --meta" in refusal(path)
+    assert "give metadata.bin with meta=FILE" in refusal(path)
     write_metadata(tmp_path / "metadata.bin", CLASSES)
     assert_whole(path, meta=tmp_path / "metadata.bin")
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from support.micro import train
 
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
@@ -17,7 +18,6 @@ from seamseg.training.logging.images import SampleRenderer
 from seamseg.training.logging.logs import TensorBoardWriter, TextLog
 from seamseg.training.logging.metrics import read_metrics
 from seamseg.training.logging.reporter import Reporter, StepPosition, peak_memory
-from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.step import StepResult
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError
@@ -26,10 +26,6 @@ from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 pytestmark = pytest.mark.usefixtures("narrow")
 
 CPU = ("--device", "cpu")
-
-
-def train(config, data, run, *overrides, **options):
-    return run_training(TrainingOptions(config, data, run, overrides=overrides, device="cpu", **options))
 
 
 @pytest.fixture

@@ -131,7 +131,7 @@ def test_models_and_data_that_do_not_fit(micro, micro_run, tmp_path):
         evaluate_model(micro_run, other, EvaluationOptions(device="cpu", meta=other / "metadata.bin"))
     with pytest.raises(InputError, match="no split 'test'"):
         evaluate_model(micro_run, micro, EvaluationOptions("test", device="cpu"))
-    with pytest.raises(InputError, match="name a split with --split"):
+    with pytest.raises(InputError, match="name a split with split=NAME"):
         evaluate_model(micro_run, micro, EvaluationOptions(device="cpu", overrides=["dataloader.val_set="]))
 
 

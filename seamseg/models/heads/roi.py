@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.models.backbones.residual import NormFactory
+from seamseg.models.backbones.base import NormFactory
 from seamseg.models.heads.roi_targets import IGNORED_PIXEL
 from seamseg.ops.boxes import box_area, smooth_l1
 from seamseg.ops.nms import nms

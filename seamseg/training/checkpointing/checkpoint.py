@@ -21,7 +21,7 @@ from seamseg.training.optim.optimizer import load_optimizer_state
 from seamseg.training.optim.schedule import LRSchedule
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 
 STEPPER_PARTS = ("scaler", "ema")
 """Possible keys of :meth:`Stepper.state_dict`, each a part of a snapshot's `state_dict`."""
@@ -147,7 +147,7 @@ class ResumePoint:
 def make_snapshot(
     state: TrainState, progress: TrainingProgress, meters: Mapping[str, Mapping[str, Tensor]], resume: dict[str, Any]
 ) -> Snapshot:
-    """Copy everything that `--resume` and `predict` need to the host, so that training can go on during the write.
+    """Copy everything that resuming and prediction need to the host, so that training can go on during the write.
 
     Parameters
     ----------
@@ -216,10 +216,11 @@ def resume(
             raise ValueError("a position without rank states")
     except (KeyError, TypeError, ValueError):
         raise InputError(
-            f"{path}: its training progress is missing or damaged; use --pre-train {path} to start from its weights"
+            f"{path}: its training progress is missing or damaged; "
+            f"use {option('pretrain', path)} to start from its weights"
         ) from None
     if "optimizer" not in snapshot.state_dict:
-        raise InputError(f"{path}: has no optimizer state; use --pre-train {path} to start from its weights")
+        raise InputError(f"{path}: has no optimizer state; use {option('pretrain', path)} to start from its weights")
     load_optimizer_state(optimizer, snapshot.state_dict["optimizer"], str(path))
     return point
 
@@ -263,7 +264,7 @@ def _check_same_kind(snapshot: Snapshot, net: nn.Module, name: str) -> None:
         if unknown:
             raise InputError(
                 f"{name}: is a snapshot of another kind of network, which also has {part}.{unknown[0]}: it cannot be "
-                f"resumed; use --pre-train {name} to start from its weights"
+                f"resumed; use {option('pretrain', name)} to start from its weights"
             )
 
 

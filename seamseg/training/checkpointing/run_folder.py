@@ -24,7 +24,7 @@ from seamseg.checkpoints.snapshot import (
 )
 from seamseg.config import Config, config_to_string
 from seamseg.formats.metadata import Metadata, write_metadata
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.files import PARTIAL, replacing, write_atomically
 
 LAST_NAME = "model_last.pth.tar"
@@ -179,8 +179,8 @@ class RunFolder:
                 warn(f"skipped: {error}")
         if candidates:
             raise InputError(
-                f"{self.path}: all {len(candidates)} snapshots are damaged; name another one with --resume F, "
-                "or start over without --resume"
+                f"{self.path}: all {len(candidates)} snapshots are damaged; name another one with "
+                f"{option('resume', 'F')}, or start over without {option('resume')}"
             )
         return None
 
