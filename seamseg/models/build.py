@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from seamseg.config import Config
+from seamseg.config import KINDS, Config
 from seamseg.models.backbones import build_backbone
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.backbones.fpn import FPN, FPNBody
@@ -153,7 +153,7 @@ def _build_semantic(config: Config, norm: NormFactory, num_classes: int) -> Sema
 
 
 def _has_masks(config: Config) -> bool:
-    return config.kind != "detection"
+    return KINDS[config.kind].has_masks
 
 
 def norm_factories(mode: str, activation: str, slope: float, gn_groups: int) -> tuple[NormFactory, NormFactory]:
