@@ -39,8 +39,11 @@ def classifier(config: Any, checkpoint: Any = None, device: Any = "auto") -> nn.
     return load_classifier(config, checkpoint, device)
 
 
-def load(model: Any, device: Any = "auto", config: Any = None, meta: Any = None, **options: Any) -> Predictor:
+def load(model: Any, device: Any = "auto", config: Any = None, meta: Any = None, **options: Any) -> Predictor[Any]:
     """Load a trained model: `seamseg.load("model.zip").predict("street.jpg")`.
+
+    The kind of the model decides what :meth:`~seamseg.inference.predictor.Predictor.predict` returns: a panoptic map,
+    or detections with boxes and masks.
 
     Parameters
     ----------

@@ -79,7 +79,9 @@ def parse_checkpoint(content: Any, name: str, config: ClassifierConfig, epoch_le
     """
     weights = checkpoint_weights(content, name)
     if (arch := content.get("arch")) is not None and arch != config.network.arch:
-        raise InputError(f"{name}: is a checkpoint of {arch!s:.80}, but {config.source} describes {config.network.arch}")
+        raise InputError(
+            f"{name}: is a checkpoint of {arch!s:.80}, but {config.source} describes {config.network.arch}"
+        )
     fc = weights.get(_FC)
     if isinstance(fc, Tensor) and fc.dim() == 2 and fc.shape[0] != config.network.classes:
         raise InputError(

@@ -122,7 +122,11 @@ class Training:
     channels_last: bool = _key(False, "run the network in channels-last memory format", ours=True)
     accumulate: int = _key(1, "batches whose gradients are accumulated for one step", minimum=1, ours=True)
     ema: float = _key(
-        0.0, "decay per step of a moving average of the weights, which is then validated", minimum=0, maximum=1, ours=True
+        0.0,
+        "decay per step of a moving average of the weights, which is then validated",
+        minimum=0,
+        maximum=1,
+        ours=True,
     )
     num_workers: int = _key(2, "processes that load images; 0 for none", minimum=0, maximum=1024, ours=True)
     prefetch: int = _key(2, "batches that each worker loads in advance", minimum=1, maximum=1024, ours=True)
@@ -200,9 +204,7 @@ def load_classifier_config(path: str | Path, overrides: Sequence[str] = ()) -> C
     return parse_classifier_config(content, str(path), overrides)
 
 
-def parse_classifier_config(
-    content: Any, source: str = "config", overrides: Sequence[str] = ()
-) -> ClassifierConfig:
+def parse_classifier_config(content: Any, source: str = "config", overrides: Sequence[str] = ()) -> ClassifierConfig:
     """Complete and check the content of a JSON configuration; arguments and errors as :func:`load_classifier_config`."""
     if not isinstance(content, Mapping):
         raise InputError(f"{source}: not a config file: the content must be an object with sections")
@@ -333,7 +335,9 @@ def _check_schedule(schedule: Schedule, source: str) -> None:
         raise InputError(f"{where}: a {schedule.type} schedule needs {', '.join(missing)}")
     allowed = {*required, *(("gamma",) if schedule.type in ("step", "multistep") else ())}
     if unknown := sorted(set(params) - allowed):
-        raise InputError(f"{where}: a {schedule.type} schedule has no {', '.join(unknown)}{did_you_mean(unknown[0], allowed)}")
+        raise InputError(
+            f"{where}: a {schedule.type} schedule has no {', '.join(unknown)}{did_you_mean(unknown[0], allowed)}"
+        )
     for name, value in params.items():
         values = value if name == "milestones" and isinstance(value, list) else [value]
         whole = name in ("milestones", "step_size")
@@ -364,5 +368,3 @@ def _shown(value: Any) -> str:
     except (TypeError, ValueError):
         text = str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-

@@ -94,9 +94,7 @@ def build_classifier(config: ClassifierConfig) -> nn.Module:
     network = config.network
     try:
         norm = norm_factory(network.bn_mode, network.activation, network.activation_param)
-        net = build_backbone(
-            network.arch, norm, classes=network.classes, keep_outputs=False, **network_params(network)
-        )
+        net = build_backbone(network.arch, norm, classes=network.classes, keep_outputs=False, **network_params(network))
     except (TypeError, ValueError) as error:
         raise InputError(f"{config.source}: network: {error}") from None
     initialise(net, network)

@@ -31,9 +31,7 @@ def build_optimizer(net: nn.Module, options: Optimizer) -> torch.optim.Optimizer
     fused = all(p.device.type in ("cpu", "cuda") for _, p in named)
     optimizer: torch.optim.Optimizer
     if options.type == "Adam":
-        optimizer = torch.optim.Adam(
-            groups, lr=options.learning_rate, weight_decay=options.weight_decay, fused=fused
-        )
+        optimizer = torch.optim.Adam(groups, lr=options.learning_rate, weight_decay=options.weight_decay, fused=fused)
     else:
         optimizer = torch.optim.SGD(
             groups,

@@ -75,8 +75,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     validate.add_argument("--ten-crops", action="store_true", help="average the logits of ten crops of each image")
     validate.add_argument("--crop", type=int, metavar="N", help="side of the crop (default: input.crop_val)")
     validate.add_argument(
-        "--scale", type=int, metavar="N", help="shorter side before the crop, -1 for that of the image "
-        "(default: input.scale_val)"
+        "--scale",
+        type=int,
+        metavar="N",
+        help="shorter side before the crop, -1 for that of the image (default: input.scale_val)",
     )
     validate.add_argument("--json", metavar="F", help="write the scores to this file")
     _add_common(validate)

@@ -209,23 +209,23 @@ class _TrainingRun:
                 folder.publish(resumed.source, folder.best)
         barrier(world)
         output = folder.path if world.is_main else None
-        board = TensorBoardWriter(output, resumed.progress.global_step + 1 if resumed else None, self.log)
+        tensorboard = TensorBoardWriter(output, resumed.progress.global_step + 1 if resumed else None, self.log)
         metrics = MetricsFile(output, (resumed.progress.global_step, resumed.progress.epoch) if resumed else None)
         recorder = None
         if self.task.replayable:
             recorder = StepRecorder(config, state.metadata, world, state.net, folder.path)
         images = self.task.sample_images(state.metadata)
-        reporter = Reporter(config, images, world, self.log, board, metrics, recorder)
+        reporter = Reporter(config, images, world, self.log, tensorboard, metrics, recorder)
         reporter.rate_names = self.task.rate_names
-        trainer = Trainer(state, loader, validator, folder, reporter, resumed, self.task.watch(state.net, board))
-        board.text("config", self.task.config_text)
+        trainer = Trainer(state, loader, validator, folder, reporter, resumed, self.task.watch(state.net, tensorboard))
+        tensorboard.text("config", self.task.config_text)
         epochs = config.scheduler.epochs
         if trainer.progress.epoch + 1 >= epochs:
             self.log.warning(f"all {epochs} epochs are done already; raise {option('scheduler.epochs')} to train on")
         try:
             return trainer.train()
         finally:
-            board.close()
+            tensorboard.close()
             metrics.close()
 
 

@@ -69,7 +69,7 @@ class Task:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Parts of the network, which `--pre-train PART:FILE` fills."""
+        """Parts of the network, which `PART:FILE` of `pretrain` fills."""
         return KINDS[self.config.kind].modules
 
     @property
@@ -111,7 +111,7 @@ class Task:
         return load_body_weights(net, weights) if weights else None
 
     def load_pretrained(self, net: nn.Module, specification: str) -> LoadReport:
-        """Load `--pre-train [PART:]FILE`."""
+        """Load a file of `pretrain`, `[PART:]FILE`."""
         return load_pretrained(net, specification)
 
     def build_optimizer(self, net: nn.Module) -> torch.optim.Optimizer:

@@ -84,7 +84,9 @@ class WeightAverage:
         """
         updates = state.get(_COUNT) if isinstance(state, Mapping) else None
         if not isinstance(updates, Tensor) or updates.shape != ():
-            raise InputError(f"{source}: its moving average is damaged; set {option('optimizer.ema')}=0 to continue without it")
+            raise InputError(
+                f"{source}: its moving average is damaged; set {option('optimizer.ema')}=0 to continue without it"
+            )
         own = {id(average): average for average in self._averages}
         pairs: list[tuple[Tensor, Tensor]] = []
         for part, tensors in self._by_part().items():
