@@ -25,8 +25,8 @@ _Texts = dict[str, dict[str, str]]
 def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[str] = ()) -> Config:
     """Read a configuration file (docs/contract.md, section 2).
 
-    The kind of network is that of `--set general.kind=`, else of the file's `[general] kind`, else `kind`. Missing keys
-    have the defaults of the kind.
+    The kind of network is that of the override `general.kind=`, else of the file's `[general] kind`, else `kind`.
+    Missing keys have the defaults of the kind.
 
     Parameters
     ----------

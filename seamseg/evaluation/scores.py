@@ -22,7 +22,7 @@ class Scores(Protocol):
         """The score that selects the best snapshot, a fraction; 0 if it is undefined."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of `--json` and of a line of `metrics.jsonl`."""
+        """Return the content of the JSON file and of a line of `metrics.jsonl`."""
 
     def scalars(self) -> dict[str, float]:
         """Return the scores by TensorBoard tag, without those that are NaN."""

@@ -264,7 +264,7 @@ def _check_same_kind(snapshot: Snapshot, net: nn.Module, name: str) -> None:
         if unknown:
             raise InputError(
                 f"{name}: is a snapshot of another kind of network, which also has {part}.{unknown[0]}: it cannot be "
-                f"resumed; use --pre-train {name} to start from its weights"
+                f"resumed; use {option('pretrain', name)} to start from its weights"
             )
 
 

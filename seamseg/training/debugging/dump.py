@@ -93,7 +93,7 @@ class StepRecorder:
         """Keep the batches of a step before it is taken, without a copy, and the RNG state."""
         self._kept[step] = (batches, rng_state(self.world.device))
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop all steps so far: they succeeded."""
         self._kept.clear()
 
