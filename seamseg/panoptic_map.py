@@ -45,17 +45,14 @@ VOID_ID = 0
 """Id of pixels without a segment."""
 
 
-def class_map_result(classes: np.ndarray, num_stuff: int) -> PanopticResult:
-    """Convert a class map `H x W` (255 void) to a map with one segment for each class, without instances.
+def class_map_result(classes: np.ndarray) -> PanopticResult:
+    """Convert a class map `H x W` (255 void) to a map with one segment for each class, as of stuff.
 
-    Things are crowds. Boxes are not computed, they are zero.
+    The box of each segment is the whole map.
     """
     present, counts = np.unique(classes, return_counts=True)
-    segments = [
-        Segment(int(c) + 1, int(c), bool(c >= num_stuff), None, int(n), (0, 0, 0, 0), bool(c >= num_stuff))
-        for c, n in zip(present, counts)
-        if c != VOID
-    ]
+    box = (0, 0, int(classes.shape[0]), int(classes.shape[1]))
+    segments = [Segment(int(c) + 1, int(c), False, None, int(n), box) for c, n in zip(present, counts) if c != VOID]
     return PanopticResult(np.where(classes == VOID, 0, classes.astype(np.int32) + 1).astype(np.int32), segments)
 
 

@@ -6,6 +6,7 @@ Each `from_*` function takes the arguments of a script of the original and retur
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import shlex
 import sys
@@ -94,6 +95,49 @@ def from_test_panoptic(argv: Sequence[str]) -> list[str]:
     # the original overwrites existing outputs
     ours = ["predict", args.model, args.inputs, args.out, "--config", args.config, "--meta", args.meta, "--restart"]
     return [*ours, "--format", form, *thresholds, "--min-area", str(int(args.min_area))]
+
+
+def from_test_vistas(argv: Sequence[str]) -> list[str]:
+    """Translate `[--scales LIST] [--flip] [--fusion-mode M] [--output-mode M] SNAPSHOT IN OUT`."""
+    parser = _parser(
+        "test_vistas.py", "Predict semantic segmentations with the published Vistas network, as `seamseg predict` does."
+    )
+    parser.add_argument("--scales", metavar="LIST", default="[0.7, 1, 1.2]", help="default: %(default)s")
+    parser.add_argument("--flip", action="store_true", help="add the mirrored view of each scale")
+    _option(parser, "--fusion-mode", metavar="M", choices=("mean", "voting", "max"), default="mean", help="of the views")
+    _option(
+        parser,
+        "--output-mode",
+        metavar="M",
+        choices=("palette", "raw", "prob", "final"),
+        default="final",
+        help="palette, raw (greyscale), prob (with probabilities) or final, which is raw (default: %(default)s)",
+    )
+    parser.add_argument("--size", metavar="N", type=int, help="longest side of the network's input (default: 2048)")
+    parser.add_argument("--world-size", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("snapshot", metavar="SNAPSHOT", help="wide_resnet38_deeplab_vistas.pth.tar")
+    parser.add_argument("inputs", metavar="IN_DIR", help="photos, also in sub-folders")
+    parser.add_argument("out", metavar="OUT_DIR", help="folder for the outputs")
+    args = parser.parse_args(argv)
+    _adopt_rank(args)
+    views = [f"{scale:g}" for scale in _scales(parser, args.scales)] + ["flip"] * args.flip
+    formats = {"palette": "labels", "prob": "ids,probabilities"}.get(args.output_mode, "ids")
+    ours = ["predict", args.snapshot, args.inputs, args.out, "--restart", "--format", formats, "--tta", ",".join(views)]
+    size = [] if args.size is None else ["--size", str(args.size)]
+    return [*ours, "--tta-fusion", args.fusion_mode, *size]
+
+
+def _scales(parser: argparse.ArgumentParser, text: str) -> list[float]:
+    """Return the numbers of a Python list, which the original evaluates as an expression."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        value = None
+    numbers = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not numbers or any(isinstance(n, bool) or not isinstance(n, (int, float)) or not n > 0 for n in numbers):
+        parser.error(f"--scales {text:.80}: expected a list of positive numbers such as [0.7, 1, 1.2]")
+    return [float(n) for n in numbers]
 
 
 def from_prepare_cityscapes(argv: Sequence[str]) -> list[str]:

@@ -92,7 +92,7 @@ class Body:
     """The backbone and its normalization."""
 
     body: str = key(
-        "architecture of the backbone", choices=("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+        "architecture of the backbone", choices=("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wider_resnet38_a2")
     )
     weights: str = key("file of pre-trained weights, made by `seamseg convert-backbone`; empty for none")
     normalization_mode: str = key(
@@ -268,6 +268,13 @@ class Dataloader:
     shortest_size: int = key("shortest side of the network input in pixels", minimum=1, maximum=16384)
     longest_max_size: int = key(
         "largest long side in training; inference allows at least 4 times the shortest size", minimum=1, maximum=32_768
+    )
+    longest_size: int | None = key(
+        "exact length of the longest side of the network input at inference and validation, instead of the other two; "
+        "empty to use those",
+        minimum=1,
+        maximum=32_768,
+        ours=True,
     )
     train_batch_size: int | None = key("images per batch and process in training", minimum=1, maximum=65_536)
     val_batch_size: int | None = key(

@@ -106,6 +106,11 @@ class SemanticNet(nn.Module):
         self.compiled = False
 
     @property
+    def kind(self) -> str:
+        """What the network does: semantic."""
+        return "semantic"
+
+    @property
     def dtype(self) -> torch.dtype:
         """Data type of the parameters, to which images are converted."""
         return next(self.parameters()).dtype

@@ -131,7 +131,7 @@ class SampleRenderer:
             return self._overlay(rgb, sample.result)
         prediction, options, num_stuff = sample.prediction, self.config.general, self.metadata.num_stuff
         if prediction.semantic is not None:
-            return self._overlay(rgb, class_map_result(prediction.semantic.numpy(), num_stuff))
+            return self._overlay(rgb, class_map_result(prediction.semantic.numpy()))
         if prediction.mask_logits is not None:
             fused = fuse(prediction, num_stuff, options.score_threshold, options.overlap_threshold)
             rgb = self._overlay(rgb, to_result(fused, prediction.size, num_stuff))
