@@ -97,6 +97,22 @@ def test_inference_arguments() -> None:
     ]
 
 
+def test_instance_segmentation_arguments() -> None:
+    command = ["predict", "model.pth.tar", "in", "out", "--config", "C.ini"]
+    rest = ["--set", "general.kind=instance_seg"]
+    assert legacy.from_test_instance_seg(["C.ini", "model.pth.tar", "in", "out"]) == [
+        *command,
+        *("--restart", "--format", "overlay-legacy", "--score-threshold", "0.5"),
+        *rest,
+    ]
+    options = "--local_rank 0 --log_dir log --meta m.bin --threshold .7 --raw C.ini model.pth.tar in out"
+    assert legacy.from_test_instance_seg(options.split()) == [
+        *command,
+        *("--meta", "m.bin", "--restart", "--format", "raw", "--score-threshold", "0.7"),
+        *rest,
+    ]
+
+
 def test_inference_needs_the_metadata(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         legacy.from_test_panoptic(["C.ini", "model.pth.tar", "in", "out"])
@@ -111,6 +127,7 @@ def test_inference_needs_the_metadata(capsys: pytest.CaptureFixture[str]) -> Non
         legacy.from_train_detection(["C.ini", "data"]),
         legacy.from_train_instance_seg(["C.ini", "data"]),
         legacy.from_test_panoptic(["--meta", "m.bin", "--raw", "C.ini", "model.pth.tar", "in", "out"]),
+        legacy.from_test_instance_seg(["--meta", "m.bin", "--raw", "C.ini", "model.pth.tar", "in", "out"]),
         legacy.from_prepare_cityscapes(["root", "out"]),
         legacy.from_prepare_vistas(["root", "out"]),
         legacy.from_convert_resnet(["resnet18", "out.pth"]),
@@ -129,6 +146,7 @@ def test_translations_are_valid_commands(argv: list[str]) -> None:
         "train_detection.py",
         "train_instance_seg.py",
         "test_panoptic.py",
+        "test_instance_seg.py",
         "data_preparation/prepare_cityscapes.py",
         "data_preparation/prepare_vistas.py",
     ],
