@@ -35,10 +35,10 @@ class BatchLoader(DataLoader):
 
     def _files(self) -> list[str | None]:
         """Return the file that each worker reads now, or was reading when it died."""
-        reading = getattr(self.worker_init_fn, "reading", None)
-        if reading is None or not isinstance(self.dataset, PanopticDataset):
+        reading, file_name = getattr(self.worker_init_fn, "reading", None), getattr(self.dataset, "file_name", None)
+        if reading is None or file_name is None:
             return [None] * len(self._workers)
-        return [self.dataset.file_name(i) if i >= 0 else None for i in reading.tolist()]
+        return [file_name(i) if i >= 0 else None for i in reading.tolist()]
 
 
 @contextmanager

@@ -12,9 +12,8 @@ import torch._dynamo.config
 from torch import nn
 from torch.utils.data import DataLoader
 
-from seamseg.config import Config, config_from_string, config_to_string, load_config
+from seamseg.config import Config, load_config
 from seamseg.config.kinds import PANOPTIC
-from seamseg.config.loader import differences
 from seamseg.data.loader import index_sampler
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
@@ -107,7 +106,7 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> Scores |
         if world.is_main:
             folder.make()
             folder.remove_partial()
-        log = TextLog(folder.path if world.is_main else None, is_quiet(), enabled=world.is_main)
+        log = task.open_log(folder, world)
         try:
             return _TrainingRun(options, task, world, folder, log)()
         except KeyboardInterrupt:
@@ -152,7 +151,7 @@ class _TrainingRun:
             raise InputError(f"{options.config}: {option('evaluate', True)} requires [dataloader] val_set")
         loader = None if options.evaluate else task.open_loader(options.data, world)
         metadata: Metadata = (validator if loader is None else loader).dataset.metadata  # type: ignore[union-attr]
-        log.info(f"{metadata.num_stuff} stuff and {metadata.num_thing} thing classes; {_describe_device(world)}")
+        log.info(f"{task.describe_classes(metadata)}; {_describe_device(world)}")
         if loader is not None:
             log.info(_describe_steps(config, loader, world))
         if config.dataloader.coco_gt and (config.general.eval_coco or config.kind != PANOPTIC):
@@ -190,7 +189,9 @@ class _TrainingRun:
             self.log.info(
                 f"resumed from {resumed.source}, {_describe_position(resumed)}, step {resumed.progress.global_step}"
             )
-            _warn_of_changes(resumed, config, self.log)
+            # such as a forgotten override
+            if changed := self.task.changes(resumed.config):
+                self.log.warning(f"configuration differs from the snapshot's: {', '.join(changed)}")
         return TrainState(config, metadata, world, net, stepper, schedule), resumed
 
     def _train(
@@ -211,14 +212,17 @@ class _TrainingRun:
         output = folder.path if world.is_main else None
         tensorboard = TensorBoardWriter(output, resumed.progress.global_step + 1 if resumed else None, self.log)
         metrics = MetricsFile(output, (resumed.progress.global_step, resumed.progress.epoch) if resumed else None)
-        recorder = StepRecorder(config, state.metadata, world, state.net, folder.path)
+        recorder = None
+        if self.task.replayable:
+            recorder = StepRecorder(config, state.metadata, world, state.net, folder.path)
         images = self.task.sample_images(state.metadata)
         reporter = Reporter(config, images, world, self.log, tensorboard, metrics, recorder)
-        trainer = Trainer(state, loader, validator, folder, reporter, resumed)
-        tensorboard.text("config", config_to_string(config))
+        reporter.rate_names = self.task.rate_names
+        trainer = Trainer(state, loader, validator, folder, reporter, resumed, self.task.watch(state.net, tensorboard))
+        tensorboard.text("config", self.task.config_text)
         epochs = config.scheduler.epochs
         if trainer.progress.epoch + 1 >= epochs:
-            self.log.warning(f"all {epochs} epochs are done already; raise scheduler.epochs to train on")
+            self.log.warning(f"all {epochs} epochs are done already; raise {option('scheduler.epochs')} to train on")
         try:
             return trainer.train()
         finally:
@@ -312,16 +316,6 @@ def _describe_steps(config: Config, loader: DataLoader, world: World) -> str:
 def _describe_device(world: World) -> str:
     name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "the CPU"
     return f"on {name}" if not world.is_distributed else f"in {world.size} processes on {name}"
-
-
-def _warn_of_changes(resumed: ResumePoint, config: Config, log: TextLog) -> None:
-    """Log the keys whose values differ from those of the snapshot, such as a forgotten override."""
-    try:
-        changed = differences(config_from_string(resumed.config, config.kind), config)
-    except InputError:
-        return  # the configuration of another release; that of this run is valid
-    if changed:
-        log.warning(f"configuration differs from the snapshot's: {', '.join(changed)}")
 
 
 def compile_network(net: Any, world: World, log: TextLog, backend: str = "inductor") -> bool:

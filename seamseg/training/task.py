@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -13,18 +13,21 @@ from torch.utils.data import DataLoader
 
 from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained
 from seamseg.checkpoints.snapshot import LoadReport
-from seamseg.config import Config
+from seamseg.config import Config, config_from_string, config_to_string
 from seamseg.config.kinds import KINDS
+from seamseg.config.loader import differences
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
 from seamseg.models.build import build_training_module
 from seamseg.training.checkpointing.run_folder import SNAPSHOT_FILES, RunFolder, SnapshotFiles
 from seamseg.training.logging.images import SampleImages, SampleRenderer
+from seamseg.training.logging.logs import TensorBoardWriter, TextLog
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.optim.schedule import LRSchedule
 from seamseg.training.prefetch import open_loader
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
+from seamseg.utils.progress import is_quiet
 from seamseg.validation.validator import Validator
 
 
@@ -53,6 +56,12 @@ class Task:
     config: Config
     source: str | Path = "config"
 
+    rate_names: ClassVar[tuple[str, str]] = ("lr_norm", "lr_other")
+    """Names of the learning rates of the first and the last group of the optimizer, in `metrics.jsonl`."""
+
+    replayable: ClassVar[bool] = True
+    """Whether a failed step leaves a dump for `seamseg doctor --replay`."""
+
     @property
     def files(self) -> SnapshotFiles:
         """Names and layout of the snapshots."""
@@ -62,6 +71,26 @@ class Task:
     def parts(self) -> tuple[str, ...]:
         """Parts of the network, which `PART:FILE` of `pretrain` fills."""
         return KINDS[self.config.kind].modules
+
+    @property
+    def config_text(self) -> str:
+        """The configuration as text, for TensorBoard."""
+        return config_to_string(self.config)
+
+    def changes(self, text: str) -> list[str]:
+        """Return the keys whose values differ from those of the configuration in a snapshot."""
+        try:
+            return differences(config_from_string(text, self.config.kind), self.config)
+        except InputError:
+            return []  # the configuration of another release; that of this run is valid
+
+    def open_log(self, folder: RunFolder, world: World) -> TextLog:
+        """Open the text log of this process."""
+        return TextLog(folder.path if world.is_main else None, is_quiet(), enabled=world.is_main)
+
+    def describe_classes(self, metadata: Metadata) -> str:
+        """Return the number of classes, for the log."""
+        return f"{metadata.num_stuff} stuff and {metadata.num_thing} thing classes"
 
     def open_loader(self, data: str | Path, world: World) -> DataLoader:
         """Open the loader of the training batches of this process; InputError if the data set is missing or wrong."""
@@ -110,6 +139,10 @@ class Task:
     def sample_images(self, metadata: Metadata) -> SampleImages:
         """Return what draws the sample images for TensorBoard."""
         return SampleRenderer(metadata, self.config)
+
+    def watch(self, net: nn.Module, board: TensorBoardWriter) -> Callable[[int], None] | None:
+        """Return a function that is called with the number of each finished step; None for none."""
+        return None
 
 
 TASKS: dict[str, Callable[[Config, str | Path], Task]] = dict.fromkeys(("panoptic", "instance_seg", "detection"), Task)

@@ -34,6 +34,8 @@ from seamseg.utils.errors import SeamsegError, option
 
 T = TypeVar("T")
 
+_SIZE_KEYS = ("dataloader.train_batch_size", "dataloader.shortest_size", "dataloader.longest_max_size")
+
 
 @dataclass
 class Trainer:
@@ -47,6 +49,7 @@ class Trainer:
     run : folder of the snapshots, written by the main process
     reporter : reports the progress
     resumed : where to begin; weights, momentum and the stepper's state must be restored already; None for a new run
+    watch : called with the number of each finished step
     """
 
     state: TrainState
@@ -55,6 +58,7 @@ class Trainer:
     run: RunFolder
     reporter: Reporter
     resumed: ResumePoint | None = None
+    watch: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
         resumed, state = self.resumed, self.state
@@ -156,6 +160,8 @@ class Trainer:
             self.reporter.broken = self._batches.broken_images
             now = time.perf_counter()
             self.reporter.step(StepPosition(epoch, index, length, step), result, loaded - last, now - last)
+            if self.watch is not None:
+                self.watch(step)
             assert self._position is not None
             self._position = self._position.after(len(group))
             self._after_step()
@@ -174,7 +180,7 @@ class Trainer:
             return 0
         if position.order != order:
             self.reporter.log.warning(
-                f"restarting epoch {epoch + 1}: the training images or general.seed differ from those of "
+                f"restarting epoch {epoch + 1}: the training images or {option('general.seed')} differ from those of "
                 f"{resumed.source}"
             )
             self._position = EpochPosition(epoch, 0, sampler.segments, order)
@@ -227,9 +233,9 @@ class Trainer:
             raise
         except RuntimeError as error:
             if lacks_memory(error):
+                keys = dict.fromkeys(map(option, _SIZE_KEYS))
                 raise SeamsegError(
-                    f"step {step}: the GPU's memory is full (images {ids}); lower "
-                    "dataloader.train_batch_size, dataloader.shortest_size or dataloader.longest_max_size"
+                    f"step {step}: the GPU's memory is full (images {ids}); lower {' or '.join(keys)}"
                 ) from error
             # a loss that is not finite can cause almost any error: report the cause instead
             self.reporter.failed()

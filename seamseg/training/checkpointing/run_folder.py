@@ -30,6 +30,7 @@ from seamseg.utils.files import PARTIAL, replacing, write_atomically
 LAST_NAME = "model_last.pth.tar"
 BEST_NAME = "model_best.pth.tar"
 LOG_NAME = "training.log"
+LOG_NAMES = "training*.log"
 SNAPSHOTS = "snapshots"
 DUMPS = "dump-step-*.pth.tar"
 
@@ -116,10 +117,12 @@ class RunFolder:
             raise SeamsegError(f"{self.path}: cannot make the run folder: {error.strerror}") from error
 
     def discard(self) -> None:
-        """Remove the folder of a run that was refused before training began, if it holds nothing but a log."""
+        """Remove the folder of a run that was refused before training began, if it holds nothing but logs."""
         with suppress(OSError):
-            if all(entry.name == LOG_NAME for entry in self.path.iterdir()):
-                (self.path / LOG_NAME).unlink(missing_ok=True)
+            entries = list(self.path.iterdir())
+            if all(entry.match(LOG_NAMES) for entry in entries):
+                for entry in entries:
+                    entry.unlink(missing_ok=True)
                 self.path.rmdir()
 
     def remove_partial(self) -> None:

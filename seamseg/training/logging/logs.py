@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from seamseg.training.checkpointing.run_folder import LOG_NAME
 from seamseg.utils.errors import SeamsegError
@@ -27,22 +28,32 @@ class TextLog:
     folder : existing run folder; None for no file
     quiet : show only warnings on the console
     enabled : False for a log that does nothing
+    name : of the file
+    console : write to the console
     """
 
-    def __init__(self, folder: Path | None, quiet: bool = False, enabled: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        quiet: bool = False,
+        enabled: bool = True,
+        name: str = LOG_NAME,
+        console: bool = True,
+    ) -> None:
         self._handlers: list[logging.Handler] = []
         self.enabled = enabled
         if not enabled:
             return
-        console = logging.StreamHandler(sys.stderr)
-        console.setLevel(logging.WARNING if quiet else logging.INFO)
-        console.setFormatter(logging.Formatter("%(message)s"))
-        self._handlers.append(console)
+        if console:
+            stream = logging.StreamHandler(sys.stderr)
+            stream.setLevel(logging.WARNING if quiet else logging.INFO)
+            stream.setFormatter(logging.Formatter("%(message)s"))
+            self._handlers.append(stream)
         if folder is not None:
             try:
-                file = logging.FileHandler(folder / LOG_NAME, encoding="utf-8")
+                file = logging.FileHandler(folder / name, encoding="utf-8")
             except OSError as error:
-                raise SeamsegError(f"{folder / LOG_NAME}: cannot write: {error.strerror}") from error
+                raise SeamsegError(f"{folder / name}: cannot write: {error.strerror}") from error
             file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
             self._handlers.append(file)
         _logger.setLevel(logging.INFO)
@@ -116,6 +127,12 @@ class TensorBoardWriter:
         """Write an `H x W x 3` uint8 image."""
         if self._writer is not None:
             self._writer.add_image(tag, rgb, step, dataformats="HWC")
+
+    def histograms(self, tensors: Mapping[str, Tensor], step: int) -> None:
+        """Write the distribution of the values of tensors by tag."""
+        if self._writer is not None:
+            for tag, tensor in tensors.items():
+                self._writer.add_histogram(tag, tensor.detach().float().cpu(), step)
 
     def text(self, tag: str, text: str, step: int = 0) -> None:
         """Write preformatted text."""

@@ -20,7 +20,7 @@ from seamseg.training.logging.metrics import MetricsFile
 from seamseg.training.prefetch import prepare_batch
 from seamseg.training.step import StepResult
 from seamseg.utils.distributed import World, gather_objects, max_over_processes, mean_over_processes
-from seamseg.utils.errors import SeamsegError
+from seamseg.utils.errors import SeamsegError, option
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Reporter:
     ----------
     notes : constants by name that are added to each line, such as `ema_decay`
     broken : number of images of the epoch that this process could not read
+    rate_names : names of the learning rates of the first and the last group of parameters, which may be the same
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Reporter:
         self.metrics = metrics or MetricsFile(None)
         self.notes: dict[str, float] = {"ema_decay": config.optimizer.ema} if config.optimizer.ema else {}
         self.broken = 0
+        self.rate_names: Sequence[str] = ("lr_norm", "lr_other")
         self._recorder = recorder
         self._images = images
         self._pace = _Pace()
@@ -108,7 +110,8 @@ class Reporter:
 
     def begin_step(self, step: int, rates: list[float], batches: Sequence[Any]) -> None:
         """Record the learning rates of a step, and what a dump of it needs."""
-        self._rates = {"lr_norm": rates[0], "lr_other": rates[-1]}
+        # a single group of parameters has the first name
+        self._rates = dict(zip(self.rate_names, (rates[0], *rates[1:][-1:])))
         self.tensorboard.scalars({train_tag(name): value for name, value in self._rates.items()}, step)
         if self._recorder is not None:
             self._recorder.begin(step, batches)
@@ -171,8 +174,8 @@ class Reporter:
         )
         own = first.get(self.world.rank if shared else 0)
         raise SeamsegError(
-            f"training stopped at step {step}: {problems}; lower optimizer.lr, lengthen scheduler.burn_in_steps, or "
-            f"check these images{'' if own is None else self._dump(own)}"
+            f"training stopped at step {step}: {problems}; lower {option('optimizer.lr')}, or begin with a smaller one "
+            f"({option('scheduler.burn_in_steps')}), or check these images{'' if own is None else self._dump(own)}"
         )
 
     def _dump(self, report: LossReport) -> str:
