@@ -26,8 +26,8 @@ def load_pretrained(net: nn.Module, specification: str) -> LoadReport:
     Parameters
     ----------
     net : the network
-    specification : `FILE`, a snapshot of which all parts are loaded, or `PART:FILE` with PART one of body, rpn_head,
-        roi_head, sem_head; FILE is then a snapshot or a state dict of that part alone. The moving average of the
+    specification : `FILE`, a snapshot of which all parts are loaded, or `PART:FILE` with PART one of the network's
+        (body, rpn_head, ...); FILE is then a snapshot or a state dict of that part alone. The moving average of the
         weights is loaded if the snapshot has one
 
     Returns
@@ -43,7 +43,7 @@ def load_pretrained(net: nn.Module, specification: str) -> LoadReport:
     if part is None:
         report = load_into(net, load_snapshot(path), strict=False, name=path)
     else:
-        module = getattr(net, part)
+        module = getattr(net, part, None)
         if module is None:
             raise InputError(f"{option('pretrain', specification)}: this network has no {part}")
         report = _load_part(module, load_tensors(path, path), part, path)

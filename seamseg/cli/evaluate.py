@@ -14,6 +14,9 @@ folder like the benchmark's own tools: those of panoptic.json, pixel/*.png and i
 --out writes an evaluation folder: predictions and ground truth as COCO panoptic files, which the official tools can
 score again, the confusion matrix, the scores of each image and the match of each segment. `seamseg report` makes an
 HTML page of it.
+
+The scores of a detection or instance segmentation network are COCO's box and mask AP. `--set general.kind=detection`
+scores the boxes of a panoptic network.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from seamseg.utils.launcher import is_main_process
 from seamseg.utils.parallel import available_cores
 
 if TYPE_CHECKING:
-    from seamseg.evaluation.scores import PanopticScores
+    from seamseg.evaluation.scores import PanopticScores, Scores
 
 _MODEL_OPTIONS = ("split", "config", "meta", "device", "set", "ap")
 _FILE_OPTIONS = ("gt", "pred", "gt_folder", "pred_folder", "photos", "protocol", "workers")
@@ -70,18 +73,17 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate, print the table, write the JSON."""
     if args.protocol == "cityscapes":
         return _run_cityscapes(args)
-    from seamseg.evaluation.scores import format_table
     from seamseg.utils.files import write_json
 
     if args.out is not None and args.legacy_metrics:
         raise InputError("--out and --legacy-metrics are mutually exclusive: the folder holds the official metrics")
     if args.out is not None and Path(args.out).exists() and not Path(args.out).is_dir():
         raise InputError(f"{args.out}: --out must be a folder, this is a file")
-    scores = _score_files(args) if args.gt is not None or args.pred is not None else _score_model(args)
+    scores: Scores = _score_files(args) if args.gt is not None or args.pred is not None else _score_model(args)
     if not is_main_process():
         return 0
     # the table first: the scores must not be lost if the file cannot be written
-    print(format_table(scores), flush=True)
+    print(scores.table(), flush=True)
     if args.json is not None:
         write_json(args.json, scores.to_json(), indent=2)
     return 0
@@ -116,7 +118,7 @@ def _worker_count(args: argparse.Namespace) -> int:
     return workers
 
 
-def _score_model(args: argparse.Namespace) -> PanopticScores:
+def _score_model(args: argparse.Namespace) -> Scores:
     if args.model is None or args.data is None:
         raise InputError("nothing to score: give MODEL DATA, or --gt GT.json --pred PRED.json")
     if extra := _first_given(args, _FILE_OPTIONS):

@@ -24,6 +24,7 @@ COMMANDS = {
     "predict": "Predict panoptic segmentations of images and videos.",
     "evaluate": "Compute PQ, mIoU and other metrics of a model or of prediction files.",
     "report": "Write an HTML report of an evaluation, or a comparison of two.",
+    "classify": "Train and validate ImageNet classifiers.",
     "convert-backbone": "Convert a torchvision ResNet to pre-trained backbone weights.",
     "doctor": "Check the installation; benchmark a prediction; repeat a failed training step.",
 }

@@ -15,6 +15,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.inference.images import test_transform
 from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
+from seamseg.inference.result import Panoptic
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
 from seamseg.models.fusion import fuse, to_result
@@ -126,7 +127,8 @@ class StageProfile:
             prediction = Prediction(boxes, classes, scores, masks, semantic, sizes[0])
             t = p.thresholds
             fused = fuse(prediction, p.metadata.num_stuff, t.score_threshold, t.overlap_threshold, t.min_stuff_area)
-            result = to_result(fused, (source.height, source.width), p.metadata.num_stuff)
+            fused_result = to_result(fused, (source.height, source.width), p.metadata.num_stuff)
+            result = Panoptic.of(fused_result, p.metadata)
             mark("fusion")
         photo = Source(self.photo, self.photo.stem, self.photo.name)
         rgb = np.asarray(source)

@@ -47,9 +47,12 @@ def option(name: str, value: object = None) -> str:
 
 @contextmanager
 def flags_in_messages(flags: Mapping[str, str]) -> Iterator[None]:
-    """Show flags instead of parameters in all messages of a `with` block; `flags` has the names of parameters."""
+    """Show flags instead of parameters in all messages of a `with` block; `flags` has the names of parameters.
+
+    Those of an outer block remain in effect.
+    """
     global _flags
-    outer, _flags = _flags, flags
+    outer, _flags = _flags, {**_flags, **flags}
     try:
         yield
     finally:

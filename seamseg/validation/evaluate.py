@@ -10,7 +10,7 @@ from pathlib import Path
 
 from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.snapshot import load_into
-from seamseg.evaluation.scores import PanopticScores
+from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
 from seamseg.models.build import build_network
 from seamseg.utils.distributed import distributed
@@ -57,7 +57,7 @@ class EvaluationOptions:
 class ModelScores:
     """The scores from :func:`evaluate_model`, with the model, split and classes they belong to."""
 
-    scores: PanopticScores
+    scores: Scores
     model: str
     split: str
     metadata: Metadata
@@ -86,6 +86,8 @@ def evaluate_model(
             raise InputError(
                 f"{model}: its configuration names no [dataloader] val_set; name a split with {option('split', 'NAME')}"
             )
+        if options.out is not None and opened.config.kind != "panoptic":
+            raise InputError(f"{model}: is a model for {opened.config.kind}; an evaluation folder holds panoptic maps")
         validator = Validator.open(data, split, opened.config, world, options.legacy, options.quiet)
         check_same_classes(opened.metadata, opened.name, validator.dataset.metadata, str(data))
         net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)

@@ -206,12 +206,12 @@ def test_an_override_may_hold_any_value() -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("optimizer.lr", "--set optimizer.lr: write section.key=value"),
-        ("lr=1", "--set lr=1: write section.key=value"),
+        ("optimizer.lr", "overrides=optimizer.lr: write section.key=value"),
+        ("lr=1", "overrides=lr=1: write section.key=value"),
         ("optimizer.=1", "write section.key=value"),
-        ("optimizr.lr=1", "--set optimizr.lr=1: unknown section [optimizr]; did you mean 'optimizer'?"),
-        ("optimizer.lrr=1", "--set optimizer.lrr=1: unknown key 'lrr' in [optimizer]; did you mean 'lr'?"),
-        ("optimizer.lr=x", "--set: [optimizer] lr = x: expected a number"),
+        ("optimizr.lr=1", "overrides=optimizr.lr=1: unknown section [optimizr]; did you mean 'optimizer'?"),
+        ("optimizer.lrr=1", "overrides=optimizer.lrr=1: unknown key 'lrr' in [optimizer]; did you mean 'lr'?"),
+        ("optimizer.lr=x", "overrides: [optimizer] lr = x: expected a number"),
     ],
 )
 def test_wrong_overrides(override: str, expected: str) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.result import choose_classes
+from seamseg.inference.class_names import choose_classes
 from seamseg.utils.errors import InputError
 
 

@@ -14,6 +14,7 @@ from seamseg.data.dataset import PanopticDataset
 from seamseg.formats.metadata import read_metadata
 from seamseg.training.debugging.dump import read_dump
 from seamseg.training.debugging.replay import replay
+from seamseg.training.logging.images import SampleRenderer
 from seamseg.training.logging.logs import TensorBoardWriter, TextLog
 from seamseg.training.logging.metrics import read_metrics
 from seamseg.training.logging.reporter import Reporter, StepPosition, peak_memory
@@ -206,7 +207,8 @@ def test_remaining_time_includes_validations(micro, micro_config, micro_run):
     config = load_config(micro_config, overrides=overrides)
     log = TextLog(None, enabled=False)
     lines = log.info = Lines()
-    reporter = Reporter(config, read_metadata(micro / "metadata.bin"), World(), log, TensorBoardWriter(None))
+    images = SampleRenderer(read_metadata(micro / "metadata.bin"), config)
+    reporter = Reporter(config, images, World(), log, TensorBoardWriter(None))
     one = torch.ones(())
     result = StepResult({"obj_loss": one}, one, ["a", "b"], 3 * one, torch.tensor(False))
     for index in range(5):

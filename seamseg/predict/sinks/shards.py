@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 
+from seamseg.inference.photo_result import COUNTED
 from seamseg.predict.manifest import Done, Line, ManifestFolder
 from seamseg.predict.sinks.base import EarlierResults, SinkWriter
 from seamseg.predict.sinks.remote import ManifestParts, PartWriter, StoredSink
@@ -205,7 +206,7 @@ class _ShardWriter:
 
     def commit(self, source: Source, scratch: ScratchDir, line: Line) -> None:
         key = key_of(source.name)
-        members = [(f"{key}.{w.member}", w.paths(source)[0].read_bytes()) for w in scratch.writers]
+        members = [(f"{key}.{w.member}", path.read_bytes()) for w in scratch.writers for path in w.paths(source)]
         members.append((f"{key}.json", _sample(line)))
         full = None
         with self._lock:
@@ -248,8 +249,11 @@ class _ShardWriter:
 
 def _sample(line: Line) -> bytes:
     """Return the JSON member of a photo."""
-    content = {key: line[key] for key in ("name", "source", "relative", "height", "width", "segments")}
-    entries = [record["annotation"] for record in line["records"] if record and "annotation" in record]
-    if entries:
-        content["segments_info"] = entries[0]["segments_info"]
+    kept = ("name", "source", "relative", "height", "width", *COUNTED)
+    content = {key: line[key] for key in kept if key in line}
+    for record in filter(None, line["records"]):
+        if "annotation" in record:
+            content["segments_info"] = record["annotation"]["segments_info"]
+        if "results" in record:
+            content["results"] = record["results"]
     return json.dumps(content, allow_nan=False).encode()

@@ -89,7 +89,7 @@ def fill_state(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state[parameter]
-            if isinstance(optimizer, torch.optim.AdamW):
+            if isinstance(optimizer, torch.optim.Adam):  # also AdamW
                 device = parameter.device if group["fused"] else torch.device("cpu")
                 state["step"] = torch.zeros((), dtype=torch.float32, device=device)
                 state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
@@ -157,8 +157,9 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
             f"body.num_frozen or the architecture may have changed; "
             f"use {option('pretrain', source)} to start from its weights"
         )
-    wanted = "adamw" if isinstance(optimizer, torch.optim.AdamW) else "sgd"
-    name = "adamw" if any("betas" in group for group in saved) else "sgd"
+    adam = type(optimizer).__name__.lower() if isinstance(optimizer, torch.optim.Adam) else "adamw"
+    wanted = adam if isinstance(optimizer, torch.optim.Adam) else "sgd"
+    name = adam if any("betas" in group for group in saved) else "sgd"
     if name != wanted:
         raise InputError(
             f"{source}: its optimizer is {name}, this training uses {wanted}; set optimizer.type = {name}, or use "
