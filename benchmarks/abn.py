@@ -34,7 +34,7 @@ class BatchNormLeakyReLU(nn.Sequential):
 
 
 def step_of_layer(shape: tuple[int, ...], last: bool, dtype: torch.dtype) -> Case:
-    """Forward and backward of one layer."""
+    """Compare the forward and backward pass of one layer."""
     layout = torch.channels_last if last else torch.contiguous_format
     x = torch.randn(shape).to(dtype).contiguous(memory_format=layout).requires_grad_()
     dy = torch.randn_like(x)
@@ -48,7 +48,7 @@ def step_of_layer(shape: tuple[int, ...], last: bool, dtype: torch.dtype) -> Cas
 
 
 def step_of_body(size: tuple[int, int], last: bool, peer: str) -> Case:
-    """Forward and backward of a ResNet-50 body; gradients of the parameters stay."""
+    """Compare the forward and backward pass of a ResNet-50 body, keeping the gradients of parameters."""
     layout = torch.channels_last if last else torch.contiguous_format
     images = torch.randn(1, 3, *size).contiguous(memory_format=layout)
 
@@ -75,7 +75,7 @@ def upstream() -> dict[str, Callable[..., nn.Module]]:
 
 
 def cases() -> Iterator[tuple[str, Callable[[], Case]]]:
-    """Names, and what makes the two functions of each."""
+    """Yield the name and the factory of each case."""
     for shape in LAYERS:
         for last in (True, False):
             for dtype in (torch.float32, torch.bfloat16):

@@ -129,7 +129,7 @@ class Network(nn.Module):
         self.classifier = nn.Linear(64, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of `N x 3 x 16 x 16`."""
+        """Return the logits of `N x 3 x 16 x 16`."""
         return self.classifier(self.blocks(self.stem(images)).mean((2, 3)))
 
     def small_scales(self) -> Iterator[tuple[ABN, int]]:
@@ -155,7 +155,7 @@ class Network(nn.Module):
 
 
 def batch(generator: torch.Generator, templates: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Images of noise with two patterns each, and which two: pairs are classes."""
+    """Make images of noise with two patterns each, and the class of each pair."""
     kinds = len(templates)
     pairs = torch.randint(kinds, (count, 2), generator=generator)
     images = torch.randn(count, 3, 16, 16, generator=generator) * 0.7
@@ -168,13 +168,13 @@ def batch(generator: torch.Generator, templates: Tensor, count: int) -> tuple[Te
 
 
 def network(side: str, seed: int) -> Network:
-    """With batch norm or in-place ABN; the same weights for both."""
+    """Make a network with batch norm or in-place ABN, the same weights for both."""
     torch.manual_seed(seed)
     return Network(ABN if side.startswith("BatchNorm") else InPlaceABN, 4, KINDS * (KINDS + 1) // 2)
 
 
 def train(net: Network, side: str, seed: int, steps: int, lr: float, small: bool = False) -> list[float]:
-    """Losses of a training with a cosine schedule; with `small` the scales that are small stay as they are."""
+    """Train with a cosine schedule and return the losses; with `small`, small scales are frozen."""
     optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4)
     generator = torch.Generator().manual_seed(seed)
     templates = torch.randn(KINDS, 3, 5, 5, generator=torch.Generator().manual_seed(99))

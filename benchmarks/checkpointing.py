@@ -35,7 +35,7 @@ class Again(nn.Module):
         self.part = part
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the module."""
+        """Call the module with checkpointing."""
         return checkpointed(self.part, x) if x.requires_grad else self.part(x)
 
 
@@ -52,7 +52,7 @@ def stages(module: TrainingModule) -> None:
 
 
 def body_and_pyramid(module: TrainingModule) -> None:
-    """As `checkpoint_body`."""
+    """Checkpoint body and pyramid, as `checkpoint_body`."""
     stages(module)
     module.net.body.checkpoint = True
 
@@ -72,13 +72,13 @@ def forward(module: TrainingModule, batch: Batch) -> Tensor:
 
 
 def step(module: TrainingModule, batch: Batch) -> None:
-    """Forward and backward."""
+    """Run the forward and backward pass."""
     forward(module, batch).backward()
     module.zero_grad(set_to_none=True)
 
 
 def kept_bytes(module: TrainingModule, batch: Batch) -> int:
-    """Bytes of the tensors that a forward pass leaves for the backward pass."""
+    """Return the bytes of the tensors that a forward pass saves for the backward pass."""
     own = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers())}
     kept: dict[int, Tensor] = {}
 

@@ -38,7 +38,7 @@ HEIGHT, WIDTH, INSTANCES = 1024, 2048, 30
 
 
 def scene(rng: np.random.Generator) -> np.ndarray:
-    """Bands of stuff with discs of things over them, a group, and the ego vehicle."""
+    """Draw bands of stuff with discs of things over them, a group, and the ego vehicle."""
     y, x = np.mgrid[:HEIGHT, :WIDTH]
     ids = np.array([23, 21, 11, 8, 7])[y * 5 // HEIGHT]
     for number in range(INSTANCES):
@@ -50,7 +50,7 @@ def scene(rng: np.random.Generator) -> np.ndarray:
 
 
 def make(root: Path, frames: int) -> None:
-    """Ground truth, and results that are the same moved by a few pixels."""
+    """Write the ground truth, and results that are the same moved by a few pixels."""
     rng = np.random.default_rng(0)
     annotations = []
     for number in range(frames):
@@ -74,7 +74,7 @@ def make(root: Path, frames: int) -> None:
 
 
 def pixel(root: Path, workers: int) -> Case:
-    """IoU and iIoU of classes and categories."""
+    """Compare IoU and iIoU of classes and categories."""
     gt, results, keys = root / "gtFine/val", root / "pixel", ("Classes", "InstClasses", "Categories", "InstCategories")
 
     def ours() -> Tensor:
@@ -90,7 +90,7 @@ def pixel(root: Path, workers: int) -> Case:
 
 
 def instance(root: Path, workers: int) -> Case:
-    """AP of masks."""
+    """Compare the AP of masks."""
     gt, results = root / "gtFine/val", root / "instance"
 
     def ours() -> Tensor:
@@ -106,7 +106,7 @@ def instance(root: Path, workers: int) -> Case:
 
 
 def panoptic(root: Path, workers: int) -> Case:
-    """PQ from the raw ground truth."""
+    """Compare PQ from the raw ground truth."""
     gt, results = root / "gtFine/val", root / "panoptic"
     made = official.panoptic_ground_truth(gt, root / "work")
 
@@ -123,7 +123,7 @@ def panoptic(root: Path, workers: int) -> Case:
 
 
 def cases(root: Path, workers: int) -> Iterator[tuple[str, Callable[[], Case]]]:
-    """Names, and what makes each case."""
+    """Yield the name and the factory of each case."""
     for case in (pixel, instance, panoptic):
         yield case.__name__, partial(case, root, workers)
 

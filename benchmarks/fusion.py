@@ -42,7 +42,7 @@ def scene(device: str) -> Prediction:
 
 
 def whole_picture(masks: Tensor, boxes: Tensor) -> tuple[Tensor, list[int]]:
-    """Every mask sampled over the whole picture by the native kernel; the id map, and which masks are on it."""
+    """Sample every mask over the whole image with the native kernel; return the id map and the masks on it."""
     ids = torch.zeros(HEIGHT, WIDTH, dtype=torch.long, device=masks.device)
     y = torch.arange(HEIGHT, device=masks.device) + 0.5
     x = torch.arange(WIDTH, device=masks.device) + 0.5
@@ -73,7 +73,7 @@ def plain_fusion(prediction: Prediction) -> np.ndarray:
 
 
 def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
-    """Names, and what makes the two sides of each."""
+    """Yield the name and the factory of each case."""
 
     def paste(name: str, peer: str) -> Case:
         p = scene(device)

@@ -55,12 +55,12 @@ class Distance:
     PQ: float = 0.0
 
     def exact(self) -> bool:
-        """Within what the tests allow fp32 on another device."""
+        """Return whether differences are within the tolerance of the tests for fp32 on another device."""
         return self.pyramid < 1e-3 and min(self.semantic, self.fused) > 0.999 and self.detections > 0.97
 
 
 def stored(case: str, name: str) -> Tensor:
-    """Of the original."""
+    """Load an array of the original."""
     return tensor("infer_cityscapes", f"cityscapes/{case}/{name}")
 
 
@@ -71,7 +71,7 @@ def classes_of(ids: Tensor, categories: list[int]) -> Tensor:
 
 @torch.no_grad()
 def distance(precision: str, net: PanopticNet, device: torch.device, images: list[str]) -> Distance:
-    """Of a network on a device from what is stored."""
+    """Compare the outputs of a network on a device with the stored ones."""
     config = load_config(CITYSCAPES)
     found, quality = Distance(precision), PanopticQuality(NUM_STUFF + NUM_THING)
     for image in images:
@@ -100,7 +100,7 @@ def distance(precision: str, net: PanopticNet, device: torch.device, images: lis
 
 
 def segments(categories: list[int]) -> list[SegmentInfo]:
-    """Of a fused map, whose first category is void."""
+    """List the segments of a fused map, whose first category is void."""
     return [SegmentInfo(i, category) for i, category in enumerate(categories) if i > 0]
 
 

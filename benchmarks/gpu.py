@@ -58,7 +58,7 @@ def path_of(folder: Path, machine: Machine, step: str, failed: bool = False) -> 
 
 
 def is_done(machine: Machine, step: Step, folders: list[Path]) -> bool:
-    """Whether a result of these sources on this device is there."""
+    """Return whether a result of these sources on this device exists."""
     for folder in folders:
         try:
             found = json.loads(path_of(folder, machine, step.name).read_text())

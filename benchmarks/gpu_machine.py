@@ -84,7 +84,7 @@ class Machine:
         self.facts = {**found, "small": small, "commit": commit(), "sources": sources()}
 
     def kernels(self) -> dict[str, str]:
-        """By device, "loaded" or why the kernels are not there, in a fresh process."""
+        """Return by device "loaded" or why the kernels are missing, from a fresh process."""
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", KERNELS], env=self.environment, capture_output=True
         )
@@ -92,7 +92,7 @@ class Machine:
         return json.loads(lines[-1]) if done.returncode == 0 and lines else {"GPU": done.stderr.decode()[-300:]}
 
     def kernels_load(self) -> bool:
-        """Whether the CUDA kernels of these sources are there."""
+        """Return whether the CUDA kernels of these sources are loaded."""
         return self.kernels().get("GPU") == "loaded"
 
     def call(self, words: list[str], seconds: float, **variables: str) -> list[str]:
@@ -137,7 +137,7 @@ class Machine:
         return list(kept)
 
     def script(self, name: str, *words: object, seconds: float, **variables: str) -> dict[str, Any]:
-        """Run a script of this folder with `--json`, and variables of the environment; what it wrote.
+        """Run a script of this folder with `--json` and environment variables; return what it wrote.
 
         A `Failed` carries what a script wrote that fails.
         """
@@ -152,7 +152,7 @@ class Machine:
 
 
 def commit() -> str | None:
-    """Of the clone; None where git or the repository is not there."""
+    """Return the commit of the clone; None without git or a repository."""
     try:
         done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     except OSError:

@@ -48,7 +48,7 @@ def build(machine: Machine, seconds: float) -> dict[str, Any]:
 
 
 def ops(machine: Machine, seconds: float) -> dict[str, Any]:
-    """Every operator against the CPU, random arguments for half of the time; on a GPU also in plain torch."""
+    """Compare every operator with the CPU, and on a GPU with plain torch; half of the time with random arguments."""
     words = ["--device", machine.device, "--seconds", 0 if machine.small else min(240, seconds / 2)]
     # the other cases take a while on a CPU
     found = machine.script("operators", *words, *(["2^31", "nms"] if machine.small else []), seconds=seconds * 0.8)
@@ -59,7 +59,7 @@ def ops(machine: Machine, seconds: float) -> dict[str, Any]:
 
 
 def sanitizer_tool() -> Path | None:
-    """compute-sanitizer on the path or in the CUDA toolkit."""
+    """Find compute-sanitizer on the path or in the CUDA toolkit."""
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     if nvcc := shutil.which("nvcc"):
         homes.append(str(Path(nvcc).resolve().parents[1]))
@@ -103,7 +103,7 @@ def sanitizer(machine: Machine, seconds: float) -> dict[str, Any]:
 
 
 def tests(machine: Machine, seconds: float) -> dict[str, Any]:
-    """`pytest -m gpu`; on a CPU other tests, to see that the counts arrive."""
+    """Run `pytest -m gpu`; on a CPU other tests, which checks that results are counted."""
     report = machine.folder / "junit.xml"
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
     if machine.device == "cuda":
@@ -124,7 +124,7 @@ def tests(machine: Machine, seconds: float) -> dict[str, Any]:
 
 
 def counts(report: Path) -> dict[str, Any]:
-    """Of a JUnit file: how many tests passed, failed and were skipped, and the names of those that failed."""
+    """Count the passed, failed and skipped tests of a JUnit file, and list the failed ones."""
     cases = list(ElementTree.parse(report).iter("testcase"))
     kinds = [{child.tag for child in case} for case in cases]
     bad = [f"{c.get('classname')}::{c.get('name')}" for c, kind in zip(cases, kinds) if kind & {"failure", "error"}]
@@ -147,7 +147,7 @@ def train_step(machine: Machine, seconds: float) -> dict[str, Any]:
 
 
 def throughput(machine: Machine, seconds: float) -> dict[str, Any]:
-    """Images a second of prediction."""
+    """Measure the throughput of prediction."""
     words: list[object] = ["--device", machine.device]
     if machine.small:
         words += ["plain", "--size", "64x96", "--rounds", 1, "--photos", 2, "--workers", 0, "--config", "toy_city_r18"]
@@ -155,7 +155,7 @@ def throughput(machine: Machine, seconds: float) -> dict[str, Any]:
 
 
 def fusion(machine: Machine, seconds: float) -> dict[str, Any]:
-    """Masks and class map to one panoptic map."""
+    """Measure the fusion of masks and class map to a panoptic map."""
     words = ["--rounds", 1, "to_result"] if machine.small else ["--rounds", 50]
     return machine.script("fusion", *words, "--device", machine.device, seconds=seconds)
 
@@ -175,7 +175,7 @@ def memory(machine: Machine, seconds: float) -> dict[str, Any]:
 
 
 def distributed(machine: Machine, seconds: float) -> dict[str, Any]:
-    """Two processes on one card."""
+    """Check two processes on one GPU."""
     words = ["--steps", 2] if machine.small else []
     return machine.script("one_card", *words, "--device", machine.device, seconds=seconds)
 

@@ -23,7 +23,7 @@ Maps = tuple[np.ndarray, np.ndarray]
 
 
 def maps(dtype: type) -> Maps:
-    """Bands of stuff with discs of things over them, void lines between, and the same moved."""
+    """Draw bands of stuff with discs of things over them and void lines between; return also the moved map."""
     rng = np.random.default_rng(0)
     y, x = np.mgrid[:HEIGHT, :WIDTH]
     ids = 1 + y * 6 // HEIGHT
@@ -36,7 +36,7 @@ def maps(dtype: type) -> Maps:
 
 
 def noise(dtype: type) -> Maps:
-    """Independent classes."""
+    """Draw independent classes."""
     rng = np.random.default_rng(0)
     first, second = rng.integers(0, CLASSES, (2, HEIGHT, WIDTH)).astype(dtype)
     return first, second
@@ -62,7 +62,7 @@ def histogram(peer: Callable[[np.ndarray, np.ndarray], np.ndarray], make: Callab
 
 
 def quality(dtype: type) -> Case:
-    """From two maps and their segments to the counts of a class; the peer has only the histogram from np.unique."""
+    """Compare the counts of a class from two maps and their segments; the peer builds the histogram by np.unique."""
     a, b = maps(dtype)
     segments = [[SegmentInfo(int(i), int(i) % CLASSES) for i in np.unique(ids) if i > 0] for ids in (a, b)]
 

@@ -36,7 +36,7 @@ def peak_gib() -> float:
 def predict(
     size: tuple[int, int], tiles: str, overlap: int | None, shortest: int | None, network: str, device_name: str
 ) -> dict[str, Any]:
-    """One photo of `(width, height)` in this process: its peak, seconds, and how many tiles the network saw."""
+    """Predict a photo of `(width, height)` in this process; return peak memory, seconds and the number of tiles."""
     import numpy as np
     import torch
     from PIL import Image
@@ -58,7 +58,9 @@ def predict(
     tiling = Tiling(int(tiles) if tiles.isdecimal() else tiles, overlap)
     transform = test_transform(config, shortest, None if shortest is None else max(*size, shortest))
     device = torch.device(device_name)
-    predictor = Predictor(net.to(device), metadata, transform, Thresholds(0.0, 0.5, 0), device, tiling=tiling)
+    predictor: Predictor[Any] = Predictor(
+        net.to(device), metadata, transform, Thresholds(0.0, 0.5, 0), device, tiling=tiling
+    )
     seen = mock.Mock(wraps=predictor._run_network)
     blotches = np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
     photo = Image.fromarray(blotches).resize(size, Image.Resampling.BICUBIC)

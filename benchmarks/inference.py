@@ -107,10 +107,10 @@ def timed(run: Run) -> dict[str, float]:
 
 def compare(side: int, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Measure one size and print the table."""
-    from seamseg.predict.profiling import write_picture
+    from seamseg.predict.profiling import write_test_image
 
     photo = folder / f"street{side}.jpg"
-    write_picture(photo, (side, side * 767 // 512))
+    write_test_image(photo, (side, side * 767 // 512))
     sides = {precision: ours(side, photo, folder / precision, precision) for precision in arguments.precision}
     if "trained" in arguments.what:
         sides["trained"] = ours(side, photo, folder / "trained", "fp32", folded=False)

@@ -89,12 +89,12 @@ class Training:
         )
 
     def newest(self) -> int:
-        """Step of the newest snapshot, 0 if there is none."""
+        """Return the step of the newest snapshot, 0 if there is none."""
         names = [p.name for p in (self.run / "snapshots").glob("step-*.pth.tar")]
         return max((int(name[5:13]) for name in names), default=0)
 
     def pids(self) -> dict[int, int]:
-        """Process by rank, as far as they have begun."""
+        """Return the started processes by rank."""
         found = {}
         for rank in range(2):
             with suppress(OSError, ValueError):
@@ -102,12 +102,12 @@ class Training:
         return found
 
     def both_anew(self) -> bool:
-        """Whether two processes have begun since the last kill."""
+        """Return whether two processes have started since the last kill."""
         pids = set(self.pids().values())
         return len(pids) == 2 and not pids & self.killed
 
     def end(self) -> None:
-        """Leave nothing behind."""
+        """Kill all processes."""
         for pid in [self.process.pid, *self.pids().values()]:
             with suppress(OSError):
                 os.killpg(pid, signal.SIGKILL) if pid == self.process.pid else os.kill(pid, signal.SIGKILL)
@@ -116,7 +116,7 @@ class Training:
 
 
 def verify_all(run: Path) -> int:
-    """Check every snapshot with a name; how many there were."""
+    """Check every snapshot with a name; return their number."""
     from seamseg.checkpoints.snapshot import verify_snapshot
     from seamseg.utils.errors import InputError
 
@@ -133,7 +133,7 @@ def verify_all(run: Path) -> int:
 
 
 def wait_for(training: Training, patience: float, done: Callable[[], bool]) -> bool:
-    """Wait until `done()`; False if the training ended before."""
+    """Wait until `done()`; return False if the training ended before."""
     deadline = time.monotonic() + patience
     while not done():
         if training.process.poll() is not None:
@@ -185,7 +185,7 @@ def torment(training: Training, kills: int, chance: random.Random, patience: flo
 
 
 def differences(a: Path, b: Path) -> list[str]:
-    """Names of what differs between two snapshots."""
+    """Return the names of what differs between two snapshots."""
     import torch
 
     from seamseg.checkpoints.snapshot import load_snapshot

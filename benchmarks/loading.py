@@ -48,7 +48,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def photo(size: tuple[int, int], rng: np.random.Generator) -> Image.Image:
-    """Structure of all scales and a little grain: its JPEG is about as long as a street scene's."""
+    """Draw structure of all scales and a little grain: the JPEG is about as long as that of a street scene."""
     height, width = size
     total = np.zeros((height, width, 3), np.float32)
     for cells in (4, 16, 64, 256):
@@ -117,7 +117,7 @@ class PlainDataset(Dataset):
 
 
 def dataset(root: Path, split: str, shortest: int, option: dict[str, Any]) -> PanopticDataset:
-    """Ours with an option."""
+    """Return a data set of seamseg with an option."""
     given = dict(option)
     fast = given.pop("fast_decode", False)
     on_device = given.pop("on_device", False)
@@ -128,7 +128,7 @@ def dataset(root: Path, split: str, shortest: int, option: dict[str, Any]) -> Pa
 
 
 def item_case(name: str, root: Path, split: str, shortest: int, option: dict[str, Any]) -> Case:
-    """Items in this process; a result to compare only where both sides make the same."""
+    """Compare the loading of items in this process; results only where both sides make the same."""
     ours = dataset(root, split, shortest, option)
     plain = PlainDataset(ours, ours.transform)  # type: ignore[arg-type]
     count = range(min(IMAGES, len(ours)))
@@ -154,7 +154,7 @@ class InOrder:
 
 
 def loader_case(name: str, root: Path, split: str, shortest: int, option: dict[str, Any]) -> Case:
-    """Batches from one worker that lives on, for both sides."""
+    """Compare batches from one persistent worker."""
     ours = dataset(root, split, shortest, option)
     plain = PlainDataset(ours, ours.transform)  # type: ignore[arg-type]
     pairs: Any = InOrder(len(ours))
@@ -170,7 +170,7 @@ def loader_case(name: str, root: Path, split: str, shortest: int, option: dict[s
 
 
 def cases(root: Path, split: str, large: Path | None) -> Iterator[tuple[str, Callable[[], Case]]]:
-    """By name."""
+    """Return the cases by name."""
     for name, option in OPTIONS.items():
         yield f"item, {name}", partial(item_case, f"item, {name}", root, split, 1024, option)
     for name in ("default", "fast_decode"):

@@ -35,7 +35,7 @@ print(sorted(times)[2])
 
 
 def seconds(settings: dict[str, str]) -> float:
-    """Median seconds of a forward pass in a fresh process with these variables of glibc, and no others of them."""
+    """Return the median seconds of a forward pass in a fresh process with only these variables of glibc."""
     environment = {name: value for name, value in os.environ.items() if name not in SETTINGS} | settings
     done = subprocess.run([sys.executable, "-c", _FORWARD], env=environment, check=True, capture_output=True, text=True)
     return float(done.stdout)

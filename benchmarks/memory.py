@@ -29,7 +29,7 @@ class SumBlock(ResidualBlock):
     """The residual block with a separate sum."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """As in the base class."""
+        """Run the layer, see the base class."""
         shortcut = self.proj_bn(self.proj_conv(x)) if self.has_projection else x
         return activate_(self.convs(x) + shortcut, self.activation, self.activation_param)
 
@@ -46,7 +46,7 @@ def body(norm: Callable[..., nn.Module], separate_sum: bool, device: str) -> Res
 
 
 def kept_bytes(network: ResNet, images: Tensor) -> int:
-    """Bytes of the tensors that a forward pass leaves for the backward pass."""
+    """Return the bytes of the tensors that a forward pass saves for the backward pass."""
     own = {p.untyped_storage().data_ptr() for p in (*network.parameters(), *network.buffers())}
     kept: dict[int, Tensor] = {}
 
@@ -62,13 +62,13 @@ def kept_bytes(network: ResNet, images: Tensor) -> int:
 
 
 def step(network: ResNet, images: Tensor) -> None:
-    """Forward and backward, with gradients that are there already."""
+    """Run the forward and backward pass, accumulating into existing gradients."""
     maps = network(images)
     torch.autograd.backward([maps[f"mod{i}"].mean() for i in range(2, 6)])
 
 
 def peak_bytes(function: Callable[[], None], device: str) -> int:
-    """Highest allocation during a call, above that before it."""
+    """Return the peak allocation during a call, above that before it."""
     if device != "cpu":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

@@ -45,7 +45,7 @@ class Watch:
 
 
 def inference(side: int) -> Callable[[], Stages]:
-    """Make a network and a picture; the result runs it once and gives the seconds of its stages."""
+    """Make a network and an image; the returned function runs it once and returns the seconds of its stages."""
     import torch
     from street import smooth
 
@@ -87,7 +87,7 @@ def inference(side: int) -> Callable[[], Stages]:
 
 
 def training(side: int, precision: str) -> Callable[[], Stages]:
-    """Make a network and a batch of one picture; the result takes one step without an optimiser."""
+    """Make a network and a batch of one image; the returned function runs a step without an optimiser."""
     import torch
     from street import CITYSCAPES, smooth, street
 
@@ -124,7 +124,7 @@ def training(side: int, precision: str) -> Callable[[], Stages]:
 
 
 def table(name: str, runs: list[Stages]) -> Stages:
-    """Print medians beside the original's times, where it was measured at this size; gives the medians."""
+    """Print medians beside the original's times, where measured at this size; return the medians."""
     medians = {stage: statistics.median(run[stage] for run in runs) for stage in runs[0]}
     print(f"\n{name:<20}{'ours':>10}{'original':>10}{'ratio':>8}")
     original = ORIGINAL.get(" ".join(name.split()[:2]), {})

@@ -58,7 +58,7 @@ def images(world: World, step: int) -> Batch:
 
 
 def train(world: World, way: str, steps: int) -> tuple[dict[str, Tensor], list[float], float]:
-    """Weights on the CPU, the total loss of each step, and the median seconds of a step."""
+    """Train; return the weights on the CPU, the total loss of each step, and the median seconds of a step."""
     overrides = (*ALL_SAMPLES, f"general.unused_parameters={way}", "general.precision=fp32")
     config = config_from_string(CONFIG.format(norm="syncbn"), "panoptic", overrides=overrides)
     torch.manual_seed(0)
@@ -98,7 +98,7 @@ def work(rank: int, join: Callable[[], None], device: str, steps: int, path: str
 
 
 def flat(state: dict[str, Tensor]) -> Tensor:
-    """All weights of a state, without the running statistics, which are shared after an epoch only."""
+    """Return all weights of a state, without the running statistics, which are averaged after an epoch only."""
     return torch.cat([t.flatten() for name, t in state.items() if "running" not in name and "tracked" not in name])
 
 

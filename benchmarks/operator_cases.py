@@ -28,7 +28,7 @@ class LeftOut(Exception):
 
 
 def outcome(case: Callable[[torch.device], None], device: torch.device) -> str:
-    """`equal`, or what differs, or why the case was left out."""
+    """Return `equal`, the difference, or why the case was skipped."""
     try:
         case(device)
     except LeftOut as reason:
@@ -41,7 +41,7 @@ def outcome(case: Callable[[torch.device], None], device: torch.device) -> str:
 
 
 def many_boxes(device: torch.device) -> None:
-    """Suppression beyond a block of 256 boxes, in several groups, with limits: the indices of the CPU."""
+    """Check NMS beyond a block of 256 boxes, in several groups, with limits: the indices equal those of the CPU."""
     generator = torch.Generator().manual_seed(0)
     for count, groups, limit in product((257, 1000, 6500), (1, 3, 65), (-1, 1, 20, 300)):
         boxes = boxes_of_scene(count, generator, 150)
@@ -58,7 +58,7 @@ def many_boxes(device: torch.device) -> None:
 
 
 def roi_arguments(channels: int, dtype: torch.dtype) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-    """Levels of a pyramid of 256 x 512, boxes that overlap a lot, the image and the level of each."""
+    """Make levels of a pyramid of 256 x 512, boxes that overlap a lot, and the image and level of each."""
     generator = torch.Generator().manual_seed(0)
     levels = [torch.randn(2, channels, 256 // s, 512 // s, generator=generator).to(dtype) for s in (4, 8, 16)]
     boxes = boxes_of_scene(400, generator, 60, 256, 512)
@@ -89,7 +89,7 @@ def roi_backward_repeats(device: torch.device) -> None:
 
 
 def roi_vectors(device: torch.device) -> None:
-    """ROI sampling channels last, at and off the 16 bytes that its vectors need."""
+    """Check ROI sampling channels last, with and without the 16-byte alignment of its vectors."""
     for dtype, channels, shift in product(HALF, (8, 12, 64, 256), (0, 1, 4, 8)):
         levels, boxes, index, level = roi_arguments(channels, dtype)
         there = []
@@ -104,7 +104,7 @@ def roi_vectors(device: torch.device) -> None:
 
 
 def abn_rows(device: torch.device) -> None:
-    """In-place ABN over rows of channels (channels last, and maps without pixels), with and without a residual."""
+    """Check in-place ABN over rows of channels (channels last, and maps without pixels), also with a residual."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(5000, 64), (3, 2048), (2, 3, 40, 60), (1, 257, 33, 65), (2, 64, 128, 256), (130, 256, 14, 14)]
     for shape, dtype, residual in product(shapes, HALF, (True, False)):
@@ -130,7 +130,7 @@ def abn_rows(device: torch.device) -> None:
 
 
 def sides(device: torch.device, gigabytes: float) -> tuple[int, int]:
-    """Height and width of a map of a little more than 2^31 elements; on a CPU of 2^13."""
+    """Return height and width of a map of a little more than 2^31 elements; on a CPU of 2^13."""
     if device.type == "cpu":
         return 64, 136
     free = torch.cuda.mem_get_info(device)[0] / 2**30
@@ -140,7 +140,7 @@ def sides(device: torch.device, gigabytes: float) -> tuple[int, int]:
 
 
 def large_abn(device: torch.device) -> None:
-    """In-place ABN of more than 2^31 elements, in planes and in rows: closed forms, and parts of the map alone."""
+    """Check in-place ABN of more than 2^31 elements, in planes and rows: closed forms, and parts of the map alone."""
     height, width = sides(device, 20)
     shape = (2, 4, height // 4, width // 2)
     for layout in (torch.contiguous_format, torch.channels_last):
@@ -175,7 +175,7 @@ def large_pool(device: torch.device) -> None:
 
 
 def large_ids(device: torch.device) -> None:
-    """Ids in the last corner of more than 2^31 pixels have their boxes; so many labels are not counted but refused."""
+    """Check boxes of ids in the last corner of more than 2^31 pixels; counting so many labels is refused."""
     height, width = sides(device, 6)
     ids = torch.zeros(1, height, width, dtype=torch.uint8, device=device)
     ids[0, 0, 0], ids[0, -2:, -3:] = 1, 2
@@ -192,7 +192,7 @@ def large_ids(device: torch.device) -> None:
 
 
 def large_levels(device: torch.device) -> None:
-    """ROI sampling at the end of a map of more than 2^31 elements: what one channel of it gives."""
+    """Check ROI sampling at the end of a map of more than 2^31 elements against one channel of it."""
     height, width = sides(device, 12)
     channels = 64 if device.type == "cuda" else 4
     shape = (1, channels, height // 8, width // 8 + 8)

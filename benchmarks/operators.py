@@ -68,7 +68,7 @@ class Tally:
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """All tensors in lists and tuples."""
+    """Return all tensors in lists and tuples."""
     if isinstance(value, (list, tuple)):
         return [tensor for item in value for tensor in tensors(item)]
     return [value] if isinstance(value, Tensor) else []
@@ -141,7 +141,7 @@ def compare(name: str, seed: int, device: torch.device, tally: Tally) -> None:
 
 
 def work(arguments: argparse.Namespace) -> int:
-    """In the process of the device: all cases, then rounds of all operators until the time is over."""
+    """Run all cases, then rounds of all operators until the time is over; called in the process of the device."""
     device = torch.device(arguments.device)
     now = Path(arguments.now) if arguments.now else None
 
@@ -177,7 +177,7 @@ def work(arguments: argparse.Namespace) -> int:
 
 
 def in_a_process(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Let another process work, again without the operator that ended it; what it found."""
+    """Run the checks in another process, again without an operator that crashes it; return the results."""
     broken: dict[str, str] = {}
     while True:
         path, now = folder / "result.json", folder / "now"
@@ -198,7 +198,7 @@ def in_a_process(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def verdict(result: dict[str, Any]) -> int:
-    """Print what was found; the number of operators and cases that fail."""
+    """Print the results; return the number of operators and cases that fail."""
     print(f"\n{'operator':<30}{'served by':<14}{'compared':>9}{'empty':>7}{'unaligned':>10}{'refused':>8}{'fail':>6}")
     bad = [*result["broken"]]
     for name, row in result["operators"].items():

@@ -16,7 +16,7 @@ from timing import Case, options, report
 from torch import Tensor
 from torch.nn import functional
 
-from seamseg.models.backbones.residual import NormFactory
+from seamseg.models.backbones.base import NormFactory
 from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead
 from seamseg.ops.norm import ABN
 from seamseg.ops.pooling import box_filter_pool
@@ -27,7 +27,7 @@ WINDOW = (64, 64)
 
 
 def padded(pooled: Tensor) -> Tensor:
-    """Back to the size of the map."""
+    """Pad to the size of the map."""
     return functional.pad(pooled, (31, 32, 31, 32), mode="replicate")
 
 
@@ -53,7 +53,7 @@ def usual_head(head: SemanticHead, levels: Sequence[Tensor]) -> Tensor:
 
 
 def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
-    """Names, and what makes the two sides of each."""
+    """Yield the name and the factory of each case."""
 
     def feature_map(dtype: torch.dtype, layout: torch.memory_format, channels: int = 128) -> Tensor:
         x = torch.randn(1, channels, 256, 512, generator=torch.Generator().manual_seed(0))

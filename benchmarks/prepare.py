@@ -95,7 +95,7 @@ def _save(values: np.ndarray, path: Path) -> None:
 
 
 def outlines(mask: np.ndarray) -> list[list[float]]:
-    """Polygons around a binary mask."""
+    """Return the polygons around a binary mask."""
     padded = np.pad(mask, 1)
     if find_contours is not None:
         return [(np.fliplr(c) - 1).ravel().tolist() for c in find_contours(padded, 0.5)]
@@ -163,7 +163,7 @@ def one_by_one(
 
 
 def said_of_things(annotations: list[dict[str, Any]]) -> np.ndarray:
-    """Image, class, crowd flag, area and box of each annotation, in an order of their own."""
+    """Return image, class, crowd flag, area and box of each annotation, sorted."""
     images = {name: k for k, name in enumerate(sorted({a["image_id"] for a in annotations}))}
     rows = [[images[a["image_id"]], a["category_id"], a["iscrowd"], a["area"], *a["bbox"]] for a in annotations]
     return np.array(sorted(rows), dtype=np.int64)
@@ -177,7 +177,7 @@ def converted(out: Path, split: str, convert: Callable[[Path], object]) -> np.nd
 
 
 def cityscapes_case(folder: Path, workers: int) -> Case:
-    """Three frames of made-up Cityscapes."""
+    """Compare the conversion of three synthetic frames of Cityscapes."""
     root = folder / f"city{workers}"
     raw_cityscapes(root)
     classes = cityscapes_classes()
@@ -199,7 +199,7 @@ def cityscapes_case(folder: Path, workers: int) -> Case:
 
 
 def vistas_case(folder: Path, workers: int) -> Case:
-    """Three frames of made-up Vistas."""
+    """Compare the conversion of three synthetic frames of Vistas."""
     root = folder / f"vistas{workers}"
     raw_vistas(root)
     classes = Metadata(VISTAS_STUFF, VISTAS_THINGS, [""] * 65, [(0, 0, 0)] * 65, [0] * 65)
@@ -214,7 +214,7 @@ def vistas_case(folder: Path, workers: int) -> Case:
 
 
 def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Case]]]:
-    """Both data sets, in one process and with one a processor."""
+    """Yield the cases: both data sets, in one process and in one process per core."""
     for name, make in (("cityscapes", cityscapes_case), ("vistas", vistas_case)):
         for workers in sorted({1, available_cores()}):
             yield name, partial(make, folder, workers)

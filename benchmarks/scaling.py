@@ -77,14 +77,14 @@ def work(rank: int, port: int, arguments: argparse.Namespace) -> None:
 
 
 def seconds(stepper: Stepper, batch: Batch) -> tuple[float, float]:
-    """How long a step takes, and how long it keeps the processor busy."""
+    """Return the wall and CPU seconds of a step."""
     start, busy = time.perf_counter(), time.process_time()
     stepper([batch], [0.0, 0.0])
     return time.perf_counter() - start, time.process_time() - busy
 
 
 def main() -> None:
-    """See the module."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--config", default="cityscapes_r50", help="an experiment of configs/ (default: %(default)s)")

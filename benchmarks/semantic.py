@@ -23,14 +23,14 @@ OHEM = 0.25
 
 
 def scene(classes: int, generator: torch.Generator) -> Tensor:
-    """Smooth logits with a little noise, `classes x 256 x 512`."""
+    """Make smooth logits with a little noise, `classes x 256 x 512`."""
     coarse = torch.randn(1, classes, 16, 32, generator=generator) * 3
     smooth = functional.interpolate(coarse, size=(SIZE[0] // 4, SIZE[1] // 4), mode="bicubic")[0]
     return smooth + 0.05 * torch.randn(smooth.shape, generator=generator)
 
 
 def noise(classes: int, generator: torch.Generator) -> Tensor:
-    """Independent logits, `classes x 256 x 512`."""
+    """Make independent logits, `classes x 256 x 512`."""
     return torch.randn(classes, SIZE[0] // 4, SIZE[1] // 4, generator=generator) * 3
 
 
@@ -45,13 +45,13 @@ def plain_upsample(logits: Tensor) -> Tensor:
 
 
 def plain_loss(logits: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy of the full-resolution logits, the hardest quarter."""
+    """Return the cross-entropy of the hardest quarter of the full-resolution logits."""
     losses = functional.cross_entropy(plain_upsample(logits)[None], target[None], ignore_index=255, reduction="none")
     return losses.flatten().topk(int(losses.numel() * OHEM)).values.mean()
 
 
 def argmax(classes: int, make: Callable[[int, torch.Generator], Tensor], last: bool, device: str, name: str) -> Case:
-    """Class map of one picture."""
+    """Compare the class map of one image."""
     logits = make(classes, torch.Generator().manual_seed(0)).to(device)
     if last:
         logits = channels_last(logits)
@@ -64,7 +64,7 @@ def argmax(classes: int, make: Callable[[int, torch.Generator], Tensor], last: b
 
 
 def loss(classes: int, backward: bool, device: str, name: str) -> Case:
-    """Loss of one picture over its hardest quarter."""
+    """Compare the loss of one image over its hardest quarter."""
     generator = torch.Generator().manual_seed(0)
     logits = scene(classes, generator).to(device).requires_grad_(backward)
     target = torch.randint(0, classes, SIZE, generator=generator).to(device)
@@ -84,7 +84,7 @@ def loss(classes: int, backward: bool, device: str, name: str) -> Case:
 
 
 def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
-    """Names, and what makes each case."""
+    """Yield the name and the factory of each case."""
     for classes in (19, 65):
         for make in (scene, noise):
             for last in (False, True):

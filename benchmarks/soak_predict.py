@@ -45,7 +45,7 @@ class Violation(Exception):
 
 
 def make_photos(folder: Path, count: int) -> None:
-    """Photos of a car each, in folders of a thousand."""
+    """Make photos of a car each, in folders of a thousand."""
     rng = np.random.default_rng(0)
     for number in range(count):
         picture = np.empty((32, 48, 3), np.uint8)
@@ -104,7 +104,7 @@ class Run:
         raise AssertionError
 
     def alive(self) -> bool:
-        """Whether a process is still at work."""
+        """Return whether a process is still running."""
         for pid in self.pids:
             if pid not in self.codes:
                 done, status = os.waitpid(pid, os.WNOHANG)
@@ -113,7 +113,7 @@ class Run:
         return len(self.codes) < len(self.pids)
 
     def end(self) -> None:
-        """Kill what is left."""
+        """Kill the remaining processes."""
         while self.alive():
             for pid in self.pids:
                 if pid not in self.codes:
@@ -159,7 +159,7 @@ def recorded(out: Path) -> set[str]:
 
 
 def watch(run: Run, patience: float, until) -> bool:
-    """Wait until a condition holds; False if the processes ended before."""
+    """Wait until a condition holds; return False if the processes ended before."""
     deadline = time.monotonic() + patience
     while not until():
         if not run.alive():
@@ -223,7 +223,7 @@ def torment(
 
 
 def compare(calm: Path, stormy: Path, images: int) -> None:
-    """Both runs have the same outputs, one of each photo."""
+    """Check that both runs have the same outputs, one of each photo."""
     names = [json.loads(line)["name"] for line in (stormy / "predictions.jsonl").read_text().splitlines()[1:]]
     if len(names) != images or len(set(names)) != images:
         raise Violation(f"{len(names)} lines, {len(set(names))} photos of {images}")

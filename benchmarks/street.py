@@ -62,7 +62,7 @@ def street(images: list[Tensor], scene: Scene) -> Batch:
 
 
 def noise(height: int, width: int, images: int = 1) -> list[Tensor]:
-    """Pictures without any structure, always the same."""
+    """Make images of noise, always the same."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(3, height, width, generator=generator) for _ in range(images)]
 

@@ -42,7 +42,7 @@ WARM_UP = 3
 
 
 def busy(predictor: Predictor) -> None:
-    """Have a network of random weights find 100 things on every image, among 1000 proposals."""
+    """Patch a predictor with random weights to find 100 things on every image, among 1000 proposals."""
     import torch
 
     from seamseg.models.heads.rpn import ProposalGenerator
@@ -81,7 +81,7 @@ def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Pred
 
 
 def network(predictors: dict[str, Predictor], image: torch.Tensor, rounds: int) -> dict[str, dict[str, float]]:
-    """Seconds of an image from decoded to prediction, by variant; the first runs do not count."""
+    """Return the seconds from decoded image to prediction by variant, without the first runs."""
     began = {}
     for name, predictor in predictors.items():
         start = time.perf_counter()
@@ -110,7 +110,7 @@ def network(predictors: dict[str, Predictor], image: torch.Tensor, rounds: int) 
 
 
 def files(predictor: Predictor, photos: Sequence[Path], out: Path, arguments: argparse.Namespace) -> dict[str, float]:
-    """Images a second from file to file, and the part of the time outside of the network."""
+    """Return images per second from file to file, and the part of the time outside of the network."""
     from seamseg.predict.job import predict_all
     from seamseg.predict.manifest import header
     from seamseg.predict.sinks import FolderSink
@@ -160,7 +160,7 @@ def main() -> None:
     import torch
 
     from seamseg.data.images import open_image
-    from seamseg.predict.profiling import write_picture
+    from seamseg.predict.profiling import write_test_image
     from seamseg.utils.distributed import choose_device
 
     device = choose_device(arguments.device)
@@ -175,7 +175,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="seamseg-bench-") as name:
         folder = Path(name)
         photos = [folder / f"street{i:04}.jpg" for i in range(max(arguments.photos, 1))]
-        write_picture(photos[0], arguments.size)
+        write_test_image(photos[0], arguments.size)
         for other in photos[1:]:
             other.write_bytes(photos[0].read_bytes())
         predictors = {name: make(name, arguments, device) for name in names}

@@ -23,7 +23,7 @@ PRECISIONS = ("fp32", "bf16")
 
 
 def train(precision: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run the demo; its losses by step, its PQ and its seconds."""
+    """Run the demo; return its losses by step, PQ and seconds."""
     command = [sys.executable, "-m", "seamseg", "demo", "--out", str(folder), "--device", arguments.device]
     command += ["--train", str(arguments.train), "--val", str(arguments.val)]
     for setting in (

@@ -85,7 +85,7 @@ def make(name: str, batch: Batch, world: World, experiment: str) -> Side:
 
 
 def ceiling(device: torch.device) -> float:
-    """FLOP/s of a large matrix product."""
+    """Measure the FLOP/s of a large matrix product."""
     size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     times = []
@@ -99,13 +99,13 @@ def ceiling(device: torch.device) -> float:
 
 
 def wait(device: torch.device) -> None:
-    """For the GPU."""
+    """Wait for the GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def measure(side: Side, device: torch.device) -> None:
-    """One step."""
+    """Measure one step."""
     wait(device)
     start = time.perf_counter()
     side.step()

@@ -47,7 +47,7 @@ def run(*words: object) -> None:
 
 @contextmanager
 def two_namespaces() -> Iterator[tuple[str, str]]:
-    """Two network namespaces named after this process, with the devices sveth0 and sveth1, joined by a cable."""
+    """Make two network namespaces named after this process, joined by the devices sveth0 and sveth1."""
     names = (f"snode{os.getpid()}a", f"snode{os.getpid()}b")
     devices = ("sveth0", "sveth1")
     try:
@@ -78,14 +78,14 @@ def torchrun(*options: object) -> list[str]:
 
 
 def on_one_node(folder: Path, epochs: int, patience: float = 1800) -> None:
-    """Two processes, here."""
+    """Train with two processes on this node."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words = training(folder, "one_node", epochs, False)
     finish([subprocess.Popen([*command, *words], env=environment())], patience)
 
 
 def finish(launchers: list[subprocess.Popen], patience: float) -> None:
-    """Wait for all of them to end well; whatever happens, none is left behind."""
+    """Wait until all processes have succeeded; end them in any case."""
     deadline = time.monotonic() + patience
     try:
         codes = [launcher.wait(max(1.0, deadline - time.monotonic())) for launcher in launchers]
@@ -96,7 +96,7 @@ def finish(launchers: list[subprocess.Popen], patience: float) -> None:
 
 
 def end(launchers: list[subprocess.Popen]) -> None:
-    """Ask those that still run to end, which ends their processes too."""
+    """Terminate the launchers that still run, which ends their processes, too."""
     for launcher in launchers:
         launcher.terminate()
     for launcher in launchers:
@@ -107,12 +107,12 @@ def end(launchers: list[subprocess.Popen]) -> None:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Ours, with one thread a process."""
+    """Return the environment of this process, with one thread a process."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "SEAMSEG_TIMEOUT_MINUTES": "2", **more}
 
 
 def on_two_nodes(folder: Path, epochs: int, restart: bool, patience: float = 1800) -> None:
-    """One process in each namespace; all must end within `patience` seconds."""
+    """Train with one process in each namespace; all must end within `patience` seconds."""
     name = "restarted" if restart else "two_nodes"
     with two_namespaces() as names:
         nodes = []
@@ -134,7 +134,7 @@ def on_two_nodes(folder: Path, epochs: int, restart: bool, patience: float = 180
 
 
 def kill_when_saved(node: subprocess.Popen, snapshot: Path, patience: float) -> None:
-    """Kill the training process below a launcher, once there is something to continue from."""
+    """Kill the training process of a launcher once a snapshot exists."""
     deadline = time.monotonic() + patience
     while not snapshot.exists():
         if time.monotonic() > deadline or node.poll() is not None:
@@ -160,7 +160,7 @@ def difference(folder: Path, names: tuple[str, str]) -> float:
 
 
 def main() -> None:
-    """See the module."""
+    """Train in both ways and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--images", type=int, default=8)
@@ -191,7 +191,7 @@ def make_city(folder: Path, images: int) -> None:
 
 
 def verdict(what: str, largest: float) -> None:
-    """Say it, and fail if the weights differ."""
+    """Print the difference, and exit with an error if the weights differ."""
     print(f"{what}: {'the same weights to the bit' if largest == 0 else f'weights differ by up to {largest:.1e}'}")
     if largest != 0:
         raise SystemExit(1)

@@ -57,18 +57,18 @@ def training() -> Callable[[], object]:
 
 
 def predict(folder: Path) -> Callable[[], object]:
-    """Prediction of one photo."""
+    """Return a function that predicts one photo."""
     import torch
 
-    from seamseg.predict.profiling import StageProfile, random_predictor, write_picture
+    from seamseg.predict.profiling import StageProfile, random_predictor, write_test_image
 
     photo = folder / "street.jpg"
-    write_picture(photo, (512, 767))
+    write_test_image(photo, (512, 767))
     return StageProfile(random_predictor(torch.device("cpu"), 512), photo, folder, random_weights=True).run
 
 
 def work(name: str) -> None:
-    """For each line of stdin, do the work and print its median seconds."""
+    """Run the work for each line of stdin and print its median seconds."""
     from seamseg.cli import process_settings
 
     process_settings.apply()
@@ -105,7 +105,7 @@ class Worker:
         self._line()
 
     def seconds(self) -> float:
-        """One measurement."""
+        """Return the seconds of one measurement."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -126,7 +126,7 @@ class Worker:
 
 @contextmanager
 def busy_loops(count: int, nice: int) -> Iterator[None]:
-    """So many processes that each keep a core busy, all in one session."""
+    """Start processes that each keep a core busy, all in one session."""
     loop = f"{sys.executable} -c 'while True: pass' & "
     shell = subprocess.Popen(["nice", "-n", str(nice), "sh", "-c", loop * count + "wait"], start_new_session=True)
     try:

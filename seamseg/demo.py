@@ -28,7 +28,7 @@ from seamseg.toy_city import generate_toy_city
 from seamseg.training.checkpointing.run_folder import RunFolder
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import write_json
 from seamseg.utils.progress import counter, progress
 
@@ -57,7 +57,7 @@ class DemoOptions:
     device: str = "auto"
 
 
-def run_demo(options: DemoOptions, say: Callable[[str], None] = print) -> PanopticScores:
+def run_demo(options: DemoOptions, print_line: Callable[[str], None] = print) -> PanopticScores:
     """Run all stages, except those that are complete.
 
     The run folder gets `toy_city/raw` (as Cityscapes is distributed), `toy_city/data` (dataset folder), the snapshots,
@@ -66,7 +66,7 @@ def run_demo(options: DemoOptions, say: Callable[[str], None] = print) -> Panopt
     Parameters
     ----------
     options : see :class:`DemoOptions`
-    say : receives the messages
+    print_line : called with each message
 
     Returns
     -------
@@ -80,7 +80,7 @@ def run_demo(options: DemoOptions, say: Callable[[str], None] = print) -> Panopt
     out = options.out
     _claim(options)
     raw, data = out / "toy_city" / "raw", out / "toy_city" / "data"
-    stage = _Stages(say)
+    stage = _Stages(print_line)
 
     stage(f"generating {options.train} + {options.val} street scenes in {raw}")
     generate_toy_city(raw, options.train, options.val, options.seed, progress=counter("toy city"))
@@ -144,8 +144,8 @@ def _evaluate(out: Path, data: Path, predictions: Path) -> PanopticScores:
 class _Stages:
     """Numbers the stages and prints the time of each."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, print_line: Callable[[str], None]) -> None:
+        self._print = print_line
         self._number = 0
         self._start = self._begin = time.monotonic()
 
@@ -153,15 +153,15 @@ class _Stages:
         self._close()
         self._number += 1
         self._start = time.monotonic()
-        self._say(f"[{self._number}/6] {text}")
+        self._print(f"[{self._number}/6] {text}")
 
     def _close(self) -> None:
         if self._number:
-            self._say(f"      {time.monotonic() - self._start:.0f} s")
+            self._print(f"      {time.monotonic() - self._start:.0f} s")
 
     def finish(self) -> None:
         self._close()
-        self._say(f"done in {(time.monotonic() - self._begin) / 60:.1f} minutes")
+        self._print(f"done in {(time.monotonic() - self._begin) / 60:.1f} minutes")
 
 
 def _claim(options: DemoOptions) -> None:
@@ -174,6 +174,8 @@ def _claim(options: DemoOptions) -> None:
         except ValueError:
             found = None
         if found != settings:
-            raise InputError(f"{options.out}: holds a demo with other settings; choose another --out or delete it")
+            raise InputError(
+                f"{options.out}: holds a demo with other settings; choose another {option('out')} or delete it"
+            )
         return
     write_json(path, settings)

@@ -24,8 +24,8 @@ ROOMS = (
 """The parts of `seamseg` from the top down: each imports only from itself and from parts below it."""
 
 TRAINING = (
-    "run", "trainer", "logging", "debugging", "checkpointing", "preemption", "step", "ddp", "averaging", "prefetch",
-    "update", "optim",
+    "run", "trainer", "task", "logging", "debugging", "checkpointing", "preemption", "step", "ddp", "averaging",
+    "prefetch", "update", "optim",
 )  # fmt: skip
 """The parts of `seamseg.training` from the top down, under the same rule."""
 

@@ -78,7 +78,7 @@ def test_functions_without_statistics():
         assert_close(y.mean((0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-6)
         with pytest.raises(ValueError, match="inplace_abn: running_mean and running_var must be given, or training be"):
             function(x, None, None, None, None, training=False)
-        with pytest.raises(ValueError, match="inplace_abn: unknown activation 'relu', choose one of leaky_relu"):
+        with pytest.raises(ValueError, match="inplace_abn: relu cannot be inverted, choose leaky_relu"):
             function(x, None, None, None, None, activation="relu")
         with pytest.raises(ValueError, match="inplace_abn: leaky_relu can only be inverted with a positive parameter"):
             function(x, None, None, None, None, activation_param=-0.1)

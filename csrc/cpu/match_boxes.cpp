@@ -1,5 +1,5 @@
 // The best partner of each box of two sets. Boxes of the first set are taken in chunks: neighbours there are mostly
-// neighbours in the picture (anchors are), so that most chunks are apart from most boxes of the second set.
+// neighbours in the image (anchors are), so that most chunks are apart from most boxes of the second set.
 #include "boxes.h"
 
 namespace seamseg {

@@ -56,7 +56,7 @@ SEAMSEG_CLONES void write_row(const uint8_t* SEAMSEG_RESTRICT mine, Id id, int64
   for (int64_t x = 0; x < n; ++x) ids[x] = mine[x] ? id : ids[x];
 }
 
-// Room for one instance after the other.
+// Buffers that all instances of a thread reuse.
 struct Scratch {
   std::vector<PasteTap> taps;
   std::vector<float> across, most;

@@ -97,15 +97,15 @@ SEAMSEG_CLONES void scale_and_pad(const W* SEAMSEG_RESTRICT from, int64_t n, W f
   for (int64_t i = n * lanes; i < (n + after) * lanes; ++i) inner[i] = inner[i - lanes];
 }
 
-// Memory of one thread, not initialised.
+// Uninitialised memory of one thread, handed out front to back.
 template <class W>
-class Room {
+class Workspace {
  public:
-  explicit Room(int64_t size) : memory_(new W[size]), next_(memory_.get()) {}
+  explicit Workspace(int64_t size) : memory_(new W[size]), next_(memory_.get()) {}
   W* take(int64_t size) {
-    W* place = next_;
+    W* part = next_;
     next_ += size;
-    return place;
+    return part;
   }
 
  private:
@@ -118,8 +118,8 @@ class Room {
 template <class W>
 class Across {
  public:
-  Across(int64_t pixels, int64_t k, int64_t lanes, Room<W>& room) : pixels_(pixels), k_(k), lanes_(lanes) {
-    for (W*& line : lines_) line = room.take(pixels * lanes);
+  Across(int64_t pixels, int64_t k, int64_t lanes, Workspace<W>& workspace) : pixels_(pixels), k_(k), lanes_(lanes) {
+    for (W*& line : lines_) line = workspace.take(pixels * lanes);
   }
   static int64_t size(int64_t pixels, int64_t lanes) { return 3 * pixels * lanes; }
 
@@ -159,11 +159,11 @@ class Across {
 template <class W>
 class Down {
  public:
-  Down(int64_t k, int64_t windows, int64_t length, Room<W>& room) : k_(k), length_(length) {
-    ends_ = room.take(std::min(k, windows) * length);
-    sum_ = room.take(length);
-    run_ = room.take(length);
-    out_ = room.take(length);
+  Down(int64_t k, int64_t windows, int64_t length, Workspace<W>& workspace) : k_(k), length_(length) {
+    ends_ = workspace.take(std::min(k, windows) * length);
+    sum_ = workspace.take(length);
+    run_ = workspace.take(length);
+    out_ = workspace.take(length);
   }
   static int64_t size(int64_t k, int64_t windows, int64_t length) { return (std::min(k, windows) + 3) * length; }
 
@@ -231,10 +231,10 @@ template <class T>
 void pool(const T* x, T* y, const Lines& lines, const Axis& down, const Axis& across, int64_t begin, int64_t end) {
   using W = wide_t<T>;
   const int64_t length = lines.length(), lanes = lines.lanes;
-  Room<W> room(Down<W>::size(down.k, end - begin, length) + Across<W>::size(across.size, lanes) + 2 * length);
-  Down<W> sum_down(down.k, end - begin, length, room);
-  Across<W> sum_across(across.size, across.k, lanes, room);
-  W *loaded = room.take(length), *out = room.take(length);
+  Workspace<W> workspace(Down<W>::size(down.k, end - begin, length) + Across<W>::size(across.size, lanes) + 2 * length);
+  Down<W> sum_down(down.k, end - begin, length, workspace);
+  Across<W> sum_across(across.size, across.k, lanes, workspace);
+  W *loaded = workspace.take(length), *out = workspace.take(length);
   const W factor = W{1} / (static_cast<W>(down.k) * static_cast<W>(across.k));
   const auto line = [&](int64_t row) -> const W* {
     if constexpr (std::is_same_v<T, W>) {
@@ -258,12 +258,12 @@ void spread(const T* dy, T* dx, const Lines& lines, const Axis& down, const Axis
   using W = wide_t<T>;
   const int64_t length = lines.length(), lanes = lines.lanes, inner = across.inner * lanes;
   const int64_t around = across.k - 1, padded = across.inner + 2 * around;
-  Room<W> room(Down<W>::size(down.k, end - begin, inner) + Across<W>::size(padded, lanes) + 3 * length +
+  Workspace<W> workspace(Down<W>::size(down.k, end - begin, inner) + Across<W>::size(padded, lanes) + 3 * length +
                padded * lanes);
-  Down<W> sum_down(down.k, end - begin, inner, room);
-  Across<W> sum_across(padded, across.k, lanes, room);
-  W *loaded = room.take(length), *more = room.take(length), *out = room.take(length);
-  W* wide = room.take(padded * lanes);
+  Down<W> sum_down(down.k, end - begin, inner, workspace);
+  Across<W> sum_across(padded, across.k, lanes, workspace);
+  W *loaded = workspace.take(length), *more = workspace.take(length), *out = workspace.take(length);
+  W* wide = workspace.take(padded * lanes);
   std::fill_n(wide, padded * lanes, W{0});
   const W factor = W{1} / (static_cast<W>(down.k) * static_cast<W>(across.k));
   const auto line = [&](int64_t row) -> const W* {

@@ -32,13 +32,13 @@ __global__ void gather_candidates(const S* boxes, int64_t n, const int64_t* orde
   }
 }
 
-// Sets keep[r] to 1 for the boxes that stay, r their place in the order by score. `groups` are sorted, null for one
-// group. `kept` is room for n places; the block of a group uses the stretch of its group. With kChunk threads a block.
+// Sets keep[r] to 1 for the boxes that stay, r their rank by score. `groups` are sorted, null for one group. `kept` has
+// n elements; each block uses those of its group. Blocks have kChunk threads.
 template <class T>
 __global__ void suppress(const Candidate<T>* candidates, const int64_t* groups, const int64_t* rank, int64_t n,
                          T threshold, int64_t n_max, int32_t* kept, uint8_t* keep) {
   __shared__ Candidate<T> tile[kChunk];
-  __shared__ uint32_t suppresses[kChunk][kWords];  // whom of the chunk each of the chunk suppresses
+  __shared__ uint32_t suppresses[kChunk][kWords];  // bit j of row i: box i of the chunk suppresses box j
   __shared__ uint32_t alive[kWords];
   __shared__ int64_t shared_count;
   const int thread = threadIdx.x;

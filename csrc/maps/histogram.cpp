@@ -123,7 +123,7 @@ void count_range(const Labels& a, const Labels& b, int64_t begin, int64_t end, P
 
 using namespace seamseg;
 
-// Two million elements take a millisecond or two, which is no work to share: callers compare pictures in parallel.
+// Two million elements take a millisecond or two, too little to divide among threads: callers compare images in parallel.
 SEAMSEG_EXPORT void* seamseg_joint_histogram(const void* a, int32_t a_kind, const void* b, int32_t b_kind,
                                              int64_t total, int64_t* count, char* error) {
   return answer(error, [&] {

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from seamseg.checkpoints.missing_model import require_model
 from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, load_snapshot
-from seamseg.config import Config, config_from_string, load_config
+from seamseg.config import KINDS, Config, config_from_string, load_config
 from seamseg.config.loader import head_parameters
 from seamseg.formats.metadata import Metadata, metadata_of, parse_metadata, read_metadata
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, read_member
 
@@ -46,9 +46,12 @@ def open_model(
     config: str | Path | None = None,
     meta: str | Path | None = None,
     overrides: Sequence[str] = (),
-    kind: str = "panoptic",
+    kind: str | None = None,
 ) -> ModelFile:
     """Open a trained model.
+
+    Its kind is that of its configuration, else that of its modules. A configuration of another kind can be given for
+    weights that suffice for it: those of a panoptic network are also an instance segmentation network and a detector.
 
     Parameters
     ----------
@@ -56,7 +59,7 @@ def open_model(
     config : INI file to use instead of the model's own
     meta : `metadata.bin`, or a data set folder that has one, to use instead of the model's own
     overrides : `section.key=value` each
-    kind : the expected task: panoptic, instance_seg or detection
+    kind : the only acceptable kind of network, see :data:`seamseg.config.kinds.KINDS`; None accepts all
 
     Raises
     ------
@@ -71,12 +74,11 @@ def open_model(
         found = _from_zip(path)
     else:
         found = _Parts(load_snapshot(path), None, None, str(path))
-    missing = [part for part in ("body", "rpn_head", "roi_head") if part not in found.snapshot.state_dict]
-    if missing:
-        raise InputError(f"{found.name}: has no {', '.join(missing)}: pre-trained weights, not a whole network")
-    if task(found.snapshot) != kind:
-        raise InputError(f"{found.name}: is a model for {task(found.snapshot)}, not for {kind}")
-    model = ModelFile(_config(found, config, overrides, kind), _metadata(found, meta), found.snapshot, found.name)
+    own = kind_of(found.snapshot, found.name)
+    model = ModelFile(_config(found, config, overrides, own), _metadata(found, meta), found.snapshot, found.name)
+    check_kind(model.snapshot, kind or model.config.kind, model.name)
+    if kind not in (None, model.config.kind):
+        raise InputError(f"{model.name}: is a model for {model.config.kind}, not for {kind}")
     check_classes(model.snapshot, model.metadata, model.name)
     _check_size(model)
     return model
@@ -201,7 +203,7 @@ def _config(found: _Parts, config: str | Path | None, overrides: Sequence[str], 
         return load_config(config, kind, overrides)
     text = found.config_text if found.config_text is not None else found.snapshot.config
     if not text.strip():
-        raise InputError(f"{found.name}: holds no configuration; give its INI file with --config")
+        raise InputError(f"{found.name}: holds no configuration; give its INI file with {option('config', 'FILE')}")
     return config_from_string(text, kind, f"config of {found.name}", overrides)
 
 
@@ -213,7 +215,7 @@ def _metadata(found: _Parts, meta: str | Path | None) -> Metadata:
         return found.metadata
     if found.snapshot.metadata is not None:
         return metadata_from_header(found.snapshot.metadata, found.name)
-    raise InputError(f"{found.name}: holds no classes; give metadata.bin with --meta")
+    raise InputError(f"{found.name}: holds no classes; give metadata.bin with {option('meta', 'FILE')}")
 
 
 def metadata_header(metadata: Metadata) -> dict[str, Any]:
@@ -232,12 +234,30 @@ def metadata_from_header(header: dict[str, Any], name: str) -> Metadata:
     return metadata_of(header, name)
 
 
-def task(snapshot: Snapshot) -> str:
-    """Return the task of a snapshot according to its heads: panoptic, instance_seg or detection."""
-    if "sem_head" in snapshot.state_dict:
-        return "panoptic"
-    masks = any("roi_msk" in str(key) for key in snapshot.state_dict.get("roi_head", ()))
-    return "instance_seg" if masks else "detection"
+def kind_of(snapshot: Snapshot, name: str) -> str:
+    """Return the kind of network of a snapshot, according to its modules; `name` is the snapshot's, for errors.
+
+    Raises
+    ------
+    InputError
+        if it holds no whole network
+    """
+    state = snapshot.state_dict
+    missing = {name: [part for part in kind.modules if part not in state] for name, kind in KINDS.items()}
+    if all(missing.values()):
+        fewest = min(missing.values(), key=len)
+        raise InputError(f"{name}: has no {', '.join(fewest)}: pre-trained weights, not a whole network")
+    whole = [kind for kind, parts in missing.items() if not parts]
+    masks = any("roi_msk" in str(key) for key in state.get("roi_head", ()))
+    return next((kind for kind in whole if masks or "roi_msk_loss" not in KINDS[kind].losses), whole[0])
+
+
+def check_kind(snapshot: Snapshot, kind: str, name: str) -> None:
+    """Raise InputError if a snapshot lacks parts of a kind of network; arguments as :func:`kind_of`."""
+    own = kind_of(snapshot, name)
+    have, need = KINDS[own], KINDS[kind]
+    if not (set(need.modules) <= set(have.modules) and set(need.losses) <= set(have.losses)):
+        raise InputError(f"{name}: is a model for {own}, not for {kind}")
 
 
 def check_classes(snapshot: Snapshot, metadata: Metadata, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Pre-trained weights: `--pre-train [module:]FILE` and `body.weights`."""
+"""Pre-trained weights: `pretrain` of a training, and `body.weights`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seamseg.checkpoints.snapshot import (
     load_snapshot,
     load_tensors,
 )
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 
 
 def load_pretrained(net: nn.Module, specification: str) -> LoadReport:
@@ -26,8 +26,8 @@ def load_pretrained(net: nn.Module, specification: str) -> LoadReport:
     Parameters
     ----------
     net : the network
-    specification : `FILE`, a snapshot of which all parts are loaded, or `PART:FILE` with PART one of body, rpn_head,
-        roi_head, sem_head; FILE is then a snapshot or a state dict of that part alone. The moving average of the
+    specification : `FILE`, a snapshot of which all parts are loaded, or `PART:FILE` with PART one of the network's
+        (body, rpn_head, ...); FILE is then a snapshot or a state dict of that part alone. The moving average of the
         weights is loaded if the snapshot has one
 
     Returns
@@ -43,12 +43,12 @@ def load_pretrained(net: nn.Module, specification: str) -> LoadReport:
     if part is None:
         report = load_into(net, load_snapshot(path), strict=False, name=path)
     else:
-        module = getattr(net, part)
+        module = getattr(net, part, None)
         if module is None:
-            raise InputError(f"--pre-train {specification}: this network has no {part}")
+            raise InputError(f"{option('pretrain', specification)}: this network has no {part}")
         report = _load_part(module, load_tensors(path, path), part, path)
     if report.loaded == 0:
-        raise InputError(f"--pre-train {specification}: nothing in it fits this network: {report}")
+        raise InputError(f"{option('pretrain', specification)}: nothing in it fits this network: {report}")
     return report
 
 
@@ -67,7 +67,7 @@ def _split(specification: str) -> tuple[str | None, str]:
         return part, path
     if colon and not Path(specification).exists() and len(part) > 1:
         raise InputError(
-            f"--pre-train {specification}: no such file, and {part!r} is not a part of the network: "
+            f"{option('pretrain', specification)}: no such file, and {part!r} is not a part of the network: "
             f"{', '.join(NETWORK_MODULES)}"
         )
     return None, specification

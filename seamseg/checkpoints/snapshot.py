@@ -7,7 +7,7 @@ import os
 import warnings
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from seamseg.checkpoints.pickle_check import CodeInPickle, RefusedPickle
 from seamseg.checkpoints.snapshot_check import check_snapshot, is_plain
+from seamseg.config.kinds import KINDS
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
 
-NETWORK_MODULES = ("body", "rpn_head", "roi_head", "sem_head")
-"""The parts of the network, each with its own state dict in a snapshot."""
+NETWORK_MODULES = tuple(dict.fromkeys(module for kind in KINDS.values() for module in kind.modules))
+"""The parts of the networks of all kinds, each with its own state dict in a snapshot."""
 
 _OPTIONAL_KEYS = ("num_batches_tracked",)
 _OLD_MULTIARRAY = "numpy.core.multiarray"
@@ -79,14 +80,8 @@ class LoadReport:
         return f"loaded {self.loaded} tensors{of}, skipped {len(self.skipped)}: {shown}"
 
 
-def save_snapshot(path: str | Path, snapshot: Snapshot) -> None:
-    """Write a snapshot atomically, even if the machine crashes during the write.
-
-    Raises
-    ------
-    SeamsegError
-        if it cannot be written
-    """
+def snapshot_content(snapshot: Snapshot) -> dict[str, Any]:
+    """Return what the file of a snapshot holds (docs/contract.md, section 1)."""
     content: dict[str, Any] = {
         "config": snapshot.config,
         "state_dict": snapshot.state_dict,
@@ -96,7 +91,18 @@ def save_snapshot(path: str | Path, snapshot: Snapshot) -> None:
         content["metadata"] = snapshot.metadata
     if snapshot.resume is not None:
         content["resume"] = snapshot.resume
-    write_tensors(Path(path), content)
+    return content
+
+
+def save_snapshot(path: str | Path, snapshot: Snapshot) -> None:
+    """Write a snapshot atomically, even if the machine crashes during the write.
+
+    Raises
+    ------
+    SeamsegError
+        if it cannot be written
+    """
+    write_tensors(Path(path), snapshot_content(snapshot))
 
 
 def write_tensors(path: Path, content: Any) -> None:
@@ -127,11 +133,16 @@ def fsync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def verify_snapshot(path: str | Path) -> None:
+def verify_snapshot(path: str | Path, parse: Callable[[Any, str], Any] | None = None) -> None:
     """Read a whole snapshot and verify its checksums.
 
     torch writes a zip file with a CRC-32 of each record. Bytes that readers ignore (padding and dates between the
     records) are not covered. Snapshots of torch before 1.6 have no checksums: they are only loaded.
+
+    Parameters
+    ----------
+    path : of the snapshot
+    parse : checks the content for a file with this name; default: :func:`parse_snapshot`
 
     Raises
     ------
@@ -146,7 +157,7 @@ def verify_snapshot(path: str | Path) -> None:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     # check the structure as torch does, without reading the tensors
-    load_snapshot(path, mmap=zipped)
+    (parse or parse_snapshot)(load_tensors(path, str(path), zipped), str(path))
 
 
 def _records_are_whole(file: IO[bytes]) -> bool:
@@ -181,7 +192,11 @@ def load_snapshot(file: str | Path | IO[bytes], name: str | None = None, mmap: b
         if it is missing, truncated, contains code, or is not a snapshot
     """
     name = name or str(file)
-    content = load_tensors(file, name, mmap)
+    return parse_snapshot(load_tensors(file, name, mmap), name)
+
+
+def parse_snapshot(content: Any, name: str) -> Snapshot:
+    """Return the snapshot that a file holds; `name` is the file's, for errors as of :func:`load_snapshot`."""
     state = content.get("state_dict") if isinstance(content, Mapping) else None
     if not isinstance(state, Mapping) or not any(part in state for part in NETWORK_MODULES):
         raise InputError(
@@ -303,8 +318,9 @@ def load_into(
 def load_module(module: nn.Module, state: Mapping[str, Tensor], name: str) -> LoadReport:
     """Load the tensors of `state` whose name and shape fit a module; report missing and unexpected ones.
 
-    Counters of norm layers, which old snapshots lack, are not reported. Keys of a bare body (`mod1...`) also fit a body
-    with a pyramid (`backbone.mod1...`).
+    Counters of norm layers, which old snapshots lack, are not reported, nor are layers that a module has in networks of
+    other kinds only: those whose names start with one of its `unused_layers`. Keys of a bare body (`mod1...`) also fit
+    a body with a pyramid (`backbone.mod1...`).
     """
     own = module.state_dict()
     if not any(key in own for key in state) and any(f"backbone.{key}" in own for key in state):
@@ -312,7 +328,7 @@ def load_module(module: nn.Module, state: Mapping[str, Tensor], name: str) -> Lo
     skipped, accepted = [], {}
     for key, value in own.items():
         if key not in state:
-            if not _is_optional(key):
+            if not is_optional(key):
                 skipped.append(f"{name}.{key} (not in the file)")
         elif not isinstance(state[key], Tensor):
             skipped.append(f"{name}.{key} (not a tensor)")
@@ -320,12 +336,15 @@ def load_module(module: nn.Module, state: Mapping[str, Tensor], name: str) -> Lo
             skipped.append(f"{name}.{key} ({_shape(state[key])} in the file, {_shape(value)} in the network)")
         else:
             accepted[key] = state[key]
-    skipped += [f"{name}.{key} (not in the network)" for key in state if key not in own and not _is_optional(key)]
+    unused = tuple(getattr(module, "unused_layers", ()))
+    unknown = [key for key in state if key not in own and not is_optional(key) and not str(key).startswith(unused)]
+    skipped += [f"{name}.{key} (not in the network)" for key in unknown]
     module.load_state_dict(accepted, strict=False)
     return LoadReport(skipped, len(accepted))
 
 
-def _is_optional(key: object) -> bool:
+def is_optional(key: object) -> bool:
+    """Whether the key of a state dict is that of a counter, which old snapshots lack."""
     return str(key).endswith(_OPTIONAL_KEYS)
 
 

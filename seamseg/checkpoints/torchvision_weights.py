@@ -14,7 +14,7 @@ from torch import Tensor
 from seamseg.checkpoints.snapshot import load_tensors, write_tensors
 from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.ops.norm import ABN
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, option
 
 ARCHITECTURES = tuple(RESNETS)
 """Architectures that :func:`convert_backbone` supports."""
@@ -79,7 +79,7 @@ def rename(net: str, source: Mapping[str, Tensor], name: str = "weights") -> tup
         state[renamed] = value
     if not state:
         converted = any(str(key).startswith(("mod1.", "mod2.", "backbone.")) for key in source)
-        hint = "; it is converted already: use it with --pre-train" if converted else ""
+        hint = "; it is converted already: use it with `seamseg train --pre-train body:FILE`" if converted else ""
         raise InputError(f"{name}: holds no tensor with the names of a torchvision ResNet{hint}")
     missing = [key for key in expected if key not in state and not key.endswith("num_batches_tracked")]
     return state, missing
@@ -110,10 +110,14 @@ def _download(net: str) -> Mapping[str, Tensor]:
     try:
         from torchvision import models
     except (ImportError, RuntimeError) as error:
-        raise SeamsegError(f"torchvision cannot be imported ({error}); give a file with --weights") from None
+        raise SeamsegError(
+            f"torchvision cannot be imported ({error}); give a file with {option('weights', 'FILE')}"
+        ) from None
     try:
         # the first weights, which the original used; later ones are from another training recipe
         return models.get_model_weights(net).IMAGENET1K_V1.get_state_dict(progress=True)
     except (OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise SeamsegError(f"torchvision cannot download {net} ({reason}); give a file with --weights") from None
+        raise SeamsegError(
+            f"torchvision cannot download {net} ({reason}); give a file with {option('weights', 'FILE')}"
+        ) from None

@@ -40,7 +40,7 @@ def bench(model: str | None, size: str, rounds: int, device: str, precision: str
 
     from seamseg.inference.options import InferenceOptions
     from seamseg.inference.predictor import load_predictor
-    from seamseg.predict.profiling import STAGES, StageProfile, random_predictor, write_picture
+    from seamseg.predict.profiling import STAGES, StageProfile, random_predictor, write_test_image
     from seamseg.utils.distributed import choose_device
 
     chosen, shortest = choose_device(device), min(height, width)
@@ -51,7 +51,7 @@ def bench(model: str | None, size: str, rounds: int, device: str, precision: str
         predictor = load_predictor(model, chosen, options=options)
     with tempfile.TemporaryDirectory(prefix="seamseg-bench-") as folder:
         photo = Path(folder, "street.jpg")
-        write_picture(photo, (height, width))
+        write_test_image(photo, (height, width))
         profile = StageProfile(predictor, photo, Path(folder, "out"), random_weights=model is None)
         profile.run()
         runs, loads = [], []

@@ -27,7 +27,7 @@ from seamseg.utils.launcher import is_main_process
 from seamseg.utils.parallel import available_cores
 
 if TYPE_CHECKING:
-    from seamseg.evaluation.scores import PanopticScores
+    from seamseg.evaluation.scores import PanopticScores, Scores
 
 _MODEL_OPTIONS = ("split", "config", "meta", "device", "set", "ap")
 _FILE_OPTIONS = ("gt", "pred", "gt_folder", "pred_folder", "photos", "protocol", "workers")
@@ -70,7 +70,6 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate, print the table, write the JSON."""
     if args.protocol == "cityscapes":
         return _run_cityscapes(args)
-    from seamseg.evaluation.scores import format_table
     from seamseg.utils.files import write_json
 
     if args.out is not None and args.legacy_metrics:
@@ -81,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     if not is_main_process():
         return 0
     # the table first: the scores must not be lost if the file cannot be written
-    print(format_table(scores), flush=True)
+    print(scores.table(), flush=True)
     if args.json is not None:
         write_json(args.json, scores.to_json(), indent=2)
     return 0
@@ -116,7 +115,7 @@ def _worker_count(args: argparse.Namespace) -> int:
     return workers
 
 
-def _score_model(args: argparse.Namespace) -> PanopticScores:
+def _score_model(args: argparse.Namespace) -> Scores:
     if args.model is None or args.data is None:
         raise InputError("nothing to score: give MODEL DATA, or --gt GT.json --pred PRED.json")
     if extra := _first_given(args, _FILE_OPTIONS):

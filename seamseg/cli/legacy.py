@@ -108,6 +108,52 @@ def from_convert_resnet(argv: Sequence[str]) -> list[str]:
     return ["convert-backbone", args.net, args.out]
 
 
+def from_train_imagenet(argv: Sequence[str]) -> list[str]:
+    """Translate `CONFIG DATA [-j N] [-p N] [--resume F] [-e] [--dist-backend B] [--log-dir D] [--log-hist]`."""
+    parser = _parser("train_imagenet.py", "Train a classifier, as `seamseg classify train` does.")
+    _imagenet_options(parser, workers=2)
+    parser.add_argument("--resume", metavar="PATH", help="checkpoint to continue from")
+    parser.add_argument("-e", "--evaluate", action="store_true", help="only validate the checkpoint of --resume")
+    _option(parser, "--log-dir", metavar="D", default=".", help="run folder (default: %(default)s)")
+    _option(parser, "--log-hist", action="store_true", help="write histograms to TensorBoard")
+    parser.add_argument("config", metavar="CONFIG", help="JSON file")
+    parser.add_argument("data", metavar="DATA", help="folder with train/CLASS/* and val/CLASS/*")
+    args = parser.parse_args(argv)
+    _adopt_rank(args)
+    options = ["--set", f"training.num_workers={args.workers}", "--set", f"training.log_interval={args.print_freq}"]
+    if args.evaluate:
+        if not args.resume:
+            parser.error("--evaluate needs --resume PATH: without it there are no weights to validate")
+        return ["classify", "validate", args.config, args.resume, args.data, *options]
+    ours = ["classify", "train", args.config, args.data, "--log-dir", args.log_dir]
+    # the default of the original is an empty string
+    ours += _given("--resume", args.resume or None)
+    return [*ours, *(["--log-hist"] if args.log_hist else []), *options]
+
+
+def from_test_imagenet(argv: Sequence[str]) -> list[str]:
+    """Translate `CONFIG CHECKPOINT DATA [-j N] [-p N] [-c N] [-s N] [--ten_crops] [--dist-backend B]`."""
+    parser = _parser("test_imagenet.py", "Validate a classifier, as `seamseg classify validate` does.")
+    _imagenet_options(parser, workers=4)
+    parser.add_argument("-c", "--crop", metavar="N", type=int, default=224, help="side of the crop (default: 224)")
+    parser.add_argument("-s", "--scale", metavar="N", type=int, default=256, help="shorter side (default: 256)")
+    _option(parser, "--ten_crops", action="store_true", help="average the logits of ten crops")
+    parser.add_argument("config", metavar="CONFIG", help="JSON file")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint")
+    parser.add_argument("data", metavar="DATA", help="folder with val/CLASS/*")
+    args = parser.parse_args(argv)
+    _adopt_rank(args)
+    ours = ["classify", "validate", args.config, args.checkpoint, args.data]
+    ours += ["--crop", str(args.crop), "--scale", str(args.scale), *(["--ten-crops"] if args.ten_crops else [])]
+    return [*ours, "--set", f"training.num_workers={args.workers}"]
+
+
+def _imagenet_options(parser: argparse.ArgumentParser, workers: int) -> None:
+    parser.add_argument("-j", "--workers", metavar="N", type=int, default=workers, help="default: %(default)s")
+    _option(parser, "--print-freq", metavar="N", type=int, default=10, short="-p", help="default: %(default)s")
+    _option(parser, "--dist-backend", metavar="B", help="ignored: NCCL on GPUs, gloo on the CPU")
+
+
 def _parser(name: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=name, description=description)
     # passed by the launchers of old PyTorch; torchrun sets the environment instead
@@ -120,9 +166,11 @@ def _adopt_rank(args: argparse.Namespace) -> None:
         os.environ.setdefault("LOCAL_RANK", str(args.local_rank))
 
 
-def _option(parser: argparse.ArgumentParser, name: str, **options: object) -> None:
-    """Add an option of the original, also with hyphens in its name."""
-    parser.add_argument(name, name[:2] + name[2:].replace("_", "-"), **options)  # type: ignore[arg-type]
+def _option(parser: argparse.ArgumentParser, name: str, short: str | None = None, **options: object) -> None:
+    """Add an option of the original, with underscores as well as hyphens in its name."""
+    words = name[2:].replace("-", "_")
+    names = dict.fromkeys(([short] if short else []) + [name, f"--{words}", f"--{words.replace('_', '-')}"])
+    parser.add_argument(*names, **options)  # type: ignore[arg-type]
 
 
 def _given(name: str, value: str | None) -> list[str]:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from seamseg.cli import process_settings
-from seamseg.utils.errors import SeamsegError, Terminated
+from seamseg.utils.errors import SeamsegError, Terminated, flags_in_messages
 from seamseg.version import __version__
 
 COMMANDS = {
@@ -24,10 +24,22 @@ COMMANDS = {
     "predict": "Predict panoptic segmentations of images and videos.",
     "evaluate": "Compute PQ, mIoU and other metrics of a model or of prediction files.",
     "report": "Write an HTML report of an evaluation, or a comparison of two.",
+    "classify": "Train and validate ImageNet classifiers.",
     "convert-backbone": "Convert a torchvision ResNet to pre-trained backbone weights.",
     "doctor": "Check the installation; benchmark a prediction; repeat a failed training step.",
 }
 """Help line of each command; the module of the same name is imported only when the command is used."""
+
+PARAMETER_FLAGS = {
+    "evaluate": "--eval",
+    "formats": "--format",
+    "hide": "--anonymize",
+    "least_score": "--anonymize-score",
+    "min_stuff_area": "--min-area",
+    "overrides": "--set",
+    "pretrain": "--pre-train",
+}
+"""Flags of parameters that have another name than their flag."""
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -76,7 +88,23 @@ def _run(argv: Sequence[str]) -> int:
     from seamseg.utils.progress import set_quiet
 
     set_quiet(args.quiet)
-    return int(command_module(args.command).run(args) or 0)
+    with flags_in_messages(_flags(parser, args)):
+        return int(command_module(args.command).run(args) or 0)
+
+
+def _flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> dict[str, str]:
+    """Return the flags of the chosen sub-command by the names of parameters."""
+    flags: dict[str, str] = {}
+    inner: argparse.ArgumentParser | None = parser
+    while inner is not None:
+        subparsers = None
+        for action in inner._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                subparsers = action
+            elif action.option_strings:
+                flags[action.dest] = action.option_strings[0]
+        inner = None if subparsers is None else subparsers.choices.get(getattr(args, subparsers.dest))
+    return flags | {name: flag for name, flag in PARAMETER_FLAGS.items() if flag in flags.values()}
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,4 +1,4 @@
-"""Panoptic segmentation of photos with a trained model.
+"""Panoptic segmentation of, or detection in photos with a trained model.
 
     seamseg predict runs/city photos/ out/
     seamseg predict seamseg_r50_vistas.zip street.jpg out/ --format overlay,coco
@@ -21,7 +21,7 @@ predictions.jsonl are written beside the shards.
 OUT/predictions.jsonl has a line for each photo. Re-run the same command to resume an interrupted run, with any number
 of processes; photos that are done are not processed again.
 
-Formats, separated by commas:
+Formats of panoptic models, separated by commas:
 
   overlay     <name>.jpg, the photo blended with the colours of its segments
   coco        panoptic/<name>.png and panoptic.json, the COCO panoptic format
@@ -30,6 +30,14 @@ Formats, separated by commas:
               with the classes of Cityscapes
   vistas      vistas/{labels/,instances/,panoptic.json,panoptic/}: the layout of Mapillary Vistas and the instance files
               for its evaluation; labels are the original ids of the classes
+
+Formats of models for detection and instance segmentation:
+
+  overlay         <name>.jpg, the photo with boxes, masks, class names and scores
+  overlay-legacy  <name>.jpg, opaque masks and boxes without text, as the original's test_instance_seg.py draws them
+  coco-results    coco_results.json, boxes and masks (RLE) of all photos as pycocotools reads them: all that the network
+                  returns (above [roi] score_threshold), or those above --score-threshold if it is given
+  raw             <name>.pth.tar, the output of the network
 
 With --anonymize, OUT/<name>.jpg is the photo with the given classes (people, vehicles, ...) made unrecognisable, at its
 own size and without metadata (place, date, camera, thumbnail); other formats are written if --format names them.
@@ -40,10 +48,7 @@ cityscapes and vistas have no sub-folders: photos with the same name in two fold
 from __future__ import annotations
 
 import argparse
-import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         metavar="LIST",
-        help="overlay,coco,raw,cityscapes,vistas (default: overlay; with --anonymize none)",
+        help="see above (default: overlay; with --anonymize none)",
     )
     parser.add_argument("--config", metavar="F", help="INI file, if the model does not contain one")
     parser.add_argument("--meta", metavar="F", help="metadata.bin, if the model does not contain one")
@@ -191,8 +196,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{target.folder}: the output must be a folder, this is a file; OUT is the last argument")
     sources = find_sources(args.inputs, target.path, target.owns)[: args.limit]
     with distributed(args.device) as world:
-        with _flags_in_errors():
-            predictor = load_predictor(args.model, world.device, args.config, args.meta, _options(args))
+        predictor = load_predictor(args.model, world.device, args.config, args.meta, _options(args))
         head = _header(args, formats, predictor, None if target.shards is None else target.shards.text)
         sink = open_sink(target, _writer_factory(args, formats, predictor), head, args.shard_photos)
         workers = min(4, available_cores()) if args.workers is None else args.workers
@@ -202,22 +206,6 @@ def run(args: argparse.Namespace) -> int:
         if world.is_main and not args.quiet:
             _print(args.out, summary, predictor.averaged)
     return 1 if summary.unreadable else 0
-
-
-@contextmanager
-def _flags_in_errors() -> Iterator[None]:
-    """Replace the names of inference options in errors by their flags."""
-    from seamseg.utils.errors import SeamsegError
-
-    flags = {"min_stuff_area": "--min-area"}
-    names = "score_threshold|overlap_threshold|min_stuff_area|tile_overlap|cuda_graphs|pad_to|tta"
-    # not within paths; ordinary words at the beginning only
-    option = re.compile(rf"(?<![/\w.-])(?:{names})(?![/\w.-])|^(?:tiles|classes|compile)(?![/\w.-])")
-    try:
-        yield
-    except SeamsegError as error:
-        message = option.sub(lambda m: flags.get(m[0], f"--{m[0].replace('_', '-')}"), str(error))
-        raise type(error)(message) from error
 
 
 def _options(args: argparse.Namespace) -> InferenceOptions:
@@ -242,13 +230,15 @@ def _options(args: argparse.Namespace) -> InferenceOptions:
     )
 
 
-def _writer_factory(args: argparse.Namespace, formats: list[str], predictor: Predictor) -> MakeWriters:
+def _writer_factory(args: argparse.Namespace, formats: list[str], predictor: Predictor[Any]) -> MakeWriters:
     """Return a function that creates the writers for a folder."""
     from seamseg.inference.anonymize import LEAST_SCORE
-    from seamseg.predict.writers import AnonymizeWriter, make_writers
+    from seamseg.predict.writers import AnonymizeWriter, DetectionChoice, make_writers
 
-    def writers(folder: Path) -> list[Writer]:
-        made = make_writers(formats, folder, predictor.metadata) if formats else []
+    choice = DetectionChoice(args.score_threshold or 0.0, predictor.classes)
+
+    def writers(folder: Path) -> list[Writer[Any]]:
+        made = make_writers(formats, folder, predictor.metadata, predictor.kind, choice) if formats else []
         if args.anonymize is not None:
             style: Any = args.anonymize_style or "blur"
             score = LEAST_SCORE if args.anonymize_score is None else args.anonymize_score
@@ -293,14 +283,15 @@ def _formats(args: argparse.Namespace) -> list[str]:
     if args.format is None:
         return ["overlay"] if args.anonymize is None else []
     formats = [f.strip() for f in args.format.split(",") if f.strip()]
-    if args.anonymize is not None and "overlay" in formats:
+    shown = [f for f in formats if f in ("overlay", "overlay-legacy")]
+    if args.anonymize is not None and shown:
         raise InputError(
-            "--format overlay shows what --anonymize hides, under the same name: predict on the anonymised photos "
+            f"--format {shown[0]} shows what --anonymize hides, under the same name: predict on the anonymised photos "
             "afterwards, into another folder"
         )
     whole = [f for f in formats if f in ("raw", "cityscapes", "vistas")]
     if args.classes is not None and whole:
-        raise InputError(f"--format {whole[0]} contains all classes: remove --classes, or use overlay,coco")
+        raise InputError(f"--format {whole[0]} contains all classes: remove --classes, or use another format")
     return formats or [args.format]
 
 
@@ -313,7 +304,9 @@ _NOT_SETTINGS = {
 """Arguments that do not change the outputs of a photo."""
 
 
-def _header(args: argparse.Namespace, formats: list[str], predictor: Predictor, shards: str | None) -> dict[str, Any]:
+def _header(
+    args: argparse.Namespace, formats: list[str], predictor: Predictor[Any], shards: str | None
+) -> dict[str, Any]:
     """Return the first line of the manifest, with all options that change the outputs."""
     from seamseg.checkpoints.bundle import CONFIG_NAME, METADATA_NAME, digest
     from seamseg.predict.manifest import header

@@ -10,6 +10,7 @@ seamseg prepare merge DATA DATA OUT           merge dataset folders
 seamseg prepare export DATA OUT               export a dataset folder to COCO panoptic, Cityscapes or Vistas
 seamseg prepare --check DATA                  check a dataset folder
 seamseg prepare toy-city RAW                  generate street scenes in the layout of raw Cityscapes
+seamseg prepare toy-things OUT                generate images of their things, in a folder for each class
 
 Each has --help with examples. To try it without a download:
 
@@ -128,6 +129,13 @@ def _add_toy_city(sources: argparse._SubParsersAction) -> None:
         help="height and width of landscape scenes (default: 256x512)",
     )
     _add_workers(toy)
+
+    things = _source(sources, "toy-things", texts.TOY_THINGS, _toy_things)
+    things.add_argument("out", metavar="OUT", help="output folder, for `seamseg classify train`")
+    things.add_argument("--train", type=int, default=600, metavar="N", help="training scenes (default: %(default)s)")
+    things.add_argument("--val", type=int, default=100, metavar="N", help="validation scenes (default: %(default)s)")
+    things.add_argument("--seed", type=int, default=0, help="random seed (default: %(default)s)")
+    _add_workers(things)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -272,6 +280,17 @@ def _toy_city(args: argparse.Namespace) -> int:
     workers = getattr(args, "workers", None)
     scenes = generate_toy_city(args.root, args.train, args.val, args.seed, args.size, workers, shown)
     print(f"{args.root}: {len(scenes)} scenes; next: seamseg prepare cityscapes {args.root} OUT")
+    return 0
+
+
+def _toy_things(args: argparse.Namespace) -> int:
+    from seamseg.toy_city import generate_toy_things
+
+    shown = counter("toy things")
+    workers = getattr(args, "workers", None)
+    counts = generate_toy_things(args.out, args.train, args.val, args.seed, workers, shown)
+    for split, classes in counts.items():
+        print(f"{args.out}/{split}: {', '.join(f'{count} {name}' for name, count in classes.items())}")
     return 0
 
 

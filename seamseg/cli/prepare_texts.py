@@ -136,3 +136,13 @@ them like the real data set:
   seamseg prepare toy-city toy_raw --train 200 --val 40 --size 256x512
   seamseg prepare cityscapes toy_raw toy
 """
+
+TOY_THINGS = """Generate images of things, in a folder for each class, to try `seamseg classify` without a download.
+
+Cuts the persons, riders, cars, trucks and bicycles out of the street scenes of `seamseg prepare toy-city`, and writes
+OUT/train/CLASS/*.png and OUT/val/CLASS/*.png, the layout of torchvision's ImageFolder. The same seed gives the same
+images:
+
+  seamseg prepare toy-things toy_things
+  seamseg classify train toy_things_resnet18 toy_things --log-dir runs/things
+"""

@@ -57,7 +57,6 @@ def run(args: argparse.Namespace) -> int:
     if process_count() > 1:
         # silence DDP's warning that no parameter was unused, which varies from step to step; read when torch starts
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from seamseg.evaluation.scores import format_table
     from seamseg.training.preemption import Preempted
     from seamseg.training.run import TrainingOptions, run_training
 
@@ -77,6 +76,6 @@ def run(args: argparse.Namespace) -> int:
         # logged already, once for all processes
         return stop.exit_code
     if scores is not None and is_main_process():
-        print(format_table(scores))
+        print(scores.table())
         sys.stdout.flush()
     return 0

@@ -1,4 +1,4 @@
-"""The packaged experiments (`configs/*.ini`), of a clone or an installation."""
+"""The packaged experiments (`configs/*.ini` and `configs/imagenet/*.json`), of a clone or an installation."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = (_PACKAGE / "configs", _PACKAGE.parent / "configs")
 """Of an installed package, and of a clone."""
 
+CLASSIFIERS = "imagenet/*.json"
+"""Pattern of the configurations of classifiers."""
 
-def experiments() -> dict[str, Path]:
-    """Return the file of each packaged experiment by name."""
+
+def experiments(pattern: str = "*.ini") -> dict[str, Path]:
+    """Return the file of each packaged experiment by name; with :data:`CLASSIFIERS`, those of classifiers."""
     for folder in _FOLDERS:
-        found = {path.stem: path for path in sorted(folder.glob("*.ini"))}
+        found = {path.stem: path for path in sorted(folder.glob(pattern))}
         if found:
             return found
     return {}
@@ -24,6 +27,11 @@ def experiments() -> dict[str, Path]:
 def packaged(name: str) -> Path | None:
     """Return the file of a packaged experiment (`vistas_r50` or `vistas_r50.ini`), None for an unknown name."""
     return experiments().get(name.removesuffix(".ini"))
+
+
+def packaged_classifier(name: str) -> Path | None:
+    """Return the configuration of a packaged classifier (`resnext101_ipabn_lr_512`), None for an unknown name."""
+    return experiments(CLASSIFIERS).get(name.removesuffix(".json"))
 
 
 def find_experiment(name: str) -> Path:
@@ -37,16 +45,17 @@ def find_experiment(name: str) -> Path:
     path = packaged(name)
     if path is None:
         known = experiments()
-        meant = did_you_mean(name.removesuffix(".ini"), known) or f"; there are {', '.join(known) or 'none'}"
+        meant = did_you_mean(name.removesuffix(".ini"), known) or f"; the experiments are {', '.join(known) or 'none'}"
         raise InputError(f"no packaged experiment {name!r}{meant}")
     return path
 
 
-def near_files(path: Path) -> str:
-    """Return a suggestion for the error about a missing config file, or an empty string."""
-    names = {p.name: p for p in path.parent.glob("*.ini")} if path.parent.is_dir() else {}
+def near_files(path: Path, pattern: str = "*.ini") -> str:
+    """Return a suggestion for the error about a missing config file, or an empty string; see :func:`experiments`."""
+    suffix = Path(pattern).name
+    names = {p.name: p for p in path.parent.glob(suffix)} if path.parent.is_dir() else {}
     match = difflib.get_close_matches(path.name, names, 1)
     if match:
         return f"; did you mean {names[match[0]]}?"
-    match = difflib.get_close_matches(path.stem, experiments(), 1)
+    match = difflib.get_close_matches(path.stem, experiments(pattern), 1)
     return f"; did you mean the packaged experiment {match[0]}?" if match else ""

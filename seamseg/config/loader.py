@@ -1,4 +1,4 @@
-"""INI files to a typed :class:`Config`: the user's file over the packaged defaults, `--set` over both."""
+"""INI files to a typed :class:`Config`: the user's file over the packaged defaults, overrides over both."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from importlib import resources
 from pathlib import Path
 
 from seamseg.config.experiments import near_files, packaged
+from seamseg.config.kinds import KINDS, PANOPTIC
 from seamseg.config.sections import SECTIONS, Config
 from seamseg.config.values import ValueProblem, format_value, parse_value
-from seamseg.utils.errors import InputError, did_you_mean
+from seamseg.utils.errors import InputError, did_you_mean, option
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES
-
-KINDS = ("panoptic", "instance_seg", "detection")
-"""The tasks, each with its own packaged defaults."""
 
 _Texts = dict[str, dict[str, str]]
 
 
-def load_config(path: str | Path, kind: str = "panoptic", overrides: Sequence[str] = ()) -> Config:
+def load_config(path: str | Path, kind: str | None = None, overrides: Sequence[str] = ()) -> Config:
     """Read a configuration file (docs/contract.md, section 2).
+
+    The kind of network is that of the override `general.kind=`, else of the file's `[general] kind`, else `kind`.
+    Missing keys have the defaults of the kind.
 
     Parameters
     ----------
-    path : the INI file, whose missing keys have the defaults of `kind`; or the bare name of a packaged experiment
-    kind : task: panoptic, instance_seg or detection
-    overrides : `section.key=value` each, as given to `--set`
+    path : the INI file, or the bare name of a packaged experiment
+    kind : of a file that does not name one; panoptic if None
+    overrides : `section.key=value` each
 
     Raises
     ------
@@ -54,31 +55,39 @@ def load_config(path: str | Path, kind: str = "panoptic", overrides: Sequence[st
 
 
 def config_from_string(
-    text: str, kind: str = "panoptic", source: str = "config", overrides: Sequence[str] = ()
+    text: str, kind: str | None = None, source: str = "config", overrides: Sequence[str] = ()
 ) -> Config:
     """Read a configuration from INI text; `source` is its name in errors, other arguments as :func:`load_config`."""
-    texts = {section: dict(values) for section, values in _defaults(kind).items()}
-    for section, values in _read_ini(text, source).items():
+    given = _read_ini(text, source)
+    changes = [(override, *_split_override(override)) for override in overrides]
+    own = given.get("general", {}).get("kind", kind or PANOPTIC)
+    asked = [value for _, section, key, value in changes if (section, key) == ("general", "kind")]
+    texts = {section: dict(values) for section, values in _defaults(asked[-1] if asked else own, source).items()}
+    for section, values in given.items():
         _merge(texts, section, values, source)
+    texts["general"]["kind"] = own
+    if asked:
+        _convert_weights(texts, own, asked[-1])
     origins: dict[tuple[str, str], str] = {}
-    for override in overrides:
-        section, key, value = _split_override(override)
-        _merge(texts, section, {key: value}, f"--set {override}")
-        origins[section, key] = "--set"
-    return _typed(texts, kind, source, origins)
+    for override, section, key, value in changes:
+        _merge(texts, section, {key: value}, option("overrides", override))
+        origins[section, key] = option("overrides")
+    return _typed(texts, source, origins)
 
 
-def default_config(kind: str = "panoptic") -> Config:
-    """Return the packaged defaults of a task."""
+def default_config(kind: str = PANOPTIC) -> Config:
+    """Return the packaged defaults of a kind."""
     return config_from_string("", kind, f"defaults of {kind}")
 
 
 def config_to_string(config: Config) -> str:
     """Return a whole configuration as INI text, as stored in snapshots.
 
-    Keys that the original does not have are left out at their default, so that the original can read the text.
+    Keys that the original does not have are left out at their default, so that the original can read the text. Only
+    those of other kinds than panoptic name their kind.
     """
     defaults = _defaults(config.kind)
+    defaults = {**defaults, "general": {**defaults["general"], "kind": PANOPTIC}}
     parser = _parser()
     for section, cls in SECTIONS.items():
         hints = typing.get_type_hints(cls)
@@ -107,24 +116,31 @@ def _read_ini(text: str, source: str) -> _Texts:
     except configparser.MissingSectionHeaderError as error:
         raise InputError(f"{source}: line {error.lineno}: a [section] must come before the first key") from None
     except configparser.DuplicateOptionError as error:
-        raise InputError(f"{source}: line {error.lineno}: {error.option!r} is twice in [{error.section}]") from None
+        raise InputError(
+            f"{source}: line {error.lineno}: duplicate key {error.option!r} in [{error.section}]"
+        ) from None
     except configparser.DuplicateSectionError as error:
-        raise InputError(f"{source}: line {error.lineno}: the section [{error.section}] is there twice") from None
+        raise InputError(f"{source}: line {error.lineno}: duplicate section [{error.section}]") from None
     except configparser.ParsingError as error:
         line, words = error.errors[0]
         raise InputError(f"{source}: line {line}: not `key = value`: {words:.80}") from None
     return {section: dict(parser[section]) for section in parser.sections()}
 
 
-@cache
-def _defaults(kind: str) -> _Texts:
+def _defaults(kind: str, source: str = "config") -> _Texts:
     if kind not in KINDS:
-        raise InputError(f"unknown kind of network {kind!r}: choose {', '.join(KINDS)}")
+        raise InputError(f"{source}: unknown kind of network {kind!r}: choose {', '.join(KINDS)}")
+    return _read_defaults(kind)
+
+
+@cache
+def _read_defaults(kind: str) -> _Texts:
     folder = resources.files("seamseg.config") / "defaults"
     texts: _Texts = {}
     for name in ("base.ini", f"{kind}.ini"):
         for section, values in _read_ini((folder / name).read_text(encoding="utf-8"), name).items():
             texts.setdefault(section, {}).update(values)
+    texts["general"]["kind"] = kind
     return texts
 
 
@@ -138,15 +154,30 @@ def _merge(texts: _Texts, section: str, values: Mapping[str, str], source: str) 
         texts[section][key] = value
 
 
+def _convert_weights(texts: _Texts, own: str, asked: str) -> None:
+    """Select the weights of the losses of another kind, if the text has those of its own kind, which include them."""
+    if own not in KINDS or any(loss not in KINDS[own].losses for loss in KINDS[asked].losses):
+        return
+    text = texts["optimizer"]["loss_weights"]
+    try:
+        weights = parse_value(text, tuple[float, ...], {})
+    except ValueProblem:
+        return
+    if len(weights) == len(KINDS[own].losses) > len(KINDS[asked].losses):
+        named = dict(zip(KINDS[own].losses, weights))
+        texts["optimizer"]["loss_weights"] = format_value(tuple(named[loss] for loss in KINDS[asked].losses))
+
+
 def _split_override(override: str) -> tuple[str, str, str]:
     name, equals, value = override.partition("=")
     section, dot, key = name.strip().partition(".")
     if not equals or not dot or not key:
-        raise InputError(f"--set {override}: write section.key=value, for example --set optimizer.lr=0.02")
+        example = option("overrides", "optimizer.lr=0.02")
+        raise InputError(f"{option('overrides', override)}: write section.key=value, for example {example}")
     return section, key.lower(), value.strip()
 
 
-def _typed(texts: _Texts, kind: str, source: str, origins: Mapping[tuple[str, str], str]) -> Config:
+def _typed(texts: _Texts, source: str, origins: Mapping[tuple[str, str], str]) -> Config:
     sections = {}
     for name, cls in SECTIONS.items():
         hints = typing.get_type_hints(cls)
@@ -161,7 +192,7 @@ def _typed(texts: _Texts, kind: str, source: str, origins: Mapping[tuple[str, st
                 shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
                 raise InputError(f"{origin}: [{name}] {spec.name} = {shown}: {problem}") from None
         sections[name] = cls(**values)
-    config = Config(kind=kind, texts=texts, **sections)
+    config = Config(texts=texts, **sections)
     check(config, source)
     return config
 
@@ -176,9 +207,6 @@ def _nearest(name: str, known: Iterable[str], section: str | None = None) -> str
         return f"; it belongs in {' or '.join(f'[{home}]' for home in homes)}"
     return f"; known are {', '.join(sorted(known))}"
 
-
-LOSSES = {"panoptic": 6, "instance_seg": 5, "detection": 4}
-"""Number of losses of each task, without the semantic loss, then without the mask loss."""
 
 MAX_PARAMETERS = 1 << 30
 """Largest number of parameters of the heads and the pyramid; with the defaults they have 26 million."""
@@ -226,23 +254,24 @@ def _parameters(config: Config) -> str | None:
     if (total := sum(counts.values())) <= MAX_PARAMETERS:
         return None
     return (
-        f"the channels and sizes ask for {total} parameters, {counts[most]} of them by [{most}]; the limit is "
+        f"the channels and sizes require {total} parameters, {counts[most]} of them in [{most}]; the limit is "
         f"{MAX_PARAMETERS}"
     )
 
 
 def _loss_weights(config: Config) -> str | None:
-    given, losses = len(config.optimizer.loss_weights), LOSSES[config.kind]
-    if given == losses:
+    given, losses = len(config.optimizer.loss_weights), KINDS[config.kind].losses
+    if given == len(losses):
         return None
-    return f"[optimizer] loss_weights has {given} values, {config.kind} has {losses} losses"
+    names = ", ".join(loss.removesuffix("_loss") for loss in losses)
+    return f"[optimizer] loss_weights has {given} values, {config.kind} has {len(losses)} losses ({names})"
 
 
 def _inputs(config: Config) -> str | None:
     for name in ("out_channels", "out_strides"):
         for module in config.fpn.inputs:
             if module not in getattr(config.body, name):
-                return f"[fpn] inputs names {module!r}, which [body] {name} lacks"
+                return f"[fpn] inputs names {module!r}, which is not in [body] {name}"
     return None
 
 
@@ -255,8 +284,7 @@ def _levels(config: Config) -> str | None:
 
 def _heads(config: Config) -> str | None:
     levels = len(config.fpn.out_strides)
-    # only panoptic networks have a semantic head
-    for name in ("rpn", "roi", "sem") if config.kind == "panoptic" else ("rpn", "roi"):
+    for name in KINDS[config.kind].heads:
         section = getattr(config, name)
         last = section.fpn_min_level + section.fpn_levels
         if last > levels:

@@ -6,7 +6,8 @@ import sys
 import typing
 from dataclasses import Field, fields
 
-from seamseg.config.loader import KINDS, default_config
+from seamseg.config.kinds import KINDS, PANOPTIC
+from seamseg.config.loader import default_config
 from seamseg.config.sections import SECTIONS
 from seamseg.config.values import split_optional
 
@@ -15,8 +16,8 @@ _HEAD = """# Configuration keys
 <!-- made by `make docs` from seamseg/config/sections.py; change it there -->
 
 A configuration is an INI file. Missing keys have the default of the table. Values other than plain text are Python
-literals. Keys marked ° do not exist in the original; their defaults reproduce it. On the command line, set a key with
-`--set section.key=value`, as in `--set optimizer.lr=0.02`. Unknown sections and keys are errors.
+literals. Keys marked ° do not exist in the original; their defaults reproduce it. Unknown sections and keys are
+errors. On the command line, set a key as in `seamseg train --set optimizer.lr=0.02`.
 
 Experiments of `configs/` can be given by their bare name: `seamseg train vistas_r50 DATA`.
 """
@@ -76,8 +77,9 @@ def _range(spec: Field[typing.Any]) -> str:
 
 def _default(texts: dict[str, str]) -> str:
     shown = {kind: f"`{text}`" if text else "empty" for kind, text in texts.items()}
-    first = shown[KINDS[0]]
-    others = [f"{kind}: {text}" for kind, text in shown.items() if text != first]
+    first = shown[PANOPTIC]
+    # `[general] kind` is the only key whose default is the name of the kind
+    others = [f"{kind}: {text}" for kind, text in shown.items() if text not in (first, f"`{kind}`")]
     return "; ".join([first, *others])
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from seamseg.config.kinds import KINDS
+
 CHANNELS = 16_384
 """Largest number of channels of a layer."""
 PROPOSALS = 1_000_000
@@ -37,8 +39,9 @@ def key(
 
 @dataclass(frozen=True)
 class General:
-    """Validation, logging, fusion of network outputs to a panoptic map, and execution."""
+    """Kind of network, validation, logging, fusion of network outputs to a panoptic map, and execution."""
 
+    kind: str = key("kind of network: what it predicts", choices=tuple(KINDS), ours=True)
     val_interval: int = key("number of epochs between validations", minimum=1)
     log_interval: int = key("number of steps between log lines", minimum=1)
     score_threshold: float = key(
@@ -312,11 +315,10 @@ class Dataloader:
 class Config:
     """A whole configuration.
 
-    `kind` is the task: panoptic, instance_seg or detection; keys of panoptic segmentation only keep their defaults
-    in the others. `texts` are the values as written, by section.
+    Keys that are used by other kinds of networks only have their defaults. `texts` are the values as written, by
+    section.
     """
 
-    kind: str
     general: General
     body: Body
     fpn: Fpn
@@ -327,6 +329,11 @@ class Config:
     scheduler: Scheduler
     dataloader: Dataloader
     texts: dict[str, dict[str, str]] = field(repr=False, compare=False)
+
+    @property
+    def kind(self) -> str:
+        """The kind of network, a key of :data:`seamseg.config.kinds.KINDS`."""
+        return self.general.kind
 
 
 SECTIONS: dict[str, type] = {

@@ -25,11 +25,11 @@ _pillow_limit = threading.Lock()
 T = TypeVar("T")
 
 
-def open_image(path: str | Path, data: bytes | None = None) -> Image.Image:
-    """Decode an image to 8-bit RGB, upright.
+def open_image(path: str | Path, data: bytes | None = None, upright: bool = True) -> Image.Image:
+    """Decode an image to 8-bit RGB.
 
-    The EXIF orientation is applied. 16-bit and floating-point grey are scaled to 8 bits, CMYK and palettes are
-    converted; of an image with transparency the stored colours are used, of several frames the first. `data` is the
+    The EXIF orientation is applied if `upright`. 16-bit and floating-point grey are scaled to 8 bits, CMYK and palettes
+    are converted; of an image with transparency the stored colours are used, of several frames the first. `data` is the
     content of a file that is not on disk under that name, for example one in an archive.
 
     Raises
@@ -37,7 +37,7 @@ def open_image(path: str | Path, data: bytes | None = None) -> Image.Image:
     UnreadableImage
         if the file is missing, empty, truncated, not an image or larger than :data:`MAX_PIXELS`
     """
-    return _decode(Path(path), _upright_rgb, data)
+    return _decode(Path(path), _upright_rgb if upright else _stored_rgb, data)
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
@@ -156,6 +156,11 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
     deep = _is_deep(image)
     image.load()
     return _rgb(ImageOps.exif_transpose(image) if rotated else image, deep)
+
+
+def _stored_rgb(image: Image.Image) -> Image.Image:
+    image.load()
+    return as_rgb(image)
 
 
 def _is_deep(image: Image.Image) -> bool:

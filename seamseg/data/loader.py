@@ -35,10 +35,10 @@ class BatchLoader(DataLoader):
 
     def _files(self) -> list[str | None]:
         """Return the file that each worker reads now, or was reading when it died."""
-        reading = getattr(self.worker_init_fn, "reading", None)
-        if reading is None or not isinstance(self.dataset, PanopticDataset):
+        reading, file_name = getattr(self.worker_init_fn, "reading", None), getattr(self.dataset, "file_name", None)
+        if reading is None or file_name is None:
             return [None] * len(self._workers)
-        return [self.dataset.file_name(i) if i >= 0 else None for i in reading.tolist()]
+        return [file_name(i) if i >= 0 else None for i in reading.tolist()]
 
 
 @contextmanager
@@ -83,7 +83,10 @@ class LoaderOptions:
 
 
 def train_loader(
-    dataset: Dataset, batch_sampler: Sampler[list[int]], options: LoaderOptions = LoaderOptions()
+    dataset: Dataset,
+    batch_sampler: Sampler[list[int]],
+    options: LoaderOptions = LoaderOptions(),
+    collate_fn: Callable[[Sequence[Any]], Any] | None = None,
 ) -> BatchLoader:
     """Return a loader of batches in the order of a sampler; call :func:`set_epoch` before each pass.
 
@@ -93,6 +96,7 @@ def train_loader(
     ----------
     dataset : a :class:`PanopticDataset`, or another one that accepts :class:`seamseg.data.samplers.SampleIndex`
     batch_sampler : yields lists of indices; becomes `batch_sampler.sampler` of the loader
+    collate_fn : makes a batch; default: :func:`collate`
 
     Raises
     ------
@@ -110,7 +114,7 @@ def train_loader(
         batch_sampler=EpochBatchSampler(batch_sampler, replace),  # type: ignore[arg-type]
         num_workers=o.num_workers,
         pin_memory=o.pin_memory,
-        collate_fn=collate,
+        collate_fn=collate_fn or collate,
         worker_init_fn=WorkerSeed(o.seed, o.rank, reading=reading),
         persistent_workers=o.persistent_workers and o.num_workers > 0,
         prefetch_factor=o.prefetch if o.num_workers else None,

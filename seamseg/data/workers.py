@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from seamseg.utils.errors import SeamsegError
+from seamseg.utils.errors import SeamsegError, option
 
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 
@@ -142,4 +142,5 @@ def _advice(codes: set[int]) -> str:
             "usually the machine ran out of memory: lower dataloader.num_workers or dataloader.prefetch; "
             "if it happens at the same file again, check that file"
         )
-    return "if it happens at the same file again, replace the file or remove it from the list; continue with --resume"
+    again = "if it happens at the same file again, replace the file or remove it from the list"
+    return f"{again}; continue with {option('resume', 'auto')}"

@@ -213,5 +213,5 @@ def _pycocotools(name: str) -> Any:
     except ImportError as error:
         raise InputError(
             f"average precision needs pycocotools, which cannot be imported ({error}): pip install pycocotools, or "
-            "set general.eval_coco=no"
+            "set general.eval_coco=no for a panoptic network"
         ) from None

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from seamseg.idmaps.resize import nearest_index
+from seamseg.ops.boxes import clip_boxes
 from seamseg.ops.paste import paste_mask
 from seamseg.structures import Prediction
 
@@ -32,22 +34,47 @@ class PastedDetection:
     corner: tuple[int, int] = (0, 0)
 
 
-def paste_detections(prediction: Prediction, size: tuple[int, int]) -> Iterator[PastedDetection]:
+def paste_detections(
+    prediction: Prediction, size: tuple[int, int], by_nearest: bool = False
+) -> Iterator[PastedDetection]:
     """Iterate over all detections before the fusion, which may overlap; masks are pasted one by one.
 
     Parameters
     ----------
     prediction : at the network's size
     size : `(height, width)` of the photo
+    by_nearest : make the masks at the network's size and resize them by nearest neighbour, and clip the boxes, as the
+        original does for average precision; by default masks are sampled at the size of the photo
     """
     factors = torch.tensor([size[0] / prediction.size[0], size[1] / prediction.size[1]], dtype=torch.float64)
-    boxes = (prediction.boxes.detach().double().cpu() * factors.repeat(2)).float()
+    own = prediction.boxes.detach().double().cpu()
+    boxes = (own * factors.repeat(2)).float()
+    if by_nearest:
+        boxes = clip_boxes(boxes, size)
     logits = None if prediction.mask_logits is None else prediction.mask_logits.detach().cpu()
     classes, scores = prediction.classes.tolist(), prediction.scores.detach().float().tolist()
     for k, (box, category, score) in enumerate(zip(boxes, classes, scores)):
         y0, x0, y1, x1 = box.double().tolist()
         crop, corner = None, (0, 0)
         if logits is not None:
-            pixels, region = paste_mask(logits[k], box, size)
+            where = (own[k].float(), prediction.size) if by_nearest else (box, size)
+            pixels, region = paste_mask(logits[k], *where)
             crop, corner = pixels.numpy(), (region[0], region[1])
+            if by_nearest:
+                crop, corner = _resized(crop, corner, prediction.size, size)
         yield PastedDetection(int(category), score, (y0, x0, y1, x1), crop, corner)
+
+
+def _resized(
+    crop: np.ndarray, corner: tuple[int, int], old: tuple[int, int], new: tuple[int, int]
+) -> tuple[np.ndarray, tuple[int, int]]:
+    """Resize a part of a mask by nearest neighbour, as if with the whole mask; return the new part and its corner."""
+    if old == new:
+        return crop, corner
+    chosen, starts = [], []
+    for axis in (0, 1):
+        index = nearest_index(old[axis], new[axis]) - corner[axis]
+        start, stop = np.searchsorted(index, [0, crop.shape[axis]])
+        chosen.append(index[start:stop])
+        starts.append(int(start))
+    return crop[chosen[0][:, None], chosen[1]], (starts[0], starts[1])

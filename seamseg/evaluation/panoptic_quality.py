@@ -133,7 +133,7 @@ class PanopticQuality:
 
 
 class LegacyPanopticQuality(PanopticQuality):
-    """Panoptic quality as counted by the original program (`--legacy-metrics`).
+    """Panoptic quality as counted by the original program (`seamseg evaluate --legacy-metrics`).
 
     Differences from the official definition:
 

@@ -245,7 +245,9 @@ class Evaluation:
                     except (ValueError, KeyError, TypeError) as error:
                         raise InputError(f"{path}, line {number}: invalid image record: {error}") from error
         except FileNotFoundError:
-            raise InputError(f"{path}: no such file (one line per image); evaluate again with --out") from None
+            raise InputError(
+                f"{path}: no such file (one line per image); evaluate again with `seamseg evaluate --out`"
+            ) from None
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error}") from error
 

@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from seamseg.panoptic_map import ClassInfo
+
+
+class Scores(Protocol):
+    """The scores of a validation, of any kind of network."""
+
+    @property
+    def n_images(self) -> int:
+        """Number of images."""
+
+    @property
+    def best(self) -> float:
+        """The score that selects the best snapshot, a fraction; 0 if it is undefined."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of the JSON file and of a line of `metrics.jsonl`."""
+
+    def scalars(self) -> dict[str, float]:
+        """Return the scores by TensorBoard tag, without those that are NaN."""
+
+    def line(self) -> str:
+        """Format the main scores in percent, for the text log."""
+
+    def table(self) -> str:
+        """Format all scores as a plain-text table in percent."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +103,64 @@ class InstanceScores:
         """The available scores: `box`, and `mask` if not None."""
         return {"box": self.box} if self.mask is None else {"box": self.box, "mask": self.mask}
 
+    def scalars(self) -> dict[str, float]:
+        """See :meth:`Scores.scalars`."""
+        values: dict[str, float] = {}
+        for kind, ap in self.kinds.items():
+            values |= {f"val/{kind}_{name}": getattr(ap, name) for name in AP_NUMBERS}
+            values |= {f"val_{kind}_AP/{c.info.name}": c.AP for c in ap.per_class}
+        return known(values)
+
+    def line(self) -> str:
+        """See :meth:`Scores.line`."""
+        words = (
+            f"{kind} AP {100 * ap.AP:.2f} (AP50 {100 * ap.AP50:.2f}, AP75 {100 * ap.AP75:.2f})"
+            for kind, ap in self.kinds.items()
+        )
+        return "  ".join(words)
+
+
+@dataclass(frozen=True)
+class DetectionScores:
+    """Scores of a detection or instance segmentation network.
+
+    Attributes
+    ----------
+    instances : average precision of boxes and, with masks, of masks
+    n_images : number of images
+    """
+
+    instances: InstanceScores
+    n_images: int
+
+    @property
+    def maps(self) -> dict[str, float]:
+        """AP under the names of the original: `det_map` of boxes and, with masks, `msk_map`."""
+        return {_MAPS[kind]: ap.AP for kind, ap in self.instances.kinds.items()}
+
+    @property
+    def best(self) -> float:
+        """See :attr:`Scores.best`: the AP of masks, or of boxes without masks."""
+        return zero_if_nan(list(self.maps.values())[-1])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return fractions, None for NaN: `det_map`, `msk_map`, `n_images`, `box` and `mask` (:class:`APScores`)."""
+        out: dict[str, Any] = {name: or_none(value) for name, value in self.maps.items()}
+        out["n_images"] = self.n_images
+        return {**out, **{kind: ap.to_json() for kind, ap in self.instances.kinds.items()}}
+
+    def scalars(self) -> dict[str, float]:
+        """See :meth:`Scores.scalars`."""
+        return known({f"val/{name}": value for name, value in self.maps.items()}) | self.instances.scalars()
+
+    def line(self) -> str:
+        """See :meth:`Scores.line`."""
+        return self.instances.line()
+
+    def table(self) -> str:
+        """See :meth:`Scores.table`."""
+        return "\n".join([*_instance_lines(self.instances, True), "", _image_count(self.n_images)])
+
 
 @dataclass(frozen=True)
 class PanopticScores:
@@ -92,6 +174,7 @@ class PanopticScores:
     n_images : number of images
     per_class : one entry per class
     instances : average precision of the detections, None if not computed
+    selector : name of the score that selects the best snapshot
     """
 
     PQ: float
@@ -108,9 +191,15 @@ class PanopticScores:
     n_images: int
     per_class: list[ClassScores]
     instances: InstanceScores | None = None
+    selector: str = "PQ"
+
+    @property
+    def best(self) -> float:
+        """See :attr:`Scores.best`."""
+        return zero_if_nan(getattr(self, self.selector))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of `--json`: fractions, None for NaN; `per_class` by name.
+        """Return the content of the JSON file: fractions, None for NaN; `per_class` by name.
 
         With `instances` also `box` and `mask`, see :meth:`APScores.to_json`.
         """
@@ -121,6 +210,22 @@ class PanopticScores:
             out.update({kind: scores.to_json() for kind, scores in self.instances.kinds.items()})
         return out
 
+    def scalars(self) -> dict[str, float]:
+        """See :meth:`Scores.scalars`."""
+        values = {f"val/{name}": getattr(self, name) for name in HEADLINE}
+        for key in ("PQ", "SQ", "RQ", "IoU"):
+            values |= {f"val_{key}/{c.info.name}": getattr(c, key) for c in self.per_class}
+        return known(values) | ({} if self.instances is None else self.instances.scalars())
+
+    def line(self) -> str:
+        """See :meth:`Scores.line`."""
+        words = [f"{name} {100 * getattr(self, name):.2f}" for name in _SHOWN]
+        return "  ".join(words if self.instances is None else [*words, self.instances.line()])
+
+    def table(self) -> str:
+        """See :meth:`Scores.table`."""
+        return format_table(self)
+
 
 HEADLINE = (
     "PQ", "SQ", "RQ",
@@ -129,6 +234,11 @@ HEADLINE = (
     "PQ_dagger", "mIoU",
 )  # fmt: skip
 """Fields of the headline scores, in the order of the JSON."""
+
+
+_SHOWN = ("PQ", "PQ_things", "PQ_stuff", "SQ", "RQ", "PQ_dagger", "mIoU")
+
+_MAPS = {"box": "det_map", "mask": "msk_map"}
 
 
 def average_classes(per_class: Sequence[ClassScores], n_images: int) -> PanopticScores:
@@ -164,6 +274,16 @@ def mean(values: Iterable[float]) -> float:
 def or_none(value: float) -> float | None:
     """Convert NaN to None, for JSON."""
     return None if math.isnan(value) else value
+
+
+def zero_if_nan(value: float) -> float:
+    """Convert NaN to 0, to compare scores."""
+    return 0.0 if math.isnan(value) else value
+
+
+def known(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the values that are not NaN."""
+    return {name: value for name, value in values.items() if not math.isnan(value)}
 
 
 def _unique_names(per_class: Sequence[ClassScores] | Sequence[ClassAP]) -> list[str]:
@@ -205,9 +325,12 @@ def format_table(scores: PanopticScores, per_class: bool = True) -> str:
             cells = "".join(percent(v) for v in (c.PQ, c.SQ, c.RQ, c.IoU))
             kind = "thing" if c.info.isthing else "stuff"
             lines.append(f"{c.info.name:<{width}}  {kind:<5}{cells}{c.TP:>8}{c.FP:>8}{c.FN:>8}")
-    images = f"{scores.n_images} image{'' if scores.n_images == 1 else 's'}"
-    lines += ["", f"{images}; in percent; means are over the classes that occur"]
+    lines += ["", _image_count(scores.n_images)]
     return "\n".join(lines)
+
+
+def _image_count(count: int) -> str:
+    return f"{count} image{'' if count == 1 else 's'}; in percent; means are over the classes that occur"
 
 
 _PLURALS = {"box": "boxes", "mask": "masks"}

@@ -1,4 +1,4 @@
-"""Decompress the rows of a PNG in bands, so that memory does not grow with the picture."""
+"""Decompress the rows of a PNG in bands, so that memory does not grow with the image."""
 
 from __future__ import annotations
 

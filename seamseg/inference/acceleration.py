@@ -12,7 +12,7 @@ from torch import Tensor
 from seamseg.inference.cuda_graphs import Function, cuda_graph_cache
 from seamseg.models.panoptic import DenseOutputs, PanopticNet, mark_sizes_dynamic
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.progress import is_quiet
 
 MAX_MULTIPLE = 1024
@@ -43,14 +43,16 @@ class Acceleration:
 
     def __post_init__(self) -> None:
         if not 1 <= self.pad_to <= MAX_MULTIPLE:
-            raise InputError(f"pad_to {self.pad_to}: must be between 1 (no padding) and {MAX_MULTIPLE}")
+            raise InputError(f"{option('pad_to', self.pad_to)}: must be between 1 (no padding) and {MAX_MULTIPLE}")
 
     def check(self, device: torch.device, tta: bool) -> None:
         """Raise InputError if a device does not support these options, or test-time augmentation excludes them."""
         if self.cuda_graphs and device.type != "cuda":
-            raise InputError(f"cuda_graphs needs a GPU, the device is {device}")
+            raise InputError(f"{option('cuda_graphs', True)} needs a GPU, the device is {device}")
         if self.pad_to > 1 and tta:
-            raise InputError("pad_to cannot be combined with tta: the padding of the views would differ")
+            raise InputError(
+                f"{option('pad_to')} cannot be combined with {option('tta')}: the padding of the views would differ"
+            )
 
     def apply(self, net: PanopticNet, device: torch.device) -> PanopticNet:
         """Return a network with these options that shares the layers of `net`, which is used for inference only.
@@ -104,7 +106,7 @@ class CompiledDense:
     def __init__(self, net: PanopticNet, device: torch.device, backend: str = "inductor") -> None:
         reason = compiler_problem(device, backend)
         if reason is not None:
-            raise SeamsegError(f"compile: torch.compile does not work here ({reason})")
+            raise SeamsegError(f"{option('compile', True)}: torch.compile does not work here ({reason})")
         self.device = device
         self._backend = backend
         self._size = ""
@@ -133,7 +135,7 @@ class CompiledDense:
             if inner is not None and lacks_memory(inner):
                 raise inner from None
             raise SeamsegError(
-                f"compile: torch.compile fails for {self._size} pixels ({_first_line(error)})"
+                f"{option('compile', True)}: torch.compile fails for {self._size} pixels ({_first_line(error)})"
             ) from error
 
     def _compile(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:

@@ -291,14 +291,19 @@ def private_regions(
 
 def hide_classes(
     rgb: np.ndarray,
-    result: PanopticResult,
+    result: PanopticResult | None,
     prediction: Prediction | None,
     classes: Sequence[int],
     num_stuff: int,
     style: Style = "blur",
     least_score: float = LEAST_SCORE,
 ) -> np.ndarray:
-    """Hide some classes in a photo `H x W x 3`, see :func:`private_regions`; InputError as there."""
+    """Hide some classes in a photo `H x W x 3`, see :func:`private_regions`; InputError as there.
+
+    Without a panoptic map, for `result` None, the detections of the prediction are hidden: their masks or else boxes.
+    """
+    if result is None:
+        result = PanopticResult(np.zeros(rgb.shape[:2], np.int32), [])
     if style not in ("blur", "pixels"):
         raise InputError(f"style must be blur or pixels, not {style!r}")
     return anonymize(rgb, private_regions(result, prediction, classes, num_stuff, least_score), style)

@@ -16,7 +16,7 @@ from seamseg.config import Config
 from seamseg.data.images import as_rgb, open_image
 from seamseg.data.transforms import TestTransform, pil_to_tensor
 from seamseg.inference.tiling.tiles import Tiling
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 from seamseg.utils.urls import is_url, read_url
 
 T = TypeVar("T")
@@ -141,7 +141,7 @@ def network_input(image: Image.Image, transform: TestTransform, tiling: Tiling) 
 def _too_large(width: int, height: int) -> str:
     return (
         f"the network's input would have {width} x {height} pixels or more, above the limit of {MAX_INPUT / 1e6:.0f} "
-        "million: choose a smaller --shortest-size or --longest-max-size"
+        f"million: choose a smaller {option('shortest_size')} or {option('longest_max_size')}"
     )
 
 

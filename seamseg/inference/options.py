@@ -15,7 +15,7 @@ from seamseg.inference.images import test_transform
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.inference.tta import Augmentation
 from seamseg.models.folding import choose_precision
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Thresholds:
     def __post_init__(self) -> None:
         for name in ("score_threshold", "overlap_threshold"):
             if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} must be between 0 and 1, not {getattr(self, name)}")
+                raise InputError(f"{option(name)} must be between 0 and 1, not {getattr(self, name)}")
         if self.min_stuff_area < 0:
-            raise InputError(f"min_stuff_area must not be negative, not {self.min_stuff_area}")
+            raise InputError(f"{option('min_stuff_area')} must not be negative, not {self.min_stuff_area}")
 
     @staticmethod
     def of(config: Config) -> Thresholds:

@@ -1,4 +1,4 @@
-"""Panoptic segmentation of photos with a trained network."""
+"""Results of photos with a trained network of any kind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import overload
+from typing import Any, Generic, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.snapshot import load_into
 from seamseg.data.transforms import TestTransform
 from seamseg.formats.metadata import Metadata
+from seamseg.inference.class_names import choose_classes
 from seamseg.inference.cuda_graphs import CudaGraphCache
 from seamseg.inference.images import (
     ImageInput,
@@ -23,31 +24,36 @@ from seamseg.inference.images import (
     is_for_tiles,
     is_single_image,
 )
+from seamseg.inference.kinds import INFERENCE_KINDS, ResultSettings
 from seamseg.inference.options import InferenceOptions, Thresholds
-from seamseg.inference.result import Panoptic, choose_classes, only_classes
+from seamseg.inference.photo_result import PhotoResult
 from seamseg.inference.tiling.predict import first_side, predict_in_tiles_that_fit
 from seamseg.inference.tiling.tiles import LEAST_SIDE, Tiling
 from seamseg.inference.tta import Augmentation, predict_augmented
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
-from seamseg.models.fusion import fuse, to_result
 from seamseg.models.panoptic import PanopticNet
-from seamseg.panoptic_map import PanopticResult
 from seamseg.structures import PackedSequence, Prediction
 from seamseg.utils.device_memory import free_memory, lacks_memory
 from seamseg.utils.distributed import choose_device
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, option
+
+R = TypeVar("R", bound=PhotoResult)
 
 
-class Predictor:
-    """Panoptic segmentation of single photos.
+class Predictor(Generic[R]):
+    """Segmentation of, or detection in single photos; the kind of the network decides the type `R` of the results.
+
+    These are :class:`seamseg.inference.result.Panoptic` for panoptic networks, and
+    :class:`seamseg.inference.detections.Detections` for those of kind detection and instance_seg.
 
     Parameters
     ----------
-    net : trained network; is moved to `device` and set to evaluation mode
+    net : trained network; is moved to `device` and set to evaluation mode. Its `kind` is a key of
+        :data:`seamseg.inference.kinds.INFERENCE_KINDS`
     metadata : its classes
     transform : from a photo to the network's input
-    thresholds : of the fusion
+    thresholds : of scores, and of the fusion
     device : to compute on
     tiling : how large images are divided
     augmentation : views of each image; None for one plain view
@@ -100,7 +106,7 @@ class Predictor:
         *,
         keep_photo: bool = True,
         batch_size: int | None = None,
-    ) -> Panoptic: ...
+    ) -> R: ...
 
     @overload
     def predict(
@@ -111,7 +117,7 @@ class Predictor:
         *,
         keep_photo: bool = True,
         batch_size: int | None = None,
-    ) -> list[Panoptic]: ...
+    ) -> list[R]: ...
 
     def predict(
         self,
@@ -121,8 +127,8 @@ class Predictor:
         *,
         keep_photo: bool = True,
         batch_size: int | None = None,
-    ) -> Panoptic | list[Panoptic]:
-        """Return the panoptic map of a photo, at the size of the photo; for several photos a list of them.
+    ) -> R | list[R]:
+        """Return the result of a photo, at the size of the photo; for several photos a list of them.
 
         Parameters
         ----------
@@ -163,7 +169,7 @@ class Predictor:
         *,
         keep_photo: bool = True,
         batch_size: int | None = None,
-    ) -> Iterator[Panoptic]:
+    ) -> Iterator[R]:
         """Iterate over the results of any number of photos, in order, with constant memory.
 
         Parameters
@@ -194,7 +200,7 @@ class Predictor:
         prepare = ImagePreparation(self.transform, tiling, keep_source=keep_photo)
         for group in equal_size_batches(map(prepare, photos), batch_size, lambda image: image.pixels, in_order=True):
             for image, prediction in zip(group, self.raw([i.pixels for i in group], tiling)):
-                yield Panoptic.of(self.fuse(prediction, image.size), self.metadata, image.source_image, prediction)
+                yield self.result(prediction, image.size).with_photo(image.source_image, prediction)
 
     def raw(self, images: Sequence[Tensor], tiling: Tiling | None = None) -> list[Prediction]:
         """Run the network on prepared images.
@@ -209,7 +215,7 @@ class Predictor:
         Returns
         -------
         list of Prediction
-            before the fusion, on the CPU, in pixels of the network inputs; class maps are uint8
+            on the CPU, in pixels of the network inputs; class maps are uint8
 
         Raises
         ------
@@ -224,7 +230,7 @@ class Predictor:
                 if not lacks_memory(error):
                     raise
                 if not tiling.allowed and len(images) == 1:
-                    raise self._out_of_memory(images[0], advice="set --tiles auto") from error
+                    raise self._out_of_memory(images[0], advice=f"set {option('tiles', 'auto')}") from error
             # after the handler: the error keeps tensors of the network alive
             free_memory()
         if len(images) > 1:
@@ -287,18 +293,22 @@ class Predictor:
         return prediction
 
     def _out_of_memory(self, image: Tensor, tried: str = "", advice: str = "") -> SeamsegError:
-        ways = [advice, "set a smaller --shortest-size", "" if self.device.type == "cpu" else "use --device cpu"]
+        cpu = "" if self.device.type == "cpu" else f"use {option('device', 'cpu')}"
+        ways = [advice, f"set a smaller {option('shortest_size')}", cpu]
         size = f"{image.shape[-1]} x {image.shape[-2]} pixels"
         return SeamsegError(
             f"{self.device}: not enough memory for a network input of {size}{tried}: {' or '.join(filter(None, ways))}"
         )
 
-    def fuse(self, prediction: Prediction, native_size: tuple[int, int]) -> PanopticResult:
-        """Merge the output of the network to a panoptic map at the `(height, width)` of the photo."""
-        t, num_stuff = self.thresholds, self.metadata.num_stuff
-        fused = fuse(prediction, num_stuff, t.score_threshold, t.overlap_threshold, t.min_stuff_area)
-        result = to_result(fused, native_size, num_stuff)
-        return result if self.classes is None else only_classes(result, self.classes)
+    @property
+    def kind(self) -> str:
+        """The kind of the network, as in `[general] kind`."""
+        return self.net.kind
+
+    def result(self, prediction: Prediction, native_size: tuple[int, int]) -> R:
+        """Make the result of a photo of `(height, width)` from the output of the network, without its photo."""
+        settings = ResultSettings(self.metadata, self.thresholds, self.classes)
+        return cast(R, INFERENCE_KINDS[self.kind].result(prediction, native_size, settings))
 
 
 def load_predictor(
@@ -307,7 +317,7 @@ def load_predictor(
     config: str | Path | None = None,
     meta: str | Path | None = None,
     options: InferenceOptions = InferenceOptions(),  # noqa: B008  # frozen
-) -> Predictor:
+) -> Predictor[Any]:
     """Load a trained model for inference; available as `seamseg.load`.
 
     Parameters
@@ -327,6 +337,7 @@ def load_predictor(
     chosen = device if isinstance(device, torch.device) else choose_device(device)
     options.check(chosen)
     opened = open_model(model, config, meta, list(options.overrides))
+    INFERENCE_KINDS[opened.config.kind].check(options)
     # all arguments are checked before the network is built, which takes seconds
     transform, thresholds = options.transform(opened.config), options.thresholds(opened.config)
     classes = None if options.classes is None else choose_classes(options.classes, opened.metadata)
@@ -335,6 +346,6 @@ def load_predictor(
     net = for_inference(net, chosen, options.precision)
     net = options.acceleration.apply(net, chosen)
     metadata, tiling, augmentation = opened.metadata.without_images(), options.tiling, options.augmentation
-    predictor = Predictor(net, metadata, transform, thresholds, chosen, tiling, augmentation, classes)
+    predictor: Predictor[Any] = Predictor(net, metadata, transform, thresholds, chosen, tiling, augmentation, classes)
     predictor.averaged = averaged
     return predictor

@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-import difflib
-import json
-import re
-import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from PIL import Image
 
-from seamseg.data.images import MAX_PIXELS, open_image
+from seamseg.data.images import MAX_PIXELS
 from seamseg.formats.coco_writer import CocoPanopticWriter, encode_panoptic
 from seamseg.formats.id_png import id_image
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
+from seamseg.inference.class_names import choose_classes
+from seamseg.inference.photo_result import Photo, PhotoResult, SourceImage, import_supervision, result_file
 from seamseg.panoptic_map import VOID, PanopticResult, Segment, class_infos
 from seamseg.structures import Prediction
-from seamseg.utils.errors import InputError, SeamsegError
-from seamseg.utils.files import replacing, write_atomically
-from seamseg.utils.limits import MODEL_METADATA_BYTES, check_member, check_method, packed_size, parse_json
+from seamseg.utils.errors import InputError
 from seamseg.visualize import draw_overlay
-from seamseg.visualize.overlay import encode_thumbnail, figure_html
 
 if TYPE_CHECKING:
     import supervision
-
-OVERLAY_FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP"}
-"""File endings for which :meth:`Panoptic.save` writes the overlay."""
-
-SourceImage = Path | Image.Image | None
 
 
 @dataclass(frozen=True)
@@ -48,7 +34,7 @@ class NamedSegment(Segment):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Panoptic(PanopticResult):
+class Panoptic(PanopticResult, PhotoResult):
     """The panoptic map of a photo, at the size of the photo.
 
     Attributes
@@ -73,6 +59,7 @@ class Panoptic(PanopticResult):
     >>> result.save("street_overlay.jpg")  # doctest: +SKIP
     """
 
+    counted = "segments"
     metadata: Metadata = field(default_factory=lambda: Metadata(0, 0, [], [], []))
     prediction: Prediction | None = None
     source: SourceImage = None
@@ -85,8 +72,8 @@ class Panoptic(PanopticResult):
     ) -> Panoptic:
         """Return a result with the names of its classes, and with its photo and prediction if given."""
         named = [_named(s, metadata) for s in result.segments]
-        compact = None if prediction is None else _compact(prediction)
-        return Panoptic(result.id_map, named, metadata.without_images(), compact, photo)
+        bare = Panoptic(result.id_map, named, metadata.without_images())
+        return bare if photo is None and prediction is None else bare.with_photo(photo, prediction)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, PanopticResult):
@@ -102,25 +89,10 @@ class Panoptic(PanopticResult):
         stuff = [s.name for s in sorted(self.segments, key=lambda s: -s.area) if not s.isthing]
         return f"Panoptic({width} x {height}: {', '.join(things + stuff) or 'no segments'})"
 
-    @property
-    def photo(self) -> np.ndarray | None:
-        """The photo, uint8 `H x W x 3` RGB, upright; None if the result has none.
-
-        Raises
-        ------
-        InputError
-            if the photo is a file that no longer exists, or has another size now
-        """
-        if self.source is None:
-            return None
-        rgb = np.asarray(open_image(self.source) if isinstance(self.source, Path) else self.source)
-        if rgb.shape[:2] != self.size:
-            height, width = self.size
-            raise InputError(
-                f"{self.source}: the photo is now {rgb.shape[1]} x {rgb.shape[0]} pixels, the result is of "
-                f"{width} x {height}: the file has changed"
-            )
-        return rgb
+    def counts(self) -> dict[str, int]:
+        """Count the segments of each class, without crowds."""
+        count = Counter(s.category for s in self.segments if not s.iscrowd)
+        return {self.metadata.categories[category]: count[category] for category in sorted(count)}
 
     @property
     def classes(self) -> np.ndarray:
@@ -140,7 +112,7 @@ class Panoptic(PanopticResult):
 
         Parameters
         ----------
-        classes : names, as a list or separated by commas, see :func:`seamseg.inference.result.choose_classes`
+        classes : names, as a list or separated by commas, see :func:`seamseg.inference.class_names.choose_classes`
 
         Examples
         --------
@@ -149,9 +121,9 @@ class Panoptic(PanopticResult):
         kept = only_classes(self, choose_classes(classes, self.metadata))
         return replace(self, id_map=kept.id_map, segments=[_named(s, self.metadata) for s in kept.segments])
 
-    def draw(
+    def draw(  # type: ignore[override]  # its options are named
         self,
-        photo: np.ndarray | Image.Image | None = None,
+        photo: Photo = None,
         labels: bool = True,
         opacity: float = 0.5,
         outlined: bool = True,
@@ -174,42 +146,14 @@ class Panoptic(PanopticResult):
         if not 0 <= opacity <= 1:
             raise InputError(f"opacity must be between 0 and 1, not {opacity}")
         shown = self if classes is None else self.only(classes)
-        given = photo.convert("RGB") if isinstance(photo, Image.Image) else photo
-        rgb = self.photo if given is None else np.asarray(given)
+        rgb = self.pixels_to_draw_on(photo)
         if rgb is None:
             rgb, opacity = np.zeros((*self.size, 3), np.uint8), 1.0
-        if rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3:
-            raise InputError(f"a photo to draw on must be H x W x 3 uint8 RGB, this one is {rgb.shape} {rgb.dtype}")
         names = self.metadata.categories
         return Image.fromarray(draw_overlay(rgb, shown, self.metadata.palette, names, labels, opacity, outlined))
 
-    def anonymize(
-        self, classes: str | Sequence[str], style: Style = "blur", least_score: float = LEAST_SCORE
-    ) -> Image.Image:
-        """Return the photo with everything that may belong to some classes made unrecognisable.
-
-        Parameters
-        ----------
-        classes : names; include related classes, as `person,rider`
-        style : "blur" or "pixels"
-        least_score : of detections that are hidden, see :func:`seamseg.inference.anonymize.private_regions`
-
-        Raises
-        ------
-        InputError
-            if a name is unknown, or the result has no photo
-
-        Examples
-        --------
-        >>> result.anonymize("person,rider,car").save("street_private.jpg")  # doctest: +SKIP
-        """
-        chosen = choose_classes(classes, self.metadata)
-        rgb = self.photo
-        if rgb is None:
-            raise InputError("this result has no photo to anonymise: predict with keep_photo=True")
-        return Image.fromarray(
-            hide_classes(rgb, self, self.prediction, chosen, self.metadata.num_stuff, style, least_score)
-        )
+    def _segments(self) -> PanopticResult:
+        return self
 
     def to_coco(self, image_id: int | str = 0, file_name: str | None = None) -> tuple[dict[str, Any], Image.Image]:
         """Return the annotation of the COCO panoptic format, and its image of ids (R + 256 G + 65536 B).
@@ -223,7 +167,7 @@ class Panoptic(PanopticResult):
 
         Examples
         --------
-        >>> annotation, picture = result.to_coco(17)  # doctest: +SKIP
+        >>> annotation, id_map = result.to_coco(17)  # doctest: +SKIP
         >>> annotation["segments_info"][0]["category_id"]  # doctest: +SKIP
         """
         segments = [s for s in self.segments if not s.iscrowd]
@@ -251,64 +195,27 @@ class Panoptic(PanopticResult):
         >>> import supervision as sv  # doctest: +SKIP
         >>> sv.MaskAnnotator().annotate(result.photo.copy(), result.to_supervision())  # doctest: +SKIP
         """
-        try:
-            import supervision
-        except ImportError as error:
-            raise SeamsegError("to_supervision() needs the library: pip install supervision") from error
         shown = [s for s in self.segments if not s.iscrowd and (stuff or s.isthing)]
         boxes = np.array([s.box for s in shown], np.float32).reshape(-1, 4)
         masks = np.stack([self.mask(s) for s in shown]) if shown else np.zeros((0, *self.size), bool)
-        return supervision.Detections(
+        found: supervision.Detections = import_supervision().Detections(
             xyxy=boxes[:, [1, 0, 3, 2]],
             mask=masks,
             confidence=np.array([1.0 if s.score is None else s.score for s in shown], np.float32),
             class_id=np.array([s.category for s in shown], int),
             data={"class_name": np.array([s.name for s in shown], dtype=str)},
         )
+        return found
 
-    def save(self, path: str | Path, **options: Any) -> Path:
-        """Write the result atomically, in the format that the ending of the path selects.
+    def _save_json(self, path: Path) -> None:
+        # the id image is written to a folder of the same name, as usual for the format
+        writer = CocoPanopticWriter(path, self.metadata)
+        name = self.source.name if isinstance(self.source, Path) else None
+        writer.add(path.stem, self, name)
+        writer.write_json()
 
-        Parameters
-        ----------
-        path : `.jpg`, `.png` or `.webp` for the overlay; `.json` for the COCO panoptic format (the id image is written
-            to a folder of the same name, as usual for the format); `.npz` for :meth:`load`
-        **options : of :meth:`draw`, for overlays
-
-        Returns
-        -------
-        path : as given
-
-        Raises
-        ------
-        InputError
-            if the ending is not supported
-        SeamsegError
-            if the file cannot be written
-        """
-        path = Path(path)
-        ending = path.suffix.lower()
-        if ending in OVERLAY_FORMATS:
-            picture = self.draw(**options)
-            more = {"quality": 92} if ending != ".png" else {}
-            with replacing(path) as temporary:
-                picture.save(temporary, OVERLAY_FORMATS[ending], **more)
-        elif ending not in (".json", ".npz"):
-            raise InputError(f"{path}: results are saved as {', '.join([*OVERLAY_FORMATS, '.json', '.npz'])}")
-        elif options:
-            raise InputError(f"{path}: {', '.join(options)}: options for overlays only")
-        elif ending == ".json":
-            writer = CocoPanopticWriter(path, self.metadata)
-            name = self.source.name if isinstance(self.source, Path) else None
-            writer.add(path.stem, self, name)
-            writer.write_json()
-        else:
-            classes = asdict(self.metadata)
-            content = {"version": 1, "segments": [asdict(s) for s in self.segments], "classes": classes}
-            buffer = BytesIO()
-            np.savez_compressed(buffer, id_map=self.id_map, facts=np.array(json.dumps(content)))
-            write_atomically(path, buffer.getvalue())
-        return path
+    def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        return {"segments": [asdict(s) for s in self.segments]}, {"id_map": self.id_map}
 
     @staticmethod
     def load(path: str | Path, photo: str | Path | None = None) -> Panoptic:
@@ -324,106 +231,16 @@ class Panoptic(PanopticResult):
         InputError
             if the file is missing, broken or of another kind
         """
-        try:
-            with zipfile.ZipFile(path) as archive:
-                content = parse_json(str(_array(archive, "facts", MODEL_METADATA_BYTES)))
-                id_map = _array(archive, "id_map", 4 * MAX_PIXELS + 1024)
-            classes = content["classes"]
-            classes["palette"] = [tuple(rgb) for rgb in classes["palette"]]
-            segments = [NamedSegment(**{**s, "box": tuple(s["box"])}) for s in content["segments"]]
+        with result_file(path) as file:
+            id_map = file.array("id_map", 4 * MAX_PIXELS + 1024)
+            segments = [NamedSegment(**{**s, "box": tuple(s["box"])}) for s in file.content["segments"]]
             if id_map.ndim != 2 or id_map.dtype != np.int32:
                 raise ValueError(f"its map is {id_map.shape} {id_map.dtype}")
-            result = Panoptic(id_map, segments, Metadata(**classes), None, None if photo is None else Path(photo))
-        except FileNotFoundError:
-            raise InputError(f"{path}: no such file") from None
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            EOFError,
-            RuntimeError,
-            MemoryError,
-            *_BROKEN_ZIP,
-        ) as error:
-            raise InputError(f"{path}: not a result saved as .npz: {error}") from None
-        return result
+            return Panoptic(id_map, segments, file.metadata, None, None if photo is None else Path(photo))
 
-    def _repr_png_(self) -> bytes:
-        return encode_thumbnail(self._picture())
-
-    def _repr_html_(self) -> str:
-        shares = [(s.name, s.category, s.isthing and not s.iscrowd, s.area / self.id_map.size) for s in self.segments]
-        return figure_html(self._picture(), repr(self), shares, self.metadata.palette)
-
-    def _picture(self) -> Image.Image:
-        try:
-            return self.draw()
-        except InputError:  # the file of the photo may have moved
-            return replace(self, source=None).draw()
-
-
-_BROKEN_ZIP = (zipfile.BadZipFile, zlib.error)
-
-
-def _array(archive: zipfile.ZipFile, name: str, limit: int) -> np.ndarray:
-    info = archive.getinfo(f"{name}.npy")
-    # a map of a single segment is a thousand times its size in the file
-    name = f"{archive.filename}:{info.filename}"
-    check_method(info)
-    check_member(name, packed_size(archive, info), info.file_size, limit, "result", free=limit)
-    with archive.open(info) as file:
-        return np.lib.format.read_array(file, allow_pickle=False)
-
-
-def choose_classes(names: str | Sequence[str], metadata: Metadata, option: str = "classes") -> list[int]:
-    """Return the indices of classes by their names, in ascending order.
-
-    Case, blanks, `-` and `_` are ignored. Names of Vistas have parts (`human--rider--bicyclist`): one part, or several
-    consecutive ones, such as `rider` or `human--rider`, select all classes that contain them.
-
-    Parameters
-    ----------
-    names : a list, or one text separated by commas
-    metadata : the classes
-    option : name of the parameter or flag, for errors
-
-    Raises
-    ------
-    InputError
-        if there are none, or the model has no such class; the error suggests similar names
-    """
-    words = [w.strip() for w in (names.split(",") if isinstance(names, str) else names)]
-    words = [w for w in words if w]
-    if not words:
-        raise InputError(f"{option}: no class is given")
-    keys = [_key(name) for name in metadata.categories]
-    chosen: set[int] = set()
-    for word in words:
-        found = [k for k, key in enumerate(keys) if _holds(key, _key(word))]
-        if not found:
-            raise InputError(f"{option}: the model has no class {word!r}; {_suggestion(word, metadata.categories)}")
-        chosen.update(found)
-    return sorted(chosen)
-
-
-def _key(name: str) -> tuple[str, ...]:
-    return tuple(re.sub(r"[\s_-]+", " ", part).strip() for part in name.casefold().split("--"))
-
-
-def _holds(name: tuple[str, ...], part: tuple[str, ...]) -> bool:
-    return any(name[k : k + len(part)] == part for k in range(len(name) - len(part) + 1))
-
-
-def _suggestion(word: str, categories: Sequence[str]) -> str:
-    parts = {part: " ".join(_key(part)) for name in categories for part in (name, *name.split("--"))}
-    key = " ".join(_key(word))
-    near = difflib.get_close_matches(key, parts.values(), n=3, cutoff=0.6)
-    meant = list(dict.fromkeys(part for wanted in near for part, text in parts.items() if text == wanted))[:3]
-    if meant:
-        return f"did you mean {' or '.join(meant)}?"
-    return f"its classes are {', '.join(categories)}"
+    def shares(self) -> list[tuple[str, int, bool, float]]:
+        """See :meth:`seamseg.inference.photo_result.PhotoResult.shares`."""
+        return [(s.name, s.category, s.isthing and not s.iscrowd, s.area / self.id_map.size) for s in self.segments]
 
 
 def only_classes(result: PanopticResult, classes: Sequence[int]) -> PanopticResult:
@@ -438,15 +255,3 @@ def only_classes(result: PanopticResult, classes: Sequence[int]) -> PanopticResu
 def _named(segment: Segment, metadata: Metadata) -> NamedSegment:
     values = {f.name: getattr(segment, f.name) for f in fields(Segment)}
     return NamedSegment(**values, name=metadata.categories[segment.category])
-
-
-def _compact(p: Prediction) -> Prediction:
-    """Copy a prediction in as few bytes as possible; slices would keep the whole batch alive."""
-    return Prediction(
-        p.boxes.clone(),
-        p.classes.clone(),
-        p.scores.clone(),
-        None if p.mask_logits is None else p.mask_logits.clone(),
-        None if p.semantic is None else p.semantic.to(torch.uint8, copy=True),
-        p.size,
-    )

@@ -15,7 +15,7 @@ from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.nms import nms
 from seamseg.ops.upsample import upsample_mean_argmax
 from seamseg.structures import PackedSequence, Prediction
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 
 MIN_SCALE, MAX_SCALE = 0.1, 4.0
 """Range of scales."""
@@ -45,7 +45,7 @@ class Augmentation:
             return None
         if isinstance(text, Augmentation):
             return None if text == Augmentation() else text
-        scales, flip = [], False
+        scales, flip, given = [], False, option("tta", text)
         for word in (w.strip() for w in text.split(",") if w.strip()):
             if word.lower() == "flip":
                 flip = True
@@ -53,9 +53,9 @@ class Augmentation:
             try:
                 scale = float(word)
             except ValueError:
-                raise InputError(f"tta {text}: {word!r} is neither `flip` nor a scale such as 0.75") from None
+                raise InputError(f"{given}: {word!r} is neither `flip` nor a scale such as 0.75") from None
             if not MIN_SCALE <= scale <= MAX_SCALE:
-                raise InputError(f"tta {text}: scales must be between {MIN_SCALE} and {MAX_SCALE:g}, not {word}")
+                raise InputError(f"{given}: scales must be between {MIN_SCALE} and {MAX_SCALE:g}, not {word}")
             scales.append(scale)
         return Augmentation.parse(Augmentation(tuple(dict.fromkeys(scales)) or (1.0,), flip))
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from seamseg.config import Config
+from seamseg.models.backbones import build_backbone
+from seamseg.models.backbones.base import NormFactory
 from seamseg.models.backbones.fpn import FPN, FPNBody
-from seamseg.models.backbones.residual import NormFactory
-from seamseg.models.backbones.resnet import RESNETS, ResNet
 from seamseg.models.criterion import Criterion, TrainingModule
 from seamseg.models.heads.roi import DetectionSelector, ROIExtractor, ROIHead
 from seamseg.models.heads.roi_targets import ProposalMatcher
@@ -121,7 +121,7 @@ def _network_options(config: Config, num_stuff: int) -> NetworkOptions:
 def _build_body(config: Config, norm: NormFactory) -> FPNBody:
     body, fpn, checkpoint = config.body, config.fpn, config.general.checkpoint_body
     try:
-        backbone = ResNet(RESNETS[body.body], norm, checkpoint=checkpoint, **body.body_params)
+        backbone = build_backbone(body.body, norm, checkpoint=checkpoint, **body.body_params)
     except (TypeError, ValueError) as error:
         raise InputError(f"[body] body_params: {error}") from error
     strides = [backbone.out_strides[name] for name in fpn.inputs]

@@ -30,7 +30,7 @@ from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead
 from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.fused import FusedConv2d, FusedLinear, bf16_is_fast
 from seamseg.ops.norm import ABN, InPlaceABN
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Compute dtypes of a network at inference by name; `auto` chooses one of them."""
@@ -83,9 +83,9 @@ def choose_precision(precision: str, device: torch.device) -> torch.dtype:
     if precision == "auto":
         return torch.bfloat16 if bf16_is_fast(device) else torch.float32
     if precision not in PRECISIONS:
-        raise InputError(f"--precision {precision}: choose one of auto, {', '.join(PRECISIONS)}")
+        raise InputError(f"{option('precision', precision)}: choose one of auto, {', '.join(PRECISIONS)}")
     if precision == "fp16" and device.type != "cuda":
-        raise InputError(f"--precision fp16 needs a GPU, the device is {device}: choose bf16 or fp32")
+        raise InputError(f"{option('precision', 'fp16')} needs a GPU, the device is {device}: choose bf16 or fp32")
     return PRECISIONS[precision]
 
 

@@ -164,6 +164,13 @@ class PanopticNet(nn.Module):
         return next(self.parameters()).dtype
 
     @property
+    def kind(self) -> str:
+        """What the network does with its parts: panoptic, instance_seg or detection."""
+        if self.sem_head is not None:
+            return "panoptic"
+        return "instance_seg" if self.roi_head.with_masks else "detection"
+
+    @property
     def fixed(self) -> bool:
         """Whether every image gives the ROI head the same number of samples, see `[roi] fixed_samples`."""
         return self.options.matcher.fixed

@@ -22,6 +22,9 @@ _kernels: dict[str, str] = {}
 
 Implementation = TypeVar("Implementation", bound=Callable[..., Any])
 
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+"""The integer dtypes that the kernels support."""
+
 
 def define(schema: str, plain: Implementation, fake: Callable[..., Any]) -> Implementation:
     """Register an operator.

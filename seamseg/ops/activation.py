@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-ACTIVATIONS = ("leaky_relu", "elu", "identity")
+ACTIVATIONS = ("leaky_relu", "elu", "identity", "relu")
 """Names of the activations; the parameter is the negative slope of leaky_relu and the alpha of elu."""
 
 
@@ -20,6 +20,10 @@ def check_activation(owner: str, activation: str, param: float, invertible: bool
     """
     if activation not in ACTIVATIONS:
         raise ValueError(f"{owner}: unknown activation {activation!r}, choose one of {', '.join(ACTIVATIONS)}")
+    if invertible and activation == "relu":
+        raise ValueError(
+            f"{owner}: relu cannot be inverted, choose leaky_relu, elu or identity; plain ABN can be followed by it"
+        )
     if invertible and activation != "identity" and param <= 0:
         raise ValueError(f"{owner}: {activation} can only be inverted with a positive parameter, got {param}")
 
@@ -30,7 +34,7 @@ def activate(x: Tensor, activation: str, param: float) -> Tensor:
         return functional.leaky_relu(x, param)
     if activation == "elu":
         return functional.elu(x, param)
-    return x
+    return functional.relu(x) if activation == "relu" else x
 
 
 def activate_(x: Tensor, activation: str, param: float) -> Tensor:
@@ -39,7 +43,7 @@ def activate_(x: Tensor, activation: str, param: float) -> Tensor:
         return functional.leaky_relu_(x, param)
     if activation == "elu":
         return functional.elu_(x, param)
-    return x
+    return functional.relu_(x) if activation == "relu" else x
 
 
 def deactivate(y: Tensor, activation: str, param: float) -> Tensor:

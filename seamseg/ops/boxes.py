@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from ._library import check_boxes, check_same_device, define, describe, differentiate, forbid_second_derivative
 from .reference import boxes as reference
+from .reference import widened
 
 MAX_LOG_SCALE = math.log(1000 / 16)
 """Upper bound of the `dh` and `dw` of a code when decoding."""
@@ -151,7 +152,7 @@ def crowd_overlap(boxes: Tensor, crowd_mask: Tensor) -> Tensor:
     if crowd_mask.dim() != 2 or crowd_mask.is_floating_point() or crowd_mask.is_complex():
         raise ValueError(f"crowd_overlap: crowd_mask must be a bool or integer H x W, got {describe(crowd_mask)}")
     check_same_device("crowd_overlap", boxes=boxes, crowd_mask=crowd_mask)
-    wide = reference.widened(boxes)
+    wide = widened(boxes)
     return (_crowd_count(wide.detach(), crowd_mask).to(wide.dtype) / box_area(wide)).to(boxes.dtype)
 
 

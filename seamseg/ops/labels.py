@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._library import check_same_device, define, describe
+from ._library import INTEGERS, check_same_device, define, describe
 from .reference.labels import count_labels as count_labels_plain
 from .reference.labels import extract_boxes as extract_boxes_plain
 from .reference.labels import fill_free as fill_free_plain
 
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _MAX_LABELS = 1 << 24
 
 
@@ -75,7 +74,7 @@ def fill_free(id_map: Tensor, labels: Tensor, ids: Tensor) -> None:
 
 
 def _check_integers(op: str, name: str, value: Tensor) -> None:
-    if not isinstance(value, Tensor) or value.dtype not in _INTEGERS:
+    if not isinstance(value, Tensor) or value.dtype not in INTEGERS:
         raise TypeError(f"{op}: {name} must be an integer tensor, got {describe(value)}")
 
 

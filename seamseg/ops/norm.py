@@ -31,7 +31,7 @@ class ABN(nn.Module):
     momentum : weight of the current batch in the running averages; None for the plain average over all batches
     affine : learn weight and bias
     track_running_stats : keep averages for evaluation; without them evaluation uses the statistics of each batch too
-    activation : "leaky_relu", "elu" or "identity"
+    activation : "leaky_relu", "elu", "identity" or "relu"
     activation_param : negative slope of leaky_relu, alpha of elu
 
     Notes
@@ -116,7 +116,7 @@ class ABN(nn.Module):
 class InPlaceABN(ABN):
     """ABN that keeps its output instead of its input for the backward pass; scale `|weight| + eps`.
 
-    Parameters and state are those of :class:`ABN`; leaky_relu and elu need a positive parameter.
+    Parameters and state are those of :class:`ABN`; leaky_relu and elu need a positive parameter, relu is no choice.
 
     Notes
     -----

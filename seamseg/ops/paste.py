@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._library import check_boxes, check_same_device, define, describe
+from ._library import INTEGERS, check_boxes, check_same_device, define, describe
 from .reference.paste import Region
 from .reference.paste import paste_mask as paste_mask_plain
 from .reference.paste import paste_masks_into as paste_masks_into_plain
-
-_ID_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def paste_mask(mask_logits: Tensor, box: Tensor, size: tuple[int, int]) -> tuple[Tensor, Region]:
@@ -63,7 +61,7 @@ def paste_masks_into(
     -------
     `K` bool, whether each instance got an id; these are numbered in order
     """
-    if not isinstance(id_map, Tensor) or id_map.dim() != 2 or id_map.dtype not in _ID_TYPES:
+    if not isinstance(id_map, Tensor) or id_map.dim() != 2 or id_map.dtype not in INTEGERS:
         raise ValueError(f"paste_masks_into: id_map must be an integer H x W, got {describe(id_map)}")
     check_boxes("paste_masks_into", "boxes", boxes)
     floating = isinstance(mask_logits, Tensor) and mask_logits.is_floating_point()

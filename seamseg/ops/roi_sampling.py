@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ._library import check_boxes, check_same_device, define, describe, differentiate
-from .reference.roi_sampling import HALF
+from .reference import widened
 from .reference.roi_sampling import roi_sampling as roi_sampling_plain
 from .reference.roi_sampling import roi_sampling_backward as roi_sampling_backward_plain
 from .reference.roi_sampling import valid_mask as valid_mask_plain
@@ -62,7 +62,7 @@ def roi_sampling(
         )
     if interpolation == "bilinear" and not x.is_floating_point():
         raise TypeError(f"roi_sampling: bilinear needs a floating x, got {describe(x)}; use nearest")
-    boxes = _wide(boxes)
+    boxes = _coordinates(boxes)
     height, width = out_size
     nearest, zero = interpolation == "nearest", padding == "zero"
     y = _roi_sampling([x], boxes, index.long(), None, IN_PIXELS_OF_MAP, height, width, nearest, zero)
@@ -109,7 +109,7 @@ def roi_features(
         raise ValueError(f"roi_features: padded_size must be positive, got {tuple(padded_size)}")
     height, width = out_size
     return _roi_sampling(
-        list(levels), _wide(boxes), index.long(), level.long(), list(padded_size), height, width, False, False
+        list(levels), _coordinates(boxes), index.long(), level.long(), list(padded_size), height, width, False, False
     )
 
 
@@ -124,10 +124,9 @@ def _check(op: str, x: Tensor, boxes: Tensor, index: Tensor, out_size: tuple[int
         raise ValueError(f"{op}: out_size must be positive, got {tuple(out_size)}")
 
 
-def _wide(boxes: Tensor) -> Tensor:
+def _coordinates(boxes: Tensor) -> Tensor:
     """Return boxes in a precision for coordinates, without gradient."""
-    boxes = boxes.detach()
-    return boxes.float() if boxes.dtype in HALF else boxes
+    return widened(boxes.detach())
 
 
 def _fake(

@@ -1,1 +1,1 @@
-"""Panoptic segmentation of folders, lists, videos, shards and URLs into files."""
+"""Prediction on folders, lists, videos, shards and URLs into files."""

@@ -6,7 +6,6 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ import numpy as np
 
 from seamseg.inference.images import ImagePreparation, PreparedImage, equal_size_batches
 from seamseg.inference.predictor import Predictor
-from seamseg.panoptic_map import PanopticResult
 from seamseg.predict.manifest import Line
 from seamseg.predict.sinks.base import EarlierResults, Sink, SinkWriter
 from seamseg.predict.sources.base import Container, Source
@@ -55,7 +53,7 @@ class RunSummary:
 
 
 def predict_all(
-    predictor: Predictor,
+    predictor: Predictor[Any],
     sources: Sequence[Source | Container],
     sink: Sink,
     world: World,
@@ -157,7 +155,7 @@ def _begin(
     return found
 
 
-def _check_names(sources: Sequence[Source | Container], writers: Sequence[Writer]) -> None:
+def _check_names(sources: Sequence[Source | Container], writers: Sequence[Writer[Any]]) -> None:
     photos = [s for s in sources if isinstance(s, Source)]
     containers = [s for s in sources if not isinstance(s, Source)]
     for writer in writers:
@@ -167,7 +165,7 @@ def _check_names(sources: Sequence[Source | Container], writers: Sequence[Writer
         if containers and len(sources) > 1:
             # the names of their photos are not known yet, but start with different folders
             a, b = (writer.paths(Source(Path("x"), f"{folder}/x", "x")) for folder in "ab")
-            if a == b:
+            if a and a == b:
                 raise InputError(
                     f"{containers[0].name}: photos of several videos or shards could share {a[0]}, since this format "
                     "has no sub-folders; predict each into an output folder of its own"
@@ -183,7 +181,7 @@ class _Photo(NamedTuple):
 class _PredictionLoop:
     """Processes the photos of one process."""
 
-    def __init__(self, predictor: Predictor, writer: SinkWriter) -> None:
+    def __init__(self, predictor: Predictor[Any], writer: SinkWriter) -> None:
         self.predictor = predictor
         self.writer = writer
         self._in_network = ""
@@ -249,7 +247,7 @@ class _PredictionLoop:
     def _write_outputs(self, photo: _Photo, prediction: Prediction, seconds: float) -> None:
         start = time.perf_counter()
         source, stamp, image = photo
-        result = self.predictor.fuse(prediction, image.size)
+        result = self.predictor.result(prediction, image.size)
         rgb: np.ndarray | None = None if image.rgb is None else image.rgb.numpy()
         with self.writer.scratch_dir() as scratch:
             records = [writer.write(source, rgb, prediction, result) for writer in scratch.writers]
@@ -260,16 +258,11 @@ class _PredictionLoop:
                 "height": image.size[0],
                 "width": image.size[1],
                 "outputs": [],
-                "segments": self._segment_counts(result),
+                result.counted: result.counts(),
                 "seconds": round(seconds + time.perf_counter() - start, 4),
                 "records": records,
             }
             self.writer.commit(source, scratch, line)
-
-    def _segment_counts(self, result: PanopticResult) -> dict[str, int]:
-        """Count the segments of each class in a photo."""
-        count = Counter(segment.category for segment in result.segments if not segment.iscrowd)
-        return {self.predictor.metadata.categories[category]: count[category] for category in sorted(count)}
 
 
 def _error_of(error: Exception, what: str) -> SeamsegError:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.files import cannot_write, replacing
 from seamseg.utils.limits import parse_json
 
@@ -246,14 +246,14 @@ class ManifestFolder:
         head = parsed(first)
         if head is None:
             if path == self.path and first:
-                raise InputError(f"{path}: not a manifest of `seamseg predict`; --restart replaces it")
+                raise InputError(f"{path}: not a manifest of `seamseg predict`; {option('restart', True)} replaces it")
             # the process was killed before it had written the first line
             _unlink(path)
             return False
         if found := differences(head, self.head):
             raise InputError(
                 f"{self.out}: holds predictions of another run: {', '.join(found)}; choose another folder, or start "
-                "over with --restart"
+                f"over with {option('restart', True)}"
             )
         return True
 
@@ -273,7 +273,7 @@ def _read(path: Path, file: Any) -> Iterator[tuple[int, Line]]:
         if line is None or "name" not in line:
             if not data.endswith(b"\n"):
                 return
-            raise InputError(f"{path}: damaged at byte {offset}; --restart starts over")
+            raise InputError(f"{path}: damaged at byte {offset}; {option('restart', True)} starts over")
         yield offset, line
         offset += len(data)
 

@@ -15,6 +15,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.inference.images import test_transform
 from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
+from seamseg.inference.result import Panoptic
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
 from seamseg.models.fusion import fuse, to_result
@@ -46,7 +47,7 @@ def random_predictor(
     return Predictor(net, metadata, transform, Thresholds.of(options), device)
 
 
-def write_picture(path: Path, size: tuple[int, int]) -> None:
+def write_test_image(path: Path, size: tuple[int, int]) -> None:
     """Write a JPEG of `(height, width)` with smooth colours and some texture, always the same."""
     rng = np.random.default_rng(0)
     coarse = Image.fromarray(rng.integers(0, 256, (16, 24, 3), dtype=np.uint8))
@@ -95,9 +96,9 @@ class StageProfile:
             seconds[stage], last = now - last, now
 
         with torch.inference_mode():
-            picture = open_image(self.photo)
+            source = open_image(self.photo)
             mark("decode")
-            image = p.transform(picture)
+            image = p.transform(source)
             mark("resize")
             padded, sizes = PackedSequence([image.to(p.device)]).as_padded()
             padded = padded.to(dtype=net.dtype, memory_format=net.memory_format)
@@ -126,12 +127,13 @@ class StageProfile:
             prediction = Prediction(boxes, classes, scores, masks, semantic, sizes[0])
             t = p.thresholds
             fused = fuse(prediction, p.metadata.num_stuff, t.score_threshold, t.overlap_threshold, t.min_stuff_area)
-            result = to_result(fused, (picture.height, picture.width), p.metadata.num_stuff)
+            fused_result = to_result(fused, (source.height, source.width), p.metadata.num_stuff)
+            result = Panoptic.of(fused_result, p.metadata)
             mark("fusion")
-        source = Source(self.photo, self.photo.stem, self.photo.name)
-        rgb = np.asarray(picture)
+        photo = Source(self.photo, self.photo.stem, self.photo.name)
+        rgb = np.asarray(source)
         for writer in make_writers(self.formats, self.out, p.metadata):
-            writer.write(source, rgb, prediction, result)
+            writer.write(photo, rgb, prediction, result)
         mark("encode")
         self.counts = {
             "proposals": 0 if rows is None else len(rows),

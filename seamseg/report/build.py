@@ -111,7 +111,7 @@ def _checked_images(run: Evaluation) -> Iterator[ImageRecord]:
         seen.add(image.image_id)
         yield image
     if not seen:
-        raise InputError(f"{run.folder / IMAGES}: contains no image; evaluate again with --out")
+        raise InputError(f"{run.folder / IMAGES}: contains no image; evaluate again with `seamseg evaluate --out`")
 
 
 def _check_classes(image: ImageRecord, classes: int) -> None:

@@ -97,7 +97,7 @@ def _map(folder: Path, name: str, segments: list[SegmentRecord], image: ImageRec
     if ids.shape != (image.height, image.width):
         raise InputError(
             f"{path}: has {ids.shape[1]} x {ids.shape[0]} pixels, but {image.width} x {image.height} were evaluated; "
-            "evaluate again with --out"
+            "evaluate again with `seamseg evaluate --out`"
         )
     return encode_index_map(_renumbered(resize_nearest(ids, shape), [s.id for s in segments]), len(segments))
 

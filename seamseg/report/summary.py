@@ -217,7 +217,7 @@ def _per_class(evaluation: Evaluation) -> Mapping[str, Any]:
     ):
         raise InputError(
             f"{evaluation.folder / SUMMARY}: the scores do not match its {len(evaluation.classes)} classes; "
-            "evaluate again with --out"
+            "evaluate again with `seamseg evaluate --out`"
         )
     return per_class
 

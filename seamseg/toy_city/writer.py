@@ -78,7 +78,7 @@ def generate_toy_city(
     if min(size) < 64:
         raise InputError(f"toy city: size must be at least 64 pixels a side, got {size[0]}x{size[1]}")
     folder = Path(root)
-    _check_settings(folder, {"version": VERSION, "seed": int(seed), "size": [int(s) for s in size]})
+    check_settings(folder, {"version": VERSION, "seed": int(seed), "size": [int(s) for s in size]})
     counts = {"train": train, "val": val}
     jobs = [_Job(folder, int(seed), split, i, (size[0], size[1])) for split, n in counts.items() for i in range(n)]
     for split in (s for s, n in counts.items() if n):
@@ -97,17 +97,18 @@ def _write_scene(job: _Job) -> None:
     photo, ids = render_scene(job.seed, job.split, job.index, job.size)
     label_ids = np.where(ids >= 1000, ids // 1000, ids).astype(np.uint8)
     for path, array in zip(job.paths(), (photo, ids, label_ids)):
-        _save_png(path, array)
+        save_png(path, array)
 
 
-def _save_png(path: Path, array: np.ndarray) -> None:
+def save_png(path: Path, array: np.ndarray) -> None:
+    """Write an image atomically."""
     with replacing(path) as temporary:
         Image.fromarray(array).save(temporary, format="PNG", compress_level=3)
 
 
-def _check_settings(folder: Path, settings: dict) -> None:
-    """Refuse to mix scenes of different settings in one folder."""
-    path = folder / "toy_city.json"
+def check_settings(folder: Path, settings: dict, name: str = "toy_city.json") -> None:
+    """Write the settings to the file `name` of a folder; InputError if it has other ones, to not mix their scenes."""
+    path = folder / name
     if path.is_file():
         try:
             found = json.loads(path.read_text())

@@ -19,12 +19,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seamseg.config import Config
-from seamseg.models.criterion import TrainingModule
 from seamseg.utils.distributed import World
 from seamseg.utils.process_groups import new_group
 
 
-def wrap_distributed(module: TrainingModule, config: Config, world: World) -> nn.Module:
+def wrap_distributed(module: nn.Module, config: Config, world: World) -> nn.Module:
     """Wrap a module in DistributedDataParallel; return the module itself for a single process.
 
     A collective call: each process passes the module on its own device.

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch._dynamo.config
+from torch import nn
 from torch.utils.data import DataLoader
 
-from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained
-from seamseg.checkpoints.snapshot import NETWORK_MODULES
-from seamseg.config import Config, config_from_string, config_to_string, load_config
-from seamseg.config.loader import differences
-from seamseg.data.dataset import PanopticDataset
+from seamseg.config import Config, load_config
 from seamseg.data.loader import index_sampler
-from seamseg.evaluation.scores import PanopticScores
+from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.acceleration import compiler_problem
-from seamseg.models.build import build_training_module
-from seamseg.models.criterion import TrainingModule
-from seamseg.models.panoptic import PanopticNet
 from seamseg.training.checkpointing.checkpoint import (
     ResumePoint,
     TrainState,
@@ -37,19 +32,17 @@ from seamseg.training.debugging.dump import StepRecorder
 from seamseg.training.logging.logs import TensorBoardWriter, TextLog
 from seamseg.training.logging.metrics import MetricsFile
 from seamseg.training.logging.reporter import Reporter
-from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.optim.schedule import LRSchedule
 from seamseg.training.preemption import Preempted
-from seamseg.training.prefetch import open_loader
 from seamseg.training.step import Stepper, compute_dtype
+from seamseg.training.task import Task, open_task
 from seamseg.training.trainer import Trainer, steps_per_epoch
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 from seamseg.utils.progress import is_quiet
-from seamseg.validation.validator import Validator
 
 AUTO = "auto"
-"""The value of `--resume` that selects the newest snapshot of the run folder."""
+"""The value of `resume` that selects the newest snapshot of the run folder."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +71,13 @@ class TrainingOptions:
     device: str = "auto"
 
 
-def run_training(options: TrainingOptions) -> PanopticScores | None:
+def run_training(options: TrainingOptions, task: Task | None = None) -> Scores | None:
     """Train a network, or with `evaluate` only score it; joins the processes of torchrun if there are any.
+
+    Parameters
+    ----------
+    options : arguments
+    task : the kind of training; default: that of the configuration file
 
     Returns
     -------
@@ -95,20 +93,25 @@ def run_training(options: TrainingOptions) -> PanopticScores | None:
         if a signal stopped the training, after writing a snapshot
     """
     if options.evaluate and options.resume is None and not options.pretrain:
-        raise InputError("--eval needs existing weights: name them with --resume F or --pre-train F")
-    config = load_config(options.config, "panoptic", options.overrides)
+        raise InputError(
+            f"{option('evaluate', True)} needs existing weights: name them with {option('resume', 'F')} or "
+            f"{option('pretrain', 'F')}"
+        )
+    if task is None:
+        task = open_task(load_config(options.config, None, options.overrides), options.config)
     with distributed(options.device) as world:
-        folder = RunFolder(Path(options.log_dir))
+        folder = RunFolder(Path(options.log_dir), task.files)
         fresh = world.is_main and not folder.path.exists()
         if world.is_main:
             folder.make()
             folder.remove_partial()
-        log = TextLog(folder.path if world.is_main else None, is_quiet(), enabled=world.is_main)
+        log = task.open_log(folder, world)
         try:
-            return _TrainingRun(options, config, world, folder, log)()
+            return _TrainingRun(options, task, world, folder, log)()
         except KeyboardInterrupt:
             saved = bool(folder.saved()) or folder.last.exists()
-            advice = "re-run the same command (`train`: with --resume auto) to resume from the newest snapshot"
+            auto = option("resume", AUTO)
+            advice = f"re-run the same command (`train`: with {auto}) to resume from the newest snapshot"
             log.warning(f"interrupted; {advice if saved else 'no snapshot saved yet'}")
             raise
         except Preempted:
@@ -129,55 +132,53 @@ class _TrainingRun:
     """One call of :func:`run_training` on one process."""
 
     options: TrainingOptions
-    config: Config
+    task: Task
     world: World
     folder: RunFolder
     log: TextLog
 
-    def __call__(self) -> PanopticScores | None:
-        config, world, log = self.config, self.world, self.log
+    @property
+    def config(self) -> Config:
+        return self.task.config
+
+    def __call__(self) -> Scores | None:
+        task, config, world, log = self.task, self.config, self.world, self.log
         options = _find_snapshot(self.options, world, self.folder, log)
         torch.backends.cudnn.benchmark = config.general.cudnn_benchmark
-        validator = _open_validator(options, config, world)
-        loader = None if options.evaluate else open_loader(config, options.data, options.config, world)
-        metadata = _metadata(validator, loader)
-        log.info(f"{metadata.num_stuff} stuff and {metadata.num_thing} thing classes; {_describe_device(world)}")
+        validator = task.open_validator(options.data, world, is_quiet())
+        if options.evaluate and validator is None:
+            raise InputError(f"{options.config}: {option('evaluate', True)} requires [dataloader] val_set")
+        loader = None if options.evaluate else task.open_loader(options.data, world)
+        metadata: Metadata = (validator if loader is None else loader).dataset.metadata  # type: ignore[union-attr]
+        log.info(f"{task.describe_classes(metadata)}; {_describe_device(world)}")
         if loader is not None:
             log.info(_describe_steps(config, loader, world))
         if config.general.eval_coco and config.dataloader.coco_gt:
             log.info("[dataloader] coco_gt is ignored: average precision uses the ground truth of the data set")
 
         seed_everything(config.general.seed, -1, 0)
-        module = _build_module(config, metadata)
-        _load_initial_weights(options, config, module.net, log)
+        module = task.build(metadata)
+        _load_initial_weights(options, task, module.net, log)
         module.net.to(world.device)
         if loader is None:
             assert validator is not None
             if options.resume is not None:
-                load_weights(options.resume, module.net, metadata)
+                load_weights(options.resume, module.net, metadata, task.files)
             return validator(module.net)
         state, resumed = self._prepare(options, module, metadata, loader)
         return self._train(state, resumed, loader, validator)
 
     def _prepare(
-        self, options: TrainingOptions, module: TrainingModule, metadata: Metadata, loader: DataLoader
+        self, options: TrainingOptions, module: Any, metadata: Metadata, loader: DataLoader
     ) -> tuple[TrainState, ResumePoint | None]:
         """Build optimizer, schedule and stepper, restored from a snapshot if the run is resumed."""
         config, world, net = self.config, self.world, module.net
-        optimizer = build_optimizer(net, config)
+        optimizer = self.task.build_optimizer(net)
         base_lrs = [group["lr"] for group in optimizer.param_groups]
-        resumed = None if options.resume is None else resume(options.resume, net, optimizer, metadata)
-        scheduler = config.scheduler
-        schedule = LRSchedule(
-            scheduler.type,
-            scheduler.params,
-            base_lrs,
-            scheduler.epochs,
-            steps_per_epoch(len(loader), config.optimizer.accumulate),
-            scheduler.update_mode,
-            scheduler.burn_in_steps,
-            scheduler.burn_in_start,
-        )
+        files = self.task.files
+        resumed = None if options.resume is None else resume(options.resume, net, optimizer, metadata, files)
+        length = steps_per_epoch(len(loader), config.optimizer.accumulate)
+        schedule = self.task.build_schedule(base_lrs, length)
         if config.general.compile:
             compile_network(net, world, self.log)
         stepper = Stepper(config, wrap_distributed(module, config, world), optimizer, world)
@@ -187,39 +188,49 @@ class _TrainingRun:
             self.log.info(
                 f"resumed from {resumed.source}, {_describe_position(resumed)}, step {resumed.progress.global_step}"
             )
-            _warn_of_changes(resumed, config, self.log)
+            # such as a forgotten override
+            if changed := self.task.changes(resumed.config):
+                self.log.warning(f"configuration differs from the snapshot's: {', '.join(changed)}")
         return TrainState(config, metadata, world, net, stepper, schedule), resumed
 
     def _train(
-        self, state: TrainState, resumed: ResumePoint | None, loader: DataLoader, validator: Validator | None
-    ) -> PanopticScores | None:
+        self,
+        state: TrainState,
+        resumed: ResumePoint | None,
+        loader: DataLoader,
+        validator: Callable[..., Scores] | None,
+    ) -> Scores | None:
         config, world, folder = self.config, self.world, self.folder
         if world.is_main:
             log_earlier_runs(folder, self.log, resumed is not None)
-            folder.describe(config, state.metadata)
+            self.task.describe(folder, state.metadata)
             if resumed is not None and resumed.is_best and resumed.source in [path for _, path in folder.saved()]:
                 # the run may have ended between writing the snapshot and linking it
                 folder.publish(resumed.source, folder.best)
         barrier(world)
         output = folder.path if world.is_main else None
-        board = TensorBoardWriter(output, resumed.progress.global_step + 1 if resumed else None, self.log)
+        tensorboard = TensorBoardWriter(output, resumed.progress.global_step + 1 if resumed else None, self.log)
         metrics = MetricsFile(output, (resumed.progress.global_step, resumed.progress.epoch) if resumed else None)
-        recorder = StepRecorder(config, state.metadata, world, state.net, folder.path)
-        reporter = Reporter(config, state.metadata, world, self.log, board, metrics, recorder)
-        trainer = Trainer(state, loader, validator, folder, reporter, resumed)
-        board.text("config", config_to_string(config))
+        recorder = None
+        if self.task.replayable:
+            recorder = StepRecorder(config, state.metadata, world, state.net, folder.path)
+        images = self.task.sample_images(state.metadata)
+        reporter = Reporter(config, images, world, self.log, tensorboard, metrics, recorder)
+        reporter.rate_names = self.task.rate_names
+        trainer = Trainer(state, loader, validator, folder, reporter, resumed, self.task.watch(state.net, tensorboard))
+        tensorboard.text("config", self.task.config_text)
         epochs = config.scheduler.epochs
         if trainer.progress.epoch + 1 >= epochs:
-            self.log.warning(f"all {epochs} epochs are done already; raise scheduler.epochs to train on")
+            self.log.warning(f"all {epochs} epochs are done already; raise {option('scheduler.epochs')} to train on")
         try:
             return trainer.train()
         finally:
-            board.close()
+            tensorboard.close()
             metrics.close()
 
 
 def _find_snapshot(options: TrainingOptions, world: World, folder: RunFolder, log: TextLog) -> TrainingOptions:
-    """Replace `--resume auto` by the snapshot that the main process finds, or by None; a collective call."""
+    """Replace `resume=auto` by the snapshot that the main process finds, or by None; a collective call."""
     if options.resume != AUTO:
         return options
     newest = gather_objects(world, folder.newest_good(log.warning) if world.is_main else None)[0]
@@ -227,51 +238,32 @@ def _find_snapshot(options: TrainingOptions, world: World, folder: RunFolder, lo
         # the weights that the run originally started from are not needed
         return replace(options, resume=newest, pretrain=())
     if options.evaluate and not options.pretrain:
-        raise InputError(f"--eval --resume auto: {folder.path} holds no snapshot")
-    log.info(f"--resume auto: {folder.path} holds no snapshot, starting a new training")
+        raise InputError(f"{option('evaluate', True)} {option('resume', AUTO)}: {folder.path} holds no snapshot")
+    log.info(f"{option('resume', AUTO)}: {folder.path} holds no snapshot, starting a new training")
     return replace(options, resume=None)
 
 
-def _open_validator(options: TrainingOptions, config: Config, world: World) -> Validator | None:
-    split = config.dataloader.val_set
-    if not split:
-        if options.evaluate:
-            raise InputError(f"{options.config}: --eval requires [dataloader] val_set")
-        return None
-    return Validator.open(options.data, split, config, world, quiet=is_quiet())
-
-
-def _metadata(validator: Validator | None, loader: DataLoader | None) -> Metadata:
-    dataset = validator.dataset if loader is None and validator is not None else loader.dataset  # type: ignore[union-attr]
-    assert isinstance(dataset, PanopticDataset)
-    return dataset.metadata
-
-
-def _build_module(config: Config, metadata: Metadata) -> TrainingModule:
-    module = build_training_module(config, metadata.num_stuff, metadata.num_thing)
-    names, weights = module.criterion.names, config.optimizer.loss_weights
-    if len(names) != len(weights):
-        raise InputError(f"[optimizer] loss_weights: {len(weights)} for {len(names)} losses, {', '.join(names)}")
-    return module
-
-
-def _load_initial_weights(options: TrainingOptions, config: Config, net: PanopticNet, log: TextLog) -> None:
+def _load_initial_weights(options: TrainingOptions, task: Task, net: nn.Module, log: TextLog) -> None:
     if options.resume is not None:
         if options.pretrain:
-            raise InputError("--resume and --pre-train are mutually exclusive: a resumed run has its own weights")
+            both = f"{option('resume')} and {option('pretrain')}"
+            raise InputError(f"{both} are mutually exclusive: a resumed run has its own weights")
         return
-    if config.body.weights:
-        log.info(f"body weights {config.body.weights}: {load_body_weights(net, config.body.weights)}")
+    if (body := task.load_body(net)) is not None:
+        log.info(f"body weights {task.config.body.weights}: {body}")
     for specification in options.pretrain:
-        report = load_pretrained(net, specification)
+        report = task.load_pretrained(net, specification)
         log.info(f"pre-trained {specification}: {report}")
         if options.evaluate and report.skipped:
-            raise InputError(f"--eval --pre-train {specification}: does not fill the network: {report}")
-    if options.evaluate and all(":" in s and s.split(":")[0] in NETWORK_MODULES for s in options.pretrain):
+            where = f"{option('evaluate', True)} {option('pretrain', specification)}"
+            raise InputError(f"{where}: does not fill the network: {report}")
+    if options.evaluate and all(":" in s and s.split(":")[0] in task.parts for s in options.pretrain):
         filled = {s.split(":")[0] for s in options.pretrain}
-        missing = [part for part in NETWORK_MODULES if part not in filled and getattr(net, part) is not None]
+        missing = [part for part in task.parts if part not in filled]
         if missing:
-            raise InputError(f"--eval: --pre-train gives no weights for {', '.join(missing)}")
+            raise InputError(
+                f"{option('evaluate', True)}: {option('pretrain')} gives no weights for {', '.join(missing)}"
+            )
 
 
 def continue_schedule(schedule: LRSchedule, resumed: ResumePoint, loader: DataLoader, config: Config) -> None:
@@ -297,7 +289,7 @@ def log_earlier_runs(folder: RunFolder, log: TextLog, resumed: bool) -> None:
     if not resumed and (folder.last.exists() or folder.best.exists() or folder.saved()):
         log.warning(
             f"{folder.path} holds snapshots of an earlier run; the first snapshot of this run replaces them "
-            "(--resume continues a run)"
+            f"({option('resume')} continues a run)"
         )
     dumps = folder.dumps()
     if dumps:
@@ -325,17 +317,7 @@ def _describe_device(world: World) -> str:
     return f"on {name}" if not world.is_distributed else f"in {world.size} processes on {name}"
 
 
-def _warn_of_changes(resumed: ResumePoint, config: Config, log: TextLog) -> None:
-    """Log the keys whose values differ from those of the snapshot, such as a forgotten --set."""
-    try:
-        changed = differences(config_from_string(resumed.config, config.kind), config)
-    except InputError:
-        return  # the configuration of another release; that of this run is valid
-    if changed:
-        log.warning(f"configuration differs from the snapshot's: {', '.join(changed)}")
-
-
-def compile_network(net: PanopticNet, world: World, log: TextLog, backend: str = "inductor") -> bool:
+def compile_network(net: Any, world: World, log: TextLog, backend: str = "inductor") -> bool:
     """Compile body, pyramid and semantic head of a network in place, without changing its state-dict keys.
 
     The compiler runs at the first step, and again at the first validation. Height and width of the images may change

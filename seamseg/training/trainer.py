@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
@@ -12,7 +12,7 @@ from typing import TypeVar
 from torch.utils.data import DataLoader
 
 from seamseg.data.loader import index_sampler, set_epoch
-from seamseg.evaluation.scores import PanopticScores
+from seamseg.evaluation.scores import Scores
 from seamseg.training.checkpointing.checkpoint import (
     EpochPosition,
     ResumePoint,
@@ -24,17 +24,17 @@ from seamseg.training.checkpointing.checkpoint import (
 )
 from seamseg.training.checkpointing.rank_state import gather_rank_states, mean_losses, seed_everything, set_rng_state
 from seamseg.training.checkpointing.run_folder import RunFolder, SnapshotWriter
-from seamseg.training.logging.images import SampleCollector
 from seamseg.training.logging.reporter import Reporter, StepPosition
 from seamseg.training.preemption import Preempted, Preemption
 from seamseg.training.prefetch import DeviceBatch, DevicePrefetcher
 from seamseg.training.step import StepResult
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import barrier, failure_reason, is_peer_failure
-from seamseg.utils.errors import SeamsegError
-from seamseg.validation.validator import Validator
+from seamseg.utils.errors import SeamsegError, option
 
 T = TypeVar("T")
+
+_SIZE_KEYS = ("dataloader.train_batch_size", "dataloader.shortest_size", "dataloader.longest_max_size")
 
 
 @dataclass
@@ -45,18 +45,20 @@ class Trainer:
     ----------
     state : what is trained
     loader : training batches, the same number in each process
-    validator : scores the network; None for no validation
+    validator : scores the network, see :class:`seamseg.training.task.Task`; None for no validation
     run : folder of the snapshots, written by the main process
     reporter : reports the progress
     resumed : where to begin; weights, momentum and the stepper's state must be restored already; None for a new run
+    watch : called with the number of each finished step
     """
 
     state: TrainState
     loader: DataLoader
-    validator: Validator | None
+    validator: Callable[..., Scores] | None
     run: RunFolder
     reporter: Reporter
     resumed: ResumePoint | None = None
+    watch: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
         resumed, state = self.resumed, self.state
@@ -74,7 +76,7 @@ class Trainer:
             own = resumed.rank_state(self.world)
             self.reporter.load_state_dict(mean_losses(resumed.rank_states) if own is None else own["losses"])
 
-    def train(self) -> PanopticScores | None:
+    def train(self) -> Scores | None:
         """Train to the last epoch and return the scores of the last validation, if there was one.
 
         Snapshots are written after each epoch, every `general.snapshot_interval` steps and when a signal stops the
@@ -97,14 +99,14 @@ class Trainer:
             if not (self.world.is_distributed and is_peer_failure(error)):
                 raise
             raise SeamsegError(
-                f"step {self.progress.global_step}: process {self.world.rank} lost touch with the others, see their "
-                f"messages ({failure_reason(error)})"
+                f"step {self.progress.global_step}: process {self.world.rank} lost its connection to the others, see "
+                f"their messages ({failure_reason(error)})"
             ) from error
         finally:
             if self._writer is not None:
                 self._writer.close()
 
-    def _train(self) -> PanopticScores | None:
+    def _train(self) -> Scores | None:
         epochs, scores = self.config.scheduler.epochs, None
         interval, between = max(1, self.config.general.val_interval), self.config.general.snapshot_interval
         for epoch in range(self.progress.epoch + 1, epochs):
@@ -120,7 +122,7 @@ class Trainer:
             if validates:
                 assert self.validator is not None
                 scores = self.validate(epoch)
-                self.progress.last_score = self.validator.best_by(scores)
+                self.progress.last_score = scores.best
                 is_best = self.progress.last_score > self.progress.best_score or not self._has_best
                 self.progress.best_score = max(self.progress.best_score, self.progress.last_score)
             self.progress.epoch = epoch
@@ -130,14 +132,14 @@ class Trainer:
                 self._stop(number)
         return scores
 
-    def validate(self, epoch: int) -> PanopticScores:
+    def validate(self, epoch: int) -> Scores:
         """Score the current network, and report the scores and sample images."""
         assert self.validator is not None
-        collector = SampleCollector() if self.world.is_main and self.reporter.board.active else None
+        collector = self.reporter.sample_collector()
         start = time.perf_counter()
         step = self.progress.global_step
         with self.stepper.averaged():
-            scores = self.validator(self.state.net, collector, desc=f"validate, epoch {epoch + 1}")
+            scores: Scores = self.validator(self.state.net, collector, desc=f"validate, epoch {epoch + 1}")
             self.reporter.validated(epoch, step, scores, time.perf_counter() - start)
             if collector is not None:
                 self.reporter.samples(self.state.net, collector, step)
@@ -158,6 +160,8 @@ class Trainer:
             self.reporter.broken = self._batches.broken_images
             now = time.perf_counter()
             self.reporter.step(StepPosition(epoch, index, length, step), result, loaded - last, now - last)
+            if self.watch is not None:
+                self.watch(step)
             assert self._position is not None
             self._position = self._position.after(len(group))
             self._after_step()
@@ -176,7 +180,7 @@ class Trainer:
             return 0
         if position.order != order:
             self.reporter.log.warning(
-                f"restarting epoch {epoch + 1}: the training images or general.seed differ from those of "
+                f"restarting epoch {epoch + 1}: the training images or {option('general.seed')} differ from those of "
                 f"{resumed.source}"
             )
             self._position = EpochPosition(epoch, 0, sampler.segments, order)
@@ -206,7 +210,7 @@ class Trainer:
         """Stop the training, whose snapshot is being written, because of a signal."""
         message = (
             f"{signal.Signals(number).name}: stopped after step {self.progress.global_step}, snapshot saved; "
-            "re-run the same command with --resume auto to continue"
+            f"re-run the same command with {option('resume', 'auto')} to continue"
         )
         if self._writer is not None:
             self._writer.wait()
@@ -229,9 +233,9 @@ class Trainer:
             raise
         except RuntimeError as error:
             if lacks_memory(error):
+                keys = dict.fromkeys(map(option, _SIZE_KEYS))
                 raise SeamsegError(
-                    f"step {step}: the GPU's memory is full (images {ids}); lower "
-                    "dataloader.train_batch_size, dataloader.shortest_size or dataloader.longest_max_size"
+                    f"step {step}: the GPU's memory is full (images {ids}); lower {' or '.join(keys)}"
                 ) from error
             # a loss that is not finite can cause almost any error: report the cause instead
             self.reporter.failed()

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.process_groups import clear_groups, set_group_timeout
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ class World:
 
 
 def choose_device(name: str = "auto", local_rank: int = 0) -> torch.device:
-    """Return the device of a `--device` option: auto (a GPU if there is one), cpu, cuda or cuda:N.
+    """Return the device of a name: auto (a GPU if there is one), cpu, cuda or cuda:N.
 
     Raises
     ------
@@ -77,15 +77,18 @@ def choose_device(name: str = "auto", local_rank: int = 0) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"--device {name}: not a device, use auto, cpu, cuda or cuda:N") from None
+        raise InputError(f"{option('device', name)}: not a device, use auto, cpu, cuda or cuda:N") from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise InputError(f"--device {name}: PyTorch finds no GPU; use --device cpu, or run `seamseg doctor`")
+            raise InputError(
+                f"{option('device', name)}: PyTorch finds no GPU; use {option('device', 'cpu')}, "
+                "or run `seamseg doctor`"
+            )
         index = local_rank if device.index is None else device.index
         if index >= torch.cuda.device_count():
             raise InputError(
-                f"--device {name}: process {local_rank} needs GPU {index}, there are {torch.cuda.device_count()}; "
-                "start fewer processes or use --device cpu"
+                f"{option('device', name)}: process {local_rank} needs GPU {index}, "
+                f"there are {torch.cuda.device_count()}; start fewer processes or use {option('device', 'cpu')}"
             )
         return torch.device("cuda", index)
     return device
@@ -177,8 +180,8 @@ def distributed(device: str = "auto") -> Iterator[World]:
             _leave()
         if isinstance(error, RuntimeError) and is_peer_failure(error):
             raise SeamsegError(
-                f"process {rank} of {size} lost touch with the others: one has ended, see its message, or kept this "
-                f"one waiting for {timeout.total_seconds() / 60:g} minutes ({_TIMEOUT_VARIABLE}) "
+                f"process {rank} of {size} lost its connection to the others: one has ended, see its message, or "
+                f"kept this one waiting for {timeout.total_seconds() / 60:g} minutes ({_TIMEOUT_VARIABLE}) "
                 f"({failure_reason(error)})"
             ) from error
         raise

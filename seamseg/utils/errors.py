@@ -1,9 +1,13 @@
-"""Errors caused by usage or input. Each message is one line with the problem, its location and the remedy."""
+"""Errors caused by usage or input. Each message is one line with the problem, its location and the remedy.
+
+A message names a parameter with :func:`option`, so that the command line shows its flag.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 
 class SeamsegError(Exception):
@@ -20,6 +24,39 @@ class InputError(SeamsegError):
 
 class Terminated(KeyboardInterrupt):
     """The process has received SIGTERM."""
+
+
+_flags: Mapping[str, str] = {}
+
+
+def option(name: str, value: object = None) -> str:
+    """Return a parameter for a message, as `resume=auto`; on the command line its flag.
+
+    Parameters
+    ----------
+    name : of the parameter
+    value : None for the name alone; True for a parameter whose flag has no value
+    """
+    flag = _flags.get(name)
+    if value is None:
+        return flag or name
+    if flag is None:
+        return f"{name}={value}"
+    return flag if value is True else f"{flag} {value}"
+
+
+@contextmanager
+def flags_in_messages(flags: Mapping[str, str]) -> Iterator[None]:
+    """Show flags instead of parameters in all messages of a `with` block; `flags` has the names of parameters.
+
+    Those of an outer block remain in effect.
+    """
+    global _flags
+    outer, _flags = _flags, {**_flags, **flags}
+    try:
+        yield
+    finally:
+        _flags = outer
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: a bar on a terminal, plain lines elsewhere, nothing with `--quiet`."""
+"""Progress of long work on stderr: a bar on a terminal, plain lines elsewhere, nothing if quiet."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.snapshot import load_into
-from seamseg.evaluation.scores import PanopticScores
+from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
 from seamseg.models.build import build_network
 from seamseg.utils.distributed import distributed
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 from seamseg.validation.folder import EvaluationWriter
 from seamseg.validation.validator import Validator
 
@@ -57,7 +57,7 @@ class EvaluationOptions:
 class ModelScores:
     """The scores from :func:`evaluate_model`, with the model, split and classes they belong to."""
 
-    scores: PanopticScores
+    scores: Scores
     model: str
     split: str
     metadata: Metadata
@@ -83,7 +83,11 @@ def evaluate_model(
         opened = open_model(model, options.config, options.meta, list(options.overrides))
         split = options.split or opened.config.dataloader.val_set
         if not split:
-            raise InputError(f"{model}: its configuration names no [dataloader] val_set; name a split with --split")
+            raise InputError(
+                f"{model}: its configuration names no [dataloader] val_set; name a split with {option('split', 'NAME')}"
+            )
+        if options.out is not None and opened.config.kind != "panoptic":
+            raise InputError(f"{model}: is a model for {opened.config.kind}; an evaluation folder holds panoptic maps")
         validator = Validator.open(data, split, opened.config, world, options.legacy, options.quiet)
         check_same_classes(opened.metadata, opened.name, validator.dataset.metadata, str(data))
         net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)

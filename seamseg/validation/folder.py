@@ -23,7 +23,7 @@ from seamseg.formats.coco_writer import CocoPanopticWriter
 from seamseg.prepare.export import with_boxes
 from seamseg.utils.distributed import World, gather_to_main, sum_over_processes
 from seamseg.utils.parallel import BackgroundWriter
-from seamseg.validation.validator import ValidationResult
+from seamseg.validation.validator import PanopticValidation
 
 
 class EvaluationWriter:
@@ -51,12 +51,12 @@ class EvaluationWriter:
         self._confusion = ConfusionMatrix(dataset.metadata.num_classes)
         self._background = BackgroundWriter()
 
-    def __call__(self, validated: ValidationResult) -> None:
+    def __call__(self, validated: PanopticValidation) -> None:
         """Write the maps of an image and keep its record, in the background."""
         self._confusion.merge(validated.counts.confusion)
         self._background.submit(self._write, validated)
 
-    def _write(self, validated: ValidationResult) -> None:
+    def _write(self, validated: PanopticValidation) -> None:
         item, num_stuff = validated.item, self.dataset.metadata.num_stuff
         image_file = self.dataset.image_path(item.id).relative_to(self._images).as_posix()
         ids, truth = gt_segments_from_instances(item.mask.numpy(), item.cat, item.iscrowd, num_stuff, item.id)

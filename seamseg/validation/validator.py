@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,12 +21,12 @@ from seamseg.data.transforms import TestTransform
 from seamseg.data.workers import ignore_foreign_sigterm
 from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision, require_pycocotools
 from seamseg.evaluation.evaluator import Comparison, PanopticEvaluator
-from seamseg.evaluation.scores import InstanceScores, PanopticScores
+from seamseg.evaluation.scores import DetectionScores, InstanceScores, PanopticScores, Scores
+from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.images import equal_size_batches, test_transform
 from seamseg.models.fusion import fuse, to_result
-from seamseg.models.panoptic import PanopticNet
-from seamseg.panoptic_map import PanopticResult, class_infos
+from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
 from seamseg.structures import PackedSequence, Prediction
 from seamseg.utils.distributed import World, broadcast_object, gather_to_main, sum_over_processes
 from seamseg.utils.parallel import available_cores
@@ -64,41 +63,55 @@ class _ValidationTransform:
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """An image with its prediction, and how that matches the ground truth.
+    """An image with its prediction and its ground truth, as a validation passes it to an :data:`Observer`."""
+
+    item: ValidationItem
+    prediction: Prediction
+
+
+@dataclass(frozen=True)
+class PanopticValidation(ValidationResult):
+    """An image of a panoptic validation.
 
     Attributes
     ----------
-    item : the image and its ground truth
-    prediction, result : of the network; the result at native size
+    result : panoptic result, at native size
     comparison : match of the segments
     counts : of this image only
     """
 
-    item: ValidationItem
-    prediction: Prediction
     result: PanopticResult
     comparison: Comparison
     counts: PanopticEvaluator
 
 
-Observer = Callable[[ValidationResult], None]
-"""Called with each image of this process."""
+Observer = Callable[[Any], None]
+"""Called with the :class:`ValidationResult` of each image of this process."""
+
+
+class Scorer(Protocol):
+    """Accumulates the scores of a validation, see :data:`SCORERS`."""
+
+    def add(self, item: ValidationItem, prediction: Prediction) -> ValidationResult:
+        """Add an image of this process."""
+
+    def scores(self) -> Scores:
+        """Return the scores over the images of all processes; a collective call."""
 
 
 @dataclass(frozen=True)
 class Validator:
     """Scores a network on one split of a data set.
 
-    Every image counts exactly once for any number of processes, and the counts are integers: with the same predictions
-    the scores are bit-identical for any number of processes.
+    Every image counts exactly once for any number of processes: with the same predictions the scores are bit-identical
+    for any number of processes.
 
     Parameters
     ----------
     dataset : split; opened by :meth:`open`
-    config : thresholds of the fusion, batch size, workers, `general.eval_mode`; `general.eval_coco` adds the
-        average precision of the detections before fusion, at native size
+    config : kind of network, batch size, workers, options of the :class:`Scorer`
     world : the processes, among which the images are divided; :meth:`__call__` is a collective call
-    legacy : compare at network size and count as the original
+    legacy : count as the original
     quiet : show no progress
     """
 
@@ -117,9 +130,9 @@ class Validator:
         Raises
         ------
         InputError
-            if the folder or the split is missing or broken, or `general.eval_coco` needs pycocotools, which is missing
+            if the folder or the split is missing or broken, or pycocotools is needed and missing
         """
-        if config.general.eval_coco:
+        if config.general.eval_coco or SCORERS[config.kind] is InstanceScorer:
             require_pycocotools()
         options = config.dataloader
         # the original has no limit of the longest side
@@ -130,40 +143,39 @@ class Validator:
         )
         return Validator(PanopticDataset(root, split, _ValidationTransform(transform)), config, world, legacy, quiet)
 
-    def __call__(self, net: PanopticNet, observer: Observer | None = None, desc: str = "validate") -> PanopticScores:
+    def __call__(self, net: Any, observer: Observer | None = None, desc: str = "validate") -> Any:
         """Score a network, preserving its training or evaluation mode.
 
         Parameters
         ----------
-        net : on the device of this process
+        net : on the device of this process; `net.predict(images)` returns a :class:`Prediction` for each image
         observer : see :data:`Observer`
         desc : label of the progress bar
+
+        Returns
+        -------
+        Scores, those of the kind of network
         """
-        classes = class_infos(self.dataset.metadata)
-        evaluator = PanopticEvaluator(classes, self.legacy)
-        instances = InstanceEvaluator(classes) if self.config.general.eval_coco else None
+        scorer = SCORERS[self.config.kind](self)
         was_training = net.training
         net.eval()
         try:
             with torch.inference_mode():
                 for group in equal_size_batches(self._items(desc), self._batch_size, lambda item: item.image):
-                    self._compare(net, group, evaluator, instances, observer)
+                    self._compare(net, group, scorer, observer)
         finally:
             net.train(was_training)
-        evaluator.load_state_tensor(sum_over_processes(self.world, evaluator.state_tensor()))
-        scores = evaluator.scores()
-        return scores if instances is None else replace(scores, instances=self._average_precision(instances))
+        return scorer.scores()
 
-    def _average_precision(self, instances: InstanceEvaluator) -> InstanceScores:
-        """Compute the scores over the images of all processes; a collective call."""
-        parts = gather_to_main(self.world, instances.images)
-        images = None if parts is None else [image for part in parts for image in part]
-        return broadcast_object(self.world, None if images is None else average_precision(instances.classes, images))
+    @property
+    def metadata(self) -> Metadata:
+        """Classes of the data set."""
+        return self.dataset.metadata
 
-    def best_by(self, scores: PanopticScores) -> float:
-        """Return the score that selects the best snapshot: PQ, or mIoU with `general.eval_mode = separate`."""
-        score = scores.mIoU if self.config.general.eval_mode == "separate" else scores.PQ
-        return 0.0 if math.isnan(score) else score
+    @property
+    def classes(self) -> list[ClassInfo]:
+        """Classes of the data set, stuff first."""
+        return class_infos(self.dataset.metadata)
 
     @property
     def _batch_size(self) -> int:
@@ -182,33 +194,90 @@ class Validator:
         )
         return progress(loader, len(sampler), desc) if self.world.is_main and not self.quiet else loader
 
-    def _compare(
-        self,
-        net: PanopticNet,
-        group: list[ValidationItem],
-        evaluator: PanopticEvaluator,
-        instances: InstanceEvaluator | None,
-        observer: Observer | None,
-    ) -> None:
-        options = self.config.general
-        num_stuff = self.dataset.num_stuff
+    def _compare(self, net: Any, group: list[ValidationItem], scorer: Scorer, observer: Observer | None) -> None:
         images = PackedSequence([item.image.to(self.world.device, non_blocking=True) for item in group])
         for item, prediction in zip(group, net.predict(images)):
-            fused = fuse(
-                prediction, num_stuff, options.score_threshold, options.overlap_threshold, options.min_stuff_area
-            )
-            size, mask = item.native_size, item.mask.numpy()
-            if self.legacy:
-                size = prediction.size
-                mask = resize_nearest(mask, size)
-            result = to_result(fused, size, num_stuff)
-            counts = PanopticEvaluator(evaluator.classes, self.legacy)
-            comparison = counts.add_result(mask, item.cat, item.iscrowd, result, item.id)
-            evaluator.merge(counts)
-            if instances is not None:
-                instances.add(item.mask, item.cat, item.iscrowd, prediction, item.id)
+            validated = scorer.add(item, prediction)
             if observer is not None:
-                observer(ValidationResult(item, prediction, result, comparison, counts))
+                observer(validated)
+
+
+class PanopticScorer:
+    """PQ and mIoU of the fused maps; with `general.eval_coco` also AP of the detections before fusion.
+
+    At native size; those of the original at the size of the network. The counts are integers.
+
+    Parameters
+    ----------
+    validator : data set, thresholds of the fusion, `general.eval_mode`, legacy
+    """
+
+    def __init__(self, validator: Validator) -> None:
+        self._validator = validator
+        self._evaluator = PanopticEvaluator(validator.classes, validator.legacy)
+        self._instances = InstanceScorer(validator) if validator.config.general.eval_coco else None
+
+    def add(self, item: ValidationItem, prediction: Prediction) -> PanopticValidation:
+        """See :class:`Scorer`."""
+        options, num_stuff = self._validator.config.general, self._validator.dataset.num_stuff
+        fused = fuse(prediction, num_stuff, options.score_threshold, options.overlap_threshold, options.min_stuff_area)
+        size, mask = item.native_size, item.mask.numpy()
+        if self._validator.legacy:
+            size = prediction.size
+            mask = resize_nearest(mask, size)
+        result = to_result(fused, size, num_stuff)
+        counts = PanopticEvaluator(self._evaluator.classes, self._validator.legacy)
+        comparison = counts.add_result(mask, item.cat, item.iscrowd, result, item.id)
+        self._evaluator.merge(counts)
+        if self._instances is not None:
+            self._instances.add(item, prediction)
+        return PanopticValidation(item, prediction, result, comparison, counts)
+
+    def scores(self) -> PanopticScores:
+        """See :class:`Scorer`."""
+        summed = sum_over_processes(self._validator.world, self._evaluator.state_tensor())
+        self._evaluator.load_state_tensor(summed)
+        scores = self._evaluator.scores()
+        if self._validator.config.general.eval_mode == "separate":
+            scores = replace(scores, selector="mIoU")
+        return scores if self._instances is None else replace(scores, instances=self._instances.average_precision())
+
+
+class InstanceScorer:
+    """COCO's AP of boxes and masks, at native size.
+
+    Parameters
+    ----------
+    validator : data set, processes
+    """
+
+    def __init__(self, validator: Validator) -> None:
+        self._validator = validator
+        self._evaluator = InstanceEvaluator(validator.classes)
+
+    def add(self, item: ValidationItem, prediction: Prediction) -> ValidationResult:
+        """See :class:`Scorer`."""
+        self._evaluator.add(item.mask, item.cat, item.iscrowd, prediction, item.id)
+        return ValidationResult(item, prediction)
+
+    def average_precision(self) -> InstanceScores:
+        """Return the scores over the images of all processes; a collective call."""
+        world = self._validator.world
+        parts = gather_to_main(world, self._evaluator.images)
+        images = None if parts is None else [image for part in parts for image in part]
+        return broadcast_object(world, None if images is None else average_precision(self._evaluator.classes, images))
+
+    def scores(self) -> DetectionScores:
+        """See :class:`Scorer`."""
+        return DetectionScores(self.average_precision(), len(self._validator.dataset))
+
+
+SCORERS: dict[str, Callable[[Validator], Scorer]] = {
+    "panoptic": PanopticScorer,
+    "instance_seg": InstanceScorer,
+    "detection": InstanceScorer,
+}
+"""The :class:`Scorer` of each kind of network."""
 
 
 def _item(data: Any) -> ValidationItem:

@@ -152,7 +152,7 @@ def _write_labels(
     image = Image.fromarray(overlay)
     draw = ImageDraw.Draw(image)
     height, width = overlay.shape[:2]
-    font = _font(max(10, round(min(height, width) / 45)))
+    font = label_font((height, width))
     scale = np.array([height, width] * 2) / np.array(result.size * 2)
     for segment in sorted(result.segments, key=lambda s: s.area):
         if segment.category >= len(categories) or (segment.iscrowd and segment.isthing):
@@ -180,6 +180,11 @@ def _label_position(id_map: np.ndarray, segment: int, scale: np.ndarray) -> tupl
     row = rows[len(rows) // 2]
     column = np.median(columns[rows == row])
     return float(row * scale[0]), float(column * scale[1])
+
+
+def label_font(size: tuple[int, int]) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:
+    """Return a font that is readable on a picture of `(height, width)`."""
+    return _font(max(10, round(min(size) / 45)))
 
 
 def _font(size: int) -> ImageFont.ImageFont | ImageFont.FreeTypeFont:

@@ -187,7 +187,7 @@ def test_a_run_folder_with_a_broken_config(tmp_path: Path) -> None:
 
 def test_no_configuration(tmp_path: Path) -> None:
     path = write_snapshot(tmp_path / "model.pth.tar", config="")
-    assert refusal(path).endswith("holds no configuration; give its INI file with --config")
+    assert refusal(path).endswith("holds no configuration; give its INI file with config=FILE")
 
 
 def test_a_typo_in_the_configuration_names_the_model(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_typo_in_the_configuration_names_the_model(tmp_path: Path) -> None:
 
 def test_no_classes(tmp_path: Path) -> None:
     path = write_snapshot(tmp_path / "model.pth.tar", metadata=None)
-    assert refusal(path).endswith("holds no classes; give metadata.bin with --meta")
+    assert refusal(path).endswith("holds no classes; give metadata.bin with meta=FILE")
 
 
 def test_broken_header(tmp_path: Path) -> None:
@@ -228,10 +228,11 @@ def test_a_snapshot_of_another_task(tmp_path: Path) -> None:
     state = parts()
     del state["sem_head"]
     path = write_snapshot(tmp_path / "seg.tar", config="[optimizer]\nloss_weights = (1,1,1,1,1)", state=state)
-    assert refusal(path).endswith("seg.tar: is a model for instance_seg, not for panoptic")
+    assert refusal(path, kind="panoptic").endswith("seg.tar: is a model for instance_seg, not for panoptic")
+    assert open_model(path).config.kind == "instance_seg"
     del state["roi_head"]["roi_msk.weight"]
     path = write_snapshot(tmp_path / "det.tar", config="[optimizer]\nloss_weights = (1,1,1,1)", state=state)
-    assert refusal(path).endswith("det.tar: is a model for detection, not for panoptic")
+    assert refusal(path, kind="panoptic").endswith("det.tar: is a model for detection, not for panoptic")
     assert open_model(path, kind="detection").config.kind == "detection"
     assert "is a model for panoptic, not for detection" in refusal(
         write_snapshot(tmp_path / "pan.tar"), kind="detection"
@@ -249,7 +250,7 @@ def test_zip_without_a_snapshot(tmp_path: Path) -> None:
 
 def test_zip_without_metadata_needs_meta(tmp_path: Path) -> None:
     path = published(tmp_path, bin=None)
-    assert "give metadata.bin with --meta" in refusal(path)
+    assert "give metadata.bin with meta=FILE" in refusal(path)
     write_metadata(tmp_path / "metadata.bin", CLASSES)
     assert_whole(path, meta=tmp_path / "metadata.bin")
 

@@ -309,8 +309,8 @@ def test_odd_metadata(tmp_path: Path, data: bytes, expected: str) -> None:
             '[body]\nbody_params = {"classes": 1000000000}',
             "body_params: classes 1000000000 is above the limit of 16384",
         ),
-        ("[roi]\nfc_channels = 65536", "the channels and sizes ask for"),
-        ("[roi]\nroi_size = (128, 128)", "the channels and sizes ask for"),
+        ("[roi]\nfc_channels = 65536", "the channels and sizes require"),
+        ("[roi]\nroi_size = (128, 128)", "the channels and sizes require"),
         ("[rpn]\nhidden_channels = 16384\n[roi]\nroi_size = (28, 28)\nfc_channels = 9000", "the snapshot has 56"),
     ],
 )

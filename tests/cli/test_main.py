@@ -14,7 +14,7 @@ import pytest
 
 from seamseg.cli import main as frame
 from seamseg.cli.main import COMMANDS, main
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.progress import is_quiet, set_quiet
 from seamseg.version import __version__
 
@@ -195,3 +195,38 @@ def test_closed_stdout(argv: list[str]) -> None:
 def test_as_a_module(how: list[str]) -> None:
     done = subprocess.run([sys.executable, *how, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"seamseg {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "parameters", "shown"),
+    [
+        (
+            ["train", "c", "d", "--set", "a.b=1"],
+            ["overrides", "pretrain", "evaluate", "split"],
+            "--set --pre-train --eval split",
+        ),
+        (
+            ["predict", "m", "i", "o"],
+            ["min_stuff_area", "classes", "hide", "quiet"],
+            "--min-area --classes --anonymize --quiet",
+        ),
+        (["prepare", "export", "data", "out"], ["formats", "force", "tiles"], "--format --force tiles"),
+    ],
+)
+def test_flags_of_the_running_command(argv, parameters, shown, monkeypatch, capsys):
+    def fail(args):
+        raise InputError(" ".join(map(option, parameters)))
+
+    monkeypatch.setattr(frame.command_module(argv[0]), "run", fail)
+    assert main(argv) == 2
+    assert capsys.readouterr().err == f"seamseg {argv[0]}: {shown}\n"
+    assert option("overrides") == "overrides"
+
+
+def test_flags_of_parameters_exist():
+    flags = set()
+    for name in COMMANDS:
+        parser = frame.build_parser([name])
+        for words in ([name], [name, "export"]) if name == "prepare" else ([name],):
+            flags |= set(frame._flags(parser, SimpleNamespace(command=name, source=words[-1])).values())
+    assert set(frame.PARAMETER_FLAGS.values()) <= flags

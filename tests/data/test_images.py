@@ -1,12 +1,12 @@
 """Images of every kind: the right pixels, or a one-line error."""
 
 import io
-import struct
 import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.png_streams import rgb_png
 
 from seamseg.data import images
 from seamseg.data.images import image_size, open_image, open_mask
@@ -32,12 +32,7 @@ def png_16_bit_rgb(values):
     """Return a 16-bit RGB PNG, which Pillow cannot write."""
     height, width, _ = values.shape
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
-
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return rgb_png(width, height, zlib.compress(rows), depth=16)
 
 
 def test_rgb_and_any_case_of_the_extension(tmp_path):
@@ -169,12 +164,8 @@ def test_missing_and_folder(tmp_path):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("side", [15000, 100000, 2**31 - 1])
 def test_decompression_bomb(tmp_path, side):
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     path = tmp_path / "bomb.png"
-    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)))
+    path.write_bytes(rgb_png(side, side, zlib.compress(b"\0" * 100)))
     with pytest.raises(UnreadableImage, match="limit of 201 megapixels"):
         open_image(path)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from support.id_streams import STRATEGIES, filtered_rows, random_ids, stream_of
+from support.png_streams import STRATEGIES, chunk, filtered_rows, random_ids, stream_of
 
 from seamseg.formats import id_png
 from seamseg.formats.id_png import read_id_png, read_id_runs, write_id_png
@@ -16,10 +16,6 @@ from seamseg.utils.errors import InputError
 
 ADAM7 = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
 """First row and column, steps."""
-
-
-def chunk(kind, content):
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
 def png(size, stream, header=(8, 2, 0, 0, 0), before=(), parts=1, after=()):

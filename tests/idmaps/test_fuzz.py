@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 from support.emulator import Fault, Raised, Worker, obstacle
-from support.id_streams import STRATEGIES, random_ids, stream_of
+from support.png_streams import STRATEGIES, random_ids, stream_of
 
 from seamseg.idmaps.id_runs import id_runs_of
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.id_streams import STRATEGIES, random_ids, stream_of
+from support.png_streams import STRATEGIES, random_ids, stream_of
 
 from seamseg.idmaps import inflate, reference
 from seamseg.idmaps.histogram import joint_histogram

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.id_streams import stream_of
+from support.png_streams import stream_of
 
 import seamseg
 from seamseg.formats.id_png import write_id_png

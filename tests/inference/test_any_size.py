@@ -163,10 +163,10 @@ def test_images_of_a_too_large_batch_are_processed_one_by_one(rgb, capsys):
 
 def test_memory_for_the_smallest_tiles_does_not_suffice(rgb):
     model = predictor(SceneNet(room=5000))
-    start, smaller = "cpu: not enough memory for a network input of", "set a smaller --shortest-size"
+    start, smaller = "cpu: not enough memory for a network input of", "set a smaller shortest_size"
     for photo, tiles, words in (
         (rgb, "auto", f"{start} 400 x 300 pixels, not even in tiles of 128 pixels: {smaller}"),
-        (rgb, "off", f"{start} 400 x 300 pixels: set --tiles auto or {smaller}"),
+        (rgb, "off", f"{start} 400 x 300 pixels: set tiles=auto or {smaller}"),
         (rgb[:70, :80], "auto", f"{start} 80 x 70 pixels: {smaller}"),
     ):
         with pytest.raises(SeamsegError) as caught:
@@ -175,7 +175,7 @@ def test_memory_for_the_smallest_tiles_does_not_suffice(rgb):
     # on a GPU the message also suggests the CPU
     error = SimpleNamespace(device=torch.device("cuda:1"))
     said = str(Predictor._out_of_memory(error, torch.empty(3, 70, 80)))
-    assert said == f"cuda:1: not enough memory for a network input of 80 x 70 pixels: {smaller} or use --device cpu"
+    assert said == f"cuda:1: not enough memory for a network input of 80 x 70 pixels: {smaller} or use device=cpu"
 
 
 @pytest.mark.parametrize(("tiles", "overlap"), [("on", None), (64, None), (256, 200), (None, -1)])

@@ -3,7 +3,7 @@
 import pytest
 
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.result import choose_classes
+from seamseg.inference.class_names import choose_classes
 from seamseg.utils.errors import InputError
 
 
@@ -45,7 +45,7 @@ def test_names(names, classes, expected):
     ],
 )
 def test_unknown_names(names, classes, message):
-    with pytest.raises(InputError, match="--anonymize: ") as raised:
-        choose_classes(names, classes, "--anonymize")
+    with pytest.raises(InputError, match=r"^hide: ") as raised:
+        choose_classes(names, classes, "hide")
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -14,6 +14,7 @@ from seamseg.ops.boxes import box_iou, crowd_overlap, match_boxes
 from seamseg.ops.nms import nms, nms_fixed
 from seamseg.ops.reference import boxes as plain
 from seamseg.ops.reference import nms as plain_nms
+from seamseg.ops.reference import widened
 
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 MASKS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64)
@@ -129,7 +130,7 @@ def test_crowd_overlap_equals_plain(height, width, count, dtype, mask_dtype, see
     mask = (torch.rand(width, height, generator=generator) < 0.1).t() * 4
     mask[: height // 3], mask[:, width // 2 :] = 0, 0
     mask = mask.to(mask_dtype)
-    wide = plain.widened(boxes)
+    wide = widened(boxes)
     wanted = (plain.crowd_count(boxes, mask.to(torch.int32)).to(wide.dtype) / plain.area(wide)).to(dtype)
     exactly(crowd_overlap(boxes, mask), wanted)
 

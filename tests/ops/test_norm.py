@@ -140,7 +140,7 @@ def test_group_norm_trains(activation):
 
 
 def test_wrong_construction():
-    with pytest.raises(ValueError, match="InPlaceABN: unknown activation 'relu', choose one of leaky_relu, elu"):
+    with pytest.raises(ValueError, match="InPlaceABN: relu cannot be inverted, choose leaky_relu, elu"):
         InPlaceABN(3, activation="relu")
     with pytest.raises(ValueError, match="InPlaceABNSync: leaky_relu can only be inverted with a positive parameter"):
         InPlaceABNSync(3, activation_param=0.0)

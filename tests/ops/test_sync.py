@@ -3,14 +3,13 @@
 import copy
 import gc
 import itertools
-import os
 from collections import OrderedDict
 from datetime import timedelta
 from unittest import mock
 
 import pytest
 import torch
-from support.processes import launch
+from support.processes import launch, open_resources
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
@@ -115,11 +114,6 @@ def check_inactive_ranks(rank, world):
     assert (alone is None) == (rank != 0)
     if rank == 0:
         compare_with_joined([5], ("elu", 1.0), (2,), alone, [0])
-
-
-def open_resources():
-    """Threads and file descriptors of this process."""
-    return [len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd")]
 
 
 def check_groups_are_bounded(rank, world):

@@ -151,7 +151,7 @@ def test_a_photo_that_cannot_be_decoded_is_skipped(
     [
         ("Predictor.raw", SeamsegError("not enough memory"), "a.png: the network fails: not enough memory"),
         ("Predictor.raw", ValueError("odd"), "a.png: the network fails (ValueError: odd)"),
-        ("Predictor.fuse", MemoryError("full"), "a.png: its outputs cannot be made (MemoryError: full)"),
+        ("Predictor.result", MemoryError("full"), "a.png: its outputs cannot be made (MemoryError: full)"),
     ],
 )
 def test_errors_name_the_photo(micro_run, photos, tmp_path, seamseg_main, monkeypatch, capsys, where, error, message):

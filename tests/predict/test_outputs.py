@@ -326,12 +326,15 @@ def test_a_full_disk_while_a_shard_is_made(micro_run, photos, tmp_path, seamseg_
     assert seamseg_main(*words) == 1
     (error,) = capsys.readouterr().err.strip().splitlines()
     assert ".tar: cannot be written: No space left on device" in error
-    assert [p.name for p in (tmp_path / "out").glob("*.tar")] == ["p-0.tar"]
+    # the shard that failed is dropped; a photo that another thread was writing meanwhile may have one of its own
+    written = {p.name for p in (tmp_path / "out").glob("*.tar")}
+    assert "p-0.tar" in written
+    assert 4 <= len(members(*(tmp_path / "out").glob("*.tar"))) < 2 * len(NAMES)
     monkeypatch.undo()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     assert seamseg_main(*words) == 0
     assert len(members(*(tmp_path / "out").glob("*.tar"))) == 2 * len(NAMES)
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["p-0.tar", "p-1.tar", "predictions.jsonl"]
+    assert {p.name for p in (tmp_path / "out").iterdir()} >= written | {"predictions.jsonl"}
 
 
 def test_unreadable_photos_have_a_line_and_are_retried(micro_run, photos, tmp_path, seamseg_main, memory):

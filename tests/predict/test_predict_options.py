@@ -1,7 +1,6 @@
 """Options of `predict`: fewer classes, a preview, test-time augmentation, and anonymisation."""
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ import torch
 from PIL import Image
 
 import seamseg
-from seamseg.cli.predict import _flags_in_errors
 from seamseg.formats.id_png import read_id_png
 from seamseg.inference.anonymize import private_regions
 from seamseg.predict.sources.base import Source
@@ -230,17 +228,3 @@ def test_anonymize_writer(micro_run, tmp_path, names):
     assert Image.open(tmp_path / "sub" / "x.jpg").size == (120, 80)
     with pytest.raises(InputError, match="between 0 and 1"):
         AnonymizeWriter(tmp_path, metadata, names[-1], least_score=-1)
-
-
-@pytest.mark.parametrize(
-    ("message", "shown"),
-    [
-        ("pad_to 0: must be between", "--pad-to 0: must be between"),
-        ("tiles: 3 is too small", "--tiles: 3 is too small"),
-        ("tiles/a.png: not an image", "tiles/a.png: not an image"),
-        ("out/pad_to/tta.png: no tiles", "out/pad_to/tta.png: no tiles"),
-    ],
-)
-def test_errors_name_flags_but_leave_paths_alone(message, shown):
-    with pytest.raises(InputError, match=f"^{re.escape(shown)}$"), _flags_in_errors():
-        raise InputError(message)

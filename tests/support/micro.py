@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
@@ -15,6 +16,9 @@ from seamseg.config import Config, load_config
 from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
 from seamseg.models.backbones.resnet import RESNETS, Architecture
 from seamseg.structures import VOID
+
+if TYPE_CHECKING:
+    from seamseg.evaluation.scores import PanopticScores
 
 CONFIG = """
 [general]
@@ -132,6 +136,13 @@ def make_dataset(root: Path, train: list[int], val: list[int]) -> Path:
     return root
 
 
+def train(config: Path, data: Path, run: Path, *overrides: str, **options: Any) -> PanopticScores | None:
+    """Train on the CPU; the scores of the last validation."""
+    from seamseg.training.run import TrainingOptions, run_training
+
+    return run_training(TrainingOptions(config, data, run, overrides=overrides, device="cpu", **options))
+
+
 @pytest.fixture
 def published_config() -> Callable[[str], Config]:
     """The configuration of a published experiment by the name of its file."""
@@ -153,11 +164,9 @@ def micro_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def micro_run(micro: Path, micro_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder after two epochs; do not write to it."""
-    from seamseg.training.run import TrainingOptions, run_training
-
     run = tmp_path_factory.mktemp("runs") / "micro"
     with narrow_body():
-        run_training(TrainingOptions(micro_config, micro, run, device="cpu"))
+        train(micro_config, micro, run)
     return run
 
 

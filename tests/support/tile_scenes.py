@@ -42,6 +42,7 @@ class SceneNet(torch.nn.Module):
     def __init__(self, least: int = 1, room: int | None = None) -> None:
         super().__init__()
         self.options = SimpleNamespace(selector=DetectionSelector(), run_dense=None)
+        self.kind = "panoptic"
         self.least = least
         self.room = room
         self.sizes: list[tuple[int, int]] = []

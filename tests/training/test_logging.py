@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from support.micro import train
 
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import load_config
@@ -13,10 +14,10 @@ from seamseg.data.dataset import PanopticDataset
 from seamseg.formats.metadata import read_metadata
 from seamseg.training.debugging.dump import read_dump
 from seamseg.training.debugging.replay import replay
+from seamseg.training.logging.images import SampleRenderer
 from seamseg.training.logging.logs import TensorBoardWriter, TextLog
 from seamseg.training.logging.metrics import read_metrics
 from seamseg.training.logging.reporter import Reporter, StepPosition, peak_memory
-from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.step import StepResult
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError
@@ -25,10 +26,6 @@ from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 pytestmark = pytest.mark.usefixtures("narrow")
 
 CPU = ("--device", "cpu")
-
-
-def train(config, data, run, *overrides, **options):
-    return run_training(TrainingOptions(config, data, run, overrides=overrides, device="cpu", **options))
 
 
 @pytest.fixture
@@ -210,7 +207,8 @@ def test_remaining_time_includes_validations(micro, micro_config, micro_run):
     config = load_config(micro_config, overrides=overrides)
     log = TextLog(None, enabled=False)
     lines = log.info = Lines()
-    reporter = Reporter(config, read_metadata(micro / "metadata.bin"), World(), log, TensorBoardWriter(None))
+    images = SampleRenderer(read_metadata(micro / "metadata.bin"), config)
+    reporter = Reporter(config, images, World(), log, TensorBoardWriter(None))
     one = torch.ones(())
     result = StepResult({"obj_loss": one}, one, ["a", "b"], 3 * one, torch.tensor(False))
     for index in range(5):

@@ -44,5 +44,5 @@ def test_other_processes_end_when_one_is_lost(tmp_path, moment, signal, size):
     for text in output[:-1]:
         lines = [line for line in text.splitlines() if line.startswith("seamseg train: ")]
         assert len(lines) == 1, text
-        assert "lost touch with the others" in lines[0], text
+        assert "lost its connection to the others" in lines[0], text
         assert "Traceback" not in text, text

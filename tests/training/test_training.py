@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.micro import make_dataset, write_config
+from support.micro import make_dataset, train, write_config
 
 from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, load_snapshot, save_snapshot
@@ -22,10 +22,6 @@ from seamseg.utils.errors import InputError, SeamsegError
 pytestmark = pytest.mark.usefixtures("narrow")
 
 CPU = ("--device", "cpu")
-
-
-def train(config, data, run, *overrides, **options):
-    return run_training(TrainingOptions(config, data, run, overrides=overrides, device="cpu", **options))
 
 
 def states_equal(a: Snapshot, b: Snapshot) -> bool:

@@ -1,11 +1,11 @@
 """Processes without things in their images: both modes of DistributedDataParallel give the same weights."""
 
 import itertools
-import os
 
 import pytest
 import torch
 from support.micro import CONFIG
+from support.processes import open_resources
 from support.step_equality import ALL_SAMPLES, batch_of, error, images_of, in_float64, in_processes
 
 from seamseg.config import config_from_string
@@ -85,11 +85,6 @@ def test_two_processes_with_several_batches_a_step():
 @pytest.mark.distributed
 def test_find_and_fake_give_the_same_weights_in_three_processes():
     in_processes(3, (same_weights, 1, 4))
-
-
-def open_resources():
-    """Threads and file descriptors of this process."""
-    return [len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd")]
 
 
 def asymmetric_steps(world, number, way):

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from support.micro import narrow_body, train
 
 from seamseg.checkpoints.snapshot import NETWORK_MODULES, load_snapshot
-from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.trainer import Trainer
 from seamseg.utils.errors import InputError
 from seamseg.validation.validator import Validator
@@ -13,10 +13,6 @@ pytestmark = pytest.mark.usefixtures("narrow")
 
 ALL = ("optimizer.type=adamw", "optimizer.lr=0.001", "optimizer.ema=0.9", "optimizer.clip_norm=5")
 HALF = ("general.precision=fp16", "optimizer.ema=0.99", "optimizer.accumulate=2")
-
-
-def train(config, data, run, *overrides, **options):
-    return run_training(TrainingOptions(config, data, run, overrides=overrides, device="cpu", **options))
 
 
 def leaves(path, *without):
@@ -33,8 +29,6 @@ def same(one, two, *without):
 @pytest.fixture(scope="module")
 def averaged_run(micro, micro_config, tmp_path_factory):
     """A run folder after two epochs of bf16 with a moving average."""
-    from support.micro import narrow_body
-
     run = tmp_path_factory.mktemp("runs") / "averaged"
     with narrow_body():
         train(micro_config, micro, run, "optimizer.ema=0.9")

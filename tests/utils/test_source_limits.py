@@ -5,7 +5,6 @@ import gzip
 import io
 import json
 import lzma
-import struct
 import sys
 import tarfile
 import tracemalloc
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.bombs import MIB, refusals, state_sizes, zeros_zip
+from support.png_streams import rgb_png
 
 from seamseg.data.images import MAX_PIXELS, open_image, open_mask
 from seamseg.formats.cityscapes.labels import read_map
@@ -59,13 +59,7 @@ def member(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> tarfile.TarIn
 
 def png(path: Path, width: int, height: int) -> Path:
     """An empty RGB picture, of which only the first rows are there."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    rows = zlib.compress(bytes(8 * MIB), 1)
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b""))
+    path.write_bytes(rgb_png(width, height, zlib.compress(bytes(8 * MIB), 1)))
     return path
 
 

@@ -70,10 +70,10 @@ def test_scores_are_computed_at_native_size(flat, micro_config):
     assert scores.n_images == 3
     assert net.modes == [False, False]
     assert net.training
-    assert validator.best_by(scores) == scores.PQ
+    assert scores.best == scores.PQ
     separate = replace(config, general=replace(config.general, eval_mode="separate"))
-    assert replace(validator, config=separate).best_by(scores) == scores.mIoU
-    assert validator.best_by(replace(scores, PQ=math.nan)) == 0.0
+    assert replace(validator, config=separate)(net).best == scores.mIoU
+    assert replace(scores, PQ=math.nan).best == 0.0
 
 
 def test_legacy_scores_are_computed_at_network_size(flat, micro_config):
@@ -131,7 +131,7 @@ def test_models_and_data_that_do_not_fit(micro, micro_run, tmp_path):
         evaluate_model(micro_run, other, EvaluationOptions(device="cpu", meta=other / "metadata.bin"))
     with pytest.raises(InputError, match="no split 'test'"):
         evaluate_model(micro_run, micro, EvaluationOptions("test", device="cpu"))
-    with pytest.raises(InputError, match="name a split with --split"):
+    with pytest.raises(InputError, match="name a split with split=NAME"):
         evaluate_model(micro_run, micro, EvaluationOptions(device="cpu", overrides=["dataloader.val_set="]))
 
 

@@ -93,7 +93,7 @@ class CityscapesScores:
     """Names of the missing parts"""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of `--json`: the scores of each part, None for missing parts."""
+        """Return the content of the JSON file: the scores of each part, None for missing parts."""
         parts = {"pixel": self.pixel, "instance": self.instance, "panoptic": self.panoptic}
         return {"protocol": "cityscapes", **{k: None if p is None else p.to_json() for k, p in parts.items()}}
 

@@ -26,7 +26,7 @@ CLEAR = 16
 
 
 @dataclass(frozen=True)
-class Detections:
+class TileDetections:
     """Detections in pixels of the image: boxes `K x 4`, classes `K`, scores `K`, mask logits `K x h x w` or None."""
 
     boxes: Tensor
@@ -35,16 +35,18 @@ class Detections:
     masks: Tensor | None
 
     @staticmethod
-    def of(prediction: Prediction, scale: tuple[float, float] = (1, 1), offset: tuple[int, int] = (0, 0)) -> Detections:
+    def of(
+        prediction: Prediction, scale: tuple[float, float] = (1, 1), offset: tuple[int, int] = (0, 0)
+    ) -> TileDetections:
         """Return those of a part of the image, scaled and then shifted, `(y, x)` each."""
         boxes = prediction.boxes * prediction.boxes.new_tensor(scale * 2) + prediction.boxes.new_tensor(offset * 2)
-        return Detections(boxes, prediction.classes, prediction.scores, prediction.mask_logits)
+        return TileDetections(boxes, prediction.classes, prediction.scores, prediction.mask_logits)
 
     @staticmethod
-    def concatenate(parts: Sequence[Detections]) -> Detections:
+    def concatenate(parts: Sequence[TileDetections]) -> TileDetections:
         """Concatenate detections."""
         masks = [part.masks for part in parts if part.masks is not None]
-        return Detections(
+        return TileDetections(
             torch.cat([part.boxes for part in parts]),
             torch.cat([part.classes for part in parts]),
             torch.cat([part.scores for part in parts]),
@@ -54,9 +56,9 @@ class Detections:
     def __len__(self) -> int:
         return self.boxes.shape[0]
 
-    def __getitem__(self, chosen: Tensor) -> Detections:
+    def __getitem__(self, chosen: Tensor) -> TileDetections:
         masks = None if self.masks is None else self.masks[chosen]
-        return Detections(self.boxes[chosen], self.classes[chosen], self.scores[chosen], masks)
+        return TileDetections(self.boxes[chosen], self.classes[chosen], self.scores[chosen], masks)
 
     def larger_than(self, side: float) -> Tensor:
         """Return whether height or width is above `side`, `K` bool."""
@@ -64,8 +66,12 @@ class Detections:
 
 
 def merge_detections(
-    parts: Sequence[tuple[Tile, Detections]], coarse: Detections, grain: float, overlap: int, nms_threshold: float
-) -> Detections:
+    parts: Sequence[tuple[Tile, TileDetections]],
+    coarse: TileDetections,
+    grain: float,
+    overlap: int,
+    nms_threshold: float,
+) -> TileDetections:
     """Merge detections so that every object occurs once, and whole.
 
     An object smaller than the overlap is whole in some tile. So a box that an inner edge cuts is dropped if another
@@ -83,7 +89,7 @@ def merge_detections(
 
     Returns
     -------
-    Detections
+    TileDetections
         by ascending class, then by descending score
     """
     rows = _spans_of([tile.row for tile, _ in parts], [tile.y for tile, _ in parts])
@@ -100,13 +106,13 @@ def merge_detections(
     # boxes of the coarse view are less exact: half the size leaves no gap between coarse view and tiles
     coarse = coarse[coarse.larger_than(sure / 2)]
     clear = (coarse.boxes[:, 2:] - coarse.boxes[:, :2]).amin(1) >= CLEAR * grain
-    found = Detections.concatenate([*whole, coarse[clear]])
+    found = TileDetections.concatenate([*whole, coarse[clear]])
     found = found[nms(found.boxes, found.scores, nms_threshold, groups=found.classes)]
     large = found[found.larger_than(sure / 2)]
     # joined first: a sliver of an object may be just outside of its box in the coarse view
-    found = Detections.concatenate([found, *(one[~_covered(one, large)] for one in _join_pieces(pieces))])
+    found = TileDetections.concatenate([found, *(one[~_covered(one, large)] for one in _join_pieces(pieces))])
     unclear = coarse[~clear]
-    found = Detections.concatenate([found, unclear[~_covered(unclear, found)]])
+    found = TileDetections.concatenate([found, unclear[~_covered(unclear, found)]])
     kept = nms(found.boxes, found.scores, nms_threshold, groups=found.classes)
     return found[kept[torch.argsort(found.classes[kept], stable=True)]]
 
@@ -123,13 +129,13 @@ def _fits(ends: Tensor, along: list[Span]) -> Tensor:
     return (ends[:, :1] >= ends.new_tensor(low)) & (ends[:, 1:] <= ends.new_tensor(high))
 
 
-def _covered(pieces: Detections, objects: Detections) -> Tensor:
+def _covered(pieces: TileDetections, objects: TileDetections) -> Tensor:
     """Return which pieces are mostly covered by an object of their class."""
     same = pieces.classes[:, None] == objects.classes
     return (same & (box_overlap(pieces.boxes, objects.boxes) >= SAME)).any(1)
 
 
-def _join_pieces(pieces: list[tuple[Tile, Detections]]) -> list[Detections]:
+def _join_pieces(pieces: list[tuple[Tile, TileDetections]]) -> list[TileDetections]:
     """Join pieces in neighbouring tiles to objects."""
     if not pieces:
         return []
@@ -154,11 +160,11 @@ def _join_pieces(pieces: list[tuple[Tile, Detections]]) -> list[Detections]:
     members = defaultdict(list)
     for i in range(len(group)):
         members[root(i)].append(i)
-    everything = Detections.concatenate([piece for _, piece in pieces])
+    everything = TileDetections.concatenate([piece for _, piece in pieces])
     return [_union(everything[torch.tensor(member)]) for member in members.values()]
 
 
-def _agreeing(a: tuple[Tile, Detections], b: tuple[Tile, Detections]) -> Tensor:
+def _agreeing(a: tuple[Tile, TileDetections], b: tuple[Tile, TileDetections]) -> Tensor:
     """Return pairs `P x 2` of pieces of one class whose boxes agree within the overlap of their tiles."""
     (p, first), (q, second) = a, b
     low = first.boxes.new_tensor((max(p.y.start, q.y.start), max(p.x.start, q.x.start)))
@@ -173,7 +179,7 @@ def _agreeing(a: tuple[Tile, Detections], b: tuple[Tile, Detections]) -> Tensor:
     return torch.nonzero(same & there[0][:, None] & there[1] & (box_iou(in_a, in_b) >= SAME))
 
 
-def _union(pieces: Detections) -> Detections:
+def _union(pieces: TileDetections) -> TileDetections:
     """Return one detection around all pieces, with the best of their scores and the union of their masks."""
     if len(pieces) == 1:
         return pieces
@@ -194,4 +200,4 @@ def _union(pieces: Detections) -> Detections:
             pieces.masks.float().sigmoid()[:, None], grid, padding_mode="border", align_corners=False
         )[:, 0]
         masks = torch.logit((probabilities * within).amax(0, keepdim=True), eps=1e-4)
-    return Detections(box[None], pieces.classes[:1], pieces.scores.amax(0, keepdim=True), masks)
+    return TileDetections(box[None], pieces.classes[:1], pieces.scores.amax(0, keepdim=True), masks)

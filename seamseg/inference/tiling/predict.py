@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from seamseg.inference.tiling.merge import Detections, merge_detections
+from seamseg.inference.tiling.merge import TileDetections, merge_detections
 from seamseg.inference.tiling.tiles import LEAST_SIDE, Tiling, tiles_of
 from seamseg.structures import Prediction
 from seamseg.utils.device_memory import free_memory, lacks_memory
@@ -50,12 +50,12 @@ def predict_in_tiles(forward: Forward, pixels: Tensor, side: int, overlap: int, 
             core = prediction.semantic[y.core_start - y.start : y.core_stop - y.start]
             core = core[:, x.core_start - x.start : x.core_stop - x.start]
             semantic[y.core_start : y.core_stop, x.core_start : x.core_stop] = core
-        parts.append((tile, Detections.of(prediction, offset=(y.start, x.start))))
+        parts.append((tile, TileDetections.of(prediction, offset=(y.start, x.start))))
     found = merge_detections(parts, coarse, grain, overlap, nms_threshold)
     return Prediction(found.boxes, found.classes, found.scores, found.masks, semantic, (height, width))
 
 
-def _coarse_view(forward: Forward, pixels: Tensor, side: int) -> tuple[Detections, float]:
+def _coarse_view(forward: Forward, pixels: Tensor, side: int) -> tuple[TileDetections, float]:
     """Detect on the whole image, shrunk to at most the pixels of a tile; return detections and the factor."""
     height, width = pixels.shape[-2:]
     shrink = min(side / math.sqrt(height * width), 1.0)
@@ -63,7 +63,7 @@ def _coarse_view(forward: Forward, pixels: Tensor, side: int) -> tuple[Detection
     size = min(size[0], side**2), min(size[1], side**2)  # for an image one pixel high or wide
     small = functional.interpolate(pixels[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
     scale = height / size[0], width / size[1]
-    return Detections.of(forward(small), scale), max(scale)
+    return TileDetections.of(forward(small), scale), max(scale)
 
 
 def first_side(size: tuple[int, int]) -> int | None:

@@ -1,7 +1,116 @@
-"""Backbones: ResNet and the feature pyramid on top of it."""
+"""Backbones: ResNet, ResNeXt, WiderResNet and DenseNet, and the feature pyramid on top of them."""
 
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from seamseg.models.backbones.base import Backbone, NormFactory
+from seamseg.models.backbones.densenet import DENSENETS, DenseNet
 from seamseg.models.backbones.fpn import FPN, FPNBody
-from seamseg.models.backbones.residual import NormFactory, ResidualBlock
+from seamseg.models.backbones.preactivation import PreActivationBlock
+from seamseg.models.backbones.residual import ResidualBlock
 from seamseg.models.backbones.resnet import RESNETS, Architecture, ResNet
+from seamseg.models.backbones.resnext import RESNEXTS, ResNeXt
+from seamseg.models.backbones.wider_resnet import WIDER_RESNETS, WiderResNet, WiderResNetA2
+from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync
+from seamseg.utils.errors import did_you_mean
 
-__all__ = ["FPN", "RESNETS", "Architecture", "FPNBody", "NormFactory", "ResNet", "ResidualBlock"]
+__all__ = [
+    "BACKBONES",
+    "BN_MODES",
+    "DENSENETS",
+    "FPN",
+    "RESNETS",
+    "RESNEXTS",
+    "WIDER_RESNETS",
+    "Architecture",
+    "Backbone",
+    "DenseNet",
+    "FPNBody",
+    "NormFactory",
+    "PreActivationBlock",
+    "ResNeXt",
+    "ResNet",
+    "ResidualBlock",
+    "WiderResNet",
+    "WiderResNetA2",
+    "build_backbone",
+    "norm_factory",
+]
+
+BN_MODES: dict[str, type[ABN]] = {"standard": ABN, "inplace": InPlaceABN, "sync": InPlaceABNSync}
+"""Norms of :func:`norm_factory` by name."""
+
+_FAMILIES: tuple[tuple[Callable[..., Backbone], Mapping[str, Any], str], ...] = (
+    (ResNet, RESNETS, ""),
+    (ResNeXt, RESNEXTS, ""),
+    (WiderResNet, WIDER_RESNETS, ""),
+    (WiderResNetA2, WIDER_RESNETS, "_a2"),
+    (DenseNet, DENSENETS, ""),
+)
+"""Class, architectures, and what follows the name of an architecture in that of the network."""
+
+BACKBONES: tuple[str, ...] = tuple(name + suffix for _, architectures, suffix in _FAMILIES for name in architectures)
+"""Names of the networks of :func:`build_backbone`."""
+
+
+def build_backbone(
+    name: str, norm: NormFactory, *, classes: int = 0, keep_outputs: bool = True, **params: Any
+) -> Backbone:
+    """Build a backbone with random weights, in training mode.
+
+    Parameters
+    ----------
+    name : one of :data:`BACKBONES`
+    norm : factory of norm + activation layers, for example of :func:`norm_factory`
+    classes : outputs of a classifier on the global average, 0 for none
+    keep_outputs : return a dict with the output of each stage, not only the last output
+    params : further arguments of the class of the network: dilation, input_3x3, dropout, checkpoint, ...
+
+    Raises
+    ------
+    ValueError
+        if the name is unknown, the network has no such parameter, or its value is wrong
+    """
+    if name not in BACKBONES:
+        raise ValueError(
+            f"unknown network {name!r}: choose one of {', '.join(BACKBONES)}{did_you_mean(name, BACKBONES)}"
+        )
+    kind, architecture = next(
+        (kind, architectures[name.removesuffix(suffix)])
+        for kind, architectures, suffix in _FAMILIES
+        if name.endswith(suffix) and name.removesuffix(suffix) in architectures
+    )
+    known = [key for key in inspect.signature(kind).parameters if key not in _OWN]
+    for key in params:
+        if key not in known:
+            raise ValueError(f"{name} has no parameter {key!r}, only {', '.join(known)}")
+    return kind(architecture, norm, classes=classes, keep_outputs=keep_outputs, **params)
+
+
+_OWN = ("architecture", "blocks", "layers", "norm", "classes", "keep_outputs")
+"""Parameters of the classes that are no further arguments."""
+
+
+def norm_factory(mode: str, activation: str = "leaky_relu", activation_param: float = 0.01) -> NormFactory:
+    """Return the factory of the norm + activation layers of a network.
+
+    Parameters
+    ----------
+    mode : standard (batch norm, then the activation), inplace, or sync (in-place, statistics of all ranks)
+    activation : leaky_relu, elu, identity, or relu, which in-place norms cannot invert
+    activation_param : negative slope of leaky_relu, alpha of elu
+
+    Raises
+    ------
+    ValueError
+        if mode or activation are unknown, or do not go together
+    """
+    if mode not in BN_MODES:
+        raise ValueError(f"unknown norm {mode!r}: choose one of {', '.join(BN_MODES)}{did_you_mean(mode, BN_MODES)}")
+    factory: NormFactory = partial(BN_MODES[mode], activation=activation, activation_param=activation_param)
+    factory(1)  # checks the activation
+    return factory

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.models.backbones.residual import NormFactory
-from seamseg.models.backbones.resnet import ResNet
+from seamseg.models.backbones.base import Backbone, NormFactory
 from seamseg.ops.abn_recompute import checkpointed
 from seamseg.ops.norm import NormSequential
 
@@ -87,7 +86,7 @@ class FPNBody(nn.Module):
     checkpoint : keep only the levels of the pyramid for the backward pass, which computes the rest again
     """
 
-    def __init__(self, backbone: ResNet, fpn: FPN, inputs: Sequence[str], checkpoint: bool = False) -> None:
+    def __init__(self, backbone: Backbone, fpn: FPN, inputs: Sequence[str], checkpoint: bool = False) -> None:
         super().__init__()
         self.backbone = backbone
         self.fpn = fpn

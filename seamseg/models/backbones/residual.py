@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from seamseg.models.backbones.base import NormFactory
 from seamseg.ops.abn_projection import strided_pixels
 from seamseg.ops.activation import activate_
 from seamseg.ops.norm import InPlaceABN, NormSequential, run_layers
-
-NormFactory = Callable[..., nn.Module]
-"""Makes a norm + activation layer: `norm(channels)` or `norm(channels, activation="identity")`."""
 
 
 class ResidualBlock(nn.Module):
@@ -75,7 +73,7 @@ class ResidualBlock(nn.Module):
         self.activation_param = float(layers["bn1"].activation_param)  # type: ignore[arg-type]
 
         if stride != 1 or in_channels != width:
-            self.proj_conv = _ProjectionConv(in_channels, width, 1, stride=stride, bias=False)
+            self.proj_conv = PointwiseConv(in_channels, width, 1, stride=stride, bias=False)
             self.proj_bn = norm(width, activation="identity")
         self.has_projection = stride != 1 or in_channels != width
 
@@ -102,9 +100,10 @@ class ResidualBlock(nn.Module):
         return last.add(branch, self.proj_bn(self.proj_conv(x)), *activation, deferred)
 
 
-class _ProjectionConv(nn.Conv2d):
+class PointwiseConv(nn.Conv2d):
     """A 1x1 convolution without padding, with the workaround of :func:`strided_pixels`."""
 
     def forward(self, input: Tensor) -> Tensor:
+        """Map `N x in_channels x H x W` to `N x out_channels x h x w`."""
         pixels, stride = strided_pixels(input, self.stride)
         return functional.conv2d(pixels, self.weight, self.bias, stride)

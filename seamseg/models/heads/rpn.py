@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.models.backbones.residual import NormFactory
+from seamseg.models.backbones.base import NormFactory
 from seamseg.models.heads.select import first_true, nth_true, random_subset, upload
 from seamseg.ops.boxes import clip_boxes, crowd_overlap, decode_boxes, encode_boxes, match_boxes, smooth_l1
 from seamseg.ops.nms import nms_fixed

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.models.backbones.residual import NormFactory
+from seamseg.models.backbones.base import NormFactory
 from seamseg.ops.norm import InPlaceABN, run_layers
 from seamseg.ops.pooling import box_filter_pool
 from seamseg.ops.upsample import upsample_ohem_loss

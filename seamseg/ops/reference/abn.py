@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from ..activation import activate_, activation_gradient, deactivate
+from . import widened
 
 
 def abn_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
     """See :func:`seamseg.ops.abn_steps.abn_statistics`."""
-    wide = _wide(x)
+    wide = widened(x)
     dims = [0, *range(2, x.dim())]
     if x.numel() == 0:
         mean = wide.new_zeros(x.shape[1])
@@ -23,7 +24,7 @@ def abn_transform(
     x: Tensor, mean: Tensor, scale: Tensor, bias: Tensor, residual: Tensor | None, activation: int, parameter: float
 ) -> Tensor:
     """See :func:`seamseg.ops.abn_steps.abn_transform`."""
-    z = (_wide(x) - _across(mean, x)).mul_(_across(scale, x)).add_(_across(bias, x))
+    z = (widened(x) - _across(mean, x)).mul_(_across(scale, x)).add_(_across(bias, x))
     if residual is not None:
         z = z.add_(residual)
     return activate_(z, _NAMES[activation], parameter).to(x.dtype)
@@ -35,7 +36,7 @@ def abn_backward_reduce(
     """See :func:`seamseg.ops.abn_steps.abn_backward_reduce`."""
     dz, z = _rebuild(dy, y, residual, bias, activation, parameter)
     dims = [0, *range(2, y.dim())]
-    squares = deactivate(_wide(y), _NAMES[activation], parameter).square().sum(dims)
+    squares = deactivate(widened(y), _NAMES[activation], parameter).square().sum(dims)
     return dz.sum(dims), dz.mul_(z).sum(dims), squares
 
 
@@ -64,14 +65,10 @@ def _rebuild(
     dy: Tensor, y: Tensor, residual: Tensor | None, bias: Tensor, activation: int, parameter: float
 ) -> tuple[Tensor, Tensor]:
     """Compute `dy act'(z)` and `z - residual - bias`, both new tensors in full precision."""
-    wide = _wide(y)
-    dz = activation_gradient(_wide(dy), wide, _NAMES[activation], parameter)
+    wide = widened(y)
+    dz = activation_gradient(widened(dy), wide, _NAMES[activation], parameter)
     z = deactivate(wide, _NAMES[activation], parameter) - _across(bias, y)
     return dz, z if residual is None else z.sub_(residual)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _across(values: Tensor, x: Tensor) -> Tensor:

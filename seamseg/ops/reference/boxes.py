@@ -5,10 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
-def widened(boxes: Tensor) -> Tensor:
-    """Convert half precision to float32: float16 overflows at areas of 256 x 256 pixels, bfloat16 is coarse."""
-    return boxes.float() if boxes.dtype in (torch.float16, torch.bfloat16) else boxes
+from . import widened
 
 
 def area(boxes: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import widened
 from .boxes import box_iou
 
 _BLOCK = 256
@@ -16,7 +17,7 @@ def nms(boxes: Tensor, scores: Tensor, iou_threshold: float, n_max: int, groups:
     if count == 0:
         return torch.empty(0, dtype=torch.int64, device=boxes.device)
     # overlaps in half precision have two correct digits only
-    boxes = boxes.float() if boxes.dtype in (torch.float16, torch.bfloat16) else boxes
+    boxes = widened(boxes)
     order = torch.argsort(scores, descending=True, stable=True)
     if groups is None:
         return order[_suppress(boxes[order], [count], iou_threshold, n_max)]

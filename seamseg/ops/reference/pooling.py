@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from . import widened
+
 _BAND = 1 << 20
 """Elements of a band of a map on the CPU."""
 
@@ -20,7 +22,7 @@ def box_filter_pool(x: Tensor, height: int, width: int) -> Tensor:
     if x.numel() == 0:
         return torch.empty_like(x, memory_format=memory_format(x))
     height, width = min(height, x.shape[2]), min(width, x.shape[3])
-    y = _wide(x)
+    y = widened(x)
     for dim, k in _axes(x, height, width):
         y = _banded(_window_sums, y, dim, k)
     y = y.div_(height * width) if height * width > 1 else y.clone()
@@ -36,7 +38,7 @@ def box_filter_pool_backward(dy: Tensor, height: int, width: int) -> Tensor:
         return torch.empty_like(dy, memory_format=memory_format(dy))
     height, width = min(height, dy.shape[2]), min(width, dy.shape[3])
     axes = _axes(dy, height, width)
-    dx = _wide(dy)
+    dx = widened(dy)
     for dim, k in axes:
         dx = _unpad(dx, dim, k)
     dx = dx / (height * width)
@@ -62,10 +64,6 @@ def _axes(x: Tensor, height: int, width: int) -> list[tuple[int, int]]:
     """Return both axes with their windows, first the one that shrinks the map most."""
     axes = [(2, height), (3, width)]
     return axes[::-1] if x.shape[2] - height > x.shape[3] - width else axes
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _banded(function: Callable[[Tensor, int, int], Tensor], x: Tensor, dim: int, k: int) -> Tensor:

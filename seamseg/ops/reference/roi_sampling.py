@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-HALF = (torch.float16, torch.bfloat16)
+from . import widened
 
 
 def roi_sampling(
@@ -46,7 +46,7 @@ def roi_sampling(
         if nearest:
             samples = table[rows[:, 0]].mul_(weights.to(table.dtype))
         else:
-            table = _wide(table).contiguous()
+            table = widened(table).contiguous()
             samples = functional.embedding_bag(rows, table, per_sample_weights=weights.to(table.dtype), mode="sum")
         out[here] = torch.unflatten(samples, 0, (-1, height, width)).to(out.dtype)
     return out.permute(0, 3, 1, 2)
@@ -82,7 +82,7 @@ def roi_sampling_backward(
     height, width = dy.shape[2:]
     tables = [dy.new_zeros(n * h * w, c) for n, c, h, w in sizes]
     for number, here, rows, weights in _taps(sizes, boxes, index, level, padded_size, height, width, nearest, zero):
-        weighted = _wide(dy[here].permute(0, 2, 3, 1).flatten(0, 2)).contiguous()
+        weighted = widened(dy[here].permute(0, 2, 3, 1).flatten(0, 2)).contiguous()
         # the adjoint gathers for each row of the table the samples that read it: sorting once is faster than scattered
         # adds, and the order of the sum is fixed
         by_row, order = rows.flatten().sort(stable=True)
@@ -129,10 +129,6 @@ def axis_taps(s: Tensor, size: int, interpolation: str, padding: str) -> tuple[T
 def _centres(low: Tensor, high: Tensor, bins: int) -> Tensor:
     step = (torch.arange(bins, device=low.device, dtype=low.dtype) + 0.5) / bins
     return low[:, None] + step * (high - low)[:, None]
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in HALF else x
 
 
 def _taps(

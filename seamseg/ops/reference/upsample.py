@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from . import widened
+
 VOID = 255
 """Class of pixels that carry no loss."""
 _CPU_CHUNK = 1 << 20
@@ -38,10 +40,10 @@ def upsample_argmax(logits: Tensor, padded_height: int, padded_width: int, heigh
     step = max(1, _chunk_elements(logits) // classes)
     for part in torch.split(unsure, step):
         row, column = part.div(width, rounding_mode="floor"), part % width
-        down, across = (_wide(w).to(_wide(table[:0]).dtype)[:, None] for w in (wy[row], wx[column]))
+        down, across = (widened(w).to(widened(table[:0]).dtype)[:, None] for w in (wy[row], wx[column]))
         sides = []
         for side in (x0[column], x1[column]):
-            top, bottom = (_wide(table.index_select(0, y[row] * source_width + side)) for y in (y0, y1))
+            top, bottom = (widened(table.index_select(0, y[row] * source_width + side)) for y in (y0, y1))
             sides.append(top.mul_(1 - down).add_(bottom.mul_(down)))
         flat[part] = sides[0].mul_(1 - across).add_(sides[1].mul_(across)).argmax(1)
     return result
@@ -72,7 +74,7 @@ def upsample_ohem_loss(
         elsewhere
     """
     void, classes = _void_and_classes(logits, target)
-    entropy = torch.empty(target.shape, dtype=_wide(logits[:0]).dtype, device=logits.device)
+    entropy = torch.empty(target.shape, dtype=widened(logits[:0]).dtype, device=logits.device)
     normaliser = torch.empty_like(entropy)
     for start, stop in _chunks(logits, target):
         scores = _Rows(logits, (padded_height, padded_width), target.shape[1], start, stop).upsample()
@@ -137,7 +139,7 @@ class _Rows:
         y0, y1, weight = _taps(height, padded_size[0], stop, torch.device("cpu"))
         y0, y1, weight = y0[start:], y1[start:], weight[start:]
         self.first, self.stop = int(y0[0]), int(y1[-1]) + 1
-        self.source = _wide(logits[:, self.first : self.stop]).contiguous()
+        self.source = widened(logits[:, self.first : self.stop]).contiguous()
         matrix = torch.zeros(stop - start, self.stop - self.first, dtype=self.source.dtype)
         for taps, part in ((y0, 1 - weight), (y1, weight)):
             matrix.scatter_add_(1, (taps - self.first)[:, None], part.to(matrix.dtype)[:, None])
@@ -157,10 +159,6 @@ class _Rows:
         size = [shape[1], self.padded_width]
         gradients: Tensor = torch.ops.aten.upsample_bilinear2d_backward(wide[None], size, [1, *shape], False)
         return gradients[0]
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _taps(size: int, padded: int, valid: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from seamseg.predict.manifest import MANIFEST, Done, Line, ManifestFolder
 from seamseg.predict.sinks.lock import FolderLock
@@ -14,7 +14,7 @@ from seamseg.predict.sinks.scratch import ScratchDir
 from seamseg.predict.sources.base import Container, Source
 from seamseg.predict.writers.base import Writer
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import cannot_write
 
 
@@ -61,7 +61,7 @@ class Sink(Protocol):
     lock : of the target
     """
 
-    writers: Sequence[Writer]
+    writers: Sequence[Writer[Any]]
     lock: FolderLock
 
     def check(self, sources: Sequence[Source | Container]) -> None:
@@ -88,7 +88,7 @@ class Sink(Protocol):
         """
 
 
-def finish_formats(writers: Sequence[Writer], manifest: ManifestFolder) -> None:
+def finish_formats(writers: Sequence[Writer[Any]], manifest: ManifestFolder) -> None:
     """Let formats write their summary files; SeamsegError if that fails."""
     for position, writer in enumerate(writers):
         try:
@@ -97,7 +97,7 @@ def finish_formats(writers: Sequence[Writer], manifest: ManifestFolder) -> None:
             raise cannot_write(error.filename or "output", error) from error
 
 
-def planned_outputs(writers: Sequence[Writer], sources: Sequence[Source | Container]) -> Iterator[Path]:
+def planned_outputs(writers: Sequence[Writer[Any]], sources: Sequence[Source | Container]) -> Iterator[Path]:
     """Iterate over the files that will be written, as far as they are known in advance."""
     for writer in writers:
         yield from writer.finals()
@@ -115,5 +115,5 @@ def unknown_outputs(address: str) -> InputError:
     """Return the error about an existing file that no manifest lists."""
     return InputError(
         f"{address}: exists already, and no {MANIFEST} lists it as an output of `seamseg predict`; choose another "
-        "place for the outputs, or overwrite it with --restart"
+        f"folder or URL for the outputs, or overwrite it with {option('restart', True)}"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from seamseg.predict.manifest import Line, ManifestFolder, ManifestWriter
 from seamseg.predict.sinks.base import (
@@ -32,7 +33,7 @@ class FolderSink:
     head : of the manifest
     """
 
-    def __init__(self, out: Path, writers: Sequence[Writer], head: Line) -> None:
+    def __init__(self, out: Path, writers: Sequence[Writer[Any]], head: Line) -> None:
         self.writers = writers
         self.lock = FolderLock(out)
         self.manifest = ManifestFolder(out, head)

@@ -30,7 +30,7 @@ from seamseg.predict.sinks.store import FolderStore, Store, UrlStore
 from seamseg.predict.sinks.target import OutputTarget, normalized
 from seamseg.predict.sources.base import Container, Source
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, option
 
 PART_SECONDS = 20.0
 """Time between two parts of the manifest of a URL: the work that a kill may cost."""
@@ -83,11 +83,14 @@ class ManifestParts:
     def _check(self, name: str, first: bytes) -> None:
         head = parsed(first)
         if head is None or "seamseg_predictions" not in head:
-            raise InputError(f"{self.store.address(name)}: not a manifest of `seamseg predict`; --restart replaces it")
+            raise InputError(
+                f"{self.store.address(name)}: not a manifest of `seamseg predict`; "
+                f"{option('restart', True)} replaces it"
+            )
         if found := differences(head, self.head):
             raise InputError(
                 f"{self.store.address('')}: holds predictions of another run: {', '.join(found)}; choose another "
-                "place, or start over with --restart"
+                f"folder or URL, or start over with {option('restart', True)}"
             )
 
     def lines(self, names: Mapping[str, int]) -> Iterator[Line]:

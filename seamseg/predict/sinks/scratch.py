@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import Any
 
 from seamseg.predict.sinks.lock import close_locked, flock, open_locked
 from seamseg.predict.writers.base import Writer
@@ -18,7 +19,7 @@ from seamseg.utils.files import cannot_write
 _PREFIX = ".seamseg-predict-"
 _LOCK = "lock"
 
-MakeWriters = Callable[[Path], Sequence[Writer]]
+MakeWriters = Callable[[Path], Sequence[Writer[Any]]]
 """Creates the writers of a run for a folder"""
 
 
@@ -27,7 +28,7 @@ class ScratchDir:
     """A folder for the outputs of one photo at a time, and the writers that write there."""
 
     folder: Path
-    writers: Sequence[Writer]
+    writers: Sequence[Writer[Any]]
 
     def files(self) -> list[str]:
         """Return the names of all files, relative to the folder."""

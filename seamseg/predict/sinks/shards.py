@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 
+from seamseg.inference.photo_result import COUNTED
 from seamseg.predict.manifest import Done, Line, ManifestFolder
 from seamseg.predict.sinks.base import EarlierResults, SinkWriter
 from seamseg.predict.sinks.remote import ManifestParts, PartWriter, StoredSink
@@ -23,7 +24,7 @@ from seamseg.predict.sinks.store import Store
 from seamseg.predict.sinks.target import OutputTarget, ShardPattern
 from seamseg.predict.sources.base import Container, Source
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.files import cannot_write
 
 SHARD_PHOTOS = 1000
@@ -58,8 +59,8 @@ class ShardSink(StoredSink):
         self.photos = photos
         if any(writer.member is None for writer in self.writers):
             raise InputError(
-                "--format cityscapes and vistas are layouts of folders for the official tools: write them to a "
-                "folder or URL; shards take overlay, coco, raw and --anonymize"
+                f"{option('formats')} cityscapes and vistas are layouts of folders for the official tools: write them "
+                f"to a folder or URL; shards take overlay, coco, raw and {option('hide')}"
             )
 
     def check(self, sources: Sequence[Source | Container]) -> None:
@@ -70,7 +71,7 @@ class ShardSink(StoredSink):
         if count > shards * self.photos:
             raise InputError(
                 f"{self.store.address(self.pattern.text)}: {count} photos do not fit into {shards} shards of "
-                f"{self.photos}; raise --shard-photos, or the last number"
+                f"{self.photos}; raise {option('shard_photos')}, or the last number"
             )
 
     def remove_earlier(self, parts: ManifestParts, names: dict[str, int]) -> None:
@@ -98,7 +99,7 @@ class ShardSink(StoredSink):
             if shard is not None and not stamps.agree(line):
                 raise InputError(
                     f"{line['source']}: changed since its outputs were written to {self.store.address(shard)}; start "
-                    "over with --restart, or choose another place"
+                    f"over with {option('restart', True)}, or choose another folder or URL"
                 )
         self._refuse_unknown(known, names)
 
@@ -205,7 +206,7 @@ class _ShardWriter:
 
     def commit(self, source: Source, scratch: ScratchDir, line: Line) -> None:
         key = key_of(source.name)
-        members = [(f"{key}.{w.member}", w.paths(source)[0].read_bytes()) for w in scratch.writers]
+        members = [(f"{key}.{w.member}", path.read_bytes()) for w in scratch.writers for path in w.paths(source)]
         members.append((f"{key}.json", _sample(line)))
         full = None
         with self._lock:
@@ -248,8 +249,11 @@ class _ShardWriter:
 
 def _sample(line: Line) -> bytes:
     """Return the JSON member of a photo."""
-    content = {key: line[key] for key in ("name", "source", "relative", "height", "width", "segments")}
-    entries = [record["annotation"] for record in line["records"] if record and "annotation" in record]
-    if entries:
-        content["segments_info"] = entries[0]["segments_info"]
+    kept = ("name", "source", "relative", "height", "width", *COUNTED)
+    content = {key: line[key] for key in kept if key in line}
+    for record in filter(None, line["records"]):
+        if "annotation" in record:
+            content["segments_info"] = record["annotation"]["segments_info"]
+        if "results" in record:
+            content["results"] = record["results"]
     return json.dumps(content, allow_nan=False).encode()

@@ -18,7 +18,7 @@ from seamseg.data.workers import block_sigterm, describe_exit, failed_workers, i
 from seamseg.inference.images import PreparedImage
 from seamseg.predict.manifest import Done
 from seamseg.predict.sources.base import Container, Source, SourceItem
-from seamseg.utils.errors import InputError, SeamsegError, UnreadableImage
+from seamseg.utils.errors import InputError, SeamsegError, UnreadableImage, option
 from seamseg.utils.urls import describe_error
 
 _NOTE_BYTES = 4096
@@ -233,13 +233,14 @@ class Decoders:
         )
         if -getattr(signal, "SIGBUS", 0) in codes:
             raise SeamsegError(
-                f"{message}: shared memory is full; enlarge /dev/shm (docker run --shm-size), or lower --workers"
+                f"{message}: shared memory is full; enlarge /dev/shm (docker run --shm-size), "
+                f"or lower {option('workers')}"
             ) from error
         self._idle_deaths += not sources
         if self._idle_deaths > _MAX_IDLE_DEATHS:
             raise SeamsegError(
                 f"{message}, for the {self._idle_deaths}th time while it read no photo; usually the machine is out of "
-                "memory: lower --workers; re-run the same command to resume"
+                f"memory: lower {option('workers')}; re-run the same command to resume"
             ) from error
         self._deaths.update(source.name for source in sources)
         skipped = [

@@ -4,33 +4,84 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from seamseg.formats.metadata import Metadata
+from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.base import Writer
+from seamseg.predict.writers.detections import (
+    CocoResultsWriter,
+    DetectionChoice,
+    DetectionOverlayWriter,
+    LegacyOverlayWriter,
+    RawDetectionsWriter,
+)
 from seamseg.predict.writers.images import AnonymizeWriter, OverlayWriter
 from seamseg.predict.writers.predictions import CityscapesWriter, CocoWriter, RawWriter, VistasWriter
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 
-__all__ = ["FORMATS", "AnonymizeWriter", "Writer", "make_writers"]
+__all__ = ["FORMATS", "AnonymizeWriter", "DetectionChoice", "Writer", "make_writers"]
 
-FORMATS: dict[str, Callable[[Path, Metadata], Writer]] = {
-    "overlay": OverlayWriter,
-    "coco": CocoWriter,
-    "raw": RawWriter,
-    "cityscapes": CityscapesWriter,
-    "vistas": VistasWriter,
+_MakeWriter = Callable[[Path, Metadata], Writer[Any]]
+
+_OF_DETECTIONS: dict[str, _MakeWriter] = {
+    "overlay": DetectionOverlayWriter,
+    "overlay-legacy": LegacyOverlayWriter,
+    "coco-results": CocoResultsWriter,
+    "raw": RawDetectionsWriter,
 }
 
+FORMATS: dict[str, dict[str, _MakeWriter]] = {
+    "panoptic": {
+        "overlay": OverlayWriter,
+        "coco": CocoWriter,
+        "raw": RawWriter,
+        "cityscapes": CityscapesWriter,
+        "vistas": VistasWriter,
+    },
+    "instance_seg": _OF_DETECTIONS,
+    "detection": _OF_DETECTIONS,
+}
+"""The formats of each kind of network, by name."""
 
-def make_writers(formats: Sequence[str], out: Path, metadata: Metadata) -> list[Writer]:
+
+def make_writers(
+    formats: Sequence[str],
+    out: Path,
+    metadata: Metadata,
+    kind: str = "panoptic",
+    choice: DetectionChoice = DetectionChoice(),  # noqa: B008  # frozen
+) -> list[Writer[Any]]:
     """Create the writers of a list of formats.
+
+    Parameters
+    ----------
+    formats : names, keys of :data:`FORMATS` for the kind
+    out : folder
+    metadata : the classes of the model
+    kind : of the network
+    choice : detections that `coco-results` holds
 
     Raises
     ------
     InputError
-        if one is unknown, the list is empty, or a format cannot hold the classes
+        if the kind of network does not have one, the list is empty, two would write the same file, or a format cannot
+        hold the classes
     """
-    unknown = [name for name in formats if name not in FORMATS]
-    if unknown or not formats:
-        raise InputError(f"--format {','.join(formats)}: choose among {', '.join(FORMATS)}, separated by commas")
-    return [FORMATS[name](out, metadata) for name in dict.fromkeys(formats)]
+    known = FORMATS[kind]
+    unknown = next((name for name in formats if name not in known), None)
+    if unknown is not None or not formats:
+        what = f"a model of kind {kind} has no format {unknown!r}: " if unknown else ""
+        given = option("formats", ",".join(formats))
+        raise InputError(f"{given}: {what}choose among {', '.join(known)}, separated by commas")
+    made: list[Writer[Any]] = []
+    owners: dict[Path, str] = {}
+    for name in dict.fromkeys(formats):
+        make = known[name]
+        made.append(make(out, metadata, choice) if make is CocoResultsWriter else make(out, metadata))
+        for path in made[-1].paths(Source(Path("NAME"), "NAME", "NAME")):
+            if (owner := owners.setdefault(path, name)) != name:
+                raise InputError(
+                    f"{option('formats', ','.join(formats))}: {owner} and {name} would both write {path.name}"
+                )
+    return made

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from seamseg.panoptic_map import PanopticResult
+from seamseg.inference.photo_result import PhotoResult
 from seamseg.predict.sources.base import Source
 from seamseg.structures import Prediction
 
@@ -19,13 +19,17 @@ Records = Callable[[], Iterator[Record]]
 """Iterates over the records of all photos in the order of their names; may be called several times."""
 
 
-class Writer(Protocol):
-    """An output format. Its methods may be called from several threads at a time.
+R = TypeVar("R", bound=PhotoResult, contravariant=True)
+
+
+class Writer(Protocol[R]):
+    """An output format for results of type `R`. Its methods may be called from several threads at a time.
 
     Attributes
     ----------
     needs_photo : whether :meth:`write` needs the pixels of the photo
-    member : ending of its file in a tar shard, after the key of the photo; None for formats with several folders
+    member : ending of its file in a tar shard, after the key of the photo; None for formats with several folders, ""
+        for those without a file of each photo
     """
 
     needs_photo: bool
@@ -34,9 +38,7 @@ class Writer(Protocol):
     def paths(self, source: Source) -> list[Path]:
         """Return the files of a photo, as far as they are known in advance."""
 
-    def write(
-        self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult
-    ) -> Record | None:
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: R) -> Record | None:
         """Write the files of a photo, each atomically, and return what :meth:`finish` needs of it, if anything."""
 
     def finals(self) -> list[Path]:

@@ -11,12 +11,14 @@ from PIL import Image
 
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
-from seamseg.inference.result import choose_classes
+from seamseg.inference.class_names import choose_classes
+from seamseg.inference.photo_result import PhotoResult
+from seamseg.inference.result import Panoptic
 from seamseg.panoptic_map import PanopticResult
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.base import Writer
 from seamseg.structures import Prediction
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import write_atomically
 from seamseg.visualize.overlay import draw_overlay
 
@@ -24,7 +26,7 @@ OVERLAY_QUALITY = 92
 ANONYMIZED_QUALITY = 95
 
 
-class OverlayWriter(Writer):
+class OverlayWriter(Writer[Panoptic]):
     """The photo blended equally with the colours of its segments, and their contours: `<name>.jpg`."""
 
     needs_photo = True
@@ -38,7 +40,7 @@ class OverlayWriter(Writer):
         """Return `OUT/<name>.jpg`."""
         return [self.out / f"{source.name}.jpg"]
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult) -> None:
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Panoptic) -> None:
         """Draw and write the overlay."""
         assert rgb is not None
         overlay = draw_overlay(rgb, result, self.metadata.palette, self.metadata.categories)
@@ -47,7 +49,7 @@ class OverlayWriter(Writer):
         write_atomically(self.paths(source)[0], buffer.getvalue())
 
 
-class AnonymizeWriter(Writer):
+class AnonymizeWriter(Writer[PhotoResult]):
     """The photo, upright and at its own size, with some classes hidden: `<name>.jpg`.
 
     The file holds pixels only: no EXIF (place, date, camera), thumbnail, comment or colour profile.
@@ -56,7 +58,7 @@ class AnonymizeWriter(Writer):
     ----------
     out : folder
     metadata : the classes of the model
-    classes : names to hide, as a list or separated by commas
+    hide : names of the classes, as a list or separated by commas
     style, least_score : see :func:`seamseg.inference.anonymize.hide_classes`
 
     Raises
@@ -72,26 +74,27 @@ class AnonymizeWriter(Writer):
         self,
         out: Path,
         metadata: Metadata,
-        classes: str | Sequence[str],
+        hide: str | Sequence[str],
         style: Style = "blur",
         least_score: float = LEAST_SCORE,
     ) -> None:
         self.out = out
         self.num_stuff = metadata.num_stuff
-        self.classes = choose_classes(classes, metadata, "--anonymize")
+        self.classes = choose_classes(hide, metadata, "hide")
         self.style = style
         self.least_score = least_score
         if not 0 <= least_score <= 1:
-            raise InputError(f"--anonymize-score must be between 0 and 1, not {least_score}")
+            raise InputError(f"{option('least_score')} must be between 0 and 1, not {least_score}")
 
     def paths(self, source: Source) -> list[Path]:
         """Return `OUT/<name>.jpg`."""
         return [self.out / f"{source.name}.jpg"]
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult) -> None:
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PhotoResult) -> None:
         """Hide the classes and write the photo."""
         assert rgb is not None
-        hidden = hide_classes(rgb, result, prediction, self.classes, self.num_stuff, self.style, self.least_score)
+        segments = result if isinstance(result, PanopticResult) else None
+        hidden = hide_classes(rgb, segments, prediction, self.classes, self.num_stuff, self.style, self.least_score)
         buffer = BytesIO()
         # saved from an array, without any metadata of the source file
         Image.fromarray(hidden).save(buffer, "JPEG", quality=ANONYMIZED_QUALITY, subsampling=0)

@@ -17,7 +17,7 @@ from seamseg.formats.coco_writer import CocoPanopticWriter
 from seamseg.formats.label_png import instance_map, label_map, write_grey_png
 from seamseg.formats.metadata import Metadata
 from seamseg.formats.vistas import INSTANCES_PER_LABEL, photo_stem, vistas_labels, void_label, with_panoptic_ids
-from seamseg.panoptic_map import PanopticResult
+from seamseg.inference.result import Panoptic
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.base import Record, Records, Writer
 from seamseg.structures import Prediction
@@ -27,7 +27,7 @@ COCO_JSON = "panoptic.json"
 MASKS = "masks"
 
 
-class RawWriter(Writer):
+class RawWriter(Writer[Panoptic]):
     """The outputs of the network before the fusion: `<name>.pth.tar`, a dict of tensors in pixels of its input.
 
     sem_pred `H x W` uint8 classes, bbx_pred `K x 4`, cls_pred `K` int64 (0 is the first thing), obj_pred `K` scores,
@@ -44,7 +44,7 @@ class RawWriter(Writer):
         """Return `OUT/<name>.pth.tar`."""
         return [self.out / f"{source.name}.pth.tar"]
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult) -> None:
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Panoptic) -> None:
         """Write the tensors."""
         content = {
             "sem_pred": None if prediction.semantic is None else prediction.semantic.to(torch.uint8),
@@ -60,7 +60,7 @@ class RawWriter(Writer):
         write_atomically(self.paths(source)[0], buffer.getvalue())
 
 
-class PanopticWriter(Writer):
+class PanopticWriter(Writer[Panoptic]):
     """Base of the formats with a `panoptic.json` for all photos, written by the main process."""
 
     needs_photo = False
@@ -88,7 +88,7 @@ class CocoWriter(PanopticWriter):
         """Return `OUT/panoptic/<name>.png`."""
         return [self._panoptic.folder / f"{source.name}.png"]
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult) -> Record:
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Panoptic) -> Record:
         """Write the PNG and return the segments."""
         return self._panoptic.write(source.name, result, source.relative)
 
@@ -120,7 +120,7 @@ class CityscapesWriter(PanopticWriter):
             self.out / "instance" / f"{frame}.txt",
         ]
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult) -> Record:
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Panoptic) -> Record:
         """Write the results of a photo and return its segments."""
         frame, labels = frame_name(source.name), self._classes.original_ids
         record = self._panoptic.write(frame, result, source.relative)
@@ -162,7 +162,7 @@ class VistasWriter(PanopticWriter):
             self.out / "instances" / f"{name}.txt",
         ]
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PanopticResult) -> Record:
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Panoptic) -> Record:
         """Write the results of a photo and return its segments."""
         name, labels = photo_stem(source.name), self._labels
         record = self._panoptic.write(name, result, source.relative)

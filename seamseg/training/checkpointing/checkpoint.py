@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from seamseg.checkpoints.bundle import check_classes, metadata_header
-from seamseg.checkpoints.snapshot import Snapshot, load_into, load_snapshot, network_parts
+from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, is_optional, load_into, network_parts, network_state
 from seamseg.config import Config, config_to_string
 from seamseg.data.samplers import ARBatchSampler, EpochSegment
 from seamseg.formats.metadata import Metadata
-from seamseg.models.panoptic import PanopticNet
 from seamseg.training.checkpointing.rank_state import load_rank_buffers, with_rank_averages
+from seamseg.training.checkpointing.run_folder import SNAPSHOT_FILES, SnapshotFiles
 from seamseg.training.optim.optimizer import load_optimizer_state
 from seamseg.training.optim.schedule import LRSchedule
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 
 STEPPER_PARTS = ("scaler", "ema")
 """Possible keys of :meth:`Stepper.state_dict`, each a part of a snapshot's `state_dict`."""
@@ -44,7 +44,7 @@ class TrainState:
     config: Config
     metadata: Metadata
     world: World
-    net: PanopticNet
+    net: nn.Module
     stepper: Stepper
     schedule: LRSchedule
 
@@ -147,7 +147,7 @@ class ResumePoint:
 def make_snapshot(
     state: TrainState, progress: TrainingProgress, meters: Mapping[str, Mapping[str, Tensor]], resume: dict[str, Any]
 ) -> Snapshot:
-    """Copy everything that `--resume` and `predict` need to the host, so that training can go on during the write.
+    """Copy everything that resuming and prediction need to the host, so that training can go on during the write.
 
     Parameters
     ----------
@@ -180,7 +180,13 @@ def resume_state(
     return {"position": where, "ranks": rank_states, "is_best": is_best, "total_steps": total_steps}
 
 
-def resume(path: str | Path, net: PanopticNet, optimizer: torch.optim.Optimizer, metadata: Metadata) -> ResumePoint:
+def resume(
+    path: str | Path,
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    metadata: Metadata,
+    files: SnapshotFiles = SNAPSHOT_FILES,
+) -> ResumePoint:
     """Restore weights and momentum from a snapshot of this project or of the original.
 
     Raises
@@ -188,7 +194,8 @@ def resume(path: str | Path, net: PanopticNet, optimizer: torch.optim.Optimizer,
     InputError
         if it is broken, of another network or other classes, or holds no training progress
     """
-    snapshot = load_weights(path, net, metadata, averaged=False)
+    snapshot = load_weights(path, net, metadata, files, averaged=False)
+    _check_same_kind(snapshot, net, str(path))
     meta, more = snapshot.training_meta, snapshot.resume or {}
     try:
         point = ResumePoint(
@@ -209,15 +216,16 @@ def resume(path: str | Path, net: PanopticNet, optimizer: torch.optim.Optimizer,
             raise ValueError("a position without rank states")
     except (KeyError, TypeError, ValueError):
         raise InputError(
-            f"{path}: its training progress is missing or damaged; use --pre-train {path} to start from its weights"
+            f"{path}: its training progress is missing or damaged; "
+            f"use {option('pretrain', path)} to start from its weights"
         ) from None
     if "optimizer" not in snapshot.state_dict:
-        raise InputError(f"{path}: has no optimizer state; use --pre-train {path} to start from its weights")
+        raise InputError(f"{path}: has no optimizer state; use {option('pretrain', path)} to start from its weights")
     load_optimizer_state(optimizer, snapshot.state_dict["optimizer"], str(path))
     return point
 
 
-def load_rank_state(point: ResumePoint, net: PanopticNet, stepper: Stepper, world: World) -> None:
+def load_rank_state(point: ResumePoint, net: nn.Module, stepper: Stepper, world: World) -> None:
     """Restore the running statistics of this process and the state of its stepper."""
     own, state = point.rank_state(world), dict(point.stepper_state)
     try:
@@ -230,15 +238,34 @@ def load_rank_state(point: ResumePoint, net: PanopticNet, stepper: Stepper, worl
     stepper.load_state_dict(state, str(point.source))
 
 
-def load_weights(path: str | Path, net: PanopticNet, metadata: Metadata, averaged: bool = True) -> Snapshot:
+def load_weights(
+    path: str | Path,
+    net: nn.Module,
+    metadata: Metadata,
+    files: SnapshotFiles = SNAPSHOT_FILES,
+    averaged: bool = True,
+) -> Snapshot:
     """Load all weights of a snapshot into a network; errors as :func:`resume`.
 
     With `averaged` those are the moving average if the snapshot has one.
     """
-    snapshot = load_snapshot(path)
+    snapshot = files.load(path)
     check_classes(snapshot, metadata, str(path))
     load_into(net, snapshot, strict=True, name=str(path), averaged=averaged)
     return snapshot
+
+
+def _check_same_kind(snapshot: Snapshot, net: nn.Module, name: str) -> None:
+    """Raise InputError if a snapshot has parts that the network lacks: its weights fit, but not its optimizer state."""
+    own = network_state(net)
+    for part in NETWORK_MODULES:
+        keys = snapshot.state_dict.get(part, {})
+        unknown = [key for key in keys if key not in own.get(part, {}) and not is_optional(key)]
+        if unknown:
+            raise InputError(
+                f"{name}: is a snapshot of another kind of network, which also has {part}.{unknown[0]}: it cannot be "
+                f"resumed; use {option('pretrain', name)} to start from its weights"
+            )
 
 
 def _score(value: Any) -> float:

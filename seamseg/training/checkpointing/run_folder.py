@@ -10,21 +10,64 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from seamseg.checkpoints.bundle import CONFIG_NAME, METADATA_NAME
-from seamseg.checkpoints.snapshot import Snapshot, fsync_folder, save_snapshot, verify_snapshot
+from seamseg.checkpoints.snapshot import (
+    Snapshot,
+    fsync_folder,
+    load_tensors,
+    parse_snapshot,
+    snapshot_content,
+    verify_snapshot,
+    write_tensors,
+)
 from seamseg.config import Config, config_to_string
 from seamseg.formats.metadata import Metadata, write_metadata
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.files import PARTIAL, replacing, write_atomically
 
 LAST_NAME = "model_last.pth.tar"
 BEST_NAME = "model_best.pth.tar"
 LOG_NAME = "training.log"
+LOG_NAMES = "training*.log"
 SNAPSHOTS = "snapshots"
 DUMPS = "dump-step-*.pth.tar"
 
 _STEP_NAME = re.compile(r"step-(\d+)\.pth\.tar")
+
+
+@dataclass(frozen=True)
+class SnapshotFiles:
+    """Names and layout of the snapshots of a run.
+
+    Attributes
+    ----------
+    last, best : names in the run folder
+    content : returns what the file of a snapshot holds; tensors and plain data only
+    parse : returns the snapshot from the content and the name of a file; raises InputError if it is not one
+    """
+
+    last: str = LAST_NAME
+    best: str = BEST_NAME
+    content: Callable[[Snapshot], Any] = snapshot_content
+    parse: Callable[[Any, str], Snapshot] = parse_snapshot
+
+    def save(self, path: Path, snapshot: Snapshot) -> None:
+        """Write a snapshot atomically, as :func:`seamseg.checkpoints.snapshot.save_snapshot`."""
+        write_tensors(path, self.content(snapshot))
+
+    def load(self, path: str | Path) -> Snapshot:
+        """Read a snapshot, refusing pickled code, as :func:`seamseg.checkpoints.snapshot.load_snapshot`."""
+        return self.parse(load_tensors(path, str(path)), str(path))
+
+    def verify(self, path: Path) -> None:
+        """Read a snapshot and verify its checksums, as :func:`seamseg.checkpoints.snapshot.verify_snapshot`."""
+        verify_snapshot(path, self.parse)
+
+
+SNAPSHOT_FILES = SnapshotFiles()
+"""Those of docs/contract.md, section 1."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +80,17 @@ class RunFolder:
     """
 
     path: Path
+    files: SnapshotFiles = SNAPSHOT_FILES
 
     @property
     def last(self) -> Path:
         """The newest snapshot."""
-        return self.path / LAST_NAME
+        return self.path / self.files.last
 
     @property
     def best(self) -> Path:
         """The snapshot of the best epoch."""
-        return self.path / BEST_NAME
+        return self.path / self.files.best
 
     def step_path(self, step: int) -> Path:
         """Return the path of the snapshot after a global step."""
@@ -73,10 +117,12 @@ class RunFolder:
             raise SeamsegError(f"{self.path}: cannot make the run folder: {error.strerror}") from error
 
     def discard(self) -> None:
-        """Remove the folder of a run that was refused before training began, if it holds nothing but a log."""
+        """Remove the folder of a run that was refused before training began, if it holds nothing but logs."""
         with suppress(OSError):
-            if all(entry.name == LOG_NAME for entry in self.path.iterdir()):
-                (self.path / LOG_NAME).unlink(missing_ok=True)
+            entries = list(self.path.iterdir())
+            if all(entry.match(LOG_NAMES) for entry in entries):
+                for entry in entries:
+                    entry.unlink(missing_ok=True)
                 self.path.rmdir()
 
     def remove_partial(self) -> None:
@@ -130,14 +176,14 @@ class RunFolder:
             candidates.append(self.last)
         for path in candidates:
             try:
-                verify_snapshot(path)
+                self.files.verify(path)
                 return path
             except InputError as error:
                 warn(f"skipped: {error}")
         if candidates:
             raise InputError(
-                f"{self.path}: all {len(candidates)} snapshots are damaged; name another one with --resume F, "
-                "or start over without --resume"
+                f"{self.path}: all {len(candidates)} snapshots are damaged; name another one with "
+                f"{option('resume', 'F')}, or start over without {option('resume')}"
             )
         return None
 
@@ -198,7 +244,7 @@ class SnapshotWriter:
     def _write(self, snapshot: Snapshot, step: int, best: bool, forget_best: bool) -> None:
         path = self.run.step_path(step)
         try:
-            save_snapshot(path, snapshot)
+            self.run.files.save(path, snapshot)
             self.run.publish(path, self.run.last)
             if best:
                 self.run.publish(path, self.run.best)

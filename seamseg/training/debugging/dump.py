@@ -7,7 +7,7 @@ that it can be loaded without trusting its source.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ _STORED_NAMES = {
     "unreadable": "broken",
 }
 """Classes and fields whose name in a dump is not that in the code: dumps of earlier versions stay readable."""
+_COMPUTED = ("target_info",)
+"""Fields that are not stored: they are computed from others."""
 _CODE_NAMES = {stored: name for name, stored in _STORED_NAMES.items()}
 
 
@@ -91,7 +93,7 @@ class StepRecorder:
         """Keep the batches of a step before it is taken, without a copy, and the RNG state."""
         self._kept[step] = (batches, rng_state(self.world.device))
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop all steps so far: they succeeded."""
         self._kept.clear()
 
@@ -111,8 +113,7 @@ class StepRecorder:
             "metadata": metadata_header(self.metadata),
             "state_dict": dict(network_state(self.net)),
             "rng": rng,
-            # computed from the targets
-            "batches": [_plain(replace(batch, target_info=None)) for batch in batches],
+            "batches": [_plain(batch) for batch in batches],
             "losses": dict(losses),
             "step": step,
             "rank": self.world.rank,
@@ -152,7 +153,8 @@ def _plain(value: Any) -> Any:
         return {"packed": [_plain(t) for t in value]}
     if is_dataclass(value):
         kind = type(value).__name__
-        content = {_STORED_NAMES.get(f.name, f.name): _plain(getattr(value, f.name)) for f in fields(value)}
+        values = {f.name: None if f.name in _COMPUTED else _plain(getattr(value, f.name)) for f in fields(value)}
+        content = {_STORED_NAMES.get(name, name): stored for name, stored in values.items()}
         return {"kind": _STORED_NAMES.get(kind, kind), "fields": content}
     if isinstance(value, (list, tuple)):
         return type(value)(_plain(item) for item in value)

@@ -76,7 +76,7 @@ def replay(path: str | Path, device: str = "cpu") -> Replay:
     dump = read_dump(path)
     world = World(device=choose_device(device))
     # the hooks need the uncompiled modules
-    config = config_from_string(dump.config, "panoptic", f"config of {path}", ["general.compile=no"])
+    config = config_from_string(dump.config, None, f"config of {path}", ["general.compile=no"])
     metadata = metadata_from_header(dump.metadata, str(path))
     module = build_training_module(config, metadata.num_stuff, metadata.num_thing)
     load_into(module.net, Snapshot(dump.config, dump.state_dict), strict=True, name=str(path))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,10 +15,11 @@ from seamseg.config import Config
 from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
+from seamseg.models.fusion import fuse, to_result
 from seamseg.models.panoptic import PanopticNet
 from seamseg.panoptic_map import PanopticResult, Segment
-from seamseg.structures import Batch, PackedSequence
-from seamseg.validation.validator import ValidationResult
+from seamseg.structures import Batch, PackedSequence, Prediction
+from seamseg.validation.validator import PanopticValidation, ValidationResult
 from seamseg.visualize.overlay import draw_boxes, draw_overlay
 
 _MAX_SIDE = 640
@@ -25,16 +28,33 @@ _MAX_SIDE = 640
 _PROPOSALS = 50
 
 
+class SampleImages(Protocol):
+    """Draws the sample images of a training for TensorBoard."""
+
+    def targets(self, batch: Any) -> np.ndarray:
+        """Draw an image of a training batch, on the host, with its targets: uint8 `H x W x 3`."""
+
+    def collector(self) -> Any:
+        """Return an observer for a validation that keeps what :meth:`validation` draws."""
+
+    def validation(self, net: Any, collector: Any) -> Iterator[tuple[str, np.ndarray]]:
+        """Draw the kept images of a validation of a network in evaluation mode, each with its tag."""
+
+
 @dataclass(frozen=True)
 class ImageSample:
-    """A validation image to be drawn; `mask` and `result` are at network size."""
+    """A validation image to be drawn; `mask` and `result` are at network size.
+
+    Without a panoptic `result`, the detections of `prediction` are drawn.
+    """
 
     id: str
     image: Tensor
     mask: np.ndarray
     cat: list[int]
     iscrowd: list[int]
-    result: PanopticResult
+    prediction: Prediction
+    result: PanopticResult | None
 
 
 @dataclass
@@ -53,15 +73,19 @@ class SampleCollector:
         """Keep an image; see :data:`seamseg.validation.validator.Observer`."""
         if len(self.samples) >= self.wanted:
             return
-        item, result, size = validated.item, validated.result, validated.prediction.size
-        small = PanopticResult(resize_nearest(result.id_map, size), result.segments)
-        mask = resize_nearest(item.mask.numpy(), size)
-        self.samples.append(ImageSample(item.id, item.image, mask, list(item.cat), list(item.iscrowd), small))
+        item, prediction, small = validated.item, validated.prediction, None
+        if isinstance(validated, PanopticValidation):
+            result = validated.result
+            small = PanopticResult(resize_nearest(result.id_map, prediction.size), result.segments)
+        mask = resize_nearest(item.mask.numpy(), prediction.size)
+        self.samples.append(
+            ImageSample(item.id, item.image, mask, list(item.cat), list(item.iscrowd), prediction.on_cpu(), small)
+        )
 
 
 @dataclass(frozen=True)
 class SampleRenderer:
-    """Draws the images of one data set.
+    """Draws the images of one data set, as :class:`SampleImages`.
 
     Parameters
     ----------
@@ -82,13 +106,35 @@ class SampleRenderer:
         things = ((cat >= self.metadata.num_stuff) & (cat < self.metadata.num_classes) & ~crowd.bool()).cpu()
         return _shrunk(draw_boxes(drawn, boxes.cpu().numpy()[things], cat.cpu().numpy()[things], self.metadata.palette))
 
+    def collector(self) -> SampleCollector:
+        """See :class:`SampleImages`."""
+        return SampleCollector()
+
+    def validation(self, net: PanopticNet, collector: SampleCollector) -> Iterator[tuple[str, np.ndarray]]:
+        """See :class:`SampleImages`."""
+        device = next(net.parameters()).device
+        for number, sample in enumerate(collector.samples):
+            proposals = best_proposals(net, sample.image.to(device))
+            yield f"val/{number}_proposals_target_prediction", self.triptych(sample, proposals)
+
     def triptych(self, sample: ImageSample, proposals: Tensor | None) -> np.ndarray:
         """Draw a validation image three times side by side: with the best proposals, ground truth, prediction."""
         rgb = self._to_rgb(sample.image)
         first = rgb if proposals is None else draw_boxes(rgb, proposals[:_PROPOSALS].cpu().numpy(), width=1)
         truth = self._truth(sample.mask, sample.cat, sample.iscrowd, sample.id)
-        panels = [first, self._overlay(rgb, truth), self._overlay(rgb, sample.result)]
+        panels = [first, self._overlay(rgb, truth), self._predicted(rgb, sample)]
         return np.concatenate([_shrunk(p) for p in panels], axis=1)
+
+    def _predicted(self, rgb: np.ndarray, sample: ImageSample) -> np.ndarray:
+        if sample.result is not None:
+            return self._overlay(rgb, sample.result)
+        prediction, options, num_stuff = sample.prediction, self.config.general, self.metadata.num_stuff
+        if prediction.mask_logits is not None:
+            fused = fuse(prediction, num_stuff, options.score_threshold, options.overlap_threshold)
+            rgb = self._overlay(rgb, to_result(fused, prediction.size, num_stuff))
+        kept = (prediction.scores > options.score_threshold).numpy()
+        classes = prediction.classes.numpy()[kept] + num_stuff
+        return draw_boxes(rgb, prediction.boxes.numpy()[kept], classes, self.metadata.palette)
 
     def _to_rgb(self, image: Tensor) -> np.ndarray:
         """Convert a normalised image `3 x H x W` to `H x W x 3` uint8."""

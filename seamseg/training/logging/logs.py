@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from seamseg.evaluation.scores import AP_NUMBERS, HEADLINE, PanopticScores
 from seamseg.training.checkpointing.run_folder import LOG_NAME
 from seamseg.utils.errors import SeamsegError
 
@@ -28,22 +28,32 @@ class TextLog:
     folder : existing run folder; None for no file
     quiet : show only warnings on the console
     enabled : False for a log that does nothing
+    name : of the file
+    console : write to the console
     """
 
-    def __init__(self, folder: Path | None, quiet: bool = False, enabled: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        quiet: bool = False,
+        enabled: bool = True,
+        name: str = LOG_NAME,
+        console: bool = True,
+    ) -> None:
         self._handlers: list[logging.Handler] = []
         self.enabled = enabled
         if not enabled:
             return
-        console = logging.StreamHandler(sys.stderr)
-        console.setLevel(logging.WARNING if quiet else logging.INFO)
-        console.setFormatter(logging.Formatter("%(message)s"))
-        self._handlers.append(console)
+        if console:
+            stream = logging.StreamHandler(sys.stderr)
+            stream.setLevel(logging.WARNING if quiet else logging.INFO)
+            stream.setFormatter(logging.Formatter("%(message)s"))
+            self._handlers.append(stream)
         if folder is not None:
             try:
-                file = logging.FileHandler(folder / LOG_NAME, encoding="utf-8")
+                file = logging.FileHandler(folder / name, encoding="utf-8")
             except OSError as error:
-                raise SeamsegError(f"{folder / LOG_NAME}: cannot write: {error.strerror}") from error
+                raise SeamsegError(f"{folder / name}: cannot write: {error.strerror}") from error
             file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
             self._handlers.append(file)
         _logger.setLevel(logging.INFO)
@@ -118,6 +128,12 @@ class TensorBoardWriter:
         if self._writer is not None:
             self._writer.add_image(tag, rgb, step, dataformats="HWC")
 
+    def histograms(self, tensors: Mapping[str, Tensor], step: int) -> None:
+        """Write the distribution of the values of tensors by tag."""
+        if self._writer is not None:
+            for tag, tensor in tensors.items():
+                self._writer.add_histogram(tag, tensor.detach().float().cpu(), step)
+
     def text(self, tag: str, text: str, step: int = 0) -> None:
         """Write preformatted text."""
         if self._writer is not None:
@@ -163,30 +179,7 @@ _GROUPS = {
     "reserved_peak_gib": "memory/reserved_peak_gib",
 }
 
-_SHOWN = ("PQ", "PQ_things", "PQ_stuff", "SQ", "RQ", "PQ_dagger", "mIoU")
-
 
 def train_tag(name: str) -> str:
     """Return the TensorBoard tag of the number `name` in `metrics.jsonl`."""
     return _GROUPS.get(name, f"train/{name}")
-
-
-def validation_scalars(scores: PanopticScores) -> dict[str, float]:
-    """Return the scores by TensorBoard tag, without those that are NaN."""
-    values = {f"val/{name}": getattr(scores, name) for name in HEADLINE}
-    for key in ("PQ", "SQ", "RQ", "IoU"):
-        values |= {f"val_{key}/{c.info.name}": getattr(c, key) for c in scores.per_class}
-    if scores.instances is not None:
-        for kind, ap in scores.instances.kinds.items():
-            values |= {f"val/{kind}_{name}": getattr(ap, name) for name in AP_NUMBERS}
-            values |= {f"val_{kind}_AP/{c.info.name}": c.AP for c in ap.per_class}
-    return {tag: value for tag, value in values.items() if value == value}
-
-
-def validation_line(scores: PanopticScores, seconds: float) -> str:
-    """Format the scores in percent, and the time of the validation, for the text log."""
-    words = [f"{name} {100 * getattr(scores, name):.2f}" for name in _SHOWN]
-    if scores.instances is not None:
-        for kind, ap in scores.instances.kinds.items():
-            words.append(f"{kind} AP {100 * ap.AP:.2f} (AP50 {100 * ap.AP50:.2f}, AP75 {100 * ap.AP75:.2f})")
-    return f"{'  '.join(words)} ({scores.n_images} images, {duration(seconds)})"

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from seamseg.utils.errors import option
+
 
 @dataclass
 class AverageMeter:
@@ -178,7 +180,7 @@ class LossLog:
     def _check(self, step: _UnreadStep, values: dict[str, float], norm: float) -> LossReport | None:
         problem = ", ".join(f"{name} = {value}" for name, value in values.items() if not math.isfinite(value))
         if not problem and 0 < self.limit < values["loss"]:
-            problem = f"loss = {values['loss']:g} is above general.loss_limit = {self.limit:g}"
+            problem = f"loss = {values['loss']:g} is above {option('general.loss_limit')} = {self.limit:g}"
         if problem:
             return LossReport(step.step, step.ids, problem, values, True)
         if math.isfinite(norm):

@@ -8,28 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from seamseg.config import Config
-from seamseg.evaluation.scores import PanopticScores
-from seamseg.formats.metadata import Metadata
-from seamseg.models.panoptic import PanopticNet
-from seamseg.structures import Batch
+from seamseg.evaluation.scores import Scores
 from seamseg.training.debugging.dump import StepRecorder
-from seamseg.training.logging.images import SampleCollector, SampleRenderer, best_proposals
-from seamseg.training.logging.logs import (
-    TensorBoardWriter,
-    TextLog,
-    remaining,
-    train_tag,
-    validation_line,
-    validation_scalars,
-)
+from seamseg.training.logging.images import SampleImages
+from seamseg.training.logging.logs import TensorBoardWriter, TextLog, duration, remaining, train_tag
 from seamseg.training.logging.meters import AverageMeter, Averages, LossLog, LossReport
 from seamseg.training.logging.metrics import MetricsFile
 from seamseg.training.prefetch import prepare_batch
 from seamseg.training.step import StepResult
 from seamseg.utils.distributed import World, gather_objects, max_over_processes, mean_over_processes
-from seamseg.utils.errors import SeamsegError
+from seamseg.utils.errors import SeamsegError, option
 
 
 @dataclass(frozen=True)
@@ -47,36 +38,39 @@ class Reporter:
 
     Parameters
     ----------
-    config, metadata : of the run
+    config : of the run
+    images : draws sample images
     world : the processes; all of them must report the same steps
-    log, board, metrics : outputs
+    log, tensorboard, metrics : outputs
     recorder : writes a dump of a failed step; None for no dumps
 
     Attributes
     ----------
     notes : constants by name that are added to each line, such as `ema_decay`
     broken : number of images of the epoch that this process could not read
+    rate_names : names of the learning rates of the first and the last group of parameters, which may be the same
     """
 
     def __init__(
         self,
         config: Config,
-        metadata: Metadata,
+        images: SampleImages,
         world: World,
         log: TextLog,
-        board: TensorBoardWriter,
+        tensorboard: TensorBoardWriter,
         metrics: MetricsFile | None = None,
         recorder: StepRecorder | None = None,
     ) -> None:
         self.config = config
         self.world = world
         self.log = log
-        self.board = board
+        self.tensorboard = tensorboard
         self.metrics = metrics or MetricsFile(None)
         self.notes: dict[str, float] = {"ema_decay": config.optimizer.ema} if config.optimizer.ema else {}
         self.broken = 0
+        self.rate_names: Sequence[str] = ("lr_norm", "lr_other")
         self._recorder = recorder
-        self._renderer = SampleRenderer(metadata, config)
+        self._images = images
         self._pace = _Pace()
         self._validations = AverageMeter()
         self._interval = max(1, config.general.log_interval)
@@ -108,16 +102,17 @@ class Reporter:
         """Restore a state from :meth:`state_dict` within an epoch; call it after :meth:`begin_epoch`."""
         self._losses.load_state_dict(state)
 
-    def targets(self, batch: Batch, step: int) -> None:
+    def targets(self, batch: Any, step: int) -> None:
         """Draw the targets of a batch, which may be on the host with deferred transforms."""
-        if self.world.is_main and self.board.active:
+        if self.world.is_main and self.tensorboard.active:
             prepared = prepare_batch(batch, self.config.dataloader)
-            self.board.image("train/targets", self._renderer.targets(prepared), step)
+            self.tensorboard.image("train/targets", self._images.targets(prepared), step)
 
-    def begin_step(self, step: int, rates: list[float], batches: Sequence[Batch]) -> None:
+    def begin_step(self, step: int, rates: list[float], batches: Sequence[Any]) -> None:
         """Record the learning rates of a step, and what a dump of it needs."""
-        self._rates = {"lr_norm": rates[0], "lr_other": rates[-1]}
-        self.board.scalars({train_tag(name): value for name, value in self._rates.items()}, step)
+        # a single group of parameters has the first name
+        self._rates = dict(zip(self.rate_names, (rates[0], *rates[1:][-1:])))
+        self.tensorboard.scalars({train_tag(name): value for name, value in self._rates.items()}, step)
         if self._recorder is not None:
             self._recorder.begin(step, batches)
 
@@ -144,7 +139,7 @@ class Reporter:
         if self._in_any_process(report):
             self._stop(gather_objects(self.world, report))
         if self._recorder is not None:
-            self._recorder.forget()
+            self._recorder.clear()
 
     def failed(self) -> None:
         """After an exception in a step of this process, check whether its losses explain it; errors as :meth:`step`.
@@ -179,8 +174,8 @@ class Reporter:
         )
         own = first.get(self.world.rank if shared else 0)
         raise SeamsegError(
-            f"training stopped at step {step}: {problems}; lower optimizer.lr, lengthen scheduler.burn_in_steps, or "
-            f"check these images{'' if own is None else self._dump(own)}"
+            f"training stopped at step {step}: {problems}; lower {option('optimizer.lr')}, or begin with a smaller one "
+            f"({option('scheduler.burn_in_steps')}), or check these images{'' if own is None else self._dump(own)}"
         )
 
     def _dump(self, report: LossReport) -> str:
@@ -210,7 +205,9 @@ class Reporter:
         self._pace.update(line["step_seconds"])
         self.log.info(self._format(position, line, list(losses), list(gradients), memory))
         rates = self._rates
-        self.board.scalars({train_tag(name): value for name, value in line.items() if name not in rates}, position.step)
+        self.tensorboard.scalars(
+            {train_tag(name): value for name, value in line.items() if name not in rates}, position.step
+        )
         self.metrics.write("train", position.step, position.epoch, line)
 
     def _format(
@@ -240,21 +237,23 @@ class Reporter:
         validations = sum((e + 1) % interval == 0 or e + 1 == epochs for e in range(position.epoch, epochs))
         return steps * self._pace.mean + validations * self._validations.mean
 
-    def validated(self, epoch: int, step: int, scores: PanopticScores, seconds: float) -> None:
+    def validated(self, epoch: int, step: int, scores: Scores, seconds: float) -> None:
         """Report the scores of a validation that took `seconds`."""
         self._validations.update(seconds)
-        self.log.info(f"validation after epoch {epoch + 1}: {validation_line(scores, seconds)}")
-        self.board.scalars(validation_scalars(scores), step)
+        line = f"{scores.line()} ({scores.n_images} images, {duration(seconds)})"
+        self.log.info(f"validation after epoch {epoch + 1}: {line}")
+        self.tensorboard.scalars(scores.scalars(), step)
         self.metrics.write("validation", step, epoch, {"seconds": round(seconds, 3), **scores.to_json()})
 
-    def samples(self, net: PanopticNet, collector: SampleCollector, step: int) -> None:
-        """Draw proposals, targets and predictions of validation images."""
+    def sample_collector(self) -> Any:
+        """Return an observer of a validation that keeps the images for :meth:`samples`; None without TensorBoard."""
+        return self._images.collector() if self.world.is_main and self.tensorboard.active else None
+
+    def samples(self, net: nn.Module, collector: Any, step: int) -> None:
+        """Draw the validation images that a collector has kept."""
         net.eval()
-        for number, sample in enumerate(collector.samples):
-            proposals = best_proposals(net, sample.image.to(self.world.device))
-            self.board.image(
-                f"val/{number}_proposals_target_prediction", self._renderer.triptych(sample, proposals), step
-            )
+        for tag, image in self._images.validation(net, collector):
+            self.tensorboard.image(tag, image, step)
         net.train()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from seamseg.checkpoints.snapshot import network_parts
 from seamseg.training.optim.optimizer import running_statistics
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 
 _COUNT = "updates"
 
@@ -84,7 +84,9 @@ class WeightAverage:
         """
         updates = state.get(_COUNT) if isinstance(state, Mapping) else None
         if not isinstance(updates, Tensor) or updates.shape != ():
-            raise InputError(f"{source}: its moving average is damaged; set optimizer.ema=0 to continue without it")
+            raise InputError(
+                f"{source}: its moving average is damaged; set {option('optimizer.ema')}=0 to continue without it"
+            )
         own = {id(average): average for average in self._averages}
         pairs: list[tuple[Tensor, Tensor]] = []
         for part, tensors in self._by_part().items():
@@ -96,7 +98,7 @@ class WeightAverage:
                 if not isinstance(value, Tensor) or value.shape != tensor.shape:
                     raise InputError(
                         f"{source}: its moving average does not fit this network, first {part}.{key}; "
-                        "set optimizer.ema=0 to continue without it"
+                        f"set {option('optimizer.ema')}=0 to continue without it"
                     )
                 pairs.append((tensor, value))
         for tensor, value in pairs:

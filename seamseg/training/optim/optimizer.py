@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from seamseg.config import Config
 from seamseg.ops.norm import ABN
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 
 NORM_LAYERS = (ABN, _BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
@@ -89,7 +89,7 @@ def fill_state(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state[parameter]
-            if isinstance(optimizer, torch.optim.AdamW):
+            if isinstance(optimizer, torch.optim.Adam):  # also AdamW
                 device = parameter.device if group["fused"] else torch.device("cpu")
                 state["step"] = torch.zeros((), dtype=torch.float32, device=device)
                 state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
@@ -154,14 +154,16 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
     if found != counts:
         raise InputError(
             f"{source}: its optimizer holds {found} parameters a group, this training {counts}; "
-            f"body.num_frozen or the architecture may have changed; use --pre-train {source} to start from its weights"
+            f"body.num_frozen or the architecture may have changed; "
+            f"use {option('pretrain', source)} to start from its weights"
         )
-    wanted = "adamw" if isinstance(optimizer, torch.optim.AdamW) else "sgd"
-    name = "adamw" if any("betas" in group for group in saved) else "sgd"
+    adam = type(optimizer).__name__.lower() if isinstance(optimizer, torch.optim.Adam) else "adamw"
+    wanted = adam if isinstance(optimizer, torch.optim.Adam) else "sgd"
+    name = adam if any("betas" in group for group in saved) else "sgd"
     if name != wanted:
         raise InputError(
             f"{source}: its optimizer is {name}, this training uses {wanted}; set optimizer.type = {name}, or use "
-            f"--pre-train {source} to start from its weights"
+            f"{option('pretrain', source)} to start from its weights"
         )
     for group, saved_group in zip(groups, saved):
         for parameter, index in zip(group["params"], saved_group["params"]):
@@ -181,7 +183,7 @@ def _checked(state: Any, source: str) -> tuple[list[Mapping[str, Any]], Mapping[
         or not all(isinstance(entry, Mapping) for entry in entries.values())
     ):
         raise InputError(
-            f"{source}: its optimizer state is damaged; use --pre-train {source} to start from its weights"
+            f"{source}: its optimizer state is damaged; use {option('pretrain', source)} to start from its weights"
         )
     return list(groups), entries
 
@@ -193,6 +195,6 @@ def _fill(target: Tensor, value: Any, source: str) -> None:
     if tensor.shape != target.shape:
         raise InputError(
             f"{source}: its optimizer has a {tuple(tensor.shape)} tensor where this training has "
-            f"{tuple(target.shape)}; use --pre-train {source} to start from its weights"
+            f"{tuple(target.shape)}; use {option('pretrain', source)} to start from its weights"
         )
     target.copy_(tensor)

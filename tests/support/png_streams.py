@@ -1,10 +1,22 @@
-"""Id maps, and the compressed rows that a PNG of them may hold, made with numpy and zlib alone."""
+"""PNG files of id maps, chunk by chunk, made with numpy and zlib alone."""
 
+import struct
 import zlib
 
 import numpy as np
 
 STRATEGIES = (zlib.Z_DEFAULT_STRATEGY, zlib.Z_FILTERED, zlib.Z_HUFFMAN_ONLY, zlib.Z_RLE, zlib.Z_FIXED)
+
+
+def chunk(kind, content):
+    """Return a chunk of a PNG file."""
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def rgb_png(width, height, stream, depth=8):
+    """Return an RGB PNG file with a compressed stream, valid or not."""
+    header = struct.pack(">IIBBBBB", width, height, depth, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", stream) + chunk(b"IEND", b"")
 
 
 def random_ids(rng, height, width, run=5, colours=6):

@@ -1,0 +1,151 @@
+"""Checkpoints of classifiers in the layout of the original.
+
+A file holds `epoch` (finished epochs), `arch`, `state_dict` with the prefix `module.`, `best_prec1` in percent and
+`optimizer`; ours also `seamseg`, with everything that a bit-exact resume needs. Files of either project load in the
+other one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from seamseg.checkpoints.snapshot import LoadReport, Snapshot, load_into, load_tensors
+from seamseg.classification.config import ClassifierConfig, load_classifier_config
+from seamseg.classification.network import Classifier, build_classifier
+from seamseg.training.checkpointing.run_folder import SnapshotFiles
+from seamseg.utils.distributed import choose_device
+from seamseg.utils.errors import InputError
+
+CHECKPOINT_NAME = "checkpoint.pth.tar"
+BEST_NAME = "model_best.pth.tar"
+
+_BODY = "body"
+_PREFIX = "module."
+_OURS = "seamseg"
+_FC = "classifier.fc.weight"
+
+
+def checkpoint_files(config: ClassifierConfig, epoch_length: int = 0) -> SnapshotFiles:
+    """Return names and layout of the checkpoints of a training with so many steps an epoch."""
+    return SnapshotFiles(
+        CHECKPOINT_NAME,
+        BEST_NAME,
+        partial(checkpoint_content, config=config),
+        partial(parse_checkpoint, config=config, epoch_length=epoch_length),
+    )
+
+
+def checkpoint_content(snapshot: Snapshot, config: ClassifierConfig) -> dict[str, Any]:
+    """Return what the file of a snapshot of a classifier holds."""
+    state = dict(snapshot.state_dict)
+    weights, optimizer = state.pop(_BODY), state.pop("optimizer")
+    progress = snapshot.training_meta
+    return {
+        "epoch": progress["epoch"] + 1,
+        "arch": config.network.arch,
+        "state_dict": {_PREFIX + key: value for key, value in weights.items()},
+        "best_prec1": 100 * progress["best_score"],
+        "optimizer": optimizer,
+        _OURS: {
+            "config": json.dumps(config.to_json()),
+            "training_meta": progress,
+            "metadata": snapshot.metadata,
+            "resume": snapshot.resume,
+            "state": state,
+        },
+    }
+
+
+def parse_checkpoint(content: Any, name: str, config: ClassifierConfig, epoch_length: int = 0) -> Snapshot:
+    """Return the snapshot that a file of this project or of the original holds.
+
+    Parameters
+    ----------
+    content : of the file
+    name : of the file, for errors
+    config : of the network that it must fit
+    epoch_length : steps an epoch, by which the number of steps of a file of the original is derived
+
+    Raises
+    ------
+    InputError
+        if it is no checkpoint, or that of another architecture or another number of classes
+    """
+    weights = checkpoint_weights(content, name)
+    if (arch := content.get("arch")) is not None and arch != config.network.arch:
+        raise InputError(
+            f"{name}: is a checkpoint of {arch!s:.80}, but {config.source} describes {config.network.arch}"
+        )
+    fc = weights.get(_FC)
+    if isinstance(fc, Tensor) and fc.dim() == 2 and fc.shape[0] != config.network.classes:
+        raise InputError(
+            f"{name}: has {fc.shape[0]} classes, but {config.source} has network.classes = {config.network.classes}"
+        )
+    ours = content.get(_OURS)
+    state: dict[str, Any] = {_BODY: weights}
+    if "optimizer" in content:
+        state["optimizer"] = content["optimizer"]
+    if not isinstance(ours, Mapping):
+        return Snapshot("", state, _progress(content, name, epoch_length))
+    parts = {key: ours.get(key) for key in ("training_meta", "metadata", "resume", "state")}
+    if not all(value is None or isinstance(value, Mapping) for value in parts.values()):
+        raise InputError(f"{name}: its {_OURS!r}, the state of the training, is damaged")
+    state.update(parts["state"] or {})
+    average = state.get("ema", {})
+    if not isinstance(average, Mapping) or not isinstance(average.get(_BODY, {}), Mapping):
+        raise InputError(f"{name}: its moving average of the weights is damaged")
+    return Snapshot(
+        config=str(ours.get("config") or ""),
+        state_dict=state,
+        training_meta=dict(parts["training_meta"] or {}),
+        metadata=parts["metadata"] and dict(parts["metadata"]),
+        resume=parts["resume"] and dict(parts["resume"]),
+    )
+
+
+def checkpoint_weights(content: Any, name: str) -> dict[str, Any]:
+    """Return the weights without the prefix of DataParallel."""
+    state = content.get("state_dict") if isinstance(content, Mapping) else None
+    if not isinstance(state, Mapping) or not state or not all(isinstance(key, str) for key in state):
+        raise InputError(f"{name}: not a checkpoint of a classifier: it must hold a 'state_dict' of tensors")
+    prefixed = all(key.startswith(_PREFIX) for key in state)
+    return {key.removeprefix(_PREFIX) if prefixed else key: value for key, value in state.items()}
+
+
+def _progress(content: Mapping[str, Any], name: str, epoch_length: int) -> dict[str, Any]:
+    """Return the progress that a file of the original states; empty if it holds weights only."""
+    if "epoch" not in content:
+        return {}
+    try:
+        done, best = int(content["epoch"]), float(content.get("best_prec1") or 0) / 100
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"{name}: its epoch or best_prec1 is not a number") from None
+    return {"epoch": done - 1, "global_step": done * epoch_length, "last_score": best, "best_score": best}
+
+
+def load_checkpoint(net: Classifier, path: str | Path, config: ClassifierConfig) -> LoadReport:
+    """Load the weights of a checkpoint, or its moving average if it has one.
+
+    Raises
+    ------
+    InputError
+        if it is missing, damaged, contains code, or does not fit the network
+    """
+    snapshot = parse_checkpoint(load_tensors(path, str(path)), str(path), config)
+    return load_into(net, snapshot, strict=True, name=str(path))
+
+
+def load_classifier(config: str | Path, checkpoint: str | Path | None = None, device: Any = "auto") -> nn.Module:
+    """Load a classifier in evaluation mode; see :func:`seamseg.classifier`."""
+    chosen = choose_device(str(device))
+    options = load_classifier_config(config)
+    net = Classifier(build_classifier(options))
+    if checkpoint is not None:
+        load_checkpoint(net, checkpoint, options)
+    return net.body.to(chosen).eval()

@@ -1,0 +1,209 @@
+"""Images in class folders (`DATA/train/<class>/*`, `DATA/val/<class>/*`), and batches of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision.datasets import ImageFolder
+
+from seamseg.classification.config import ClassifierConfig
+from seamseg.data.images import open_image
+from seamseg.data.loader import BatchLoader, LoaderOptions, train_loader
+from seamseg.data.samplers import DistributedARBatchSampler, SampleIndex, ShardSampler
+from seamseg.data.workers import ignore_foreign_sigterm
+from seamseg.formats.metadata import Metadata
+from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError, option
+from seamseg.utils.parallel import available_cores
+
+TRAIN, VAL = "train", "val"
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """Images with their classes.
+
+    Attributes
+    ----------
+    images : `N x 3 x H x W` float32, normalised; in a test with several crops `N x crops x 3 x H x W`
+    labels : `N` int64
+    ids : file names
+    """
+
+    images: Tensor
+    labels: Tensor
+    ids: list[str]
+
+    deferred: ClassVar[None] = None
+    unreadable: ClassVar[tuple[()]] = ()
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> ImageBatch:
+        """Copy the tensors to a device."""
+        images, labels = (t.to(device, non_blocking=non_blocking) for t in self.tensors())
+        return replace(self, images=images, labels=labels)
+
+    def pin_memory(self) -> ImageBatch:
+        """Copy the tensors to page-locked memory; DataLoader calls this."""
+        return replace(self, images=self.images.pin_memory(), labels=self.labels.pin_memory())
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the images and the labels."""
+        yield from (self.images, self.labels)
+
+
+class ClassFolders(Dataset):
+    """The images of a split, from one folder for each class.
+
+    The random numbers of an image depend on `seed`, the epoch and the image alone. Images are not rotated by their EXIF
+    orientation, as in the original.
+
+    Parameters
+    ----------
+    root : data folder
+    split : its sub-folder, `train` or `val`
+    transform : makes a tensor of an RGB image; may use `random` and torch's global generator
+    seed : of the transform
+
+    Attributes
+    ----------
+    classes : names in the order of their numbers, sorted
+    samples : path and class of each image
+    reading : one number in shared memory, see :mod:`seamseg.data.workers`
+
+    Raises
+    ------
+    InputError
+        if the folder has no class folders, or one without images
+    """
+
+    def __init__(self, root: str | Path, split: str, transform: Callable[[Image.Image], Tensor], seed: int = 0) -> None:
+        folder = Path(root) / split
+        if not folder.is_dir():
+            raise InputError(f"{folder}: no such folder; it must hold one folder of images for each class")
+        try:
+            found = ImageFolder(str(folder), allow_empty=True)
+        except FileNotFoundError:
+            raise InputError(f"{folder}: has no class folders; put the images of each class into a folder") from None
+        except OSError as error:
+            raise InputError(f"{folder}: cannot be read: {error.strerror or error}") from None
+        empty = sorted(set(range(len(found.classes))) - set(found.targets))
+        if empty:
+            shown = ", ".join(found.classes[i] for i in empty[:3]) + (", ..." if len(empty) > 3 else "")
+            raise InputError(f"{folder}: {len(empty)} of {len(found.classes)} class folders hold no images: {shown}")
+        self.folder = folder
+        self.classes: list[str] = found.classes
+        self.samples: list[tuple[str, int]] = found.samples
+        self.transform = transform
+        self.seed = seed
+        self.reading: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def metadata(self) -> Metadata:
+        """The classes, all of them things."""
+        count = len(self.classes)
+        return Metadata(0, count, self.classes, [(0, 0, 0)] * count, list(range(count)))
+
+    def file_name(self, index: int) -> str:
+        """Return the path of an image."""
+        return self.samples[index][0]
+
+    def __getitem__(self, key: int | SampleIndex) -> tuple[Tensor, int, str]:
+        """Return the transformed image, its class and its name.
+
+        Raises
+        ------
+        InputError
+            if the image cannot be read, or is too small for the crops
+        """
+        epoch, index, _ = key if isinstance(key, tuple) else (0, key, key)
+        path, label = self.samples[index]
+        if self.reading is not None:
+            self.reading[0] = index
+        image = open_image(path, upright=False)
+        with _seeded(f"{self.seed}/{epoch}/{index}"):
+            try:
+                item = self.transform(image)
+            except ValueError as error:
+                raise InputError(f"{path}: {image.width} x {image.height} pixels: {error}") from None
+        if self.reading is not None:
+            self.reading[0] = -1
+        return item, label, str(Path(path).relative_to(self.folder))
+
+    def check_classes(self, config: ClassifierConfig, others: Sequence[str] | None = None) -> None:
+        """Raise InputError unless the classes are those of the network, and of another split."""
+        if others is not None and self.classes != list(others):
+            differing = sorted(set(self.classes) ^ set(others))
+            shown = ", ".join(differing[:3]) + (", ..." if len(differing) > 3 else "")
+            raise InputError(f"{self.folder.parent}: {TRAIN} and {VAL} have other class folders: {shown}")
+        if len(self.classes) != config.network.classes:
+            raise InputError(
+                f"{self.folder}: has {len(self.classes)} class folders, but {config.source} has network.classes = "
+                f"{config.network.classes}; {option('overrides', f'network.classes={len(self.classes)}')} fits them"
+            )
+
+
+@contextmanager
+def _seeded(text: str) -> Iterator[None]:
+    """Seed the global generators of Python and torch (of the CPU) inside a `with` block."""
+    # not torch.manual_seed, which also seeds those of the GPUs
+    generator = torch.default_generator
+    states = random.getstate(), generator.get_state()
+    value = random.Random(text).getrandbits(63)
+    random.seed(value)
+    generator.manual_seed(value)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        generator.set_state(states[1])
+
+
+def collate_images(items: Sequence[tuple[Tensor, int, str]]) -> ImageBatch:
+    """Collate items of :class:`ClassFolders`, as a DataLoader's `collate_fn`."""
+    images, labels, ids = zip(*items)
+    return ImageBatch(torch.stack(images), torch.tensor(labels), list(ids))
+
+
+def open_train_loader(dataset: ClassFolders, config: ClassifierConfig, world: World) -> BatchLoader:
+    """Return the loader of the training batches of this process, shuffled in each epoch."""
+    training = config.training
+    # all images have the size of the crop, so that the aspect ratios do not matter
+    sizes = [(1, 1)] * len(dataset)
+    sampler = DistributedARBatchSampler(
+        sizes, config.batch_per_process(world.size), world.size, world.rank, training.drop_last, seed=training.seed
+    )
+    options = LoaderOptions(
+        min(training.num_workers, available_cores()),
+        pin_memory=world.device.type == "cuda",
+        seed=training.seed,
+        rank=world.rank,
+        persistent_workers=training.persistent_workers,
+        prefetch=training.prefetch,
+    )
+    return train_loader(dataset, sampler, options, collate_images)
+
+
+def open_val_loader(dataset: ClassFolders, batch_size: int, num_workers: int, world: World) -> Any:
+    """Return the loader of the images of this process, which are those of no other process."""
+    sampler = ShardSampler(len(dataset), world.size, world.rank)
+    return BatchLoader(
+        dataset,
+        batch_size=batch_size,
+        sampler=sampler,
+        collate_fn=collate_images,
+        num_workers=min(num_workers, available_cores(), len(sampler)),
+        pin_memory=world.device.type == "cuda",
+        worker_init_fn=ignore_foreign_sigterm,
+    )

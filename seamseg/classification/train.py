@@ -1,0 +1,258 @@
+"""Training of a classifier, as a task of :mod:`seamseg.training`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from seamseg.checkpoints.snapshot import LoadReport, load_module, load_tensors
+from seamseg.classification.checkpoint import checkpoint_files, checkpoint_weights
+from seamseg.classification.config import ClassifierConfig, Input, load_classifier_config, parse_classifier_config
+from seamseg.classification.data import TRAIN, VAL, ClassFolders, ImageBatch, open_train_loader
+from seamseg.classification.network import Classifier, ClassifierLoss, build_classifier
+from seamseg.classification.optimizer import ClassifierSchedule, build_optimizer
+from seamseg.classification.transforms import train_transform
+from seamseg.classification.validate import ClassifierScores, open_validator
+from seamseg.config import Config, default_config
+from seamseg.data.loader import BatchLoader
+from seamseg.formats.metadata import Metadata
+from seamseg.training.checkpointing.run_folder import RunFolder, SnapshotFiles
+from seamseg.training.logging.logs import TensorBoardWriter, TextLog
+from seamseg.training.optim.schedule import LRSchedule
+from seamseg.training.run import TrainingOptions, run_training
+from seamseg.training.task import Task
+from seamseg.training.trainer import steps_per_epoch
+from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError, flags_in_messages
+from seamseg.utils.files import write_json
+from seamseg.utils.launcher import process_count
+from seamseg.utils.progress import is_quiet
+
+CONFIG_NAME = "config.json"
+CLASSES_NAME = "classes.json"
+
+HISTOGRAM_INTERVAL = 10
+"""Steps between histograms."""
+_SHOWN = ("fc", "bn_out")
+
+_KEYS = {
+    "general.loss_limit": "training.loss_limit",
+    "general.seed": "training.seed",
+    "optimizer.lr": "optimizer.learning_rate",
+    "optimizer.ema": "training.ema",
+    "scheduler.epochs": "optimizer.schedule.epochs",
+    "scheduler.burn_in_steps": "optimizer.schedule",
+    "dataloader.train_batch_size": "optimizer.batch_size",
+    "dataloader.shortest_size": "input.crop_train",
+    "dataloader.longest_max_size": "input.crop_train",
+}
+"""Keys of our JSON by those of the INI files, which errors of the trainer name."""
+
+
+def trainer_config(config: ClassifierConfig, batch_size: int = 1) -> Config:
+    """Return the options of the trainer; `batch_size` is that of one process."""
+    default, training, options = default_config(), config.training, config.optimizer
+    return replace(
+        default,
+        general=replace(
+            default.general,
+            seed=training.seed,
+            precision=training.precision,
+            channels_last=training.channels_last,
+            compile=False,
+            log_interval=training.log_interval,
+            val_interval=training.val_interval,
+            snapshot_interval=training.snapshot_interval,
+            snapshot_keep=training.snapshot_keep,
+            loss_limit=training.loss_limit,
+            cudnn_benchmark=True,
+            # every parameter is used in every step
+            unused_parameters="fake",
+        ),
+        optimizer=replace(
+            default.optimizer,
+            lr=options.learning_rate,
+            clip_norm=options.clip,
+            accumulate=training.accumulate,
+            ema=training.ema,
+            # the loss, and two percentages that are only reported
+            loss_weights=(1.0, 0.0, 0.0),
+            loss_average="process",
+        ),
+        scheduler=replace(default.scheduler, epochs=options.schedule.epochs),
+        dataloader=replace(
+            default.dataloader,
+            train_batch_size=batch_size,
+            train_set=TRAIN,
+            val_set=VAL,
+            num_workers=training.num_workers,
+            broken_limit=0.0,
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class ClassifierTask(Task):
+    """The task of training a classifier.
+
+    Attributes
+    ----------
+    settings : configuration
+    """
+
+    settings: ClassifierConfig = field(default_factory=ClassifierConfig)
+    _opened: dict[str, int] = field(default_factory=dict)
+
+    rate_names: ClassVar[tuple[str, str]] = ("lr", "lr_classifier")
+    replayable: ClassVar[bool] = False
+
+    @property
+    def files(self) -> SnapshotFiles:
+        """Names and layout of the checkpoints, those of the original."""
+        return checkpoint_files(self.settings, self._opened.get("epoch_length", 0))
+
+    @property
+    def config_text(self) -> str:
+        """The configuration as JSON."""
+        return json.dumps(self.settings.to_json(), indent=2)
+
+    def changes(self, text: str) -> list[str]:
+        """Return the keys whose values differ from those of the configuration in a checkpoint."""
+        try:
+            old = parse_classifier_config(json.loads(text)).to_json()
+        except (ValueError, InputError):
+            return []
+        return list(_differences("", old, self.settings.to_json()))
+
+    def open_log(self, folder: RunFolder, world: World) -> TextLog:
+        """Open `training_<rank>.log`, one for each process."""
+        folder.make()
+        return TextLog(folder.path, is_quiet(), console=world.is_main, name=f"training_{world.rank}.log")
+
+    def describe_classes(self, metadata: Metadata) -> str:
+        """Return the number of classes, for the log."""
+        return f"{metadata.num_classes} classes, {self.settings.network.arch}"
+
+    def open_loader(self, data: str | Path, world: World) -> BatchLoader:
+        """Open the loader of the training images of this process."""
+        dataset = ClassFolders(data, TRAIN, train_transform(self.settings.input), self.settings.training.seed)
+        dataset.check_classes(self.settings)
+        loader = open_train_loader(dataset, self.settings, world)
+        self._opened["epoch_length"] = steps_per_epoch(len(loader), self.settings.training.accumulate)
+        return loader
+
+    def open_validator(self, data: str | Path, world: World, quiet: bool) -> Callable[..., ClassifierScores]:
+        """Open the validator of `DATA/val`."""
+        return open_validator(data, self.settings, world, quiet)
+
+    def build(self, metadata: Metadata) -> ClassifierLoss:
+        """Build the network with its loss."""
+        return ClassifierLoss(Classifier(build_classifier(self.settings), self.settings.training.channels_last))
+
+    def load_body(self, net: nn.Module) -> None:
+        """Load nothing: a configuration names no weights."""
+
+    def load_pretrained(self, net: nn.Module, specification: str) -> LoadReport:
+        """Load the weights of a checkpoint as far as they fit, for example those of other classes."""
+        weights = checkpoint_weights(load_tensors(specification, specification), specification)
+        report = load_module(net.get_submodule("body"), weights, "body")
+        if not report.loaded:
+            raise InputError(f"{specification}: holds no weights of {self.settings.network.arch}")
+        return report
+
+    def build_optimizer(self, net: nn.Module) -> torch.optim.Optimizer:
+        """Build the optimizer, with a second group of parameters if `classifier_lr` is set."""
+        return build_optimizer(net, self.settings.optimizer)
+
+    def build_schedule(self, base_lrs: Sequence[float], epoch_length: int) -> LRSchedule:
+        """Build the schedule of the learning rates."""
+        return ClassifierSchedule(self.settings.optimizer.schedule, base_lrs, epoch_length)
+
+    def describe(self, folder: RunFolder, metadata: Metadata) -> None:
+        """Write `config.json` and `classes.json`, the names of the classes."""
+        write_json(folder.path / CONFIG_NAME, self.settings.to_json(), indent=2)
+        write_json(folder.path / CLASSES_NAME, metadata.categories, indent=1)
+
+    def sample_images(self, metadata: Metadata) -> _TrainingImages:
+        """Return what draws training images for TensorBoard."""
+        return _TrainingImages(self.settings.input)
+
+    def watch(self, net: nn.Module, board: TensorBoardWriter) -> Callable[[int], None] | None:
+        """Return what writes histograms after a step, with `log_hist`."""
+        if not self.settings.training.log_hist or not board.active:
+            return None
+        shown = {name.removeprefix("body."): p for name, p in net.named_parameters() if any(w in name for w in _SHOWN)}
+
+        def write(step: int) -> None:
+            if step % HISTOGRAM_INTERVAL == 0:
+                board.histograms(shown, step)
+
+        return write
+
+
+@dataclass(frozen=True)
+class _TrainingImages:
+    """Draws the first training images of an epoch."""
+
+    options: Input
+
+    def targets(self, batch: ImageBatch) -> np.ndarray:
+        """Draw up to 16 images of a batch: uint8 `H x W x 3`."""
+        from torchvision.utils import make_grid
+
+        mean, std = (torch.tensor(values)[:, None, None] for values in (self.options.mean, self.options.std))
+        images = (batch.images[:16].detach().cpu() * std + mean).clamp(0, 1)
+        grid = (255 * make_grid(images, nrow=4)).round().to(torch.uint8)
+        return grid.permute(1, 2, 0).contiguous().numpy()
+
+    def collector(self) -> None:
+        """Keep no validation images."""
+
+    def validation(self, net: Any, collector: Any) -> Iterator[tuple[str, np.ndarray]]:
+        """Draw no validation images."""
+        yield from ()
+
+
+def _differences(name: str, old: Any, new: Any) -> Iterator[str]:
+    """Yield each key whose values differ, as `section.key: old -> new`."""
+    if isinstance(old, dict) and isinstance(new, dict) and name.rpartition(".")[2] != "params":
+        for key in new:
+            yield from _differences(f"{name}.{key}".lstrip("."), old.get(key), new[key])
+    elif old != new:
+        yield f"{name}: {old} -> {new}"
+
+
+def train_classifier(options: TrainingOptions) -> ClassifierScores | None:
+    """Train a classifier; joins the processes of torchrun if there are any.
+
+    Parameters
+    ----------
+    options : arguments; `config` is a JSON file or the name of a packaged one, `data` holds `train/<class>/*` and
+        `val/<class>/*`
+
+    Returns
+    -------
+    the scores of the last validation
+
+    Raises
+    ------
+    InputError
+        if the configuration, the data or a checkpoint is wrong
+    SeamsegError
+        if a loss or gradient is not finite, or a file cannot be written
+    Preempted
+        if a signal stopped the training, after writing a checkpoint
+    """
+    settings = load_classifier_config(options.config, options.overrides)
+    config = trainer_config(settings, settings.batch_per_process(process_count()))
+    with flags_in_messages(_KEYS):
+        scores = run_training(options, ClassifierTask(config, settings.source, settings))
+    assert scores is None or isinstance(scores, ClassifierScores)
+    return scores

@@ -1,0 +1,141 @@
+"""Transforms of training, validation and test images (`N x 3 x H x W` inputs of a classifier).
+
+Training images get a random resized crop, a flip, and optionally the colour changes of the original: saturation,
+brightness and contrast in random order (:class:`ColorJitter`), and a shift along the principal components of the
+colours of ImageNet (:class:`Lighting`; Krizhevsky et al. 2012). Random numbers come from `random` and torch's global
+generator.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import v2
+
+from seamseg.classification.config import Input
+from seamseg.data.transforms import pil_to_tensor
+from seamseg.utils.errors import InputError, option
+
+TEN_CROPS = 10
+"""Four corners and centre, of the image and of its mirror image."""
+
+_GRAY = (0.299, 0.587, 0.114)
+_DEVIATION = 0.1
+_EIGENVALUES = (0.2175, 0.0188, 0.0045)
+_EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
+
+
+class ColorJitter(torch.nn.Module):
+    """Change saturation, brightness and contrast of an image in random order.
+
+    Each blends the image with another one by a factor drawn from `1 - limit` to `1 + limit`: its gray image, black, or
+    the mean of the gray image. The result is not clipped.
+
+    Parameters
+    ----------
+    limit : largest change of each factor
+    """
+
+    def __init__(self, limit: float = 0.4) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return the changed image, `3 x H x W` float32."""
+        for other in random.sample([_gray, torch.zeros_like, _mean_gray], 3):
+            factor = 1 + torch.empty(1).uniform_(-self.limit, self.limit)
+            image = torch.lerp(other(image), image, factor)
+        return image
+
+
+class Lighting(torch.nn.Module):
+    """Add a multiple of each principal component of the colours of ImageNet, drawn from a normal distribution.
+
+    Parameters
+    ----------
+    deviation : standard deviation of the factors
+    """
+
+    def __init__(self, deviation: float = _DEVIATION) -> None:
+        super().__init__()
+        self.deviation = deviation
+        self.components = torch.tensor(_EIGENVECTORS) * torch.tensor(_EIGENVALUES)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return the changed image, `3 x H x W` float32."""
+        factors = torch.empty(3).normal_(0, self.deviation)
+        return image + (self.components * factors).sum(1)[:, None, None]
+
+
+def to_float(image: Image.Image) -> Tensor:
+    """Convert an RGB image to `3 x H x W` float32, values 0 to 1."""
+    # torchvision multiplies by 1 / 255, which differs in the last bit
+    return pil_to_tensor(image).to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+
+
+def train_transform(options: Input) -> v2.Compose:
+    """Return the transform of training images: an RGB image to `3 x crop_train x crop_train` float32."""
+    steps: list[Callable] = []
+    if options.scale_train != -1:
+        steps.append(v2.Resize(options.scale_train))
+    steps += [v2.RandomResizedCrop(options.crop_train), v2.RandomHorizontalFlip(), to_float]
+    if options.color_jitter_train:
+        steps.append(ColorJitter())
+    if options.lighting_train:
+        steps.append(Lighting())
+    return v2.Compose([*steps, _normalise(options)])
+
+
+def test_transform(
+    options: Input, scale: int | None = None, crop: int | None = None, ten_crops: bool = False
+) -> v2.Compose:
+    """Return the transform of validation and test images.
+
+    Parameters
+    ----------
+    options : sizes and normalisation
+    scale : shorter side of the resized image, -1 for its own; None for `scale_val`
+    crop : side of the crop; None for `crop_val`
+    ten_crops : cut out the centre and the corners, of the image and of its mirror image
+
+    Returns
+    -------
+    a transform of an RGB image to `3 x crop x crop` float32, or `10 x 3 x crop x crop` with `ten_crops`
+
+    Raises
+    ------
+    InputError
+        if the crop is larger than the resized image
+    """
+    scale = options.scale_val if scale is None else scale
+    crop = options.crop_val if crop is None else crop
+    if scale != -1 and crop > scale:
+        raise InputError(
+            f"{option('crop', crop)}: does not fit into images whose shorter side is {scale}; raise {option('scale')}"
+        )
+    steps: list[Callable] = [v2.Resize(scale)] if scale != -1 else []
+    if not ten_crops:
+        return v2.Compose([*steps, v2.CenterCrop(crop), to_float, _normalise(options)])
+    return v2.Compose([*steps, v2.TenCrop(crop), partial(_stacked, _normalise(options))])
+
+
+def _normalise(options: Input) -> v2.Normalize:
+    return v2.Normalize(list(options.mean), list(options.std))
+
+
+def _stacked(normalise: v2.Normalize, images: Sequence[Image.Image]) -> Tensor:
+    return torch.stack([normalise(to_float(image)) for image in images])
+
+
+def _gray(image: Tensor) -> Tensor:
+    red, green, blue = (weight * channel for weight, channel in zip(_GRAY, image))
+    return (red + green + blue).expand_as(image)
+
+
+def _mean_gray(image: Tensor) -> Tensor:
+    return _gray(image).mean().expand_as(image)

@@ -1,0 +1,184 @@
+"""Top-1 and top-5 accuracy of a classifier on the validation images of a data folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from seamseg.classification.checkpoint import load_checkpoint
+from seamseg.classification.config import ClassifierConfig, load_classifier_config
+from seamseg.classification.data import VAL, ClassFolders, ImageBatch, open_val_loader
+from seamseg.classification.network import TOP, Classifier, build_classifier, correct
+from seamseg.classification.transforms import TEN_CROPS, test_transform
+from seamseg.training.step import autocast
+from seamseg.utils.distributed import World, distributed, sum_over_processes
+from seamseg.utils.errors import InputError, option
+from seamseg.utils.progress import is_quiet, progress
+
+
+@dataclass(frozen=True)
+class ClassifierScores:
+    """Scores of a classifier, as :class:`seamseg.evaluation.scores.Scores`.
+
+    Attributes
+    ----------
+    top1, top5 : percentage of the images whose class is that of highest score, or among the five
+    loss : mean cross entropy
+    n_images : number of images
+    seconds : time of the validation
+    """
+
+    top1: float
+    top5: float
+    loss: float
+    n_images: int
+    seconds: float = 0.0
+
+    @property
+    def best(self) -> float:
+        """The score that selects the best checkpoint: top-1 as a fraction."""
+        return self.top1 / 100
+
+    @property
+    def images_per_second(self) -> float:
+        """Throughput over all processes, reading the images included."""
+        return self.n_images / max(self.seconds, 1e-9)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers by name."""
+        return {**asdict(self), "images_per_second": self.images_per_second}
+
+    def scalars(self) -> dict[str, float]:
+        """Return the scores by TensorBoard tag, those of the original."""
+        return {"val/loss": self.loss, "val/top1": self.top1, "val/top5": self.top5}
+
+    def line(self) -> str:
+        """Format the scores for the text log, as the original does."""
+        return f" * Prec@1 {self.top1:.3f} Prec@5 {self.top5:.3f}"
+
+    def table(self) -> str:
+        """Format the scores for the command line."""
+        rate = f"{self.n_images} images in {self.seconds:.1f} s, {self.images_per_second:.1f} images/s"
+        return f"{rate}, loss {self.loss:.4f}\n{self.line()}"
+
+
+@dataclass(frozen=True)
+class ClassifierValidator:
+    """Scores a network on a split; every image counts once for any number of processes.
+
+    Parameters
+    ----------
+    dataset : the split
+    batch_size : images per batch of each process
+    config : precision, workers
+    world : the processes, among which the images are divided; :meth:`__call__` is a collective call
+    quiet : show no progress
+    """
+
+    dataset: ClassFolders
+    batch_size: int
+    config: ClassifierConfig
+    world: World
+    quiet: bool = False
+
+    def __call__(self, net: nn.Module, observer: Any = None, desc: str = "validate") -> ClassifierScores:
+        """Score a network, preserving its training or evaluation mode.
+
+        Parameters
+        ----------
+        net : on the device of this process; maps images to logits
+        observer : not used
+        desc : label of the progress bar
+        """
+        start = time.perf_counter()
+        loader = open_val_loader(self.dataset, self.batch_size, self.config.training.num_workers, self.world)
+        shown = progress(loader, len(loader), desc) if self.world.is_main and not self.quiet else loader
+        sums = torch.zeros(len(TOP) + 2, dtype=torch.float64, device=self.world.device)
+        was_training = net.training
+        net.eval()
+        try:
+            with torch.inference_mode():
+                for batch in shown:
+                    sums += self._sums(net, batch.to(self.world.device, non_blocking=True))
+        finally:
+            net.train(was_training)
+        *hits, loss, count = sum_over_processes(self.world, sums.cpu()).tolist()
+        top1, top5 = (100 * hit / count for hit in hits)
+        return ClassifierScores(top1, top5, loss / count, round(count), time.perf_counter() - start)
+
+    def _sums(self, net: nn.Module, batch: ImageBatch) -> Tensor:
+        """Return the numbers of correct images, the sum of their losses, and their number."""
+        images = batch.images
+        crops = images.shape[1] if images.dim() == 5 else 1
+        with autocast(self.config.training.precision, self.world.device):
+            logits = net(images.flatten(0, 1) if crops > 1 else images).float()
+        # as in the original, the mean of the logits of the crops
+        logits = logits.unflatten(0, (-1, crops)).mean(1)
+        loss = functional.cross_entropy(logits, batch.labels, reduction="sum")
+        return torch.cat([correct(logits, batch.labels).sum(1), loss[None], loss.new_tensor([len(batch.ids)])]).double()
+
+
+@dataclass(frozen=True)
+class ValidationOptions:
+    """Arguments of a validation.
+
+    Attributes
+    ----------
+    config : JSON file, or the name of a packaged one
+    checkpoint : of this project or of the original
+    data : folder with `val/<class>/*`
+    crop, scale : side of the crop, and shorter side of the image before it, -1 for its own; None: as configured
+    ten_crops : average the logits of ten crops
+    overrides : `section.key=value` each
+    device : auto, cpu, cuda or cuda:N
+    """
+
+    config: str | Path
+    checkpoint: str | Path
+    data: str | Path
+    crop: int | None = None
+    scale: int | None = None
+    ten_crops: bool = False
+    overrides: Sequence[str] = ()
+    device: str = "auto"
+
+
+def validate_classifier(options: ValidationOptions) -> ClassifierScores:
+    """Score a checkpoint; joins the processes of torchrun if there are any.
+
+    Raises
+    ------
+    InputError
+        if the configuration, the checkpoint or the data is wrong
+    """
+    config = load_classifier_config(options.config, options.overrides)
+    for name, value in (("crop", options.crop), ("scale", options.scale)):
+        if value is not None and value < 1 and not (name == "scale" and value == -1):
+            raise InputError(f"{option(name)} must be at least 1 pixel, got {value}")
+    transform = test_transform(config.input, options.scale, options.crop, options.ten_crops)
+    dataset = ClassFolders(options.data, VAL, transform, config.training.seed)
+    dataset.check_classes(config)
+    net = Classifier(build_classifier(config), config.training.channels_last)
+    load_checkpoint(net, options.checkpoint, config)
+    with distributed(options.device) as world:
+        size = config.batch_per_process(world.size)
+        # as many crops at a time as images otherwise
+        size = max(1, size // TEN_CROPS) if options.ten_crops else size
+        validator = ClassifierValidator(dataset, size, config, world, is_quiet())
+        return validator(net.to(world.device))
+
+
+def open_validator(
+    data: str | Path, config: ClassifierConfig, world: World, quiet: bool
+) -> Callable[..., ClassifierScores]:
+    """Open the validator of a training; InputError if the data is missing or wrong."""
+    dataset = ClassFolders(data, VAL, test_transform(config.input), config.training.seed)
+    dataset.check_classes(config)
+    return ClassifierValidator(dataset, config.batch_per_process(world.size), config, world, quiet)

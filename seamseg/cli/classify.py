@@ -1,0 +1,155 @@
+"""Train and validate ImageNet classifiers with in-place ABN, from JSON configurations.
+
+    seamseg prepare toy-things toy_things
+    seamseg classify train toy_things_resnet18 toy_things --log-dir runs/things
+    seamseg classify validate toy_things_resnet18 runs/things/model_best.pth.tar toy_things
+
+    seamseg classify train resnext101_ipabn_lr_512 /data/imagenet --log-dir runs/resnext --resume auto
+    seamseg classify validate resnext101_ipabn_lr_512 resnext101_ipabn_lr_512.pth.tar /data/imagenet --ten-crops
+    torchrun --nproc-per-node 8 -m seamseg classify train ...
+
+CONFIG is a JSON file or the name of a packaged one; DATA holds train/CLASS/* and val/CLASS/*. Checkpoints have the
+layout of the original: its files load here, and ours there. See docs/how-to/classify.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from seamseg.utils.errors import InputError
+from seamseg.utils.launcher import is_main_process, process_count
+
+TRAIN = """Train a classifier.
+
+  seamseg classify train toy_things_resnet18 toy_things --log-dir runs/things
+  seamseg classify train my.json DATA --log-dir runs/my --set optimizer.learning_rate=0.05 --set training.precision=bf16
+  seamseg classify train my.json DATA --log-dir runs/my --resume auto
+  torchrun --nproc-per-node 8 -m seamseg classify train my.json DATA --log-dir runs/my
+
+The run folder gets checkpoint.pth.tar and model_best.pth.tar (by top-1) after each epoch, training_RANK.log,
+metrics.jsonl, TensorBoard files, config.json and classes.json. optimizer.batch_size is divided by the number of
+processes. Re-run the command with --resume auto to resume an interrupted training with the same numbers; SIGTERM and
+SIGUSR1 write a checkpoint first.
+"""
+
+VALIDATE = """Compute top-1 and top-5 accuracy of a checkpoint on DATA/val.
+
+  seamseg classify validate toy_things_resnet18 runs/things/model_best.pth.tar toy_things
+  seamseg classify validate resnext101_ipabn_lr_512 resnext101_ipabn_lr_512.pth.tar /data/imagenet --ten-crops
+  seamseg classify validate my.json model_best.pth.tar DATA --crop 320 --scale 320 --json scores.json
+
+Of a checkpoint with a moving average of the weights, the average is scored.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the two sub-commands."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    train = _action(actions, "train", TRAIN)
+    train.add_argument("config", metavar="CONFIG", help="JSON file, or a packaged one such as resnext101_ipabn_lr_512")
+    train.add_argument("data", metavar="DATA", help="folder with train/CLASS/* and val/CLASS/*")
+    train.add_argument("--log-dir", metavar="RUN", help="run folder (default: runs/NAME for NAME.json)")
+    train.add_argument(
+        "--resume",
+        metavar="F",
+        help="resume from this checkpoint, also from one of the original; auto: from the newest undamaged one of the "
+        "run folder, if there is one",
+    )
+    train.add_argument(
+        "--pre-train",
+        metavar="F",
+        action="append",
+        default=[],
+        help="initialise from a checkpoint; tensors that do not fit, as a classifier of other classes, are skipped",
+    )
+    train.add_argument("--log-hist", action="store_true", help="write histograms of fc and bn_out to TensorBoard")
+    _add_common(train)
+
+    validate = _action(actions, "validate", VALIDATE)
+    validate.add_argument("config", metavar="CONFIG", help="JSON file, or a packaged one")
+    validate.add_argument("checkpoint", metavar="CHECKPOINT", help="of this project or of the original")
+    validate.add_argument("data", metavar="DATA", help="folder with val/CLASS/*")
+    validate.add_argument("--ten-crops", action="store_true", help="average the logits of ten crops of each image")
+    validate.add_argument("--crop", type=int, metavar="N", help="side of the crop (default: input.crop_val)")
+    validate.add_argument(
+        "--scale",
+        type=int,
+        metavar="N",
+        help="shorter side before the crop, -1 for that of the image (default: input.scale_val)",
+    )
+    validate.add_argument("--json", metavar="F", help="write the scores to this file")
+    _add_common(validate)
+
+
+def _action(actions: argparse._SubParsersAction, name: str, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(
+        name, help=text.partition("\n")[0], description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quiet", action="store_true", default=argparse.SUPPRESS, help="no progress")
+    parser.add_argument(
+        "--debug", action="store_true", default=argparse.SUPPRESS, help="show a traceback when something fails"
+    )
+    return parser
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set", metavar="SECTION.KEY=VALUE", action="append", default=[], help="override a configuration key"
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train or validate, and print the scores."""
+    if args.action is None:
+        raise InputError("nothing to do: name train or validate; see seamseg classify --help")
+    return _train(args) if args.action == "train" else _validate(args)
+
+
+def _train(args: argparse.Namespace) -> int:
+    if process_count() > 1:
+        # silence DDP's warnings; read when torch starts
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from seamseg.classification.train import train_classifier
+    from seamseg.training.preemption import Preempted
+    from seamseg.training.run import TrainingOptions
+
+    options = TrainingOptions(
+        config=args.config,
+        data=args.data,
+        log_dir=args.log_dir or Path("runs") / Path(args.config).stem,
+        resume=args.resume,
+        pretrain=args.pre_train,
+        overrides=[*args.set, *(["training.log_hist=yes"] if args.log_hist else [])],
+        device=args.device,
+    )
+    try:
+        scores = train_classifier(options)
+    except Preempted as stop:
+        # logged already, once for all processes
+        return stop.exit_code
+    if scores is not None and is_main_process():
+        print(scores.table(), flush=True)
+    return 0
+
+
+def _validate(args: argparse.Namespace) -> int:
+    from seamseg.classification.validate import ValidationOptions, validate_classifier
+    from seamseg.utils.files import write_json
+
+    scores = validate_classifier(
+        ValidationOptions(
+            args.config, args.checkpoint, args.data, args.crop, args.scale, args.ten_crops, args.set, args.device
+        )
+    )
+    if not is_main_process():
+        return 0
+    # the table first: the scores must not be lost if the file cannot be written
+    print(scores.table())
+    sys.stdout.flush()
+    if args.json is not None:
+        write_json(args.json, scores.to_json(), indent=2)
+    return 0

@@ -1,0 +1,43 @@
+"""The kinds of networks: the modules and losses that distinguish them.
+
+A new kind is an entry here, packaged defaults in `defaults/`, and its network (:mod:`seamseg.models.build`), validation
+(:mod:`seamseg.validation.validator`) and training (:mod:`seamseg.training.task`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of network.
+
+    Attributes
+    ----------
+    modules : parts of the network, each with its own state dict in a snapshot
+    losses : in the order of `[optimizer] loss_weights`
+    """
+
+    modules: tuple[str, ...]
+    losses: tuple[str, ...]
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Sections of the configuration that describe the heads."""
+        return tuple(module.removesuffix("_head") for module in self.modules if module.endswith("_head"))
+
+
+_DETECTION = ("obj_loss", "bbx_loss", "roi_cls_loss", "roi_bbx_loss")
+
+KINDS = {
+    "panoptic": Kind(("body", "rpn_head", "roi_head", "sem_head"), (*_DETECTION, "roi_msk_loss", "sem_loss")),
+    "instance_seg": Kind(("body", "rpn_head", "roi_head"), (*_DETECTION, "roi_msk_loss")),
+    "detection": Kind(("body", "rpn_head", "roi_head"), _DETECTION),
+}
+"""The kinds by the name in `[general] kind`; the first is the default."""
+
+PANOPTIC = "panoptic"
+
+NETWORK_MODULES = tuple(dict.fromkeys(module for kind in KINDS.values() for module in kind.modules))
+"""The parts of the networks of all kinds."""

@@ -1,0 +1,392 @@
+"""The result of detection and instance segmentation: boxes, and masks if the network has them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+from PIL import Image
+
+from seamseg.evaluation.coco_ap import encode_crop
+from seamseg.evaluation.detections import PastedDetection, paste_detections
+from seamseg.formats.metadata import Metadata
+from seamseg.inference.class_names import choose_classes
+from seamseg.inference.photo_result import Photo, PhotoResult, SourceImage, import_supervision, result_file
+from seamseg.structures import Prediction
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import write_json
+from seamseg.visualize.detections import draw_detections
+
+if TYPE_CHECKING:
+    import supervision
+
+_MASK_BYTES = 1 << 30
+"""Limit of all masks in a `.npz` file, one bit a pixel of their crops."""
+
+
+@dataclass(frozen=True, eq=False)
+class Detection:
+    """One detected object.
+
+    Attributes
+    ----------
+    name : of its class
+    category : index of its class, into `metadata.categories`
+    score : 0 to 1
+    box : `(y0, x0, y1, x1)` in pixels of the photo, exclusive lower-right corner
+    size : `(height, width)` of the photo
+    crop : bool, the part of the mask with all its pixels; None if the network has no masks
+    corner : `(y, x)` of the crop
+    """
+
+    name: str
+    category: int
+    score: float
+    box: tuple[float, float, float, float]
+    size: tuple[int, int]
+    crop: np.ndarray | None = field(default=None, repr=False)
+    corner: tuple[int, int] = field(default=(0, 0), repr=False)
+
+    @property
+    def mask(self) -> np.ndarray | None:
+        """The mask, `H x W` bool; None if the network has no masks."""
+        if self.crop is None:
+            return None
+        mask = np.zeros(self.size, bool)
+        (y, x), (height, width) = self.corner, self.crop.shape
+        mask[y : y + height, x : x + width] = self.crop
+        return mask
+
+    @property
+    def area(self) -> float:
+        """Pixels of the mask, or of the box if there is no mask."""
+        y0, x0, y1, x1 = self.box
+        return float((y1 - y0) * (x1 - x0) if self.crop is None else self.crop.sum())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Detection):
+            return NotImplemented
+        facts = [(d.name, d.category, d.score, d.box, d.size, d.crop is None) for d in (self, other)]
+        return facts[0] == facts[1] and (self.crop is None or np.array_equal(self.mask, other.mask))  # type: ignore[arg-type]
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Detections(PhotoResult, Sequence[Detection]):
+    """The objects that a detection or instance segmentation network found in a photo, at the size of the photo.
+
+    A sequence of :class:`Detection`, class by class in the order of the classes, then by descending score. Objects may
+    overlap. Masks are those of the original's evaluation: probability above 0.5 at the size of the network's input,
+    resized to the photo by nearest neighbour.
+
+    Attributes
+    ----------
+    detections : the objects
+    photo_size : `(height, width)` of the photo
+    has_masks : whether the network has masks
+    metadata : names, colours and ids of the classes
+    prediction : output of the network with all objects, whatever their score, in pixels of its input; None in a loaded
+        result
+    source : path or copy of the photo, if it is kept
+
+    Notes
+    -----
+    Two results are equal if their size and objects are.
+
+    Examples
+    --------
+    >>> result = model.predict("street.jpg")  # doctest: +SKIP
+    >>> [(d.name, d.score, d.box) for d in result]  # doctest: +SKIP
+    [('car', 0.98, (120.5, 33.0, 180.2, 90.7))]
+    >>> result.only("car,truck").save("vehicles.jpg")  # doctest: +SKIP
+    """
+
+    counted = "detections"
+    detections: list[Detection]
+    photo_size: tuple[int, int]
+    has_masks: bool
+    metadata: Metadata
+    prediction: Prediction | None = None
+    source: SourceImage = None
+
+    @staticmethod
+    def of(
+        prediction: Prediction,
+        size: tuple[int, int],
+        metadata: Metadata,
+        least_score: float = 0.0,
+        classes: Sequence[int] | None = None,
+    ) -> Detections:
+        """Return the result of a photo of `(height, width)` from the output of the network.
+
+        Parameters
+        ----------
+        prediction : in pixels of the network's input
+        size : of the photo
+        metadata : the classes of the model
+        least_score : objects must score above
+        classes : indices of the classes to keep, stuff first; None for all
+        """
+        chosen = choose_detections(prediction, metadata.num_stuff, least_score, classes)
+        found = [_named(d, metadata, size, metadata.num_stuff) for d in paste_detections(chosen, size, by_nearest=True)]
+        return Detections(found, size, prediction.mask_logits is not None, metadata.without_images())
+
+    def __len__(self) -> int:
+        return len(self.detections)
+
+    def __iter__(self) -> Iterator[Detection]:
+        return iter(self.detections)
+
+    @overload
+    def __getitem__(self, index: int) -> Detection: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Detections: ...
+
+    def __getitem__(self, index: int | slice) -> Detection | Detections:
+        if isinstance(index, slice):
+            return replace(self, detections=self.detections[index])
+        return self.detections[index]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Detections):
+            return NotImplemented
+        return self.size == other.size and self.detections == other.detections
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        height, width = self.size
+        found = [f"{n} {name}" for name, n in Counter(d.name for d in self).most_common()]
+        return f"Detections({width} x {height}: {', '.join(found) or 'nothing found'})"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """`(height, width)` of the photo."""
+        return self.photo_size
+
+    @property
+    def boxes(self) -> np.ndarray:
+        """All boxes, `N x 4` float32, `(y0, x0, y1, x1)` in pixels of the photo."""
+        return np.array([d.box for d in self], np.float32).reshape(-1, 4)
+
+    @property
+    def classes(self) -> np.ndarray:
+        """All class indices (into `metadata.categories`), `N` int64."""
+        return np.array([d.category for d in self], np.int64)
+
+    @property
+    def scores(self) -> np.ndarray:
+        """All scores, `N` float32."""
+        return np.array([d.score for d in self], np.float32)
+
+    @property
+    def names(self) -> list[str]:
+        """The class name of each object."""
+        return [d.name for d in self]
+
+    @property
+    def masks(self) -> np.ndarray | None:
+        """All masks, `N x H x W` bool, which take a byte a pixel each; None if the network has no masks."""
+        if not self.has_masks:
+            return None
+        masks = np.zeros((len(self), *self.size), bool)
+        for out, d in zip(masks, self):
+            out[:] = d.mask
+        return masks
+
+    def counts(self) -> dict[str, int]:
+        """Count the objects of each class."""
+        count = Counter(d.category for d in self)
+        return {self.metadata.categories[category]: count[category] for category in sorted(count)}
+
+    def only(self, classes: str | Sequence[str]) -> Detections:
+        """Return the result with some classes only.
+
+        Parameters
+        ----------
+        classes : names, as a list or separated by commas, see :func:`seamseg.inference.class_names.choose_classes`
+
+        Examples
+        --------
+        >>> len(result.only("car,truck"))  # doctest: +SKIP
+        """
+        chosen = set(choose_classes(classes, self.metadata))
+        return replace(self, detections=[d for d in self if d.category in chosen])
+
+    def draw(  # type: ignore[override]  # its options are named
+        self,
+        photo: Photo = None,
+        labels: bool = True,
+        opacity: float = 0.5,
+        classes: str | Sequence[str] | None = None,
+    ) -> Image.Image:
+        """Draw boxes, masks, class names and scores over the photo; objects of high score are on top.
+
+        Parameters
+        ----------
+        photo : to draw on, of any size; None for the result's own, or a black image if it has none
+        labels : write class and score at each box
+        opacity : of the masks, 0 to 1
+        classes : names of the classes to draw; None for all
+
+        Examples
+        --------
+        >>> result.draw(opacity=0.3, classes="person,rider").show()  # doctest: +SKIP
+        """
+        if not 0 <= opacity <= 1:
+            raise InputError(f"opacity must be between 0 and 1, not {opacity}")
+        shown = self if classes is None else self.only(classes)
+        rgb = self.pixels_to_draw_on(photo)
+        if rgb is None:
+            rgb = np.zeros((*self.size, 3), np.uint8)
+        return Image.fromarray(draw_detections(rgb, list(shown), self.size, self.metadata.palette, labels, opacity))
+
+    def to_coco(self, image_id: int | str = 0) -> list[dict[str, Any]]:
+        """Return the objects in COCO's format of results, as `pycocotools.coco.COCO.loadRes` reads them.
+
+        `bbox` is `[x, y, width, height]` in pixels, `segmentation` the mask as compressed run lengths (omitted for
+        networks without masks). `category_id` is the index of the class, stuff first, as in `coco/<split>.json` of a
+        dataset folder; the id in the original data set is `metadata.original_ids[category_id]`.
+
+        Parameters
+        ----------
+        image_id : of the photo; in a dataset folder, the file name without its ending
+
+        Examples
+        --------
+        >>> results = result.to_coco("val0")  # doctest: +SKIP
+        """
+        return [coco_entry(d, image_id) for d in self]
+
+    def to_supervision(self) -> supervision.Detections:
+        """Return `supervision.Detections`: boxes, masks, class indices, scores, and `class_name` in its data.
+
+        Raises
+        ------
+        SeamsegError
+            if the library is not installed
+
+        Examples
+        --------
+        >>> import supervision as sv  # doctest: +SKIP
+        >>> sv.BoxAnnotator().annotate(result.photo.copy(), result.to_supervision())  # doctest: +SKIP
+        """
+        found: supervision.Detections = import_supervision().Detections(
+            xyxy=self.boxes[:, [1, 0, 3, 2]],
+            mask=self.masks,
+            confidence=self.scores,
+            class_id=self.classes,
+            data={"class_name": np.array(self.names, dtype=str)},
+        )
+        return found
+
+    def _save_json(self, path: Path) -> None:
+        write_json(path, self.to_coco(path.stem))
+
+    def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        entries = [
+            {
+                "category": d.category,
+                "score": d.score,
+                "box": d.box,
+                "corner": d.corner,
+                "crop": None if d.crop is None else d.crop.shape,
+            }
+            for d in self
+        ]
+        bits = [np.packbits(d.crop) for d in self if d.crop is not None]
+        facts = {"size": self.size, "has_masks": self.has_masks, "detections": entries}
+        return facts, {"masks": np.concatenate(bits) if bits else np.zeros(0, np.uint8)}
+
+    @staticmethod
+    def load(path: str | Path, photo: str | Path | None = None) -> Detections:
+        """Load a `.npz` file from :meth:`save`; nothing in the file is executed.
+
+        Parameters
+        ----------
+        path : of the file
+        photo : path of its photo, to draw on
+
+        Raises
+        ------
+        InputError
+            if the file is missing, broken or of another kind
+        """
+        with result_file(path) as file:
+            metadata, facts = file.metadata, file.content
+            bits = file.array("masks", _MASK_BYTES)
+            height, width = (int(v) for v in facts["size"])
+            found, start = [], 0
+            for entry in facts["detections"]:
+                pasted, start = _restored(entry, bits, start, (height, width))
+                found.append(_named(pasted, metadata, (height, width), 0))
+            source = None if photo is None else Path(photo)
+            return Detections(found, (height, width), bool(facts["has_masks"]), metadata, None, source)
+
+    def shares(self) -> list[tuple[str, int, bool, float]]:
+        """See :meth:`seamseg.inference.photo_result.PhotoResult.shares`."""
+        pixels = max(self.size[0] * self.size[1], 1)
+        return [(d.name, d.category, True, d.area / pixels) for d in self]
+
+
+def choose_detections(
+    prediction: Prediction, num_stuff: int, least_score: float = 0.0, classes: Sequence[int] | None = None
+) -> Prediction:
+    """Return the objects of a prediction that score above `least_score`, of some classes (indices, stuff first)."""
+    keep = prediction.scores > least_score
+    if classes is not None:
+        things = prediction.classes.new_tensor([c - num_stuff for c in classes])
+        keep = keep & (prediction.classes[:, None] == things).any(1)
+    if bool(keep.all()):
+        return prediction
+    masks = None if prediction.mask_logits is None else prediction.mask_logits[keep]
+    return replace(
+        prediction,
+        boxes=prediction.boxes[keep],
+        classes=prediction.classes[keep],
+        scores=prediction.scores[keep],
+        mask_logits=masks,
+    )
+
+
+def coco_entry(d: Detection, image_id: int | str) -> dict[str, Any]:
+    """Return an entry of COCO's results, see :meth:`Detections.to_coco`."""
+    y0, x0, y1, x1 = d.box
+    entry: dict[str, Any] = {
+        "image_id": image_id,
+        "category_id": d.category,
+        "score": d.score,
+        "bbox": [x0, y0, x1 - x0, y1 - y0],
+    }
+    if d.crop is not None:
+        counts = encode_crop(d.crop, d.corner, d.size).decode("ascii")
+        entry["segmentation"] = {"size": list(d.size), "counts": counts}
+    return entry
+
+
+def _named(d: PastedDetection, metadata: Metadata, size: tuple[int, int], num_stuff: int) -> Detection:
+    category = d.category + num_stuff
+    return Detection(metadata.categories[category], category, d.score, d.box, size, d.crop, d.corner)
+
+
+def _restored(
+    entry: dict[str, Any], bits: np.ndarray, start: int, size: tuple[int, int]
+) -> tuple[PastedDetection, int]:
+    """Return an object of a `.npz` file, and where the bits of the next one start."""
+    crop, corner = None, (int(entry["corner"][0]), int(entry["corner"][1]))
+    if entry["crop"] is not None:
+        rows, columns = (int(v) for v in entry["crop"])
+        stop = start + -(-rows * columns // 8)
+        inside = all(0 <= at <= at + length <= side for at, length, side in zip(corner, (rows, columns), size))
+        if not inside or stop > len(bits):
+            raise ValueError(f"a mask of {rows} x {columns} pixels at {corner} is not in the photo, or incomplete")
+        crop = np.unpackbits(bits[start:stop], count=rows * columns).astype(bool).reshape(rows, columns)
+        start = stop
+    y0, x0, y1, x1 = (float(v) for v in entry["box"])
+    return PastedDetection(int(entry["category"]), float(entry["score"]), (y0, x0, y1, x1), crop, corner), start

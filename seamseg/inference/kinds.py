@@ -1,0 +1,77 @@
+"""What each kind of network makes of its outputs: the type of the result, and the options that apply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from seamseg.formats.metadata import Metadata
+from seamseg.inference.detections import Detections
+from seamseg.inference.options import InferenceOptions, Thresholds
+from seamseg.inference.photo_result import PhotoResult
+from seamseg.inference.result import Panoptic, only_classes
+from seamseg.models.fusion import fuse, to_result
+from seamseg.structures import Prediction
+from seamseg.utils.errors import InputError, option
+
+
+@dataclass(frozen=True)
+class ResultSettings:
+    """What a result depends on besides the output of the network.
+
+    Attributes
+    ----------
+    metadata : the classes of the model
+    thresholds : of scores, and of the fusion
+    classes : indices of the classes in results; None for all
+    """
+
+    metadata: Metadata
+    thresholds: Thresholds
+    classes: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class InferenceKind:
+    """Inference with one kind of network.
+
+    Attributes
+    ----------
+    name : of the kind, as in `[general] kind`
+    result : makes the result of a photo of `(height, width)` from the output of the network
+    thresholds : names of the :class:`seamseg.inference.options.Thresholds` that it uses
+    """
+
+    name: str
+    result: Callable[[Prediction, tuple[int, int], ResultSettings], PhotoResult]
+    thresholds: tuple[str, ...] = ()
+
+    def check(self, options: InferenceOptions) -> None:
+        """Raise InputError if an option has no effect on this kind of network."""
+        for name in ("score_threshold", "overlap_threshold", "min_stuff_area"):
+            if getattr(options, name) is not None and name not in self.thresholds:
+                raise InputError(f"{option(name)} has no effect: the model is of kind {self.name}")
+
+
+def _panoptic(prediction: Prediction, size: tuple[int, int], settings: ResultSettings) -> Panoptic:
+    t, num_stuff = settings.thresholds, settings.metadata.num_stuff
+    fused = fuse(prediction, num_stuff, t.score_threshold, t.overlap_threshold, t.min_stuff_area)
+    result = to_result(fused, size, num_stuff)
+    return Panoptic.of(
+        result if settings.classes is None else only_classes(result, settings.classes), settings.metadata
+    )
+
+
+def _detections(prediction: Prediction, size: tuple[int, int], settings: ResultSettings) -> Detections:
+    return Detections.of(prediction, size, settings.metadata, settings.thresholds.score_threshold, settings.classes)
+
+
+INFERENCE_KINDS = {
+    kind.name: kind
+    for kind in (
+        InferenceKind("panoptic", _panoptic, ("score_threshold", "overlap_threshold", "min_stuff_area")),
+        InferenceKind("instance_seg", _detections, ("score_threshold",)),
+        InferenceKind("detection", _detections, ("score_threshold",)),
+    )
+}
+"""By name."""

@@ -1,0 +1,285 @@
+"""What the results of all kinds of networks have in common: the photo, overlays, files, notebooks."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
+
+import numpy as np
+import torch
+from PIL import Image
+
+from seamseg.data.images import open_image
+from seamseg.formats.metadata import Metadata
+from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
+from seamseg.inference.class_names import choose_classes
+from seamseg.panoptic_map import PanopticResult
+from seamseg.structures import Prediction
+from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.files import replacing, write_atomically
+from seamseg.utils.limits import MODEL_METADATA_BYTES, check_member, check_method, packed_size, parse_json
+from seamseg.visualize.overlay import encode_thumbnail, figure_html
+
+OVERLAY_FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP"}
+"""File endings for which :meth:`PhotoResult.save` writes the overlay."""
+
+SourceImage: TypeAlias = Path | Image.Image | None
+
+Photo: TypeAlias = np.ndarray | Image.Image | None
+
+R = TypeVar("R", bound="PhotoResult")
+
+COUNTED = ("segments", "detections")
+"""What :meth:`PhotoResult.counts` counts, for the kinds of results."""
+
+
+class PhotoResult(ABC):
+    """The result of a prediction on a photo, whatever the kind of network; results are frozen dataclasses.
+
+    Attributes
+    ----------
+    metadata : names, colours and ids of the classes
+    prediction : output of the network, in pixels of its input; None in a loaded result
+    source : path or copy of the photo, if it is kept
+    counted : of :data:`COUNTED`
+    """
+
+    counted: ClassVar[str]
+    metadata: Metadata
+    prediction: Prediction | None
+    source: SourceImage
+
+    @property
+    @abstractmethod
+    def size(self) -> tuple[int, int]:
+        """`(height, width)` of the photo."""
+
+    @abstractmethod
+    def counts(self) -> dict[str, int]:
+        """Count what was found of each class, by name, in the order of the classes."""
+
+    @abstractmethod
+    def draw(self, photo: Photo = None, **options: Any) -> Image.Image:
+        """Draw the result over a photo."""
+
+    def with_photo(self: R, photo: SourceImage, prediction: Prediction | None = None) -> R:
+        """Return the result with its photo, and with a copy of the output of the network."""
+        compact = None if prediction is None else _compact(prediction)
+        return cast(R, replace(cast(Any, self), source=photo, prediction=compact))
+
+    @property
+    def photo(self) -> np.ndarray | None:
+        """The photo, uint8 `H x W x 3` RGB, upright; None if the result has none.
+
+        Raises
+        ------
+        InputError
+            if the photo is a file that no longer exists, or has another size now
+        """
+        if self.source is None:
+            return None
+        rgb = np.asarray(open_image(self.source) if isinstance(self.source, Path) else self.source)
+        if rgb.shape[:2] != self.size:
+            height, width = self.size
+            raise InputError(
+                f"{self.source}: the photo is now {rgb.shape[1]} x {rgb.shape[0]} pixels, the result is of "
+                f"{width} x {height}: the file has changed"
+            )
+        return rgb
+
+    def pixels_to_draw_on(self, photo: Photo) -> np.ndarray | None:
+        """Return a photo, or the result's own for None, as uint8 `H x W x 3`; None if there is none.
+
+        Raises
+        ------
+        InputError
+            if it is not an RGB image, or see :attr:`photo`
+        """
+        given = photo.convert("RGB") if isinstance(photo, Image.Image) else photo
+        rgb = self.photo if given is None else np.asarray(given)
+        if rgb is not None and (rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3):
+            raise InputError(f"a photo to draw on must be H x W x 3 uint8 RGB, this one is {rgb.shape} {rgb.dtype}")
+        return rgb
+
+    def anonymize(
+        self, classes: str | Sequence[str], style: Style = "blur", least_score: float = LEAST_SCORE
+    ) -> Image.Image:
+        """Return the photo with everything that may belong to some classes made unrecognisable.
+
+        Parameters
+        ----------
+        classes : names; include related classes, as `person,rider`
+        style : "blur" or "pixels"
+        least_score : of detections that are hidden, see :func:`seamseg.inference.anonymize.private_regions`
+
+        Raises
+        ------
+        InputError
+            if a name is unknown, or the result has no photo
+
+        Examples
+        --------
+        >>> result.anonymize("person,rider,car").save("street_private.jpg")  # doctest: +SKIP
+        """
+        chosen = choose_classes(classes, self.metadata)
+        rgb = self.photo
+        if rgb is None:
+            raise InputError("this result has no photo to anonymise: predict with keep_photo=True")
+        return Image.fromarray(
+            hide_classes(rgb, self._segments(), self.prediction, chosen, self.metadata.num_stuff, style, least_score)
+        )
+
+    def _segments(self) -> PanopticResult | None:
+        """Return the panoptic map of the result, if it has one."""
+        return None
+
+    def save(self, path: str | Path, **options: Any) -> Path:
+        """Write the result atomically, in the format that the ending of the path selects.
+
+        Parameters
+        ----------
+        path : `.jpg`, `.png` or `.webp` for the overlay; `.json` for the COCO format of this kind of result; `.npz` to
+            load it again
+        **options : of :meth:`draw`, for overlays
+
+        Returns
+        -------
+        path : as given
+
+        Raises
+        ------
+        InputError
+            if the ending is not supported
+        SeamsegError
+            if the file cannot be written
+        """
+        path = Path(path)
+        ending = path.suffix.lower()
+        if ending in OVERLAY_FORMATS:
+            image = self.draw(**options)
+            more = {"quality": 92} if ending != ".png" else {}
+            with replacing(path) as temporary:
+                image.save(temporary, OVERLAY_FORMATS[ending], **more)
+        elif ending not in (".json", ".npz"):
+            raise InputError(f"{path}: results are saved as {', '.join([*OVERLAY_FORMATS, '.json', '.npz'])}")
+        elif options:
+            raise InputError(f"{path}: {', '.join(options)}: options for overlays only")
+        elif ending == ".json":
+            self._save_json(path)
+        else:
+            facts, arrays = self._content()
+            content = {"version": 1, **facts, "classes": asdict(self.metadata)}
+            buffer = BytesIO()
+            np.savez_compressed(buffer, facts=np.array(json.dumps(content)), **cast(Any, arrays))
+            write_atomically(path, buffer.getvalue())
+        return path
+
+    @abstractmethod
+    def _save_json(self, path: Path) -> None:
+        """Write the COCO format."""
+
+    @abstractmethod
+    def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Return what a `.npz` file holds besides the classes: plain data, and arrays by name."""
+
+    @abstractmethod
+    def shares(self) -> list[tuple[str, int, bool, float]]:
+        """Return for each found object or region: class name, index, whether it is counted, part of the photo."""
+
+    def _repr_png_(self) -> bytes:
+        return encode_thumbnail(self._overlay())
+
+    def _repr_html_(self) -> str:
+        return figure_html(self._overlay(), repr(self), self.shares(), self.metadata.palette)
+
+    def _overlay(self) -> Image.Image:
+        try:
+            return self.draw()
+        except InputError:  # the file of the photo may have moved
+            return cast(PhotoResult, replace(cast(Any, self), source=None)).draw()
+
+
+class ResultFile:
+    """A `.npz` file from :meth:`PhotoResult.save`, opened; nothing in the file is executed."""
+
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        self._archive = archive
+        self.content: Mapping[str, Any] = parse_json(str(self.array("facts", MODEL_METADATA_BYTES)))
+
+    @property
+    def metadata(self) -> Metadata:
+        """The classes."""
+        classes = dict(self.content["classes"])
+        classes["palette"] = [tuple(rgb) for rgb in classes["palette"]]
+        return Metadata(**classes)
+
+    def array(self, name: str, limit: int) -> np.ndarray:
+        """Read an array of at most `limit` bytes."""
+        info = self._archive.getinfo(f"{name}.npy")
+        # a map of a single segment is a thousand times its size in the file
+        name = f"{self._archive.filename}:{info.filename}"
+        check_method(info)
+        check_member(name, packed_size(self._archive, info), info.file_size, limit, "result", free=limit)
+        with self._archive.open(info) as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+
+
+@contextmanager
+def result_file(path: str | Path) -> Iterator[ResultFile]:
+    """Open a result file for a block that reads it.
+
+    Raises
+    ------
+    InputError
+        if the file is missing, broken, or lacks what the block reads
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield ResultFile(archive)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except _BROKEN as error:
+        raise InputError(f"{path}: not a result saved as .npz: {error}") from None
+
+
+_BROKEN = (
+    zipfile.BadZipFile,
+    zlib.error,
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    RuntimeError,
+    MemoryError,
+)
+
+
+def import_supervision() -> Any:
+    """Import the library `supervision`; SeamsegError if it is not installed."""
+    try:
+        import supervision
+    except ImportError as error:
+        raise SeamsegError("to_supervision() needs the library: pip install supervision") from error
+    return supervision
+
+
+def _compact(p: Prediction) -> Prediction:
+    """Copy a prediction in as few bytes as possible; slices would keep the whole batch alive."""
+    return Prediction(
+        p.boxes.clone(),
+        p.classes.clone(),
+        p.scores.clone(),
+        None if p.mask_logits is None else p.mask_logits.clone(),
+        None if p.semantic is None else p.semantic.to(torch.uint8, copy=True),
+        p.size,
+    )

@@ -1,0 +1,114 @@
+"""What the backbones share: stages in a row, of which the outputs are returned by name, and the classifier."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from seamseg.ops.abn_recompute import checkpointed
+
+NormFactory = Callable[..., nn.Module]
+"""Makes a norm + activation layer: `norm(channels)` or `norm(channels, activation="identity")`."""
+
+
+class Backbone(nn.Module):
+    """A network of stages `mod1`, `mod2`, ... for images; subclasses add the stages.
+
+    Parameters
+    ----------
+    classes : outputs of a classifier on the global average, 0 for none
+    keep_outputs : return the outputs of all stages by name; otherwise only the last one
+    checkpoint : of each stage that is trained keep only the output for the backward pass, which computes the rest again
+
+    Attributes
+    ----------
+    out_channels, out_strides : of the output of each stage, by name
+    """
+
+    def __init__(self, classes: int = 0, keep_outputs: bool = True, checkpoint: bool = False) -> None:
+        super().__init__()
+        self.classes = classes
+        self.keep_outputs = keep_outputs
+        self.checkpoint = checkpoint
+        self.out_channels: dict[str, int] = {}
+        self.out_strides: dict[str, int] = {}
+        self._order: list[str] = []
+        self._stride = 1
+
+    def _add(self, name: str, stage: nn.Module, stride: int, channels: int | None = None) -> None:
+        """Append a stage, of this stride relative to the one before; its output is returned if `channels` are given."""
+        self.add_module(name, stage)
+        self._order.append(name)
+        self._stride *= stride
+        if channels is not None:
+            self.out_channels[name] = channels
+            self.out_strides[name] = self._stride
+
+    def _add_classifier(self, channels: int) -> None:
+        if self.classes > 0:
+            self.classifier = nn.Sequential(
+                OrderedDict(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), fc=nn.Linear(channels, self.classes))
+            )
+
+    def forward(self, x: Tensor) -> dict[str, Tensor] | Tensor:
+        """Map images `N x 3 x H x W` to the outputs of the stages.
+
+        Returns
+        -------
+        dict of `N x C x h x w`, and `classifier` (`N x classes`, logits) if there is one; without `keep_outputs` its
+        last entry
+        """
+        outputs: dict[str, Tensor] = {}
+        for name in self._order:
+            stage = self.get_submodule(name)
+            x = checkpointed(stage, x) if self.checkpoint and _is_trained(stage, x) else stage(x)
+            if self.keep_outputs and name in self.out_channels:
+                outputs[name] = x
+        if self.classes > 0:
+            outputs["classifier"] = x = self.classifier(x)
+        return outputs if self.keep_outputs else x
+
+    def freeze(self, modules: int) -> None:
+        """Exclude the parameters of `mod1`..`mod<modules>`, and of what lies between them, from training."""
+        if modules > 0:
+            last = self._order.index(f"mod{modules}")
+            for name in self._order[: last + 1]:
+                self.get_submodule(name).requires_grad_(False)
+
+
+def _is_trained(stage: nn.Module, x: Tensor) -> bool:
+    parameters = list(stage.parameters())
+    return bool(parameters) and (x.requires_grad or any(p.requires_grad for p in parameters))
+
+
+def dilations_of(network: str, dilation: int | Sequence[int | Sequence[int]], blocks: Sequence[int]) -> list[list[int]]:
+    """Return the dilation of each block of the stages `mod2`, `mod3`, ...
+
+    Parameters
+    ----------
+    network : its name, for errors
+    dilation : one for all blocks, or for each stage one or a list with one for each block
+    blocks : number of blocks of each stage
+
+    Raises
+    ------
+    ValueError
+        if the numbers of stages or blocks differ, or a dilation is not a positive integer
+    """
+    stages = list(dilation) if isinstance(dilation, Sequence) else [dilation] * len(blocks)
+    if len(stages) != len(blocks):
+        last = len(blocks) + 1
+        raise ValueError(
+            f"{network}: dilation has {len(stages)} entries, give one number or {len(blocks)} (mod2 to mod{last})"
+        )
+    result = []
+    for i, (given, count) in enumerate(zip(stages, blocks), start=2):
+        values = list(given) if isinstance(given, Sequence) else [given] * count
+        if len(values) != count:
+            raise ValueError(f"{network}: dilation of mod{i} has {len(values)} entries, it has {count} blocks")
+        if any(isinstance(d, bool) or not isinstance(d, int) or d < 1 for d in values):
+            raise ValueError(f"{network}: dilation of mod{i} must be positive integers, got {given!r}")
+        result.append(values)
+    return result

@@ -1,0 +1,153 @@
+"""Formats of detection and instance segmentation: overlays, COCO results, raw network outputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from seamseg.formats.metadata import Metadata
+from seamseg.inference.detections import Detections
+from seamseg.predict.sources.base import Source
+from seamseg.predict.writers.base import Record, Records, Writer
+from seamseg.predict.writers.images import OVERLAY_QUALITY
+from seamseg.structures import Prediction
+from seamseg.utils.files import replacing, write_atomically
+from seamseg.visualize.detections import draw_detections, draw_legacy
+
+RESULTS_JSON = "coco_results.json"
+
+
+@dataclass(frozen=True)
+class DetectionChoice:
+    """Which detections the formats for evaluation hold.
+
+    Attributes
+    ----------
+    least_score : they score above; by default all that the network returns, as average precision needs
+    classes : indices of their classes, stuff first; None for all
+    """
+
+    least_score: float = 0.0
+    classes: Sequence[int] | None = None
+
+
+class _DrawingWriter(Writer[Detections]):
+    """Base of the formats that draw on the photo: `<name>.jpg`."""
+
+    needs_photo = True
+    member = "overlay.jpg"
+
+    def __init__(self, out: Path, metadata: Metadata) -> None:
+        self.out = out
+        self.metadata = metadata
+
+    def paths(self, source: Source) -> list[Path]:
+        """Return `OUT/<name>.jpg`."""
+        return [self.out / f"{source.name}.jpg"]
+
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Detections) -> None:
+        """Draw and write the overlay."""
+        assert rgb is not None
+        buffer = BytesIO()
+        Image.fromarray(self.draw(rgb, result)).save(buffer, "JPEG", quality=OVERLAY_QUALITY)
+        write_atomically(self.paths(source)[0], buffer.getvalue())
+
+    def draw(self, rgb: np.ndarray, result: Detections) -> np.ndarray:
+        """Return the photo with the objects."""
+        raise NotImplementedError
+
+
+class DetectionOverlayWriter(_DrawingWriter):
+    """The photo with boxes, masks, class names and scores."""
+
+    def draw(self, rgb: np.ndarray, result: Detections) -> np.ndarray:
+        """Return the photo with the objects."""
+        return draw_detections(rgb, list(result), result.size, self.metadata.palette)
+
+
+class LegacyOverlayWriter(_DrawingWriter):
+    """The photo as the original's `test_instance_seg.py` draws it: opaque masks and boxes, without text."""
+
+    def draw(self, rgb: np.ndarray, result: Detections) -> np.ndarray:
+        """Return the photo with the objects."""
+        return draw_legacy(rgb, list(result), result.size, self.metadata.palette)
+
+
+class RawDetectionsWriter(Writer[Detections]):
+    """The outputs of the network: `<name>.pth.tar`, a dict of tensors in pixels of its input.
+
+    bbx_pred `K x 4`, cls_pred `K` int64 (0 is the first thing), obj_pred `K` scores, msk_pred `K x 28 x 28` logits
+    (None for networks without masks). All are None where nothing was found, as in the original's files.
+    """
+
+    needs_photo = False
+    member = "raw.pth"
+
+    def __init__(self, out: Path, metadata: Metadata) -> None:
+        self.out = out
+
+    def paths(self, source: Source) -> list[Path]:
+        """Return `OUT/<name>.pth.tar`."""
+        return [self.out / f"{source.name}.pth.tar"]
+
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Detections) -> None:
+        """Write the tensors."""
+        found = {
+            "bbx_pred": prediction.boxes,
+            "cls_pred": prediction.classes,
+            "obj_pred": prediction.scores,
+            "msk_pred": prediction.mask_logits,
+        }
+        nothing = prediction.scores.shape[0] == 0
+        # a slice of a batch would be saved with the storage of the whole batch
+        content = {name: None if nothing or value is None else value.clone() for name, value in found.items()}
+        buffer = BytesIO()
+        torch.save(content, buffer)
+        write_atomically(self.paths(source)[0], buffer.getvalue())
+
+
+class CocoResultsWriter(Writer[Detections]):
+    """All detections in COCO's format of results: `coco_results.json`, a list that `COCO.loadRes` reads.
+
+    `image_id` is the name of the photo without its ending, with its sub-folder, as in `coco/<split>.json` of a dataset
+    folder; see :meth:`seamseg.inference.detections.Detections.to_coco` for the rest.
+    """
+
+    needs_photo = False
+    member: str | None = ""
+
+    def __init__(self, out: Path, metadata: Metadata, choice: DetectionChoice = DetectionChoice()) -> None:
+        self.out = out
+        self.metadata = metadata
+        self.choice = choice
+
+    def paths(self, source: Source) -> list[Path]:
+        """Return no files: all detections are in one file."""
+        return []
+
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Detections) -> Record:
+        """Return the entries of a photo."""
+        chosen = Detections.of(prediction, result.size, self.metadata, self.choice.least_score, self.choice.classes)
+        return {"results": chosen.to_coco(source.name)}
+
+    def finals(self) -> list[Path]:
+        """Return `coco_results.json`."""
+        return [self.out / RESULTS_JSON]
+
+    def finish(self, records: Records) -> None:
+        """Write `coco_results.json`, an entry a line, in constant memory; `[]` if nothing was found."""
+        with replacing(self.out / RESULTS_JSON) as temporary, open(temporary, "w", encoding="utf-8") as file:
+            file.write("[")
+            between = "\n"
+            for record in records():
+                for entry in record["results"]:
+                    file.write(between + json.dumps(entry, allow_nan=False))
+                    between = ",\n"
+            file.write("]\n" if between == "\n" else "\n]\n")

@@ -1,0 +1,150 @@
+"""Drawing of detected objects on photos: boxes, masks, class names and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from seamseg.idmaps.resize import nearest_index
+
+from .overlay import Palette, label_font
+from .palette import padded_palette, text_color
+
+LEGACY_OPACITY = 192 / 255
+"""Opacity of the masks in the overlays of the original."""
+LEGACY_LINE = 3
+"""Width in pixels of the boxes there."""
+
+
+class DrawnObject(Protocol):
+    """An object in pixels of the photo, see :class:`seamseg.inference.detections.Detection`."""
+
+    @property
+    def name(self) -> str:
+        """Name of its class."""
+
+    @property
+    def category(self) -> int:
+        """Row of the palette."""
+
+    @property
+    def score(self) -> float:
+        """0 to 1."""
+
+    @property
+    def box(self) -> tuple[float, float, float, float]:
+        """`(y0, x0, y1, x1)`."""
+
+    @property
+    def crop(self) -> np.ndarray | None:
+        """Part of the mask, bool; None for none."""
+
+    @property
+    def corner(self) -> tuple[int, int]:
+        """`(y, x)` of the crop."""
+
+
+def draw_detections(
+    photo: np.ndarray,
+    objects: Sequence[DrawnObject],
+    size: tuple[int, int],
+    palette: Palette,
+    labels: bool = True,
+    opacity: float = 0.5,
+) -> np.ndarray:
+    """Draw objects with boxes, masks and labels; those of high score are on top.
+
+    Parameters
+    ----------
+    photo : uint8 `H x W x 3`
+    objects : in pixels of a photo of `size`, scaled to `photo` if it has another size
+    size : `(height, width)`
+    palette : one row `r, g, b` per class
+    labels : write class and score above each box, or within it at the upper edge of the photo
+    opacity : of the masks, 0 to 1
+
+    Returns
+    -------
+    uint8 `H x W x 3`
+    """
+    colors = padded_palette(palette)
+    pixels = np.array(photo)
+    ordered = sorted(objects, key=lambda d: d.score)
+    for d in ordered:
+        _paint(pixels, d, size, colors[d.category], opacity)
+    image = Image.fromarray(pixels)
+    draw = ImageDraw.Draw(image)
+    shortest = min(photo.shape[:2])
+    width = max(1, round(shortest / 350))
+    for d in ordered:
+        _outline(draw, _scaled_box(d, size, photo.shape), tuple(colors[d.category].tolist()), width)
+    if labels:
+        for d in ordered:
+            _label(image, draw, d, _scaled_box(d, size, photo.shape), tuple(colors[d.category].tolist()))
+    return np.asarray(image)
+
+
+def draw_legacy(
+    photo: np.ndarray, objects: Sequence[DrawnObject], size: tuple[int, int], palette: Palette
+) -> np.ndarray:
+    """Draw objects as the original's `test_instance_seg.py` does, before JPEG compression; no text.
+
+    Parameters are those of :func:`draw_detections`; the objects are drawn in their order.
+    """
+    colors = padded_palette(palette)
+    pixels = np.array(photo)
+    for d in objects:
+        _paint(pixels, d, size, colors[d.category], LEGACY_OPACITY)
+        image = Image.fromarray(pixels)
+        y0, x0, y1, x1 = _scaled_box(d, size, photo.shape)
+        color = tuple(colors[d.category].tolist())
+        ImageDraw.Draw(image).rectangle((x0, y0, x1, y1), outline=color, width=LEGACY_LINE)
+        pixels = np.array(image)
+    return pixels
+
+
+def _scaled_box(d: DrawnObject, size: tuple[int, int], shape: tuple[int, ...]) -> tuple[float, float, float, float]:
+    down, right = shape[0] / size[0], shape[1] / size[1]
+    y0, x0, y1, x1 = d.box
+    return y0 * down, x0 * right, y1 * down, x1 * right
+
+
+def _paint(pixels: np.ndarray, d: DrawnObject, size: tuple[int, int], color: np.ndarray, opacity: float) -> None:
+    """Blend the mask of an object into the pixels."""
+    if d.crop is None or d.crop.size == 0:
+        return
+    height, width = d.crop.shape
+    (y, x), crop = d.corner, d.crop
+    if pixels.shape[:2] != size:
+        rows, columns = (nearest_index(old, new) for old, new in zip(size, pixels.shape[:2]))
+        (top, bottom), (left, right) = np.searchsorted(rows, [y, y + height]), np.searchsorted(columns, [x, x + width])
+        crop = crop[(rows[top:bottom] - y)[:, None], columns[left:right] - x]
+    else:
+        top, bottom, left, right = y, y + height, x, x + width
+    part = pixels[top:bottom, left:right]
+    share = round(opacity * 255)
+    mixed = part[crop].astype(np.uint32) * (255 - share) + color.astype(np.uint32) * share
+    part[crop] = ((mixed + 127) // 255).astype(np.uint8)
+
+
+def _outline(draw: ImageDraw.ImageDraw, box: tuple[float, ...], color: tuple[int, ...], width: int) -> None:
+    y0, x0, y1, x1 = box
+    # the corner is exclusive: the last pixel inside is drawn
+    draw.rectangle((x0, y0, max(x0, x1 - 1), max(y0, y1 - 1)), outline=color, width=width)
+
+
+def _label(
+    image: Image.Image, draw: ImageDraw.ImageDraw, d: DrawnObject, box: tuple[float, ...], color: tuple[int, ...]
+) -> None:
+    """Write name and score above the box, within it if there is no room."""
+    font = label_font((image.height, image.width))
+    text = f"{d.name.split('--')[-1].replace('-', ' ')} {d.score:.2f}"
+    left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
+    wide, high = right - left + 6, bottom - top + 4
+    x = min(max(0.0, box[1]), max(0.0, image.width - wide))
+    y = box[0] - high if box[0] >= high else min(box[0], max(0.0, image.height - high))
+    draw.rectangle((x, y, x + wide - 1, y + high - 1), fill=color)
+    draw.text((x + 3 - left, y + 2 - top), text, fill=text_color(color), font=font)

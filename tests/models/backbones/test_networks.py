@@ -1,0 +1,193 @@
+"""Backbones by name: keys, shapes, strides, options, training, and errors of one line."""
+
+import gzip
+import json
+from functools import cache
+
+import pytest
+import torch
+from support.golden_backbones import stored
+from support.golden_files import DATA
+from support.narrow_backbones import NARROW, build_narrow
+from torch import nn
+from torch.testing import assert_close
+
+from seamseg.models.backbones import BACKBONES, build_backbone, norm_factory
+from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync
+
+INPLACE = norm_factory("inplace")
+
+
+@cache
+def golden_keys():
+    with gzip.open(DATA / "backbone_keys.json.gz") as file:
+        return json.load(file)
+
+
+def size(network):
+    parameters = list(network.parameters())
+    return sum(p.numel() for p in parameters), len(parameters)
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_keys_shapes_and_sizes(name):
+    wanted = stored()["params"][name]
+    with torch.device("meta"):
+        if "3x3" in wanted:
+            seven = build_backbone(name, INPLACE, classes=1000)
+            network = build_backbone(name, INPLACE, classes=1000, input_3x3=True)
+            assert size(seven) == (wanted["7x7"], wanted["7x7_tensors"])
+            assert size(network) == (wanted["3x3"], wanted["3x3_tensors"])
+        else:
+            network = build_backbone(name, INPLACE, classes=1000)
+            assert size(network) == (wanted["params"], wanted["tensors"])
+    state = network.state_dict()
+    assert [[key, list(value.shape)] for key, value in state.items()] == golden_keys()[name]
+    counters = {value.dtype for key, value in state.items() if key.endswith("num_batches_tracked")}
+    assert counters == {torch.int64}
+
+
+@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("dilation", [False, True])
+def test_outputs_have_the_stated_channels_and_strides(name, dilation):
+    options = {}
+    if dilation:
+        if name == "wider_resnet16":
+            return
+        options["dilation"] = True if name.endswith("_a2") else (1, 1, 2, 4)
+    network = build_narrow(name, INPLACE, classes=7, **options).eval()
+    with torch.no_grad():
+        outputs = network(torch.randn(2, 3, 64, 128))
+    assert outputs.pop("classifier").shape == (2, 7)
+    assert {key: x.shape[1] for key, x in outputs.items()} == network.out_channels
+    found = {key: (64 // x.shape[2], 128 // x.shape[3]) for key, x in outputs.items()}
+    assert found == {key: (stride, stride) for key, stride in network.out_strides.items()}
+    assert list(network.out_strides.values())[-1] == (8 if dilation else 32)
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_the_last_output_alone(name):
+    network = build_narrow(name, INPLACE, keep_outputs=False).eval()
+    x = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        last = network(x)
+        network.keep_outputs = True
+        outputs = network(x)
+    assert list(outputs)[-1] == ("mod5" if name == "resnet50" else "bn_out")
+    assert_close(last, list(outputs.values())[-1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_in_place_norms_train_as_plain_ones(name):
+    """With positive scales, and the same epsilon in them, the two norms compute the same."""
+    torch.manual_seed(0)
+    networks = [build_narrow(name, norm_factory(mode), classes=5).double() for mode in ("inplace", "standard")]
+    state = networks[0].state_dict()
+    networks[1].load_state_dict(
+        {k: v + 1e-5 if v.dim() == 1 and k.endswith("weight") else v.clone() for k, v in state.items()}
+    )
+    x = torch.randn(2, 3, 64, 64, dtype=torch.double)
+    results = []
+    for network in networks:
+        torch.manual_seed(1)  # of the dropout
+        outputs = network(x)
+        sum((y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum() for y in outputs.values()).backward()
+        results.append((outputs, dict(network.named_parameters()), dict(network.named_buffers())))
+    (found, parameters, buffers), (wanted, others, references) = results
+    for key, y in found.items():
+        assert_close(y, wanted[key], rtol=1e-8, atol=1e-8)
+    for key, p in parameters.items():
+        assert_close(p.grad, others[key].grad, rtol=1e-6, atol=1e-6 * float(others[key].grad.abs().max()) + 1e-9)
+    for key, value in buffers.items():
+        assert_close(value, references[key], rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_checkpointed_stages_train_the_same(name):
+    results = []
+    for checkpoint in (False, True):
+        torch.manual_seed(0)
+        network = build_narrow(name, INPLACE, classes=5, checkpoint=checkpoint, keep_outputs=False)
+        network(torch.linspace(-1, 1, 2 * 3 * 32 * 48).view(2, 3, 32, 48)).square().sum().backward()
+        results.append([*(p.grad for p in network.parameters()), *network.buffers()])
+    for found, wanted in zip(*results, strict=True):
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_the_input_of_a_stage_is_not_written_over(name):
+    network = build_narrow(name, INPLACE).eval()
+    with torch.no_grad():
+        x = network(torch.randn(1, 3, 64, 64))["mod2"]
+        kept = x.clone()
+        following = network.tra2 if name == "densenet121" else network.mod3
+        first, second = following(x), following(x)
+    assert torch.equal(x, kept)
+    assert torch.equal(first, second)
+
+
+def test_freezing_includes_what_lies_between():
+    network = build_narrow("densenet121", INPLACE)
+    network.freeze(3)
+    frozen = {name.split(".")[0] for name, p in network.named_parameters() if not p.requires_grad}
+    assert frozen == {"mod1", "mod2", "tra2", "mod3"}
+    network.freeze(0)
+    assert network.tra3.conv.weight.requires_grad
+
+
+@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("activation", ["elu", "identity", "relu"])
+def test_activations(name, activation):
+    network = build_narrow(name, norm_factory("standard", activation, 0.5)).eval()
+    layers = [layer for layer in network.modules() if isinstance(layer, ABN) and layer.activation == activation]
+    assert len(layers) > 5
+    with torch.no_grad():
+        last = list(network(torch.randn(1, 3, 64, 64)).values())[-1]
+    assert float(last.min()) >= {"elu": -0.5, "identity": float("-inf"), "relu": 0}[activation]
+    assert last.any()
+
+
+def test_dilation_of_single_blocks():
+    network = build_narrow("resnext50", INPLACE, dilation=(1, (1, 2), 2, [4]))
+    assert list(network.out_strides.values()) == [4, 4, 8, 8, 8, 8]
+    dilated = [m.dilation[0] for n, m in network.named_modules() if n.endswith("convs.conv2")]
+    assert dilated == [1, 1, 2, 2, 4]
+
+
+def test_dropout_of_the_a2_form():
+    network = build_narrow("wider_resnet16_a2", INPLACE)
+    dropouts = {n: m.p for n, m in network.named_modules() if isinstance(m, nn.Dropout2d)}
+    assert dropouts == {"mod6.block1.convs.dropout": 0.3, "mod7.block1.convs.dropout": 0.5}
+    assert list(network.mod6.block1.convs._modules) == ["conv1", "bn2", "conv2", "bn3", "dropout", "conv3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("resnet5", {}, "unknown network 'resnet5': choose one of resnet18, .*did you mean 'resnet50'"),
+        ("resnet50", {"input_3x3": True}, "resnet50 has no parameter 'input_3x3', only dilation, dropout"),
+        ("wider_resnet38", {"dilation": True}, "wider_resnet38 has no parameter 'dilation', only checkpoint"),
+        ("wider_resnet38_a2", {"dilation": (1, 1, 2, 4)}, r"dilation must be True, False or \(1, 2, 4, 4\), got"),
+        ("wider_resnet38_a2", {"dilation": 2}, "dilation must be True, False or"),
+        ("resnext50", {"dilation": (1, 2)}, r"ResNeXt: dilation has 2 entries, give one number or 4 \(mod2 to mod5\)"),
+        ("resnext50", {"dilation": (1, (1, 2), 1, 1)}, "ResNeXt: dilation of mod3 has 2 entries, it has 4 blocks"),
+        ("densenet121", {"dilation": (1, 1, 1, 0)}, "DenseNet: dilation of mod5 must be positive integers, got 0"),
+        ("resnet50", {"dropout": (0.1, 0.2)}, "ResNet: dropout has 2 entries"),
+    ],
+)
+def test_wrong_options(name, options, message):
+    with pytest.raises(ValueError, match=message) as caught, torch.device("meta"):
+        build_backbone(name, INPLACE, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_norms():
+    for mode, kind in (("standard", ABN), ("inplace", InPlaceABN), ("sync", InPlaceABNSync)):
+        layer = norm_factory(mode, "elu", 0.3)(4)
+        assert type(layer) is kind
+        assert (layer.activation, layer.activation_param) == ("elu", 0.3)
+    for mode in ("inplace", "sync"):
+        with pytest.raises(ValueError, match="relu cannot be inverted, choose leaky_relu, elu or identity"):
+            norm_factory(mode, "relu")
+    with pytest.raises(ValueError, match="unknown norm 'syncbn': choose one of standard, inplace, sync; did you mean"):
+        norm_factory("syncbn")

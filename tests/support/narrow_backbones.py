@@ -1,0 +1,36 @@
+"""Backbones of each family with few channels and blocks."""
+
+from contextlib import ExitStack
+from unittest import mock
+
+from seamseg.models.backbones import DENSENETS, RESNETS, RESNEXTS, Architecture, build_backbone, wider_resnet
+from seamseg.models.backbones.resnext import ResNeXtArchitecture
+
+NARROW = ("resnet50", "resnext50", "wider_resnet16", "wider_resnet16_a2", "densenet121")
+"""The networks that are narrow within :func:`narrow_networks`, one a family."""
+
+
+class _NarrowResNet(Architecture):
+    def channels(self, module):
+        return (2 * module, 2 * module, 4 * module)
+
+
+def narrow_networks():
+    """Make :data:`NARROW` small while the context is open."""
+    stack = ExitStack()
+    stack.enter_context(mock.patch.dict(RESNETS, resnet50=_NarrowResNet((1, 2, 1, 1), bottleneck=True)))
+    stack.enter_context(
+        mock.patch.dict(RESNEXTS, resnext50=ResNeXtArchitecture((1, 2, 1, 1), groups=2, channels=(4, 4, 6)))
+    )
+    stack.enter_context(mock.patch.dict(DENSENETS, densenet121=(2, 2, 1, 1)))
+    stack.enter_context(mock.patch.object(wider_resnet, "_CHANNELS", _WIDER_CHANNELS))
+    return stack
+
+
+_WIDER_CHANNELS = ((6, 6), (8, 8), (10, 10), (10, 12), (6, 12, 24), (12, 12, 24))
+
+
+def build_narrow(name, norm, **options):
+    """Build a network of :data:`NARROW`."""
+    with narrow_networks():
+        return build_backbone(name, norm, **options)

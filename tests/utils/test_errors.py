@@ -1,0 +1,64 @@
+"""Messages name parameters in Python and flags on the command line."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import seamseg
+from seamseg.utils.errors import InputError, flags_in_messages, option
+
+PACKAGE = Path(seamseg.__file__).parent
+FLAG = re.compile(r"(?<![\w-])--[a-z]")
+COMMAND = re.compile(r"`(?:seamseg|torchrun) [^`]*`|\(docker [^)]*\)|pip install [^`]*")
+"""A whole command, whose flags need no parameter."""
+
+
+def test_a_parameter_is_shown_as_its_flag_on_the_command_line():
+    def shown():
+        return option("resume"), option("resume", "auto"), option("force", True), option("tiles", 0)
+
+    assert shown() == ("resume", "resume=auto", "force=True", "tiles=0")
+    with flags_in_messages({"resume": "--resume", "force": "--force"}):
+        assert shown() == ("--resume", "--resume auto", "--force", "tiles=0")
+        with pytest.raises(InputError, match=r"^--tiles 0$"), flags_in_messages({"tiles": "--tiles"}):
+            raise InputError(option("tiles", 0))
+        assert option("resume") == "--resume"
+    assert shown() == ("resume", "resume=auto", "force=True", "tiles=0")
+
+
+def texts(tree):
+    """Yield line and text of the literals of a module; the values of f-strings are left out."""
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            yield node.lineno, "".join(parts)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            yield node.lineno, node.value
+
+
+def flags_in(path):
+    found = []
+    for line, text in texts(ast.parse(path.read_text(encoding="utf-8"))):
+        found += [
+            f"{path.relative_to(PACKAGE)}:{line}: {m.string[m.start() :][:40]}"
+            for m in FLAG.finditer(COMMAND.sub("", text))
+        ]
+    return found
+
+
+def test_the_library_names_no_flag():
+    files = [path for path in PACKAGE.rglob("*.py") if "cli" not in path.relative_to(PACKAGE).parts]
+    assert len(files) > 100
+    assert [found for path in files for found in flags_in(path)] == []
+
+
+def test_flags_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.PACKAGE", tmp_path)
+    path = tmp_path / "module.py"
+    path.write_text('A = f"{x}: use --resume {x}; `seamseg train --resume`"\nB = "human--person, docker --shm-size"\n')
+    assert flags_in(path) == ["module.py:1: --resume {}; ", "module.py:2: --shm-size"]
