@@ -440,7 +440,7 @@ def _activation_of(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[str, f
     if name is None:
         return None
     if name == "relu":
-        raise _Refused("ReLU follows, which cannot be inverted (relu='leaky_relu:0.01' replaces each ReLU of the network)")
+        raise _Refused("ReLU follows, which cannot be inverted (relu='leaky_relu:0.01' replaces all of the network)")
     if name not in _PARAMETERS:
         raise _Refused(f"{name} follows, which cannot be inverted")
     if not isinstance(parameter, (int, float)) or parameter <= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +23,12 @@ _NORM_AFTER: dict[type[nn.Module], type[nn.modules.batchnorm._BatchNorm]] = {
     nn.ConvTranspose3d: nn.BatchNorm3d,
 }
 """Norms after layers whose output is not `N x C x H x W`."""
+_ACTIVATIONS: dict[str, Callable[[float], nn.Module]] = {
+    "leaky_relu": lambda slope: nn.LeakyReLU(slope, inplace=True),
+    "elu": lambda alpha: nn.ELU(alpha, inplace=True),
+    "relu": lambda _: nn.ReLU(inplace=True),
+    "identity": lambda _: nn.Identity(),
+}
 
 
 def to_batchnorm(module: nn.Module, *, sync: bool = False, example: Any = None) -> nn.Module:
@@ -92,8 +99,7 @@ def _batchnorm(layer: ABN, kind: type[nn.modules.batchnorm._BatchNorm], group: A
         setattr(norm, buffer, getattr(layer, buffer))
     if isinstance(norm, nn.SyncBatchNorm):
         norm.process_group = group
-    activations = {"leaky_relu": nn.LeakyReLU, "elu": nn.ELU, "identity": nn.Identity}
-    activation = activations[layer.activation](layer.activation_param, inplace=True)
+    activation = _ACTIVATIONS[layer.activation](layer.activation_param)
     result: nn.Module = norm if layer.activation == "identity" else nn.Sequential(norm, activation)
     if isinstance(layer, (ResidualABN, ResidualABNSync)):
         result = BatchNormSum(norm, activation)

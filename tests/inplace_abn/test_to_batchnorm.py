@@ -52,6 +52,11 @@ def test_layers(kind, activation, options):
     assert_close(list(made.buffers()), list(layer.buffers()), rtol=1e-5, atol=1e-5)
 
 
+def test_relu():
+    made = to_batchnorm(ABN(3, activation="relu"), example=torch.randn(2, 3, 4, 4))
+    assert type(made[1]) is nn.ReLU
+
+
 def test_state_and_names():
     layers = {"conv": nn.Conv2d(3, 4, 1), "bn": InPlaceABN(4), "last": InPlaceABN(4, activation="identity")}
     network = nn.Sequential()
@@ -136,7 +141,8 @@ def test_panoptic_network(mode):
     made = to_batchnorm(net)
     assert not any(isinstance(layer, ABN) for layer in made.modules())
     images = PackedSequence([torch.randn(3, 70, 90)])
-    boxes, index, classes = torch.tensor([[4.0, 5, 40, 60], [0, 0, 20, 20]]), torch.zeros(2).long(), torch.tensor([0, 1])
+    boxes = torch.tensor([[4.0, 5, 40, 60], [0, 0, 20, 20]])
+    index, classes = torch.zeros(2).long(), torch.tensor([0, 1])
     found = []
     for network in (net, made):
         with torch.inference_mode():

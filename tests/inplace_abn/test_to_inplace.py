@@ -1,6 +1,7 @@
 """Conversion of batch norm to in-place ABN: same outputs, gradients and statistics; what is refused, and why."""
 
 import copy
+import itertools
 import re
 
 import pytest
@@ -101,7 +102,7 @@ def test_random_networks(parts, shared, negative):
             layers += [made[word]() for word in part.split()]
     first_reads_the_input = isinstance(layers[0], nn.BatchNorm2d) or any(
         isinstance(a, nn.modules.batchnorm._BatchNorm) and not isinstance(b, nn.Conv2d)
-        for b, a in zip(layers, layers[1:])
+        for b, a in itertools.pairwise(layers)
     )
     network = randomize(nn.Sequential(*layers), negative=0 if first_reads_the_input else negative)
     before = copy.deepcopy(network.state_dict())
@@ -410,6 +411,6 @@ def test_differences_are_found():
         other = copy.deepcopy(network)
         with torch.no_grad():
             other.state_dict()[change][0] += 0.01
-        with pytest.raises(ValueError, match="convert: in (training|evaluation) mode .* differs by"):
+        with pytest.raises(ValueError, match=r"convert: in (training|evaluation) mode .* differs by"):
             check_equal("convert", network, other, x, {})
     check_equal("convert", network, copy.deepcopy(network), x, {})
