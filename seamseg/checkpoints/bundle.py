@@ -249,7 +249,7 @@ def kind_of(snapshot: Snapshot, name: str) -> str:
         raise InputError(f"{name}: has no {', '.join(fewest)}: pre-trained weights, not a whole network")
     whole = [kind for kind, parts in missing.items() if not parts]
     masks = any("roi_msk" in str(key) for key in state.get("roi_head", ()))
-    return next((kind for kind in whole if masks or "roi_msk_loss" not in KINDS[kind].losses), whole[0])
+    return next((kind for kind in whole if masks or not KINDS[kind].has_masks), whole[0])
 
 
 def check_kind(snapshot: Snapshot, kind: str, name: str) -> None:

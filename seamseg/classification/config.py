@@ -59,7 +59,7 @@ class Network:
     dilation: Any = _key(1, "dilation of the stages: 1, or four values, each a number or a list of one per block")
     weight_gain_multiplier: float = _key(1.0, "factor of the initial weights; no effect on kaiming_*", above=0)
     weight_init: str = _key("xavier_normal", "initialisation of the convolutions", choices=INITIALISERS)
-    params: dict[str, Any] = _key({}, "further arguments of the architecture, for example base_channels", ours=True)
+    params: dict[str, Any] = _key({}, "further arguments of the architecture, for example {\"blocks\": [1, 1, 1, 1]}", ours=True)
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,9 @@ class Training:
         "fp32, bf16 or fp16 (mixed), or auto: bf16 if the device has it in hardware",
         choices=("fp32", "bf16", "fp16", "auto"),
         ours=True,
+    )
+    min_crop_area: float = _key(
+        0.08, "smallest area of the random crop, as a fraction of the image", above=0, maximum=1, ours=True
     )
     channels_last: bool = _key(False, "run the network in channels-last memory format", ours=True)
     accumulate: int = _key(1, "batches whose gradients are accumulated for one step", minimum=1, ours=True)

@@ -27,7 +27,22 @@ def run_script(translate: Callable[[Sequence[str]], list[str]]) -> int:
 
 def from_train_panoptic(argv: Sequence[str]) -> list[str]:
     """Translate `[--log_dir D] [--resume F] [--eval] [--pre_train [module:]F ...] CONFIG DATA`."""
-    parser = _parser("train_panoptic.py", "Train or evaluate a panoptic network, as `seamseg train` does.")
+    return _from_train("train_panoptic.py", "a panoptic network", argv)
+
+
+def from_train_detection(argv: Sequence[str]) -> list[str]:
+    """Translate the arguments of `train_detection.py`, those of :func:`from_train_panoptic`."""
+    return [*_from_train("train_detection.py", "a detection network", argv), "--set", "general.kind=detection"]
+
+
+def from_train_instance_seg(argv: Sequence[str]) -> list[str]:
+    """Translate the arguments of `train_instance_seg.py`, those of :func:`from_train_panoptic`."""
+    ours = _from_train("train_instance_seg.py", "an instance segmentation network", argv)
+    return [*ours, "--set", "general.kind=instance_seg"]
+
+
+def _from_train(name: str, what: str, argv: Sequence[str]) -> list[str]:
+    parser = _parser(name, f"Train or evaluate {what}, as `seamseg train` does.")
     _option(parser, "--log_dir", metavar="D", help="run folder (default: runs/NAME for NAME.ini)")
     parser.add_argument("--resume", metavar="F", help="snapshot to continue from")
     parser.add_argument("--eval", action="store_true", help="only evaluate the weights of --resume or --pre_train")

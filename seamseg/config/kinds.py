@@ -27,6 +27,11 @@ class Kind:
         """Sections of the configuration that describe the heads."""
         return tuple(module.removesuffix("_head") for module in self.modules if module.endswith("_head"))
 
+    @property
+    def has_masks(self) -> bool:
+        """Whether detections have masks."""
+        return "roi_msk_loss" in self.losses
+
 
 _DETECTION = ("obj_loss", "bbx_loss", "roi_cls_loss", "roi_bbx_loss")
 
@@ -38,6 +43,3 @@ KINDS = {
 """The kinds by the name in `[general] kind`; the first is the default."""
 
 PANOPTIC = "panoptic"
-
-NETWORK_MODULES = tuple(dict.fromkeys(module for kind in KINDS.values() for module in kind.modules))
-"""The parts of the networks of all kinds."""

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from seamseg.config import Config
+from seamseg.config import KINDS, Config
 from seamseg.models.backbones import build_backbone
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.backbones.fpn import FPN, FPNBody
@@ -115,6 +115,7 @@ def _network_options(config: Config, num_stuff: int) -> NetworkOptions:
         selector=DetectionSelector(roi.nms_threshold, roi.score_threshold, roi.max_predictions),
         bbx_reg_weights=tuple(roi.bbx_reg_weights),
         channels_last=config.general.channels_last,
+        crowd_boxes=config.kind == "detection",
     )
 
 
@@ -152,7 +153,7 @@ def _build_semantic(config: Config, norm: NormFactory, num_classes: int) -> Sema
 
 
 def _has_masks(config: Config) -> bool:
-    return config.kind != "detection"
+    return KINDS[config.kind].has_masks
 
 
 def norm_factories(mode: str, activation: str, slope: float, gn_groups: int) -> tuple[NormFactory, NormFactory]:

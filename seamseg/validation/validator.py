@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seamseg.config import Config
+from seamseg.config import KINDS, Config
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import BatchLoader
 from seamseg.data.samplers import ShardSampler
@@ -213,9 +213,10 @@ class PanopticScorer:
     """
 
     def __init__(self, validator: Validator) -> None:
+        options = validator.config.general
         self._validator = validator
         self._evaluator = PanopticEvaluator(validator.classes, validator.legacy)
-        self._instances = InstanceScorer(validator) if validator.config.general.eval_coco else None
+        self._instances = InstanceScorer(replace(validator, legacy=False)) if options.eval_coco else None
 
     def add(self, item: ValidationItem, prediction: Prediction) -> PanopticValidation:
         """See :class:`Scorer`."""
@@ -244,16 +245,16 @@ class PanopticScorer:
 
 
 class InstanceScorer:
-    """COCO's AP of boxes and masks, at native size.
+    """COCO's AP of boxes and, with a mask branch, of masks, at native size.
 
     Parameters
     ----------
-    validator : data set, processes
+    validator : data set, processes, legacy
     """
 
     def __init__(self, validator: Validator) -> None:
         self._validator = validator
-        self._evaluator = InstanceEvaluator(validator.classes)
+        self._evaluator = InstanceEvaluator(validator.classes, validator.legacy)
 
     def add(self, item: ValidationItem, prediction: Prediction) -> ValidationResult:
         """See :class:`Scorer`."""
@@ -264,8 +265,13 @@ class InstanceScorer:
         """Return the scores over the images of all processes; a collective call."""
         world = self._validator.world
         parts = gather_to_main(world, self._evaluator.images)
-        images = None if parts is None else [image for part in parts for image in part]
-        return broadcast_object(world, None if images is None else average_precision(self._evaluator.classes, images))
+        scores = None
+        if parts is not None:
+            images = [image for part in parts for image in part]
+            with_masks = KINDS[self._validator.config.kind].has_masks
+            scores = average_precision(self._evaluator.classes, images, with_masks)
+        found: InstanceScores = broadcast_object(world, scores)
+        return found
 
     def scores(self) -> DetectionScores:
         """See :class:`Scorer`."""

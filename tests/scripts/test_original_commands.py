@@ -38,6 +38,13 @@ def test_training_arguments(arguments: str, expected: list[str]) -> None:
     assert legacy.from_train_panoptic(arguments.split()) == expected
 
 
+@pytest.mark.parametrize("kind", ["detection", "instance_seg"])
+def test_training_of_other_kinds(kind: str) -> None:
+    translate = {"detection": legacy.from_train_detection, "instance_seg": legacy.from_train_instance_seg}[kind]
+    argv = translate(["--log_dir", "run", "C.ini", "data", "--pre_train", "body:b.pth"])
+    assert argv == [*TRAIN, "--log-dir", "run", "--pre-train", "body:b.pth", "--set", f"general.kind={kind}"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -101,6 +108,8 @@ def test_inference_needs_the_metadata(capsys: pytest.CaptureFixture[str]) -> Non
     "argv",
     [
         legacy.from_train_panoptic(["--pre_train", "body:b.pth", "--eval", "--resume", "m.tar", "C.ini", "data"]),
+        legacy.from_train_detection(["C.ini", "data"]),
+        legacy.from_train_instance_seg(["C.ini", "data"]),
         legacy.from_test_panoptic(["--meta", "m.bin", "--raw", "C.ini", "model.pth.tar", "in", "out"]),
         legacy.from_prepare_cityscapes(["root", "out"]),
         legacy.from_prepare_vistas(["root", "out"]),
@@ -117,6 +126,8 @@ def test_translations_are_valid_commands(argv: list[str]) -> None:
     "name",
     [
         "train_panoptic.py",
+        "train_detection.py",
+        "train_instance_seg.py",
         "test_panoptic.py",
         "data_preparation/prepare_cityscapes.py",
         "data_preparation/prepare_vistas.py",
