@@ -59,7 +59,9 @@ class Network:
     dilation: Any = _key(1, "dilation of the stages: 1, or four values, each a number or a list of one per block")
     weight_gain_multiplier: float = _key(1.0, "factor of the initial weights; no effect on kaiming_*", above=0)
     weight_init: str = _key("xavier_normal", "initialisation of the convolutions", choices=INITIALISERS)
-    params: dict[str, Any] = _key({}, "further arguments of the architecture, for example {\"blocks\": [1, 1, 1, 1]}", ours=True)
+    params: dict[str, Any] = _key(
+        {}, 'further arguments of the architecture, for example {"blocks": [1, 1, 1, 1]}', ours=True
+    )
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def load_classifier_config(path: str | Path, overrides: Sequence[str] = ()) -> C
     Parameters
     ----------
     path : the file, or the bare name of a packaged one such as `resnext101_ipabn_lr_512`
-    overrides : `section.key=value` each, as given to `--set`
+    overrides : `section.key=value` each
 
     Raises
     ------
@@ -233,7 +235,7 @@ def _renamed(content: Mapping[str, Any]) -> dict[str, Any]:
 def _section(
     cls: type, content: Any, origin: str, name: str, texts: Mapping[tuple[str, ...], str], **values: Any
 ) -> Any:
-    """Build a section from JSON over its defaults, and texts of `--set` over both."""
+    """Build a section from JSON over its defaults, and texts of overrides over both."""
     if not isinstance(content, Mapping):
         raise InputError(f"{origin}: {name} must be an object with keys, not {_shown(content)}")
     hints = typing.get_type_hints(cls)
