@@ -207,7 +207,10 @@ def load_classifier_config(path: str | Path, overrides: Sequence[str] = ()) -> C
 
 
 def parse_classifier_config(content: Any, source: str = "config", overrides: Sequence[str] = ()) -> ClassifierConfig:
-    """Complete and check the content of a JSON configuration; arguments and errors as :func:`load_classifier_config`."""
+    """Complete and check the content of a JSON configuration; `source` is its name in errors.
+
+    Other arguments and errors as :func:`load_classifier_config`.
+    """
     if not isinstance(content, Mapping):
         raise InputError(f"{source}: not a config file: the content must be an object with sections")
     texts = [_split_override(override) for override in overrides]
@@ -242,7 +245,8 @@ def _section(
     known = [spec.name for spec in fields(cls) if spec.name not in values]
     for key in content:
         if key not in known:
-            warnings.warn(f"{origin}: unknown key {_joined(name, key)} is ignored{did_you_mean(str(key), known)}")
+            meant = did_you_mean(str(key), known)
+            warnings.warn(f"{origin}: unknown key {_joined(name, key)} is ignored{meant}", stacklevel=2)
     for spec in fields(cls):
         if spec.name not in known:
             continue
@@ -319,8 +323,8 @@ def _check(config: ClassifierConfig) -> None:
         )
     if not _is_dilation(network.dilation):
         raise InputError(
-            f"{source}: network.dilation = {_shown(network.dilation)}: expected 1, or four values, each a number from 1 "
-            "to 64 or a list of such numbers"
+            f"{source}: network.dilation = {_shown(network.dilation)}: expected 1, or four values, each a number "
+            "from 1 to 64 or a list of such numbers"
         )
     if config.optimizer.classifier_lr < 0 and config.optimizer.classifier_lr != -1:
         raise InputError(f"{source}: optimizer.classifier_lr = {config.optimizer.classifier_lr}: expected -1 or a rate")
