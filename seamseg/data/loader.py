@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.samplers import ClassUniformSampling, EpochBatchSampler
-from seamseg.data.workers import WorkerSeed, failed_workers, starting_workers, worker_failure
+from seamseg.data.workers import WorkerSeed, block_sigterm, failed_workers, worker_failure
 from seamseg.structures import Batch, PackedSequence
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -26,9 +26,9 @@ class BatchLoader(DataLoader):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         with translate_worker_errors(self):
             try:
-                with starting_workers():
+                with block_sigterm():
                     iterator = super().__iter__()
-                    self._workers = tuple(getattr(iterator, "_workers", ()))
+                self._workers = tuple(getattr(iterator, "_workers", ()))
                 yield from iterator
             except SeamsegError as error:
                 raise type(error)(_own_message(error)) from None

@@ -54,15 +54,15 @@ class WorkerSeed:
 
 
 @contextmanager
-def starting_workers() -> Iterator[None]:
-    """Block SIGTERM and SIGCHLD while worker processes start; in them until :func:`ignore_foreign_sigterm`.
+def block_sigterm() -> Iterator[None]:
+    """Block SIGTERM in processes that start within, until they call :func:`ignore_foreign_sigterm`.
 
-    In this process they are delivered at the end: a worker that dies at once is reported when its loader is known.
+    SIGTERM is blocked in this process meanwhile, and delivered at the end.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
     finally:
@@ -77,7 +77,6 @@ def ignore_foreign_sigterm(worker: int = 0) -> None:
     if not hasattr(signal, "sigwaitinfo"):
         return
     parent = os.getppid()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def wait() -> None:

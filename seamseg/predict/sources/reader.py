@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from seamseg.data.workers import describe_exit, failed_workers, ignore_foreign_sigterm, starting_workers
+from seamseg.data.workers import block_sigterm, describe_exit, failed_workers, ignore_foreign_sigterm
 from seamseg.inference.images import PreparedImage
 from seamseg.predict.manifest import Done
 from seamseg.predict.sources.base import Container, Source, SourceItem
@@ -195,7 +195,7 @@ class Decoders:
             worker_init_fn=ignore_foreign_sigterm if self.workers else None,
         )
         budget = self.share.budget = ReadAheadBudget(self.workers)
-        with starting_workers():
+        with block_sigterm():
             self._iterator = iter(loader)
         try:
             for worker, decoded in self._iterator:  # type: ignore[attr-defined]
