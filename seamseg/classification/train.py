@@ -19,7 +19,7 @@ from seamseg.classification.data import TRAIN, VAL, ClassFolders, ImageBatch, op
 from seamseg.classification.network import Classifier, ClassifierLoss, build_classifier
 from seamseg.classification.optimizer import ClassifierSchedule, build_optimizer
 from seamseg.classification.transforms import train_transform
-from seamseg.classification.validate import ClassifierScores, open_validator
+from seamseg.classification.validate import ClassifierScores, ClassifierValidator, open_validator
 from seamseg.config import Config, default_config
 from seamseg.data.loader import BatchLoader
 from seamseg.formats.metadata import Metadata
@@ -108,7 +108,7 @@ class ClassifierTask(Task):
     """
 
     settings: ClassifierConfig = field(default_factory=ClassifierConfig)
-    _opened: dict[str, int] = field(default_factory=dict)
+    _opened: dict[str, Any] = field(default_factory=dict)
 
     rate_names: ClassVar[tuple[str, str]] = ("lr", "lr_classifier")
     replayable: ClassVar[bool] = False
@@ -142,15 +142,19 @@ class ClassifierTask(Task):
 
     def open_loader(self, data: str | Path, world: World) -> BatchLoader:
         """Open the loader of the training images of this process."""
-        dataset = ClassFolders(data, TRAIN, train_transform(self.settings.input), self.settings.training.seed)
-        dataset.check_classes(self.settings)
+        training = self.settings.training
+        transform = train_transform(self.settings.input, training.min_crop_area)
+        dataset = ClassFolders(data, TRAIN, transform, training.seed)
+        dataset.check_classes(self.settings, self._opened.get("classes"))
         loader = open_train_loader(dataset, self.settings, world)
-        self._opened["epoch_length"] = steps_per_epoch(len(loader), self.settings.training.accumulate)
+        self._opened["epoch_length"] = steps_per_epoch(len(loader), training.accumulate)
         return loader
 
-    def open_validator(self, data: str | Path, world: World, quiet: bool) -> Callable[..., ClassifierScores]:
+    def open_validator(self, data: str | Path, world: World, quiet: bool) -> ClassifierValidator:
         """Open the validator of `DATA/val`."""
-        return open_validator(data, self.settings, world, quiet)
+        validator = open_validator(data, self.settings, world, quiet)
+        self._opened["classes"] = validator.dataset.classes
+        return validator
 
     def build(self, metadata: Metadata) -> ClassifierLoss:
         """Build the network with its loss."""

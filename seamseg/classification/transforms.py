@@ -47,7 +47,8 @@ class ColorJitter(torch.nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Return the changed image, `3 x H x W` float32."""
-        for other in random.sample([_gray, torch.zeros_like, _mean_gray], 3):
+        others: list[Callable[[Tensor], Tensor]] = [_gray, torch.zeros_like, _mean_gray]
+        for other in random.sample(others, 3):
             factor = 1 + torch.empty(1).uniform_(-self.limit, self.limit)
             image = torch.lerp(other(image), image, factor)
         return image
@@ -78,12 +79,18 @@ def to_float(image: Image.Image) -> Tensor:
     return pil_to_tensor(image).to(torch.float32, memory_format=torch.contiguous_format).div_(255)
 
 
-def train_transform(options: Input) -> v2.Compose:
-    """Return the transform of training images: an RGB image to `3 x crop_train x crop_train` float32."""
+def train_transform(options: Input, min_crop_area: float = 0.08) -> v2.Compose:
+    """Return the transform of training images: an RGB image to `3 x crop_train x crop_train` float32.
+
+    Parameters
+    ----------
+    options : sizes, colour changes and normalisation
+    min_crop_area : smallest area of the random crop, as a fraction of the image
+    """
     steps: list[Callable] = []
     if options.scale_train != -1:
         steps.append(v2.Resize(options.scale_train))
-    steps += [v2.RandomResizedCrop(options.crop_train), v2.RandomHorizontalFlip(), to_float]
+    steps += [v2.RandomResizedCrop(options.crop_train, (min_crop_area, 1.0)), v2.RandomHorizontalFlip(), to_float]
     if options.color_jitter_train:
         steps.append(ColorJitter())
     if options.lighting_train:

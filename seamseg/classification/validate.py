@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -175,9 +175,7 @@ def validate_classifier(options: ValidationOptions) -> ClassifierScores:
         return validator(net.to(world.device))
 
 
-def open_validator(
-    data: str | Path, config: ClassifierConfig, world: World, quiet: bool
-) -> Callable[..., ClassifierScores]:
+def open_validator(data: str | Path, config: ClassifierConfig, world: World, quiet: bool) -> ClassifierValidator:
     """Open the validator of a training; InputError if the data is missing or wrong."""
     dataset = ClassFolders(data, VAL, test_transform(config.input), config.training.seed)
     dataset.check_classes(config)

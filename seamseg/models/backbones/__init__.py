@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -68,7 +69,8 @@ def build_backbone(
     norm : factory of norm + activation layers, for example of :func:`norm_factory`
     classes : outputs of a classifier on the global average, 0 for none
     keep_outputs : return a dict with the output of each stage, not only the last output
-    params : further arguments of the class of the network: dilation, input_3x3, dropout, checkpoint, ...
+    params : further arguments of the class of the network: dilation, input_3x3, dropout, checkpoint, ...; and fields of
+        the architecture of a ResNet or ResNeXt, to change its size: blocks, groups, channels, ...
 
     Raises
     ------
@@ -84,11 +86,22 @@ def build_backbone(
         for kind, architectures, suffix in _FAMILIES
         if name.endswith(suffix) and name.removesuffix(suffix) in architectures
     )
+    sizes = {spec.name for spec in fields(architecture)} if is_dataclass(architecture) else set()
     known = [key for key in inspect.signature(kind).parameters if key not in _OWN]
     for key in params:
-        if key not in known:
-            raise ValueError(f"{name} has no parameter {key!r}, only {', '.join(known)}")
+        if key not in known and key not in sizes:
+            raise ValueError(f"{name} has no parameter {key!r}, only {', '.join([*known, *sorted(sizes)])}")
+    if changed := {key: _size(name, key, params.pop(key)) for key in sizes & params.keys()}:
+        architecture = replace(architecture, **changed)
     return kind(architecture, norm, classes=classes, keep_outputs=keep_outputs, **params)
+
+
+def _size(name: str, key: str, value: Any) -> Any:
+    """Return a field of an architecture: a positive integer, or several of them."""
+    values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    if not all(isinstance(number, int) and number >= 0 for number in values):
+        raise ValueError(f"{name}: {key} must be positive integers, got {value!r}")
+    return values if isinstance(value, (list, tuple)) else value
 
 
 _OWN = ("architecture", "blocks", "layers", "norm", "classes", "keep_outputs")

@@ -1,0 +1,140 @@
+"""Checkpoints in the layout of the original, in both directions."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from support.classes import make_class_folders, write_config
+
+from seamseg.checkpoints.snapshot import load_tensors
+from seamseg.classification.checkpoint import checkpoint_weights, load_checkpoint, parse_checkpoint
+from seamseg.classification.config import ClassifierConfig, load_classifier_config
+from seamseg.classification.network import Classifier, build_classifier
+from seamseg.classification.train import train_classifier
+from seamseg.training.run import TrainingOptions
+from seamseg.utils.errors import InputError
+
+
+def train(config: Path, data: Path, run: Path, *overrides: str, **options: object) -> None:
+    train_classifier(TrainingOptions(config, data, run, overrides=overrides, device="cpu", **options))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `data`, `c.json` and `run`, of one epoch."""
+    folder = tmp_path_factory.mktemp("trained")
+    make_class_folders(folder / "data")
+    write_config(folder / "c.json")
+    train(folder / "c.json", folder / "data", folder / "run", "optimizer.schedule.epochs=1")
+    return folder
+
+
+@pytest.fixture
+def config(trained: Path) -> ClassifierConfig:
+    return load_classifier_config(trained / "c.json")
+
+
+def as_of_the_original(source: Path, target: Path, **changes: object) -> Path:
+    """A file as the original writes it: no key of ours, no counters of the norms; momentum as a list of groups."""
+    content = torch.load(source, weights_only=True)
+    kept = {key: content[key] for key in ("epoch", "arch", "state_dict", "best_prec1", "optimizer")}
+    kept["state_dict"] = {k: v for k, v in kept["state_dict"].items() if "num_batches_tracked" not in k}
+    torch.save({key: value for key, value in {**kept, **changes}.items() if value is not None}, target)
+    return target
+
+
+def test_the_layout_of_the_original(trained: Path, config: ClassifierConfig) -> None:
+    content = load_tensors(trained / "run" / "checkpoint.pth.tar", "checkpoint")
+    assert set(content) == {"epoch", "arch", "state_dict", "best_prec1", "optimizer", "seamseg"}
+    assert (content["epoch"], content["arch"]) == (1, "resnext50")
+    assert 0 <= content["best_prec1"] <= 100
+    own = Classifier(build_classifier(config)).body.state_dict()
+    assert list(content["state_dict"]) == [f"module.{key}" for key in own]
+    # as DataParallel around the network of the original loads it, and its optimizer
+    torch.nn.DataParallel(build_classifier(config)).load_state_dict(content["state_dict"], strict=True)
+    net = build_classifier(config)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    optimizer.load_state_dict(content["optimizer"])
+    moved = [optimizer.state[p]["momentum_buffer"].abs().sum() for p in net.parameters()]
+    assert len(moved) == len(own) - sum("running" in k or "tracked" in k for k in own)
+    assert sum(m > 0 for m in moved) > len(moved) / 2
+    assert os.path.samefile(trained / "run" / "model_best.pth.tar", trained / "run" / "checkpoint.pth.tar")
+
+
+def test_a_file_of_the_original_resumes(trained: Path, config: ClassifierConfig, tmp_path: Path) -> None:
+    ours = trained / "run" / "checkpoint.pth.tar"
+    theirs = as_of_the_original(ours, tmp_path / "theirs.pth.tar", best_prec1=torch.tensor(12.5))
+    snapshot = parse_checkpoint(load_tensors(theirs, "t"), "t", config, epoch_length=3)
+    assert snapshot.training_meta == {"epoch": 0, "global_step": 3, "last_score": 0.125, "best_score": 0.125}
+
+    for name, source in (("a", ours), ("b", theirs)):
+        train(trained / "c.json", trained / "data", tmp_path / name, resume=source)
+    first, second = (torch.load(tmp_path / name / "checkpoint.pth.tar", weights_only=True) for name in "ab")
+    assert first["epoch"] == second["epoch"] == 2
+    for key, value in first["state_dict"].items():
+        if "num_batches_tracked" not in key:
+            assert torch.equal(value, second["state_dict"][key]), key
+
+
+@pytest.mark.parametrize("prefix", ["module.", ""])
+def test_weights_with_and_without_prefix(prefix: str) -> None:
+    state = {f"{prefix}a.weight": torch.ones(1), f"{prefix}module.b": torch.ones(1)}
+    assert set(checkpoint_weights({"state_dict": state}, "f")) == {"a.weight", "module.b"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arch": "resnet50"}, "is a checkpoint of resnet50, but .*c.json describes resnext50"),
+        ({"state_dict": {}}, "not a checkpoint of a classifier"),
+        ({"state_dict": None}, "not a checkpoint of a classifier"),
+        ({"state_dict": [1]}, "not a checkpoint of a classifier"),
+        ({"state_dict": {"module.classifier.fc.weight": torch.zeros(5, 8)}}, "has 5 classes, but .*classes = 3"),
+        (
+            {"state_dict": {"module.mod1.conv1.weight": torch.zeros(64, 3, 7, 7)}},
+            "70 tensors differ, first body.mod2.block1",
+        ),
+        ({"epoch": "x"}, "its epoch or best_prec1 is not a number"),
+        ({"seamseg": {"state": 3}}, "its 'seamseg', the state of the training, is damaged"),
+        ({"seamseg": {"state": {"ema": 3}}}, "its moving average of the weights is damaged"),
+    ],
+)
+def test_files_that_are_refused(
+    trained: Path, config: ClassifierConfig, tmp_path: Path, changes: dict, message: str
+) -> None:
+    path = as_of_the_original(trained / "run" / "checkpoint.pth.tar", tmp_path / "f.pth.tar", **changes)
+    with pytest.raises(InputError, match=message) as caught:
+        load_checkpoint(Classifier(build_classifier(config)), path, config)
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+class Evil:
+    def __reduce__(self) -> tuple:
+        return os.mkdir, ("EVIL",)
+
+
+def test_code_in_a_file_is_refused(config: ClassifierConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"state_dict": {"module.a": torch.ones(1)}, "epoch": Evil()}, tmp_path / "evil.pth.tar")
+    with pytest.raises(InputError, match="refused"):
+        load_checkpoint(Classifier(build_classifier(config)), tmp_path / "evil.pth.tar", config)
+    assert not (tmp_path / "EVIL").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epoch": None}, "its training progress is missing"),
+        ({"optimizer": None}, "has no optimizer state"),
+        ({"optimizer": {"state": {}, "param_groups": [{"params": [0]}, {"params": [1]}]}}, "parameters a group"),
+    ],
+)
+def test_files_that_cannot_be_resumed(trained: Path, tmp_path: Path, changes: dict, message: str) -> None:
+    path = as_of_the_original(trained / "run" / "checkpoint.pth.tar", tmp_path / "f.pth.tar", **changes)
+    with pytest.raises(InputError, match=message):
+        train(trained / "c.json", trained / "data", tmp_path / "run", resume=path)
+    assert not (tmp_path / "run").exists(), "nothing is left behind"

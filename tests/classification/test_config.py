@@ -1,0 +1,147 @@
+"""The JSON configuration: values of the original, old names, and errors of one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.golden_files import DATA
+
+from seamseg.classification.config import load_classifier_config, parse_classifier_config
+from seamseg.config.experiments import CLASSIFIERS, experiments
+from seamseg.utils.errors import InputError
+
+GOLDEN = json.loads((DATA / "classifier.json").read_text())
+
+
+@pytest.mark.parametrize("name", [name for name in GOLDEN["configs"] if not name.startswith("_")])
+def test_the_experiments_of_the_original(name: str) -> None:
+    assert load_classifier_config(name).to_json(ours=False) == GOLDEN["configs"][name]
+
+
+def test_the_defaults_of_the_original() -> None:
+    config = parse_classifier_config({"network": {"arch": "resnet50"}})
+    assert config.to_json(ours=False) == GOLDEN["configs"]["_minimal_arch_resnet50"]
+
+
+def test_every_packaged_file_is_complete() -> None:
+    names = experiments(CLASSIFIERS)
+    assert {name for name in GOLDEN["configs"] if not name.startswith("_")} < set(names)
+    for name, path in names.items():
+        assert load_classifier_config(name) == load_classifier_config(path) == load_classifier_config(f"{name}.json")
+
+
+def test_names_before_release_1() -> None:
+    network = parse_classifier_config({"network": {"leaky_relu_slope": 0.2, "activation": "none"}}).network
+    assert (network.activation, network.activation_param) == ("identity", 0.2)
+    both = parse_classifier_config({"network": {"leaky_relu_slope": 0.2, "activation_param": 0.1}}).network
+    assert both.activation_param == 0.1
+
+
+def test_the_values_of_a_file_are_merged_into_nested_defaults() -> None:
+    options = parse_classifier_config({"optimizer": {"schedule": {"epochs": 3}}}).optimizer
+    assert (options.schedule.epochs, options.schedule.type, options.batch_size) == (3, "constant", 256)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"netwrk": {}}, "unknown key netwrk is ignored; did you mean 'network'?"),
+        ({"optimizer": {"schedule": {"epoch": 1}}}, "unknown key optimizer.schedule.epoch .*did you mean 'epochs'"),
+        ({"input": {"zzz": 1}}, "unknown key input.zzz is ignored$"),
+    ],
+)
+def test_unknown_keys_are_warned_of(content: dict, message: str) -> None:
+    with pytest.warns(UserWarning, match=message):
+        assert parse_classifier_config(content) == parse_classifier_config({})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "must be an object"),
+        ({"network": 3}, "network must be an object with keys, not 3"),
+        ({"network": {"classes": "5"}}, 'network.classes = "5": expected a whole number'),
+        ({"network": {"classes": True}}, "network.classes = true: expected a whole number"),
+        ({"network": {"classes": 0}}, "expected a value from 1"),
+        ({"network": {"activation": "gelu"}}, "expected one of relu, leaky_relu, elu, identity"),
+        ({"network": {"bn_mode": "inplace"}}, "activation = relu cannot be inverted"),
+        ({"network": {"bn_mode": "sync"}}, "activation = relu cannot be inverted"),
+        ({"network": {"input_3x3": True}}, "resnet101 has no stem of 3x3 convolutions"),
+        ({"network": {"dilation": [1, 1, 2]}}, "expected 1, or four values"),
+        ({"network": {"dilation": 0}}, "expected 1, or four values"),
+        ({"optimizer": {"learning_rate": "0.1"}}, 'optimizer.learning_rate = "0.1": expected a number'),
+        ({"optimizer": {"nesterov": 1}}, "expected true or false"),
+        ({"optimizer": {"classifier_lr": -2}}, "expected -1 or a rate"),
+        ({"optimizer": {"schedule": {"epochs": 1.5}}}, "optimizer.schedule.epochs = 1.5: expected a whole number"),
+        ({"optimizer": {"schedule": {"type": "step"}}}, "a step schedule needs step_size"),
+        ({"optimizer": {"schedule": {"type": "linear", "params": {"alpha": 1}}}}, "a linear schedule needs beta"),
+        ({"optimizer": {"schedule": {"params": {"gamma": 1}}}}, "a constant schedule has no gamma"),
+        (
+            {"optimizer": {"schedule": {"type": "multistep", "params": {"milestones": 3}}}},
+            "milestones = 3: expected a list of positive whole numbers",
+        ),
+        ({"input": {"mean": [1, 2]}}, r"input.mean = \[1, 2\]: expected 3 values"),
+        ({"input": {"std": [1, 1, 0]}}, "expected more than 0"),
+        ({"input": {"scale_val": 0}}, "expected -1, or a side"),
+        ({"training": {"precision": "fp8"}}, "expected one of fp32"),
+    ],
+)
+def test_wrong_values(content: object, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        parse_classifier_config(content, "c.json")
+    assert "\n" not in str(caught.value)
+    assert "c.json" in str(caught.value)
+
+
+def test_overrides() -> None:
+    changes = ["network.dilation=[1, 1, 2, [4, 4, 8]]", "optimizer.nesterov=yes", "input.mean=[0, 0, 0.5]"]
+    changes += ["optimizer.schedule.type=step", "optimizer.schedule.params={'step_size': 3}", "training.seed=7"]
+    config = parse_classifier_config({"training": {"seed": 1}}, overrides=changes)
+    assert config.network.dilation == [1, 1, 2, [4, 4, 8]]
+    assert config.optimizer.nesterov
+    assert config.input.mean == (0, 0, 0.5)
+    assert config.optimizer.schedule.params == {"step_size": 3}
+    assert config.training.seed == 7
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("network.clases=3", "unknown key network.clases; did you mean 'classes'"),
+        ("net.classes=3", "unknown key net"),
+        ("network.classes.x=3", "unknown key network.classes.x"),
+        ("network.classes", "write section.key=value"),
+        ("classes=3", "write section.key=value"),
+        ("optimizer.schedule=3", "optimizer.schedule is a section"),
+        ("network.classes=many", "network.classes=many: expected a whole number"),
+        ("network.dilation=x", "expected a number or a list"),
+    ],
+)
+def test_wrong_overrides(override: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_classifier_config({}, overrides=[override])
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"network":\n {"arch": }}')
+    with pytest.raises(InputError, match=r"broken.json: line 2: not JSON"):
+        load_classifier_config(broken)
+    broken.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match=r"broken.json: not a JSON config file"):
+        load_classifier_config(broken)
+    with pytest.raises(InputError, match="is a folder"):
+        load_classifier_config(tmp_path)
+    with pytest.raises(InputError, match=r"no such config file; did you mean .*broken.json"):
+        load_classifier_config(tmp_path / "brokn.json")
+    with pytest.raises(InputError, match="did you mean the packaged experiment resnext101_ipabn_lr_512"):
+        load_classifier_config("resnext101_ipabn_512")
+
+
+def test_a_batch_is_divided_by_the_processes() -> None:
+    config = parse_classifier_config({"optimizer": {"batch_size": 10}})
+    assert [config.batch_per_process(n) for n in (1, 3, 10)] == [10, 3, 1]
+    with pytest.raises(InputError, match="less than one image for each of 11 processes"):
+        config.batch_per_process(11)

@@ -1,0 +1,125 @@
+"""Class folders: what is read, and errors that name the file."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.classes import make_class_folders
+
+from seamseg.classification.config import parse_classifier_config
+from seamseg.classification.data import ClassFolders, collate_images, open_train_loader, open_val_loader
+from seamseg.classification.transforms import to_float
+from seamseg.data.loader import set_epoch
+from seamseg.data.samplers import SampleIndex
+from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError
+
+
+def noise(image: Image.Image) -> torch.Tensor:
+    """A transform that uses both global generators."""
+    return to_float(image).mean() + random.random() + torch.rand(1)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_class_folders(tmp_path / "data")
+
+
+def test_classes_are_the_sorted_folders(root: Path) -> None:
+    dataset = ClassFolders(root, "val", to_float)
+    assert dataset.classes == ["blue", "green", "red"]
+    assert len(dataset) == 9
+    image, label, name = dataset[4]
+    assert (label, name, image.shape) == (1, "green/1.png", (3, 40, 45))
+    assert dataset.metadata.categories == dataset.classes
+
+
+def test_random_numbers_depend_on_seed_epoch_and_image_alone(root: Path) -> None:
+    dataset, other = ClassFolders(root, "train", noise, seed=1), ClassFolders(root, "train", noise, seed=2)
+    states = random.getstate(), torch.get_rng_state()
+    first = dataset[SampleIndex(3, 5, 5)][0]
+    assert random.getstate() == states[0]
+    assert torch.equal(torch.get_rng_state(), states[1])
+    random.seed(9)
+    torch.manual_seed(9)
+    assert torch.equal(dataset[SampleIndex(3, 5, 5)][0], first)
+    for changed in (dataset[SampleIndex(4, 5, 5)], dataset[SampleIndex(3, 6, 6)], other[SampleIndex(3, 5, 5)]):
+        assert not torch.equal(changed[0], first)
+
+
+def test_images_are_not_rotated(root: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    path = root / "train" / "red" / "rotated.jpg"
+    Image.fromarray(np.zeros((20, 30, 3), np.uint8)).save(path, exif=exif)
+    dataset = ClassFolders(root, "train", to_float)
+    index = [name for name, _ in dataset.samples].index(str(path))
+    assert dataset[index][0].shape == (3, 20, 30)
+
+
+def test_folders_that_are_refused(root: Path, tmp_path: Path) -> None:
+    (root / "train" / "empty").mkdir()
+    (root / "train" / "text").mkdir()
+    (root / "train" / "text" / "a.txt").write_text("no image")
+    with pytest.raises(InputError, match=r"data/train: 2 of 5 class folders hold no images: empty, text$"):
+        ClassFolders(root, "train", to_float)
+    with pytest.raises(InputError, match=r"data/test: no such folder"):
+        ClassFolders(root, "test", to_float)
+    (tmp_path / "flat" / "train").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"flat/train: has no class folders"):
+        ClassFolders(tmp_path / "flat", "train", to_float)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xd8\xff\xe0 no jpeg"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_unreadable_image_is_named(root: Path, content: bytes, workers: int) -> None:
+    (root / "val" / "red" / "1.png").write_bytes(content)
+    dataset = ClassFolders(root, "val", lambda image: torch.zeros(1))
+    with pytest.raises(InputError, match=r"val/red/1.png: ") as caught:
+        list(open_val_loader(dataset, 4, workers, World()))
+    assert "\n" not in str(caught.value)
+
+
+def test_classes_must_be_those_of_the_network(root: Path) -> None:
+    dataset = ClassFolders(root, "val", to_float)
+    dataset.check_classes(parse_classifier_config({"network": {"classes": 3}}))
+    with pytest.raises(InputError, match=r"has 3 class folders, but c.json has network.classes = 1000"):
+        dataset.check_classes(parse_classifier_config({}, "c.json"))
+    with pytest.raises(InputError, match="train and val have other class folders: pink, red"):
+        dataset.check_classes(parse_classifier_config({"network": {"classes": 3}}), ["blue", "green", "pink"])
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_every_validation_image_is_read_once(root: Path, world: int) -> None:
+    dataset = ClassFolders(root, "val", lambda image: torch.zeros(1))
+    read = [name for rank in range(world) for b in open_val_loader(dataset, 2, 0, World(rank, world)) for name in b.ids]
+    assert sorted(read) == sorted(f"{c}/{i}.png" for c in ("blue", "green", "red") for i in range(3))
+
+
+def test_training_batches_are_shuffled_and_divided(root: Path) -> None:
+    config = parse_classifier_config({"optimizer": {"batch_size": 8}, "training": {"num_workers": 0}})
+    dataset = ClassFolders(root, "train", lambda image: torch.zeros(1))
+    orders = []
+    for epoch in (0, 1):
+        epochs = []
+        for rank in (0, 1):
+            loader = open_train_loader(dataset, config, World(rank, 2))
+            set_epoch(loader, epoch)
+            batches = [batch.ids for batch in loader]
+            assert {len(b) for b in batches} == {4}
+            epochs += [name for batch in batches for name in batch]
+        assert set(epochs) == {f"{c}/{i}.png" for c in ("blue", "green", "red") for i in range(4)}
+        orders.append(epochs)
+    assert orders[0] != orders[1]
+
+
+def test_batches() -> None:
+    batch = collate_images([(torch.zeros(3, 2, 2), 1, "a"), (torch.ones(3, 2, 2), 0, "b")])
+    moved = batch.to("cpu")
+    assert (moved.ids, moved.labels.tolist(), moved.images.shape) == (["a", "b"], [1, 0], (2, 3, 2, 2))
+    assert [t.dtype for t in moved.tensors()] == [torch.float32, torch.int64]

@@ -1,0 +1,183 @@
+"""Initialisation, optimizer and learning rates of the original; a network from Python."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.classes import write_config
+from support.golden_backbones import golden_state
+from support.golden_files import DATA, array
+from torch import nn
+from torch.nn import functional
+
+import seamseg
+from seamseg.classification.config import Network, Schedule, parse_classifier_config
+from seamseg.classification.data import ImageBatch
+from seamseg.classification.network import Classifier, ClassifierLoss, build_classifier, correct, initialise
+from seamseg.classification.optimizer import ClassifierSchedule, build_optimizer
+from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync
+from seamseg.utils.errors import InputError
+
+GOLDEN = json.loads((DATA / "classifier.json").read_text())
+RESNET18 = {"network": {"arch": "resnet18", "activation": "leaky_relu", "bn_mode": "inplace"}}
+
+
+def build(**network: object) -> nn.Module:
+    return build_classifier(parse_classifier_config({"network": {"classes": 7, **network}}, "c.json"))
+
+
+@pytest.mark.parametrize("case", GOLDEN["init"][::3], ids=lambda case: f"{case['weight_init']}-{case['activation']}")
+def test_initialisation(case: dict) -> None:
+    layers = nn.ModuleDict(
+        {
+            "conv": nn.Conv2d(64, 128, 3),
+            "grouped": nn.Conv2d(256, 256, 3, groups=16),
+            "one": nn.Conv2d(256, 128, 1),
+            "fc": nn.Linear(512, 1000),
+            "abn": ABN(4),
+        }
+    )
+    with torch.no_grad():
+        layers["abn"].weight.fill_(3)
+    torch.manual_seed(0)
+    names = ("activation", "activation_param", "weight_gain_multiplier", "weight_init")
+    initialise(layers, Network(**{name: case[name] for name in names}))
+    for name in ("conv", "grouped", "one", "fc"):
+        spread = layers[name].weight.std().item()
+        # the orders of magnitude of gains, fans and multipliers; the draws differ
+        assert spread == pytest.approx(case[name]["std"], rel=0.02), name
+        assert layers[name].bias.abs().max() == 0
+    assert layers["abn"].weight.tolist() == [1] * 4
+
+
+@pytest.mark.parametrize("name", GOLDEN["lr"])
+def test_learning_rates(name: str) -> None:
+    case = GOLDEN["lr"][name]
+    options = case.get("optimizer") or GOLDEN["configs"][name]["optimizer"]
+    config = parse_classifier_config({"optimizer": options}).optimizer
+    net = nn.ModuleDict({"conv": nn.Conv2d(1, 1, 1), "fc": nn.Linear(1, 1)})
+    rates = [group["lr"] for group in build_optimizer(net, config).param_groups]
+    schedule = ClassifierSchedule(config.schedule, rates, 5005)
+    for t, expected in zip(case["its"], case["lr"]):
+        step, epoch = (1, t) if config.schedule.mode == "epoch" else (t + 1, t // 5005)
+        # the rate of the original becomes negative at the end of the linear schedule
+        wanted = [max(0.0, rate) for rate in expected]
+        assert schedule.get_lr(step, epoch) == pytest.approx(wanted, rel=1e-12, abs=1e-18)
+    whole = config.schedule.epochs * (1 if config.schedule.mode == "epoch" else 5005)
+    assert schedule.total == whole
+
+
+def test_no_rate_is_negative_and_the_end_is_zero() -> None:
+    schedule = ClassifierSchedule(Schedule("linear", "step", 1, {"alpha": -0.3, "beta": 1.0}), [2.0], 5)
+    rates = [schedule.get_lr(step, 0)[0] for step in range(1, 6)]
+    assert rates == pytest.approx([2, 1.4, 0.8, 0.2, 0])
+    assert all(a > b for a, b in pairwise(rates))
+
+
+@pytest.mark.parametrize(("kind", "wanted"), [("SGD", torch.optim.SGD), ("Adam", torch.optim.Adam)])
+def test_groups_of_parameters(kind: str, wanted: type) -> None:
+    net = Classifier(build(arch="resnet18"))
+    options = {"type": kind, "classifier_lr": 0.5, "weight_decay": 0.25}
+    optimizer = build_optimizer(net, parse_classifier_config({"optimizer": options}).optimizer)
+    assert type(optimizer) is wanted
+    first, second = optimizer.param_groups
+    fc = net.body.get_submodule("classifier.fc")
+    assert [p.shape for p in second["params"]] == [fc.weight.shape, fc.bias.shape]
+    assert (first["lr"], second["lr"]) == (0.1, 0.5)
+    assert first["weight_decay"] == second["weight_decay"] == 0.25, "on everything, norms too"
+    together = build_optimizer(net, parse_classifier_config({}).optimizer)
+    assert [p is q for p, q in zip(together.param_groups[0]["params"], net.parameters())] == [True] * 62
+
+
+@pytest.mark.parametrize(
+    ("network", "norm"),
+    [
+        ({"arch": "resnet18"}, ABN),
+        ({"arch": "resnet18", "bn_mode": "inplace", "activation": "elu"}, InPlaceABN),
+        ({"arch": "resnet18", "bn_mode": "sync", "activation": "leaky_relu", "activation_param": 0.2}, InPlaceABNSync),
+    ],
+)
+def test_norms(network: dict, norm: type) -> None:
+    net = build(**network)
+    norms = [layer for layer in net.modules() if isinstance(layer, ABN)]
+    assert {type(layer) for layer in norms} == {norm}
+    assert net(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+    assert {layer.activation_param for layer in norms} == {network.get("activation_param", 0.01)}
+
+
+def test_arguments_of_the_architectures() -> None:
+    small = {"blocks": [1, 1, 1, 1], "groups": 2, "channels": [4, 4, 8]}
+    assert sum(p.numel() for p in build(arch="resnext50", params=small).parameters()) < 100_000
+    assert "conv3" in dict(build(arch="densenet121", input_3x3=True).get_submodule("mod1").named_children())
+    dilated = build(arch="resnet18", dilation=[1, 1, 2, 4])
+    assert dilated.get_submodule("mod5.block2.convs.conv2").dilation == (4, 4)
+    # ignored, as by the original
+    assert isinstance(build(arch="wider_resnet16", input_3x3=True, dilation=2), nn.Module)
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ({"arch": "resnet19"}, "unknown network 'resnet19'.*did you mean 'resnet18'"),
+        ({"arch": "resnet18", "params": {"widht": 3}}, "resnet18 has no parameter 'widht'"),
+        ({"arch": "resnext50", "params": {"groups": "x"}}, "groups must be positive integers, got 'x'"),
+    ],
+)
+def test_networks_that_do_not_exist(network: dict, message: str) -> None:
+    with pytest.raises(InputError, match=f"c.json: network: .*{message}") as caught:
+        build(**network)
+    assert "\n" not in str(caught.value)
+
+
+def test_correct_images() -> None:
+    logits = torch.tensor([[0.0, 3, 2, 1, -1, -2], [6, 5, 4, 3, 2, 1]])
+    assert correct(logits, torch.tensor([1, 5])).tolist() == [[True, False], [True, False]]
+    assert correct(logits, torch.tensor([2, 4])).tolist() == [[False, False], [True, True]]
+    assert correct(logits[:, :3], torch.tensor([0, 2])).tolist() == [[False, False], [True, True]]
+
+
+def test_the_loss_of_a_batch() -> None:
+    config = {**RESNET18["network"], "classes": 6}
+    module = ClassifierLoss(Classifier(build_classifier(parse_classifier_config({"network": config}))))
+    batch = ImageBatch(torch.randn(2, 3, 32, 32), torch.tensor([1, 5]), ["a", "b"])
+    module.eval()
+    losses = module(batch)
+    logits = module.net(batch.images)
+    torch.testing.assert_close(losses.means["loss"], functional.cross_entropy(logits, batch.labels))
+    assert list(losses.means) == ["loss", "top1", "top5"]
+    assert losses.means["top1"] in (0, 50, 100)
+    assert losses.counts["loss"] == 2
+
+
+def checkpoint_of_the_original(path: Path) -> Path:
+    """The golden ResNet-18 in the layout of a published file: prefix, no counters of the norms."""
+    net = build_classifier(parse_classifier_config(RESNET18))
+    state = {f"module.{k}": v for k, v in golden_state("resnet18", net).items() if "num_batches_tracked" not in k}
+    torch.save({"epoch": 90, "arch": "resnet18", "state_dict": state, "best_prec1": torch.tensor(70.0)}, path)
+    return path
+
+
+def test_a_network_from_python_gives_the_logits_of_the_original(tmp_path: Path) -> None:
+    config, checkpoint = tmp_path / "c.json", checkpoint_of_the_original(tmp_path / "model.pth.tar")
+    config.write_text(json.dumps(RESNET18))
+    net = seamseg.classifier(config, checkpoint, device="cpu")
+    assert not net.training
+    keys = set(net.state_dict())
+    assert {"mod1.conv1.weight", "classifier.fc.bias", "mod2.block1.convs.bn2.running_var"} < keys
+    mean, std = (np.array(v, np.float32) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    pixels = (array("backbones", "input_crop_u8").astype(np.float32) / np.float32(255) - mean) / std
+    with torch.inference_mode():
+        logits = net(torch.from_numpy(pixels).permute(0, 3, 1, 2))
+    np.testing.assert_allclose(logits, array("backbones", "resnet18/logits"), rtol=0, atol=2e-4)
+
+
+def test_random_weights_and_devices(tmp_path: Path) -> None:
+    config = write_config(tmp_path / "c.json")
+    assert seamseg.classifier(config, device="cpu")(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
+    with pytest.raises(InputError, match="not a device"):
+        seamseg.classifier(config, device="gpuu")

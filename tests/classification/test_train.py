@@ -1,0 +1,191 @@
+"""Training of a small classifier: files, resume to the bit, moving average, options, errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from support.classes import make_class_folders, write_config
+
+from seamseg.classification import train as module
+from seamseg.classification.train import train_classifier
+from seamseg.classification.validate import ClassifierScores, ValidationOptions, validate_classifier
+from seamseg.training.logging.metrics import read_metrics
+from seamseg.training.preemption import Preempted
+from seamseg.training.run import TrainingOptions
+from seamseg.utils.errors import InputError, SeamsegError
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_class_folders(tmp_path_factory.mktemp("classes") / "data")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    return write_config(tmp_path / "c.json")
+
+
+def train(config: Path, data: Path, run: Path, *overrides: str, **options: object) -> ClassifierScores | None:
+    return train_classifier(TrainingOptions(config, data, run, overrides=overrides, device="cpu", **options))
+
+
+def weights(run: Path, name: str = "checkpoint.pth.tar") -> dict[str, torch.Tensor]:
+    return torch.load(run / name, weights_only=True)["state_dict"]
+
+
+def assert_same_weights(a: Path, b: Path) -> None:
+    first, second = weights(a), weights(b)
+    assert [k for k in first if not torch.equal(first[k], second[k])] == []
+
+
+def tags(run: Path) -> set[str]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run))
+    events.Reload()
+    return {tag for kind in ("scalars", "histograms", "images") for tag in events.Tags()[kind]}
+
+
+def test_the_files_of_a_run(config: Path, data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    scores = train(config, data, run, "training.log_hist=yes", "optimizer.schedule.epochs=4")
+    assert scores is not None
+    assert scores.n_images == 9
+    names = {path.name for path in run.iterdir() if not path.name.startswith("events")}
+    assert names == {
+        "checkpoint.pth.tar", "model_best.pth.tar", "snapshots", "training_0.log", "metrics.jsonl", "config.json",
+        "classes.json",
+    }  # fmt: skip
+    shown = tags(run)
+    assert {f"train/{n}" for n in ("loss", "lr", "top1", "top5")} <= shown
+    assert {f"val/{n}" for n in ("loss", "top1", "top5")} <= shown
+    assert {"classifier.fc.weight", "bn_out.bias", "train/targets"} <= shown
+    assert not any("mod1" in tag for tag in shown)
+    assert json.loads((run / "classes.json").read_text()) == ["blue", "green", "red"]
+    assert " * Prec@1 " in (run / "training_0.log").read_text()
+    lines = read_metrics(run)
+    rates = [line["lr"] for line in lines if line["kind"] == "train"]
+    assert rates == pytest.approx([0.1] * 3 + [0.05] * 3 + [0.025] * 3 + [0.0125] * 3)
+    assert [line["top1"] for line in lines if line["kind"] == "validation"][-1] == scores.top1
+
+    options = ValidationOptions(run / "config.json", run / "checkpoint.pth.tar", data, device="cpu")
+    again = validate_classifier(options)
+    assert (again.top1, again.loss) == pytest.approx((scores.top1, scores.loss))
+
+
+def test_a_classifier_learns(config: Path, data: Path, tmp_path: Path) -> None:
+    scores = train(config, data, tmp_path / "run", "optimizer.schedule.epochs=8", "training.val_interval=8")
+    assert scores is not None
+    assert scores.top1 > 80
+    assert scores.top5 == 100
+
+
+@pytest.mark.parametrize("extra", [[], ["training.ema=0.9", "optimizer.classifier_lr=0.2", "optimizer.type=Adam"]])
+def test_resume_to_the_bit(config: Path, data: Path, tmp_path: Path, extra: list[str]) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(config, data, whole, *extra)
+
+    def stop(step: int) -> None:
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        # in the middle of the second epoch
+        patch.setattr(module.ClassifierTask, "watch", lambda self, net, board: stop)
+        with pytest.raises(Preempted) as stopped:
+            train(config, data, parts, *extra)
+    assert stopped.value.exit_code == 128 + signal.SIGTERM
+    assert torch.load(parts / "checkpoint.pth.tar", weights_only=True)["epoch"] == 1
+    train(config, data, parts, *extra, resume="auto")
+    assert_same_weights(whole, parts)
+    numbers = [
+        [
+            {k: v for k, v in line.items() if k in ("step", "loss", "top1", "lr", "grad_norm")}
+            for line in read_metrics(run)
+        ]
+        for run in (whole, parts)
+    ]
+    assert numbers[0] == numbers[1]
+
+
+def test_the_moving_average_is_validated(config: Path, data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    scores = train(config, data, run, "training.ema=0.99")
+    content = torch.load(run / "checkpoint.pth.tar", weights_only=True)
+    average = content["seamseg"]["state"]["ema"]["body"]
+    assert any(not torch.equal(average[k], content["state_dict"][f"module.{k}"]) for k in average)
+    again = validate_classifier(ValidationOptions(config, run / "checkpoint.pth.tar", data, device="cpu"))
+    assert scores is not None
+    assert again.loss == pytest.approx(scores.loss)
+
+
+def test_workers_do_not_change_the_numbers(config: Path, data: Path, tmp_path: Path) -> None:
+    short = "optimizer.schedule.epochs=1"
+    train(config, data, tmp_path / "a", short)
+    train(config, data, tmp_path / "b", short, "training.num_workers=2")
+    assert_same_weights(tmp_path / "a", tmp_path / "b")
+
+
+def test_channels_last_and_bf16(config: Path, data: Path, tmp_path: Path) -> None:
+    options = ("training.channels_last=yes", "training.precision=bf16", "training.accumulate=2", "optimizer.clip=0")
+    scores = train(config, data, tmp_path / "run", *options)
+    assert scores is not None
+    assert all(torch.isfinite(v).all() for v in weights(tmp_path / "run").values())
+    steps = [line["step"] for line in read_metrics(tmp_path / "run") if line["kind"] == "train"]
+    assert steps == [1, 2, 3, 4], "three batches of an epoch are two steps"
+
+
+def test_weights_of_other_classes(config: Path, data: Path, tmp_path: Path) -> None:
+    train(config, data, tmp_path / "a", "optimizer.schedule.epochs=1")
+    small = tmp_path / "small"
+    for split in ("train", "val"):
+        for name in ("blue", "red"):
+            (small / split).mkdir(parents=True, exist_ok=True)
+            os.symlink(data / split / name, small / split / name)
+    frozen = ("optimizer.learning_rate=0", "network.classes=2", "optimizer.schedule.epochs=1")
+    source = str(tmp_path / "a" / "checkpoint.pth.tar")
+    train(config, small, tmp_path / "b", *frozen, pretrain=[source])
+    first, second = weights(tmp_path / "a"), weights(tmp_path / "b")
+    assert torch.equal(first["module.mod2.block1.convs.conv2.weight"], second["module.mod2.block1.convs.conv2.weight"])
+    assert second["module.classifier.fc.weight"].shape[0] == 2
+    assert "classifier.fc.weight (3x64 in the file" in (tmp_path / "b" / "training_0.log").read_text()
+
+
+def test_changes_are_reported_when_a_run_is_resumed(config: Path, data: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(config, data, run, "optimizer.schedule.epochs=1")
+    train(config, data, run, "optimizer.learning_rate=0.02", resume="auto")
+    log = (run / "training_0.log").read_text()
+    assert "optimizer.schedule.epochs: 1 -> 2" in log
+    assert "optimizer.learning_rate: 0.1 -> 0.02" in log
+    train(config, data, run, "optimizer.learning_rate=0.02", resume="auto")
+    assert "raise optimizer.schedule.epochs to train on" in (run / "training_0.log").read_text()
+
+
+def test_errors_name_the_keys_of_the_json(config: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(SeamsegError, match=r"above training.loss_limit = 1e-06.*lower optimizer.learning_rate"):
+        train(config, data, tmp_path / "run", "training.loss_limit=1e-6")
+    assert not list((tmp_path / "run").glob("dump*"))
+
+
+def test_class_folders_of_both_splits_are_compared(config: Path, data: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    (other / "val").mkdir(parents=True)
+    os.symlink(data / "train", other / "train")
+    for source, target in (("blue", "blue"), ("green", "green"), ("red", "rot")):
+        os.symlink(data / "val" / source, other / "val" / target)
+    with pytest.raises(InputError, match="train and val have other class folders: red, rot"):
+        train(config, other, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_trainer_gets_every_option(config: Path) -> None:
+    settings = module.load_classifier_config(config, ["training.ema=0.5", "optimizer.clip=3", "training.seed=9"])
+    options = module.trainer_config(settings, 4)
+    assert (options.optimizer.ema, options.optimizer.clip_norm, options.general.seed) == (0.5, 3, 9)
+    assert options.dataloader.train_batch_size == 4
