@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 
 from seamseg.config import KINDS, Config
 from seamseg.models.backbones import build_backbone
-from seamseg.models.backbones.base import NormFactory
+from seamseg.models.backbones.base import Backbone, NormFactory
 from seamseg.models.backbones.fpn import FPN, FPNBody
 from seamseg.models.criterion import Criterion, TrainingModule
 from seamseg.models.heads.roi import DetectionSelector, ROIExtractor, ROIHead
@@ -121,20 +122,43 @@ def _network_options(config: Config, num_stuff: int) -> NetworkOptions:
 
 def _build_body(config: Config, norm: NormFactory) -> FPNBody:
     body, fpn, checkpoint = config.body, config.fpn, config.general.checkpoint_body
-    try:
-        backbone = build_backbone(body.body, norm, checkpoint=checkpoint, **body.body_params)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"[body] body_params: {error}") from error
+    backbone = build_configured_backbone(config, norm)
+    missing = [name for name in fpn.inputs if name not in backbone.out_channels]
+    if missing:
+        raise InputError(f"[fpn] inputs: {body.body} has no {missing[0]}, only {', '.join(backbone.out_channels)}")
+    channels = [backbone.out_channels[name] for name in fpn.inputs]
+    if [body.out_channels[name] for name in fpn.inputs] != channels:
+        raise InputError(f"[body] out_channels: {body.body} gives {backbone.out_channels}, not {body.out_channels}")
     strides = [backbone.out_strides[name] for name in fpn.inputs]
     strides += [strides[-1] * 2 ** (i + 1) for i in range(fpn.extra_scales)]
     if tuple(fpn.out_strides) != tuple(strides):
         raise InputError(f"[fpn] out_strides: {body.body} gives {tuple(strides)}, not {tuple(fpn.out_strides)}")
-    for name in fpn.inputs:
-        if body.out_channels[name] != backbone.out_channels[name]:
-            raise InputError(f"[body] out_channels: {body.body} gives {backbone.out_channels}, not {body.out_channels}")
-    channels = [backbone.out_channels[name] for name in fpn.inputs]
+    if any(fine > coarse for fine, coarse in itertools.pairwise(strides)):
+        raise InputError(f"[fpn] inputs must be in the order of their strides, finest first, got {tuple(strides)}")
     pyramid = FPN(channels, fpn.out_channels, fpn.extra_scales, norm, fpn.interpolation)
     return FPNBody(backbone, pyramid, fpn.inputs, checkpoint)
+
+
+def build_configured_backbone(config: Config, norm: NormFactory) -> Backbone:
+    """Build the backbone of `[body]`, with `norm` as its norm layers.
+
+    Raises
+    ------
+    InputError
+        if body_params or num_frozen do not fit it
+    """
+    body = config.body
+    for name in ("checkpoint", "keep_outputs"):
+        if name in body.body_params:
+            raise InputError(f"[body] body_params: {name} is no argument of the configuration")
+    try:
+        backbone = build_backbone(body.body, norm, checkpoint=config.general.checkpoint_body, **body.body_params)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"[body] body_params: {error}") from error
+    modules = sum(name.startswith("mod") for name in backbone.out_channels)
+    if body.num_frozen > modules:
+        raise InputError(f"[body] num_frozen: {body.body} has {modules} modules, not {body.num_frozen}")
+    return backbone
 
 
 def _build_semantic(config: Config, norm: NormFactory, num_classes: int) -> SemanticHead | None:
