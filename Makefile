@@ -5,11 +5,6 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 RUN    ?= runs/demo
 
-# keep large buffers instead of returning them to the system after every layer (docs/reference/performance.md)
-export MALLOC_MMAP_THRESHOLD_ ?= 268435456
-export MALLOC_TRIM_THRESHOLD_ ?= 8589934592
-export MALLOC_TOP_PAD_        ?= 268435456
-
 .PHONY: help setup kernels demo test test-slow gpu lint format docs clean
 
 help:  ## list the targets

@@ -183,7 +183,7 @@ def load_classifier_config(path: str | Path, overrides: Sequence[str] = ()) -> C
     Parameters
     ----------
     path : the file, or the bare name of a packaged one such as `resnext101_ipabn_lr_512`
-    overrides : `section.key=value` each, as given to `--set`
+    overrides : `section.key=value` each
 
     Raises
     ------
@@ -238,7 +238,7 @@ def _renamed(content: Mapping[str, Any]) -> dict[str, Any]:
 def _section(
     cls: type, content: Any, origin: str, name: str, texts: Mapping[tuple[str, ...], str], **values: Any
 ) -> Any:
-    """Build a section from JSON over its defaults, and texts of `--set` over both."""
+    """Build a section from JSON over its defaults, and texts of overrides over both."""
     if not isinstance(content, Mapping):
         raise InputError(f"{origin}: {name} must be an object with keys, not {_shown(content)}")
     hints = typing.get_type_hints(cls)

@@ -14,6 +14,9 @@ folder like the benchmark's own tools: those of panoptic.json, pixel/*.png and i
 --out writes an evaluation folder: predictions and ground truth as COCO panoptic files, which the official tools can
 score again, the confusion matrix, the scores of each image and the match of each segment. `seamseg report` makes an
 HTML page of it.
+
+The scores of a detection or instance segmentation network are COCO's box and mask AP. `--set general.kind=detection`
+scores the boxes of a panoptic network.
 """
 
 from __future__ import annotations
@@ -76,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--out and --legacy-metrics are mutually exclusive: the folder holds the official metrics")
     if args.out is not None and Path(args.out).exists() and not Path(args.out).is_dir():
         raise InputError(f"{args.out}: --out must be a folder, this is a file")
-    scores = _score_files(args) if args.gt is not None or args.pred is not None else _score_model(args)
+    scores: Scores = _score_files(args) if args.gt is not None or args.pred is not None else _score_model(args)
     if not is_main_process():
         return 0
     # the table first: the scores must not be lost if the file cannot be written

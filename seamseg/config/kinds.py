@@ -27,6 +27,11 @@ class Kind:
         """Sections of the configuration that describe the heads."""
         return tuple(module.removesuffix("_head") for module in self.modules if module.endswith("_head"))
 
+    @property
+    def has_masks(self) -> bool:
+        """Whether detections have masks."""
+        return "roi_msk_loss" in self.losses
+
 
 _DETECTION = ("obj_loss", "bbx_loss", "roi_cls_loss", "roi_bbx_loss")
 
@@ -34,10 +39,8 @@ KINDS = {
     "panoptic": Kind(("body", "rpn_head", "roi_head", "sem_head"), (*_DETECTION, "roi_msk_loss", "sem_loss")),
     "instance_seg": Kind(("body", "rpn_head", "roi_head"), (*_DETECTION, "roi_msk_loss")),
     "detection": Kind(("body", "rpn_head", "roi_head"), _DETECTION),
+    "semantic": Kind(("body", "head", "cls"), ("sem_loss",)),
 }
 """The kinds by the name in `[general] kind`; the first is the default."""
 
 PANOPTIC = "panoptic"
-
-NETWORK_MODULES = tuple(dict.fromkeys(module for kind in KINDS.values() for module in kind.modules))
-"""The parts of the networks of all kinds."""

@@ -56,6 +56,8 @@ class InstanceEvaluator:
     Parameters
     ----------
     classes : of the data set, stuff first
+    by_nearest : how masks are resized, see :func:`seamseg.evaluation.detections.paste_detections`
+    skip_empty : leave out images without detections, as the original does
 
     Attributes
     ----------
@@ -64,6 +66,8 @@ class InstanceEvaluator:
     """
 
     classes: Sequence[ClassInfo]
+    by_nearest: bool = False
+    skip_empty: bool = False
     images: list[ImageInstances] = field(default_factory=list)
 
     def add(
@@ -78,10 +82,13 @@ class InstanceEvaluator:
         prediction : at network size
         name : unique; images are evaluated in the order of their names, which defines the order of equal scores
         """
+        if self.skip_empty and prediction.scores.shape[0] == 0:
+            return
         size = int(mask.shape[-2]), int(mask.shape[-1])
         num_stuff = sum(not c.isthing for c in self.classes)
         ground_truth = instances_of_map(mask, cat, iscrowd, num_stuff, len(self.classes))
-        self.images.append(ImageInstances(name, size, ground_truth, instances_of_prediction(prediction, size)))
+        detections = instances_of_prediction(prediction, size, self.by_nearest)
+        self.images.append(ImageInstances(name, size, ground_truth, detections))
 
     def scores(self) -> InstanceScores:
         """Compute the scores of all images so far."""
@@ -105,10 +112,13 @@ def instances_of_map(
     return instances
 
 
-def instances_of_prediction(prediction: Prediction, size: tuple[int, int]) -> list[Instance]:
-    """Resize the detections of a network to `size` (height, width); masks are pasted one by one."""
+def instances_of_prediction(prediction: Prediction, size: tuple[int, int], by_nearest: bool = False) -> list[Instance]:
+    """Resize the detections of a network to `size` (height, width); masks are pasted one by one.
+
+    `by_nearest` as for :func:`seamseg.evaluation.detections.paste_detections`.
+    """
     instances = []
-    for detection in paste_detections(prediction, size):
+    for detection in paste_detections(prediction, size, by_nearest):
         y0, x0, y1, x1 = detection.box
         counts = None if detection.crop is None else encode_crop(detection.crop, detection.corner, size)
         instances.append(Instance(detection.category, (x0, y0, x1 - x0, y1 - y0), counts, detection.score))
@@ -132,17 +142,21 @@ def encode_crop(crop: np.ndarray, corner: tuple[int, int], size: tuple[int, int]
     return encoded
 
 
-def average_precision(classes: Sequence[ClassInfo], images: Iterable[ImageInstances]) -> InstanceScores:
+def average_precision(
+    classes: Sequence[ClassInfo], images: Iterable[ImageInstances], with_masks: bool | None = None
+) -> InstanceScores:
     """Compute the scores of images; their order does not matter.
 
     Parameters
     ----------
     classes : of the data set, stuff first
     images : each once, including those without instances
+    with_masks : whether to score masks, which all detections must then have; None: if they all have masks
     """
     things = [c for c in classes if c.isthing]
     ordered = sorted(images, key=lambda image: image.name)
-    with_masks = all(i.counts is not None for image in ordered for i in image.detections)
+    if with_masks is None:
+        with_masks = all(i.counts is not None for image in ordered for i in image.detections)
     box = _evaluate("bbox", things, ordered)
     return InstanceScores(box, _evaluate("segm", things, ordered) if with_masks else None)
 

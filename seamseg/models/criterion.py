@@ -88,12 +88,12 @@ class Criterion:
 
     def _rpn(self, outputs: TrainingOutputs) -> list[_Term]:
         boxes = [t.boxes for t in outputs.things]
-        crowd_masks = [t.crowd_mask for t in outputs.things]
+        crowds = [t.crowd for t in outputs.things]
         objectness, regression, count = rpn_losses(
             outputs.obj_logits,
             outputs.bbx_logits,
             outputs.anchors,
-            self.anchor_matcher.batch(outputs.anchors, boxes, outputs.valid_sizes, crowd_masks),
+            self.anchor_matcher.batch(outputs.anchors, boxes, outputs.valid_sizes, crowds),
             boxes,
             self.rpn_sigma,
             self.anchor_matcher.num_samples,
@@ -123,7 +123,7 @@ class Criterion:
         for samples, match, leading, thing, ids in zip(
             rois.samples, rois.matches, rois.leading, things, targets.masks, strict=True
         ):
-            if samples is None or match is None or ids is None:
+            if samples is None or match is None:
                 continue
             label = torch.zeros_like(match)
             if thing.classes.shape[0] > 0:
@@ -132,6 +132,7 @@ class Criterion:
             codes.append(box_targets(samples, thing.boxes, match, self.bbx_reg_weights))
             leading_labels.append(label[:leading])
             if self.mask_size is not None:
+                assert ids is not None
                 first = (samples[:leading], match[:leading], thing.ids, ids)
                 masks.append(mask_targets(*first, self.mask_size, self.void_is_background))
         return _ROITargets(

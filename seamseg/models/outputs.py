@@ -71,23 +71,25 @@ class Things:
     """The things of one image that the network is trained on.
 
     boxes `G x 4`, classes int64 `G` (0 = first thing), ids int64 `G`. Crowds, and ids that do not occur in the mask,
-    are left out. `crowd_mask` is a bool `H x W`, True on pixels of crowds, or None if there is no crowd.
+    are left out. `crowd` is a bool `H x W`, True on pixels of crowds, or for detection the boxes `C x 4` of the crowds
+    of things; None if there is no crowd.
     """
 
     boxes: Tensor
     classes: Tensor
     ids: Tensor
-    crowd_mask: Tensor | None
+    crowd: Tensor | None
 
     @staticmethod
-    def of(batch: Batch, num_stuff: int) -> list[Things]:
+    def of(batch: Batch, num_stuff: int, crowd_boxes: bool = False) -> list[Things]:
         """Return the things of each image of a batch; `num_stuff` is the class of the first thing.
 
-        With a batch on a GPU that has no `target_info` the host waits for the GPU.
+        With `crowd_boxes` crowds are boxes, and the batch needs no masks. With a batch on a GPU that has no
+        `target_info` the host waits for the GPU.
         """
         target_info = batch.with_target_info().target_info
         assert target_info is not None
-        chosen = [_learnable(info, num_stuff) for info in target_info]
+        chosen = [_things(info, num_stuff, crowd=False) for info in target_info]
         device = batch.boxes.device
         assert device is not None
         # ids and classes of all images in one copy
@@ -98,18 +100,22 @@ class Things:
         things = []
         images = zip(batch.masks, batch.iscrowd, batch.boxes, target_info, parts)
         for masks, iscrowd, boxes, info, (ids, classes) in images:
-            assert masks is not None
             assert iscrowd is not None
             assert boxes is not None
-            crowd_mask = iscrowd.bool()[masks].any(dim=0) if any(info.iscrowd) else None
-            things.append(Things(boxes[ids], classes - num_stuff, ids, crowd_mask))
+            crowd = None
+            if crowd_boxes and (crowds := _things(info, num_stuff, crowd=True)):
+                crowd = boxes[upload(torch.tensor(crowds), device)]
+            elif not crowd_boxes and any(info.iscrowd):
+                assert masks is not None
+                crowd = iscrowd.bool()[masks].any(dim=0)
+            things.append(Things(boxes[ids], classes - num_stuff, ids, crowd))
         return things
 
 
-def _learnable(info: TargetInfo, num_stuff: int) -> list[int]:
-    """Return the ids of things that are no crowd and have a box."""
+def _things(info: TargetInfo, num_stuff: int, crowd: bool) -> list[int]:
+    """Return the ids of things that have a box and are a crowd, or are not."""
     return [
         i
         for i, (category, is_crowd, has_box) in enumerate(zip(*info, strict=True))
-        if category >= num_stuff and category != VOID and not is_crowd and has_box
+        if category >= num_stuff and category != VOID and is_crowd == crowd and has_box
     ]

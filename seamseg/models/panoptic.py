@@ -93,6 +93,7 @@ class NetworkOptions:
     bbx_reg_weights : factors of the box codes of the ROI head
     channels_last : run in channels-last memory format
     pad_to : at inference, sides of a batch are padded to multiples of this
+    crowd_boxes : training excludes the boxes of crowds, as for detection; otherwise the masks of crowds
     run_dense : runs the :class:`DensePart` at inference, for example compiled; None runs its modules in turn
 
     Raises
@@ -111,6 +112,7 @@ class NetworkOptions:
     bbx_reg_weights: tuple[float, ...]
     channels_last: bool = True
     pad_to: int = 1
+    crowd_boxes: bool = False
     run_dense: RunDense | None = None
 
     def __post_init__(self) -> None:
@@ -218,7 +220,7 @@ class PanopticNet(nn.Module):
         scored = (obj_logits, bbx_logits, anchors, features.valid_sizes, self.training)
         make = self.options.proposals
         proposals = PackedSequence(list(make.padded(*scored)[0])) if self.fixed else make(*scored)
-        things = Things.of(targets, self.options.num_stuff)
+        things = Things.of(targets, self.options.num_stuff, self.options.crowd_boxes)
         return TrainingOutputs(
             features.padded_size,
             features.valid_sizes,
@@ -232,7 +234,7 @@ class PanopticNet(nn.Module):
         )
 
     def _roi_outputs(self, features: Features, proposals: PackedSequence, things: list[Things]) -> ROIOutputs:
-        sampled = self.options.matcher.batch(list(proposals), [t.boxes for t in things], [t.crowd_mask for t in things])
+        sampled = self.options.matcher.batch(list(proposals), [t.boxes for t in things], [t.crowd for t in things])
         samples = PackedSequence([None if s is None else s.boxes for s in sampled])
         matches = PackedSequence([None if s is None else s.match for s in sampled])
         weights = PackedSequence([None if s is None else s.weight for s in sampled])

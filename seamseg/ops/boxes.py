@@ -156,6 +156,22 @@ def crowd_overlap(boxes: Tensor, crowd_mask: Tensor) -> Tensor:
     return (_crowd_count(wide.detach(), crowd_mask).to(wide.dtype) / box_area(wide)).to(boxes.dtype)
 
 
+def crowd_fraction(boxes: Tensor, crowd: Tensor) -> Tensor:
+    """Compute the fraction of each box that is crowd, given as a mask or as boxes.
+
+    Parameters
+    ----------
+    boxes : `N x 4`
+    crowd : mask `H x W` as for :func:`crowd_overlap`, or floating boxes `C x 4`, C > 0, of which the one that covers
+        most of a box counts
+
+    Returns
+    -------
+    `N`; NaN for an empty box
+    """
+    return box_overlap(boxes, crowd).amax(dim=1) if crowd.is_floating_point() else crowd_overlap(boxes, crowd)
+
+
 def invert_boxes(boxes: Tensor, roi_size: tuple[int, int], image_size: tuple[int, int]) -> Tensor:
     """Compute the corners of the image in coordinates of a `roi_size` grid spread over each box.
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from seamseg.config import Config, load_config
+from seamseg.config.kinds import PANOPTIC
 from seamseg.data.loader import index_sampler
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
@@ -153,7 +154,7 @@ class _TrainingRun:
         log.info(f"{task.describe_classes(metadata)}; {_describe_device(world)}")
         if loader is not None:
             log.info(_describe_steps(config, loader, world))
-        if config.general.eval_coco and config.dataloader.coco_gt:
+        if config.dataloader.coco_gt and (config.general.eval_coco or config.kind != PANOPTIC):
             log.info("[dataloader] coco_gt is ignored: average precision uses the ground truth of the data set")
 
         seed_everything(config.general.seed, -1, 0)

@@ -21,11 +21,11 @@ def test_things_leave_out_stuff_crowds_and_absent_ids():
     one, none, crowd = Things.of(batch, 2)
     assert one.ids.tolist() == [4]
     assert one.classes.tolist() == [2]
-    assert one.crowd_mask is None
+    assert one.crowd is None
     assert none.ids.shape == (0,)
     assert none.boxes.shape == (0, 4)
     assert crowd.ids.tolist() == [3]
-    assert torch.equal(crowd.crowd_mask, batch.masks[2][0] == 4)
+    assert torch.equal(crowd.crowd, batch.masks[2][0] == 4)
 
 
 def test_empty_images_give_the_roi_head_gradients_of_zero():

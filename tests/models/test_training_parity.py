@@ -96,7 +96,7 @@ def test_anchors_that_count(step):
     torch.manual_seed(0)
     (things,) = Things.of(batch, NUM_STUFF)
     outputs = step.outputs
-    (match,) = step.anchor_matcher.batch(outputs.anchors, [things.boxes], outputs.valid_sizes, [things.crowd_mask])
+    (match,) = step.anchor_matcher.batch(outputs.anchors, [things.boxes], outputs.valid_sizes, [things.crowd])
     if step.variant == "sampled":
         chosen = torch.nonzero(match >= -1).flatten()
         np.testing.assert_array_equal(chosen.numpy(), step.stored("rpn_sel_idx"))

@@ -38,6 +38,13 @@ def test_training_arguments(arguments: str, expected: list[str]) -> None:
     assert legacy.from_train_panoptic(arguments.split()) == expected
 
 
+@pytest.mark.parametrize("kind", ["detection", "instance_seg"])
+def test_training_of_other_kinds(kind: str) -> None:
+    translate = {"detection": legacy.from_train_detection, "instance_seg": legacy.from_train_instance_seg}[kind]
+    argv = translate(["--log_dir", "run", "C.ini", "data", "--pre_train", "body:b.pth"])
+    assert argv == [*TRAIN, "--log-dir", "run", "--pre-train", "body:b.pth", "--set", f"general.kind={kind}"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -87,6 +94,22 @@ def test_inference_arguments() -> None:
     assert legacy.from_test_panoptic(options.split())[8:] == [
         "--restart",
         *("--format", "raw", "--score-threshold", "0.7", "--overlap-threshold", "0.4", "--min-area", "64"),
+    ]
+
+
+def test_instance_segmentation_arguments() -> None:
+    command = ["predict", "model.pth.tar", "in", "out", "--config", "C.ini"]
+    rest = ["--set", "general.kind=instance_seg"]
+    assert legacy.from_test_instance_seg(["C.ini", "model.pth.tar", "in", "out"]) == [
+        *command,
+        *("--restart", "--format", "overlay-legacy", "--score-threshold", "0.5"),
+        *rest,
+    ]
+    options = "--local_rank 0 --log_dir log --meta m.bin --threshold .7 --raw C.ini model.pth.tar in out"
+    assert legacy.from_test_instance_seg(options.split()) == [
+        *command,
+        *("--meta", "m.bin", "--restart", "--format", "raw", "--score-threshold", "0.7"),
+        *rest,
     ]
 
 
@@ -159,7 +182,10 @@ def test_evaluation_of_a_classifier_needs_weights(capsys: pytest.CaptureFixture[
     "argv",
     [
         legacy.from_train_panoptic(["--pre_train", "body:b.pth", "--eval", "--resume", "m.tar", "C.ini", "data"]),
+        legacy.from_train_detection(["C.ini", "data"]),
+        legacy.from_train_instance_seg(["C.ini", "data"]),
         legacy.from_test_panoptic(["--meta", "m.bin", "--raw", "C.ini", "model.pth.tar", "in", "out"]),
+        legacy.from_test_instance_seg(["--meta", "m.bin", "--raw", "C.ini", "model.pth.tar", "in", "out"]),
         legacy.from_prepare_cityscapes(["root", "out"]),
         legacy.from_prepare_vistas(["root", "out"]),
         legacy.from_convert_resnet(["resnet18", "out.pth"]),
@@ -177,9 +203,12 @@ def test_translations_are_valid_commands(argv: list[str]) -> None:
     "name",
     [
         "train_panoptic.py",
+        "train_detection.py",
+        "train_instance_seg.py",
         "test_panoptic.py",
         "train_imagenet.py",
         "test_imagenet.py",
+        "test_instance_seg.py",
         "data_preparation/prepare_cityscapes.py",
         "data_preparation/prepare_vistas.py",
     ],

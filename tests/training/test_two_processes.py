@@ -30,7 +30,7 @@ from seamseg.validation.validator import Validator
 
 pytestmark = pytest.mark.distributed
 
-RUNS = ("mixed", "resumed", "empty", "negatives", "plain", "evaluated")
+RUNS = ("mixed", "resumed", "empty", "negatives", "plain", "detection", "evaluated")
 
 AP = ("general.eval_coco=yes", "roi.score_threshold=0.01", "dataloader.val_batch_size=1")
 
@@ -121,6 +121,7 @@ def work(rank: int, join: Callable[[], None], folder: Path) -> None:
         train("empty", data="empty")
         train("negatives", "roi.sample_empty_images=yes")
         train("plain", config="bn.ini")
+        train("detection", "general.kind=detection", AP[1])
         train("evaluated", *AP, evaluate=True, resume=folder / "mixed" / "model_last.pth.tar")
         with pytest.raises(SeamsegError) as stopped, poisoned():
             train("poisoned", config="bn.ini")
@@ -199,6 +200,14 @@ def test_scores_are_the_same_in_one_two_and_three_processes(folder):
     for processes in (2, 3):
         shared = [json.loads((folder / f"seen{processes}.{rank}.json").read_text()) for rank in range(processes)]
         assert shared == [alone] * processes
+
+
+def test_boxes_of_a_detection_network_are_scored_the_same_in_one_process(folder):
+    with narrow_body():
+        model = folder / "detection" / "model_last.pth.tar"
+        alone = evaluate_model(model, folder / "data", EvaluationOptions(device="cpu", quiet=True)).scores.to_json()
+    assert alone == json.loads((folder / "detection.0.json").read_text())
+    assert set(alone) == {"det_map", "n_images", "box"}
 
 
 def test_training_validates_as_evaluate_does(folder):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seamseg.models.heads.select import nth_true, random_subset, upload
-from seamseg.ops.boxes import crowd_overlap, encode_boxes, match_boxes
+from seamseg.ops.boxes import crowd_fraction, encode_boxes, match_boxes
 from seamseg.ops.roi_sampling import roi_sampling
 
 BACKGROUND = -1
@@ -86,7 +86,7 @@ class ProposalMatcher:
         self,
         proposals: Sequence[Tensor | None],
         boxes: Sequence[Tensor | None],
-        crowd_masks: Sequence[Tensor | None],
+        crowds: Sequence[Tensor | None],
     ) -> list[ROISample | None]:
         """Match and sample the proposals of each image; the ground-truth boxes count as proposals too.
 
@@ -96,21 +96,19 @@ class ProposalMatcher:
         ----------
         proposals : `K x 4` or None; rows of NaN are padding
         boxes : ground-truth boxes `G x 4` or None
-        crowd_masks : bool `H x W`, True on crowd; None for an image without crowd
+        crowds : mask or boxes as for :func:`seamseg.ops.boxes.crowd_fraction`; None for an image without crowd
 
         Returns
         -------
         samples of each image, positives first; None for an image without any, if `fixed` only for one without boxes
         and without proposals
         """
-        images = [self._candidates(*image) for image in zip(proposals, boxes, crowd_masks, strict=True)]
+        images = [self._candidates(*image) for image in zip(proposals, boxes, crowds, strict=True)]
         if self.fixed:
             return [None if image is None else self._sample_fixed(image) for image in images]
         return self._sample(images)
 
-    def _candidates(
-        self, proposals: Tensor | None, boxes: Tensor | None, crowd_mask: Tensor | None
-    ) -> _Candidates | None:
+    def _candidates(self, proposals: Tensor | None, boxes: Tensor | None, crowd: Tensor | None) -> _Candidates | None:
         if boxes is not None and boxes.shape[0] == 0:
             boxes = None
         counts = boxes is not None or self.sample_empty_images
@@ -119,9 +117,9 @@ class ProposalMatcher:
             return None
         candidates = torch.cat(parts)
         usable = ~candidates.isnan().any(dim=1)
-        if crowd_mask is not None and self.void_threshold > 0:
+        if crowd is not None and self.void_threshold > 0:
             # empty boxes have no overlap (NaN) and stay
-            usable = usable & ~(crowd_overlap(candidates, crowd_mask) >= self.void_threshold)
+            usable = usable & ~(crowd_fraction(candidates, crowd) >= self.void_threshold)
         if boxes is None:
             highest = candidates.new_zeros(candidates.shape[0])
             nearest = torch.zeros_like(highest, dtype=torch.long)

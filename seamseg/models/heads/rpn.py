@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.heads.select import first_true, nth_true, random_subset, upload
-from seamseg.ops.boxes import clip_boxes, crowd_overlap, decode_boxes, encode_boxes, match_boxes, smooth_l1
+from seamseg.ops.boxes import clip_boxes, crowd_fraction, decode_boxes, encode_boxes, match_boxes, smooth_l1
 from seamseg.ops.nms import nms_fixed
 from seamseg.ops.norm import run_layers
 from seamseg.structures import PackedSequence
@@ -164,7 +164,7 @@ class AnchorMatcher:
         anchors: Tensor,
         boxes: Sequence[Tensor | None],
         valid_sizes: Sequence[tuple[int, int]],
-        crowd_masks: Sequence[Tensor | None],
+        crowds: Sequence[Tensor | None],
     ) -> Tensor:
         """Match and sample the anchors of each image; on a GPU the host waits once, not at all if `fixed`.
 
@@ -173,26 +173,24 @@ class AnchorMatcher:
         anchors : `A x 4`
         boxes : ground-truth boxes `G x 4`, None for an image without any
         valid_sizes : `(height, width)` of each image without its padding
-        crowd_masks : bool `H x W`, True on crowd; None for an image without crowd
+        crowds : mask or boxes as for :func:`seamseg.ops.boxes.crowd_fraction`; None for an image without crowd
 
         Returns
         -------
         int64 `N x A`: index of the ground-truth box, :data:`BACKGROUND` or :data:`IGNORED`
         """
-        matches = torch.stack(
-            [self._match(anchors, *image) for image in zip(boxes, valid_sizes, crowd_masks, strict=True)]
-        )
+        matches = torch.stack([self._match(anchors, *image) for image in zip(boxes, valid_sizes, crowds, strict=True)])
         return self._sample_fixed(matches) if self.fixed else self._sample(matches)
 
     def _match(
-        self, anchors: Tensor, boxes: Tensor | None, valid_size: tuple[int, int], crowd_mask: Tensor | None
+        self, anchors: Tensor, boxes: Tensor | None, valid_size: tuple[int, int], crowd: Tensor | None
     ) -> Tensor:
         height, width = valid_size
         usable = (anchors[:, :2] >= 0).all(dim=1) & (anchors[:, 2] <= height) & (anchors[:, 3] <= width)
         # an unused anchor becomes an empty box, which overlaps nothing
         anchors = torch.where(usable[:, None], anchors, 0.0)
-        if crowd_mask is not None and self.void_threshold > 0:
-            usable = usable & (crowd_overlap(anchors, crowd_mask) < self.void_threshold)
+        if crowd is not None and self.void_threshold > 0:
+            usable = usable & (crowd_fraction(anchors, crowd) < self.void_threshold)
             anchors = torch.where(usable[:, None], anchors, 0.0)
         match = torch.where(usable, BACKGROUND, IGNORED)
         if boxes is None or boxes.shape[0] == 0 or anchors.shape[0] == 0:

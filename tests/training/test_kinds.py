@@ -1,0 +1,226 @@
+"""Detection and instance segmentation networks: training, validation, evaluation, and snapshots of other kinds."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from support.micro import make_dataset
+
+from seamseg.checkpoints.bundle import open_model
+from seamseg.checkpoints.snapshot import load_snapshot
+from seamseg.config import KINDS, config_from_string, load_config
+from seamseg.formats.metadata import Metadata, read_metadata, write_metadata
+from seamseg.structures import Prediction
+from seamseg.training.logging.images import SampleRenderer
+from seamseg.training.logging.metrics import read_metrics
+from seamseg.training.run import TrainingOptions, run_training
+from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError
+from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
+from seamseg.validation.validator import ValidationItem, ValidationResult, Validator
+
+pytestmark = pytest.mark.usefixtures("narrow")
+
+LOSSES = ("obj_loss", "bbx_loss", "roi_cls_loss", "roi_bbx_loss")
+# of an untrained network, all boxes score about one half
+ALL_BOXES = "roi.score_threshold=0.01"
+
+
+def train(config, data, run, kind, *overrides, **options):
+    words = (f"general.kind={kind}", ALL_BOXES, *overrides)
+    return run_training(TrainingOptions(config, data, run, overrides=words, device="cpu", **options))
+
+
+def evaluate(model, data, *overrides, **options):
+    return evaluate_model(model, data, EvaluationOptions(device="cpu", quiet=True, overrides=overrides, **options))
+
+
+@pytest.fixture(scope="module")
+def runs(micro, micro_config, tmp_path_factory):
+    """A run folder of each kind."""
+    from support.micro import narrow_body
+
+    folder = tmp_path_factory.mktemp("kinds")
+    with narrow_body():
+        for kind in ("detection", "instance_seg"):
+            train(micro_config, micro, folder / kind, kind)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "losses", "maps"),
+    [("detection", LOSSES, ["det_map"]), ("instance_seg", (*LOSSES, "roi_msk_loss"), ["det_map", "msk_map"])],
+)
+def test_a_run_folder(runs, micro, kind, losses, maps):
+    snapshot = load_snapshot(runs / kind / "model_last.pth.tar")
+    meters = [f"{name}_meter" for name in (*losses, "loss")]
+    assert {*snapshot.state_dict} == {"body", "rpn_head", "roi_head", "optimizer", *meters}
+    assert ("conv.conv1.weight" in snapshot.state_dict["roi_head"]) == (kind == "instance_seg")
+    assert config_from_string(snapshot.config).kind == kind == load_config(runs / kind / "config.ini").kind
+    lines = read_metrics(runs / kind)
+    assert [name for name in lines[0] if name.endswith("_loss")] == list(losses)
+    assert lines[0]["loss"] == pytest.approx(sum(lines[0][name] for name in losses))
+    last = lines[-1]
+    assert [name for name in last if name.endswith("_map")] == maps
+    assert snapshot.training_meta["last_score"] == last[maps[-1]]
+    # the same numbers as in the training
+    scores = evaluate(runs / kind, micro).scores
+    assert scores.to_json() == {name: last[name] for name in scores.to_json()}
+    assert [line.split()[0] for line in scores.table().splitlines()[1:3] if line] == ["boxes", "masks"][: len(maps)]
+    assert scores.n_images == 3
+
+
+def test_a_resumed_detection_training_ends_with_the_same_bits(runs, micro, micro_config, tmp_path):
+    steps = sorted((runs / "detection" / "snapshots").iterdir())
+    train(micro_config, micro, tmp_path, "detection", resume=steps[0])
+    one, two = (load_snapshot(run / "model_last.pth.tar") for run in (runs / "detection", tmp_path))
+    for part in KINDS["detection"].modules:
+        for key, tensor in one.state_dict[part].items():
+            assert torch.equal(tensor, two.state_dict[part][key]), key
+
+
+def test_snapshots_of_kinds_that_have_more(runs, micro, micro_config, micro_run, tmp_path, caplog):
+    """The weights serve a kind whose parts they have; the optimizer's state does not."""
+    panoptic = micro_run / "model_last.pth.tar"
+    train(micro_config, micro, tmp_path / "a", "detection", "scheduler.epochs=1", pretrain=[str(panoptic)])
+    log = (tmp_path / "a" / "training.log").read_text()
+    assert "skipped" not in log
+    parts = open_model(micro_run).snapshot.state_dict
+    of_detector = [k for k in parts["roi_head"] if not k.startswith(("conv.", "roi_msk."))]
+    count = len(parts["body"]) + len(parts["rpn_head"]) + len(of_detector)
+    assert f"pre-trained {panoptic}: loaded {count} tensors" in log
+
+    for kind, other in (("detection", runs / "instance_seg"), ("instance_seg", micro_run)):
+        with pytest.raises(InputError, match="another kind of network, which also has"):
+            train(micro_config, micro, tmp_path / "b", kind, resume=other / "model_last.pth.tar")
+        wanted = train(
+            micro_config, micro, tmp_path / "c", kind, evaluate=True, pretrain=[str(other / "model_last.pth.tar")]
+        )
+        found = evaluate(other, micro, f"general.kind={kind}", ALL_BOXES).scores
+        assert found.to_json() == wanted.to_json()
+        assert "msk_map" not in found.to_json() or kind == "instance_seg"
+
+
+def test_snapshots_that_lack_parts(runs, micro, micro_config, tmp_path):
+    detector = runs / "detection" / "model_last.pth.tar"
+    with pytest.raises(InputError, match="is a model for detection, not for instance_seg"):
+        evaluate(detector, micro, "general.kind=instance_seg", "optimizer.loss_weights=(1,1,1,1,1)")
+    with pytest.raises(InputError, match="has no 'sem_head': it is a snapshot of another kind of network"):
+        train(micro_config, micro, tmp_path, "panoptic", resume=detector)
+    with pytest.raises(InputError, match=r"does not fit this network: .* roi_head\.conv\.conv1\.weight \(not in the"):
+        train(micro_config, micro, tmp_path, "instance_seg", resume=detector)
+    with pytest.raises(InputError, match="this network has no sem_head"):
+        train(micro_config, micro, tmp_path, "detection", pretrain=[f"sem_head:{detector}"])
+
+
+def test_what_is_refused(runs, micro, micro_config, tmp_path, seamseg_main, capsys):
+    run = ("--log-dir", tmp_path / "run", "--device", "cpu", "--set", "general.kind=detection")
+    assert seamseg_main("train", micro_config, micro, *run, "--set", "optimizer.loss_weights=(1,1,1,1,1)") == 2
+    assert "loss_weights has 5 values, detection has 4 losses (obj, bbx, roi_cls, roi_bbx)" in capsys.readouterr().err
+    stuff = make_dataset(tmp_path / "data", [0], [0])
+    metadata = read_metadata(stuff / "metadata.bin")
+    write_metadata(stuff / "metadata.bin", Metadata(3, 0, *metadata_lists(metadata), metadata.images))
+    assert seamseg_main("train", micro_config, stuff, *run) == 2
+    assert "the data set has 0 thing classes" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert seamseg_main("evaluate", runs / "detection", micro, "--out", tmp_path / "out", "--device", "cpu") == 2
+    assert "is a model for detection; an evaluation folder holds panoptic maps" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def metadata_lists(metadata):
+    return metadata.categories, metadata.palette, metadata.original_ids
+
+
+def test_evaluate_prints_a_table_and_writes_json(runs, micro, tmp_path, seamseg_main, capsys):
+    scores = tmp_path / "scores.json"
+    assert seamseg_main("evaluate", runs / "instance_seg", micro, "--json", scores, "--device", "cpu", "--quiet") == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].split() == ["AP", "AP50", "AP75", "small", "medium", "large"]
+    assert "car" in table[5]
+    assert table[-1] == "3 images; in percent; means are over the classes that occur"
+    assert set(json.loads(scores.read_text())) == {"det_map", "msk_map", "n_images", "box", "mask"}
+
+
+class Finder(torch.nn.Module):
+    """Finds the red cars of an image in one box, and nothing in an image of `blind`."""
+
+    def __init__(self, blind=None, masks=True):
+        super().__init__()
+        self.blind = blind
+        self.masks = masks
+        self.count = -1
+
+    def predict(self, images):
+        return [self.found(image) for image in images]
+
+    def found(self, image):
+        self.count += 1
+        red = image[0] > image[1] + 1
+        rows, columns = (torch.nonzero(red.any(dim)).flatten() for dim in (1, 0))
+        found = len(rows) > 0 and self.count != self.blind
+        boxes = torch.zeros(0, 4)
+        if found:
+            boxes = torch.tensor([[float(v) for v in (rows[0], columns[0], rows[-1] + 1, columns[-1] + 1)]])
+        logits = torch.full((len(boxes), 28, 28), 9.0) if self.masks else None
+        return Prediction(boxes, torch.zeros(len(boxes)).long(), torch.ones(len(boxes)), logits, None, tuple(red.shape))
+
+
+@pytest.fixture
+def single(tmp_path):
+    """Three images with one car each."""
+    return make_dataset(tmp_path / "data", [1], [1, 1, 1])
+
+
+@pytest.mark.parametrize("kind", ["detection", "instance_seg"])
+def test_every_image_counts_but_not_in_legacy_scores(single, micro_config, kind):
+    config = load_config(micro_config, overrides=(f"general.kind={kind}", "dataloader.val_batch_size=1"))
+    masks = kind == "instance_seg"
+
+    def scores(blind, legacy):
+        return Validator.open(single, "val", config, World(), legacy, quiet=True)(Finder(blind, masks))
+
+    whole = scores(None, False)
+    assert whole.best > 0.8
+    assert list(whole.maps) == ["det_map", "msk_map"][: 1 + masks]
+    missed = scores(1, False)
+    assert missed.best == pytest.approx(whole.best * 2 / 3, abs=0.03)
+    assert scores(1, True).best == pytest.approx(whole.best, abs=0.03)
+
+
+def test_a_network_that_finds_nothing(single, micro_config):
+    config = load_config(micro_config, overrides=("general.kind=detection", "dataloader.val_batch_size=1"))
+    for legacy in (False, True):
+        scores = Validator.open(single, "val", config, World(), legacy, quiet=True)(Nothing())
+        assert list(scores.maps) == ["det_map"]
+        assert scores.best == 0
+        assert math.isnan(scores.maps["det_map"]) == legacy
+        assert scores.to_json()["det_map"] == (None if legacy else 0)
+        assert "val/det_map" not in scores.scalars() or not legacy
+
+
+class Nothing(Finder):
+    def found(self, image):
+        empty = torch.zeros(0)
+        return Prediction(empty.reshape(0, 4), empty.long(), empty, None, None, tuple(image.shape[1:]))
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_pictures_of_validation_images(micro, micro_config, masks):
+    config, metadata = load_config(micro_config), read_metadata(micro / "metadata.bin")
+    renderer = SampleRenderer(metadata, config)
+    collector = renderer.collector()
+    mask = torch.ones(1, 128, 192, dtype=torch.int32)
+    item = ValidationItem("a", torch.zeros(3, 64, 96), mask, [255, 1], [0, 0])
+    logits = torch.full((1, 28, 28), 9.0) if masks else None
+    boxes, one = torch.tensor([[8.0, 8, 40, 60]]), torch.ones(1)
+    collector(ValidationResult(item, Prediction(boxes, torch.zeros(1).long(), one, logits, None, (64, 96))))
+    collector(ValidationResult(item, Nothing().found(item.image)))
+    with_car, without = (renderer.triptych(sample, None)[:, -96:].astype(int) for sample in collector.samples)
+    assert np.array_equal(without, renderer._to_rgb(item.image))
+    changed = (with_car != without).any(axis=2)
+    assert changed[8, 8:60].all()
+    assert changed[20, 20] == masks
+    assert not changed[50].any()
