@@ -110,12 +110,18 @@ def parse_checkpoint(content: Any, name: str, config: ClassifierConfig, epoch_le
     )
 
 
-def checkpoint_weights(content: Any, name: str) -> dict[str, Any]:
-    """Return the weights without the prefix of DataParallel."""
+def checkpoint_weights(content: Any, name: str, averaged: bool = False) -> dict[str, Any]:
+    """Return the weights that a file holds without the prefix `module.`; `name` is the file's, for errors.
+
+    With `averaged`, return the moving average if the file has one.
+    """
     state = content.get("state_dict") if isinstance(content, Mapping) else None
     if not isinstance(state, Mapping) or not state or not all(isinstance(key, str) for key in state):
         raise InputError(f"{name}: not a checkpoint of a classifier: it must hold a 'state_dict' of tensors")
-    return without_prefix(state)
+    average: Any = content if averaged else None
+    for key in (_OURS, "state", "ema", _BODY):
+        average = average.get(key) if isinstance(average, Mapping) else None
+    return dict(average) if isinstance(average, Mapping) else without_prefix(state)
 
 
 def _progress(content: Mapping[str, Any], name: str, epoch_length: int) -> dict[str, Any]:

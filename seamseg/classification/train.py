@@ -167,7 +167,7 @@ class ClassifierTask(Task):
     def load_pretrained(self, net: nn.Module, specification: str) -> LoadReport:
         """Load the weights of a checkpoint as far as they fit, for example those of other classes."""
         published_name(specification)  # refuses files that no network can use
-        weights = checkpoint_weights(load_tensors(specification, specification), specification)
+        weights = checkpoint_weights(load_tensors(specification, specification), specification, averaged=True)
         report = load_module(net.get_submodule("body"), weights, "body")
         if not report.loaded:
             raise InputError(f"{specification}: holds no weights of {self.settings.network.arch}")
