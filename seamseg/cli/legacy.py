@@ -75,26 +75,46 @@ def _from_train(name: str, what: str, argv: Sequence[str]) -> list[str]:
 
 def from_test_panoptic(argv: Sequence[str]) -> list[str]:
     """Translate `--meta M [--score_threshold P] [--iou_threshold P] [--min_area N] [--raw] CONFIG MODEL IN OUT`."""
-    parser = _parser(
-        "test_panoptic.py", "Predict panoptic segmentations of a folder of photos, as `seamseg predict` does."
-    )
-    parser.add_argument("--meta", metavar="M", required=True, help="metadata.bin of the training data")
-    _option(parser, "--log_dir", metavar="D", help="ignored: nothing is logged to files")
+    parser = _test_parser("test_panoptic.py", "Predict panoptic segmentations of", meta_required=True)
     _option(parser, "--score_threshold", metavar="P", type=float, default=0.5, help="default: %(default)s")
     _option(parser, "--iou_threshold", metavar="P", type=float, default=0.5, help="default: %(default)s")
     _option(parser, "--min_area", metavar="N", type=float, default=4096, help="default: %(default)s")
+    args = parser.parse_args(argv)
+    ours = _from_test(args, "overlay")
+    ours += ["--score-threshold", str(args.score_threshold), "--overlap-threshold", str(args.iou_threshold)]
+    return [*ours, "--min-area", str(int(args.min_area))]
+
+
+def from_test_instance_seg(argv: Sequence[str]) -> list[str]:
+    """Translate `[--meta M] [--threshold P] [--raw] CONFIG MODEL IN OUT`."""
+    parser = _test_parser("test_instance_seg.py", "Detect and segment the objects in", meta_required=False)
+    parser.add_argument(
+        "--threshold", metavar="P", type=float, default=0.5, help="minimum score (default: %(default)s)"
+    )
+    args = parser.parse_args(argv)
+    ours = [*_from_test(args, "overlay-legacy"), "--score-threshold", str(args.threshold)]
+    # the INI files of the original do not name their kind
+    return [*ours, "--set", "general.kind=instance_seg"]
+
+
+def _test_parser(name: str, does: str, meta_required: bool) -> argparse.ArgumentParser:
+    parser = _parser(name, f"{does} a folder of photos, as `seamseg predict` does.")
+    parser.add_argument("--meta", metavar="M", required=meta_required, help="metadata.bin of the training data")
+    _option(parser, "--log_dir", metavar="D", help="ignored: nothing is logged to files")
     parser.add_argument("--raw", action="store_true", help="write raw network outputs instead of images")
     parser.add_argument("config", metavar="CONFIG", help="INI file")
     parser.add_argument("model", metavar="MODEL", help="snapshot")
     parser.add_argument("inputs", metavar="INPUT_DIR", help="photos, also in sub-folders")
     parser.add_argument("out", metavar="OUTPUT_DIR", help="folder for the outputs")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def _from_test(args: argparse.Namespace, images: str) -> list[str]:
+    """Return the command of a test script, which writes the format `images` unless raw outputs are requested."""
     _adopt_rank(args)
-    thresholds = ["--score-threshold", str(args.score_threshold), "--overlap-threshold", str(args.iou_threshold)]
-    form = "raw" if args.raw else "overlay"
+    ours = ["predict", args.model, args.inputs, args.out, "--config", args.config, *_given("--meta", args.meta)]
     # the original overwrites existing outputs
-    ours = ["predict", args.model, args.inputs, args.out, "--config", args.config, "--meta", args.meta, "--restart"]
-    return [*ours, "--format", form, *thresholds, "--min-area", str(int(args.min_area))]
+    return [*ours, "--restart", "--format", "raw" if args.raw else images]
 
 
 def from_test_vistas(argv: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 import torch
 from torch import Tensor
 
-from seamseg.checkpoints.bundle import open_model
+from seamseg.checkpoints.bundle import kind_of, open_model
 from seamseg.checkpoints.snapshot import load_into
 from seamseg.data.transforms import TestTransform
 from seamseg.formats.metadata import Metadata
@@ -38,6 +38,8 @@ from seamseg.structures import PackedSequence, Prediction
 from seamseg.utils.device_memory import free_memory, lacks_memory
 from seamseg.utils.distributed import choose_device
 from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.launcher import is_main_process
+from seamseg.utils.progress import is_quiet
 
 R = TypeVar("R", bound=PhotoResult)
 
@@ -348,6 +350,8 @@ def load_predictor(
     classes = None if options.classes is None else choose_classes(options.classes, opened.metadata)
     net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
     averaged = load_into(net, opened.snapshot, strict=True, name=opened.name).averaged
+    if (trained := kind_of(opened.snapshot, opened.name)) != net.kind and is_main_process() and not is_quiet():
+        print(f"{opened.name}: a model for {trained} is used for {net.kind}, without its other parts", file=sys.stderr)
     net = for_inference(net, chosen, options.precision)
     if options.probabilities:
         net = net.with_options(probabilities=True)

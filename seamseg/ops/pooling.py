@@ -1,11 +1,16 @@
-"""Large stride-1 average pooling in few passes over the map (docs/contract.md, section 3 "Semantic head")."""
+"""Large stride-1 average pooling in few passes, and max pooling that keeps little for the backward pass.
+
+The average pooling is that of docs/contract.md, section 3 "Semantic head".
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from ._library import define, describe, differentiate
 from .reference.pooling import box_filter_pool as box_filter_pool_plain
@@ -61,3 +66,66 @@ def _backward_backward(ctx: Any, ddx: Tensor) -> tuple[Tensor, None, None]:
 
 differentiate("box_filter_pool", _backward, _setup_context)
 differentiate("box_filter_pool_backward", _backward_backward, _setup_context)
+
+
+class MaxPool2d(nn.MaxPool2d):
+    """Max pooling that keeps one byte for each maximum for the backward pass: its place in the window.
+
+    torch keeps the input and an int64 index. Values, gradients and constructor are the same; windows of more than 256
+    cells are pooled by torch.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `N x C x H x W` to `N x C x h x w`."""
+        window = [_pair(value) for value in (self.kernel_size, self.stride, self.padding, self.dilation)]
+        (height, width), *_, dilation = window
+        tracked = torch.is_grad_enabled() and x.requires_grad and not torch.compiler.is_compiling()
+        small = x.dim() == 4 and height * width <= 256 and width <= x.shape[3]
+        if not tracked or not small or dilation != [1, 1] or self.return_indices:
+            y: Tensor = super().forward(x)
+            return y
+        y = _MaxPool.apply(x, *window[:3], self.ceil_mode)
+        return y
+
+
+def _pair(value: int | tuple[int, ...]) -> list[int]:
+    return [value, value] if isinstance(value, int) else list(value)
+
+
+class _MaxPool(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, kernel: list[int], stride: list[int], padding: list[int], ceil_mode: bool
+    ) -> Tensor:
+        y, index = functional.max_pool2d_with_indices(x, kernel, stride, padding, ceil_mode=ceil_mode)
+        ctx.options = kernel, stride, padding, [1, 1], ceil_mode
+        ctx.shape, ctx.format = x.shape, memory_format(x)
+        # index = (top + i) W + left + j; the place is i k + j
+        height, width = kernel
+        inside = index.sub_(_first_cells(y, x.shape[3], stride, padding))
+        place = inside.to(torch.uint8)
+        for i in range(1, height):
+            place.add_(inside >= i * x.shape[3], alpha=(width - x.shape[3]) % 256)
+        ctx.save_for_backward(place)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (place,) = ctx.saved_tensors
+        (height, width), stride, padding, *_ = ctx.options
+        row = sum((place >= i * width).to(torch.uint8) for i in range(1, height))
+        index = place + _first_cells(dy, ctx.shape[3], stride, padding)
+        if height > 1:
+            index.add_(row, alpha=ctx.shape[3] - width)
+        like = torch.empty(ctx.shape, dtype=dy.dtype, device=dy.device, memory_format=ctx.format)
+        dx = torch.ops.aten.max_pool2d_with_indices_backward(dy, like, *ctx.options, index)
+        return dx, None, None, None, None
+
+
+def _first_cells(y: Tensor, width: int, stride: list[int], padding: list[int]) -> Tensor:
+    """Return `top * width + left` of the window of each cell of `y`: `h x w`."""
+    top, left = (
+        torch.arange(size, device=y.device) * step - pad for size, step, pad in zip(y.shape[2:], stride, padding)
+    )
+    return top[:, None] * width + left

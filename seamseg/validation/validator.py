@@ -226,7 +226,7 @@ class PanopticScorer:
         options = validator.config.general
         self._validator = validator
         self._evaluator = PanopticEvaluator(validator.classes, validator.legacy)
-        self._instances = InstanceScorer(replace(validator, legacy=False)) if options.eval_coco else None
+        self._instances = InstanceScorer(validator, fused=True) if options.eval_coco else None
 
     def add(self, item: ValidationItem, prediction: Prediction) -> PanopticValidation:
         """See :class:`Scorer`."""
@@ -259,12 +259,14 @@ class InstanceScorer:
 
     Parameters
     ----------
-    validator : data set, processes, legacy
+    validator : data set, processes, legacy: leave out images without detections
+    fused : sample masks at native size, as for a panoptic map; default: as the original's evaluation and
+        `seamseg predict --format coco-results`
     """
 
-    def __init__(self, validator: Validator) -> None:
+    def __init__(self, validator: Validator, fused: bool = False) -> None:
         self._validator = validator
-        self._evaluator = InstanceEvaluator(validator.classes, validator.legacy)
+        self._evaluator = InstanceEvaluator(validator.classes, not fused, validator.legacy and not fused)
 
     def add(self, item: ValidationItem, prediction: Prediction) -> ValidationResult:
         """See :class:`Scorer`."""

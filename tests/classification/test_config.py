@@ -134,7 +134,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         load_classifier_config(broken)
     with pytest.raises(InputError, match="is a folder"):
         load_classifier_config(tmp_path)
-    with pytest.raises(InputError, match="no such config file; did you mean .*broken.json"):
+    with pytest.raises(InputError, match=r"no such config file; did you mean .*broken.json"):
         load_classifier_config(tmp_path / "brokn.json")
     with pytest.raises(InputError, match="did you mean the packaged experiment resnext101_ipabn_lr_512"):
         load_classifier_config("resnext101_ipabn_512")

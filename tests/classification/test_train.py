@@ -104,7 +104,10 @@ def test_resume_to_the_bit(config: Path, data: Path, tmp_path: Path, extra: list
     train(config, data, parts, *extra, resume="auto")
     assert_same_weights(whole, parts)
     numbers = [
-        [{k: v for k, v in line.items() if k in ("step", "loss", "top1", "lr", "grad_norm")} for line in read_metrics(run)]
+        [
+            {k: v for k, v in line.items() if k in ("step", "loss", "top1", "lr", "grad_norm")}
+            for line in read_metrics(run)
+        ]
         for run in (whole, parts)
     ]
     assert numbers[0] == numbers[1]

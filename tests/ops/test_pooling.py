@@ -11,6 +11,7 @@ from support.golden_ops import golden, names
 from support.op_contract import check_operator
 from torch.testing import assert_close
 
+from seamseg.ops import pooling
 from seamseg.ops.pooling import box_filter_pool
 from seamseg.ops.reference import pooling as plain
 
@@ -172,3 +173,39 @@ def test_wrong_arguments():
         box_filter_pool(torch.rand(2, 3, 4), (2, 2))
     with pytest.raises(ValueError, match="window must be positive"):
         box_filter_pool(torch.rand(1, 2, 3, 4), (0, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "ceil_mode"),
+    [
+        (3, 2, 1, False),
+        (2, 2, 0, True),
+        ((3, 5), (2, 1), (1, 2), False),
+        (3, 3, 0, True),
+        (15, 4, 7, False),
+        ((1, 3), 2, 0, False),
+    ],
+)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_max_pooling_is_that_of_torch(dtype, kernel, stride, padding, ceil_mode, channels_last):
+    options = {"kernel_size": kernel, "stride": stride, "padding": padding, "ceil_mode": ceil_mode}
+    x = torch.randn(2, 3, 17, 22).mul(3).round().to(dtype)  # with ties
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    results = []
+    for layer in (pooling.MaxPool2d(**options), torch.nn.MaxPool2d(**options)):
+        own = x.clone().requires_grad_()
+        y = layer(own)
+        y.backward(torch.arange(y.numel(), dtype=dtype).view_as(y) % 7)
+        results.append((y, own.grad))
+    for found, wanted in zip(*results):
+        assert torch.equal(found, wanted)
+        assert found.stride() == wanted.stride()
+
+
+def test_max_pooling_keeps_a_byte_for_each_result():
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y = pooling.MaxPool2d(3, 2, 1)(torch.randn(1, 4, 32, 32, requires_grad=True))
+    assert sum(t.untyped_storage().nbytes() for t in kept) == y.numel()

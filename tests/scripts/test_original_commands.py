@@ -97,11 +97,85 @@ def test_inference_arguments() -> None:
     ]
 
 
+def test_instance_segmentation_arguments() -> None:
+    command = ["predict", "model.pth.tar", "in", "out", "--config", "C.ini"]
+    rest = ["--set", "general.kind=instance_seg"]
+    assert legacy.from_test_instance_seg(["C.ini", "model.pth.tar", "in", "out"]) == [
+        *command,
+        *("--restart", "--format", "overlay-legacy", "--score-threshold", "0.5"),
+        *rest,
+    ]
+    options = "--local_rank 0 --log_dir log --meta m.bin --threshold .7 --raw C.ini model.pth.tar in out"
+    assert legacy.from_test_instance_seg(options.split()) == [
+        *command,
+        *("--meta", "m.bin", "--restart", "--format", "raw", "--score-threshold", "0.7"),
+        *rest,
+    ]
+
+
 def test_inference_needs_the_metadata(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         legacy.from_test_panoptic(["C.ini", "model.pth.tar", "in", "out"])
     assert stop.value.code == 2
     assert "--meta" in capsys.readouterr().err
+
+
+IMAGENET = ["classify", "train", "C.json", "data"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            "C.json data",
+            [*IMAGENET, "--log-dir", ".", "--set", "training.num_workers=2", "--set", "training.log_interval=10"],
+        ),
+        (
+            "C.json data -j 8 -p 50 --log-dir run --log-hist --dist-backend nccl",
+            [
+                *(*IMAGENET, "--log-dir", "run", "--log-hist"),
+                *("--set", "training.num_workers=8", "--set", "training.log_interval=50"),
+            ],
+        ),
+        (
+            "C.json data --workers 1 --print-freq 5 --resume c.pth.tar --log_dir run",
+            [
+                *(*IMAGENET, "--log-dir", "run", "--resume", "c.pth.tar"),
+                *("--set", "training.num_workers=1", "--set", "training.log_interval=5"),
+            ],
+        ),
+        (
+            "C.json data -e --resume c.pth.tar",
+            [
+                *("classify", "validate", "C.json", "c.pth.tar", "data"),
+                *("--set", "training.num_workers=2", "--set", "training.log_interval=10"),
+            ],
+        ),
+    ],
+)
+def test_training_arguments_of_classifiers(arguments: str, expected: list[str]) -> None:
+    assert legacy.from_train_imagenet(arguments.split()) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ("", ["--crop", "224", "--scale", "256", "--set", "training.num_workers=4"]),
+        ("-c 320 -s 320 -j 1", ["--crop", "320", "--scale", "320", "--set", "training.num_workers=1"]),
+        ("--ten_crops", ["--crop", "224", "--scale", "256", "--ten-crops", "--set", "training.num_workers=4"]),
+        ("--scale -1 --crop 64", ["--crop", "64", "--scale", "-1", "--set", "training.num_workers=4"]),
+    ],
+)
+def test_validation_arguments_of_classifiers(arguments: str, options: list[str]) -> None:
+    argv = legacy.from_test_imagenet([*arguments.split(), "C.json", "c.pth.tar", "data"])
+    assert argv == ["classify", "validate", "C.json", "c.pth.tar", "data", *options]
+
+
+def test_evaluation_of_a_classifier_needs_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        legacy.from_train_imagenet(["C.json", "data", "-e"])
+    assert stop.value.code == 2
+    assert "--evaluate needs --resume PATH" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -111,9 +185,12 @@ def test_inference_needs_the_metadata(capsys: pytest.CaptureFixture[str]) -> Non
         legacy.from_train_detection(["C.ini", "data"]),
         legacy.from_train_instance_seg(["C.ini", "data"]),
         legacy.from_test_panoptic(["--meta", "m.bin", "--raw", "C.ini", "model.pth.tar", "in", "out"]),
+        legacy.from_test_instance_seg(["--meta", "m.bin", "--raw", "C.ini", "model.pth.tar", "in", "out"]),
         legacy.from_prepare_cityscapes(["root", "out"]),
         legacy.from_prepare_vistas(["root", "out"]),
         legacy.from_convert_resnet(["resnet18", "out.pth"]),
+        legacy.from_train_imagenet(["C.json", "data", "--log-hist"]),
+        legacy.from_test_imagenet(["--ten_crops", "C.json", "c.pth.tar", "data"]),
     ],
     ids=lambda argv: argv[0],
 )
@@ -129,6 +206,9 @@ def test_translations_are_valid_commands(argv: list[str]) -> None:
         "train_detection.py",
         "train_instance_seg.py",
         "test_panoptic.py",
+        "test_instance_seg.py",
+        "train_imagenet.py",
+        "test_imagenet.py",
         "data_preparation/prepare_cityscapes.py",
         "data_preparation/prepare_vistas.py",
     ],

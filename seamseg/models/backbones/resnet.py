@@ -11,6 +11,7 @@ from torch import nn
 from seamseg.models.backbones.base import Backbone, NormFactory, dilations_of
 from seamseg.models.backbones.residual import ResidualBlock
 from seamseg.ops.norm import NormSequential
+from seamseg.ops.pooling import MaxPool2d
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class ResNet(Backbone):
         stem = OrderedDict(
             conv1=nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=caffe_mode),
             bn1=norm(64),
-            pool1=nn.MaxPool2d(3, stride=2, padding=1),
+            pool1=MaxPool2d(3, stride=2, padding=1),
         )
         self._add("mod1", NormSequential(stem), 4, 64)
         width = 64

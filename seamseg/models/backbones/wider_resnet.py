@@ -11,6 +11,7 @@ from torch import nn
 from seamseg.models.backbones.base import Backbone, NormFactory
 from seamseg.models.backbones.preactivation import PreActivationBlock, sequence
 from seamseg.ops.norm import NormSequential
+from seamseg.ops.pooling import MaxPool2d
 
 WIDER_RESNETS: dict[str, tuple[int, ...]] = {
     "wider_resnet16": (1, 1, 1, 1, 1, 1),
@@ -55,7 +56,7 @@ class _LaidOut(Backbone):
         width = 64
         for i, (count, channels) in enumerate(zip(blocks, _CHANNELS), start=2):
             if i in layout.pools:
-                self._add(f"pool{i}", nn.MaxPool2d(3, stride=2, padding=1), 2)
+                self._add(f"pool{i}", MaxPool2d(3, stride=2, padding=1), 2)
             stride, dilation, dropout = layout.strides.get(i, 1), layout.dilations.get(i, 1), layout.dropouts.get(i, 0)
             made = []
             for block in range(count):
