@@ -92,7 +92,8 @@ class Body:
     """The backbone and its normalization."""
 
     body: str = key(
-        "architecture of the backbone", choices=("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wider_resnet38_a2")
+        "architecture of the backbone",
+        choices=("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wider_resnet38_a2"),
     )
     weights: str = key("file of pre-trained weights, made by `seamseg convert-backbone`; empty for none")
     normalization_mode: str = key(
