@@ -234,3 +234,33 @@ def test_the_backbone_converter_refuses_an_unknown_network(tmp_path: Path) -> No
     assert done.returncode == 2
     assert "resnet50" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+VISTAS = ["predict", "net.pth.tar", "in", "out", "--restart", "--format"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], [*VISTAS, "ids", "--tta", "0.7,1,1.2", "--tta-fusion", "mean"]),
+        (["--flip", "--scales", "[1]"], [*VISTAS, "ids", "--tta", "1,flip", "--tta-fusion", "mean"]),
+        (["--output-mode", "palette"], [*VISTAS, "labels", "--tta", "0.7,1,1.2", "--tta-fusion", "mean"]),
+        (["--output-mode", "raw"], [*VISTAS, "ids", "--tta", "0.7,1,1.2", "--tta-fusion", "mean"]),
+        (
+            ["--output-mode", "prob", "--fusion-mode", "voting", "--size", "512", "--world-size", "2", "--rank", "1"],
+            [*VISTAS, "ids,probabilities", "--tta", "0.7,1,1.2", "--tta-fusion", "voting", "--size", "512"],
+        ),
+    ],
+)
+def test_vistas_arguments(arguments: list[str], expected: list[str]) -> None:
+    ours = legacy.from_test_vistas([*arguments, "net.pth.tar", "in", "out"])
+    assert ours == expected
+    build_parser().parse_args(ours)
+
+
+@pytest.mark.parametrize("scales", ["[0.7, 1", "__import__('os').getcwd()", "[]", "['1']", "[-1]", "[1e3, None]"])
+def test_vistas_scales_are_numbers(scales: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        legacy.from_test_vistas(["--scales", scales, "net.pth.tar", "in", "out"])
+    assert stop.value.code == 2
+    assert "expected a list of positive numbers" in capsys.readouterr().err
