@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from seamseg.config import load_config
+from seamseg.config.kinds import PANOPTIC
 from seamseg.data.images import open_image
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.images import test_transform
@@ -20,9 +21,11 @@ from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
 from seamseg.models.fusion import fuse, to_result
 from seamseg.models.outputs import Features
+from seamseg.models.panoptic import PanopticNet
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers import make_writers
 from seamseg.structures import PackedSequence, Prediction
+from seamseg.utils.errors import InputError
 from seamseg.visualize.palette import distinct_colors
 
 STAGES = ("decode", "resize", "body", "FPN", "RPN head", "NMS", "ROI", "mask", "semantic", "fusion", "encode")
@@ -66,6 +69,11 @@ class StageProfile:
     out : folder for the results, is made
     random_weights : use the first 1000 proposals, and :data:`RANDOM_DETECTIONS` of them as detections
     formats : of the result
+
+    Raises
+    ------
+    InputError
+        if the network is of another kind than panoptic
     """
 
     def __init__(
@@ -76,7 +84,12 @@ class StageProfile:
         random_weights: bool,
         formats: tuple[str, ...] = ("overlay", "coco"),
     ) -> None:
+        if not isinstance(predictor.net, PanopticNet) or predictor.net.kind != PANOPTIC:
+            raise InputError(
+                f"the stages of a panoptic network are profiled; this model is of kind {predictor.net.kind}"
+            )
         self.predictor = predictor
+        self.net = predictor.net
         self.photo = photo
         self.out = out
         self.random_weights = random_weights
@@ -85,7 +98,7 @@ class StageProfile:
 
     def run(self) -> dict[str, float]:
         """Return the seconds of each of :data:`STAGES`, and set `counts`: proposals, detections, segments."""
-        p, net, seconds = self.predictor, self.predictor.net, dict.fromkeys(STAGES, 0.0)
+        p, net, seconds = self.predictor, self.net, dict.fromkeys(STAGES, 0.0)
         last = time.perf_counter()
 
         def mark(stage: str) -> None:
