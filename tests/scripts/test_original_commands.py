@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -220,7 +221,22 @@ def test_scripts_explain_themselves(name: str) -> None:
     assert "as `seamseg" in " ".join(done.stdout.split())
 
 
-def test_a_script_passes_the_exit_code_on(tmp_path: Path) -> None:
+def test_a_script_passes_the_exit_code_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = str(SCRIPTS / "train_panoptic.py")
+    monkeypatch.setattr(sys, "argv", [script, str(tmp_path / "missing.ini"), str(tmp_path)])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(script, run_name="__main__")
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert "this is now: seamseg train" in error
+    assert "missing.ini: no such config file" in error
+
+
+@pytest.mark.slow
+def test_a_script_runs_by_itself(tmp_path: Path) -> None:
     done = run_script("train_panoptic.py", str(tmp_path / "missing.ini"), str(tmp_path))
     assert done.returncode == 2
     assert "this is now: seamseg train" in done.stderr

@@ -25,10 +25,12 @@ class Backbone(nn.Module):
     Attributes
     ----------
     out_channels, out_strides : of the output of each stage, by name
+    name : of the network
     """
 
     def __init__(self, classes: int = 0, keep_outputs: bool = True, checkpoint: bool = False) -> None:
         super().__init__()
+        self.name = type(self).__name__
         self.classes = classes
         self.keep_outputs = keep_outputs
         self.checkpoint = checkpoint
