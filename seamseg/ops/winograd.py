@@ -8,6 +8,7 @@ the direct sum by rounding, about ten times as much as two direct sums do.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ class WinogradConv2d(nn.Module):
         """Map `N x I x H x W` to `N x O x H x W`, a new tensor; the residual is added before the activation."""
         size, d = (x.shape[2], x.shape[3]), self.dilation
         # every d-th pixel, as images of their own: zeros behind the border are what the convolution pads with
-        tiles = [-(-(-(-side // d)) // 4) for side in size]
+        tiles = [math.ceil(side / (4 * d)) for side in size]
         margins = [4 * count * d + d - side for side, count in zip(size, tiles)]
         padded = functional.pad(x.permute(0, 2, 3, 1), (0, 0, d, margins[1], d, margins[0]))
         n, height, width, channels = padded.shape
