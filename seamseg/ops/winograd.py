@@ -2,8 +2,8 @@
 
 Winograd's F(4x4, 3x3) computes 4x4 outputs from 6x6 inputs with 36 products a pair of channels instead of 144: the
 inputs and the kernel are transformed, multiplied by 36 matrix products over the channels, and transformed back. A
-dilated convolution is an ordinary one on each of the `dilation^2` maps of every `dilation`-th pixel. Results differ from
-the direct sum by rounding, about ten times as much as two direct sums do.
+dilated convolution is an ordinary one on each of the maps of every `dilation`-th pixel. Rounding errors are
+about ten times those of the direct sum.
 """
 
 from __future__ import annotations
