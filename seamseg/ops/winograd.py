@@ -65,6 +65,8 @@ class WinogradConv2d(nn.Module):
             kernel.float().view(36, outputs, inputs).transpose(1, 2).contiguous(), requires_grad=False
         )
         self.bias = nn.Parameter(conv.bias.detach().clone(), requires_grad=False)
+        # pixels far apart make many small images: where they fill few tiles, the direct sum is faster
+        self.direct = conv if self.dilation > 8 else None
         self.register_buffer("_input", torch.kron(_INPUT, _INPUT).float(), persistent=False)
         self.register_buffer("_output", torch.kron(_OUTPUT, _OUTPUT).float(), persistent=False)
 
@@ -73,6 +75,9 @@ class WinogradConv2d(nn.Module):
         size, d = (x.shape[2], x.shape[3]), self.dilation
         # every d-th pixel, as images of their own: zeros behind the border are what the convolution pads with
         tiles = [math.ceil(side / (4 * d)) for side in size]
+        if self.direct is not None and 5 * tiles[0] * tiles[1] * d * d > size[0] * size[1]:
+            y: Tensor = self.direct(x, residual, level)
+            return y
         margins = [4 * count * d + d - side for side, count in zip(size, tiles)]
         padded = functional.pad(x.permute(0, 2, 3, 1), (0, 0, d, margins[1], d, margins[0]))
         n, height, width, channels = padded.shape

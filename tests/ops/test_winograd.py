@@ -11,7 +11,7 @@ from seamseg.ops.fused import FusedConv2d
 from seamseg.ops.winograd import WinogradConv2d, is_suitable
 
 
-@pytest.mark.parametrize("dilation", [1, 2, 5])
+@pytest.mark.parametrize("dilation", [1, 2, 5, 9])
 @pytest.mark.parametrize("size", [(1, 1), (4, 9), (17, 12), (8, 16)])
 @pytest.mark.parametrize("chunk", [1, 1 << 23])
 def test_equals_the_direct_sum(dilation, size, chunk, monkeypatch):
