@@ -81,8 +81,8 @@ class FoldedPreActivationBlock(nn.Module):
         shortcut = x if self.projection is None else self.projection(y)
         for conv in list(self.convs)[:-1]:
             y = conv(y)
-        y = self.convs[-1](y, shortcut)
-        return y
+        total: Tensor = self.convs[-1](y, shortcut)
+        return total
 
 
 class FoldedDenseModule(nn.Module):
