@@ -160,7 +160,7 @@ setup(
     package_dir={"seamseg.configs": "configs"},
     package_data={
         "seamseg": ["py.typed", "config/defaults/*.ini", "kernels.json", "report/assets/*"],
-        "seamseg.configs": ["*.ini"],
+        "seamseg.configs": ["*.ini", "imagenet/*.json"],
     },
     include_package_data=False,
     ext_modules=[

@@ -1,4 +1,4 @@
-"""The original's `train_instance_seg.py [--log_dir D] [--resume F] [--eval] [--pre_train [module:]F ...] CONFIG DATA`."""
+"""The original's `train_instance_seg.py`, whose arguments are those of `train_panoptic.py`."""
 
 import sys
 from pathlib import Path

@@ -45,6 +45,17 @@ VOID_ID = 0
 """Id of pixels without a segment."""
 
 
+def class_map_result(classes: np.ndarray) -> PanopticResult:
+    """Convert a class map `H x W` (255 void) to a map with one segment for each class, as of stuff.
+
+    The box of each segment is the whole map.
+    """
+    present, counts = np.unique(classes, return_counts=True)
+    box = (0, 0, int(classes.shape[0]), int(classes.shape[1]))
+    segments = [Segment(int(c) + 1, int(c), False, None, int(n), box) for c, n in zip(present, counts) if c != VOID]
+    return PanopticResult(np.where(classes == VOID, 0, classes.astype(np.int32) + 1).astype(np.int32), segments)
+
+
 class SegmentLike(Protocol):
     """A segment of any kind."""
 

@@ -7,7 +7,7 @@ import io
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from seamseg.checkpoints.missing_model import require_model
 from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, load_snapshot
-from seamseg.config import KINDS, Config, config_from_string, load_config
+from seamseg.config import KINDS, Config, config_from_string, find_experiment, load_config
 from seamseg.config.loader import head_parameters
 from seamseg.formats.metadata import Metadata, metadata_of, parse_metadata, read_metadata
+from seamseg.formats.vistas import published_classes
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, read_member
@@ -75,6 +76,7 @@ def open_model(
     else:
         found = _Parts(load_snapshot(path), None, None, str(path))
     own = kind_of(found.snapshot, found.name)
+    found = _with_published_classes(found)
     model = ModelFile(_config(found, config, overrides, own), _metadata(found, meta), found.snapshot, found.name)
     check_kind(model.snapshot, kind or model.config.kind, model.name)
     if kind not in (None, model.config.kind):
@@ -82,6 +84,24 @@ def open_model(
     check_classes(model.snapshot, model.metadata, model.name)
     _check_size(model)
     return model
+
+
+VISTAS_EXPERIMENT = "vistas_wrn38"
+"""Experiment of the published semantic network of Mapillary Vistas, whose file holds no configuration."""
+
+
+def _with_published_classes(found: _Parts) -> _Parts:
+    """Add the packaged configuration and classes to the published semantic network, recognised by its layers."""
+    state = found.snapshot.state_dict
+    classifier, last = (state.get(part, {}).get(key) for part, key in (("cls", "weight"), ("body", _LAST_OF_WRN38)))
+    recognised = isinstance(classifier, Tensor) and tuple(classifier.shape) == (65, 256, 1, 1) and last is not None
+    if not recognised or "head" not in state or found.snapshot.config.strip() or found.config_text is not None:
+        return found
+    text = find_experiment(VISTAS_EXPERIMENT).read_text(encoding="utf-8")
+    return replace(found, config_text=text, metadata=found.metadata or published_classes())
+
+
+_LAST_OF_WRN38 = "mod7.block1.convs.conv3.weight"
 
 
 @dataclass(frozen=True)
@@ -270,6 +290,7 @@ def check_classes(snapshot: Snapshot, metadata: Metadata, name: str) -> None:
     """
     for part, key, minus, wanted, what in (
         ("sem_head", "conv_sem.weight", 0, metadata.num_classes, "classes"),
+        ("cls", "weight", 0, metadata.num_classes, "classes"),
         ("roi_head", "roi_cls.weight", 1, metadata.num_thing, "thing classes"),
     ):
         tensor = (snapshot.state_dict.get(part) or {}).get(key)

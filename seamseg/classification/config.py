@@ -59,7 +59,9 @@ class Network:
     dilation: Any = _key(1, "dilation of the stages: 1, or four values, each a number or a list of one per block")
     weight_gain_multiplier: float = _key(1.0, "factor of the initial weights; no effect on kaiming_*", above=0)
     weight_init: str = _key("xavier_normal", "initialisation of the convolutions", choices=INITIALISERS)
-    params: dict[str, Any] = _key({}, "further arguments of the architecture, for example {\"blocks\": [1, 1, 1, 1]}", ours=True)
+    params: dict[str, Any] = _key(
+        {}, 'further arguments of the architecture, for example {"blocks": [1, 1, 1, 1]}', ours=True
+    )
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def load_classifier_config(path: str | Path, overrides: Sequence[str] = ()) -> C
     Parameters
     ----------
     path : the file, or the bare name of a packaged one such as `resnext101_ipabn_lr_512`
-    overrides : `section.key=value` each, as given to `--set`
+    overrides : `section.key=value` each
 
     Raises
     ------
@@ -205,7 +207,10 @@ def load_classifier_config(path: str | Path, overrides: Sequence[str] = ()) -> C
 
 
 def parse_classifier_config(content: Any, source: str = "config", overrides: Sequence[str] = ()) -> ClassifierConfig:
-    """Complete and check the content of a JSON configuration; arguments and errors as :func:`load_classifier_config`."""
+    """Complete and check the content of a JSON configuration; `source` is its name in errors.
+
+    Other arguments and errors as :func:`load_classifier_config`.
+    """
     if not isinstance(content, Mapping):
         raise InputError(f"{source}: not a config file: the content must be an object with sections")
     texts = [_split_override(override) for override in overrides]
@@ -233,14 +238,15 @@ def _renamed(content: Mapping[str, Any]) -> dict[str, Any]:
 def _section(
     cls: type, content: Any, origin: str, name: str, texts: Mapping[tuple[str, ...], str], **values: Any
 ) -> Any:
-    """Build a section from JSON over its defaults, and texts of `--set` over both."""
+    """Build a section from JSON over its defaults, and texts of overrides over both."""
     if not isinstance(content, Mapping):
         raise InputError(f"{origin}: {name} must be an object with keys, not {_shown(content)}")
     hints = typing.get_type_hints(cls)
     known = [spec.name for spec in fields(cls) if spec.name not in values]
     for key in content:
         if key not in known:
-            warnings.warn(f"{origin}: unknown key {_joined(name, key)} is ignored{did_you_mean(str(key), known)}")
+            meant = did_you_mean(str(key), known)
+            warnings.warn(f"{origin}: unknown key {_joined(name, key)} is ignored{meant}", stacklevel=2)
     for spec in fields(cls):
         if spec.name not in known:
             continue
@@ -317,8 +323,8 @@ def _check(config: ClassifierConfig) -> None:
         )
     if not _is_dilation(network.dilation):
         raise InputError(
-            f"{source}: network.dilation = {_shown(network.dilation)}: expected 1, or four values, each a number from 1 "
-            "to 64 or a list of such numbers"
+            f"{source}: network.dilation = {_shown(network.dilation)}: expected 1, or four values, each a number "
+            "from 1 to 64 or a list of such numbers"
         )
     if config.optimizer.classifier_lr < 0 and config.optimizer.classifier_lr != -1:
         raise InputError(f"{source}: optimizer.classifier_lr = {config.optimizer.classifier_lr}: expected -1 or a rate")

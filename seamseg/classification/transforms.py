@@ -47,7 +47,8 @@ class ColorJitter(torch.nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Return the changed image, `3 x H x W` float32."""
-        for other in random.sample([_gray, torch.zeros_like, _mean_gray], 3):
+        others: list[Callable[[Tensor], Tensor]] = [_gray, torch.zeros_like, _mean_gray]
+        for other in random.sample(others, 3):
             factor = 1 + torch.empty(1).uniform_(-self.limit, self.limit)
             image = torch.lerp(other(image), image, factor)
         return image

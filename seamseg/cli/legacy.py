@@ -6,6 +6,7 @@ Each `from_*` function takes the arguments of a script of the original and retur
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import shlex
 import sys
@@ -74,26 +75,91 @@ def _from_train(name: str, what: str, argv: Sequence[str]) -> list[str]:
 
 def from_test_panoptic(argv: Sequence[str]) -> list[str]:
     """Translate `--meta M [--score_threshold P] [--iou_threshold P] [--min_area N] [--raw] CONFIG MODEL IN OUT`."""
-    parser = _parser(
-        "test_panoptic.py", "Predict panoptic segmentations of a folder of photos, as `seamseg predict` does."
-    )
-    parser.add_argument("--meta", metavar="M", required=True, help="metadata.bin of the training data")
-    _option(parser, "--log_dir", metavar="D", help="ignored: nothing is logged to files")
+    parser = _test_parser("test_panoptic.py", "Predict panoptic segmentations of", meta_required=True)
     _option(parser, "--score_threshold", metavar="P", type=float, default=0.5, help="default: %(default)s")
     _option(parser, "--iou_threshold", metavar="P", type=float, default=0.5, help="default: %(default)s")
     _option(parser, "--min_area", metavar="N", type=float, default=4096, help="default: %(default)s")
+    args = parser.parse_args(argv)
+    ours = _from_test(args, "overlay")
+    ours += ["--score-threshold", str(args.score_threshold), "--overlap-threshold", str(args.iou_threshold)]
+    return [*ours, "--min-area", str(int(args.min_area))]
+
+
+def from_test_instance_seg(argv: Sequence[str]) -> list[str]:
+    """Translate `[--meta M] [--threshold P] [--raw] CONFIG MODEL IN OUT`."""
+    parser = _test_parser("test_instance_seg.py", "Detect and segment the objects in", meta_required=False)
+    parser.add_argument(
+        "--threshold", metavar="P", type=float, default=0.5, help="minimum score (default: %(default)s)"
+    )
+    args = parser.parse_args(argv)
+    ours = [*_from_test(args, "overlay-legacy"), "--score-threshold", str(args.threshold)]
+    # the INI files of the original do not name their kind
+    return [*ours, "--set", "general.kind=instance_seg"]
+
+
+def _test_parser(name: str, does: str, meta_required: bool) -> argparse.ArgumentParser:
+    parser = _parser(name, f"{does} a folder of photos, as `seamseg predict` does.")
+    parser.add_argument("--meta", metavar="M", required=meta_required, help="metadata.bin of the training data")
+    _option(parser, "--log_dir", metavar="D", help="ignored: nothing is logged to files")
     parser.add_argument("--raw", action="store_true", help="write raw network outputs instead of images")
     parser.add_argument("config", metavar="CONFIG", help="INI file")
     parser.add_argument("model", metavar="MODEL", help="snapshot")
     parser.add_argument("inputs", metavar="INPUT_DIR", help="photos, also in sub-folders")
     parser.add_argument("out", metavar="OUTPUT_DIR", help="folder for the outputs")
+    return parser
+
+
+def _from_test(args: argparse.Namespace, images: str) -> list[str]:
+    """Return the command of a test script, which writes the format `images` unless raw outputs are requested."""
+    _adopt_rank(args)
+    ours = ["predict", args.model, args.inputs, args.out, "--config", args.config, *_given("--meta", args.meta)]
+    # the original overwrites existing outputs
+    return [*ours, "--restart", "--format", "raw" if args.raw else images]
+
+
+def from_test_vistas(argv: Sequence[str]) -> list[str]:
+    """Translate `[--scales LIST] [--flip] [--fusion-mode M] [--output-mode M] SNAPSHOT IN OUT`."""
+    parser = _parser(
+        "test_vistas.py", "Predict semantic segmentations with the published Vistas network, as `seamseg predict` does."
+    )
+    parser.add_argument("--scales", metavar="LIST", default="[0.7, 1, 1.2]", help="default: %(default)s")
+    parser.add_argument("--flip", action="store_true", help="add the mirrored view of each scale")
+    _option(
+        parser, "--fusion-mode", metavar="M", choices=("mean", "voting", "max"), default="mean", help="of the views"
+    )
+    _option(
+        parser,
+        "--output-mode",
+        metavar="M",
+        choices=("palette", "raw", "prob", "final"),
+        default="final",
+        help="palette, raw (greyscale), prob (with probabilities) or final, which is raw (default: %(default)s)",
+    )
+    parser.add_argument("--size", metavar="N", type=int, help="longest side of the network's input (default: 2048)")
+    parser.add_argument("--world-size", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("snapshot", metavar="SNAPSHOT", help="wide_resnet38_deeplab_vistas.pth.tar")
+    parser.add_argument("inputs", metavar="IN_DIR", help="photos, also in sub-folders")
+    parser.add_argument("out", metavar="OUT_DIR", help="folder for the outputs")
     args = parser.parse_args(argv)
     _adopt_rank(args)
-    thresholds = ["--score-threshold", str(args.score_threshold), "--overlap-threshold", str(args.iou_threshold)]
-    form = "raw" if args.raw else "overlay"
-    # the original overwrites existing outputs
-    ours = ["predict", args.model, args.inputs, args.out, "--config", args.config, "--meta", args.meta, "--restart"]
-    return [*ours, "--format", form, *thresholds, "--min-area", str(int(args.min_area))]
+    views = [f"{scale:g}" for scale in _scales(parser, args.scales)] + ["flip"] * args.flip
+    formats = {"palette": "labels", "prob": "ids,probabilities"}.get(args.output_mode, "ids")
+    ours = ["predict", args.snapshot, args.inputs, args.out, "--restart", "--format", formats, "--tta", ",".join(views)]
+    size = [] if args.size is None else ["--size", str(args.size)]
+    return [*ours, "--tta-fusion", args.fusion_mode, *size]
+
+
+def _scales(parser: argparse.ArgumentParser, text: str) -> list[float]:
+    """Return the numbers of a Python list, which the original evaluates as an expression."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        value = None
+    numbers = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not numbers or any(isinstance(n, bool) or not isinstance(n, (int, float)) or not n > 0 for n in numbers):
+        parser.error(f"--scales {text:.80}: expected a list of positive numbers such as [0.7, 1, 1.2]")
+    return [float(n) for n in numbers]
 
 
 def from_prepare_cityscapes(argv: Sequence[str]) -> list[str]:

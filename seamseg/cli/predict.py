@@ -1,4 +1,4 @@
-"""Panoptic segmentation of, or detection in photos with a trained model.
+"""Panoptic or semantic segmentation of, or detection in photos with a trained model.
 
     seamseg predict runs/city photos/ out/
     seamseg predict seamseg_r50_vistas.zip street.jpg out/ --format overlay,coco
@@ -38,6 +38,13 @@ Formats of models for detection and instance segmentation:
   coco-results    coco_results.json, boxes and masks (RLE) of all photos as pycocotools reads them: all that the network
                   returns (above [roi] score_threshold), or those above --score-threshold if it is given
   raw             <name>.pth.tar, the output of the network
+
+Formats of models for semantic segmentation:
+
+  overlay        <name>.jpg, the photo blended with the colours of its classes
+  labels         <name>.png, the index of the class of each pixel, with a palette of the classes' colours
+  ids            <name>.png, the same as a greyscale image
+  probabilities  <name>_prob.png, 255 times the probability of the class of each pixel
 
 With --anonymize, OUT/<name>.jpg is the photo with the given classes (people, vehicles, ...) made unrecognisable, at its
 own size and without metadata (place, date, camera, thumbnail); other formats are written if --format names them.
@@ -104,6 +111,9 @@ def _add_fusion(group: argparse._ArgumentGroup) -> None:
 def _add_input_size(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--shortest-size", type=int, metavar="N", help="shortest side (default: as configured)")
     group.add_argument(
+        "--size", type=int, metavar="N", help="longest side, exactly, up or down, instead of the other two sizes"
+    )
+    group.add_argument(
         "--longest-max-size",
         type=int,
         metavar="N",
@@ -129,6 +139,13 @@ def _add_views(group: argparse._ArgumentGroup) -> None:
         metavar="LIST",
         help="test-time augmentation with several views of each photo, such as flip,0.75,1.0,1.25: mirrored, and "
         "scaled by these factors; multiplies the time by the sum of their squares, twice that with flip",
+    )
+    group.add_argument(
+        "--tta-fusion",
+        default="mean",
+        metavar="M",
+        help="merge the views of a semantic model by mean (of the probabilities), max (the surest view) or voting "
+        "(default: mean)",
     )
     group.add_argument("--classes", metavar="LIST", help="only these classes, such as person,car; others are void")
 
@@ -196,7 +213,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{target.folder}: the output must be a folder, this is a file; OUT is the last argument")
     sources = find_sources(args.inputs, target.path, target.owns)[: args.limit]
     with distributed(args.device) as world:
-        predictor = load_predictor(args.model, world.device, args.config, args.meta, _options(args))
+        predictor = load_predictor(args.model, world.device, args.config, args.meta, _options(args, formats))
         head = _header(args, formats, predictor, None if target.shards is None else target.shards.text)
         sink = open_sink(target, _writer_factory(args, formats, predictor), head, args.shard_photos)
         workers = min(4, available_cores()) if args.workers is None else args.workers
@@ -208,7 +225,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if summary.unreadable else 0
 
 
-def _options(args: argparse.Namespace) -> InferenceOptions:
+def _options(args: argparse.Namespace, formats: list[str]) -> InferenceOptions:
     from seamseg.inference.options import InferenceOptions
 
     return InferenceOptions(
@@ -219,7 +236,10 @@ def _options(args: argparse.Namespace) -> InferenceOptions:
         longest_max_size=args.longest_max_size,
         tiles=int(args.tiles) if args.tiles.isdecimal() else args.tiles,
         tile_overlap=args.tile_overlap,
+        size=args.size,
         tta=args.tta,
+        tta_fusion=args.tta_fusion,
+        probabilities="probabilities" in formats,
         classes=args.classes,
         preview=args.preview,
         overrides=args.set,

@@ -39,6 +39,7 @@ KINDS = {
     "panoptic": Kind(("body", "rpn_head", "roi_head", "sem_head"), (*_DETECTION, "roi_msk_loss", "sem_loss")),
     "instance_seg": Kind(("body", "rpn_head", "roi_head"), (*_DETECTION, "roi_msk_loss")),
     "detection": Kind(("body", "rpn_head", "roi_head"), _DETECTION),
+    "semantic": Kind(("body", "head", "cls"), ("sem_loss",)),
 }
 """The kinds by the name in `[general] kind`; the first is the default."""
 

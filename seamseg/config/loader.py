@@ -223,6 +223,9 @@ def _nearest(name: str, known: Iterable[str], section: str | None = None) -> str
     return f"; known are {', '.join(sorted(known))}"
 
 
+_WIDEST_BODY = 4096
+"""Most channels of the last output of a body."""
+
 MAX_PARAMETERS = 1 << 30
 """Largest number of parameters of the heads and the pyramid; with the defaults they have 26 million."""
 
@@ -237,6 +240,10 @@ def check(config: Config, source: str) -> None:
 
 def head_parameters(config: Config) -> dict[str, int]:
     """Estimate the number of parameters of the pyramid and each head, by section, without classes and norms."""
+    if config.kind == "semantic":
+        sem = config.sem
+        kernels = _WIDEST_BODY * (2 + 9 * len(sem.dilations)) + sem.out_channels * (len(sem.dilations) + 2)
+        return {"sem": sem.hidden_channels * kernels}
     width, roi = config.fpn.out_channels, config.roi
     levels = len(config.fpn.out_strides)
     body = sum(config.body.out_channels.get(name, 0) for name in config.fpn.inputs)

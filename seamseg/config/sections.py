@@ -196,7 +196,7 @@ class Roi:
 
 @dataclass(frozen=True)
 class Sem:
-    """The semantic head."""
+    """The semantic head; with kind semantic the head of DeepLabV3 and its loss."""
 
     fpn_min_level: int = key("first pyramid level", minimum=0, maximum=16)
     fpn_levels: int = key("number of pyramid levels", minimum=1, maximum=16)
@@ -209,6 +209,23 @@ class Sem:
         maximum=1,
     )
     hidden_channels: int = key("channels of each branch", minimum=1, maximum=CHANNELS, ours=True)
+    out_channels: int = key("channels before the classifier (kind semantic)", minimum=1, maximum=CHANNELS, ours=True)
+    dilations: tuple[int, ...] = key(
+        "dilations of the 3x3 convolutions (kind semantic)", minimum=1, maximum=1024, most=16, ours=True
+    )
+    loss: str = key(
+        "average of the loss over the pixels of an image: the mean of those that ohem selects (cross_entropy), or "
+        "loss max-pooling, arXiv 1704.02966, which weights pixels by their loss, at least the fraction ohem of them",
+        choices=("cross_entropy", "loss_max_pooling"),
+        ours=True,
+    )
+    loss_power: float = key(
+        "power p of loss_max_pooling: with 1, all pixels with the largest losses count equally; with a large p, the "
+        "loss is the mean of all",
+        minimum=1,
+        maximum=1000,
+        ours=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -264,6 +281,13 @@ class Dataloader:
     shortest_size: int = key("shortest side of the network input in pixels", minimum=1, maximum=16384)
     longest_max_size: int = key(
         "largest long side in training; inference allows at least 4 times the shortest size", minimum=1, maximum=32_768
+    )
+    longest_size: int | None = key(
+        "exact length of the longest side of the network input at inference and validation, instead of the other two; "
+        "empty to use those",
+        minimum=1,
+        maximum=32_768,
+        ours=True,
     )
     train_batch_size: int | None = key("images per batch and process in training", minimum=1, maximum=65_536)
     val_batch_size: int | None = key(

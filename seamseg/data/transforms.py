@@ -170,6 +170,7 @@ class TestTransform:
     shortest_size : length of the shortest side in pixels; None keeps the size of the image
     longest_max_size : limit of the longest side; None for no limit, as in the original
     rgb_mean, rgb_std : normalisation of values in 0..1; None to omit one
+    longest_size : length of the longest side in pixels, instead of the other two sizes; None to use those
     """
 
     __test__ = False  # not a test case for pytest
@@ -180,9 +181,11 @@ class TestTransform:
         longest_max_size: int | None = None,
         rgb_mean: Sequence[float] | None = None,
         rgb_std: Sequence[float] | None = None,
+        longest_size: int | None = None,
     ) -> None:
         self.shortest_size = shortest_size
         self.longest_max_size = longest_max_size
+        self.longest_size = longest_size
         self._normalise = Normalise(rgb_mean, rgb_std)
 
     def halve(self) -> None:
@@ -191,6 +194,8 @@ class TestTransform:
             self.shortest_size = max(1, self.shortest_size // 2)
         if self.longest_max_size is not None:
             self.longest_max_size = max(1, self.longest_max_size // 2)
+        if self.longest_size is not None:
+            self.longest_size = max(1, self.longest_size // 2)
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Return `3 x H x W` float32 from an RGB image."""
@@ -198,6 +203,9 @@ class TestTransform:
 
     def size_of(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return the input size for an image of a size, both `(height, width)` or both `(width, height)`."""
+        if self.longest_size is not None:
+            scale = self.longest_size / max(size)
+            return max(int(size[0] * scale), 1), max(int(size[1] * scale), 1)
         return size if self.shortest_size is None else scaled_size(size, self.shortest_size, self.longest_max_size)
 
     def scale(self, image: Image.Image) -> Image.Image:

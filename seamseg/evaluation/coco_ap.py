@@ -56,8 +56,8 @@ class InstanceEvaluator:
     Parameters
     ----------
     classes : of the data set, stuff first
-    legacy : leave out images without detections, and make masks as the original does, see
-        :func:`seamseg.evaluation.detections.paste_detections`
+    by_nearest : how masks are resized, see :func:`seamseg.evaluation.detections.paste_detections`
+    skip_empty : leave out images without detections, as the original does
 
     Attributes
     ----------
@@ -66,7 +66,8 @@ class InstanceEvaluator:
     """
 
     classes: Sequence[ClassInfo]
-    legacy: bool = False
+    by_nearest: bool = False
+    skip_empty: bool = False
     images: list[ImageInstances] = field(default_factory=list)
 
     def add(
@@ -81,12 +82,12 @@ class InstanceEvaluator:
         prediction : at network size
         name : unique; images are evaluated in the order of their names, which defines the order of equal scores
         """
-        if self.legacy and prediction.scores.shape[0] == 0:
+        if self.skip_empty and prediction.scores.shape[0] == 0:
             return
         size = int(mask.shape[-2]), int(mask.shape[-1])
         num_stuff = sum(not c.isthing for c in self.classes)
         ground_truth = instances_of_map(mask, cat, iscrowd, num_stuff, len(self.classes))
-        detections = instances_of_prediction(prediction, size, self.legacy)
+        detections = instances_of_prediction(prediction, size, self.by_nearest)
         self.images.append(ImageInstances(name, size, ground_truth, detections))
 
     def scores(self) -> InstanceScores:

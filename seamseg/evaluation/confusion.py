@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -72,6 +73,11 @@ class ConfusionMatrix:
         with np.errstate(invalid="ignore"):
             iou: np.ndarray = intersection / union
         return iou
+
+    def accuracy(self) -> float:
+        """Compute the fraction of the pixels, without void, of correct class; NaN if there are none."""
+        total = int(self.counts.sum())
+        return int(np.diagonal(self.counts).sum()) / total if total else math.nan
 
     def miou(self) -> float:
         """Compute the mean IoU of the classes that occur."""

@@ -163,6 +163,61 @@ class DetectionScores:
 
 
 @dataclass(frozen=True)
+class ClassIoU:
+    """Pixel IoU of one class; NaN if it neither occurs nor is predicted."""
+
+    info: ClassInfo
+    IoU: float
+
+
+@dataclass(frozen=True)
+class SemanticScores:
+    """Scores of a semantic segmentation network.
+
+    Attributes
+    ----------
+    mIoU : mean pixel IoU of the classes that occur or are predicted
+    accuracy : fraction of the pixels, without void, of correct class; NaN without pixels
+    per_class : one entry per class
+    n_images : number of images
+    """
+
+    mIoU: float
+    accuracy: float
+    per_class: list[ClassIoU]
+    n_images: int
+
+    @property
+    def best(self) -> float:
+        """See :attr:`Scores.best`: mIoU."""
+        return zero_if_nan(self.mIoU)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return fractions, None for NaN: `mIoU`, `accuracy`, `n_images`, and the IoU of each class by name."""
+        out: dict[str, Any] = {"mIoU": or_none(self.mIoU), "accuracy": or_none(self.accuracy)}
+        classes = [{"id": c.info.id, "isthing": c.info.isthing, "IoU": or_none(c.IoU)} for c in self.per_class]
+        return {**out, "n_images": self.n_images, "per_class": dict(zip(_unique_names(self.per_class), classes))}
+
+    def scalars(self) -> dict[str, float]:
+        """See :meth:`Scores.scalars`."""
+        values = {"val/mIoU": self.mIoU, "val/accuracy": self.accuracy}
+        return known(values | {f"val_IoU/{c.info.name}": c.IoU for c in self.per_class})
+
+    def line(self) -> str:
+        """See :meth:`Scores.line`."""
+        return f"mIoU {100 * self.mIoU:.2f}  accuracy {100 * self.accuracy:.2f}"
+
+    def table(self) -> str:
+        """See :meth:`Scores.table`."""
+        occurring = [c for c in self.per_class if not math.isnan(c.IoU)]
+        width = max([len("class"), *(len(c.info.name) for c in occurring)])
+        lines = [f"{'':<{width}}{'IoU':>7}", f"{'mean':<{width}}{percent(self.mIoU)}"]
+        lines += [f"{'pixels':<{width}}{percent(self.accuracy)}", "", f"{'class':<{width}}{'IoU':>7}"]
+        lines += [f"{c.info.name:<{width}}{percent(c.IoU)}" for c in occurring]
+        return "\n".join([*lines, "", _image_count(self.n_images)])
+
+
+@dataclass(frozen=True)
 class PanopticScores:
     """Means over the classes, and the scores of each class.
 
@@ -286,7 +341,7 @@ def known(values: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in values.items() if not math.isnan(value)}
 
 
-def _unique_names(per_class: Sequence[ClassScores] | Sequence[ClassAP]) -> list[str]:
+def _unique_names(per_class: Sequence[ClassScores] | Sequence[ClassAP] | Sequence[ClassIoU]) -> list[str]:
     infos = [c.info for c in per_class]
     names = [info.name for info in infos]
     return [n if names.count(n) == 1 else f"{n} ({info.id})" for n, info in zip(names, infos)]

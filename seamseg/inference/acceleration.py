@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from seamseg.inference.cuda_graphs import Function, cuda_graph_cache
-from seamseg.models.panoptic import DenseOutputs, PanopticNet, mark_sizes_dynamic
+from seamseg.models.folding import Net
+from seamseg.models.panoptic import PanopticNet, mark_sizes_dynamic
+from seamseg.models.semantic import SemanticNet
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.progress import is_quiet
@@ -54,7 +56,7 @@ class Acceleration:
                 f"{option('pad_to')} cannot be combined with {option('tta')}: the padding of the views would differ"
             )
 
-    def apply(self, net: PanopticNet, device: torch.device) -> PanopticNet:
+    def apply(self, net: Net, device: torch.device) -> Net:
         """Return a network with these options that shares the layers of `net`, which is used for inference only.
 
         Raises
@@ -103,7 +105,7 @@ class CompiledDense:
         if the compiler does not work here
     """
 
-    def __init__(self, net: PanopticNet, device: torch.device, backend: str = "inductor") -> None:
+    def __init__(self, net: PanopticNet | SemanticNet, device: torch.device, backend: str = "inductor") -> None:
         reason = compiler_problem(device, backend)
         if reason is not None:
             raise SeamsegError(f"{option('compile', True)}: torch.compile does not work here ({reason})")
@@ -112,7 +114,7 @@ class CompiledDense:
         self._size = ""
         self._run = torch.compile(net.dense_part(), backend=self._compile)
 
-    def __call__(self, padded: Tensor) -> DenseOutputs:
+    def __call__(self, padded: Tensor) -> Any:
         """Run the network on a padded batch.
 
         Raises

@@ -325,6 +325,8 @@ class Detections(PhotoResult, Sequence[Detection]):
             found, start = [], 0
             for entry in facts["detections"]:
                 pasted, start = _restored(entry, bits, start, (height, width))
+                if not 0 <= pasted.category < metadata.num_classes:
+                    raise ValueError(f"it has no class {pasted.category}")
                 found.append(_named(pasted, metadata, (height, width), 0))
             source = None if photo is None else Path(photo)
             return Detections(found, (height, width), bool(facts["has_masks"]), metadata, None, source)

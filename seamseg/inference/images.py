@@ -32,7 +32,10 @@ WAITING_BYTES = 512 << 20
 
 
 def test_transform(
-    config: Config, shortest_size: int | None = None, longest_max_size: int | None = None
+    config: Config,
+    shortest_size: int | None = None,
+    longest_max_size: int | None = None,
+    longest_size: int | None = None,
 ) -> TestTransform:
     """Return the transform of prediction and validation.
 
@@ -44,6 +47,8 @@ def test_transform(
     ----------
     config : its `[dataloader]` sizes and normalisation
     shortest_size, longest_max_size : replace the configured and the default size
+    longest_size : exact length of the longest side instead of these; None for `dataloader.longest_size`, unless one of
+        the others is given
 
     Raises
     ------
@@ -52,6 +57,14 @@ def test_transform(
         pixels
     """
     options = config.dataloader
+    if longest_size is None and shortest_size is None and longest_max_size is None:
+        longest_size = options.longest_size
+    if longest_size is not None:
+        if longest_size < 1:
+            raise InputError(f"{option('size')} must be positive, not {longest_size}")
+        if longest_size**2 > MAX_INPUT:
+            raise InputError(_too_large(longest_size, longest_size))
+        return TestTransform(None, None, options.rgb_mean, options.rgb_std, longest_size)
     shortest = options.shortest_size if shortest_size is None else shortest_size
     if longest_max_size is None:
         longest_max_size = max(MAX_ASPECT * shortest, options.longest_max_size)

@@ -10,6 +10,7 @@ from seamseg.inference.detections import Detections
 from seamseg.inference.options import InferenceOptions, Thresholds
 from seamseg.inference.photo_result import PhotoResult
 from seamseg.inference.result import Panoptic, only_classes
+from seamseg.inference.semantic import SemanticMap
 from seamseg.models.fusion import fuse, to_result
 from seamseg.structures import Prediction
 from seamseg.utils.errors import InputError, option
@@ -51,6 +52,10 @@ class InferenceKind:
         for name in ("score_threshold", "overlap_threshold", "min_stuff_area"):
             if getattr(options, name) is not None and name not in self.thresholds:
                 raise InputError(f"{option(name)} has no effect: the model is of kind {self.name}")
+        if self.name != "semantic":
+            for name, given in (("tta_fusion", options.tta_fusion != "mean"), ("probabilities", options.probabilities)):
+                if given:
+                    raise InputError(f"{option(name)} is for models of kind semantic: the model is of kind {self.name}")
 
 
 def _panoptic(prediction: Prediction, size: tuple[int, int], settings: ResultSettings) -> Panoptic:
@@ -66,12 +71,17 @@ def _detections(prediction: Prediction, size: tuple[int, int], settings: ResultS
     return Detections.of(prediction, size, settings.metadata, settings.thresholds.score_threshold, settings.classes)
 
 
+def _semantic(prediction: Prediction, size: tuple[int, int], settings: ResultSettings) -> SemanticMap:
+    return SemanticMap.of(prediction, size, settings.metadata, settings.classes)
+
+
 INFERENCE_KINDS = {
     kind.name: kind
     for kind in (
         InferenceKind("panoptic", _panoptic, ("score_threshold", "overlap_threshold", "min_stuff_area")),
         InferenceKind("instance_seg", _detections, ("score_threshold",)),
         InferenceKind("detection", _detections, ("score_threshold",)),
+        InferenceKind("semantic", _semantic),
     )
 }
 """By name."""

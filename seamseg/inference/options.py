@@ -15,6 +15,7 @@ from seamseg.inference.images import test_transform
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.inference.tta import Augmentation
 from seamseg.models.folding import choose_precision
+from seamseg.ops.upsample import FUSIONS
 from seamseg.utils.errors import InputError, option
 
 
@@ -57,7 +58,10 @@ class InferenceOptions:
         the shortest, or the configured maximum if that is larger
     tiles, tile_overlap : for large images: "auto", "off" or the side of the tiles, and the minimum overlap, in pixels
         of the network's input; see :class:`seamseg.inference.tiling.tiles.Tiling`
+    size : length of the longest side of the network's input instead of these, see `dataloader.longest_size`
     tta : test-time augmentation, as `"flip,0.75,1.0,1.25"`: see :class:`seamseg.inference.tta.Augmentation`
+    tta_fusion : of the views of a semantic network: "mean" (of the probabilities), "max" (the surest view) or "voting"
+    probabilities : predict the probability of the class of each pixel, too (semantic networks only)
     classes : names of the classes in results, all others are void; None for all
     preview : half the input size: a quarter of the time, small objects are missed
     overrides : configuration keys as `section.key=value`
@@ -77,7 +81,10 @@ class InferenceOptions:
     longest_max_size: int | None = None
     tiles: str | int = "auto"
     tile_overlap: int | None = None
+    size: int | None = None
     tta: str | Augmentation | None = None
+    tta_fusion: str = "mean"
+    probabilities: bool = False
     classes: str | Sequence[str] | None = None
     preview: bool = False
     overrides: Sequence[str] = ()
@@ -89,6 +96,11 @@ class InferenceOptions:
     def __post_init__(self) -> None:
         # each checks its values
         _ = self.tiling, self.augmentation, self.acceleration
+        if self.tta_fusion not in FUSIONS:
+            raise InputError(f"{option('tta_fusion', self.tta_fusion)}: choose one of {', '.join(FUSIONS)}")
+        if self.size is not None and (self.shortest_size is not None or self.longest_max_size is not None):
+            other = "longest_max_size" if self.shortest_size is None else "shortest_size"
+            raise InputError(f"{option('size')} and {option(other)} are mutually exclusive")
 
     @cached_property
     def tiling(self) -> Tiling:
@@ -120,7 +132,7 @@ class InferenceOptions:
 
     def transform(self, config: Config) -> TestTransform:
         """Return the transform for a model with a configuration."""
-        transform = test_transform(config, self.shortest_size, self.longest_max_size)
+        transform = test_transform(config, self.shortest_size, self.longest_max_size, self.size)
         if self.preview:
             transform.halve()
         return transform

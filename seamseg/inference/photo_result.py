@@ -255,7 +255,8 @@ _BROKEN = (
     zlib.error,
     OSError,
     ValueError,
-    KeyError,
+    LookupError,
+    ArithmeticError,
     TypeError,
     AttributeError,
     EOFError,
@@ -282,4 +283,5 @@ def _compact(p: Prediction) -> Prediction:
         None if p.mask_logits is None else p.mask_logits.clone(),
         None if p.semantic is None else p.semantic.to(torch.uint8, copy=True),
         p.size,
+        None if p.probability is None else p.probability.clone(),
     )

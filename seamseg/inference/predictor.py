@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 import torch
 from torch import Tensor
 
-from seamseg.checkpoints.bundle import open_model
+from seamseg.checkpoints.bundle import kind_of, open_model
 from seamseg.checkpoints.snapshot import load_into
 from seamseg.data.transforms import TestTransform
 from seamseg.formats.metadata import Metadata
@@ -29,14 +29,17 @@ from seamseg.inference.options import InferenceOptions, Thresholds
 from seamseg.inference.photo_result import PhotoResult
 from seamseg.inference.tiling.predict import first_side, predict_in_tiles_that_fit
 from seamseg.inference.tiling.tiles import LEAST_SIDE, Tiling
-from seamseg.inference.tta import Augmentation, predict_augmented
+from seamseg.inference.tta import Augmentation, predict_augmented, segment_augmented
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
 from seamseg.models.panoptic import PanopticNet
+from seamseg.models.semantic import SemanticNet
 from seamseg.structures import PackedSequence, Prediction
 from seamseg.utils.device_memory import free_memory, lacks_memory
 from seamseg.utils.distributed import choose_device
 from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.launcher import is_main_process
+from seamseg.utils.progress import is_quiet
 
 R = TypeVar("R", bound=PhotoResult)
 
@@ -62,6 +65,7 @@ class Predictor(Generic[R]):
     Attributes
     ----------
     averaged : whether the weights are a moving average of those of the training
+    tta_fusion : how the views of a semantic network are merged, see :class:`seamseg.inference.options.InferenceOptions`
 
     Notes
     -----
@@ -77,7 +81,7 @@ class Predictor(Generic[R]):
 
     def __init__(
         self,
-        net: PanopticNet,
+        net: PanopticNet | SemanticNet,
         metadata: Metadata,
         transform: TestTransform,
         thresholds: Thresholds,
@@ -92,6 +96,7 @@ class Predictor(Generic[R]):
         self.thresholds = thresholds
         self.device = device
         self.averaged = False
+        self.tta_fusion = "mean"
         self.tiling = tiling
         self.augmentation = augmentation
         self.classes = classes
@@ -260,6 +265,8 @@ class Predictor(Generic[R]):
             on_device = [i.to(self.device, non_blocking=True) for i in images]
             if self.augmentation is None:
                 predictions = self.net.predict(PackedSequence(on_device))
+            elif isinstance(self.net, SemanticNet):
+                predictions = segment_augmented(self.net, on_device, self.augmentation, self.tta_fusion)
             else:
                 predictions = predict_augmented(self.net, on_device, self.augmentation)
         return [p.on_cpu() for p in predictions]
@@ -275,7 +282,7 @@ class Predictor(Generic[R]):
 
         if side is None:
             raise self._out_of_memory(image)
-        threshold = self.net.options.selector.nms_threshold
+        threshold = None if isinstance(self.net, SemanticNet) else self.net.options.selector.nms_threshold
         try:
             prediction, used = predict_in_tiles_that_fit(forward, image, side, tiling, threshold)
         except RuntimeError as error:
@@ -343,9 +350,14 @@ def load_predictor(
     classes = None if options.classes is None else choose_classes(options.classes, opened.metadata)
     net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
     averaged = load_into(net, opened.snapshot, strict=True, name=opened.name).averaged
+    if (trained := kind_of(opened.snapshot, opened.name)) != net.kind and is_main_process() and not is_quiet():
+        print(f"{opened.name}: a model for {trained} is used for {net.kind}, without its other parts", file=sys.stderr)
     net = for_inference(net, chosen, options.precision)
+    if options.probabilities:
+        net = net.with_options(probabilities=True)
     net = options.acceleration.apply(net, chosen)
     metadata, tiling, augmentation = opened.metadata.without_images(), options.tiling, options.augmentation
     predictor: Predictor[Any] = Predictor(net, metadata, transform, thresholds, chosen, tiling, augmentation, classes)
     predictor.averaged = averaged
+    predictor.tta_fusion = options.tta_fusion
     return predictor

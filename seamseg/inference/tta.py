@@ -12,8 +12,9 @@ from torch.nn import functional
 from seamseg.models.heads.select import upload
 from seamseg.models.outputs import Features
 from seamseg.models.panoptic import PanopticNet
+from seamseg.models.semantic import SemanticNet, class_map_prediction
 from seamseg.ops.nms import nms
-from seamseg.ops.upsample import upsample_mean_argmax
+from seamseg.ops.upsample import upsample_fusion, upsample_mean_argmax
 from seamseg.structures import PackedSequence, Prediction
 from seamseg.utils.errors import InputError, option
 
@@ -100,9 +101,38 @@ def predict_augmented(net: PanopticNet, images: Sequence[Tensor], augmentation: 
     return [_merge(net, parts, views, (height, width)) for parts, views in zip(found, logits)]
 
 
-def _view(image: Tensor, size: tuple[int, int], mirrored: bool) -> Tensor:
+def segment_augmented(
+    net: SemanticNet, images: Sequence[Tensor], augmentation: Augmentation, fusion: str
+) -> list[Prediction]:
+    """Run a semantic network on several views of each image and merge the class maps.
+
+    Parameters
+    ----------
+    net : in evaluation mode
+    images : `3 x H x W`, float32, on its device
+    augmentation : the views; like those of the original they are not smoothed before they are shrunk
+    fusion : "mean", "max" or "voting", see :func:`seamseg.ops.upsample.upsample_fusion`
+
+    Returns
+    -------
+    list of Prediction, one an image, in pixels of the images
+    """
+    if len({tuple(image.shape) for image in images}) > 1:
+        return [segment_augmented(net, [image], augmentation, fusion)[0] for image in images]
+    height, width = int(images[0].shape[-2]), int(images[0].shape[-1])
+    views: list[list[Tensor]] = [[] for _ in images]
+    for scale, mirrored in augmentation.views():
+        size = (max(1, round(height * scale)), max(1, round(width * scale)))
+        logits = net(PackedSequence([_view(image, size, mirrored, antialias=False) for image in images])).logits
+        for kept, x in zip(views, logits.float()):
+            kept.append(x.flip(-1) if mirrored else x)
+    maps = [upsample_fusion(kept, (height, width), fusion) for kept in views]
+    return [class_map_prediction(c, p if net.options.probabilities else None) for c, p in maps]
+
+
+def _view(image: Tensor, size: tuple[int, int], mirrored: bool, antialias: bool = True) -> Tensor:
     if tuple(image.shape[-2:]) != size:
-        image = functional.interpolate(image[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
+        image = functional.interpolate(image[None], size, mode="bilinear", align_corners=False, antialias=antialias)[0]
     return image.flip(-1) if mirrored else image
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,32 +14,36 @@ from seamseg.models.backbones import build_backbone
 from seamseg.models.backbones.base import Backbone, NormFactory
 from seamseg.models.backbones.fpn import FPN, FPNBody
 from seamseg.models.criterion import Criterion, TrainingModule
+from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.heads.roi import DetectionSelector, ROIExtractor, ROIHead
 from seamseg.models.heads.roi_targets import ProposalMatcher
 from seamseg.models.heads.rpn import AnchorGenerator, AnchorMatcher, ProposalGenerator, RPNHead
 from seamseg.models.heads.semantic import SemanticHead
 from seamseg.models.panoptic import NetworkOptions, PanopticNet
+from seamseg.models.semantic import SemanticCriterion, SemanticNet, SemanticOptions, SemanticTrainingModule
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.utils.errors import InputError
 
 
-def build_network(config: Config, num_stuff: int, num_thing: int) -> PanopticNet:
+def build_network(config: Config, num_stuff: int, num_thing: int) -> Any:
     """Build the network of a configuration, with random weights, in training mode.
 
     Parameters
     ----------
-    config : of any task: only panoptic networks have a semantic head, detection networks have no mask branch
+    config : of any kind: instance segmentation networks have no semantic head, detection networks no mask branch either
     num_stuff, num_thing : classes of the data set
 
     Returns
     -------
-    PanopticNet
+    PanopticNet; SemanticNet for kind semantic
 
     Raises
     ------
     InputError
         if keys of the configuration contradict each other
     """
+    if config.kind == "semantic":
+        return _build_semantic_net(config, num_stuff + num_thing)
     if num_thing < 1:
         raise InputError(f"the data set has {num_thing} thing classes, the network needs at least one")
     body_norm, head_norm = norm_factories(
@@ -76,8 +81,18 @@ def build_criterion(config: Config, num_stuff: int) -> Criterion:
     )
 
 
-def build_training_module(config: Config, num_stuff: int, num_thing: int) -> TrainingModule:
-    """Build network and losses as one module; its `net` is that of :func:`build_network`."""
+def build_training_module(config: Config, num_stuff: int, num_thing: int) -> Any:
+    """Build network and losses as one module, whose `net` is that of :func:`build_network`.
+
+    Returns
+    -------
+    TrainingModule; SemanticTrainingModule for kind semantic
+    """
+    if config.kind == "semantic":
+        sem = config.sem
+        power = sem.loss_power if sem.loss == "loss_max_pooling" else None
+        net = build_network(config, num_stuff, num_thing)
+        return SemanticTrainingModule(net, SemanticCriterion(sem.ohem, power))
     return TrainingModule(build_network(config, num_stuff, num_thing), build_criterion(config, num_stuff))
 
 
@@ -139,8 +154,24 @@ def _build_body(config: Config, norm: NormFactory) -> FPNBody:
     return FPNBody(backbone, pyramid, fpn.inputs, checkpoint)
 
 
-def build_configured_backbone(config: Config, norm: NormFactory) -> Backbone:
-    """Build the backbone of `[body]`, with `norm` as its norm layers.
+def _build_semantic_net(config: Config, num_classes: int) -> SemanticNet:
+    body, sem, activation = config.body, config.sem, config.body.activation
+    norm, _ = norm_factories(body.normalization_mode, activation, body.activation_slope, body.gn_groups)
+    if body.body_params.get("classes"):
+        raise InputError("[body] body_params: a semantic network needs the features of the body: remove classes")
+    backbone = build_configured_backbone(config, norm, keep_outputs=False)
+    channels = list(backbone.out_channels.values())[-1]
+    window = (sem.pooling_size[0], sem.pooling_size[1])
+    head = DeeplabV3(channels, sem.out_channels, norm, sem.hidden_channels, sem.dilations, window)
+    cls = nn.Conv2d(sem.out_channels, num_classes, 1)
+    net = SemanticNet(backbone, head, cls, SemanticOptions(config.general.channels_last))
+    initialise(net, activation, body.activation_slope)
+    backbone.freeze(body.num_frozen)
+    return net
+
+
+def build_configured_backbone(config: Config, norm: NormFactory, keep_outputs: bool = True) -> Backbone:
+    """Build the backbone of `[body]`, with `norm` as its norm layers; `keep_outputs` as of :class:`Backbone`.
 
     Raises
     ------
@@ -152,7 +183,8 @@ def build_configured_backbone(config: Config, norm: NormFactory) -> Backbone:
         if name in body.body_params:
             raise InputError(f"[body] body_params: {name} is no argument of the configuration")
     try:
-        backbone = build_backbone(body.body, norm, checkpoint=config.general.checkpoint_body, **body.body_params)
+        checkpoint = config.general.checkpoint_body
+        backbone = build_backbone(body.body, norm, keep_outputs=keep_outputs, checkpoint=checkpoint, **body.body_params)
     except (TypeError, ValueError) as error:
         raise InputError(f"[body] body_params: {error}") from error
     modules = sum(name.startswith("mod") for name in backbone.out_channels)
@@ -223,7 +255,7 @@ _OUTPUT_STD = {
 
 
 @torch.no_grad()
-def initialise(net: PanopticNet, activation: str, slope: float) -> None:
+def initialise(net: nn.Module, activation: str, slope: float) -> None:
     """Initialise the convolutions and linear layers of a network; norms keep weight 1 and bias 0.
 
     Hidden layers keep the variance of the signal (He et al. 2015); biases are 0; outputs start small.
@@ -234,7 +266,8 @@ def initialise(net: PanopticNet, activation: str, slope: float) -> None:
     activation, slope : of the layers, which decide the gain
     """
     gain_slope = slope if activation == "leaky_relu" else 0.0
-    outputs = {"roi_head.roi_msk", "sem_head.conv_sem", *_OUTPUT_STD}
+    outputs = {"roi_head.roi_msk", "sem_head.conv_sem", "cls", *_OUTPUT_STD}
+    body = "body.backbone." if isinstance(net, PanopticNet) else "body."
     for name, module in net.named_modules():
         if not isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
             continue
@@ -246,7 +279,7 @@ def initialise(net: PanopticNet, activation: str, slope: float) -> None:
             nn.init.normal_(weight, std=_OUTPUT_STD[name])
         elif name in outputs:
             nn.init.xavier_normal_(weight)
-        elif name.startswith("body.backbone."):
+        elif name.startswith(body):
             nn.init.kaiming_normal_(weight, a=gain_slope, mode="fan_out")
         else:
             nn.init.kaiming_normal_(weight, a=gain_slope)

@@ -81,8 +81,8 @@ class FoldedPreActivationBlock(nn.Module):
         shortcut = x if self.projection is None else self.projection(y)
         for conv in list(self.convs)[:-1]:
             y = conv(y)
-        total: Tensor = self.convs[-1](y, shortcut)
-        return total
+        out: Tensor = self.convs[-1](y, shortcut)
+        return out
 
 
 class FoldedDenseModule(nn.Module):
@@ -146,6 +146,51 @@ class FoldedDeepLab(nn.Module):
         total = self.joins[1](self.local(x), total)
         y: Tensor = self.joins[2](self.wide(x), total)
         return y
+
+
+class FoldedDeeplabV3(nn.Module):
+    """The head of DeepLabV3, without the concatenation: its reduction is a sum over the branches.
+
+    Parameters
+    ----------
+    branches : the dilated convolutions, with activation
+    joins : the reduction cut into a 1x1 convolution a branch, the last with the activation that follows the sum
+    context : 1x1 convolution before the average, without activation
+    reduce_context : the reduction of the global branch, with the offset of the sum
+    pooling_size : window of the average, None for the mean of the map
+    pooled_activation : name and parameter of the activation after the average
+    """
+
+    def __init__(
+        self,
+        branches: Sequence[FusedConv2d],
+        joins: Sequence[FusedConv2d],
+        context: FusedConv2d,
+        reduce_context: FusedConv2d,
+        pooling_size: tuple[int, int] | None,
+        pooled_activation: tuple[str, float],
+    ) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+        self.joins = nn.ModuleList(joins)
+        self.context = context
+        self.reduce_context = reduce_context
+        self.pooling_size = pooling_size
+        self.pooled_activation = pooled_activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute what :class:`seamseg.models.heads.deeplab.DeeplabV3` does."""
+        if self.pooling_size is None:
+            pooled = self.context(x.mean((2, 3), keepdim=True))
+        else:
+            # an affine map commutes with the average and its padding
+            pooled = box_filter_pool(self.context(x), self.pooling_size)
+        total: Tensor = self.reduce_context(activate_(pooled, *self.pooled_activation))
+        if total.shape != x.shape[:1] + total.shape[1:2] + x.shape[2:]:
+            total = total.expand(-1, -1, *x.shape[2:]).contiguous(memory_format=torch.channels_last)
+        for branch, join in zip(self.branches, self.joins):
+            total = join(branch(x), total)
+        return total
 
 
 class FoldedSemanticHead(nn.Module):

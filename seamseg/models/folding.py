@@ -11,6 +11,7 @@ import copy
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,25 +25,32 @@ from seamseg.models.folded import (
     FoldedBlock,
     FoldedBoxBranch,
     FoldedDeepLab,
+    FoldedDeeplabV3,
     FoldedDenseModule,
     FoldedPreActivationBlock,
     FoldedRPNHead,
     FoldedSemanticHead,
     FoldedUpsampling,
 )
+from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead
 from seamseg.models.panoptic import PanopticNet
+from seamseg.models.semantic import SemanticNet
 from seamseg.ops.fused import FusedConv2d, FusedLinear, bf16_is_fast
 from seamseg.ops.norm import ABN, InPlaceABN
+from seamseg.ops.winograd import WinogradConv2d, is_suitable
 from seamseg.utils.errors import InputError, option
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Compute dtypes of a network at inference by name; `auto` chooses one of them."""
 
 
-def fold_abn(net: PanopticNet) -> PanopticNet:
+Net = TypeVar("Net", PanopticNet, SemanticNet)
+
+
+def fold_abn(net: Net) -> Net:
     """Return a copy of a network for inference only, which computes the same outputs faster.
 
     Layers with norms of other kinds (group norm, none, or without running statistics) stay as they are.
@@ -53,7 +61,8 @@ def fold_abn(net: PanopticNet) -> PanopticNet:
             made = _replacement(child)
             if made is not None:
                 setattr(parent, name, made)
-    _fold_roi_head(folded.roi_head)
+    if isinstance(folded, PanopticNet):
+        _fold_roi_head(folded.roi_head)
     _fold_sequences(folded)
     return folded.with_options(channels_last=True).eval()
 
@@ -71,7 +80,7 @@ def _fold_sequences(net: nn.Module) -> None:
                     setattr(module, name, made)
 
 
-def for_inference(net: PanopticNet, device: torch.device, precision: str = "fp32") -> PanopticNet:
+def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Net:
     """Return the folded network on a device, with a compute dtype; its predictions stay float32 or integers.
 
     Parameters
@@ -86,7 +95,18 @@ def for_inference(net: PanopticNet, device: torch.device, precision: str = "fp32
         as :func:`choose_precision`
     """
     dtype = choose_precision(precision, device)
-    return fold_abn(net).to(device=device, dtype=dtype)
+    folded = fold_abn(net).to(device=device, dtype=dtype)
+    if isinstance(folded, SemanticNet) and device.type == "cpu" and dtype == torch.float32:
+        _use_winograd(folded)
+    return folded
+
+
+def _use_winograd(net: SemanticNet) -> None:
+    """Replace the 3x3 convolutions of a folded network, most of its time: they have hundreds of channels."""
+    for parent in list(net.modules()):
+        for name, child in list(parent.named_children()):
+            if is_suitable(child):
+                setattr(parent, name, WinogradConv2d(child))
 
 
 def choose_precision(precision: str, device: torch.device) -> torch.dtype:
@@ -116,6 +136,8 @@ def _replacement(module: nn.Module) -> nn.Module | None:
         return _fold_dense(module)
     if isinstance(module, SemanticHead):
         return _fold_semantic(module)
+    if isinstance(module, DeeplabV3):
+        return _fold_deeplab_v3(module)
     if isinstance(module, RPNHead):
         return _fold_rpn(module)
     return None
@@ -226,8 +248,8 @@ def _channelwise(norm: nn.Module) -> ChannelwiseActivation | None:
         return None
     assert isinstance(norm, ABN)
     dtype = norm.running_mean.dtype  # type: ignore[union-attr]
-    scale, offset = affine
-    return ChannelwiseActivation(scale.to(dtype), offset.to(dtype), norm.activation, norm.activation_param)
+    scale, offset = (t.to(dtype) for t in affine)
+    return ChannelwiseActivation(scale, offset, norm.activation, norm.activation_param)
 
 
 def _fold_semantic(head: SemanticHead) -> FoldedSemanticHead | None:
@@ -264,6 +286,39 @@ def _fold_deeplab(module: MiniDeepLab) -> FoldedDeepLab | None:
         FusedConv2d(parts[1], last.bias, module.conv2, last.activation, last.activation_param),
     ]
     return FoldedDeepLab(local, wide, context, joins, module.pooling_size, activation, parameter)
+
+
+def _fold_deeplab_v3(head: DeeplabV3) -> FoldedDeeplabV3 | None:
+    first, pooled, last = (_affine(norm) for norm in (head.map_bn, head.global_pooling_bn, head.red_bn))
+    if first is None or pooled is None or last is None:
+        return None
+    local_norm, pool_norm, last_norm = head.map_bn, head.global_pooling_bn, head.red_bn
+    assert isinstance(local_norm, ABN) and isinstance(pool_norm, ABN) and isinstance(last_norm, ABN)
+    width = head.hidden_channels
+    branches = []
+    for i, conv in enumerate(head.map_convs):
+        assert isinstance(conv, nn.Conv2d)
+        channels = slice(i * width, (i + 1) * width)
+        weight, bias = _scaled(conv.weight, None, first[0][channels], first[1][channels])
+        branches.append(FusedConv2d(weight, bias, conv, local_norm.activation, local_norm.activation_param))
+    weight, bias = _scaled(head.global_pooling_conv.weight, None, *pooled)
+    # the activation comes after the average
+    context = FusedConv2d(weight, bias, head.global_pooling_conv, "identity")
+    reduce_context, offset = _scaled(head.pool_red_conv.weight, None, *last)
+    reduced, _ = _scaled(head.red_conv.weight, None, *last)
+    zeros = torch.zeros_like(offset)
+    parts = torch.split(reduced, width, dim=1)
+    # the offset is that of the sum: it is added once, by the context
+    joins = [FusedConv2d(part, zeros, head.red_conv) for part in parts]
+    joins[-1].activation, joins[-1].activation_param = last_norm.activation, last_norm.activation_param
+    return FoldedDeeplabV3(
+        branches,
+        joins,
+        context,
+        FusedConv2d(reduce_context, offset, head.pool_red_conv),
+        head.pooling_size,
+        (pool_norm.activation, pool_norm.activation_param),
+    )
 
 
 def _fold_rpn(head: RPNHead) -> FoldedRPNHead | None:

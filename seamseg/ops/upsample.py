@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ._library import check_same_device, define, describe, differentiate, forbid_second_derivative
 from .reference import upsample as plain
+from .reference.upsample import FUSIONS as FUSIONS  # part of the interface
 
 
 def upsample_argmax(logits: Tensor, padded_size: tuple[int, int], valid_size: tuple[int, int]) -> Tensor:
@@ -50,11 +51,61 @@ def upsample_mean_argmax(logits: Sequence[Tensor], size: tuple[int, int]) -> Ten
     -------
     `H x W` int64
     """
-    if not logits or len({(x.shape[0], x.device) for x in logits}) > 1:
-        raise ValueError("upsample_mean_argmax: logits must be one or more views with the same classes on one device")
-    for view in logits:
-        _check("upsample_mean_argmax", view, size, size)
+    _check_views("upsample_mean_argmax", logits, size)
     return plain.upsample_mean_argmax([view.detach() for view in logits], *size)
+
+
+def upsample_fusion(logits: Sequence[Tensor], size: tuple[int, int], mode: str = "mean") -> tuple[Tensor, Tensor]:
+    """Compute the class of each pixel, and its probability, from several views of an image.
+
+    Each view's logits are upsampled bilinearly (`align_corners` off) and normalised by softmax, some rows at a time:
+    memory does not grow with classes times pixels. Of equal classes the first wins. Has no gradient.
+
+    Parameters
+    ----------
+    logits : `C x h x w` each, floating, covering the whole image; heights and widths may differ
+    size : `(height, width)` of the image
+    mode : "mean": the class of highest mean probability; "max": class and probability of the surest view, the first of
+        equal ones; "voting": the class that most views find best, with the mean of the probabilities of these views
+
+    Returns
+    -------
+    classes : `H x W` int64
+    probabilities : `H x W`, float32 for logits of half precision
+    """
+    if mode not in FUSIONS:
+        raise ValueError(f"upsample_fusion: mode must be one of {', '.join(FUSIONS)}, got {mode!r}")
+    _check_views("upsample_fusion", logits, size)
+    with torch.no_grad():
+        return plain.upsample_fusion(logits, *size, mode)
+
+
+def upsample_cross_entropy(
+    logits: Tensor, padded_size: tuple[int, int], valid_size: tuple[int, int], target: Tensor
+) -> Tensor:
+    """Compute the cross-entropy of each pixel of an image, from logits of lower resolution.
+
+    Logits are upsampled like those of :func:`upsample_ohem_loss`, some rows at a time, and again in the backward pass:
+    memory does not grow with classes times pixels.
+
+    Parameters
+    ----------
+    logits : `C x h x w`, floating
+    padded_size, valid_size : (height, width) of the padded image and of the image in its upper left corner
+    target : `H x W` int64 of the valid size, 255 for void
+
+    Returns
+    -------
+    `H x W`, 0 for void pixels; float32 for logits of half precision
+
+    Raises
+    ------
+    ValueError, RuntimeError
+        as :func:`upsample_ohem_loss`
+    """
+    _check("upsample_cross_entropy", logits, padded_size, valid_size)
+    _check_target("upsample_cross_entropy", logits, target, valid_size)
+    return plain.upsample_cross_entropy(logits, padded_size, target)
 
 
 def upsample_ohem_loss(
@@ -88,11 +139,7 @@ def upsample_ohem_loss(
         as the host would wait for it: classes out of range are void there
     """
     _check("upsample_ohem_loss", logits, padded_size, valid_size)
-    if tuple(target.shape) != tuple(valid_size) or target.dtype != torch.int64:
-        raise ValueError(
-            f"upsample_ohem_loss: target must be int64 of shape {valid_size[0]}x{valid_size[1]}, got {describe(target)}"
-        )
-    check_same_device("upsample_ohem_loss", logits=logits, target=target)
+    _check_target("upsample_ohem_loss", logits, target, valid_size)
     if ohem is not None and not 0 < ohem <= 1:
         raise ValueError(f"upsample_ohem_loss: ohem must be in (0, 1] or None, got {ohem}")
     return _upsample_ohem_loss(logits, *padded_size, target, 1.0 if ohem is None else float(ohem))[0]
@@ -105,6 +152,19 @@ def _check(op: str, logits: Tensor, padded_size: tuple[int, int], valid_size: tu
         raise ValueError(
             f"{op}: valid size {tuple(valid_size)} must be positive and inside padded size {tuple(padded_size)}"
         )
+
+
+def _check_views(op: str, logits: Sequence[Tensor], size: tuple[int, int]) -> None:
+    if not logits or len({(x.shape[0], x.device) for x in logits}) > 1:
+        raise ValueError(f"{op}: logits must be one or more views with the same classes on one device")
+    for view in logits:
+        _check(op, view, size, size)
+
+
+def _check_target(op: str, logits: Tensor, target: Tensor, valid_size: tuple[int, int]) -> None:
+    if tuple(target.shape) != tuple(valid_size) or target.dtype != torch.int64:
+        raise ValueError(f"{op}: target must be int64 of shape {valid_size[0]}x{valid_size[1]}, got {describe(target)}")
+    check_same_device(op, logits=logits, target=target)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -145,7 +145,7 @@ class Task:
         return None
 
 
-TASKS: dict[str, Callable[[Config, str | Path], Task]] = dict.fromkeys(("panoptic", "instance_seg", "detection"), Task)
+TASKS: dict[str, Callable[[Config, str | Path], Task]] = dict.fromkeys(KINDS, Task)
 """The :class:`Task` of each kind of network."""
 
 

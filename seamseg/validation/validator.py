@@ -20,15 +20,25 @@ from seamseg.data.samplers import ShardSampler
 from seamseg.data.transforms import TestTransform
 from seamseg.data.workers import ignore_foreign_sigterm
 from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision, require_pycocotools
+from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.evaluator import Comparison, PanopticEvaluator
-from seamseg.evaluation.scores import DetectionScores, InstanceScores, PanopticScores, Scores
+from seamseg.evaluation.scores import (
+    ClassIoU,
+    DetectionScores,
+    InstanceScores,
+    PanopticScores,
+    Scores,
+    SemanticScores,
+)
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.images import equal_size_batches, test_transform
 from seamseg.models.fusion import fuse, to_result
+from seamseg.models.heads.semantic import semantic_target
 from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
 from seamseg.structures import PackedSequence, Prediction
 from seamseg.utils.distributed import World, broadcast_object, gather_to_main, sum_over_processes
+from seamseg.utils.errors import InputError
 from seamseg.utils.parallel import available_cores
 from seamseg.utils.progress import progress
 
@@ -216,7 +226,7 @@ class PanopticScorer:
         options = validator.config.general
         self._validator = validator
         self._evaluator = PanopticEvaluator(validator.classes, validator.legacy)
-        self._instances = InstanceScorer(replace(validator, legacy=False)) if options.eval_coco else None
+        self._instances = InstanceScorer(validator, fused=True) if options.eval_coco else None
 
     def add(self, item: ValidationItem, prediction: Prediction) -> PanopticValidation:
         """See :class:`Scorer`."""
@@ -249,12 +259,14 @@ class InstanceScorer:
 
     Parameters
     ----------
-    validator : data set, processes, legacy
+    validator : data set, processes, legacy: leave out images without detections
+    fused : sample masks at native size, as for a panoptic map; default: as the original's evaluation and
+        `seamseg predict --format coco-results`
     """
 
-    def __init__(self, validator: Validator) -> None:
+    def __init__(self, validator: Validator, fused: bool = False) -> None:
         self._validator = validator
-        self._evaluator = InstanceEvaluator(validator.classes, validator.legacy)
+        self._evaluator = InstanceEvaluator(validator.classes, not fused, validator.legacy and not fused)
 
     def add(self, item: ValidationItem, prediction: Prediction) -> ValidationResult:
         """See :class:`Scorer`."""
@@ -278,10 +290,46 @@ class InstanceScorer:
         return DetectionScores(self.average_precision(), len(self._validator.dataset))
 
 
+class SemanticScorer:
+    """IoU of the class maps at native size; groups (crowds) count as pixels of their class.
+
+    Parameters
+    ----------
+    validator : data set, processes
+
+    Raises
+    ------
+    InputError
+        if the counts of the original are requested, which has no evaluation of semantic networks
+    """
+
+    def __init__(self, validator: Validator) -> None:
+        if validator.legacy:
+            raise InputError("legacy: the original has no evaluation of semantic networks")
+        self._validator = validator
+        self._confusion = ConfusionMatrix(validator.metadata.num_classes)
+
+    def add(self, item: ValidationItem, prediction: Prediction) -> ValidationResult:
+        """See :class:`Scorer`."""
+        assert prediction.semantic is not None
+        truth = semantic_target(item.mask.long(), torch.as_tensor(item.cat))
+        predicted = resize_nearest(prediction.semantic.to(torch.uint8).cpu().numpy(), item.native_size)
+        self._confusion.add(truth.to(torch.uint8).numpy(), predicted)
+        return ValidationResult(item, prediction)
+
+    def scores(self) -> SemanticScores:
+        """See :class:`Scorer`."""
+        confusion = self._confusion
+        confusion.load_state_tensor(sum_over_processes(self._validator.world, confusion.state_tensor()))
+        classes = [ClassIoU(info, iou) for info, iou in zip(self._validator.classes, confusion.iou().tolist())]
+        return SemanticScores(confusion.miou(), confusion.accuracy(), classes, len(self._validator.dataset))
+
+
 SCORERS: dict[str, Callable[[Validator], Scorer]] = {
     "panoptic": PanopticScorer,
     "instance_seg": InstanceScorer,
     "detection": InstanceScorer,
+    "semantic": SemanticScorer,
 }
 """The :class:`Scorer` of each kind of network."""
 

@@ -97,9 +97,7 @@ def test_classes_must_be_those_of_the_network(root: Path) -> None:
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_every_validation_image_is_read_once(root: Path, world: int) -> None:
     dataset = ClassFolders(root, "val", lambda image: torch.zeros(1))
-    read = [
-        name for rank in range(world) for b in open_val_loader(dataset, 2, 0, World(rank, world)) for name in b.ids
-    ]
+    read = [name for rank in range(world) for b in open_val_loader(dataset, 2, 0, World(rank, world)) for name in b.ids]
     assert sorted(read) == sorted(f"{c}/{i}.png" for c in ("blue", "green", "red") for i in range(3))
 
 

@@ -104,7 +104,10 @@ def test_resume_to_the_bit(config: Path, data: Path, tmp_path: Path, extra: list
     train(config, data, parts, *extra, resume="auto")
     assert_same_weights(whole, parts)
     numbers = [
-        [{k: v for k, v in line.items() if k in ("step", "loss", "top1", "lr", "grad_norm")} for line in read_metrics(run)]
+        [
+            {k: v for k, v in line.items() if k in ("step", "loss", "top1", "lr", "grad_norm")}
+            for line in read_metrics(run)
+        ]
         for run in (whole, parts)
     ]
     assert numbers[0] == numbers[1]
@@ -119,6 +122,10 @@ def test_the_moving_average_is_validated(config: Path, data: Path, tmp_path: Pat
     again = validate_classifier(ValidationOptions(config, run / "checkpoint.pth.tar", data, device="cpu"))
     assert scores is not None
     assert again.loss == pytest.approx(scores.loss)
+    still = ("optimizer.learning_rate=0", "optimizer.schedule.epochs=1")
+    train(config, data, tmp_path / "b", *still, pretrain=[str(run / "checkpoint.pth.tar")])
+    started = weights(tmp_path / "b")
+    assert all(torch.equal(started[f"module.{k}"], v) for k, v in average.items() if k.endswith("conv2.weight"))
 
 
 def test_workers_do_not_change_the_numbers(config: Path, data: Path, tmp_path: Path) -> None:

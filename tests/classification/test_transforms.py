@@ -94,7 +94,10 @@ def test_sizes() -> None:
 
 
 def test_the_smallest_crop() -> None:
-    image, options = Image.fromarray(np.arange(64 * 64 * 3, dtype=np.uint32).astype(np.uint8).reshape(64, 64, 3)), Input()
+    image, options = (
+        Image.fromarray(np.arange(64 * 64 * 3, dtype=np.uint32).astype(np.uint8).reshape(64, 64, 3)),
+        Input(),
+    )
     whole = train_transform(Input(crop_train=64), min_crop_area=1.0)
     images = [whole(image) for _ in range(8)]
     assert len({float(i.sum()) for i in images}) < 8, "only flips and a few aspect ratios are left"

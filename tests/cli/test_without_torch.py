@@ -49,6 +49,11 @@ def city(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_things_of_the_toy_city(tmp_path: Path) -> None:
+    printed = run(tmp_path, "prepare", "toy-things", "things", "--train", "2", "--val", "2", "--workers", "1")
+    assert "things/train: " in printed
+
+
 def test_check(city: Path) -> None:
     assert "errors: 0" in run(city, "prepare", "--check", "data", "--workers", "2")
 

@@ -269,3 +269,43 @@ def test_nested_body_params_are_errors(value):
     text = f"[body]\nbody_params = {{'dilation': {value}}}\n"
     with pytest.raises(InputError, match="body_params: dilation must be a number or a list of numbers"):
         config_from_string(text)
+
+
+def test_the_kind_is_that_of_the_override_then_of_the_file_then_of_the_caller(tmp_path: Path) -> None:
+    path = tmp_path / "my.ini"
+    path.write_text("")
+    assert load_config(path).kind == "panoptic"
+    assert load_config(path, "instance_seg").kind == "instance_seg"
+    path.write_text("[general]\nkind = detection")
+    config = load_config(path, "instance_seg")
+    assert (config.kind, config.general.kind, len(config.optimizer.loss_weights)) == ("detection", "detection", 4)
+    config = load_config(path, None, ["general.kind=panoptic", "general.kind=instance_seg"])
+    assert (config.kind, len(config.optimizer.loss_weights)) == ("instance_seg", 5)
+    assert load_config("toy_city_detection_r18").kind == "detection"
+    assert load_config("toy_city_instance_r18").kind == "instance_seg"
+
+
+def test_an_override_of_the_kind_selects_its_loss_weights() -> None:
+    six = "[optimizer]\nloss_weights = (1, 2, 3, 4, 5, 6)"
+    changed = config_from_string(six, overrides=["general.kind=detection"])
+    assert changed.optimizer.loss_weights == (1, 2, 3, 4)
+    assert config_from_string(config_to_string(changed)) == changed
+    # those of the other kind already
+    four = config_from_string("[optimizer]\nloss_weights = (4, 3, 2, 1)", overrides=["general.kind=detection"])
+    assert four.optimizer.loss_weights == (4, 3, 2, 1)
+    three = "[optimizer]\nloss_weights = (1, 2, 3)"
+    assert "has 3 values, detection has 4 losses" in problem(three, "panoptic", ("general.kind=detection",))
+    assert "expected a tuple of numbers" in problem(
+        "[optimizer]\nloss_weights = x", "panoptic", ("general.kind=detection",)
+    )
+
+
+def test_only_other_kinds_than_panoptic_are_named_in_the_text() -> None:
+    assert "kind" not in config_to_string(default_config())
+    assert "\nkind = detection\n" in config_to_string(default_config("detection"))
+
+
+def test_unknown_kind_in_a_file_and_an_override() -> None:
+    message = problem("[general]\nkind = boxes")
+    assert message.startswith("my.ini: unknown kind of network 'boxes': choose panoptic, instance_seg, detection")
+    assert "unknown kind of network 'boxes'" in problem("", "panoptic", ("general.kind=boxes",))

@@ -7,10 +7,17 @@ from hypothesis import strategies as st
 from support import op_oracles as oracles
 from support.golden_ops import golden
 from support.op_contract import check_operator
+from torch.nn import functional
 from torch.testing import assert_close
 
 from seamseg.ops.reference import upsample as plain
-from seamseg.ops.upsample import upsample_argmax, upsample_ohem_loss
+from seamseg.ops.upsample import (
+    upsample_argmax,
+    upsample_cross_entropy,
+    upsample_fusion,
+    upsample_mean_argmax,
+    upsample_ohem_loss,
+)
 
 
 @pytest.mark.parametrize(("image", "valid"), [(0, (30, 36)), (1, (32, 21))])
@@ -351,3 +358,61 @@ def test_classes_that_do_not_exist(wrong):
 def test_operators_refuse(name, arguments, words):
     with pytest.raises(RuntimeError, match=words):
         getattr(torch.ops.seamseg, name)(*arguments)
+
+
+def fused_plainly(logits, size, mode):
+    """Class and probability of each pixel, from the probabilities of all views at once."""
+    shares = torch.stack([oracles.upsample(x, size, size).softmax(0) for x in logits])
+    if mode == "mean":
+        return shares.mean(0).max(0)
+    surest, own = shares.max(1)
+    if mode == "max":
+        view = surest.argmax(0, keepdim=True)
+        return surest.gather(0, view)[0], own.gather(0, view)[0]
+    votes = functional.one_hot(own, shares.shape[1]).sum(0)
+    winner = votes.argmax(-1)
+    agreeing = own == winner
+    return (surest * agreeing).sum(0) / agreeing.sum(0), winner
+
+
+@pytest.mark.parametrize("mode", ["mean", "max", "voting"])
+@pytest.mark.parametrize("views", [1, 2, 5])
+def test_fusion(mode, views, monkeypatch):
+    monkeypatch.setattr(plain, "_CPU_ROWS", 7)
+    torch.manual_seed(views)
+    logits = [torch.randn(4, 3 + i, 6 - i, dtype=torch.float64) for i in range(views)]
+    classes, scores = upsample_fusion(logits, (19, 23), mode)
+    expected_scores, expected = fused_plainly(logits, (19, 23), mode)
+    assert torch.equal(classes, expected)
+    assert_close(scores, expected_scores, rtol=1e-5, atol=1e-6)
+    if mode == "mean":
+        assert torch.equal(classes, upsample_mean_argmax(logits, (19, 23)))
+
+
+def test_fusion_ties():
+    # two views of one pixel each vote for another class, with equal certainty
+    first, second = torch.tensor([0.0, 0.0, 2.0]), torch.tensor([0.0, 2.0, 0.0])
+    views = [x[:, None, None] for x in (first, second)]
+    assert upsample_fusion(views, (1, 1), "voting")[0].item() == 1, "the lowest class"
+    assert upsample_fusion(views, (1, 1), "max")[0].item() == 2, "the first view"
+    with pytest.raises(ValueError, match="mode must be one of mean, max, voting, got 'median'"):
+        upsample_fusion(views, (1, 1), "median")
+
+
+def test_cross_entropy(monkeypatch):
+    monkeypatch.setattr(plain, "_CPU_ROWS", 5)
+    torch.manual_seed(0)
+    logits = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
+    target = torch.randint(0, 3, (17, 19))
+    target[3:6, 2:] = 255
+    losses = upsample_cross_entropy(logits, (20, 20), (17, 19), target)
+    scores = oracles.upsample(logits, (20, 20), (17, 19))
+    expected = functional.cross_entropy(scores[None], target[None], ignore_index=255, reduction="none")[0]
+    assert_close(losses, expected, rtol=1e-5, atol=1e-6)
+    weight = torch.rand(17, 19, dtype=torch.float64)
+    ours, theirs = (torch.autograd.grad((x * weight).sum(), logits)[0] for x in (losses, expected))
+    assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        assert torch.equal(upsample_cross_entropy(logits, (20, 20), (17, 19), target), losses)
+    with pytest.raises(ValueError, match="target must be int64 of shape 17x19"):
+        upsample_cross_entropy(logits, (20, 20), (17, 19), target[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -97,11 +98,85 @@ def test_inference_arguments() -> None:
     ]
 
 
+def test_instance_segmentation_arguments() -> None:
+    command = ["predict", "model.pth.tar", "in", "out", "--config", "C.ini"]
+    rest = ["--set", "general.kind=instance_seg"]
+    assert legacy.from_test_instance_seg(["C.ini", "model.pth.tar", "in", "out"]) == [
+        *command,
+        *("--restart", "--format", "overlay-legacy", "--score-threshold", "0.5"),
+        *rest,
+    ]
+    options = "--local_rank 0 --log_dir log --meta m.bin --threshold .7 --raw C.ini model.pth.tar in out"
+    assert legacy.from_test_instance_seg(options.split()) == [
+        *command,
+        *("--meta", "m.bin", "--restart", "--format", "raw", "--score-threshold", "0.7"),
+        *rest,
+    ]
+
+
 def test_inference_needs_the_metadata(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         legacy.from_test_panoptic(["C.ini", "model.pth.tar", "in", "out"])
     assert stop.value.code == 2
     assert "--meta" in capsys.readouterr().err
+
+
+IMAGENET = ["classify", "train", "C.json", "data"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            "C.json data",
+            [*IMAGENET, "--log-dir", ".", "--set", "training.num_workers=2", "--set", "training.log_interval=10"],
+        ),
+        (
+            "C.json data -j 8 -p 50 --log-dir run --log-hist --dist-backend nccl",
+            [
+                *(*IMAGENET, "--log-dir", "run", "--log-hist"),
+                *("--set", "training.num_workers=8", "--set", "training.log_interval=50"),
+            ],
+        ),
+        (
+            "C.json data --workers 1 --print-freq 5 --resume c.pth.tar --log_dir run",
+            [
+                *(*IMAGENET, "--log-dir", "run", "--resume", "c.pth.tar"),
+                *("--set", "training.num_workers=1", "--set", "training.log_interval=5"),
+            ],
+        ),
+        (
+            "C.json data -e --resume c.pth.tar",
+            [
+                *("classify", "validate", "C.json", "c.pth.tar", "data"),
+                *("--set", "training.num_workers=2", "--set", "training.log_interval=10"),
+            ],
+        ),
+    ],
+)
+def test_training_arguments_of_classifiers(arguments: str, expected: list[str]) -> None:
+    assert legacy.from_train_imagenet(arguments.split()) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ("", ["--crop", "224", "--scale", "256", "--set", "training.num_workers=4"]),
+        ("-c 320 -s 320 -j 1", ["--crop", "320", "--scale", "320", "--set", "training.num_workers=1"]),
+        ("--ten_crops", ["--crop", "224", "--scale", "256", "--ten-crops", "--set", "training.num_workers=4"]),
+        ("--scale -1 --crop 64", ["--crop", "64", "--scale", "-1", "--set", "training.num_workers=4"]),
+    ],
+)
+def test_validation_arguments_of_classifiers(arguments: str, options: list[str]) -> None:
+    argv = legacy.from_test_imagenet([*arguments.split(), "C.json", "c.pth.tar", "data"])
+    assert argv == ["classify", "validate", "C.json", "c.pth.tar", "data", *options]
+
+
+def test_evaluation_of_a_classifier_needs_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        legacy.from_train_imagenet(["C.json", "data", "-e"])
+    assert stop.value.code == 2
+    assert "--evaluate needs --resume PATH" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -111,9 +186,12 @@ def test_inference_needs_the_metadata(capsys: pytest.CaptureFixture[str]) -> Non
         legacy.from_train_detection(["C.ini", "data"]),
         legacy.from_train_instance_seg(["C.ini", "data"]),
         legacy.from_test_panoptic(["--meta", "m.bin", "--raw", "C.ini", "model.pth.tar", "in", "out"]),
+        legacy.from_test_instance_seg(["--meta", "m.bin", "--raw", "C.ini", "model.pth.tar", "in", "out"]),
         legacy.from_prepare_cityscapes(["root", "out"]),
         legacy.from_prepare_vistas(["root", "out"]),
         legacy.from_convert_resnet(["resnet18", "out.pth"]),
+        legacy.from_train_imagenet(["C.json", "data", "--log-hist"]),
+        legacy.from_test_imagenet(["--ten_crops", "C.json", "c.pth.tar", "data"]),
     ],
     ids=lambda argv: argv[0],
 )
@@ -129,6 +207,9 @@ def test_translations_are_valid_commands(argv: list[str]) -> None:
         "train_detection.py",
         "train_instance_seg.py",
         "test_panoptic.py",
+        "test_instance_seg.py",
+        "train_imagenet.py",
+        "test_imagenet.py",
         "data_preparation/prepare_cityscapes.py",
         "data_preparation/prepare_vistas.py",
     ],
@@ -140,7 +221,22 @@ def test_scripts_explain_themselves(name: str) -> None:
     assert "as `seamseg" in " ".join(done.stdout.split())
 
 
-def test_a_script_passes_the_exit_code_on(tmp_path: Path) -> None:
+def test_a_script_passes_the_exit_code_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = str(SCRIPTS / "train_panoptic.py")
+    monkeypatch.setattr(sys, "argv", [script, str(tmp_path / "missing.ini"), str(tmp_path)])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(script, run_name="__main__")
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert "this is now: seamseg train" in error
+    assert "missing.ini: no such config file" in error
+
+
+@pytest.mark.slow
+def test_a_script_runs_by_itself(tmp_path: Path) -> None:
     done = run_script("train_panoptic.py", str(tmp_path / "missing.ini"), str(tmp_path))
     assert done.returncode == 2
     assert "this is now: seamseg train" in done.stderr
@@ -154,3 +250,33 @@ def test_the_backbone_converter_refuses_an_unknown_network(tmp_path: Path) -> No
     assert done.returncode == 2
     assert "resnet50" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+VISTAS = ["predict", "net.pth.tar", "in", "out", "--restart", "--format"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], [*VISTAS, "ids", "--tta", "0.7,1,1.2", "--tta-fusion", "mean"]),
+        (["--flip", "--scales", "[1]"], [*VISTAS, "ids", "--tta", "1,flip", "--tta-fusion", "mean"]),
+        (["--output-mode", "palette"], [*VISTAS, "labels", "--tta", "0.7,1,1.2", "--tta-fusion", "mean"]),
+        (["--output-mode", "raw"], [*VISTAS, "ids", "--tta", "0.7,1,1.2", "--tta-fusion", "mean"]),
+        (
+            ["--output-mode", "prob", "--fusion-mode", "voting", "--size", "512", "--world-size", "2", "--rank", "1"],
+            [*VISTAS, "ids,probabilities", "--tta", "0.7,1,1.2", "--tta-fusion", "voting", "--size", "512"],
+        ),
+    ],
+)
+def test_vistas_arguments(arguments: list[str], expected: list[str]) -> None:
+    ours = legacy.from_test_vistas([*arguments, "net.pth.tar", "in", "out"])
+    assert ours == expected
+    build_parser(ours).parse_args(ours)
+
+
+@pytest.mark.parametrize("scales", ["[0.7, 1", "__import__('os').getcwd()", "[]", "['1']", "[-1]", "[1e3, None]"])
+def test_vistas_scales_are_numbers(scales: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        legacy.from_test_vistas(["--scales", scales, "net.pth.tar", "in", "out"])
+    assert stop.value.code == 2
+    assert "expected a list of positive numbers" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,41 +19,46 @@ Forward = Callable[[Tensor], Prediction]
 """Runs the network on pixels `3 x h x w` of an image; the prediction is on the CPU."""
 
 
-def predict_in_tiles(forward: Forward, pixels: Tensor, side: int, overlap: int, nms_threshold: float) -> Prediction:
+def predict_in_tiles(
+    forward: Forward, pixels: Tensor, side: int, overlap: int, nms_threshold: float | None
+) -> Prediction:
     """Run the network on overlapping tiles of an image and merge the predictions.
 
     The class of a pixel is that of the tile whose edge is farthest. Objects too large for the overlap come from an
-    additional view of the whole image, shrunk to the pixels of a tile. Only the pixels and the class map (one byte a
-    pixel) are as large as the image.
+    additional view of the whole image, shrunk to the pixels of a tile. Only the pixels and the maps (one byte a pixel)
+    are as large as the image.
 
     Parameters
     ----------
     forward : the network
     pixels : of the image at network size, `3 x H x W`, uint8 or float32
     side, overlap : of the tiles, in pixels
-    nms_threshold : as of :func:`seamseg.inference.tiling.merge.merge_detections`
+    nms_threshold : as of :func:`seamseg.inference.tiling.merge.merge_detections`; None for a network without detections
 
     Returns
     -------
     Prediction
-        of the whole image, in pixels of `pixels`; any number of detections. `semantic` is uint8
+        of the whole image, in pixels of `pixels`; any number of detections. Maps are uint8
     """
     height, width = pixels.shape[-2:]
-    coarse, grain = _coarse_view(forward, pixels, side)
+    coarse, grain = (None, 1.0) if nms_threshold is None else _coarse_view(forward, pixels, side)
     parts = []
-    semantic: Tensor | None = None
+    maps: dict[str, Tensor] = {}
     for tile in tiles_of((height, width), side, overlap):
         y, x = tile.y, tile.x
         prediction = forward(pixels[:, y.start : y.stop, x.start : x.stop])
-        if prediction.semantic is not None:
-            if semantic is None:
-                semantic = torch.empty((height, width), dtype=torch.uint8)
-            core = prediction.semantic[y.core_start - y.start : y.core_stop - y.start]
-            core = core[:, x.core_start - x.start : x.core_stop - x.start]
-            semantic[y.core_start : y.core_stop, x.core_start : x.core_stop] = core
+        for name, part in (("semantic", prediction.semantic), ("probability", prediction.probability)):
+            if part is not None:
+                if name not in maps:
+                    maps[name] = torch.empty((height, width), dtype=torch.uint8)
+                core = part[y.core_start - y.start : y.core_stop - y.start]
+                core = core[:, x.core_start - x.start : x.core_stop - x.start]
+                maps[name][y.core_start : y.core_stop, x.core_start : x.core_stop] = core
         parts.append((tile, TileDetections.of(prediction, offset=(y.start, x.start))))
+    if coarse is None or nms_threshold is None:
+        return replace(prediction, size=(height, width), **maps)
     found = merge_detections(parts, coarse, grain, overlap, nms_threshold)
-    return Prediction(found.boxes, found.classes, found.scores, found.masks, semantic, (height, width))
+    return Prediction(found.boxes, found.classes, found.scores, found.masks, maps.get("semantic"), (height, width))
 
 
 def _coarse_view(forward: Forward, pixels: Tensor, side: int) -> tuple[TileDetections, float]:
@@ -73,7 +79,7 @@ def first_side(size: tuple[int, int]) -> int | None:
 
 
 def predict_in_tiles_that_fit(
-    forward: Forward, pixels: Tensor, side: int, tiling: Tiling, nms_threshold: float
+    forward: Forward, pixels: Tensor, side: int, tiling: Tiling, nms_threshold: float | None
 ) -> tuple[Prediction, int]:
     """Call :func:`predict_in_tiles`, with tiles of half the side as long as the device is out of memory.
 

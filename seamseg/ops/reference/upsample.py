@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from . import widened
@@ -51,15 +53,81 @@ def upsample_argmax(logits: Tensor, padded_height: int, padded_width: int, heigh
 
 def upsample_mean_argmax(logits: Sequence[Tensor], height: int, width: int) -> Tensor:
     """See :func:`seamseg.ops.upsample.upsample_mean_argmax`; arguments are not checked."""
-    result = torch.empty((height, width), dtype=torch.int64, device=logits[0].device)
-    for start, stop in _chunks(logits[0], result):
-        total: Tensor | None = None
-        for view in logits:
-            share = _Rows(view, (height, width), width, start, stop).upsample().softmax(0)
-            total = share if total is None else total.add_(share)
-        assert total is not None
-        result[start:stop] = total.argmax(0)
-    return result
+    return upsample_fusion(logits, height, width, "mean")[0]
+
+
+def upsample_fusion(logits: Sequence[Tensor], height: int, width: int, mode: str) -> tuple[Tensor, Tensor]:
+    """See :func:`seamseg.ops.upsample.upsample_fusion`; arguments are not checked."""
+    classes = torch.empty((height, width), dtype=torch.int64, device=logits[0].device)
+    scores = torch.empty((height, width), dtype=widened(logits[0][:0]).dtype, device=logits[0].device)
+    for start, stop in _chunks(logits[0], classes):
+        views = (_Rows(view, (height, width), width, start, stop).upsample().softmax(0) for view in logits)
+        scores[start:stop], classes[start:stop] = _FUSIONS[mode](views, len(logits))
+    return classes, scores
+
+
+def _fuse_by_mean(views: Iterator[Tensor], count: int) -> tuple[Tensor, Tensor]:
+    total = next(views)
+    for view in views:
+        total.add_(view)
+    score, best = total.div_(count).max(0)
+    return score, best
+
+
+def _fuse_by_max(views: Iterator[Tensor], count: int) -> tuple[Tensor, Tensor]:
+    score, best = next(views).max(0)
+    for view in views:
+        other_score, other = view.max(0)
+        surer = other_score > score
+        score, best = torch.where(surer, other_score, score), torch.where(surer, other, best)
+    return score, best
+
+
+def _fuse_by_voting(views: Iterator[Tensor], count: int) -> tuple[Tensor, Tensor]:
+    votes: Tensor | None = None
+    for view in views:
+        score, best = view.max(0, keepdim=True)
+        if votes is None:
+            votes, total = torch.zeros_like(view), torch.zeros_like(view)
+        votes.scatter_add_(0, best, torch.ones_like(score))
+        total.scatter_add_(0, best, score)
+    assert votes is not None
+    number, best = votes.max(0, keepdim=True)
+    return (total.gather(0, best) / number)[0], best[0]
+
+
+_FUSIONS: dict[str, Callable[[Iterator[Tensor], int], tuple[Tensor, Tensor]]] = {
+    "mean": _fuse_by_mean,
+    "max": _fuse_by_max,
+    "voting": _fuse_by_voting,
+}
+FUSIONS = tuple(_FUSIONS)
+"""Modes of :func:`upsample_fusion`."""
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Losses of the pixels, which are upsampled again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, padded_size: tuple[int, int], target: Tensor) -> Tensor:
+        void, classes = _void_and_classes(logits, target, "upsample_cross_entropy")
+        entropy, normaliser = _entropy_and_normaliser(logits, padded_size, classes)
+        ctx.save_for_backward(logits, void, classes, normaliser)
+        ctx.padded_size = padded_size
+        return entropy.masked_fill_(void, 0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        logits, void, classes, normaliser = ctx.saved_tensors
+        gradient = _entropy_gradient(logits, ctx.padded_size, classes, normaliser, grad.masked_fill(void, 0))
+        return gradient.to(logits.dtype), None, None
+
+
+def upsample_cross_entropy(logits: Tensor, padded_size: tuple[int, int], target: Tensor) -> Tensor:
+    """See :func:`seamseg.ops.upsample.upsample_cross_entropy`; arguments are not checked, except for the classes."""
+    losses: Tensor = _CrossEntropy.apply(logits, padded_size, target)
+    return losses
 
 
 def upsample_ohem_loss(
@@ -74,13 +142,7 @@ def upsample_ohem_loss(
         elsewhere
     """
     void, classes = _void_and_classes(logits, target)
-    entropy = torch.empty(target.shape, dtype=widened(logits[:0]).dtype, device=logits.device)
-    normaliser = torch.empty_like(entropy)
-    for start, stop in _chunks(logits, target):
-        scores = _Rows(logits, (padded_height, padded_width), target.shape[1], start, stop).upsample()
-        own = classes[None, start:stop]
-        torch.neg(scores.log_softmax(0).gather(0, own)[0], out=entropy[start:stop])
-        torch.add(entropy[start:stop], scores.gather(0, own)[0], out=normaliser[start:stop])
+    entropy, normaliser = _entropy_and_normaliser(logits, (padded_height, padded_width), classes)
     losses = entropy.masked_fill(void, 0).flatten()
     count = math.ceil(ohem * losses.numel())
     selected = ~void
@@ -102,25 +164,46 @@ def upsample_ohem_loss_backward(
     """Compute the gradient of :func:`upsample_ohem_loss`: `C x h x w`, float32 for logits of half precision."""
     void, classes = _void_and_classes(logits, target)
     selected = ~(void | (normaliser == torch.inf))
-    gradient = torch.zeros(logits.shape, dtype=normaliser.dtype, device=logits.device)
     share = selected * (grad / math.ceil(ohem * target.numel()))
     finite = normaliser.masked_fill(~selected, 0)
-    for start, stop in _chunks(logits, target):
-        rows = _Rows(logits, (padded_height, padded_width), target.shape[1], start, stop)
+    return _entropy_gradient(logits, (padded_height, padded_width), classes, finite, share)
+
+
+def _entropy_and_normaliser(logits: Tensor, padded_size: tuple[int, int], classes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cross-entropy of each pixel, and the log of the sum of the exponentials of its scores, `H x W`."""
+    entropy = torch.empty(classes.shape, dtype=widened(logits[:0]).dtype, device=logits.device)
+    normaliser = torch.empty_like(entropy)
+    for start, stop in _chunks(logits, classes):
+        scores = _Rows(logits, padded_size, classes.shape[1], start, stop).upsample()
+        own = classes[None, start:stop]
+        torch.neg(scores.log_softmax(0).gather(0, own)[0], out=entropy[start:stop])
+        torch.add(entropy[start:stop], scores.gather(0, own)[0], out=normaliser[start:stop])
+    return entropy, normaliser
+
+
+def _entropy_gradient(
+    logits: Tensor, padded_size: tuple[int, int], classes: Tensor, normaliser: Tensor, share: Tensor
+) -> Tensor:
+    """Return the gradient of the sum of the cross-entropies of the pixels, each weighted by its `share`."""
+    gradient = torch.zeros(logits.shape, dtype=normaliser.dtype, device=logits.device)
+    counted = share != 0
+    for start, stop in _chunks(logits, classes):
+        rows = _Rows(logits, padded_size, classes.shape[1], start, stop)
         own, weight = classes[None, start:stop], share[None, start:stop]
-        exponents = rows.upsample().sub_(finite[None, start:stop]).masked_fill_(~selected[None, start:stop], -torch.inf)
+        exponents = rows.upsample().sub_(normaliser[None, start:stop])
+        exponents = exponents.masked_fill_(~counted[None, start:stop], -torch.inf)
         difference = exponents.exp_().mul_(weight).scatter_add_(0, own, -weight)
         gradient[:, rows.first : rows.stop] += rows.adjoint(difference)
     return gradient
 
 
-def _void_and_classes(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def _void_and_classes(logits: Tensor, target: Tensor, op: str = "upsample_ohem_loss") -> tuple[Tensor, Tensor]:
     void = target == VOID
     wrong = ~void & ((target < 0) | (target >= logits.shape[0]))
     if target.device.type == "cpu":
         if wrong.any():
             raise ValueError(
-                f"upsample_ohem_loss: target must hold classes 0 to {logits.shape[0] - 1}, or 255 for void, "
+                f"{op}: target must hold classes 0 to {logits.shape[0] - 1}, or 255 for void, "
                 f"got {int(target[wrong][0])}"
             )
     else:

@@ -18,6 +18,7 @@ from seamseg.predict.writers.detections import (
 )
 from seamseg.predict.writers.images import AnonymizeWriter, OverlayWriter
 from seamseg.predict.writers.predictions import CityscapesWriter, CocoWriter, RawWriter, VistasWriter
+from seamseg.predict.writers.semantic import IdsWriter, LabelsWriter, ProbabilitiesWriter, SemanticOverlayWriter
 from seamseg.utils.errors import InputError, option
 
 __all__ = ["FORMATS", "AnonymizeWriter", "DetectionChoice", "Writer", "make_writers"]
@@ -41,6 +42,12 @@ FORMATS: dict[str, dict[str, _MakeWriter]] = {
     },
     "instance_seg": _OF_DETECTIONS,
     "detection": _OF_DETECTIONS,
+    "semantic": {
+        "overlay": SemanticOverlayWriter,
+        "labels": LabelsWriter,
+        "ids": IdsWriter,
+        "probabilities": ProbabilitiesWriter,
+    },
 }
 """The formats of each kind of network, by name."""
 

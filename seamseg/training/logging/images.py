@@ -15,11 +15,12 @@ from seamseg.config import Config
 from seamseg.evaluation.segments import gt_segments_from_instances
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
-from seamseg.models.fusion import fuse, to_result
+from seamseg.inference.detections import Detections
 from seamseg.models.panoptic import PanopticNet
-from seamseg.panoptic_map import PanopticResult, Segment
+from seamseg.panoptic_map import PanopticResult, Segment, class_map_result
 from seamseg.structures import Batch, PackedSequence, Prediction
 from seamseg.validation.validator import PanopticValidation, ValidationResult
+from seamseg.visualize.detections import draw_detections
 from seamseg.visualize.overlay import draw_boxes, draw_overlay
 
 _MAX_SIDE = 640
@@ -114,7 +115,8 @@ class SampleRenderer:
         """See :class:`SampleImages`."""
         device = next(net.parameters()).device
         for number, sample in enumerate(collector.samples):
-            proposals = best_proposals(net, sample.image.to(device))
+            # semantic networks have no proposals
+            proposals = best_proposals(net, sample.image.to(device)) if hasattr(net, "rpn_head") else None
             yield f"val/{number}_proposals_target_prediction", self.triptych(sample, proposals)
 
     def triptych(self, sample: ImageSample, proposals: Tensor | None) -> np.ndarray:
@@ -128,13 +130,11 @@ class SampleRenderer:
     def _predicted(self, rgb: np.ndarray, sample: ImageSample) -> np.ndarray:
         if sample.result is not None:
             return self._overlay(rgb, sample.result)
-        prediction, options, num_stuff = sample.prediction, self.config.general, self.metadata.num_stuff
-        if prediction.mask_logits is not None:
-            fused = fuse(prediction, num_stuff, options.score_threshold, options.overlap_threshold)
-            rgb = self._overlay(rgb, to_result(fused, prediction.size, num_stuff))
-        kept = (prediction.scores > options.score_threshold).numpy()
-        classes = prediction.classes.numpy()[kept] + num_stuff
-        return draw_boxes(rgb, prediction.boxes.numpy()[kept], classes, self.metadata.palette)
+        prediction, size = sample.prediction, sample.prediction.size
+        if prediction.semantic is not None:
+            return self._overlay(rgb, class_map_result(prediction.semantic.numpy()))
+        found = Detections.of(prediction, size, self.metadata, self.config.general.score_threshold)
+        return draw_detections(rgb, found, size, self.metadata.palette)
 
     def _to_rgb(self, image: Tensor) -> np.ndarray:
         """Convert a normalised image `3 x H x W` to `H x W x 3` uint8."""

@@ -5,6 +5,8 @@
 Arguments, attributes and state dicts are the same. Differences: the input of a layer is not overwritten, so
 that it may be used again; one value per channel, or none, is no error; and a synchronised layer without a group
 synchronises over all ranks of an initialised torch.distributed, instead of not at all.
+
+:func:`convert` puts these layers into any network with batch norm, :func:`to_batchnorm` replaces them by batch norm.
 """
 
 from __future__ import annotations
@@ -12,12 +14,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from seamseg.inplace_abn._convert import convert
+from seamseg.inplace_abn._to_batchnorm import to_batchnorm
 from seamseg.ops.abn import inplace_abn
 from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync, synchronised_over
 from seamseg.ops.norm import set_group as set_active_group
 from seamseg.utils.process_groups import active_group
 
-__all__ = ["ABN", "InPlaceABN", "InPlaceABNSync", "active_group", "inplace_abn", "inplace_abn_sync", "set_active_group"]
+__all__ = [
+    "ABN",
+    "InPlaceABN",
+    "InPlaceABNSync",
+    "active_group",
+    "convert",
+    "inplace_abn",
+    "inplace_abn_sync",
+    "set_active_group",
+    "to_batchnorm",
+]
 
 
 def inplace_abn_sync(

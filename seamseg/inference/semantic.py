@@ -1,0 +1,206 @@
+"""The result of semantic segmentation: the class of each pixel, and its probability if requested."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from seamseg.data.images import MAX_PIXELS
+from seamseg.evaluation.coco_ap import encode_crop
+from seamseg.formats.metadata import Metadata
+from seamseg.idmaps.resize import resize_nearest
+from seamseg.inference.class_names import choose_classes
+from seamseg.inference.photo_result import Photo, PhotoResult, SourceImage, result_file
+from seamseg.panoptic_map import VOID, PanopticResult, class_map_result
+from seamseg.structures import Prediction
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import write_json
+from seamseg.visualize import draw_overlay
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SemanticMap(PhotoResult):
+    """The class of each pixel of a photo, at the size of the photo.
+
+    Attributes
+    ----------
+    classes : `H x W` uint8, index into `metadata.categories`, 255 void (with a choice of classes only)
+    probability : `H x W` uint8, 255 times the probability of the class, rounded down; None if it was not requested
+    metadata : names, colours and ids of the classes
+    prediction : output of the network, in pixels of its input; None in a loaded result
+    source : path or copy of the photo, if it is kept
+
+    Notes
+    -----
+    Both maps are those of the network's input, resized by nearest neighbour. Two results are equal if their maps are.
+
+    Examples
+    --------
+    >>> result = model.predict("street.jpg")  # doctest: +SKIP
+    >>> (result.classes == result.index("road")).mean()  # doctest: +SKIP
+    0.31
+    >>> result.save("street_overlay.jpg")  # doctest: +SKIP
+    """
+
+    counted = "segments"
+    classes: np.ndarray
+    probability: np.ndarray | None = None
+    metadata: Metadata = field(default_factory=lambda: Metadata(0, 0, [], [], []))
+    prediction: Prediction | None = None
+    source: SourceImage = None
+
+    @staticmethod
+    def of(
+        prediction: Prediction, size: tuple[int, int], metadata: Metadata, classes: Sequence[int] | None = None
+    ) -> SemanticMap:
+        """Return the result of a photo of `(height, width)` from the output of the network.
+
+        Parameters
+        ----------
+        prediction : of a predictor, in pixels of the network's input
+        size : of the photo
+        metadata : the classes of the model
+        classes : indices of the classes to keep, others become void; None for all
+        """
+        assert prediction.semantic is not None
+        found = resize_nearest(prediction.semantic.numpy(), size)
+        if classes is not None:
+            found = _only(found, classes)
+        surest = None if prediction.probability is None else resize_nearest(prediction.probability.numpy(), size)
+        return SemanticMap(found, surest, metadata.without_images())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SemanticMap):
+            return NotImplemented
+        if (self.probability is None) != (other.probability is None):
+            return False
+        same = self.probability is None or np.array_equal(self.probability, other.probability)  # type: ignore[arg-type]
+        return same and np.array_equal(self.classes, other.classes)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        height, width = self.size
+        names = [name for name, *_ in sorted(self.shares(), key=lambda share: -share[3])]
+        return f"SemanticMap({width} x {height}: {', '.join(names) or 'nothing'})"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """`(height, width)` of the photo."""
+        return int(self.classes.shape[0]), int(self.classes.shape[1])
+
+    def index(self, name: str) -> int:
+        """Return the index of a class; InputError unless the name selects exactly one."""
+        found = choose_classes([name], self.metadata)
+        if len(found) > 1:
+            raise InputError(f"{name!r} selects {len(found)} classes: {', '.join(map(self._name, found))}")
+        return found[0]
+
+    def _name(self, index: int) -> str:
+        return self.metadata.categories[index]
+
+    def mask(self, classes: str | Sequence[str]) -> np.ndarray:
+        """Return where the pixels belong to one of some classes, given by name: `H x W` bool."""
+        return np.isin(self.classes, choose_classes(classes, self.metadata))
+
+    def counts(self) -> dict[str, int]:
+        """Return 1 for each class that occurs."""
+        return dict.fromkeys((name for name, *_ in self.shares()), 1)
+
+    def shares(self) -> list[tuple[str, int, bool, float]]:
+        """See :meth:`seamseg.inference.photo_result.PhotoResult.shares`."""
+        present, counts = np.unique(self.classes, return_counts=True)
+        return [
+            (self._name(c), c, False, n / self.classes.size)
+            for c, n in zip(present.tolist(), counts.tolist())
+            if c != VOID
+        ]
+
+    def only(self, classes: str | Sequence[str]) -> SemanticMap:
+        """Return the result with some classes only; pixels of others are void.
+
+        Parameters
+        ----------
+        classes : names, as a list or separated by commas, see :func:`seamseg.inference.class_names.choose_classes`
+        """
+        return replace(self, classes=_only(self.classes, choose_classes(classes, self.metadata)))
+
+    def draw(  # type: ignore[override]  # its options are named
+        self, photo: Photo = None, opacity: float = 0.5, classes: str | Sequence[str] | None = None
+    ) -> Image.Image:
+        """Blend the photo with the colours of the classes.
+
+        Parameters
+        ----------
+        photo : to draw on, of any size; None for the result's own, or a black image if it has none
+        opacity : of the colours, 0 to 1
+        classes : names of the classes to draw; None for all
+        """
+        if not 0 <= opacity <= 1:
+            raise InputError(f"opacity must be between 0 and 1, not {opacity}")
+        shown = self if classes is None else self.only(classes)
+        rgb = self.pixels_to_draw_on(photo)
+        if rgb is None:
+            rgb, opacity = np.zeros((*self.size, 3), np.uint8), 1.0
+        return Image.fromarray(draw_overlay(rgb, shown._segments(), self.metadata.palette, opacity=opacity))
+
+    def _segments(self) -> PanopticResult:
+        return class_map_result(self.classes)
+
+    def to_coco(self, image_id: int | str = 0) -> list[dict[str, Any]]:
+        """Return the classes in COCO's format of results: for each class that occurs its mask as run lengths (RLE).
+
+        Parameters
+        ----------
+        image_id : of the photo
+        """
+        entries = []
+        for _, category, _, _ in self.shares():
+            counts = encode_crop(self.classes == category, (0, 0), self.size).decode("ascii")
+            mask = {"size": list(self.size), "counts": counts}
+            entries.append({"image_id": image_id, "category_id": category, "segmentation": mask, "score": 1.0})
+        return entries
+
+    def _save_json(self, path: Path) -> None:
+        write_json(path, self.to_coco(path.stem))
+
+    def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        maps = {"class_map": self.classes}
+        if self.probability is not None:
+            maps["probability"] = self.probability
+        return {"has_probability": self.probability is not None}, maps
+
+    @staticmethod
+    def load(path: str | Path, photo: str | Path | None = None) -> SemanticMap:
+        """Load a `.npz` file from :meth:`save`; nothing in the file is executed.
+
+        Parameters
+        ----------
+        path : of the file
+        photo : path of its photo, to draw on
+
+        Raises
+        ------
+        InputError
+            if the file is missing, broken or of another kind
+        """
+        with result_file(path) as file:
+            maps = [file.array("class_map", MAX_PIXELS + 1024)]
+            if file.content["has_probability"]:
+                maps.append(file.array("probability", MAX_PIXELS + 1024))
+            if any(m.ndim != 2 or m.dtype != np.uint8 or m.shape != maps[0].shape for m in maps):
+                raise ValueError(f"its maps are {', '.join(f'{m.shape} {m.dtype}' for m in maps)}")
+            metadata = file.metadata
+            if any(metadata.num_classes <= c < VOID for c in np.unique(maps[0]).tolist()):
+                raise ValueError("its map holds unknown classes")
+            source = None if photo is None else Path(photo)
+            return SemanticMap(maps[0], maps[1] if len(maps) > 1 else None, metadata, None, source)
+
+
+def _only(classes: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
+    return np.where(np.isin(classes, list(chosen)), classes, VOID).astype(np.uint8)

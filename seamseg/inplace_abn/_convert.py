@@ -1,0 +1,497 @@
+"""Conversion of batch norm and the activation after it to in-place ABN, in a network of any kind."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from seamseg.inplace_abn._equality import check_equal
+from seamseg.inplace_abn._tracing import (
+    IN_PLACE_OPERATORS,
+    Network,
+    Rewriter,
+    Site,
+    argument,
+    has_hooks,
+    in_place_users,
+)
+from seamseg.ops.abn import apply_norm
+from seamseg.ops.activation import activate, check_activation
+from seamseg.ops.norm import InPlaceABN, InPlaceABNSync
+
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_NOT_INVERTIBLE = (nn.ReLU6, nn.Hardtanh, nn.Threshold, nn.RReLU)
+_ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU)
+_FUNCTIONS = {"relu": "relu", "relu_": "relu", "leaky_relu": "leaky_relu", "leaky_relu_": "leaky_relu",
+              "elu": "elu", "elu_": "elu", "relu6": "relu6", "hardtanh": "hardtanh", "hardtanh_": "hardtanh",
+              "rrelu": "rrelu", "rrelu_": "rrelu", "threshold": "threshold", "threshold_": "threshold"}  # fmt: skip
+_PARAMETERS = {"leaky_relu": ("negative_slope", 0.01), "elu": ("alpha", 1.0)}
+_SHOWN = 6
+"""Layers that an error message names for each reason."""
+
+
+@dataclass(frozen=True)
+class _Following:
+    """What follows a norm: the activation that it takes over, and the calls that have to change.
+
+    removed : calls of the activation
+    total : the sum between the norm and the activation, and the call of the norm
+    out_of_place : calls of in-place operators on the output
+    inplace_flags : names of layers that work in place on the output, which have to stop doing so
+    """
+
+    activation: str = "identity"
+    parameter: float = 0.01
+    removed: tuple[Site, ...] = ()
+    total: tuple[Site, ...] = ()
+    out_of_place: tuple[Site, ...] = ()
+    inplace_flags: tuple[str, ...] = ()
+
+
+class ResidualABN(InPlaceABN):
+    """The last norm of a residual block, `activation(norm(x) + residual)`, which keeps only its result.
+
+    State as :class:`InPlaceABN`.
+    """
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]
+        """Map two `N x C x ...` to the same shape."""
+        return _add(self, x, residual)
+
+
+class ResidualABNSync(InPlaceABNSync):
+    """:class:`ResidualABN` with the training statistics of all ranks, as :class:`InPlaceABNSync`."""
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]
+        """Map two `N x C x ...` to the same shape."""
+        return _add(self, x, residual)
+
+
+def _add(layer: InPlaceABN, x: Tensor, residual: Tensor) -> Tensor:
+    if residual.shape == x.shape:
+        return layer.add(x, residual, layer.activation, layer.activation_param)
+    # a residual with fewer values, as one for each channel
+    y = apply_norm(x, layer.weight, layer.bias, layer._norm("identity", 1.0)) + residual
+    return activate(y, layer.activation, layer.activation_param)
+
+
+class _Refused(Exception):
+    """A norm cannot be converted; the message is the reason."""
+
+
+class _Kept(Exception):
+    """A norm without an activation stays as it is, since converting it would save nothing."""
+
+
+def convert(
+    module: nn.Module,
+    *,
+    relu: str | None = None,
+    small_scales: str = "refuse",
+    otherwise: str = "refuse",
+    sync: bool = False,
+    example: Any = None,
+) -> nn.Module:
+    """Return a copy of a network with in-place ABN in the place of batch norm and the activation after it.
+
+    The copy computes the same function up to rounding, in training and evaluation mode, and has the same state-dict
+    keys. The scale of in-place ABN is `|weight| + eps`, so `eps` is subtracted from each weight. A negative scale
+    changes its sign together with the convolution before it, whose only reader the norm must be.
+
+    Parameters
+    ----------
+    module : any network; not changed
+    relu : activation in the place of every ReLU of the network, "leaky_relu:0.01" or "elu:1.0", which changes its
+        function (in-place ABN needs an invertible activation); None refuses norms that a ReLU follows
+    small_scales : scales below `eps`, which in-place ABN cannot represent: "refuse", or "clamp" raises them to `eps`
+    otherwise : "refuse" raises an error if a norm cannot be converted; "keep" leaves it as it is, with one warning
+    sync : also convert layers other than `SyncBatchNorm` to :class:`InPlaceABNSync`
+    example : input of the network (a tuple for several): outputs, gradients and running statistics of the copy are
+        compared with those of the original, in both modes and in float64
+
+    Returns
+    -------
+    the copy; modules whose `forward` had to change, as it calls an activation that is gone, are `torch.fx.GraphModule`
+
+    Raises
+    ------
+    ValueError
+        if norms cannot be converted, with their names and reasons; for a wrong option; if the results for `example`
+        differ
+    """
+    if small_scales not in ("refuse", "clamp") or otherwise not in ("refuse", "keep"):
+        raise ValueError(
+            f"convert: small_scales must be 'refuse' or 'clamp', otherwise 'refuse' or 'keep', got {small_scales!r}, "
+            f"{otherwise!r}"
+        )
+    network = Network(copied(module))
+    _separate_activations(network)
+    if relu is not None:
+        _replace_relu(network, *_parsed(relu))
+    reference = None if example is None else copied(network.root)
+    conversion = _Conversion(network, small_scales == "clamp", sync)
+    reasons = conversion.plan()
+    if reasons:
+        message = f"convert: {len(reasons)} norms cannot be converted: {_listed(reasons)}"
+        if otherwise == "refuse":
+            raise ValueError(f"{message} (otherwise='keep' leaves them as they are)")
+        warnings.warn(message, stacklevel=2)
+    conversion.apply()
+    if reference is not None:
+        for name in conversion.clamped:
+            _clamp(reference.get_submodule(name))
+        check_equal("convert", reference, network.root, example, conversion.flipped)
+    return network.root
+
+
+def _listed(reasons: dict[str, str]) -> str:
+    """Return each reason once, with the first of its layers."""
+    layers: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        layers.setdefault(reason, []).append(name or "the network")
+    return "; ".join(
+        f"{', '.join(names[:_SHOWN])}{' and others' if len(names) > _SHOWN else ''}: {reason}"
+        for reason, names in layers.items()
+    )
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """Return a copy of a module that shares its process groups, which cannot be copied."""
+    groups = (getattr(m, name, None) for m in module.modules() for name in ("process_group", "group"))
+    return copy.deepcopy(module, {id(group): group for group in groups if group is not None})
+
+
+class _Conversion:
+    """The norms of a network: first the plan, which changes nothing, then its application."""
+
+    def __init__(self, network: Network, clamp: bool, sync: bool) -> None:
+        self.network = network
+        self.plans: dict[str, _Following] = {}
+        self.clamped: list[str] = []
+        self.flipped: dict[str, Tensor] = {}
+        self._clamp, self._sync = clamp, sync
+        self._rewriter = Rewriter(network)
+        self._graphs = [network.graphs(training) for training in (True, False)]
+        self._calls = [_calls(graphs) for graphs in self._graphs]
+        names = [name for name, _ in network.slots()]
+        self._registered = Counter(id(m) for _, m in network.slots())
+        self._modules = dict(zip(names, (m for _, m in network.slots())))
+        self._owners = Counter(id(p) for m in network.root.modules() for p in m._parameters.values() if p is not None)
+        self._sums: dict[Site, Site] = {}
+        self._flips: dict[str, tuple[str, Tensor]] = {}
+
+    def plan(self) -> dict[str, str]:
+        """Decide what becomes of each norm; return the reason for each that cannot be converted."""
+        reasons: dict[str, str] = {}
+        for name, norm in self._modules.items():
+            if not isinstance(norm, nn.modules.batchnorm._BatchNorm):
+                continue
+            try:
+                self.plans[name] = self._plan(name, norm)
+            except _Refused as reason:
+                reasons[name] = str(reason)
+            except _Kept:
+                pass
+        # a norm that stays keeps its activation, which others may share: their calls must be removed one by one then
+        while refused := self._not_rewritable():
+            for name in refused:
+                del self.plans[name]
+            reasons |= refused
+        return reasons
+
+    def _not_rewritable(self) -> dict[str, str]:
+        refused = {}
+        for name, plan in self.plans.items():
+            try:
+                for site in self._rewritten(plan):
+                    self._rewriter.check(site)
+            except ValueError as error:
+                refused[name] = str(error)
+        return refused
+
+    def apply(self) -> None:
+        """Replace norms and activations."""
+        removed = {site.target for plan in self.plans.values() for site in plan.removed}
+        rewritten = {site for plan in self.plans.values() for site in self._rewritten(plan)}
+        for plan in self.plans.values():
+            for site in plan.removed:
+                if site in rewritten:
+                    self._rewriter.remove(site)
+            for site in plan.out_of_place:
+                self._rewriter.out_of_place(site)
+            if plan.total:
+                self._rewriter.add_to_norm(*plan.total)
+        for name, plan in self.plans.items():
+            self._replace(name, plan)
+            for layer in plan.inplace_flags:
+                self._modules[layer].inplace = False  # type: ignore[assignment]
+        for target in removed - {site.target for site in rewritten}:
+            self.network.replace(target, nn.Identity())
+        self._rewriter.apply()
+
+    def _rewritten(self, plan: _Following) -> list[Site]:
+        """Return the calls that have to be changed in a `forward`: those of layers that stay for other calls."""
+        removed = Counter(site.target for p in self.plans.values() for site in p.removed)
+        calls = {site.target: max(len(c.get(site.target, ())) for c in self._calls) for site in plan.removed}
+        stays = [s for s in plan.removed if s.kind != "call_module" or removed[s.target] < calls[s.target]]
+        return [*stays, *plan.total, *plan.out_of_place]
+
+    def _plan(self, name: str, norm: nn.Module) -> _Following:
+        if type(norm) not in NORMS:
+            raise _Refused(f"{type(norm).__name__} is a class of its own, derived from batch norm")
+        if self._registered[id(norm)] > 1:
+            raise _Refused("the layer is registered under two names")
+        if has_hooks(norm):
+            raise _Refused("the layer has hooks")
+        if any(self._owners[id(p)] > 1 for p in norm.parameters()):
+            raise _Refused("its parameters belong to another layer, too")
+        following = _Following() if norm is self.network.root else self._following(name)
+        self._check_scales(name, norm)
+        return following
+
+    def _following(self, name: str) -> _Following:
+        found = []
+        for calls in self._calls:
+            nodes = calls.get(name, [])
+            if len(nodes) > 1:
+                raise _Refused(f"the layer is called {len(nodes)} times")
+            found += nodes
+        if not found:
+            raise _Refused("torch.fx finds no call of the layer: its forward cannot be traced, or does not use it")
+        followings = [self._of_node(node) for node in found]
+        if len(set(followings)) > 1:
+            raise _Refused("what follows it differs between training and evaluation mode")
+        return followings[0]
+
+    def _of_node(self, node: fx.Node) -> _Following:
+        """Return what follows a call of a norm."""
+        last = node
+        while len(last.users) == 1 and _is_identity(user := next(iter(last.users)), self._modules):
+            last = user
+        users = list(last.users)
+        activation = _activation_of(users[0], self._modules) if len(users) == 1 else None
+        if activation is None:
+            return self._with_sum(node) or _Following(**self._changes(last, bare=True))
+        if has_hooks(self._modules.get(str(users[0].meta["module"]), nn.Identity())):
+            raise _Refused("the activation after it has hooks")
+        return _Following(*activation, (users[0].meta["site"],), **self._changes(users[0], bare=False))
+
+    def _with_sum(self, node: fx.Node) -> _Following | None:
+        """Return what follows a norm at the end of a residual block; None if it is at no such place."""
+        total = next(iter(node.users), None)
+        if total is None or len(node.users) > 1 or not _is_sum(total) or len(total.users) != 1:
+            return None
+        last = next(iter(total.users))
+        try:
+            activation = _activation_of(last, self._modules)
+        except _Refused:
+            return None
+        if activation is None or has_hooks(self._modules.get(str(last.meta["module"]), nn.Identity())):
+            return None
+        (residual,) = (argument for argument in total.all_input_nodes if argument is not node)
+        if any(user is not total for user in in_place_users(residual, self.network.root)):
+            return None
+        norm, inner, outer = (n.meta["site"] for n in (node, total, last))
+        same_forward = norm.owner == inner.owner == outer.owner
+        if not same_forward or self._sums.setdefault(inner, norm) != norm:
+            return None
+        return _Following(*activation, (outer,), (norm, inner), **self._changes(last, bare=False))
+
+    def _changes(self, node: fx.Node, bare: bool) -> dict[str, Any]:
+        """Return the calls that overwrite an output and can do without."""
+        overwriting = in_place_users(node, self.network.root)
+        if not overwriting:
+            return {}
+        user = overwriting[0]
+        if len(overwriting) == len(node.users) == 1 and user in node.users:
+            if user.op == "call_module" and len(self._calls[0].get(user.meta["module"], "x")) == 1:
+                return {"inplace_flags": (user.meta["module"],)}
+            if user.target in IN_PLACE_OPERATORS and not bare:
+                return {"out_of_place": (user.meta["site"],)}
+        if bare:
+            raise _Kept
+        raise _Refused(f"its output is changed in place afterwards, by {user.name}")
+
+    def _check_scales(self, name: str, norm: Any) -> None:
+        """Require scales that `|weight| + eps` can represent; note those that change sign or are raised."""
+        if norm.weight is None:
+            return
+        weight = norm.weight.detach()
+        if not torch.isfinite(weight).all():
+            raise _Refused("its weight is not finite")
+        small = weight.abs() < norm.eps
+        if small.any():
+            if not self._clamp:
+                raise _Refused(
+                    f"{int(small.sum())} of its scales are below eps = {norm.eps:g}, which in-place ABN cannot "
+                    "represent (small_scales='clamp' raises them)"
+                )
+            self.clamped.append(name)
+        negative = (weight < 0) & ~small
+        if negative.any():
+            self._flips[name] = (self._source(name, int(negative.sum())), negative)
+
+    def _source(self, name: str, negative: int) -> str:
+        """Return the name of the convolution that only this norm reads, whose output can change its sign."""
+        reason = _Refused(
+            f"{negative} of its scales are negative, which in-place ABN cannot represent, and its input is not the "
+            "output of a convolution or linear layer that nothing else reads"
+        )
+        sources = set()
+        for calls in self._calls:
+            for node in calls.get(name, ()):
+                source = node.all_input_nodes[0]
+                called = str(source.meta.get("module"))
+                if source.op != "call_module" or len(source.users) > 1 or len(calls[called]) > 1:
+                    raise reason
+                sources.add(called)
+        layer = self._modules.get(next(iter(sources), ""))
+        if len(sources) != 1 or type(layer) not in _LINEAR or layer is None or self._registered[id(layer)] > 1:
+            raise reason
+        if has_hooks(layer) or any(self._owners[id(p)] > 1 for p in layer.parameters()):
+            raise reason
+        return sources.pop()
+
+    @torch.no_grad()
+    def _replace(self, name: str, plan: _Following) -> None:
+        norm: Any = self._modules[name]
+        if name in self.clamped:
+            _clamp(norm)
+        if name in self._flips:
+            source, negative = self._flips[name]
+            self._flip(name, norm, source, negative)
+        if norm.weight is not None:
+            norm.weight.copy_((norm.weight.double() - norm.eps).clamp(min=0))
+        kind: type[InPlaceABN] = ResidualABN if plan.total else InPlaceABN
+        if self._sync or isinstance(norm, nn.SyncBatchNorm):
+            kind = ResidualABNSync if plan.total else InPlaceABNSync
+        layer = kind(norm.num_features, norm.eps, norm.momentum, False, False, plan.activation, plan.parameter)
+        layer.affine, layer.track_running_stats = norm.affine, norm.track_running_stats
+        layer.weight, layer.bias = norm.weight, norm.bias
+        for buffer in ("running_mean", "running_var", "num_batches_tracked"):
+            setattr(layer, buffer, getattr(norm, buffer))
+        if isinstance(layer, InPlaceABNSync):
+            layer.group = getattr(norm, "process_group", None)
+        layer.training = norm.training
+        self.network.replace(name, layer)
+
+    def _flip(self, name: str, norm: Any, source: str, negative: Tensor) -> None:
+        """Change the sign of channels of a norm and of the layer before it."""
+        sign = torch.where(negative, -1.0, 1.0).to(negative.device)
+        layer = self._modules[source]
+        tensors = {f"{source}.{n}": p for n, p in layer._parameters.items() if p is not None}
+        tensors[f"{name}.weight"] = norm.weight
+        if norm.running_mean is not None:
+            tensors[f"{name}.running_mean"] = norm.running_mean
+        for key, tensor in tensors.items():
+            shaped = sign.to(tensor).view(-1, *[1] * (tensor.dim() - 1))
+            tensor.mul_(shaped)
+            self.flipped[key] = shaped
+
+
+@torch.no_grad()
+def _clamp(norm: Any) -> None:
+    norm.weight.copy_(torch.where(norm.weight.abs() < norm.eps, norm.eps, norm.weight))
+
+
+def _calls(graphs: Iterable[fx.Graph]) -> dict[str, list[fx.Node]]:
+    """Return the calls of each module by its name."""
+    calls: dict[str, list[fx.Node]] = {}
+    for graph in graphs:
+        for node in graph.nodes:
+            if node.op == "call_module":
+                calls.setdefault(node.meta["module"], []).append(node)
+    return calls
+
+
+def _is_sum(node: fx.Node) -> bool:
+    addends = [argument for argument in node.args if isinstance(argument, fx.Node)]
+    known = node.op == "call_function" and node.target in (operator.add, operator.iadd, torch.add)
+    return known and len(set(addends)) == len(node.args) == 2 and not node.kwargs
+
+
+def _is_identity(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    return node.op == "call_module" and type(modules[node.meta["module"]]) is nn.Identity
+
+
+def _activation_of(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[str, float] | None:
+    """Return the activation that a call computes, with its parameter; None if it is something else."""
+    if node.op == "call_module":
+        layer: Any = modules[node.meta["module"]]
+        if isinstance(layer, _NOT_INVERTIBLE):
+            raise _Refused(f"{type(layer).__name__} follows, which cannot be inverted")
+        name = _FUNCTIONS.get({nn.ReLU: "relu", nn.LeakyReLU: "leaky_relu", nn.ELU: "elu"}.get(type(layer), ""))
+        parameter = None if name in (None, "relu") else getattr(layer, _PARAMETERS[str(name)][0])
+    else:
+        target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        name = _FUNCTIONS.get(target) if node.op in ("call_function", "call_method") else None
+        known = name in _PARAMETERS
+        parameter = argument(node, _PARAMETERS[str(name)][0], 1, _PARAMETERS[str(name)][1]) if known else None
+    if name is None:
+        return None
+    if name == "relu":
+        raise _Refused("ReLU follows, which cannot be inverted (relu='leaky_relu:0.01' replaces all of the network)")
+    if name not in _PARAMETERS:
+        raise _Refused(f"{name} follows, which cannot be inverted")
+    if not isinstance(parameter, (int, float)) or parameter <= 0:
+        raise _Refused(f"{name} with the parameter {parameter} follows, which cannot be inverted")
+    return name, float(parameter)
+
+
+def _separate_activations(network: Network) -> None:
+    """Give each place of a network an activation of its own: one place may change while another stays."""
+    seen: set[int] = set()
+    for name, module in list(network.slots()):
+        if isinstance(module, _ACTIVATIONS) and id(module) in seen and not has_hooks(module):
+            network.replace(name, copy.deepcopy(module))
+        seen.add(id(module))
+
+
+def _parsed(relu: str) -> tuple[str, float]:
+    """Return name and parameter of "leaky_relu:0.01"."""
+    name, _, parameter = relu.partition(":")
+    try:
+        value = float(parameter) if parameter else _PARAMETERS[name][1]
+    except (KeyError, ValueError):
+        raise ValueError(f"convert: relu must be like 'leaky_relu:0.01' or 'elu:1.0', got {relu!r}") from None
+    check_activation("convert: relu", name, value, invertible=True)
+    if name == "identity":
+        raise ValueError(f"convert: relu must be like 'leaky_relu:0.01' or 'elu:1.0', got {relu!r}")
+    return name, value
+
+
+def _replace_relu(network: Network, name: str, parameter: float) -> None:
+    """Replace each ReLU of a network, layers and calls of functions."""
+    for place, module in list(network.slots()):
+        if type(module) is nn.ReLU:
+            kind = nn.LeakyReLU if name == "leaky_relu" else nn.ELU
+            made = kind(parameter, module.inplace)
+            made.training = module.training
+            network.replace(place, made)
+    rewriter = Rewriter(network)
+    nodes = [node for training in (True, False) for graph in network.graphs(training) for node in graph.nodes]
+    calls = {node.meta["site"]: node for node in nodes if _is_relu_function(node)}
+    for site, node in calls.items():
+        in_place = str(getattr(site.target, "__name__", site.target)) == "relu_" or bool(
+            argument(node, "inplace", 1, False)
+        )
+        try:
+            rewriter.call(site, getattr(functional, name), parameter, in_place)
+        except ValueError as error:
+            raise ValueError(f"convert: a call of relu cannot be replaced: {error}") from None
+    rewriter.apply()
+
+
+def _is_relu_function(node: fx.Node) -> bool:
+    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return node.op in ("call_function", "call_method") and _FUNCTIONS.get(target) == "relu"

@@ -1,0 +1,90 @@
+"""Comparison of two networks on one input: outputs, gradients, running statistics."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+_ROUNDINGS = 200
+"""Spacings of the numbers of a weight, relative to its size, that a result may differ by."""
+
+
+def check_equal(owner: str, expected: nn.Module, made: nn.Module, example: Any, signs: dict[str, Tensor]) -> None:
+    """Require the same results of two networks, in training and evaluation mode.
+
+    Both are computed in float64 by copies, with the same random numbers. Results may differ by the rounding of the
+    parameters, which is that of their own type.
+
+    Parameters
+    ----------
+    owner : for the message
+    expected, made : networks with the same parameters and buffers, in order, whose names may differ; not changed
+    example : input, a tuple for several
+    signs : of gradients and buffers that change their sign in `made`, by the name in `expected`: 1 or -1, broadcastable
+
+    Raises
+    ------
+    ValueError
+        with the name of the result that differs most
+    """
+    inputs = example if isinstance(example, tuple) else (example,)
+    dtype = next((p.dtype for p in expected.parameters()), torch.float32)
+    allowed = _ROUNDINGS * torch.finfo(dtype).eps
+    for training in (True, False):
+        results = [_results(network, inputs, training, expected) for network in (expected, made)]
+        if results[0].keys() != results[1].keys():
+            missing = sorted(results[0].keys() ^ results[1].keys())
+            raise ValueError(f"{owner}: only one of both networks has {', '.join(missing[:4])}")
+        for name, value in results[0].items():
+            sign = signs.get(name.removeprefix("gradient of "))
+            value = value if sign is None else value * sign
+            gap = _gap(results[1][name], value)
+            if not gap <= allowed:
+                mode = "training" if training else "evaluation"
+                raise ValueError(f"{owner}: in {mode} mode {name} differs by {gap:.1e} of its largest value")
+
+
+def _results(network: nn.Module, inputs: tuple[Any, ...], training: bool, names: nn.Module) -> dict[str, Tensor]:
+    """Return outputs, gradients and buffers by name: of parameters and buffers that in the network `names`."""
+    network = copy.deepcopy(network).double().train(training).requires_grad_()
+    given = tree_map(_double, inputs)
+    with torch.random.fork_rng(), torch.enable_grad():
+        torch.manual_seed(0)
+        outputs = [leaf for leaf in tree_leaves(network(*given)) if isinstance(leaf, Tensor)]
+        found = {f"output {i}": output.detach().clone() for i, output in enumerate(outputs)}
+        loss = sum(_projection(o) for o in outputs if o.is_floating_point() and o.requires_grad)
+        if isinstance(loss, Tensor):
+            loss.backward()
+    for (name, _), parameter in zip(names.named_parameters(), network.parameters(), strict=True):
+        if parameter.grad is not None:
+            found[f"gradient of {name}"] = parameter.grad
+    for i, leaf in enumerate(tree_leaves(given)):
+        if isinstance(leaf, Tensor) and leaf.grad is not None:
+            found[f"gradient of input {i}"] = leaf.grad
+    buffers = zip(names.named_buffers(), network.buffers(), strict=True)
+    return {**found, **{name: buffer for (name, _), buffer in buffers}}
+
+
+def _double(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+        return leaf
+    return leaf.detach().to(torch.float64, copy=True).requires_grad_()
+
+
+def _projection(output: Tensor) -> Tensor:
+    """Return a scalar that depends on each value of an output in its own way."""
+    generator = torch.Generator().manual_seed(output.numel())
+    return (output * torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output)).sum()
+
+
+def _gap(a: Tensor, b: Tensor) -> float:
+    if a.shape != b.shape:
+        return float("inf")
+    if not a.numel():
+        return 0.0
+    scale = b.double().abs().max().clamp(min=1e-6)
+    return float((a.double() - b.double()).abs().max() / scale)

@@ -1,0 +1,96 @@
+"""The head of DeepLabV3 (Chen et al. 2017, arXiv 1706.05587): dilated convolutions and a nearly global context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from seamseg.models.backbones.base import NormFactory
+from seamseg.ops.norm import InPlaceABN, run_layers
+from seamseg.ops.pooling import box_filter_pool
+
+
+class DeeplabV3(nn.Module):
+    """Parallel 1x1 and dilated 3x3 convolutions plus a global branch, reduced to `out_channels`.
+
+    The global branch is the mean of the whole map in training. At inference it is the average of a window around each
+    cell, as large as the maps of training: the mean of a larger map would be of another kind than in training.
+
+    Parameters
+    ----------
+    in_channels, out_channels : of the map
+    norm : factory of norm + activation layers
+    hidden_channels : of each branch
+    dilations : of the 3x3 convolutions
+    pooling_size : `(height, width)` of the window at inference, clipped to the map; None for the mean of the map
+
+    Notes
+    -----
+    State-dict keys are those of the published Mapillary Vistas network: `map_convs.0` is the 1x1 convolution, the
+    others follow in the order of `dilations`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        norm: NormFactory,
+        hidden_channels: int = 256,
+        dilations: Sequence[int] = (12, 24, 36),
+        pooling_size: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.pooling_size = pooling_size
+        self.hidden_channels = hidden_channels
+        convolutions = [nn.Conv2d(in_channels, hidden_channels, 1, bias=False)]
+        convolutions += [
+            nn.Conv2d(in_channels, hidden_channels, 3, padding=dilation, dilation=dilation, bias=False)
+            for dilation in dilations
+        ]
+        self.map_convs = nn.ModuleList(convolutions)
+        self.map_bn = norm(hidden_channels * len(convolutions))
+        self.global_pooling_conv = nn.Conv2d(in_channels, hidden_channels, 1, bias=False)
+        self.global_pooling_bn = norm(hidden_channels)
+        self.red_conv = nn.Conv2d(hidden_channels * len(convolutions), out_channels, 1, bias=False)
+        self.pool_red_conv = nn.Conv2d(hidden_channels, out_channels, 1, bias=False)
+        self.red_bn = norm(out_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `N x in_channels x h x w` to `N x out_channels x h x w`."""
+        width = self.hidden_channels
+        parts = [
+            _convolve(self.map_bn, conv, x, slice(i * width, (i + 1) * width)) for i, conv in enumerate(self.map_convs)
+        ]
+        local = _normalise(self.map_bn, torch.cat([y for y, _ in parts], dim=1), [d for _, d in parts])
+        local, local_deferred = _convolve(self.red_bn, self.red_conv, local)
+        context, context_deferred = _convolve(self.red_bn, self.pool_red_conv, self._context(x))
+        total = local + context
+        if local_deferred is None or context_deferred is None:
+            reduced: Tensor = self.red_bn(total)
+            return reduced
+        # the sum is linear in both kernels together
+        reduced = self.red_bn(total, local_deferred + context_deferred)
+        return reduced
+
+    def _context(self, x: Tensor) -> Tensor:
+        """Return the global branch, `N x hidden x 1 x 1` or `N x hidden x h x w`."""
+        layers = (self.global_pooling_conv, self.global_pooling_bn)
+        if self.training or self.pooling_size is None:
+            return run_layers(layers, x.mean((2, 3), keepdim=True))
+        # a 1x1 convolution without bias commutes with the average and its padding; so fewer channels are averaged
+        context: Tensor = self.global_pooling_bn(box_filter_pool(self.global_pooling_conv(x), self.pooling_size))
+        return context
+
+
+def _convolve(
+    norm: nn.Module, layer: nn.Module, x: Tensor, channels: slice = slice(None)
+) -> tuple[Tensor, Tensor | None]:
+    return norm.convolve(layer, x, channels) if isinstance(norm, InPlaceABN) else (layer(x), None)
+
+
+def _normalise(norm: nn.Module, x: Tensor, deferred: Sequence[Tensor | None]) -> Tensor:
+    known = [d for d in deferred if d is not None]
+    y: Tensor = norm(x, torch.cat(known)) if known else norm(x)
+    return y

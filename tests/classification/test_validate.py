@@ -1,0 +1,67 @@
+"""Validation of a classifier: numbers, crops, precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.classes import make_class_folders, write_config
+from torch import nn
+from torch.nn import functional
+
+from seamseg.classification.config import Input, load_classifier_config
+from seamseg.classification.data import ClassFolders
+from seamseg.classification.transforms import test_transform as validation_transform
+from seamseg.classification.validate import ClassifierScores, ClassifierValidator
+from seamseg.utils.distributed import World
+
+
+class ByColour(nn.Module):
+    """Logits by the mean of each channel, blue, green and red; red is often mistaken for green."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        red, green, blue = images.mean((2, 3)).unbind(1)
+        return torch.stack([blue, green + 1.2, red], 1)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_class_folders(tmp_path / "data")
+
+
+def validator(root: Path, ten_crops: bool = False, batch_size: int = 2) -> ClassifierValidator:
+    config = load_classifier_config(write_config(root.parent / "c.json"))
+    transform = validation_transform(Input(scale_val=36, crop_val=32), ten_crops=ten_crops)
+    return ClassifierValidator(ClassFolders(root, "val", transform), batch_size, config, World(), quiet=True)
+
+
+@pytest.mark.parametrize("ten_crops", [False, True])
+def test_scores(root: Path, ten_crops: bool) -> None:
+    net, check = ByColour(), validator(root, ten_crops)
+    scores = check(net)
+    items = [check.dataset[i] for i in range(9)]
+    logits = [net(image if ten_crops else image[None]).mean(0) for image, _, _ in items]
+    labels = torch.tensor([label for _, label, _ in items])
+    hits = torch.stack(logits).argmax(1) == labels
+    assert scores.top1 == pytest.approx(100 * hits.float().mean().item())
+    assert scores.top5 == 100, "there are only three classes"
+    assert scores.loss == pytest.approx(functional.cross_entropy(torch.stack(logits), labels).item(), rel=1e-6)
+    assert scores.n_images == 9
+    assert net.training, "the mode of the network is restored"
+
+
+def test_the_batch_size_does_not_matter(root: Path) -> None:
+    first, second = (validator(root, batch_size=n)(ByColour()) for n in (1, 9))
+    assert (first.top1, first.loss) == pytest.approx((second.top1, second.loss))
+
+
+def test_the_form_of_the_scores() -> None:
+    scores = ClassifierScores(12.3456, 45.0, 1.5, 200, 4.0)
+    assert scores.line() == " * Prec@1 12.346 Prec@5 45.000"
+    assert scores.table().splitlines() == ["200 images in 4.0 s, 50.0 images/s, loss 1.5000", scores.line()]
+    assert scores.best == pytest.approx(0.123456)
+    assert scores.to_json() == {
+        "top1": 12.3456, "top5": 45.0, "loss": 1.5, "n_images": 200, "seconds": 4.0, "images_per_second": 50.0,
+    }  # fmt: skip
+    assert set(scores.scalars()) == {"val/loss", "val/top1", "val/top5"}

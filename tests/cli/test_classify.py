@@ -1,0 +1,119 @@
+"""`seamseg classify`: output, exit codes, and one line for bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support.classes import make_class_folders, write_config
+
+from seamseg.classification.config import load_classifier_config
+from seamseg.classification.network import build_classifier
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`data`, `c.json`, and `model.pth.tar`, a checkpoint with random weights."""
+    folder = tmp_path_factory.mktemp("classify")
+    make_class_folders(folder / "data")
+    config = write_config(folder / "c.json")
+    state = build_classifier(load_classifier_config(config)).state_dict()
+    content = {"arch": "resnext50", "state_dict": {f"module.{key}": value for key, value in state.items()}}
+    torch.save(content, folder / "model.pth.tar")
+    return folder
+
+
+@pytest.fixture
+def refused(seamseg_main: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
+    """Run a command that must fail with exit code 2 and one line; return the line."""
+
+    def run(*words: object) -> str:
+        common = ("--device", "cpu", "--quiet") if words else ()
+        assert seamseg_main("classify", *words, *common) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert len(captured.err.strip().splitlines()) == 1, captured.err
+        assert not (tmp_path / "run").exists(), "nothing half-written"
+        return captured.err
+
+    return run
+
+
+def test_train_and_validate(
+    folder: Path, tmp_path: Path, seamseg_main: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, one = tmp_path / "run", ("--set", "optimizer.schedule.epochs=1", "--device", "cpu", "--quiet")
+    assert seamseg_main("classify", "train", folder / "c.json", folder / "data", "--log-dir", run, *one) == 0
+    line = re.compile(r"9 images in [\d.]+ s, [\d.]+ images/s, loss [\d.]+\n \* Prec@1 \d+\.\d{3} Prec@5 100\.000\n")
+    assert line.fullmatch(capsys.readouterr().out)
+    words = ("validate", run / "config.json", run / "model_best.pth.tar", folder / "data", "--device", "cpu", "--quiet")
+    scores = tmp_path / "scores.json"
+    assert seamseg_main("classify", *words, "--ten-crops", "--crop", 24, "--scale", -1, "--json", scores) == 0
+    assert line.fullmatch(capsys.readouterr().out)
+    content = json.loads(scores.read_text())
+    assert set(content) == {"top1", "top5", "loss", "n_images", "seconds", "images_per_second"}
+    assert content["n_images"] == 9
+
+
+def test_bad_arguments(folder: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
+    train, run = ("train", folder / "c.json", folder / "data", "--log-dir", tmp_path / "run"), tmp_path / "run"
+    model = ("validate", folder / "c.json", folder / "model.pth.tar", folder / "data")
+    assert "did you mean 'learning_rate'" in refused(*train, "--set", "optimizer.lerning_rate=1")
+    assert "--set optimizer.clip=x: expected a number" in refused(*train, "--set", "optimizer.clip=x")
+    assert "no such file" in refused(*train, "--resume", tmp_path / "none.pth.tar")
+    assert "mutually exclusive" in refused(*train, "--resume", folder / "model.pth.tar", "--pre-train", "x")
+    assert "its training progress is missing" in refused(*train, "--resume", folder / "model.pth.tar")
+    assert "no such config file" in refused("train", tmp_path / "c.json", folder / "data", "--log-dir", run)
+    assert "no such folder" in refused("train", folder / "c.json", tmp_path, "--log-dir", run)
+    assert "--crop must be at least 1 pixel" in refused(*model, "--crop", 0)
+    assert "--crop 300: does not fit" in refused(*model, "--crop", 300)
+    assert "name train or validate" in refused()
+
+
+def test_bad_data(folder: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
+    data = Path(shutil.copytree(folder / "data", tmp_path / "data"))
+    train = ("train", folder / "c.json", data, "--log-dir", tmp_path / "run")
+    model = ("validate", folder / "c.json", folder / "model.pth.tar", data)
+    (data / "val" / "red" / "0.png").write_bytes(b"no image")
+    assert re.search(r"val/red/0\.png: not an image", refused(*model))
+    assert re.search(r"10 x 10 pixels.*crop", refused(*with_a_small_image(folder, tmp_path), "--ten-crops"))
+    (data / "train" / "yellow").mkdir()
+    assert "hold no images: yellow" in refused(*train)
+    (data / "train" / "yellow").rmdir()
+    assert "--set network.classes=3 fits them" in refused(*train, "--set", "network.classes=4")
+    shutil.rmtree(data / "train" / "red")
+    assert "train and val have other class folders: red" in refused(*train)
+
+
+def with_a_small_image(folder: Path, tmp_path: Path) -> tuple[object, ...]:
+    from PIL import Image
+
+    small = tmp_path / "small" / "val"
+    for name in ("a", "b", "c"):
+        (small / name).mkdir(parents=True)
+        Image.new("RGB", (10, 10)).save(small / name / "x.png")
+    model = ("validate", folder / "c.json", folder / "model.pth.tar", tmp_path / "small")
+    return (*model, "--scale", -1, "--crop", 24)
+
+
+def test_bad_checkpoints(folder: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
+    def message(content: object) -> str:
+        torch.save(content, tmp_path / "m.pth.tar")
+        return refused("validate", folder / "c.json", tmp_path / "m.pth.tar", folder / "data")
+
+    good = torch.load(folder / "model.pth.tar", weights_only=True)
+    assert "is a checkpoint of resnet50" in message({**good, "arch": "resnet50"})
+    state = dict(good["state_dict"])
+    del state["module.bn_out.weight"]
+    assert "1 tensors differ, first body.bn_out.weight (not in the file)" in message({**good, "state_dict": state})
+    assert "has 2 classes" in message(
+        {**good, "state_dict": {**state, "module.classifier.fc.weight": torch.zeros(2, 64)}}
+    )
+    assert "not a checkpoint of a classifier" in message([1, 2])
+    (tmp_path / "m.pth.tar").write_bytes(b"PK broken")
+    assert "truncated or damaged" in refused("validate", folder / "c.json", tmp_path / "m.pth.tar", folder / "data")

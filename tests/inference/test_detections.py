@@ -1,0 +1,267 @@
+"""The result of detection and instance segmentation: objects, overlays, files, other libraries."""
+
+import json
+import zipfile
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pycocotools import mask as coco_masks
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from seamseg.evaluation.detections import paste_detections
+from seamseg.formats.metadata import Metadata
+from seamseg.idmaps.resize import resize_nearest
+from seamseg.inference.detections import Detection, Detections, choose_detections
+from seamseg.structures import Prediction
+from seamseg.utils.errors import InputError
+
+CLASSES = Metadata(
+    1, 3, ["road", "car", "human--person", "bus"], [(9, 9, 9), (250, 0, 0), (0, 250, 0), (0, 0, 250)], [7, 26, 24, 28]
+)
+SIZE = (60, 90)
+
+
+def prediction(masks=True):
+    """Three objects on 40 x 60 pixels: two cars, one of them at the border, and a bus."""
+    logits = torch.full((3, 28, 28), 4.0)
+    logits[1, :, 14:] = -4.0
+    return Prediction(
+        torch.tensor([[10.0, 10, 20, 30], [25.0, 40, 40, 60], [0.0, 0, 30, 20]]),
+        torch.tensor([0, 0, 2]),
+        torch.tensor([0.9, 0.6, 0.3]),
+        logits if masks else None,
+        None,
+        (40, 60),
+    )
+
+
+def nothing(masks=True):
+    whole = prediction(masks)
+    return replace(choose_detections(whole, 1, 1.0), size=whole.size)
+
+
+@pytest.fixture
+def result():
+    return Detections.of(prediction(), SIZE, CLASSES)
+
+
+def test_objects(result):
+    assert [d.name for d in result] == result.names == ["car", "car", "bus"]
+    assert [d.category for d in result] == result.classes.tolist() == [1, 1, 3]
+    assert result.scores.tolist() == pytest.approx([0.9, 0.6, 0.3])
+    assert result.boxes.tolist() == [[15, 15, 30, 45], [37.5, 60, 60, 90], [0, 0, 45, 30]]
+    assert result.size == (60, 90)
+    assert len(result) == 3
+    assert result[0].box == (15.0, 15.0, 30.0, 45.0)
+    assert result[1:].names == ["car", "bus"]
+    assert result.counts() == {"car": 2, "bus": 1}
+    assert repr(result) == "Detections(90 x 60: 2 car, 1 bus)"
+
+
+def test_masks_are_those_at_the_size_of_the_network_resized(result):
+    assert result.masks.shape == (3, 60, 90)
+    for d, own in zip(result, paste_detections(prediction(), (40, 60))):
+        (y, x), (height, width) = own.corner, own.crop.shape
+        small = np.zeros((40, 60), bool)
+        small[y : y + height, x : x + width] = own.crop
+        assert np.array_equal(d.mask, resize_nearest(small, SIZE))
+        assert d.area == d.mask.sum()
+    # the right half of the second mask is not on the object
+    assert result[1].mask[40:58, 61:74].all()
+    assert not result[1].mask[:, 76:].any()
+
+
+@pytest.mark.parametrize("size", [(40, 60), (20, 30), (133, 71), (1, 1)])
+def test_masks_at_any_size_equal_the_whole_mask_resized(size):
+    for d, own in zip(Detections.of(prediction(), size, CLASSES), paste_detections(prediction(), (40, 60))):
+        (y, x), (height, width) = own.corner, own.crop.shape
+        small = np.zeros((40, 60), bool)
+        small[y : y + height, x : x + width] = own.crop
+        assert np.array_equal(d.mask, resize_nearest(small, size))
+        assert d.box[2] <= size[0]
+        assert d.box[3] <= size[1]
+
+
+def test_without_masks():
+    result = Detections.of(prediction(masks=False), SIZE, CLASSES)
+    assert result.masks is None
+    assert result[0].mask is None
+    assert result[0].area == 15 * 30
+    assert all("segmentation" not in entry for entry in result.to_coco())
+
+
+def test_only_some_classes(result):
+    assert result.only("car").names == ["car", "car"]
+    assert result.only(["BUS", "person"]).names == ["bus"]
+    with pytest.raises(InputError, match="no class 'tram'"):
+        result.only("tram")
+    assert Detections.of(prediction(), SIZE, CLASSES, 0.5, [1, 2]) == result[:2]
+    assert Detections.of(prediction(), SIZE, CLASSES, 0.0, [3]).names == ["bus"]
+
+
+def test_equality(result):
+    assert result == Detections.of(prediction(), SIZE, CLASSES)
+    assert result != Detections.of(prediction(), (61, 90), CLASSES)
+    assert result != result[:2]
+    assert result[0] != result[1]
+    assert result[0] != replace(result[0], crop=~result[0].crop)
+    assert result != Detections.of(prediction(masks=False), SIZE, CLASSES)
+    assert result[0] != "car"
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of pycocotools
+def test_coco_results_are_read_by_pycocotools(result, tmp_path):
+    truth = COCO()
+    entries = result.to_coco("a")
+    truth.dataset = {
+        "images": [{"id": "a", "height": 60, "width": 90}],
+        "annotations": [
+            {**e, "id": k, "iscrowd": 0, "area": coco_masks.area(e["segmentation"])} for k, e in enumerate(entries, 1)
+        ],
+        "categories": [{"id": 1, "name": "car"}, {"id": 3, "name": "bus"}],
+    }
+    truth.createIndex()
+    result.save(tmp_path / "a.json")
+    assert json.loads((tmp_path / "a.json").read_text()) == entries
+    found = truth.loadRes(str(tmp_path / "a.json"))
+    for kind in ("bbox", "segm"):
+        evaluation = COCOeval(truth, found, kind)
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+        assert evaluation.stats[0] == 1.0
+    for entry, d in zip(entries, result):
+        assert np.array_equal(coco_masks.decode(entry["segmentation"]).astype(bool), d.mask)
+        assert entry["bbox"] == [d.box[1], d.box[0], d.box[3] - d.box[1], d.box[2] - d.box[0]]
+
+
+def test_supervision(result):
+    supervision = pytest.importorskip("supervision")
+    found = result.to_supervision()
+    assert isinstance(found, supervision.Detections)
+    assert found.xyxy[0].tolist() == [15, 15, 45, 30]
+    assert np.array_equal(found.mask, result.masks)
+    assert found.data["class_name"].tolist() == result.names
+    assert len(Detections.of(nothing(), SIZE, CLASSES).to_supervision()) == 0
+    assert Detections.of(prediction(masks=False), SIZE, CLASSES).to_supervision().mask is None
+
+
+def test_overlay(result):
+    black = np.zeros((*SIZE, 3), np.uint8)
+    plain = np.asarray(result.draw(black, labels=False))
+    assert plain[20, 35].tolist() == [125, 0, 0]  # in the mask of the first car
+    assert plain[50, 88].tolist() == [0, 0, 0]  # in the box of the second, not in its mask
+    assert plain[15, 35].tolist() == [250, 0, 0]  # its outline
+    assert plain[29, 35].tolist() == [250, 0, 0]
+    assert plain[30, 35].tolist() == [0, 0, 0]  # the lower edge is exclusive
+    assert plain[20, 25].tolist() == [125, 0, 62], "the object of higher score is on top"
+    labelled = np.asarray(result.draw(black))
+    assert (labelled != plain).any()
+    assert np.array_equal(np.asarray(result.draw()), labelled), "a black image without a photo"
+    only = np.asarray(result.draw(black, classes="bus", labels=False))
+    assert not only[..., 0].any()
+    assert np.asarray(result.draw(black, labels=False, opacity=0))[20, 35].tolist() == [0, 0, 0]
+    with pytest.raises(InputError, match="opacity must be between 0 and 1"):
+        result.draw(black, opacity=2)
+    with pytest.raises(InputError, match="H x W x 3 uint8"):
+        result.draw(black[..., 0])
+
+
+def test_overlay_on_a_photo_of_another_size(result):
+    drawn = np.asarray(result.draw(np.zeros((120, 180, 3), np.uint8), labels=False))
+    assert drawn[40, 70].tolist() == [125, 0, 0]
+    assert drawn[30, 70].tolist() == [250, 0, 0]
+    assert result.draw(Image.new("RGB", (3, 2))).size == (3, 2)
+
+
+@pytest.mark.parametrize("masks", [True, False])
+@pytest.mark.parametrize("size", [SIZE, (1, 1)])
+def test_a_photo_without_objects(tmp_path, masks, size):
+    result = Detections.of(nothing(masks), size, CLASSES)
+    photo = np.full((*size, 3), 7, np.uint8)
+    assert len(result) == 0
+    assert "nothing found" in repr(result)
+    assert np.array_equal(np.asarray(result.draw(photo)), photo)
+    assert result.boxes.shape == (0, 4)
+    assert result.masks is None if not masks else result.masks.shape == (0, *size)
+    assert result.to_coco() == []
+    assert "<figure" in result._repr_html_()
+    for name in ("a.jpg", "a.png", "a.json", "a.npz"):
+        result.save(tmp_path / name)
+    assert json.loads((tmp_path / "a.json").read_text()) == []
+    loaded = Detections.load(tmp_path / "a.npz")
+    assert loaded == result
+    assert loaded.has_masks == masks
+
+
+@pytest.mark.parametrize("masks", [True, False])
+def test_save_and_load(tmp_path, masks):
+    result = Detections.of(prediction(masks), SIZE, CLASSES)
+    for name in ("a.jpg", "a.png", "a.webp"):
+        assert Image.open(result.save(tmp_path / name)).size == (90, 60)
+    loaded = Detections.load(result.save(tmp_path / "a.npz"))
+    assert loaded == result
+    assert loaded.metadata == CLASSES
+    assert loaded.prediction is None
+    for path, message in (("a.txt", "results are saved as"), ("a.json", "options for overlays only")):
+        with pytest.raises(InputError, match=message):
+            result.save(tmp_path / path, labels=False)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"size": [60]},
+        {"detections": [{"category": 9, "score": 1, "box": [0, 0, 1, 1], "corner": [0, 0], "crop": None}]},
+        {"detections": [{"category": -1, "score": 1, "box": [0, 0, 1, 1], "corner": [0, 0], "crop": None}]},
+        {"detections": [{"category": 1, "score": 1, "box": [0, 0, 1, 1], "corner": [0, 0], "crop": [60, 90]}]},
+        {"detections": [{"category": 1, "score": 1, "box": [0, 0, 1, 1], "corner": [59, 0], "crop": [2, 2]}]},
+        {"detections": [{"category": 1, "score": 1, "box": [0, 0, 1], "corner": [0, 0], "crop": None}]},
+        {"detections": None},
+    ],
+)
+def test_a_damaged_file_is_refused(result, tmp_path, changes):
+    facts, arrays = result[:1]._content()
+    content = {**facts, **changes, "classes": CLASSES.__dict__}
+    np.savez(tmp_path / "a.npz", facts=np.array(json.dumps(content)), **arrays)
+    with pytest.raises(InputError, match=r"a\.npz: not a result saved as \.npz"):
+        Detections.load(tmp_path / "a.npz")
+
+
+def test_a_missing_or_other_file_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no such file"):
+        Detections.load(tmp_path / "a.npz")
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x", "y")
+    with pytest.raises(InputError, match=r"not a result saved as \.npz"):
+        Detections.load(tmp_path / "a.npz")
+
+
+def test_notebook_view(result):
+    html = result._repr_html_()
+    assert "car &times; 2" in html
+    assert result._repr_png_().startswith(b"\x89PNG")
+
+
+def test_the_photo_is_kept_and_anonymised(result):
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*SIZE, 3), dtype=np.uint8))
+    kept = result.with_photo(photo, prediction())
+    assert np.array_equal(kept.photo, np.asarray(photo))
+    hidden = np.asarray(kept.anonymize("bus")).astype(int)
+    changed = np.abs(hidden - np.asarray(photo)).sum(2) > 0
+    assert changed[:44, :29].mean() > 0.9
+    assert not changed[50:, 50:].any()
+    boxes = np.asarray(kept.with_photo(photo, prediction(masks=False)).anonymize("car"))
+    assert (np.asarray(photo)[40:58, 80:88] != boxes[40:58, 80:88]).any(), "without masks the whole box"
+    with pytest.raises(InputError, match="no photo to anonymise"):
+        result.anonymize("bus")
+
+
+def test_a_detection_can_be_made_by_hand():
+    d = Detection("car", 1, 0.5, (0.0, 0.0, 2.0, 4.0), (10, 10))
+    assert d.area == 8
+    assert "car" in repr(d)

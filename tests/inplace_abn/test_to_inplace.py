@@ -1,0 +1,416 @@
+"""Conversion of batch norm to in-place ABN: same outputs, gradients and statistics; what is refused, and why."""
+
+import copy
+import itertools
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+from torch.testing import assert_close
+from torchvision import models
+
+from seamseg.inplace_abn import InPlaceABN, InPlaceABNSync, convert
+from seamseg.inplace_abn._convert import ResidualABN
+from seamseg.inplace_abn._equality import check_equal
+
+
+def randomize(network, seed=0, negative=0.0):
+    """Give norms all kinds of scales, offsets and statistics."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for layer in network.modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                if layer.weight is not None:
+                    layer.weight.uniform_(0.3, 1.5, generator=generator)
+                    layer.weight[torch.rand(len(layer.weight), generator=generator) < negative] *= -1
+                    layer.bias.normal_(0, 0.5, generator=generator)
+                if layer.running_mean is not None:
+                    layer.running_mean.normal_(0, 0.5, generator=generator)
+                    layer.running_var.uniform_(0.5, 2, generator=generator)
+    return network
+
+
+def kinds(network):
+    return {name: type(layer) for name, layer in network.named_modules() if isinstance(layer, InPlaceABN)}
+
+
+def same(expected, made, x, training, signs=()):
+    """Compare two networks in float64, apart from the check that `convert` itself makes."""
+    results = []
+    for network in (expected, made):
+        network = copy.deepcopy(network).double().train(training)
+        leaf = x.double().requires_grad_()
+        y = network(leaf)
+        (y * torch.linspace(-1, 1, y.numel()).view(y.shape)).sum().backward()
+        results.append(([y, leaf.grad, *network.buffers()], [p.grad for p in network.parameters()]))
+    for a, b in zip(results[0][0], results[1][0], strict=True):
+        assert_close(b.abs(), a.abs(), rtol=1e-5, atol=1e-5) if signs else assert_close(b, a, rtol=1e-5, atol=1e-5)
+    for a, b in zip(results[0][1], results[1][1], strict=True):
+        assert_close(b.abs(), a.abs(), rtol=1e-4, atol=1e-4 * float(a.abs().max() + 1e-3))
+
+
+class Block(nn.Module):
+    """A residual block with one activation for two places, and variations of how it is written."""
+
+    def __init__(self, channels, style, activation, norm):
+        super().__init__()
+        self.conv1, self.conv2 = (nn.Conv2d(channels, channels, 3, padding=1, bias=i == 0) for i in range(2))
+        self.bn1, self.bn2 = norm(channels), norm(channels)
+        self.act, self.style = activation, style
+
+    def forward(self, x):
+        y = self.bn1(self.conv1(x))
+        y = functional.leaky_relu(y, 0.2, inplace=True) if "functional" in self.style else self.act(y)
+        y = self.bn2(self.conv2(y))
+        if "in place" in self.style:
+            y += x
+        else:
+            y = x + y
+        return self.act(y)
+
+
+NORM = st.fixed_dictionaries(
+    {
+        "eps": st.sampled_from([1e-5, 1e-2]),
+        "momentum": st.sampled_from([0.1, 0.5, None]),
+        "affine": st.booleans(),
+        "track_running_stats": st.booleans(),
+    }
+)
+ACTIVATION = st.sampled_from(
+    [lambda: nn.LeakyReLU(0.1), lambda: nn.LeakyReLU(0.3, inplace=True), lambda: nn.ELU(0.7), nn.Identity, nn.SiLU]
+)
+PART = st.sampled_from(["conv bn act", "conv bn", "bn act conv", "block", "block functional", "block in place"])
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(PART, NORM, ACTIVATION), min_size=1, max_size=3), st.booleans(), st.sampled_from([0.0, 0.5]))
+def test_random_networks(parts, shared, negative):
+    torch.manual_seed(0)
+    one, layers = parts[0][2](), []
+    for part, options, activation in parts:
+        make = lambda c, options=options: nn.BatchNorm2d(c, **options)  # noqa: E731
+        act = one if shared else activation()
+        if part.startswith("block"):
+            layers.append(Block(4, part, act, make))
+        else:
+            made = {"conv": lambda: nn.Conv2d(4, 4, 1), "bn": lambda: make(4), "act": lambda: act}  # noqa: B023
+            layers += [made[word]() for word in part.split()]
+    first_reads_the_input = isinstance(layers[0], nn.BatchNorm2d) or any(
+        isinstance(a, nn.modules.batchnorm._BatchNorm) and not isinstance(b, nn.Conv2d)
+        for b, a in itertools.pairwise(layers)
+    )
+    network = randomize(nn.Sequential(*layers), negative=0 if first_reads_the_input else negative)
+    before = copy.deepcopy(network.state_dict())
+    x = torch.randn(2, 4, 5, 5)
+    made = convert(network, example=x)
+    assert list(made.state_dict()) == list(before)
+    assert_close(network.state_dict(), before, rtol=0, atol=0)
+    for training in (True, False):
+        same(network, made, x, training, signs=negative > 0)
+    with_activation = sum("act" in part for part, _, _ in parts)
+    assert len(kinds(made)) >= with_activation
+
+
+def leaky(network):
+    """Replace the ReLUs of a torchvision network by LeakyReLUs, in place as they are."""
+    for module in list(network.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.ReLU):
+                setattr(module, name, nn.LeakyReLU(0.01, inplace=child.inplace))
+    return network
+
+
+def test_torchvision_resnet():
+    network = randomize(leaky(models.resnet18(num_classes=3)), negative=0.3)
+    x = torch.randn(2, 3, 40, 40)
+    made = convert(network, example=x)
+    assert list(made.state_dict()) == list(network.state_dict())
+    found = kinds(made)
+    assert len(found) == 20
+    assert {n for n, kind in found.items() if kind is ResidualABN} == {
+        f"layer{i}.{j}.bn2" for i in range(1, 5) for j in range(2)
+    }
+    with torch.no_grad():
+        assert_close(made.eval()(x), network.eval()(x), rtol=1e-4, atol=1e-4)
+    # a part can be used alone, copied and compiled
+    copy.deepcopy(made).layer2(torch.randn(1, 64, 8, 8))
+
+
+def kept_bytes(network, x):
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    own = {p.untyped_storage().data_ptr() for p in network.state_dict().values()}
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = network(x)
+    assert y.requires_grad
+    return sum(t.untyped_storage().nbytes() for place, t in kept.items() if place not in own)
+
+
+def test_memory():
+    network = leaky(models.resnet18())
+    x = torch.randn(1, 3, 128, 128)
+    assert kept_bytes(convert(network), x) < 0.6 * kept_bytes(network, x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["densenet121", "googlenet", "shufflenet_v2_x0_5", "regnet_y_400mf", "vgg11_bn"])
+def test_torchvision_networks(name):
+    network = randomize(models.get_model(name, weights=None, num_classes=3))
+    x = torch.randn(2, 3, 96, 96)
+    made = convert(network, relu="leaky_relu:0.01", example=x)
+    assert not any(isinstance(layer, (nn.BatchNorm2d, nn.ReLU)) for layer in made.modules())
+
+
+def test_densenet_with_a_function_as_activation():
+    torch.manual_seed(0)
+    network = randomize(models.DenseNet(4, (2, 2), 8, num_classes=3))
+    x = torch.randn(2, 3, 64, 64)
+    with pytest.raises(ValueError, match=r"features.norm0, .*: ReLU follows, which cannot be inverted \(relu='leaky_"):
+        convert(network)
+    made = convert(network, relu="elu:0.5", example=x)
+    assert len(kinds(made)) == sum(isinstance(m, nn.BatchNorm2d) for m in network.modules())
+    assert {m.activation for m in made.modules() if isinstance(m, InPlaceABN)} == {"elu"}
+
+
+def test_mobilenet_is_refused_and_kept():
+    network = randomize(models.mobilenet_v2(num_classes=3).features[:4])
+    with pytest.raises(ValueError, match=r"6 norms cannot be converted: 0.1, .*: ReLU6 follows"):
+        convert(network)
+    x = torch.randn(2, 3, 64, 64)
+    with pytest.warns(UserWarning, match="6 norms cannot be converted"):
+        made = convert(network, otherwise="keep", example=x)
+    # the last norm of each inverted residual has no activation
+    assert len(kinds(made)) == 3
+
+
+def test_activation_without_inverse_that_keeps_its_input():
+    network = randomize(nn.Sequential(*models.efficientnet_b0().features[:3]))
+    x = torch.randn(2, 3, 64, 64)
+    made = convert(network, example=x)
+    assert kept_bytes(made, x) < 0.75 * kept_bytes(network, x)
+    assert {m.inplace for m in network.modules() if isinstance(m, nn.SiLU)} == {True}
+
+
+def pair(norm=None, *layers, channels=4):
+    return nn.Sequential(
+        nn.Conv2d(4, channels, 1), nn.BatchNorm2d(channels) if norm is None else norm, *(layers or (nn.LeakyReLU(),))
+    )
+
+
+def test_state_and_options_are_kept():
+    norm = nn.BatchNorm2d(4, eps=1e-3, momentum=None)
+    network = randomize(pair(norm, nn.ELU(0.5)))
+    norm.weight.requires_grad_(False)
+    norm.num_batches_tracked.fill_(5)
+    norm.eval()
+    made = convert(network.bfloat16())
+    layer = made[1]
+    assert (layer.eps, layer.momentum, layer.activation, layer.activation_param) == (1e-3, None, "elu", 0.5)
+    assert not layer.training
+    assert made.training
+    assert (layer.weight.requires_grad, layer.bias.requires_grad) == (False, True)
+    assert layer.weight.dtype == torch.bfloat16
+    assert int(layer.num_batches_tracked) == 5
+    assert layer.weight is not norm.weight
+    assert type(made[2]) is nn.Identity
+
+
+def test_the_exact_scale():
+    network = pair()
+    with torch.no_grad():
+        network[1].weight.copy_(torch.tensor([1e-5, 1.0, 0.3, 100.0]))
+    weight = convert(network)[1].weight.detach()
+    assert_close(weight.double().abs() + 1e-5, network[1].weight.detach().double(), rtol=1e-7, atol=1e-12)
+    assert (weight >= 0).all()
+
+
+def test_synchronised_layers():
+    network = pair(nn.SyncBatchNorm(4))
+    assert type(convert(network)[1]) is InPlaceABNSync
+    assert type(convert(pair())[1]) is InPlaceABN
+    assert type(convert(pair(), sync=True)[1]) is InPlaceABNSync
+
+
+def test_a_norm_alone():
+    assert type(convert(nn.BatchNorm2d(3), example=torch.randn(2, 3, 4, 4))) is InPlaceABN
+
+
+class Twice(nn.Module):
+    """Forwards that convert has to tell apart."""
+
+    def __init__(self, style):
+        super().__init__()
+        self.conv, self.bn, self.act, self.style = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.LeakyReLU(), style
+        self.drop = nn.Dropout(0.5, inplace=True)
+
+    def forward(self, x):
+        y = self.conv(x)
+        if self.style == "norm twice":
+            return self.act(self.bn(y)) + self.act(self.bn(x))
+        if self.style == "input read twice":
+            return self.act(self.bn(y)) * y.square()
+        if self.style == "norm read twice":
+            z = self.bn(y)
+            return self.act(z) + z
+        if self.style == "changed in place":
+            z = self.act(self.bn(y))
+            w = z.view(-1)
+            w.mul_(2)
+            return z
+        if self.style == "assigned":
+            z = self.act(self.bn(y))
+            z += x
+            return z
+        if self.style == "dropout in place":
+            return self.drop(self.act(self.bn(y)))
+        if self.style == "by value":
+            return self.act(self.bn(y)) if y.sum() > 0 else self.bn(y)
+        if self.style == "mode":
+            return self.act(self.bn(y)) if self.training else self.bn(y)
+        if self.style == "function by mode":
+            return functional.leaky_relu(functional.dropout(self.bn(y), 0.0, self.training), 0.1)
+        if self.style == "relu function":
+            return functional.relu(self.bn(y))
+        if self.style == "sums to the norm":
+            z = self.bn(y)
+            w = z
+            z += x
+            return self.act(z) * w
+        raise AssertionError(self.style)
+
+
+@pytest.mark.parametrize(
+    "style", ["input read twice", "norm read twice", "assigned", "dropout in place", "sums to the norm"]
+)
+def test_who_else_reads(style):
+    torch.manual_seed(0)
+    network = randomize(Twice(style))
+    made = convert(network, example=torch.randn(2, 4, 5, 5))
+    assert len(kinds(made)) == (style != "sums to the norm")
+
+
+def test_a_negative_scale_needs_a_convolution_of_its_own():
+    network = randomize(Twice("input read twice"))
+    with torch.no_grad():
+        network.bn.weight[1] = -0.5
+    with pytest.raises(ValueError, match="bn: 1 of its scales are negative, which in-place ABN cannot represent, and"):
+        convert(network)
+
+
+REFUSED = {
+    "norm twice": "bn: the layer is called 2 times",
+    "changed in place": "bn: its output is changed in place afterwards, by mul_",
+    "by value": "bn: torch.fx finds no call of the layer",
+    "mode": "bn: what follows it differs between training and evaluation mode",
+    "relu function": "bn: ReLU follows",
+}
+
+
+@pytest.mark.parametrize("style", list(REFUSED))
+def test_refused(style):
+    with pytest.raises(ValueError, match=REFUSED[style]):
+        convert(Twice(style))
+    with pytest.warns(UserWarning, match=REFUSED[style]):
+        made = convert(Twice(style), otherwise="keep")
+    assert not kinds(made)
+
+
+def refused(network, reason, **options):
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        convert(network, **options)
+
+
+def test_refused_layers():
+    class OwnNorm(nn.BatchNorm2d):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    refused(pair(OwnNorm(4)), "1: OwnNorm is a class of its own")
+    norm = nn.BatchNorm2d(4)
+    refused(nn.Sequential(norm, nn.LeakyReLU(), norm), "0, 2: the layer is registered under two names")
+    norm = nn.BatchNorm2d(4)
+    norm.register_forward_hook(lambda *_: None)
+    refused(pair(norm), "1: the layer has hooks")
+    activation = nn.LeakyReLU()
+    activation.register_forward_hook(lambda *_: None)
+    refused(pair(None, activation), "1: the activation after it has hooks")
+    tied = pair(None, nn.LeakyReLU(), nn.BatchNorm2d(4))
+    tied[3].weight = tied[1].weight
+    refused(tied, "1, 3: its parameters belong to another layer, too")
+    refused(pair(None, nn.LeakyReLU(0.0)), "1: leaky_relu with the parameter 0.0 follows, which cannot be inverted")
+    refused(pair(None, nn.ELU(-1.0)), "1: elu with the parameter -1.0 follows, which cannot be inverted")
+    broken = pair()
+    nn.init.constant_(broken[1].weight, float("nan"))
+    refused(broken, "1: its weight is not finite")
+    refused(pair(), "small_scales must be 'refuse' or 'clamp'", small_scales="no")
+    refused(pair(), "otherwise 'refuse' or 'keep'", otherwise="no")
+    for relu in ("relu", "leaky_relu:x", "identity:1", "selu"):
+        refused(pair(), f"relu must be like 'leaky_relu:0.01' or 'elu:1.0', got '{relu}'", relu=relu)
+    refused(pair(), "leaky_relu can only be inverted with a positive parameter", relu="leaky_relu:0")
+
+
+def test_small_scales():
+    network = randomize(pair())
+    with torch.no_grad():
+        network[1].weight[:3] = torch.tensor([0.0, -1e-7, 1e-6])
+    refused(network, "1: 3 of its scales are below eps = 1e-05")
+    made = convert(network, small_scales="clamp", example=torch.randn(2, 4, 3, 3))
+    assert made[1].weight[:3].tolist() == [0, 0, 0]
+    assert float(network[1].weight[1].detach()) == pytest.approx(-1e-7)
+
+
+def test_a_forward_that_depends_on_the_mode_cannot_be_rewritten():
+    network = Twice("relu function")
+    network.style = "function by mode"
+    # dropout lies between norm and activation
+    assert set(kinds(convert(network)).values()) == {InPlaceABN}
+
+    class ByMode(Twice):
+        def forward(self, x):
+            return functional.dropout(functional.leaky_relu(self.bn(x), 0.1), 0.5, self.training)
+
+    refused(ByMode(""), "the forward of the network (ByMode) would have to be rewritten, but depends on the training")
+
+    class Optional(Twice):
+        def forward(self, x, mask=None):
+            return functional.leaky_relu(self.bn(x), 0.1)
+
+    refused(Optional(""), "would have to be rewritten, but has the optional argument 'mask'")
+
+
+def test_inside_a_network_that_cannot_be_traced():
+    class ByValue(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.features = pair()
+            self.blocks = nn.ModuleList([Block(4, "block", nn.LeakyReLU(), nn.BatchNorm2d)])
+
+        def forward(self, x):
+            y = self.features(x)
+            return self.blocks[0](y) if float(y.detach().mean()) > -100 else y
+
+    network = randomize(ByValue())
+    made = convert(network, example=torch.randn(2, 4, 6, 6))
+    assert kinds(made) == {"features.1": InPlaceABN, "blocks.0.bn1": InPlaceABN, "blocks.0.bn2": ResidualABN}
+    assert isinstance(made, ByValue)
+
+
+def test_differences_are_found():
+    x = torch.randn(2, 4, 5, 5)
+    network = randomize(pair())
+    for change in ("0.weight", "1.bias", "1.running_mean"):
+        other = copy.deepcopy(network)
+        with torch.no_grad():
+            other.state_dict()[change][0] += 0.01
+        with pytest.raises(ValueError, match=r"convert: in (training|evaluation) mode .* differs by"):
+            check_equal("convert", network, other, x, {})
+    check_equal("convert", network, copy.deepcopy(network), x, {})

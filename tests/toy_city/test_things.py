@@ -1,0 +1,75 @@
+"""Images of things: deterministic, by class, wholly inside and mostly visible."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from seamseg.toy_city import generate_toy_things
+from seamseg.toy_city.labels import NAMES, THINGS
+from seamseg.toy_city.things import cut_out
+from seamseg.utils.errors import InputError
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*.png")}
+
+
+def test_the_same_seed_gives_the_same_images(tmp_path: Path) -> None:
+    counts = generate_toy_things(tmp_path / "a", train=6, val=2, workers=1)
+    again = generate_toy_things(tmp_path / "b", train=6, val=2, workers=2)
+    images = contents(tmp_path / "a")
+    assert counts == again
+    assert images == contents(tmp_path / "b")
+    assert len(images) == sum(sum(classes.values()) for classes in counts.values()) > 8
+    names = {NAMES[category] for category in THINGS}
+    for name in images:
+        split, label, _ = name.split("/")
+        assert split in ("train", "val")
+        assert label in names
+        image = Image.open(tmp_path / "a" / name)
+        assert image.mode == "RGB"
+        assert max(image.size) >= 22
+    other = generate_toy_things(tmp_path / "c", train=6, val=2, seed=1, workers=1)
+    assert other != counts or contents(tmp_path / "c") != images
+
+
+def test_settings_are_not_mixed(tmp_path: Path) -> None:
+    generate_toy_things(tmp_path / "a", train=1, val=1, workers=1)
+    with pytest.raises(InputError, match="choose another folder"):
+        generate_toy_things(tmp_path / "a", train=2, val=1, workers=1)
+    with pytest.raises(InputError, match="must be 1 or more, got 0 and 1"):
+        generate_toy_things(tmp_path / "b", train=0, val=1)
+    assert not (tmp_path / "b").exists()
+
+
+def box(top: int, left: int, height: int, width: int) -> np.ndarray:
+    mask = np.zeros((60, 80), bool)
+    mask[top : top + height, left : left + width] = True
+    return mask
+
+
+def test_what_is_cut_out() -> None:
+    photo = np.arange(60 * 80 * 3, dtype=np.uint32).astype(np.uint8).reshape(60, 80, 3)
+    image = cut_out(photo, box(10, 20, 40, 20))
+    assert image is not None
+    assert np.array_equal(image, photo[8:52, 8:52]), "a square of 1.1 times the longer side"
+    moved = cut_out(photo, box(1, 1, 40, 20))
+    assert moved is not None
+    assert np.array_equal(moved, photo[:44, :44]), "moved inside the photo"
+    wide = cut_out(photo, box(20, 2, 20, 70))
+    assert wide is not None
+    assert wide.shape[:2] == (60, 77), "as far as the photo goes"
+
+
+def test_what_is_left_out() -> None:
+    photo = np.zeros((60, 80, 3), np.uint8)
+    assert cut_out(photo, box(0, 20, 40, 20)) is None, "touches the border"
+    assert cut_out(photo, box(10, 50, 40, 30)) is None, "touches the border"
+    assert cut_out(photo, box(10, 20, 19, 19)) is None, "small"
+    assert cut_out(photo, box(10, 20, 0, 0)) is None, "no pixels"
+    frame = box(10, 20, 40, 40) & ~box(12, 22, 36, 36)
+    assert cut_out(photo, frame) is None, "mostly hidden"
