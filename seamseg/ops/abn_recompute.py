@@ -112,7 +112,7 @@ def checkpointed(part: nn.Module, *inputs: Any) -> Any:
 
 
 def can_recompute() -> bool:
-    """Return whether :func:`recomputed` has an effect: with gradients, not compiled, not within :func:`checkpointed`."""
+    """Return whether :func:`recomputed` has an effect: with gradients, not compiled, not in a checkpointed part."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return False
     return getattr(_state, "cache", None) is None

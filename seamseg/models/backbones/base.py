@@ -80,7 +80,7 @@ class Backbone(nn.Module):
             first = stage[0] if isinstance(stage, nn.Sequential) and len(stage) else stage
             for module in (stage, first):
                 if name in names and hasattr(module, "input_is_kept"):
-                    module.input_is_kept = True
+                    setattr(module, "input_is_kept", True)  # noqa: B010
 
     def freeze(self, modules: int) -> None:
         """Exclude the parameters of `mod1`..`mod<modules>`, and of what lies between them, from training."""

@@ -33,14 +33,17 @@ class DenseModule(nn.Module):
     in_channels : channels of the input
     dilations : of the 3x3 convolution of each layer
     norm : factory of norm + activation layers
+    recompute : do not keep the outputs of the norms of concatenated maps, if these are in-place norms: the backward
+        pass computes them again (arXiv 1707.06990)
 
     Attributes
     ----------
     out_channels : input channels, and :data:`GROWTH` for each layer
     """
 
-    def __init__(self, in_channels: int, dilations: Sequence[int], norm: NormFactory) -> None:
+    def __init__(self, in_channels: int, dilations: Sequence[int], norm: NormFactory, recompute: bool = False) -> None:
         super().__init__()
+        self.recompute = recompute
         self.convs1, self.convs3 = nn.ModuleList(), nn.ModuleList()
         width, hidden = in_channels, BOTTLENECK * GROWTH
         for dilation in dilations:
@@ -55,7 +58,7 @@ class DenseModule(nn.Module):
         maps = [x]
         for first, second in zip(self.convs1, self.convs3):
             norm, *layers = itertools.chain(first.children(), second.children())
-            maps.append(_run_recomputed(norm, layers, maps))
+            maps.append(_run(norm, layers, maps, self.recompute))
         return torch.cat(maps, dim=1)
 
 
@@ -70,17 +73,17 @@ class Transition(NormSequential):
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x in_channels x H x W` to `N x out_channels x H/stride x W/stride`."""
         norm, *layers = self
-        return _run_recomputed(norm, layers, [x]) if self.input_is_kept else super().forward(x)
+        return _run(norm, layers, [x], self.input_is_kept)
 
 
-def _run_recomputed(norm: nn.Module, layers: Sequence[nn.Module], maps: Sequence[Tensor]) -> Tensor:
-    """Run layers on the norm of concatenated maps, of which an in-place norm keeps nothing (arXiv 1707.06990)."""
+def _run(norm: nn.Module, layers: Sequence[nn.Module], maps: Sequence[Tensor], recompute: bool) -> Tensor:
+    """Run layers on the norm of concatenated maps; with `recompute` an in-place norm does not keep its output."""
     inputs = tuple(maps)
 
     def joined() -> Tensor:
         return torch.cat(inputs, dim=1) if len(inputs) > 1 else inputs[0]
 
-    if not isinstance(norm, InPlaceABN):
+    if not (recompute and isinstance(norm, InPlaceABN)):
         return run_layers([norm, *layers], joined())
     with recomputed(norm, joined) as y:
         return run_layers(layers, y)
@@ -118,7 +121,8 @@ class DenseNet(Backbone):
                 stride = 2 if dilations[0] == 1 else 1
                 self._add(f"tra{i - 1}", _transition(width, reduced, stride, norm), stride, reduced)
                 width = reduced
-            module = DenseModule(width, dilations, norm)
+            # the largest maps: in all modules it would save half of the memory more, for a seventh of the time
+            module = DenseModule(width, dilations, norm, recompute=i == 2)
             width = module.out_channels
             self._add(f"mod{i}", module, 1, width)
         self._add("bn_out", norm(width), 1, width)

@@ -102,9 +102,9 @@ class FPNBody(nn.Module):
         return levels
 
 
-def _lateral(layers: nn.Sequential, x: Tensor) -> Tensor:
+def _lateral(layers: nn.Module, x: Tensor) -> Tensor:
     """Run convolution and norm; for an in-place norm keep only `x`, as the sum with the coarser level is kept, too."""
-    if can_recompute() and isinstance(layers[-1], InPlaceABN):
+    if can_recompute() and isinstance(layers.bn, InPlaceABN):
         y: Tensor = checkpointed(layers, x)
         return y
     y = layers(x)
