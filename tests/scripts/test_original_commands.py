@@ -271,7 +271,7 @@ VISTAS = ["predict", "net.pth.tar", "in", "out", "--restart", "--format"]
 def test_vistas_arguments(arguments: list[str], expected: list[str]) -> None:
     ours = legacy.from_test_vistas([*arguments, "net.pth.tar", "in", "out"])
     assert ours == expected
-    build_parser().parse_args(ours)
+    build_parser(ours).parse_args(ours)
 
 
 @pytest.mark.parametrize("scales", ["[0.7, 1", "__import__('os').getcwd()", "[]", "['1']", "[-1]", "[1e3, None]"])
