@@ -81,8 +81,8 @@ class FoldedPreActivationBlock(nn.Module):
         shortcut = x if self.projection is None else self.projection(y)
         for conv in list(self.convs)[:-1]:
             y = conv(y)
-        y = self.convs[-1](y, shortcut)
-        return y
+        out: Tensor = self.convs[-1](y, shortcut)
+        return out
 
 
 class FoldedDenseModule(nn.Module):
@@ -185,7 +185,7 @@ class FoldedDeeplabV3(nn.Module):
         else:
             # an affine map commutes with the average and its padding
             pooled = box_filter_pool(self.context(x), self.pooling_size)
-        total = self.reduce_context(activate_(pooled, *self.pooled_activation))
+        total: Tensor = self.reduce_context(activate_(pooled, *self.pooled_activation))
         if total.shape != x.shape[:1] + total.shape[1:2] + x.shape[2:]:
             total = total.expand(-1, -1, *x.shape[2:]).contiguous(memory_format=torch.channels_last)
         for branch, join in zip(self.branches, self.joins):

@@ -248,7 +248,8 @@ def _channelwise(norm: nn.Module) -> ChannelwiseActivation | None:
         return None
     assert isinstance(norm, ABN)
     dtype = norm.running_mean.dtype  # type: ignore[union-attr]
-    return ChannelwiseActivation(*(t.to(dtype) for t in affine), norm.activation, norm.activation_param)
+    scale, offset = (t.to(dtype) for t in affine)
+    return ChannelwiseActivation(scale, offset, norm.activation, norm.activation_param)
 
 
 def _fold_semantic(head: SemanticHead) -> FoldedSemanticHead | None:

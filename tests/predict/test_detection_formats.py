@@ -19,6 +19,7 @@ from seamseg.formats.metadata import read_metadata
 from seamseg.inference.detections import Detections
 from seamseg.inference.result import Panoptic
 from seamseg.models.build import build_network
+from seamseg.predict.profiling import STAGES, StageProfile
 from seamseg.utils.errors import InputError
 from seamseg.utils.progress import set_quiet
 from seamseg.visualize.detections import draw_detections, draw_legacy
@@ -200,6 +201,14 @@ def test_augmentation_and_tiles(models, kind, photos):
     assert tiled.size == (400, 600)
     assert len(tiled) > 10
     assert (tiled.masks is None) == (kind == "detection")
+
+
+def test_profile_of_the_stages(models, kind, photos, tmp_path):
+    predictor = seamseg.load(models[kind], device="cpu", score_threshold=0)
+    profile = StageProfile(predictor, photos / "street.png", tmp_path / "out", random_weights=False)
+    assert set(profile.run()) == set(STAGES)
+    assert profile.counts == {"proposals": 20, "detections": 10, "segments": 10}
+    assert written(tmp_path / "out") == ["street.jpg"]
 
 
 # --- the weights of other kinds

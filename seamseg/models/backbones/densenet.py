@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from seamseg.models.backbones.base import Backbone, NormFactory, dilations_of
 from seamseg.models.backbones.preactivation import stem
-from seamseg.ops.norm import NormSequential, run_layers
+from seamseg.ops.abn_recompute import recomputed
+from seamseg.ops.norm import InPlaceABN, NormSequential, run_layers
 
 DENSENETS: dict[str, tuple[int, int, int, int]] = {
     "densenet121": (6, 12, 24, 16),
@@ -51,10 +52,38 @@ class DenseModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x in_channels x H x W` to `N x out_channels x H x W`: the input, then the output of each layer."""
+        maps = [x]
         for first, second in zip(self.convs1, self.convs3):
-            layers = itertools.chain(first.children(), second.children())
-            x = torch.cat((x, run_layers(layers, x)), dim=1)
-        return x
+            norm, *layers = itertools.chain(first.children(), second.children())
+            maps.append(_run_recomputed(norm, layers, maps))
+        return torch.cat(maps, dim=1)
+
+
+class Transition(NormSequential):
+    """Norm, 1x1 convolution, and average pooling if the stride is 2, between two modules.
+
+    `input_is_kept` is explained at :class:`seamseg.models.backbones.preactivation.PreActivationBlock`.
+    """
+
+    input_is_kept = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `N x in_channels x H x W` to `N x out_channels x H/stride x W/stride`."""
+        norm, *layers = self
+        return _run_recomputed(norm, layers, [x]) if self.input_is_kept else super().forward(x)
+
+
+def _run_recomputed(norm: nn.Module, layers: Sequence[nn.Module], maps: Sequence[Tensor]) -> Tensor:
+    """Run layers on the norm of concatenated maps, of which an in-place norm keeps nothing (arXiv 1707.06990)."""
+    inputs = tuple(maps)
+
+    def joined() -> Tensor:
+        return torch.cat(inputs, dim=1) if len(inputs) > 1 else inputs[0]
+
+    if not isinstance(norm, InPlaceABN):
+        return run_layers([norm, *layers], joined())
+    with recomputed(norm, joined) as y:
+        return run_layers(layers, y)
 
 
 class DenseNet(Backbone):
@@ -100,9 +129,9 @@ def _norm_conv(norm: nn.Module, conv: nn.Conv2d) -> nn.Sequential:
     return NormSequential(OrderedDict(bn=norm, conv=conv))
 
 
-def _transition(in_channels: int, out_channels: int, stride: int, norm: NormFactory) -> nn.Sequential:
+def _transition(in_channels: int, out_channels: int, stride: int, norm: NormFactory) -> Transition:
     layers: OrderedDict[str, nn.Module] = OrderedDict(bn=norm(in_channels))
     layers["conv"] = nn.Conv2d(in_channels, out_channels, 1, bias=False)
     if stride > 1:
         layers["pool"] = nn.AvgPool2d(2, 2)
-    return NormSequential(layers)
+    return Transition(layers)
