@@ -307,5 +307,5 @@ def test_only_other_kinds_than_panoptic_are_named_in_the_text() -> None:
 
 def test_unknown_kind_in_a_file_and_an_override() -> None:
     message = problem("[general]\nkind = boxes")
-    assert message.startswith("my.ini: unknown kind of network 'boxes': choose panoptic, instance_seg, detection, semantic")
+    assert message.startswith("my.ini: unknown kind of network 'boxes': choose panoptic, instance_seg, detection")
     assert "unknown kind of network 'boxes'" in problem("", "panoptic", ("general.kind=boxes",))
