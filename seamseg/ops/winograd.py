@@ -53,6 +53,9 @@ class WinogradConv2d(nn.Module):
     conv : 3x3, stride 1, padding equal to the dilation, without groups: see :func:`is_suitable`
     """
 
+    _input: Tensor
+    _output: Tensor
+
     def __init__(self, conv: FusedConv2d) -> None:
         super().__init__()
         if not is_suitable(conv):
