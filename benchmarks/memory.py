@@ -45,20 +45,31 @@ def body(norm: Callable[..., nn.Module], separate_sum: bool, device: str) -> Res
     return network
 
 
-def kept_bytes(network: ResNet, images: Tensor) -> int:
-    """Return the bytes of the tensors that a forward pass saves for the backward pass."""
-    own = {p.untyped_storage().data_ptr() for p in (*network.parameters(), *network.buffers())}
+def kept_bytes(network: nn.Module, loss: Callable[[], Tensor]) -> int:
+    """Bytes of the tensors that a forward pass leaves for the backward pass, which is run as well."""
+    own = {_storage(p) for p in (*network.parameters(), *network.buffers())}
     kept: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor
+        kept[_storage(tensor)] = tensor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        maps = network(images)
+        result = loss()
         total = sum(t.untyped_storage().nbytes() for place, t in kept.items() if place not in own)
-        torch.autograd.backward([maps[f"mod{i}"].mean() for i in range(2, 6)])
+    kept.clear()
+    result.backward()
     return total
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def loss(network: ResNet, images: Tensor) -> Tensor:
+    """Mean of each map that a pyramid reads, in sum."""
+    maps = network(images)
+    return torch.stack([maps[f"mod{i}"].mean() for i in range(2, 6)]).sum()
 
 
 def step(network: ResNet, images: Tensor) -> None:
@@ -104,7 +115,7 @@ def main() -> None:
     print(f"{'':<30}{'kept MiB':>10}{'of peer':>9}{'peak MiB':>10}{'of peer':>9}")
     for name, (norm, separate) in kinds.items():
         network = body(norm, separate, arguments.device)
-        kept = kept_bytes(network, images) / 2**20
+        kept = kept_bytes(network, partial(loss, network, images)) / 2**20
         peak = peak_bytes(partial(step, network, images), arguments.device) / 2**20
         rows.append({"kept_mib": kept, "peak_mib": peak})
         shares = kept / rows[0]["kept_mib"], peak / rows[0]["peak_mib"]

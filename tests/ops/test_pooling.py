@@ -209,3 +209,24 @@ def test_max_pooling_keeps_a_byte_for_each_result():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         y = pooling.MaxPool2d(3, 2, 1)(torch.randn(1, 4, 32, 32, requires_grad=True))
     assert sum(t.untyped_storage().nbytes() for t in kept) == y.numel()
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (3, 2, 1), ((3, 5), None, (1, 2))])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_average_pooling_is_that_of_torch(kernel, stride, padding, channels_last):
+    options = {"kernel_size": kernel, "stride": stride, "padding": padding, "ceil_mode": True}
+    x = torch.randn(2, 3, 17, 22)
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    results, kept = [], []
+    for layer in (pooling.AvgPool2d(**options), torch.nn.AvgPool2d(**options)):
+        own = x.clone().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            y = layer(own)
+        y.backward(torch.arange(y.numel(), dtype=x.dtype).view_as(y) % 7)
+        results.append((y, own.grad))
+        # only torch keeps its input
+        assert len(kept) == len(results) - 1
+    for found, wanted in zip(*results):
+        assert torch.equal(found, wanted)
+        assert found.stride() == wanted.stride()

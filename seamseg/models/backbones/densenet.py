@@ -13,6 +13,7 @@ from seamseg.models.backbones.base import Backbone, NormFactory, dilations_of
 from seamseg.models.backbones.preactivation import stem
 from seamseg.ops.abn_recompute import recomputed
 from seamseg.ops.norm import InPlaceABN, NormSequential, run_layers
+from seamseg.ops.pooling import AvgPool2d
 
 DENSENETS: dict[str, tuple[int, int, int, int]] = {
     "densenet121": (6, 12, 24, 16),
@@ -137,5 +138,5 @@ def _transition(in_channels: int, out_channels: int, stride: int, norm: NormFact
     layers: OrderedDict[str, nn.Module] = OrderedDict(bn=norm(in_channels))
     layers["conv"] = nn.Conv2d(in_channels, out_channels, 1, bias=False)
     if stride > 1:
-        layers["pool"] = nn.AvgPool2d(2, 2)
+        layers["pool"] = AvgPool2d(2, 2)
     return Transition(layers)
