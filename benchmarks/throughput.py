@@ -46,9 +46,12 @@ def busy(predictor: Predictor) -> None:
     import torch
 
     from seamseg.models.heads.rpn import ProposalGenerator
+    from seamseg.models.panoptic import PanopticNet
     from seamseg.predict.profiling import RANDOM_DETECTIONS
 
-    options = predictor.net.options
+    net = predictor.net
+    assert isinstance(net, PanopticNet)
+    options = net.options
     chosen, select = options.proposals, options.selector
 
     class Proposals(ProposalGenerator):
@@ -64,18 +67,20 @@ def busy(predictor: Predictor) -> None:
             classes = torch.arange(rows.shape[0], device=rows.device) % predictor.metadata.num_thing
             return rows, classes, torch.linspace(0.99, 0.6, rows.shape[0], device=rows.device)
 
-    predictor.net = predictor.net.with_options(proposals=Proposals(), selector=Selector())
+    predictor.net = net.with_options(proposals=Proposals(), selector=Selector())
 
 
 def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Predictor:
     """Make the predictor of a variant."""
     from seamseg.inference.acceleration import Acceleration
+    from seamseg.models.panoptic import PanopticNet
     from seamseg.predict.profiling import random_predictor
 
     predictor = random_predictor(device, min(arguments.size), arguments.precision, arguments.config)
     busy(predictor)
     acceleration = Acceleration(**VARIANTS[name])
     acceleration.check(device, False)
+    assert isinstance(predictor.net, PanopticNet)
     predictor.net = acceleration.apply(predictor.net, device)
     return predictor
 

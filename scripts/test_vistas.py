@@ -1,4 +1,4 @@
-"""The original's `test_vistas.py [--scales LIST] [--flip] [--fusion-mode M] [--output-mode M] SNAPSHOT IN_DIR OUT_DIR`."""
+"""The original's `test_vistas.py [--scales LIST] [--flip] [--fusion-mode M] [--output-mode M] SNAPSHOT IN OUT`."""
 
 import sys
 from pathlib import Path

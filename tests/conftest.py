@@ -6,6 +6,7 @@ import pytest
 from support.folders import make_folder
 from support.micro import memory, micro, micro_config, micro_run, narrow, published_config, seamseg_main
 from support.networks import cityscapes, golden_net
+from support.semantic_networks import semantic_model, semantic_predictor
 
 from seamseg.cli import process_settings
 
@@ -39,6 +40,8 @@ __all__ = [
     "narrow",
     "published_config",
     "seamseg_main",
+    "semantic_model",
+    "semantic_predictor",
 ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from seamseg.checkpoints.imagenet import check_network, published_name, without_prefix
 from seamseg.checkpoints.snapshot import (
     NETWORK_MODULES,
     LoadReport,
@@ -17,6 +18,7 @@ from seamseg.checkpoints.snapshot import (
     load_snapshot,
     load_tensors,
 )
+from seamseg.models.backbones import Backbone
 from seamseg.utils.errors import InputError, option
 
 
@@ -90,7 +92,19 @@ def _part_state(content: Any, part: str, path: str) -> tuple[Mapping[str, Tensor
 def _load_part(module: nn.Module, content: Any, part: str, path: str) -> LoadReport:
     state, averaged = _part_state(content, part, path)
     backbone = getattr(module, "backbone", None)
+    if isinstance(backbone, Backbone) and (any(key.startswith("module.") for key in state) or "bn_out.weight" in state):
+        return _load_classifier(backbone, without_prefix(state), part, path)
     if isinstance(backbone, nn.Module) and not any(key.startswith(("backbone.", "fpn.")) for key in state):
         # do not report the pyramid as missing for a bare backbone
         module = backbone
     return replace(load_module(module, state, part), averaged=averaged)
+
+
+def _load_classifier(backbone: Backbone, state: Mapping[str, Tensor], part: str, path: str) -> LoadReport:
+    """Load a backbone that was trained as a classifier, whose last layer is skipped."""
+    source = published_name(path) or ""
+    own = backbone.state_dict()
+    name = f"{path} ({source})" if source else path
+    check_network(state, backbone.name, own, name)
+    state = {key: value for key, value in state.items() if key in own or not key.startswith("classifier.")}
+    return replace(load_module(backbone, state, part), source=source)

@@ -66,14 +66,18 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """The skipped tensors as `part.key (reason)`, the number of loaded ones, and whether those are averages."""
+    """The skipped tensors as `part.key (reason)`, the number of loaded ones, and whether those are averages.
+
+    `source` is the name of a known published file.
+    """
 
     skipped: list[str]
     loaded: int
     averaged: bool = False
+    source: str = ""
 
     def __str__(self) -> str:
-        of = " of the moving average" if self.averaged else ""
+        of = " of the moving average" if self.averaged else f" of {self.source}" if self.source else ""
         if not self.skipped:
             return f"loaded {self.loaded} tensors{of}"
         shown = ", ".join(self.skipped[:5]) + (", ..." if len(self.skipped) > 5 else "")

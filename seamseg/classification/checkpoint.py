@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from seamseg.checkpoints.imagenet import check_network, published_name, without_prefix
 from seamseg.checkpoints.snapshot import LoadReport, Snapshot, load_into, load_tensors
 from seamseg.classification.config import ClassifierConfig, load_classifier_config
 from seamseg.classification.network import Classifier, build_classifier
@@ -109,13 +110,18 @@ def parse_checkpoint(content: Any, name: str, config: ClassifierConfig, epoch_le
     )
 
 
-def checkpoint_weights(content: Any, name: str) -> dict[str, Any]:
-    """Return the weights without the prefix of DataParallel."""
+def checkpoint_weights(content: Any, name: str, averaged: bool = False) -> dict[str, Any]:
+    """Return the weights that a file holds without the prefix `module.`; `name` is the file's, for errors.
+
+    With `averaged`, return the moving average if the file has one.
+    """
     state = content.get("state_dict") if isinstance(content, Mapping) else None
     if not isinstance(state, Mapping) or not state or not all(isinstance(key, str) for key in state):
         raise InputError(f"{name}: not a checkpoint of a classifier: it must hold a 'state_dict' of tensors")
-    prefixed = all(key.startswith(_PREFIX) for key in state)
-    return {key.removeprefix(_PREFIX) if prefixed else key: value for key, value in state.items()}
+    average: Any = content if averaged else None
+    for key in (_OURS, "state", "ema", _BODY):
+        average = average.get(key) if isinstance(average, Mapping) else None
+    return dict(average) if isinstance(average, Mapping) else without_prefix(state)
 
 
 def _progress(content: Mapping[str, Any], name: str, epoch_length: int) -> dict[str, Any]:
@@ -138,6 +144,10 @@ def load_checkpoint(net: Classifier, path: str | Path, config: ClassifierConfig)
         if it is missing, damaged, contains code, or does not fit the network
     """
     snapshot = parse_checkpoint(load_tensors(path, str(path)), str(path), config)
+    if snapshot.resume is None:
+        published_name(path)  # refuses files that no network can use
+    if "blocks" not in config.network.params:
+        check_network(snapshot.state_dict[_BODY], config.network.arch, net.body.state_dict(), str(path))
     return load_into(net, snapshot, strict=True, name=str(path))
 
 

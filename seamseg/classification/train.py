@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from seamseg.checkpoints.imagenet import published_name
 from seamseg.checkpoints.snapshot import LoadReport, load_module, load_tensors
 from seamseg.classification.checkpoint import checkpoint_files, checkpoint_weights
 from seamseg.classification.config import ClassifierConfig, Input, load_classifier_config, parse_classifier_config
@@ -165,7 +166,8 @@ class ClassifierTask(Task):
 
     def load_pretrained(self, net: nn.Module, specification: str) -> LoadReport:
         """Load the weights of a checkpoint as far as they fit, for example those of other classes."""
-        weights = checkpoint_weights(load_tensors(specification, specification), specification)
+        published_name(specification)  # refuses files that no network can use
+        weights = checkpoint_weights(load_tensors(specification, specification), specification, averaged=True)
         report = load_module(net.get_submodule("body"), weights, "body")
         if not report.loaded:
             raise InputError(f"{specification}: holds no weights of {self.settings.network.arch}")

@@ -1,8 +1,8 @@
 """Train and validate ImageNet classifiers with in-place ABN, from JSON configurations.
 
     seamseg prepare toy-things toy_things
-    seamseg classify train toy_things_resnet18 toy_things --log-dir runs/things
-    seamseg classify validate toy_things_resnet18 runs/things/model_best.pth.tar toy_things
+    seamseg classify train toy_things_resnext toy_things --log-dir runs/things
+    seamseg classify validate toy_things_resnext runs/things/model_best.pth.tar toy_things
 
     seamseg classify train resnext101_ipabn_lr_512 /data/imagenet --log-dir runs/resnext --resume auto
     seamseg classify validate resnext101_ipabn_lr_512 resnext101_ipabn_lr_512.pth.tar /data/imagenet --ten-crops
@@ -24,7 +24,7 @@ from seamseg.utils.launcher import is_main_process, process_count
 
 TRAIN = """Train a classifier.
 
-  seamseg classify train toy_things_resnet18 toy_things --log-dir runs/things
+  seamseg classify train toy_things_resnext toy_things --log-dir runs/things
   seamseg classify train my.json DATA --log-dir runs/my --set optimizer.learning_rate=0.05 --set training.precision=bf16
   seamseg classify train my.json DATA --log-dir runs/my --resume auto
   torchrun --nproc-per-node 8 -m seamseg classify train my.json DATA --log-dir runs/my
@@ -37,7 +37,7 @@ SIGUSR1 write a checkpoint first.
 
 VALIDATE = """Compute top-1 and top-5 accuracy of a checkpoint on DATA/val.
 
-  seamseg classify validate toy_things_resnet18 runs/things/model_best.pth.tar toy_things
+  seamseg classify validate toy_things_resnext runs/things/model_best.pth.tar toy_things
   seamseg classify validate resnext101_ipabn_lr_512 resnext101_ipabn_lr_512.pth.tar /data/imagenet --ten-crops
   seamseg classify validate my.json model_best.pth.tar DATA --crop 320 --scale 320 --json scores.json
 

@@ -144,5 +144,5 @@ OUT/train/CLASS/*.png and OUT/val/CLASS/*.png, the layout of torchvision's Image
 images:
 
   seamseg prepare toy-things toy_things
-  seamseg classify train toy_things_resnet18 toy_things --log-dir runs/things
+  seamseg classify train toy_things_resnext toy_things --log-dir runs/things
 """

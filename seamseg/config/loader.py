@@ -5,12 +5,13 @@ from __future__ import annotations
 import configparser
 import io
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
 
+from seamseg.config.bodies import BODIES
 from seamseg.config.experiments import near_files, packaged
 from seamseg.config.kinds import KINDS, PANOPTIC
 from seamseg.config.sections import SECTIONS, Config
@@ -72,6 +73,7 @@ def config_from_string(
     for override, section, key, value in changes:
         _merge(texts, section, {key: value}, option("overrides", override))
         origins[section, key] = option("overrides")
+    _describe_body(texts, given, origins)
     return _typed(texts, source, origins)
 
 
@@ -168,6 +170,19 @@ def _convert_weights(texts: _Texts, own: str, asked: str) -> None:
         texts["optimizer"]["loss_weights"] = format_value(tuple(named[loss] for loss in KINDS[asked].losses))
 
 
+def _describe_body(texts: _Texts, given: _Texts, changed: Iterable[tuple[str, str]]) -> None:
+    """Fill in the channels, strides and inputs of the body, unless they are given for it."""
+    name, written = texts["body"]["body"], set(changed)
+    if name not in BODIES:
+        return
+    # those of a file belong to the body that it names
+    if name == given.get("body", {}).get("body") or ("body", "body") not in written:
+        written |= {(section, key) for section, values in given.items() for key in values}
+    for (section, key), text in BODIES[name].texts().items():
+        if (section, key) not in written:
+            texts[section][key] = text
+
+
 def _split_override(override: str) -> tuple[str, str, str]:
     name, equals, value = override.partition("=")
     section, dot, key = name.strip().partition(".")
@@ -246,13 +261,18 @@ def head_parameters(config: Config) -> dict[str, int]:
 def _body_params(config: Config) -> str | None:
     params = config.body.body_params
     for name, limit in (("classes", 16_384), ("dilation", 64)):
-        value = params.get(name, 1)
-        for number in value if isinstance(value, (list, tuple)) else [value]:
+        for number in _numbers(params.get(name, 1)):
             if not isinstance(number, (int, float)):
-                return f"[body] body_params: {name} must be a number or a list of numbers, got {value!s:.80}"
+                return f"[body] body_params: {name} must be a number or a list of numbers, got {number!s:.80}"
             if abs(number) > limit:
                 return f"[body] body_params: {name} {number} is above the limit of {limit}"
     return None
+
+
+def _numbers(value: object) -> Iterator[object]:
+    """Yield the items of nested lists: dilations of stages, and of their blocks."""
+    for item in value if isinstance(value, (list, tuple)) else [value]:
+        yield from item if isinstance(item, (list, tuple)) else [item]
 
 
 def _parameters(config: Config) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from seamseg.config.bodies import BODIES
 from seamseg.config.kinds import KINDS
 
 CHANNELS = 16_384
@@ -92,9 +93,12 @@ class Body:
     """The backbone and its normalization."""
 
     body: str = key(
-        "architecture of the backbone", choices=("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wider_resnet38_a2")
+        "architecture of the backbone; those with `resnext`, `wider` and `dense` end with a norm, bn_out",
+        choices=tuple(BODIES),
     )
-    weights: str = key("file of pre-trained weights, made by `seamseg convert-backbone`; empty for none")
+    weights: str = key(
+        "file of pre-trained weights, of `seamseg convert-backbone` or of ImageNet with in-place ABN; empty for none"
+    )
     normalization_mode: str = key(
         "norm layers; with `a+b`, a in body, FPN and semantic head and b in the RPN and ROI heads",
         choices=("bn", "syncbn", "syncbn+bn", "gn", "syncbn+gn", "off"),
@@ -102,11 +106,15 @@ class Body:
     activation: str = key("activation after each norm", choices=("leaky_relu", "elu"))
     activation_slope: float = key("negative slope of leaky_relu, alpha of elu", minimum=0)
     gn_groups: int = key("number of groups of group norm", minimum=1, maximum=CHANNELS)
-    body_params: dict[str, Any] = key("further arguments of the backbone: dilation, dropout, ...")
-    num_frozen: int = key("number N of frozen modules mod1..modN", minimum=0, maximum=5)
+    body_params: dict[str, Any] = key("further arguments of the backbone: dilation, dropout, input_3x3, ...")
+    num_frozen: int = key("number N of frozen modules mod1..modN", minimum=0, maximum=7)
     bn_frozen: bool = key("freeze norm layers: their learning rate is 0")
-    out_channels: dict[str, int] = key("channels of the outputs of mod1..mod5", maximum=CHANNELS)
-    out_strides: dict[str, int] = key("strides of the outputs of mod1..mod5", maximum=1024)
+    out_channels: dict[str, int] = key(
+        "channels of the outputs of mod1, mod2, ...; default: those of the body", maximum=CHANNELS
+    )
+    out_strides: dict[str, int] = key(
+        "strides of the outputs of mod1, mod2, ...; default: those of the body without dilation", maximum=1024
+    )
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,12 @@ class Fpn:
     out_channels: int = key("channels of each level", minimum=1, maximum=CHANNELS)
     extra_scales: int = key("number of extra levels, made by strided convolutions", minimum=0, maximum=8)
     interpolation: str = key("upsampling of coarse levels", choices=("nearest", "bilinear"))
-    inputs: list[str] = key("modules of the body that are inputs of the pyramid", most=16)
+    inputs: list[str] = key(
+        "modules of the body that are inputs of the pyramid; default: those of strides 4, 8, 16 and 32: `mod2`..`mod5` "
+        "of resnet, `mod2`, `mod3`, `mod4`, `bn_out` of resnext and densenet, `mod3`, `mod4`, `mod5`, `bn_out` of "
+        "wider_resnet",
+        most=16,
+    )
     out_strides: tuple[int, ...] = key("stride of each level, extra ones included", minimum=1, maximum=65536, most=16)
 
 

@@ -9,6 +9,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from seamseg.utils.errors import did_you_mean
+
 _BOOLEANS = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
 _ONE = {int: "a whole number", float: "a number", bool: "yes or no", str: "text"}
 _MANY = {int: "whole numbers", float: "numbers", str: "quoted names"}
@@ -46,7 +48,7 @@ def parse_value(text: str, annotation: Any, limits: Mapping[str, Any]) -> Any:
     value = _read(text, kind)
     choices = limits.get("choices")
     if choices and value not in choices:
-        raise ValueProblem(f"expected one of {', '.join(choices)}")
+        raise ValueProblem(f"expected one of {', '.join(choices)}{did_you_mean(text, choices)}")
     values = value if isinstance(value, (tuple, list)) else list(value.values()) if isinstance(value, dict) else [value]
     if (most := limits.get("most")) is not None and len(values) > most:
         raise ValueProblem(f"expected at most {most} values, got {len(values)}")

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.samplers import ClassUniformSampling, EpochBatchSampler
-from seamseg.data.workers import WorkerSeed, block_sigterm, failed_workers, worker_failure
+from seamseg.data.workers import WorkerSeed, block_sigterm, failed_workers, recording_context, worker_failure
 from seamseg.structures import Batch, PackedSequence
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -21,14 +21,19 @@ from seamseg.utils.errors import InputError, SeamsegError
 class BatchLoader(DataLoader):
     """A DataLoader that re-raises errors of its workers as they were raised, without a traceback in the message."""
 
-    _workers: tuple[BaseProcess, ...] = ()
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._workers: list[BaseProcess] = []
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         with translate_worker_errors(self):
             try:
+                if self.num_workers and self.multiprocessing_context is None:
+                    self.multiprocessing_context = recording_context(self._workers)
+                if not self.persistent_workers:
+                    self._workers.clear()
                 with block_sigterm():
                     iterator = super().__iter__()
-                self._workers = tuple(getattr(iterator, "_workers", ()))
                 yield from iterator
             except SeamsegError as error:
                 raise type(error)(_own_message(error)) from None
@@ -51,7 +56,7 @@ def translate_worker_errors(loader: DataLoader) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, OSError, EOFError) as error:
-        workers = loader._workers if isinstance(loader, BatchLoader) else ()
+        workers = loader._workers if isinstance(loader, BatchLoader) else []
         failed = failed_workers(error, workers)
         if not failed:
             raise

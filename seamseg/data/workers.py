@@ -10,7 +10,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,6 +88,23 @@ def ignore_foreign_sigterm(worker: int = 0) -> None:
         os._exit(0)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+def recording_context(started: list[BaseProcess]) -> BaseContext:
+    """Return the default context of multiprocessing, which appends each process it makes to a list.
+
+    A worker can die while its DataLoader starts the others, which raises before the loader is known.
+    """
+    base = get_context()
+
+    class Recording(type(base)):  # type: ignore[misc]
+        def Process(self, *args: Any, **options: Any) -> BaseProcess:  # the interface of a context
+            process: BaseProcess = base.Process(*args, **options)  # type: ignore[attr-defined]
+            started.append(process)
+            return process
+
+    context: BaseContext = Recording()
+    return context
 
 
 def failed_workers(error: BaseException, workers: Sequence[BaseProcess]) -> list[int]:

@@ -47,6 +47,7 @@ class SemanticMap(PhotoResult):
     >>> result.save("street_overlay.jpg")  # doctest: +SKIP
     """
 
+    counted = "segments"
     classes: np.ndarray
     probability: np.ndarray | None = None
     metadata: Metadata = field(default_factory=lambda: Metadata(0, 0, [], [], []))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import nn
 
 from seamseg.config import KINDS, Config
 from seamseg.models.backbones import build_backbone
-from seamseg.models.backbones.base import NormFactory
+from seamseg.models.backbones.base import Backbone, NormFactory
 from seamseg.models.backbones.fpn import FPN, FPNBody
 from seamseg.models.criterion import Criterion, TrainingModule
 from seamseg.models.heads.deeplab import DeeplabV3
@@ -136,18 +137,19 @@ def _network_options(config: Config, num_stuff: int) -> NetworkOptions:
 
 def _build_body(config: Config, norm: NormFactory) -> FPNBody:
     body, fpn, checkpoint = config.body, config.fpn, config.general.checkpoint_body
-    try:
-        backbone = build_backbone(body.body, norm, checkpoint=checkpoint, **body.body_params)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"[body] body_params: {error}") from error
+    backbone = build_configured_backbone(config, norm)
+    missing = [name for name in fpn.inputs if name not in backbone.out_channels]
+    if missing:
+        raise InputError(f"[fpn] inputs: {body.body} has no {missing[0]}, only {', '.join(backbone.out_channels)}")
+    channels = [backbone.out_channels[name] for name in fpn.inputs]
+    if [body.out_channels[name] for name in fpn.inputs] != channels:
+        raise InputError(f"[body] out_channels: {body.body} gives {backbone.out_channels}, not {body.out_channels}")
     strides = [backbone.out_strides[name] for name in fpn.inputs]
     strides += [strides[-1] * 2 ** (i + 1) for i in range(fpn.extra_scales)]
     if tuple(fpn.out_strides) != tuple(strides):
         raise InputError(f"[fpn] out_strides: {body.body} gives {tuple(strides)}, not {tuple(fpn.out_strides)}")
-    for name in fpn.inputs:
-        if body.out_channels[name] != backbone.out_channels[name]:
-            raise InputError(f"[body] out_channels: {body.body} gives {backbone.out_channels}, not {body.out_channels}")
-    channels = [backbone.out_channels[name] for name in fpn.inputs]
+    if any(fine > coarse for fine, coarse in itertools.pairwise(strides)):
+        raise InputError(f"[fpn] inputs must be in the order of their strides, finest first, got {tuple(strides)}")
     pyramid = FPN(channels, fpn.out_channels, fpn.extra_scales, norm, fpn.interpolation)
     return FPNBody(backbone, pyramid, fpn.inputs, checkpoint)
 
@@ -157,12 +159,7 @@ def _build_semantic_net(config: Config, num_classes: int) -> SemanticNet:
     norm, _ = norm_factories(body.normalization_mode, activation, body.activation_slope, body.gn_groups)
     if body.body_params.get("classes"):
         raise InputError("[body] body_params: a semantic network needs the features of the body: remove classes")
-    try:
-        backbone = build_backbone(
-            body.body, norm, keep_outputs=False, checkpoint=config.general.checkpoint_body, **body.body_params
-        )
-    except (TypeError, ValueError) as error:
-        raise InputError(f"[body] body_params: {error}") from error
+    backbone = build_configured_backbone(config, norm, keep_outputs=False)
     channels = list(backbone.out_channels.values())[-1]
     window = (sem.pooling_size[0], sem.pooling_size[1])
     head = DeeplabV3(channels, sem.out_channels, norm, sem.hidden_channels, sem.dilations, window)
@@ -171,6 +168,29 @@ def _build_semantic_net(config: Config, num_classes: int) -> SemanticNet:
     initialise(net, activation, body.activation_slope)
     backbone.freeze(body.num_frozen)
     return net
+
+
+def build_configured_backbone(config: Config, norm: NormFactory, keep_outputs: bool = True) -> Backbone:
+    """Build the backbone of `[body]`, with `norm` as its norm layers; `keep_outputs` as of :class:`Backbone`.
+
+    Raises
+    ------
+    InputError
+        if body_params or num_frozen do not fit it
+    """
+    body = config.body
+    for name in ("checkpoint", "keep_outputs"):
+        if name in body.body_params:
+            raise InputError(f"[body] body_params: {name} is no argument of the configuration")
+    try:
+        checkpoint = config.general.checkpoint_body
+        backbone = build_backbone(body.body, norm, keep_outputs=keep_outputs, checkpoint=checkpoint, **body.body_params)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"[body] body_params: {error}") from error
+    modules = sum(name.startswith("mod") for name in backbone.out_channels)
+    if body.num_frozen > modules:
+        raise InputError(f"[body] num_frozen: {body.body} has {modules} modules, not {body.num_frozen}")
+    return backbone
 
 
 def _build_semantic(config: Config, norm: NormFactory, num_classes: int) -> SemanticHead | None:

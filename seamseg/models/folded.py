@@ -36,6 +36,79 @@ class FoldedBlock(nn.Module):
         return y
 
 
+class ChannelwiseActivation(nn.Module):
+    """A norm at inference that no convolution precedes: `act(x * scale + offset)`.
+
+    Parameters
+    ----------
+    scale, offset : `C`
+    activation, activation_param : see :data:`seamseg.ops.activation.ACTIVATIONS`
+    """
+
+    def __init__(self, scale: Tensor, offset: Tensor, activation: str, activation_param: float) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(scale.view(1, -1, 1, 1), requires_grad=False)
+        self.offset = nn.Parameter(offset.view(1, -1, 1, 1), requires_grad=False)
+        self.activation = activation
+        self.activation_param = activation_param
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `N x C x H x W` to the same shape, a new tensor."""
+        return activate_(torch.addcmul(self.offset, x, self.scale), self.activation, self.activation_param)
+
+
+class FoldedPreActivationBlock(nn.Module):
+    """A residual block that begins with a norm: the shortcut is added by its last convolution.
+
+    Parameters
+    ----------
+    first : the norm of the input
+    convs : in order, the last without an activation
+    projection : of the shortcut; None if the shortcut is the input
+    """
+
+    def __init__(
+        self, first: ChannelwiseActivation, convs: Sequence[FusedConv2d], projection: FusedConv2d | None
+    ) -> None:
+        super().__init__()
+        self.first = first
+        self.convs = nn.ModuleList(convs)
+        self.projection = projection
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute what :class:`seamseg.models.backbones.preactivation.PreActivationBlock` does."""
+        y = self.first(x)
+        shortcut = x if self.projection is None else self.projection(y)
+        for conv in list(self.convs)[:-1]:
+            y = conv(y)
+        out: Tensor = self.convs[-1](y, shortcut)
+        return out
+
+
+class FoldedDenseModule(nn.Module):
+    """The layers of a DenseNet, each on the maps of all before it.
+
+    Parameters
+    ----------
+    norms, first, second : of each layer: norm of all maps before, 1x1 convolution with activation, 3x3 convolution
+    """
+
+    def __init__(
+        self,
+        norms: Sequence[ChannelwiseActivation],
+        first: Sequence[FusedConv2d],
+        second: Sequence[FusedConv2d],
+    ) -> None:
+        super().__init__()
+        self.norms, self.first, self.second = (nn.ModuleList(layers) for layers in (norms, first, second))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute what :class:`seamseg.models.backbones.densenet.DenseModule` does."""
+        for norm, first, second in zip(self.norms, self.first, self.second):
+            x = torch.cat((x, second(first(norm(x)))), dim=1)
+        return x
+
+
 class FoldedDeepLab(nn.Module):
     """A level's context, without the concatenation: its 1x1 convolution is a sum over the three branches.
 
@@ -112,7 +185,7 @@ class FoldedDeeplabV3(nn.Module):
         else:
             # an affine map commutes with the average and its padding
             pooled = box_filter_pool(self.context(x), self.pooling_size)
-        total = self.reduce_context(activate_(pooled, *self.pooled_activation))
+        total: Tensor = self.reduce_context(activate_(pooled, *self.pooled_activation))
         if total.shape != x.shape[:1] + total.shape[1:2] + x.shape[2:]:
             total = total.expand(-1, -1, *x.shape[2:]).contiguous(memory_format=torch.channels_last)
         for branch, join in zip(self.branches, self.joins):

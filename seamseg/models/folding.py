@@ -16,12 +16,18 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from seamseg.models.backbones.base import Backbone
+from seamseg.models.backbones.densenet import DenseModule
+from seamseg.models.backbones.preactivation import PreActivationBlock
 from seamseg.models.backbones.residual import ResidualBlock
 from seamseg.models.folded import (
+    ChannelwiseActivation,
     FoldedBlock,
     FoldedBoxBranch,
     FoldedDeepLab,
     FoldedDeeplabV3,
+    FoldedDenseModule,
+    FoldedPreActivationBlock,
     FoldedRPNHead,
     FoldedSemanticHead,
     FoldedUpsampling,
@@ -34,6 +40,7 @@ from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import SemanticNet
 from seamseg.ops.fused import FusedConv2d, FusedLinear, bf16_is_fast
 from seamseg.ops.norm import ABN, InPlaceABN
+from seamseg.ops.winograd import WinogradConv2d, is_suitable
 from seamseg.utils.errors import InputError, option
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -56,10 +63,21 @@ def fold_abn(net: Net) -> Net:
                 setattr(parent, name, made)
     if isinstance(folded, PanopticNet):
         _fold_roi_head(folded.roi_head)
-    for sequence in folded.modules():
-        if isinstance(sequence, nn.Sequential):
-            _fold_pairs(sequence)
+    _fold_sequences(folded)
     return folded.with_options(channels_last=True).eval()
+
+
+def _fold_sequences(net: nn.Module) -> None:
+    """Fold the norms of sequences into the layers before them; the others are replaced by a scale and an offset."""
+    for module in net.modules():
+        if isinstance(module, nn.Sequential):
+            _fold_pairs(module)
+    for module in net.modules():
+        if isinstance(module, (nn.Sequential, Backbone)):
+            for name, child in list(module.named_children()):
+                made = _channelwise(child)
+                if made is not None:
+                    setattr(module, name, made)
 
 
 def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Net:
@@ -77,7 +95,18 @@ def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Ne
         as :func:`choose_precision`
     """
     dtype = choose_precision(precision, device)
-    return fold_abn(net).to(device=device, dtype=dtype)
+    folded = fold_abn(net).to(device=device, dtype=dtype)
+    if isinstance(folded, SemanticNet) and device.type == "cpu" and dtype == torch.float32:
+        _use_winograd(folded)
+    return folded
+
+
+def _use_winograd(net: SemanticNet) -> None:
+    """Replace the 3x3 convolutions of a folded network, most of its time: they have hundreds of channels."""
+    for parent in list(net.modules()):
+        for name, child in list(parent.named_children()):
+            if is_suitable(child):
+                setattr(parent, name, WinogradConv2d(child))
 
 
 def choose_precision(precision: str, device: torch.device) -> torch.dtype:
@@ -101,6 +130,10 @@ def _replacement(module: nn.Module) -> nn.Module | None:
     """Return the folded form of a module; None if it stays."""
     if isinstance(module, ResidualBlock):
         return _fold_block(module)
+    if isinstance(module, PreActivationBlock):
+        return _fold_preactivation(module)
+    if isinstance(module, DenseModule):
+        return _fold_dense(module)
     if isinstance(module, SemanticHead):
         return _fold_semantic(module)
     if isinstance(module, DeeplabV3):
@@ -184,6 +217,39 @@ def _fold_block(block: ResidualBlock) -> FoldedBlock | None:
         return None
     made[-1].activation, made[-1].activation_param = block.activation, block.activation_param
     return FoldedBlock(made, projection)
+
+
+def _fold_preactivation(block: PreActivationBlock) -> FoldedPreActivationBlock | None:
+    # a norm is folded into the convolution before it; the first one follows a sum
+    first = _channelwise(block.bn1)
+    layers = [layer for layer in block.convs if not isinstance(layer, nn.Dropout2d)]
+    convs = [_fuse(conv, norm) for conv, norm in zip(layers[::2], layers[1::2])]
+    made = [conv for conv in convs if conv is not None]
+    if first is None or len(made) < len(convs):
+        return None
+    last = layers[-1]
+    assert isinstance(last, nn.Conv2d)
+    projection = _plain(block.proj_conv) if block.has_projection else None
+    return FoldedPreActivationBlock(first, [*made, _plain(last)], projection)
+
+
+def _fold_dense(module: DenseModule) -> FoldedDenseModule | None:
+    norms = [_channelwise(layer[0]) for layer in module.convs1]  # type: ignore[index]
+    first = [_fuse(one[1], two[0]) for one, two in zip(module.convs1, module.convs3)]  # type: ignore[index]
+    second = [_plain(layer[1]) for layer in module.convs3]  # type: ignore[index]
+    if any(layer is None for layer in (*norms, *first)):
+        return None
+    return FoldedDenseModule(norms, first, second)  # type: ignore[arg-type]
+
+
+def _channelwise(norm: nn.Module) -> ChannelwiseActivation | None:
+    affine = _affine(norm)
+    if affine is None:
+        return None
+    assert isinstance(norm, ABN)
+    dtype = norm.running_mean.dtype  # type: ignore[union-attr]
+    scale, offset = (t.to(dtype) for t in affine)
+    return ChannelwiseActivation(scale, offset, norm.activation, norm.activation_param)
 
 
 def _fold_semantic(head: SemanticHead) -> FoldedSemanticHead | None:

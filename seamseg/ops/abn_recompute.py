@@ -1,5 +1,7 @@
 """Activation checkpointing of layers with batch norm: the backward pass computes a part again (arXiv 1604.06174).
 
+:func:`checkpointed` is for a part of the network, :func:`recomputed` for the output of one cheap layer.
+
 Activation checkpointing keeps the inputs and outputs of a part and computes the tensors between them a second time when
 the gradient is due. The batch norms of the part take the statistics of the first run from a cache. The second run
 thus computes no statistics, communicates with no other process, leaves the running averages alone and gives the same
@@ -9,13 +11,13 @@ bits.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -107,6 +109,83 @@ def checkpointed(part: nn.Module, *inputs: Any) -> Any:
     # reading the state of the generators blocks the host until the device is idle
     random = any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in part.modules())
     return checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=random, context_fn=_contexts)
+
+
+def can_recompute() -> bool:
+    """Return whether :func:`recomputed` has an effect: with gradients, not compiled, not in a checkpointed part."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return False
+    return getattr(_state, "cache", None) is None
+
+
+@contextmanager
+def recomputed(layer: Callable[[Tensor], Tensor], make_input: Callable[[], Tensor]) -> Iterator[Tensor]:
+    """Run a cheap layer; operations of the `with` block do not keep its output for the backward pass.
+
+    The backward pass computes it again from `make_input`, with the same statistics: gradients and running statistics
+    are those of a plain call, bit by bit. It saves memory where the input is kept anyway, or made from what is.
+
+    Parameters
+    ----------
+    layer : computes a map of the shape of its input, the same each time
+    make_input : returns the input, `N x C x H x W`; what it refers to is kept
+
+    Returns
+    -------
+    context manager of the output; the output must not be used after the block
+    """
+    if not can_recompute():
+        yield layer(make_input())
+        return
+    cache = _StatisticsCache()
+    output = _Recomputed(layer, make_input, cache)
+    with torch.autograd.graph.saved_tensors_hooks(output.pack, _unpack):
+        with _Run(cache, recompute=False):
+            y = output.first_run()
+        yield y
+
+
+class _Recomputed:
+    """The output of a layer, kept as what it is computed from; its value lives from its first use to its last."""
+
+    def __init__(
+        self, layer: Callable[[Tensor], Tensor], make_input: Callable[[], Tensor], cache: _StatisticsCache
+    ) -> None:
+        self._layer, self._make_input, self._cache = layer, make_input, cache
+        self._shape = torch.Size()
+        self._input = self._output = 0
+        self._uses = self._left = 0
+        self._value: Tensor | None = None
+
+    def first_run(self) -> Tensor:
+        x = self._make_input()
+        self._shape, self._input = x.shape, x.data_ptr()
+        y = self._layer(x)
+        self._output = y.data_ptr()
+        return y
+
+    def pack(self, tensor: Tensor) -> Tensor | _Recomputed:
+        # the layer itself saves its output before it returns it
+        address = tensor.data_ptr()
+        if tensor.shape != self._shape or address == self._input or (self._output and address != self._output):
+            return tensor
+        self._uses += 1
+        return self
+
+    def get(self) -> Tensor:
+        if self._value is None:
+            with torch.no_grad(), _Run(self._cache, recompute=True):
+                self._value = self._layer(self._make_input())
+            self._left = self._uses
+        value = self._value
+        self._left -= 1
+        if self._left == 0:
+            self._value = None
+        return value
+
+
+def _unpack(kept: Tensor | _Recomputed) -> Tensor:
+    return kept.get() if isinstance(kept, _Recomputed) else kept
 
 
 def _keep_statistics(context: Any, operator: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:

@@ -200,6 +200,8 @@ def _attempt(kind: str, call: Callable[[], Tensor]) -> Tensor | None:
     try:
         return call()
     except (AttributeError, RuntimeError, TypeError) as error:  # NotImplementedError is a RuntimeError
+        if "DataLoader worker" in str(error):  # the death of a process, raised by a signal handler at any place
+            raise
         _FAILED.add(kind)
         reason = " ".join(str(error).split())[:120]
         warnings.warn(f"PyTorch's fused {kind} fails ({reason}); using unfused operators", stacklevel=4)

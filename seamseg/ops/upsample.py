@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ._library import check_same_device, define, describe, differentiate, forbid_second_derivative
 from .reference import upsample as plain
-from .reference.upsample import FUSIONS
+from .reference.upsample import FUSIONS as FUSIONS  # part of the interface
 
 
 def upsample_argmax(logits: Tensor, padded_size: tuple[int, int], valid_size: tuple[int, int]) -> Tensor:

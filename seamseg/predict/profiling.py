@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +19,12 @@ from seamseg.inference.predictor import Predictor
 from seamseg.inference.result import Panoptic
 from seamseg.models.build import build_network
 from seamseg.models.folding import for_inference
-from seamseg.models.fusion import fuse, to_result
 from seamseg.models.outputs import Features
+from seamseg.models.panoptic import PanopticNet
 from seamseg.predict.sources.base import Source
-from seamseg.predict.writers import make_writers
+from seamseg.predict.writers import FORMATS, make_writers
 from seamseg.structures import PackedSequence, Prediction
+from seamseg.utils.errors import InputError
 from seamseg.visualize.palette import distinct_colors
 
 STAGES = ("decode", "resize", "body", "FPN", "RPN head", "NMS", "ROI", "mask", "semantic", "fusion", "encode")
@@ -34,7 +36,7 @@ RANDOM_DETECTIONS = 100
 
 def random_predictor(
     device: torch.device, shortest_size: int, precision: str = "fp32", config: str = "vistas_r50", folded: bool = True
-) -> Predictor:
+) -> Predictor[Panoptic]:
     """Return a predictor with random weights of a fixed seed and as many classes as Mapillary Vistas."""
     torch.manual_seed(0)
     options = load_config(config)
@@ -65,27 +67,35 @@ class StageProfile:
     photo : file
     out : folder for the results, is made
     random_weights : use the first 1000 proposals, and :data:`RANDOM_DETECTIONS` of them as detections
-    formats : of the result
+    formats : of the result; those that the kind of network lacks are omitted
+
+    Raises
+    ------
+    InputError
+        if the network has other stages
     """
 
     def __init__(
         self,
-        predictor: Predictor,
+        predictor: Predictor[Any],
         photo: Path,
         out: Path,
         random_weights: bool,
         formats: tuple[str, ...] = ("overlay", "coco"),
     ) -> None:
+        if not isinstance(predictor.net, PanopticNet):
+            raise InputError(f"a model of kind {predictor.kind} has other stages than those of the profile")
         self.predictor = predictor
+        self.net = predictor.net
         self.photo = photo
         self.out = out
         self.random_weights = random_weights
-        self.formats = formats
+        self.formats = [name for name in formats if name in FORMATS[predictor.kind]]
         self.counts: dict[str, int] = {}
 
     def run(self) -> dict[str, float]:
         """Return the seconds of each of :data:`STAGES`, and set `counts`: proposals, detections, segments."""
-        p, net, seconds = self.predictor, self.predictor.net, dict.fromkeys(STAGES, 0.0)
+        p, net, seconds = self.predictor, self.net, dict.fromkeys(STAGES, 0.0)
         last = time.perf_counter()
 
         def mark(stage: str) -> None:
@@ -125,19 +135,16 @@ class StageProfile:
             semantic = net.segment(features)[0]
             mark("semantic")
             prediction = Prediction(boxes, classes, scores, masks, semantic, sizes[0])
-            t = p.thresholds
-            fused = fuse(prediction, p.metadata.num_stuff, t.score_threshold, t.overlap_threshold, t.min_stuff_area)
-            fused_result = to_result(fused, (source.height, source.width), p.metadata.num_stuff)
-            result = Panoptic.of(fused_result, p.metadata)
+            result = p.result(prediction, (source.height, source.width))
             mark("fusion")
         photo = Source(self.photo, self.photo.stem, self.photo.name)
         rgb = np.asarray(source)
-        for writer in make_writers(self.formats, self.out, p.metadata):
+        for writer in make_writers(self.formats, self.out, p.metadata, p.kind):
             writer.write(photo, rgb, prediction, result)
         mark("encode")
         self.counts = {
             "proposals": 0 if rows is None else len(rows),
             "detections": len(boxes),
-            "segments": len(result.segments),
+            "segments": len(result.segments) if isinstance(result, Panoptic) else sum(result.counts().values()),
         }
         return seconds

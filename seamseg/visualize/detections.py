@@ -71,11 +71,10 @@ def draw_detections(
     uint8 `H x W x 3`
     """
     colors = padded_palette(palette)
-    pixels = np.array(photo)
+    image = Image.fromarray(np.array(photo))
     ordered = sorted(objects, key=lambda d: d.score)
     for d in ordered:
-        _paint(pixels, d, size, colors[d.category], opacity)
-    image = Image.fromarray(pixels)
+        _paint(image, d, size, tuple(colors[d.category].tolist()), opacity)
     draw = ImageDraw.Draw(image)
     shortest = min(photo.shape[:2])
     width = max(1, round(shortest / 350))
@@ -95,15 +94,14 @@ def draw_legacy(
     Parameters are those of :func:`draw_detections`; the objects are drawn in their order.
     """
     colors = padded_palette(palette)
-    pixels = np.array(photo)
+    image = Image.fromarray(np.array(photo))
+    draw = ImageDraw.Draw(image)
     for d in objects:
-        _paint(pixels, d, size, colors[d.category], LEGACY_OPACITY)
-        image = Image.fromarray(pixels)
-        y0, x0, y1, x1 = _scaled_box(d, size, photo.shape)
         color = tuple(colors[d.category].tolist())
-        ImageDraw.Draw(image).rectangle((x0, y0, x1, y1), outline=color, width=LEGACY_LINE)
-        pixels = np.array(image)
-    return pixels
+        _paint(image, d, size, color, LEGACY_OPACITY)
+        y0, x0, y1, x1 = _scaled_box(d, size, photo.shape)
+        draw.rectangle((x0, y0, x1, y1), outline=color, width=LEGACY_LINE)
+    return np.asarray(image)
 
 
 def _scaled_box(d: DrawnObject, size: tuple[int, int], shape: tuple[int, ...]) -> tuple[float, float, float, float]:
@@ -112,22 +110,18 @@ def _scaled_box(d: DrawnObject, size: tuple[int, int], shape: tuple[int, ...]) -
     return y0 * down, x0 * right, y1 * down, x1 * right
 
 
-def _paint(pixels: np.ndarray, d: DrawnObject, size: tuple[int, int], color: np.ndarray, opacity: float) -> None:
-    """Blend the mask of an object into the pixels."""
+def _paint(image: Image.Image, d: DrawnObject, size: tuple[int, int], color: tuple[int, ...], opacity: float) -> None:
+    """Blend the mask of an object into an image."""
     if d.crop is None or d.crop.size == 0:
         return
-    height, width = d.crop.shape
-    (y, x), crop = d.corner, d.crop
-    if pixels.shape[:2] != size:
-        rows, columns = (nearest_index(old, new) for old, new in zip(size, pixels.shape[:2]))
+    (y, x), (height, width), crop = d.corner, d.crop.shape, d.crop
+    if (image.height, image.width) != size:
+        rows, columns = nearest_index(size[0], image.height), nearest_index(size[1], image.width)
         (top, bottom), (left, right) = np.searchsorted(rows, [y, y + height]), np.searchsorted(columns, [x, x + width])
         crop = crop[(rows[top:bottom] - y)[:, None], columns[left:right] - x]
-    else:
-        top, bottom, left, right = y, y + height, x, x + width
-    part = pixels[top:bottom, left:right]
-    share = round(opacity * 255)
-    mixed = part[crop].astype(np.uint32) * (255 - share) + color.astype(np.uint32) * share
-    part[crop] = ((mixed + 127) // 255).astype(np.uint8)
+        y, x = int(top), int(left)
+    if crop.size:
+        image.paste(color, (x, y), Image.fromarray(crop * np.uint8(round(opacity * 255))))
 
 
 def _outline(draw: ImageDraw.ImageDraw, box: tuple[float, ...], color: tuple[int, ...], width: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 import torch
 from support.classes import make_class_folders, write_config
 
+from seamseg.checkpoints import imagenet
 from seamseg.checkpoints.snapshot import load_tensors
 from seamseg.classification.checkpoint import checkpoint_weights, load_checkpoint, parse_checkpoint
-from seamseg.classification.config import ClassifierConfig, load_classifier_config
+from seamseg.classification.config import ClassifierConfig, load_classifier_config, parse_classifier_config
 from seamseg.classification.network import Classifier, build_classifier
 from seamseg.classification.train import train_classifier
 from seamseg.training.run import TrainingOptions
@@ -81,8 +83,29 @@ def test_a_file_of_the_original_resumes(trained: Path, config: ClassifierConfig,
 
 @pytest.mark.parametrize("prefix", ["module.", ""])
 def test_weights_with_and_without_prefix(prefix: str) -> None:
-    state = {f"{prefix}a.weight": torch.ones(1), f"{prefix}module.b": torch.ones(1)}
-    assert set(checkpoint_weights({"state_dict": state}, "f")) == {"a.weight", "module.b"}
+    state = {f"{prefix}a.weight": torch.ones(1), f"{prefix}b": torch.ones(1)}
+    assert set(checkpoint_weights({"state_dict": state}, "f")) == {"a.weight", "b"}
+
+
+def test_another_network_is_named(tmp_path: Path) -> None:
+    net = build_classifier(parse_classifier_config({"network": {"arch": "resnet18", "classes": 4}}))
+    torch.save({"state_dict": net.state_dict()}, tmp_path / "f.pth.tar")
+    other = parse_classifier_config({"network": {"arch": "resnet34", "classes": 4}})
+    with pytest.raises(InputError, match="holds a resnet18, the network is a resnet34"):
+        load_checkpoint(Classifier(build_classifier(other)), tmp_path / "f.pth.tar", other)
+
+
+def test_files_of_release_0_0_1_are_refused(
+    trained: Path, config: ClassifierConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = as_of_the_original(trained / "run" / "checkpoint.pth.tar", tmp_path / "f.pth.tar")
+    net = Classifier(build_classifier(config))
+    load_checkpoint(net, path, config)
+    monkeypatch.setattr(imagenet, "_RELEASE_0_0_1", (hashlib.md5(path.read_bytes()).hexdigest()[:8],))
+    with pytest.raises(InputError, match=r"only compatible with release 0\.0\.1"):
+        load_checkpoint(net, path, config)
+    with pytest.raises(InputError, match=r"only compatible with release 0\.0\.1"):
+        train(trained / "c.json", trained / "data", tmp_path / "run", pretrain=[str(path)])
 
 
 @pytest.mark.parametrize(

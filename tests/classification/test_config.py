@@ -140,6 +140,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         load_classifier_config("resnext101_ipabn_512")
 
 
+def test_the_page_describes_every_key() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "classify.md").read_text(encoding="utf-8")
+    for section, keys in parse_classifier_config({}).to_json().items():
+        part = page.partition(f"| `{section}` | default")[2].partition("\n\n")[0]
+        assert [key for key in keys if f"`{key}`" not in part] == [], section
+
+
 def test_a_batch_is_divided_by_the_processes() -> None:
     config = parse_classifier_config({"optimizer": {"batch_size": 10}})
     assert [config.batch_per_process(n) for n in (1, 3, 10)] == [10, 3, 1]

@@ -76,7 +76,7 @@ def test_folders_that_are_refused(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xd8\xff\xe0 no jpeg"])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_unreadable_image_is_named(root: Path, content: bytes, workers: int) -> None:
     (root / "val" / "red" / "1.png").write_bytes(content)
     dataset = ClassFolders(root, "val", lambda image: torch.zeros(1))

@@ -9,18 +9,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from support.classes import write_config
-from support.golden_backbones import golden_state
+from support.golden_backbones import golden_state, stored
 from support.golden_files import DATA, array
 from torch import nn
 from torch.nn import functional
+from torchvision.transforms import v2
 
 import seamseg
-from seamseg.classification.config import Network, Schedule, parse_classifier_config
+from seamseg.classification.config import Input, Network, Schedule, parse_classifier_config
 from seamseg.classification.data import ImageBatch
 from seamseg.classification.network import Classifier, ClassifierLoss, build_classifier, correct, initialise
 from seamseg.classification.optimizer import ClassifierSchedule, build_optimizer
+from seamseg.classification.train import trainer_config
+from seamseg.classification.transforms import test_transform as validation_transform
 from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync
+from seamseg.training.step import Stepper
+from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError
 
 GOLDEN = json.loads((DATA / "classifier.json").read_text())
@@ -31,7 +37,7 @@ def build(**network: object) -> nn.Module:
     return build_classifier(parse_classifier_config({"network": {"classes": 7, **network}}, "c.json"))
 
 
-@pytest.mark.parametrize("case", GOLDEN["init"][::3], ids=lambda case: f"{case['weight_init']}-{case['activation']}")
+@pytest.mark.parametrize("case", GOLDEN["init"][::7], ids=lambda case: f"{case['weight_init']}-{case['activation']}")
 def test_initialisation(case: dict) -> None:
     layers = nn.ModuleDict(
         {
@@ -174,6 +180,33 @@ def test_a_network_from_python_gives_the_logits_of_the_original(tmp_path: Path) 
     with torch.inference_mode():
         logits = net(torch.from_numpy(pixels).permute(0, 3, 1, 2))
     np.testing.assert_allclose(logits, array("backbones", "resnet18/logits"), rtol=0, atol=2e-4)
+
+    crops = validation_transform(Input(), 128, 112, ten_crops=True)(Image.open(DATA / "flower.png").convert("RGB"))
+    with torch.inference_mode():
+        mean_of_crops = net(crops).mean(0)
+    np.testing.assert_allclose(mean_of_crops, array("backbones", "resnet18/ten_logits")[0], rtol=0, atol=2e-4)
+
+
+def test_a_training_step_of_the_original() -> None:
+    case = stored()["train_step"]["resnet18"]
+    optimizer = {"learning_rate": case["lr"], "nesterov": True, "clip": case["clip"], "weight_decay": 1e-4}
+    config = parse_classifier_config({**RESNET18, "optimizer": optimizer})
+    body = build_classifier(config)
+    body.load_state_dict(golden_state("resnet18", body))
+    module = ClassifierLoss(Classifier(body)).train()
+    stepper = Stepper(trainer_config(config), module, build_optimizer(module.net, config.optimizer), World())
+    before = {name: p.detach().clone() for name, p in body.named_parameters()}
+    pixels = torch.from_numpy(array("backbones", "input_crop_u8").astype(np.float32)).permute(0, 3, 1, 2) / 255
+    images = v2.functional.normalize(pixels, Input().mean, Input().std)
+    batch = ImageBatch(images, torch.tensor(case["targets"]), ["a", "b", "c"])
+    result = stepper([batch], [case["lr"]])
+    name = "resnet18"
+    assert result.losses["loss"].item() == pytest.approx(float(array("backbones_train", f"{name}/loss")), abs=1e-4)
+    assert result.grad_norm.item() == pytest.approx(case["total_grad_norm"], rel=1e-4)
+    names = array("backbones_train", f"{name}/names").tolist()
+    assert names == list(before), "the order of the parameters in the state of the optimizer"
+    moved = [(p.detach() - before[n]).double().norm().item() for n, p in body.named_parameters()]
+    np.testing.assert_allclose(moved, array("backbones_train", f"{name}/update_norm"), rtol=1e-3)
 
 
 def test_random_weights_and_devices(tmp_path: Path) -> None:

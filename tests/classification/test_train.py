@@ -78,6 +78,7 @@ def test_the_files_of_a_run(config: Path, data: Path, tmp_path: Path) -> None:
     assert (again.top1, again.loss) == pytest.approx((scores.top1, scores.loss))
 
 
+@pytest.mark.slow
 def test_a_classifier_learns(config: Path, data: Path, tmp_path: Path) -> None:
     scores = train(config, data, tmp_path / "run", "optimizer.schedule.epochs=8", "training.val_interval=8")
     assert scores is not None
@@ -85,7 +86,13 @@ def test_a_classifier_learns(config: Path, data: Path, tmp_path: Path) -> None:
     assert scores.top5 == 100
 
 
-@pytest.mark.parametrize("extra", [[], ["training.ema=0.9", "optimizer.classifier_lr=0.2", "optimizer.type=Adam"]])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pytest.param([], marks=pytest.mark.slow),
+        ["training.ema=0.9", "optimizer.classifier_lr=0.2", "optimizer.type=Adam"],
+    ],
+)
 def test_resume_to_the_bit(config: Path, data: Path, tmp_path: Path, extra: list[str]) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(config, data, whole, *extra)
@@ -122,8 +129,13 @@ def test_the_moving_average_is_validated(config: Path, data: Path, tmp_path: Pat
     again = validate_classifier(ValidationOptions(config, run / "checkpoint.pth.tar", data, device="cpu"))
     assert scores is not None
     assert again.loss == pytest.approx(scores.loss)
+    still = ("optimizer.learning_rate=0", "optimizer.schedule.epochs=1")
+    train(config, data, tmp_path / "b", *still, pretrain=[str(run / "checkpoint.pth.tar")])
+    started = weights(tmp_path / "b")
+    assert all(torch.equal(started[f"module.{k}"], v) for k, v in average.items() if k.endswith("conv2.weight"))
 
 
+@pytest.mark.slow
 def test_workers_do_not_change_the_numbers(config: Path, data: Path, tmp_path: Path) -> None:
     short = "optimizer.schedule.epochs=1"
     train(config, data, tmp_path / "a", short)

@@ -264,7 +264,7 @@ def test_differences_are_named() -> None:
     assert differences(old, new) == ["scheduler.epochs: 90 -> 3", "dataloader.train_set: empty -> a"]
 
 
-@pytest.mark.parametrize("value", ["[[1000000]]", "[[2], 2, 2, 2]", "'many'"])
+@pytest.mark.parametrize("value", ["[[[2]]]", "[[None], 2, 2, 2]", "'many'"])
 def test_nested_body_params_are_errors(value):
     text = f"[body]\nbody_params = {{'dilation': {value}}}\n"
     with pytest.raises(InputError, match="body_params: dilation must be a number or a list of numbers"):
@@ -295,7 +295,9 @@ def test_an_override_of_the_kind_selects_its_loss_weights() -> None:
     assert four.optimizer.loss_weights == (4, 3, 2, 1)
     three = "[optimizer]\nloss_weights = (1, 2, 3)"
     assert "has 3 values, detection has 4 losses" in problem(three, "panoptic", ("general.kind=detection",))
-    assert "expected a tuple of numbers" in problem("[optimizer]\nloss_weights = x", "panoptic", ("general.kind=detection",))
+    assert "expected a tuple of numbers" in problem(
+        "[optimizer]\nloss_weights = x", "panoptic", ("general.kind=detection",)
+    )
 
 
 def test_only_other_kinds_than_panoptic_are_named_in_the_text() -> None:
@@ -304,7 +306,6 @@ def test_only_other_kinds_than_panoptic_are_named_in_the_text() -> None:
 
 
 def test_unknown_kind_in_a_file_and_an_override() -> None:
-    assert problem("[general]\nkind = boxes") == (
-        "my.ini: unknown kind of network 'boxes': choose panoptic, instance_seg, detection"
-    )
+    message = problem("[general]\nkind = boxes")
+    assert message.startswith("my.ini: unknown kind of network 'boxes': choose panoptic, instance_seg, detection")
     assert "unknown kind of network 'boxes'" in problem("", "panoptic", ("general.kind=boxes",))

@@ -18,6 +18,7 @@ from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import LoaderOptions, index_sampler, set_epoch, train_loader, translate_worker_errors
 from seamseg.data.samplers import DistributedARBatchSampler
 from seamseg.data.transforms import AugmentationOptions, TrainTransform
+from seamseg.data.workers import failed_workers, recording_context
 from seamseg.utils.errors import InputError, SeamsegError
 
 SIZES = [(12, 20), (20, 12), (14, 14), (10, 18), (9, 30), (8, 12)]
@@ -151,6 +152,7 @@ HOLDING = """
 import sys
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.loader import LoaderOptions, train_loader
+from seamseg.data.workers import failed_workers, recording_context
 from seamseg.data.samplers import ARBatchSampler
 from seamseg.data.transforms import TrainTransform
 
@@ -189,3 +191,13 @@ def test_connection_error_of_a_killed_worker(make_folder):
     loader._workers = ()
     with pytest.raises(ConnectionResetError), translate_worker_errors(loader):
         raise ConnectionResetError(104, "of another cause")
+
+
+def test_processes_that_a_context_makes_are_recorded():
+    """A worker may die before the iterator of its loader exists."""
+    started = []
+    loader = torch.utils.data.DataLoader(range(4), num_workers=2, multiprocessing_context=recording_context(started))
+    assert [int(i) for i in loader] == [0, 1, 2, 3]
+    assert len(started) == 2
+    error = RuntimeError(f"DataLoader worker (pid {started[1].pid}) is killed by signal: Killed.")
+    assert failed_workers(error, started) == [1]

@@ -60,6 +60,50 @@ def test_tiles_change_nothing_for_a_local_network(rgb):
         assert large.box == pytest.approx(LARGE, abs=5)  # from the coarse view
 
 
+class ObjectNet(SceneNet):
+    """Sees objects only: their boxes, and their masks for instance segmentation."""
+
+    def __init__(self, kind, **options):
+        super().__init__(**options)
+        self.kind = kind
+
+    def predict(self, images):
+        masks = self.kind == "instance_seg"
+        found = super().predict(images)
+        return [replace(p, semantic=None, mask_logits=p.mask_logits if masks else None) for p in found]
+
+
+@pytest.mark.parametrize("kind", ["instance_seg", "detection"])
+@pytest.mark.parametrize(("tiles", "room"), [(128, None), (160, 20000), ("auto", 30000)])
+def test_objects_in_tiles(rgb, kind, tiles, room):
+    """Without a class map: a small object comes whole from a tile, a large one from the coarse view."""
+    whole = predictor(ObjectNet(kind)).predict(rgb)
+    assert sorted(d.box for d in whole) == [SMALL, LARGE]
+    model = predictor(ObjectNet(kind, room=room))
+    tiled = model.predict(rgb, tiles)
+    assert len(model.net.sizes) > 2
+    small, large = sorted(tiled, key=lambda d: d.area)
+    assert small.box == SMALL
+    assert large.box == pytest.approx(LARGE, abs=5)
+    assert tiled.prediction.semantic is None
+    assert tiled.size == (300, 400)
+    if kind == "detection":
+        assert tiled.masks is None
+    else:
+        y0, x0, y1, x1 = SMALL
+        assert small.mask[y0:y1, x0:x1].mean() > 0.9
+        assert small.mask.sum() == small.mask[y0:y1, x0:x1].sum()
+
+
+@pytest.mark.parametrize("kind", ["instance_seg", "detection"])
+@pytest.mark.parametrize("size", [(1, 1), (1, 5000), (33, 77)])
+def test_no_objects_at_extreme_sizes(size, kind):
+    result = predictor(ObjectNet(kind)).predict(scene(size, [], np.random.default_rng(0)), 128)
+    assert result.size == size
+    assert len(result) == 0
+    assert result.draw().size == size[::-1]
+
+
 class LogitsNet(SceneNet):
     """Returns class logits, which test-time augmentation needs."""
 

@@ -5,6 +5,7 @@ import torch
 from support.networks import ROOT, tiny_config, toy_batch
 
 from seamseg.config import config_from_string, load_config
+from seamseg.config.bodies import BODIES
 from seamseg.models.build import build_criterion, build_network, build_training_module, norm_factories
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.utils.errors import InputError
@@ -90,13 +91,46 @@ def test_vistas_variant():
     assert len(net.options.anchors.strides) == 6
 
 
+_NO_MOD9 = """
+[body]
+body = wider_resnet38
+out_channels = {"mod9": 1}
+out_strides = {"mod9": 1}
+[fpn]
+inputs = ["mod9"]
+out_strides = (4,)
+[rpn]
+fpn_levels = 1
+[roi]
+fpn_levels = 1
+[sem]
+fpn_levels = 1
+"""
 _R18 = ('body.out_channels={"mod1": 64, "mod2": 64, "mod3": 128, "mod4": 256, "mod5": 512}',)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[body]\nbody = resnet18\n", r"\[body\] out_channels: resnet18 gives"),
+        (
+            "[body]\nbody = resnet18\nout_channels = {'mod2': 256, 'mod3': 512, 'mod4': 1024, 'mod5': 2048}\n",
+            r"\[body\] out_channels: resnet18 gives {'mod1': 64, 'mod2': 64, .*}, not {",
+        ),
+        ("[body]\nnum_frozen = 6\n", r"\[body\] num_frozen: resnet50 has 5 modules, not 6"),
+        (
+            "[body]\nbody_params = {'input_3x3': True}\n",
+            "body_params: resnet50 has no parameter 'input_3x3', only dilation",
+        ),
+        ("[body]\nbody_params = {'keep_outputs': False}\n", "body_params: keep_outputs is no argument"),
+        (
+            "[body]\nbody = resnext50\nbody_params = {'dilation': (1, 1, 2, 4)}\n",
+            r"resnext50 gives \(4, 8, 8, 8\), not",
+        ),
+        (
+            _NO_MOD9,
+            r"\[fpn\] inputs: wider_resnet38 has no mod9, only mod1, mod2, .*, mod7, bn_out",
+        ),
+        ("[fpn]\ninputs = ['mod3', 'mod2', 'mod4', 'mod5']\nout_strides = (8, 4, 16, 32)\n", "finest first"),
         ("[fpn]\nout_strides = (4, 8, 16, 64)\n", r"\[fpn\] out_strides: resnet50 gives \(4, 8, 16, 32\)"),
         ("[body]\nbody_params = {'width': 3}\n", r"\[body\] body_params: .*width"),
         ("[body]\nbody_params = {'dilation': (1, 2)}\n", r"\[body\] body_params: .*dilation has 2 entries"),
@@ -105,6 +139,21 @@ _R18 = ('body.out_channels={"mod1": 64, "mod2": 64, "mod3": 128, "mod4": 256, "m
 def test_contradictions_are_errors(text, message):
     with torch.device("meta"), pytest.raises(InputError, match=message):
         build_network(config_from_string(text, "panoptic"), 3, 4)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnext50", "wider_resnet16_a2", "densenet121"])
+def test_any_backbone_can_be_the_body(name):
+    """Its channels, strides and inputs of the pyramid are defaults, where a file describes another body, too."""
+    layout = BODIES[name]
+    config = load_config(ROOT / "configs" / "cityscapes_r50.ini", overrides=[f"body.body={name}"])
+    assert config.body.out_channels == layout.out_channels
+    assert tuple(config.fpn.inputs) == layout.inputs
+    with torch.device("meta"):
+        body = build_network(config, 3, 4).body
+    assert body.backbone.out_channels == layout.out_channels
+    assert body.backbone.out_strides == layout.out_strides
+    frozen = {n.split(".")[1] for n, p in body.named_parameters() if not p.requires_grad}
+    assert frozen == ({"mod1", "mod2", "tra2"} & set(layout.out_channels)) - {"tra2"}
 
 
 def test_no_things_is_an_error():

@@ -8,11 +8,14 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from support.narrow_backbones import NARROW, narrow_body, narrow_networks
 from support.networks import tiny_config
 from torch import nn
 from torch.testing import assert_close
 
 from seamseg.cli.doctor_bench import hints
+from seamseg.models.backbones.densenet import DenseModule
+from seamseg.models.backbones.preactivation import PreActivationBlock
 from seamseg.models.build import build_network
 from seamseg.models.folded import FoldedBlock, FoldedRPNHead, FoldedSemanticHead
 from seamseg.models.folding import choose_precision, fold_abn, for_inference
@@ -82,6 +85,22 @@ def test_in_float64_folding_is_exact(kind):
 def test_elu_and_a_plain_abn():
     net = network(overrides=("body.activation=elu", "body.activation_slope=0.7"))
     same(outputs(fold_abn(net)), outputs(net))
+
+
+@pytest.mark.parametrize("name", [*NARROW[1:], "resnext50 gn"])
+def test_bodies_with_norms_before_convolutions(name):
+    name, _, mode = name.partition(" ")
+    with narrow_networks():
+        net = network(mode=mode or "bn", overrides=narrow_body(name))
+    folded = fold_abn(net)
+    same(outputs(folded), outputs(net))
+    kinds = {type(layer) for layer in folded.modules()}
+    assert bool(kinds & {PreActivationBlock, DenseModule}) == bool(mode)
+    assert mode or not any(isinstance(layer, ABN) for layer in folded.modules())
+    x = torch.randn(1, 3, 64, 64).contiguous(memory_format=torch.channels_last)
+    with torch.inference_mode():
+        maps = folded.body.backbone(x)
+    assert all(y.is_contiguous(memory_format=torch.channels_last) for y in maps.values())
 
 
 def test_another_size_after_the_weights_were_packed():

@@ -18,19 +18,92 @@ from seamseg.ops import _library, implementations, kernels
 from seamseg.utils import native as compiled
 
 PACKAGE = Path(seamseg.__file__).parent
-# the clone may be installed as editable: its kernels are not those of the copy
+BUILT = shutil.ignore_patterns("*.so", "kernels.json", "__pycache__")
+LACKING = {"_C": "no C++ compiler was found", "_C_cuda": "no nvcc was found"}
+DEFAULT = ["sm_80", "sm_90", "compute_90"]
+
+SERVER = """
+import json, os, sys, torch
+# torch is loaded once; each case imports the package of its folder in a process of its own
+for name, folder, variables, code in json.loads(sys.argv[1]):
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(name + ".err", os.O_WRONLY | os.O_CREAT), 2)
+        os.dup2(os.open(name + ".out", os.O_WRONLY | os.O_CREAT), 1)
+        os.environ.update(variables)
+        sys.path.insert(0, folder)
+        exec(code)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, open(name + ".err").read()
+"""
 REPORT = """
 import json
 from seamseg import ops
 print(json.dumps([ops.kernels(), ops.implementations()]))
 """
+AT_IMPORT = """
+import torch
+torch.version.cuda = "13.0"
+def never(*_):
+    raise SystemExit("a GPU was asked for at import")
+asking = ("is_available", "init", "_lazy_init", "device_count", "get_device_name", "get_device_capability")
+for name in asking:
+    setattr(torch.cuda, name, never)
+from seamseg import ops
+print(ops.kernels()["GPU"])
+torch.cuda.device_count = lambda: 1
+torch.cuda.get_device_name = lambda i: "Tesla T4"
+torch.cuda.get_device_capability = lambda i: (7, 5)
+# what torch does when it initialises CUDA
+for call, _ in torch.cuda._queued_calls:
+    if call.__module__.startswith("seamseg"):
+        call()
+print(ops.kernels()["GPU"])
+"""
 
 
-def report(path=PACKAGE.parent, **variables):
-    environment = {**os.environ, **variables, "PYTHONPATH": str(path)}
-    command = [sys.executable, "-c", REPORT]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=path)
-    return (*json.loads(done.stdout), done.stderr)
+@pytest.fixture(scope="module")
+def imports(tmp_path_factory):
+    """Standard output and error of an import of the package in each state."""
+    folder = tmp_path_factory.mktemp("imports")
+
+    def copy(name, built, library=None):
+        """Copy the package with a report of its build, and perhaps a library that is none."""
+        shutil.copytree(PACKAGE, folder / name / "seamseg", ignore=BUILT)
+        if built is not None:
+            (folder / name / "seamseg" / "kernels.json").write_text(json.dumps(built))
+        if library is not None:
+            (folder / name / "seamseg" / library).write_bytes(b"not a library")
+        return folder / name
+
+    gpu = {"_C": "switched off", "_C_cuda": "built", "architectures": DEFAULT}
+    cases = {
+        "switched off": (PACKAGE.parent, {"SEAMSEG_PLAIN_OPS": "1"}, REPORT),
+        "never built": (copy("never", None), {}, REPORT),
+        "no compiler": (copy("lacking", LACKING), {}, REPORT),
+        "not a library": (copy("broken", {**LACKING, "_C": "built"}, "_C.abi3.so"), {}, REPORT),
+        "no GPU": (copy("gpu", gpu, "_C_cuda.abi3.so"), {}, AT_IMPORT),
+    }
+    words = [[str(folder / name), str(path), variables, code] for name, (path, variables, code) in cases.items()]
+    # the clone may be installed as editable: its kernels are not those of the copies
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", SERVER, json.dumps(words)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return {name: [(folder / f"{name}.{end}").read_text() for end in ("out", "err")] for name in cases}
+
+
+@pytest.fixture
+def report(imports):
+    """Kernels, implementations and messages of a state."""
+
+    def read(name):
+        output, said = imports[name]
+        return (*json.loads(output), said)
+
+    return read
 
 
 def test_every_operator_has_a_kernel_here():
@@ -39,40 +112,29 @@ def test_every_operator_has_a_kernel_here():
     assert len(implementations()) > 20
 
 
-def test_switched_off():
-    state, served, said = report(SEAMSEG_PLAIN_OPS="1")
+def test_switched_off(report):
+    state, served, said = report("switched off")
     assert set(served.values()) == {"plain torch"}
     assert state["CPU"] == "switched off by SEAMSEG_PLAIN_OPS"
     assert said == ""
 
 
-@pytest.fixture
-def copy(tmp_path):
-    """The package without its kernels."""
-    built = shutil.ignore_patterns("*.so", "kernels.json", "__pycache__")
-    shutil.copytree(PACKAGE, tmp_path / "seamseg", ignore=built)
-    return tmp_path
-
-
-def test_never_built(copy):
-    _, served, said = report(path=copy)
+def test_never_built(report):
+    _, served, said = report("never built")
     assert set(served.values()) == {"plain torch"}
     assert said.count("no compiled operators for the CPU: they were never built. Everything works, slower.") == 1
     assert "pip install --no-build-isolation" in said
 
 
-def test_says_why_the_build_left_them_out(copy):
-    (copy / "seamseg/kernels.json").write_text('{"_C": "no C++ compiler was found", "_C_cuda": "no nvcc was found"}')
-    state, _, said = report(path=copy)
+def test_says_why_the_build_left_them_out(report):
+    state, _, said = report("no compiler")
     assert state["CPU"] == "no C++ compiler was found"
     assert said.count("UserWarning") == 1
     assert "no compiled operators for the CPU: no C++ compiler was found." in said
 
 
-def test_a_kernel_that_does_not_load(copy):
-    (copy / "seamseg/kernels.json").write_text('{"_C": "built", "_C_cuda": "no nvcc was found"}')
-    (copy / "seamseg/_C.abi3.so").write_bytes(b"not a library")
-    state, _, said = report(path=copy)
+def test_a_kernel_that_does_not_load(report):
+    state, _, said = report("not a library")
     assert state["CPU"].startswith("they do not load here (")
     assert "no compiled operators for the CPU: they do not load here" in said
 
@@ -118,7 +180,6 @@ def test_which_code_runs_on_any_gpu(own, card):
 
 
 GPUS = {"Tesla T4": (7, 5), "H100": (9, 0), "RTX 3090": (8, 6), "RTX 5090": (12, 0)}
-DEFAULT = ["sm_80", "sm_90", "compute_90"]
 
 
 @pytest.fixture
@@ -173,37 +234,10 @@ def test_left_out_where_it_does_not_run_on_every_gpu(machine, gpus, architecture
     assert f"kernels, GPU      {reason}; to compile them: {command}\n" in capsys.readouterr().out
 
 
-AT_IMPORT = """
-import torch
-torch.version.cuda = "13.0"
-def never(*_):
-    raise SystemExit("a GPU was asked for at import")
-asking = ("is_available", "init", "_lazy_init", "device_count", "get_device_name", "get_device_capability")
-for name in asking:
-    setattr(torch.cuda, name, never)
-from seamseg import ops
-print(ops.kernels()["GPU"])
-torch.cuda.device_count = lambda: 1
-torch.cuda.get_device_name = lambda i: "Tesla T4"
-torch.cuda.get_device_capability = lambda i: (7, 5)
-# what torch does when it initialises CUDA
-for call, _ in torch.cuda._queued_calls:
-    if call.__module__.startswith("seamseg"):
-        call()
-print(ops.kernels()["GPU"])
-"""
-
-
-def test_import_does_not_ask_for_gpus(copy):
+def test_import_does_not_ask_for_gpus(imports):
     """It would initialise CUDA, after which no forked process could use it; they are compared when CUDA starts."""
-    (copy / "seamseg/kernels.json").write_text(
-        json.dumps({"_C": "switched off", "_C_cuda": "built", "architectures": DEFAULT})
-    )
-    (copy / "seamseg/_C_cuda.abi3.so").write_bytes(b"not a library")
-    environment = {**os.environ, "PYTHONPATH": str(copy)}
-    done = subprocess.run([sys.executable, "-c", AT_IMPORT], env=environment, capture_output=True, text=True, cwd=copy)
-    assert done.returncode == 0, done.stderr
-    before, after = done.stdout.splitlines()
+    output, said = imports["no GPU"]
+    before, after = output.splitlines()
     assert before == "built; loaded with the first use of a GPU"
     assert after.startswith("compiled for sm_80, sm_90, compute_90, not for GPU 0, Tesla T4 (sm_75); to compile them:")
-    assert done.stderr.count("no compiled operators for the GPU") == 1
+    assert said.count("no compiled operators for the GPU") == 1

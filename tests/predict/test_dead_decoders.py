@@ -115,7 +115,7 @@ def test_a_failed_output_is_reported_although_a_decoder_died():
 
     def read(names):
         yield DecodedImage(Source(Path("a.png"), "a", "a.png"), "", PreparedImage(torch.zeros(3, 4, 4), (4, 4)))
-        failing.wait()
+        assert failing.wait(60)
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
 
     def handle(error):
@@ -123,7 +123,7 @@ def test_a_failed_output_is_reported_although_a_decoder_died():
         return WorkerFailure("dead", [])
 
     decoders = SimpleNamespace(share=SimpleNamespace(containers=[1]), read=read, handle_worker_failure=handle)
-    loop = _PredictionLoop(SimpleNamespace(raw=lambda images: [None], fuse=fuse), SimpleNamespace(names={}))
+    loop = _PredictionLoop(SimpleNamespace(raw=lambda images: [None], result=fuse), SimpleNamespace(names={}))
     with pytest.raises(SeamsegError, match=r"p-0\.tar: cannot be written: No space left"):
         loop.run(decoders, 1, False)
     assert len(handled) == 1  # the other decoders are stopped

@@ -3,32 +3,48 @@
 import errno
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
+import time
 
 import pytest
 from PIL import Image
 
-import seamseg
 from seamseg.predict.sinks import lock as module
 from seamseg.predict.sinks.lock import FolderLock
 from seamseg.utils.errors import SeamsegError
 
-HOLDER = """
-import os, sys, time
-from pathlib import Path
-from seamseg.predict.sinks.lock import FolderLock
-lock = FolderLock(Path(sys.argv[1]))
-lock.acquire_exclusive()
-if sys.argv[2] == "shared":
-    lock.acquire_shared()
-child = os.fork()
-if child == 0:
-    time.sleep(60)
-print(child, flush=True)
-time.sleep(60)
-"""
+
+class Holder:
+    """A process that holds the lock of a folder, and has a child that survives it."""
+
+    def __init__(self, folder, how):
+        reading, writing = os.pipe()
+        self.process = os.fork()
+        if self.process == 0:
+            # nothing of the test may run on in this process
+            try:
+                self._hold(folder, how, writing)
+            finally:
+                os._exit(1)
+        os.close(writing)
+        with os.fdopen(reading) as file:
+            self.child = int(file.readline())
+
+    @staticmethod
+    def _hold(folder, how, writing):
+        lock = FolderLock(folder)
+        lock.acquire_exclusive()
+        if how == "shared":
+            lock.acquire_shared()
+        child = os.fork()
+        if child:
+            os.write(writing, f"{child}\n".encode())
+        time.sleep(60)
+
+    def kill(self):
+        if self.process is not None:
+            os.kill(self.process, signal.SIGKILL)
+            os.waitpid(self.process, 0)
+            self.process = None
 
 
 @pytest.fixture
@@ -37,18 +53,13 @@ def holder(tmp_path):
     started = []
 
     def start(how):
-        environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1])}
-        words = [sys.executable, "-c", HOLDER, str(tmp_path / "out"), how]
-        process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True)
-        started.append((process, int(process.stdout.readline())))
-        return process
+        started.append(Holder(tmp_path / "out", how))
+        return started[-1]
 
     yield start
-    for process, child in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-        os.kill(child, signal.SIGKILL)
+    for one in started:
+        one.kill()
+        os.kill(one.child, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("how", ["exclusive", "shared"])
@@ -63,7 +74,6 @@ def test_another_run_is_refused_until_the_first_ends(tmp_path, holder, how):
             with pytest.raises(SeamsegError, match="another"):
                 lock.acquire_shared()
     other.kill()
-    other.wait()
     # its child still runs
     with FolderLock(tmp_path / "out") as lock:
         lock.acquire_exclusive()
@@ -80,7 +90,6 @@ def test_through_the_command(micro_run, tmp_path, holder, seamseg_main, capsys):
         (error,) = capsys.readouterr().err.strip().splitlines()
         assert "another `seamseg predict` is writing to this folder" in error
     other.kill()
-    other.wait()
     assert seamseg_main(*words) == 0
     assert seamseg_main(*words, "--restart") == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -220,7 +221,22 @@ def test_scripts_explain_themselves(name: str) -> None:
     assert "as `seamseg" in " ".join(done.stdout.split())
 
 
-def test_a_script_passes_the_exit_code_on(tmp_path: Path) -> None:
+def test_a_script_passes_the_exit_code_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = str(SCRIPTS / "train_panoptic.py")
+    monkeypatch.setattr(sys, "argv", [script, str(tmp_path / "missing.ini"), str(tmp_path)])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(script, run_name="__main__")
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert "this is now: seamseg train" in error
+    assert "missing.ini: no such config file" in error
+
+
+@pytest.mark.slow
+def test_a_script_runs_by_itself(tmp_path: Path) -> None:
     done = run_script("train_panoptic.py", str(tmp_path / "missing.ini"), str(tmp_path))
     assert done.returncode == 2
     assert "this is now: seamseg train" in done.stderr
@@ -234,3 +250,33 @@ def test_the_backbone_converter_refuses_an_unknown_network(tmp_path: Path) -> No
     assert done.returncode == 2
     assert "resnet50" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+VISTAS = ["predict", "net.pth.tar", "in", "out", "--restart", "--format"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], [*VISTAS, "ids", "--tta", "0.7,1,1.2", "--tta-fusion", "mean"]),
+        (["--flip", "--scales", "[1]"], [*VISTAS, "ids", "--tta", "1,flip", "--tta-fusion", "mean"]),
+        (["--output-mode", "palette"], [*VISTAS, "labels", "--tta", "0.7,1,1.2", "--tta-fusion", "mean"]),
+        (["--output-mode", "raw"], [*VISTAS, "ids", "--tta", "0.7,1,1.2", "--tta-fusion", "mean"]),
+        (
+            ["--output-mode", "prob", "--fusion-mode", "voting", "--size", "512", "--world-size", "2", "--rank", "1"],
+            [*VISTAS, "ids,probabilities", "--tta", "0.7,1,1.2", "--tta-fusion", "voting", "--size", "512"],
+        ),
+    ],
+)
+def test_vistas_arguments(arguments: list[str], expected: list[str]) -> None:
+    ours = legacy.from_test_vistas([*arguments, "net.pth.tar", "in", "out"])
+    assert ours == expected
+    build_parser(ours).parse_args(ours)
+
+
+@pytest.mark.parametrize("scales", ["[0.7, 1", "__import__('os').getcwd()", "[]", "['1']", "[-1]", "[1e3, None]"])
+def test_vistas_scales_are_numbers(scales: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        legacy.from_test_vistas(["--scales", scales, "net.pth.tar", "in", "out"])
+    assert stop.value.code == 2
+    assert "expected a list of positive numbers" in capsys.readouterr().err

@@ -34,7 +34,9 @@ def golden_state(name: str, network: nn.Module, arch: str | None = None) -> dict
     `arch` names the seeds, default: `name`; a checksum of all tensors is compared with the stored one.
     """
     shapes = {key: tuple(value.shape) for key, value in network.state_dict().items()}
-    arrays = dict(_arrays(name, arch or name, shapes))
+    with np.load(DATA / "backbones_calib.npz") as calibration:
+        stored_parts = {part: calibration[f"{name}/{part}"] for part in ("q", "s", "v", "out_b", "out_s", "out_g")}
+    arrays = dict(_arrays(arch or name, shapes, stored_parts))
     parts = "".join(hashlib.sha256(np.ascontiguousarray(a).tobytes()).hexdigest()[:12] for a in arrays.values())
     assert hashlib.sha256(parts.encode()).hexdigest()[:16] == stored()["checksums"][name], f"{name}: other weights"
     return {key: torch.from_numpy(array) for key, array in arrays.items()}
@@ -46,14 +48,22 @@ def load_golden(name: str, network: nn.Module, arch: str | None = None) -> nn.Mo
     return network.eval()
 
 
+def golden_vistas(network: nn.Module) -> dict[str, Tensor]:
+    """State dict of the semantic network of `tests/golden/vistas.npz`; its values decide whether it is right."""
+    shapes = {key: tuple(value.shape) for key, value in network.state_dict().items()}
+    with np.load(DATA / "vistas.npz") as calibration:
+        parts = {part: calibration[f"calib/{part}"] for part in ("q", "s", "v", "out_b", "out_s", "out_g")}
+    return {key: torch.from_numpy(array) for key, array in _arrays("vistas_wrn38", shapes, parts)}
+
+
 def sample_positions(key: str, numel: int, count: int) -> np.ndarray:
     """Flat positions of the stored samples of an array; `key` is its name without `_val`."""
     return np.random.RandomState(zlib.crc32(key.encode()) % 2**31).randint(0, numel, count)
 
 
-def _arrays(name: str, arch: str, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, np.ndarray]]:
-    with np.load(DATA / "backbones_calib.npz") as calibration:
-        parts = {part: calibration[f"{name}/{part}"] for part in ("q", "s", "v", "out_b", "out_s", "out_g")}
+def _arrays(
+    arch: str, shapes: Mapping[str, tuple[int, ...]], parts: Mapping[str, np.ndarray]
+) -> Iterator[tuple[str, np.ndarray]]:
     norms: dict[str, tuple] = {}
     position = 0
     for key, shape in shapes.items():

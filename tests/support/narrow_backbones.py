@@ -3,8 +3,10 @@
 from contextlib import ExitStack
 from unittest import mock
 
+from seamseg.config.bodies import BODIES
 from seamseg.models.backbones import DENSENETS, RESNETS, RESNEXTS, Architecture, build_backbone, wider_resnet
 from seamseg.models.backbones.resnext import ResNeXtArchitecture
+from seamseg.ops.norm import InPlaceABN
 
 NARROW = ("resnet50", "resnext50", "wider_resnet16", "wider_resnet16_a2", "densenet121")
 """The networks that are narrow within :func:`narrow_networks`, one a family."""
@@ -34,3 +36,16 @@ def build_narrow(name, norm, **options):
     """Build a network of :data:`NARROW`."""
     with narrow_networks():
         return build_backbone(name, norm, **options)
+
+
+def narrow_body(name):
+    """Values of `--set` that make a network of :data:`NARROW` the body, within :func:`narrow_networks`."""
+    backbone = build_backbone(name, InPlaceABN)
+    inputs = list(BODIES[name].inputs)
+    return (
+        f"body.body={name}",
+        "body.gn_groups=2",
+        f"body.out_channels={backbone.out_channels}",
+        f"body.out_strides={backbone.out_strides}",
+        f"fpn.inputs={inputs}",
+    )

@@ -13,11 +13,12 @@ from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.config import KINDS, config_from_string, load_config
 from seamseg.formats.metadata import Metadata, read_metadata, write_metadata
 from seamseg.structures import Prediction
+from seamseg.training.debugging.replay import replay
 from seamseg.training.logging.images import SampleRenderer
 from seamseg.training.logging.metrics import read_metrics
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 from seamseg.validation.validator import ValidationItem, ValidationResult, Validator
 
@@ -79,6 +80,15 @@ def test_a_resumed_detection_training_ends_with_the_same_bits(runs, micro, micro
     for part in KINDS["detection"].modules:
         for key, tensor in one.state_dict[part].items():
             assert torch.equal(tensor, two.state_dict[part][key]), key
+
+
+def test_a_failed_step_of_a_detection_network_is_repeated(micro, micro_config, tmp_path):
+    with pytest.raises(SeamsegError, match="training stopped at step 1: "):
+        train(micro_config, micro, tmp_path, "detection", "general.loss_limit=0.5")
+    found = replay(tmp_path / "dump-step-00000001.pth.tar")
+    assert found.reproduced
+    assert found.losses == pytest.approx(found.dump.losses)
+    assert list(found.losses) == [*LOSSES, "loss"]
 
 
 def test_snapshots_of_kinds_that_have_more(runs, micro, micro_config, micro_run, tmp_path, caplog):

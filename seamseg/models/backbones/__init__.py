@@ -93,7 +93,9 @@ def build_backbone(
             raise ValueError(f"{name} has no parameter {key!r}, only {', '.join([*known, *sorted(sizes)])}")
     if changed := {key: _size(name, key, params.pop(key)) for key in sizes & params.keys()}:
         architecture = replace(architecture, **changed)
-    return kind(architecture, norm, classes=classes, keep_outputs=keep_outputs, **params)
+    network = kind(architecture, norm, classes=classes, keep_outputs=keep_outputs, **params)
+    network.name = name
+    return network
 
 
 def _size(name: str, key: str, value: Any) -> Any:

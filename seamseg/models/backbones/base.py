@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
@@ -25,10 +26,12 @@ class Backbone(nn.Module):
     Attributes
     ----------
     out_channels, out_strides : of the output of each stage, by name
+    name : of the network
     """
 
     def __init__(self, classes: int = 0, keep_outputs: bool = True, checkpoint: bool = False) -> None:
         super().__init__()
+        self.name = type(self).__name__
         self.classes = classes
         self.keep_outputs = keep_outputs
         self.checkpoint = checkpoint
@@ -69,6 +72,15 @@ class Backbone(nn.Module):
         if self.classes > 0:
             outputs["classifier"] = x = self.classifier(x)
         return outputs if self.keep_outputs else x
+
+    def keep_inputs_after(self, names: Sequence[str]) -> None:
+        """Note that the outputs of these stages are kept for the backward pass: what follows need not keep as much."""
+        for name, following in itertools.pairwise(self._order):
+            stage = self.get_submodule(following)
+            first = stage[0] if isinstance(stage, nn.Sequential) and len(stage) else stage
+            for module in (stage, first):
+                if name in names and hasattr(module, "input_is_kept"):
+                    setattr(module, "input_is_kept", True)  # noqa: B010
 
     def freeze(self, modules: int) -> None:
         """Exclude the parameters of `mod1`..`mod<modules>`, and of what lies between them, from training."""

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.models.backbones.base import Backbone, NormFactory
-from seamseg.ops.abn_recompute import checkpointed
-from seamseg.ops.norm import NormSequential
+from seamseg.ops.abn_recompute import can_recompute, checkpointed
+from seamseg.ops.norm import InPlaceABN, NormSequential
 
 
 class FPN(nn.Module):
@@ -45,7 +45,7 @@ class FPN(nn.Module):
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """Map maps of the backbone, finest first, to levels `N x out_channels x h x w`, finest first."""
-        levels = [lateral(x) for lateral, x in zip(self.lateral, maps)]
+        levels = [_lateral(lateral, x) for lateral, x in zip(self.lateral, maps)]
         for i in range(len(levels) - 2, -1, -1):
             levels[i] = self._add_enlarged(levels[i], levels[i + 1])
         levels = [output(x) for output, x in zip(self.output, levels)]
@@ -91,6 +91,7 @@ class FPNBody(nn.Module):
         self.backbone = backbone
         self.fpn = fpn
         self.inputs = tuple(inputs)
+        backbone.keep_inputs_after(self.inputs)
         self.checkpoint = checkpoint
 
     def forward(self, images: Tensor) -> list[Tensor]:
@@ -99,6 +100,15 @@ class FPNBody(nn.Module):
         used = [maps[name] for name in self.inputs]
         levels: list[Tensor] = checkpointed(self.fpn, used) if self.checkpoint else self.fpn(used)
         return levels
+
+
+def _lateral(layers: nn.Module, x: Tensor) -> Tensor:
+    """Run convolution and norm; for an in-place norm keep only `x`, as the sum with the coarser level is kept, too."""
+    if can_recompute() and isinstance(layers.bn, InPlaceABN):
+        y: Tensor = checkpointed(layers, x)
+        return y
+    y = layers(x)
+    return y
 
 
 def _conv_norm(in_channels: int, out_channels: int, kernel: int, stride: int, norm: NormFactory) -> nn.Sequential:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from seamseg.models.backbones.base import NormFactory
 from seamseg.models.backbones.residual import PointwiseConv
-from seamseg.ops.norm import NormSequential
+from seamseg.ops.abn_recompute import recomputed
+from seamseg.ops.norm import InPlaceABN, NormSequential, run_layers
 from seamseg.ops.pooling import MaxPool2d
 
 
@@ -28,6 +30,11 @@ class PreActivationBlock(nn.Module):
     dilation : of the 3x3 convolutions
     groups : of the 3x3 convolution of a block of three
     dropout : probability of dropping a channel before the last convolution, 0 for none
+
+    Attributes
+    ----------
+    input_is_kept : whether something else keeps the input for the backward pass, which then computes the output of an
+        in-place `bn1` from it instead of keeping that, too
 
     Raises
     ------
@@ -50,6 +57,7 @@ class PreActivationBlock(nn.Module):
             raise ValueError(f"PreActivationBlock: channels has {len(channels)} entries, expected 2 or 3")
         kernels = (3, 3) if len(channels) == 2 else (1, 3, 1)
 
+        self.input_is_kept = False
         self.bn1 = norm(in_channels)
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         width = in_channels
@@ -80,9 +88,22 @@ class PreActivationBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x in_channels x H x W` to `N x channels[-1] x H/stride x W/stride`."""
-        y = self.bn1(x)
+        if self.input_is_kept and isinstance(self.bn1, InPlaceABN):
+            with recomputed(self.bn1, lambda: x) as y:
+                return self._sum(x, y)
+        return self._sum(x, self.bn1(x))
+
+    def _sum(self, x: Tensor, y: Tensor) -> Tensor:
         shortcut = self.proj_conv(y) if self.has_projection else x
-        branch: Tensor = self.convs(y)
+        *layers, last = self.convs
+        if layers and isinstance(layers[-1], nn.Dropout2d) and self.training and isinstance(self.bn1, InPlaceABN):
+            hidden = run_layers(layers[:-1], y)
+            # the norm keeps its output: keep the dropped channels, not the map without them
+            kept = layers[-1](torch.ones_like(hidden[:, :, :1, :1]))
+            with recomputed(lambda z: z * kept, lambda: hidden) as dropped:
+                branch: Tensor = last(dropped)
+        else:
+            branch = self.convs(y)
         # the convolution does not need its output again
         return branch.add_(shortcut)
 

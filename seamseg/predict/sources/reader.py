@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from seamseg.data.workers import block_sigterm, describe_exit, failed_workers, ignore_foreign_sigterm
+from seamseg.data.workers import block_sigterm, describe_exit, failed_workers, ignore_foreign_sigterm, recording_context
 from seamseg.inference.images import PreparedImage
 from seamseg.predict.manifest import Done
 from seamseg.predict.sources.base import Container, Source, SourceItem
@@ -179,11 +180,13 @@ class Decoders:
         self._deaths: Counter[str] = Counter()
         self._idle_deaths = 0
         self._iterator: object = None
+        self._started: list[BaseProcess] = []
         share.notes = torch.zeros(self.workers, _NOTE_BYTES, dtype=torch.uint8).share_memory_()
 
     def read(self, skip: Collection[str]) -> Iterator[DecodedImage]:
         """Decode the photos except those named; may be called again after :meth:`handle_worker_failure`."""
         self.share.skip = skip
+        self._started.clear()
         self.share.notes.zero_()
         if not self.share.mine and not self.share.containers:
             return
@@ -193,6 +196,7 @@ class Decoders:
             num_workers=self.workers,
             collate_fn=_unchanged,
             worker_init_fn=ignore_foreign_sigterm if self.workers else None,
+            multiprocessing_context=recording_context(self._started) if self.workers else None,
         )
         budget = self.share.budget = ReadAheadBudget(self.workers)
         with block_sigterm():
@@ -218,7 +222,7 @@ class Decoders:
         SeamsegError
             if the run cannot continue
         """
-        workers = getattr(self._iterator, "_workers", ())
+        workers = self._started
         dead = failed_workers(error, workers)
         if not dead:
             return None
@@ -257,6 +261,8 @@ class Decoders:
         self._iterator = None
         if shutdown is not None:
             retry_on_worker_death(shutdown)
+        for process in self._started:  # of a loader that was not even complete
+            process.kill()
 
 
 def retry_on_worker_death(job: Callable[[], object]) -> None:

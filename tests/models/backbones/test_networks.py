@@ -12,6 +12,7 @@ from support.narrow_backbones import NARROW, build_narrow
 from torch import nn
 from torch.testing import assert_close
 
+from seamseg.config.bodies import BODIES
 from seamseg.models.backbones import BACKBONES, build_backbone, norm_factory
 from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync
 
@@ -41,6 +42,7 @@ def test_keys_shapes_and_sizes(name):
         else:
             network = build_backbone(name, INPLACE, classes=1000)
             assert size(network) == (wanted["params"], wanted["tensors"])
+    assert (network.out_channels, network.out_strides) == (BODIES[name].out_channels, BODIES[name].out_strides)
     state = network.state_dict()
     assert [[key, list(value.shape)] for key, value in state.items()] == golden_keys()[name]
     counters = {value.dtype for key, value in state.items() if key.endswith("num_batches_tracked")}
@@ -179,6 +181,10 @@ def test_wrong_options(name, options, message):
     with pytest.raises(ValueError, match=message) as caught, torch.device("meta"):
         build_backbone(name, INPLACE, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_the_configuration_knows_all():
+    assert tuple(BODIES) == BACKBONES
 
 
 def test_norms():

@@ -1,0 +1,111 @@
+"""Weights of backbones with in-place ABN trained on ImageNet: the published files, and what network a file holds.
+
+The files are checkpoints of the original: `state_dict` with the prefix `module.`, without counters of batches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from seamseg.models.backbones import DENSENETS, RESNETS, RESNEXTS, WIDER_RESNETS
+from seamseg.utils.errors import InputError
+
+PUBLISHED = {
+    "448438885986d14db5e870b95f814f91": "ResNeXt101 Std-BN",
+    "3b7a221cbc076410eb12c8dd361b7e4e": "ResNeXt101 iABN, batch 512",
+    "2c8d572587961ed74611d534c5b2e9ce": "ResNeXt152 iABN",
+    "1c085ab70b789cc1d6c1594f7a761007": "WideResNet38 iABN",
+    "0a85a21847b15e5a242e17bf3b753849": "ResNeXt101 iABN sync",
+    "0b413d67b725619441d0646d663865bf": "DenseNet264 iABN",
+    "2522ca639f7fdfd7c0089ba1f5f6c2e8": "ResNet50v1 iABN sync",
+    "61515c1484911c3cc753d405131e1dda": "ResNet34v1 iABN sync",
+    "1552ae0f3d610108df702135f56bd27b": "ResNet101v1 iABN sync",
+}
+"""Names of the published files by MD5."""
+
+_RELEASE_0_0_1 = ("b959d936", "28d42cd3", "adf52110", "0f9746be", "74e9405a", "c6907524")
+"""Begin of the MD5 of the files of the release 0.0.1, whose networks were others."""
+
+_PREFIX = "module."
+_FAMILIES: tuple[tuple[re.Pattern[str], tuple[Mapping[str, Any], ...]], ...] = (
+    (re.compile(r"mod(\d+)\.block(\d+)\.convs\.bn1\.weight"), (RESNETS,)),
+    (re.compile(r"mod(\d+)\.block(\d+)\.bn1\.weight"), (RESNEXTS, WIDER_RESNETS)),
+    (re.compile(r"mod(\d+)\.convs1\.(\d+)\.conv\.weight"), (DENSENETS,)),
+)
+"""Keys of which each layer or block has one, and the networks with such keys."""
+
+
+def published_name(path: str | Path) -> str | None:
+    """Return the name of a published file by its MD5; None for another file.
+
+    Raises
+    ------
+    InputError
+        if it is one of the release 0.0.1, which later releases cannot use, or cannot be read
+    """
+    digest = hashlib.md5(usedforsecurity=False)
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+    found = digest.hexdigest()
+    if found.startswith(_RELEASE_0_0_1):
+        raise InputError(
+            f"{path}: weights of inplace_abn 0.0.1, which are only compatible with release 0.0.1: "
+            "download those of a later release"
+        )
+    return PUBLISHED.get(found)
+
+
+def without_prefix(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state dict without the prefix `module.` of the keys, which DistributedDataParallel adds."""
+    return {str(key).removeprefix(_PREFIX): value for key, value in state.items()}
+
+
+def network_of(keys: Iterable[str]) -> str | None:
+    """Return the name of the network that has these keys, without prefix; None for none of ours.
+
+    A WiderResNet and its A2 form have the same keys; the name is that of the first form.
+    """
+    keys = set(keys)
+    for pattern, tables in _FAMILIES:
+        modules = Counter(int(match[1]) for match in map(pattern.fullmatch, keys) if match)
+        if not modules:
+            continue
+        blocks = tuple(count for _, count in sorted(modules.items()))
+        bottleneck = "mod2.block1.convs.conv3.weight" in keys
+        for name, architecture in itertools.chain.from_iterable(table.items() for table in tables):
+            own = getattr(architecture, "blocks", architecture)
+            if tuple(own) == blocks and getattr(architecture, "bottleneck", bottleneck) == bottleneck:
+                return name
+    return None
+
+
+def check_network(state: Mapping[str, Tensor], arch: str, own: Mapping[str, Tensor], name: str) -> None:
+    """Require that a state dict of a backbone belongs to the network `arch`, whose state dict is `own`.
+
+    Raises
+    ------
+    InputError
+        if it is that of another network, or of one with the other stem
+    """
+    found = network_of(state)
+    if found is not None and found != arch.removesuffix("_a2"):
+        raise InputError(f"{name}: holds a {found}, the network is a {arch}")
+    stored, expected = (weights.get("mod1.conv1.weight") for weights in (state, own))
+    if stored is None or expected is None or stored.shape[-1] == expected.shape[-1]:
+        return
+    has, needs = ("three 3x3 convolutions", "true") if stored.shape[-1] == 3 else ("a 7x7 convolution", "false")
+    raise InputError(f"{name}: its network begins with {has}: set input_3x3 to {needs}")

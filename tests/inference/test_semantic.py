@@ -1,0 +1,145 @@
+"""Class maps as results: sizes, probabilities, views, tiles, drawings, files."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.semantic_networks import CLASSES
+from torch.nn import functional
+
+from seamseg.inference.semantic import SemanticMap
+from seamseg.ops.upsample import upsample_fusion
+from seamseg.panoptic_map import VOID
+from seamseg.structures import PackedSequence, Prediction
+from seamseg.utils.errors import InputError
+
+RNG = np.random.default_rng(0)
+PHOTO = Image.fromarray(RNG.integers(0, 255, (9, 13, 3), np.uint8).repeat(10, 0).repeat(10, 1))
+
+
+def prediction(probability=True):
+    classes = torch.tensor([[0, 0, 1], [2, 2, 1]], dtype=torch.uint8)
+    surest = torch.tensor([[255, 128, 64], [32, 16, 8]], dtype=torch.uint8) if probability else None
+    nothing = torch.zeros(0)
+    return Prediction(nothing.view(0, 4), nothing.long(), nothing, None, classes, (2, 3), surest)
+
+
+@pytest.fixture
+def result():
+    return SemanticMap.of(prediction(), (4, 6), CLASSES)
+
+
+def test_nearest_neighbour_at_the_size_of_the_photo(result):
+    assert result.classes.tolist() == np.kron([[0, 0, 1], [2, 2, 1]], np.ones((2, 2), int)).tolist()
+    assert result.probability[0].tolist() == [255, 255, 128, 128, 64, 64]
+    assert result.size == (4, 6)
+    assert SemanticMap.of(prediction(probability=False), (4, 6), CLASSES).probability is None
+
+
+def test_classes_by_name(result):
+    assert result.index("person") == 2
+    assert result.mask("road").sum() == 8
+    assert result.counts() == {"sky": 1, "road": 1, "human--person": 1}
+    assert np.unique(result.only("person").classes).tolist() == [2, VOID]
+    chosen = SemanticMap.of(prediction(), (4, 6), CLASSES, [1])
+    assert np.unique(chosen.classes).tolist() == [1, VOID]
+    assert repr(result) == "SemanticMap(6 x 4: sky, road, human--person)"
+
+
+def test_drawing(result):
+    colours = np.asarray(result.draw())
+    assert colours[0, 0].tolist() == [70, 130, 180]
+    assert colours[3, 0].tolist() == [220, 20, 60]
+    photo = np.full((4, 6, 3), 100, np.uint8)
+    assert np.abs(np.asarray(result.draw(photo, classes="sky"))[0, 0].astype(int) - [85, 115, 140]).max() <= 1
+    with pytest.raises(InputError, match="opacity"):
+        result.draw(opacity=2)
+
+
+@pytest.mark.parametrize("probability", [True, False])
+def test_files(result, tmp_path, probability):
+    given = result if probability else SemanticMap.of(prediction(False), (4, 6), CLASSES)
+    loaded = SemanticMap.load(given.save(tmp_path / "r.npz"))
+    assert loaded == given
+    assert loaded.metadata == CLASSES
+    assert (loaded == (SemanticMap.of(prediction(False), (4, 6), CLASSES))) is not probability
+    assert Image.open(given.save(tmp_path / "r.png")).size == (6, 4)
+    given.save(tmp_path / "r.json")
+    (tmp_path / "bad.npz").write_bytes(b"PK")
+    with pytest.raises(InputError, match=r"not a result saved as \.npz"):
+        SemanticMap.load(tmp_path / "bad.npz")
+
+
+def test_coco(result):
+    from pycocotools import mask
+
+    entries = result.to_coco("a")
+    assert [e["category_id"] for e in entries] == [0, 1, 2]
+    assert np.array_equal(mask.decode(entries[1]["segmentation"]).astype(bool), result.mask("road"))
+
+
+def test_prediction(semantic_predictor):
+    model = semantic_predictor(probabilities=True)
+    result = model.predict(PHOTO)
+    assert isinstance(result, SemanticMap)
+    assert result.size == (90, 130)
+    (raw,) = model.raw([model.transform(PHOTO)])
+    assert raw.semantic.shape == raw.probability.shape == (64, 92)
+    assert raw.semantic.dtype == raw.probability.dtype == torch.uint8
+    assert semantic_predictor().predict(PHOTO).probability is None
+
+
+def test_longest_side(semantic_predictor):
+    for size, expected in ((50, (34, 50)), (200, (138, 200))):
+        assert semantic_predictor(size=size).transform(PHOTO).shape[-2:] == expected, "int(side * scale)"
+    with pytest.raises(InputError, match="size and shortest_size are mutually exclusive"):
+        semantic_predictor(size=64, shortest_size=64)
+    with pytest.raises(InputError, match="size must be positive, not 0"):
+        semantic_predictor(size=0)
+
+
+@pytest.mark.parametrize("fusion", ["mean", "max", "voting"])
+def test_views(semantic_predictor, fusion):
+    model = semantic_predictor(tta="flip,0.5,1", tta_fusion=fusion, probabilities=True)
+    image = model.transform(PHOTO)
+    (found,) = model.raw([image])
+    views = []
+    with torch.inference_mode():
+        for scale in (0.5, 1):
+            size = (round(64 * scale), round(92 * scale))
+            view = functional.interpolate(image[None], size, mode="bilinear", align_corners=False)[0]
+            for mirrored in (False, True):
+                logits = model.net(PackedSequence([view.flip(-1) if mirrored else view])).logits[0]
+                views.append(logits.flip(-1) if mirrored else logits)
+    classes, scores = upsample_fusion(views, (64, 92), fusion)
+    assert (found.semantic == classes).float().mean() > 0.999
+    assert ((found.probability.int() - (scores * 255).int()).abs() <= 1).all()
+
+
+def test_tiles(semantic_predictor):
+    photo = PHOTO.resize((400, 300))
+    model = semantic_predictor(probabilities=True, shortest_size=300)
+    whole, tiled = model.raw([model.transform(photo)])[0], model.predict(photo, tiles=192).prediction
+    assert tiled.size == (300, 400)
+    assert tiled.semantic.shape == tiled.probability.shape == (300, 400)
+    # the global branch and the borders of the tiles differ
+    assert (whole.semantic == tiled.semantic).float().mean() > 0.7
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tta": "flip", "tta_fusion": "median"}, "tta_fusion=median: choose one of mean, max, voting"),
+        ({"score_threshold": 0.5}, "score_threshold has no effect: the model is of kind semantic"),
+    ],
+)
+def test_options(semantic_predictor, options, words):
+    with pytest.raises(InputError, match=words):
+        semantic_predictor(**options)
+
+
+def test_options_of_other_kinds(micro_run, narrow):
+    import seamseg
+
+    with pytest.raises(InputError, match="probabilities is for models of kind semantic"):
+        seamseg.load(micro_run, "cpu", probabilities=True)

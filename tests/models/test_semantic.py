@@ -1,0 +1,187 @@
+"""Semantic networks: keys, class maps, folding, loss, and the numbers of the original network on Vistas."""
+
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.golden_backbones import golden_vistas, sample_positions
+from support.golden_files import DATA, array, tensor
+from support.micro import make_dataset, narrow_body
+from support.semantic_networks import semantic_config, semantic_net
+from torch.nn import functional
+from torch.testing import assert_close
+
+from seamseg.config import load_config
+from seamseg.data.loader import collate
+from seamseg.data.transforms import TestTransform
+from seamseg.inference.options import InferenceOptions
+from seamseg.inference.tta import Augmentation, segment_augmented
+from seamseg.models.build import build_network, build_training_module
+from seamseg.models.folded import FoldedDeeplabV3
+from seamseg.models.folding import fold_abn, for_inference
+from seamseg.models.heads.semantic import semantic_loss
+from seamseg.ops import winograd
+from seamseg.structures import PackedSequence
+from seamseg.utils.errors import InputError
+
+IMAGE = torch.linspace(-2, 2, 3 * 45 * 70).view(3, 45, 70).sin()
+
+
+def test_parts_and_shapes():
+    net = semantic_net()
+    assert [name for name, _ in net.named_children()] == ["body", "head", "cls"]
+    output = net(PackedSequence([IMAGE, IMAGE[:, :40, :64]]))
+    assert output.logits.shape == (2, 3, 6, 9), "stride 8"
+    assert output.valid_sizes == [(45, 70), (40, 64)]
+    with pytest.raises(RuntimeError, match="training mode"):
+        net.train().predict(PackedSequence([IMAGE]))
+
+
+@pytest.mark.parametrize("pad_to", [1, 32])
+def test_class_map_and_probability(pad_to):
+    net = semantic_net().with_options(pad_to=pad_to)
+    with torch.no_grad():
+        output = net(PackedSequence([IMAGE]))
+    scores = functional.interpolate(output.logits, size=output.padded_size, mode="bilinear").softmax(1)[0, :, :45, :70]
+    (plain,) = net.predict(PackedSequence([IMAGE]))
+    (both,) = net.with_options(probabilities=True).predict(PackedSequence([IMAGE]))
+    assert plain.probability is None
+    assert plain.size == (45, 70)
+    assert torch.equal(plain.semantic, scores.argmax(0))
+    assert torch.equal(both.semantic, plain.semantic)
+    assert_close(both.probability, scores.amax(0))
+    assert torch.equal(both.on_cpu().on_cpu().probability, (both.probability * 255).to(torch.uint8))
+
+
+@pytest.mark.parametrize("pooling_size", [(4, 6), (2, 3), None])
+def test_folding_changes_nothing_but_time(pooling_size):
+    net = semantic_net()
+    net.head.pooling_size = pooling_size
+    folded = fold_abn(net)
+    assert isinstance(folded.head, FoldedDeeplabV3)
+    with torch.no_grad():
+        assert_close(folded(PackedSequence([IMAGE])).logits, net(PackedSequence([IMAGE])).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_winograd_convolutions(monkeypatch):
+    monkeypatch.setattr(winograd, "LEAST_CHANNELS", 4)
+    net = semantic_net()
+    made = for_inference(net, torch.device("cpu"))
+    assert sum(isinstance(m, winograd.WinogradConv2d) for m in made.modules()) == 9
+    assert not any(
+        isinstance(m, winograd.WinogradConv2d) for m in for_inference(net, torch.device("cpu"), "bf16").modules()
+    )
+    with torch.inference_mode():
+        assert_close(made(PackedSequence([IMAGE])).logits, net(PackedSequence([IMAGE])).logits, rtol=1e-3, atol=1e-3)
+
+
+def test_bf16():
+    net = for_inference(semantic_net(), torch.device("cpu"), "bf16")
+    (prediction,) = net.with_options(probabilities=True).predict(PackedSequence([IMAGE]))
+    (exact,) = semantic_net().predict(PackedSequence([IMAGE]))
+    assert prediction.probability.dtype == torch.float32
+    assert (prediction.semantic == exact.semantic).float().mean() > 0.95
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "loss_max_pooling"])
+def test_training_module(loss, tmp_path):
+    from seamseg.data.dataset import PanopticDataset
+    from seamseg.data.transforms import TrainTransform
+
+    config = semantic_config(f"sem.loss={loss}", "sem.ohem=0.5")
+    with narrow_body():
+        module = build_training_module(config, 2, 1)
+    dataset = PanopticDataset(make_dataset(tmp_path, [2, 1], [0]), "train", TrainTransform(64, 128))
+    batch = collate([dataset[0], dataset[1]])
+    losses = module(batch)
+    assert list(losses.means) == ["sem_loss"]
+    assert losses.counts["sem_loss"] == 2
+    output = module.net(batch.images)
+    targets = [torch.where(m[0] > 0, c[m[0]], 255) for m, c in zip(batch.masks, batch.categories)]
+    power = 1.7 if loss == "loss_max_pooling" else None
+    assert_close(losses.means["sem_loss"], semantic_loss(output.logits, output.padded_size, targets, 0.5, power))
+    losses.means["sem_loss"].backward()
+    missing = [name for name, p in module.named_parameters() if p.grad is None]
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ('body.body_params={"classes": 3}', "remove classes"),
+        ('body.body_params={"dilation": [1, 2]}', r"\[body\] body_params: "),
+    ],
+)
+def test_wrong_bodies(override, words):
+    with pytest.raises(InputError, match=words):
+        build_network(semantic_config(override), 2, 1)
+
+
+def test_too_many_parameters():
+    with pytest.raises(InputError, match=r"\[sem\]"):
+        semantic_config("sem.hidden_channels=16384", "sem.out_channels=16384")
+
+
+class TestVistas:
+    """The network of `wide_resnet38_deeplab_vistas.pth.tar` on the golden photo."""
+
+    pytestmark = pytest.mark.slow
+
+    @pytest.fixture(scope="class")
+    def net(self):
+        net = build_network(load_config("vistas_wrn38"), 65, 0)
+        net.load_state_dict(golden_vistas(net))
+        return net.eval()
+
+    @pytest.fixture(scope="class")
+    def photo(self):
+        return Image.open(DATA / "flower.png").convert("RGB")
+
+    @pytest.fixture(scope="class")
+    def image(self, photo):
+        transform = InferenceOptions(size=256).transform(load_config("vistas_wrn38"))
+        assert isinstance(transform, TestTransform)
+        return transform(photo)
+
+    @staticmethod
+    def check_samples(name, value, tolerance):
+        expected = array("vistas", f"{name}_val")
+        found = value.contiguous().flatten().numpy()[sample_positions(name, value.numel(), len(expected))]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+
+    @pytest.mark.parametrize("folded", [False, True])
+    def test_single_view(self, net, photo, image, folded):
+        used = (for_inference(net, torch.device("cpu")) if folded else net).with_options(probabilities=True)
+        images = PackedSequence([image])
+        with torch.inference_mode():
+            logits = used(images).logits
+        assert tuple(logits.shape) == tuple(array("vistas", "flower/single/logits_f32_shape"))
+        self.check_samples("flower/single/logits_f32", logits, 1.5e-3)
+        assert_close(logits, tensor("vistas", "flower/single/logits").float(), rtol=1e-3, atol=1e-2)
+        (prediction,) = used.predict(images)
+        assert np.array_equal(prediction.semantic.numpy(), array("vistas", "flower/single/class_map"))
+        steps = prediction.on_cpu().probability.int() - tensor("vistas", "flower/single/prob_map").int()
+        assert steps.abs().max() <= 1
+        assert (steps != 0).float().mean() < 0.01
+        final = Image.fromarray(prediction.on_cpu().semantic.numpy()).resize(photo.size, Image.Resampling.NEAREST)
+        assert zlib.crc32(np.asarray(final).tobytes()) == int(array("vistas", "flower/single/final_png_crc32"))
+
+    def test_smaller_window(self, net, image):
+        net.head.pooling_size = (9, 14)
+        try:
+            with torch.inference_mode():
+                self.check_samples("flower/pool_9_14/logits", net(PackedSequence([image])).logits, 1.5e-3)
+        finally:
+            net.head.pooling_size = (84, 84)
+
+    def test_views(self, net, image):
+        views = Augmentation((0.7, 1.0, 1.2), flip=True)
+        used = for_inference(net, torch.device("cpu")).with_options(probabilities=True)
+        with torch.inference_mode():
+            (found,) = segment_augmented(used, [image], views, "mean")
+        assert np.array_equal(found.semantic.numpy(), array("vistas", "flower/tta_mean/returned_map"))
+        expected = array("vistas", "flower/tta_mean/prob_val")
+        at = sample_positions("flower/tta_mean", found.probability.numel(), len(expected))
+        np.testing.assert_allclose(found.probability.flatten().numpy()[at], expected, rtol=0, atol=1e-4)

@@ -1,0 +1,319 @@
+"""Prediction with networks for detection and instance segmentation: formats, options, and what is refused."""
+
+import json
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from pycocotools.coco import COCO
+from support.micro import narrow_body
+
+import seamseg
+from seamseg.checkpoints.bundle import metadata_header
+from seamseg.checkpoints.snapshot import Snapshot, network_state, save_snapshot
+from seamseg.cli import legacy
+from seamseg.config import config_to_string, load_config
+from seamseg.formats.metadata import read_metadata
+from seamseg.inference.detections import Detections
+from seamseg.inference.result import Panoptic
+from seamseg.models.build import build_network
+from seamseg.predict.profiling import STAGES, StageProfile
+from seamseg.utils.errors import InputError
+from seamseg.utils.progress import set_quiet
+from seamseg.visualize.detections import draw_detections, draw_legacy
+
+pytestmark = pytest.mark.usefixtures("narrow")
+
+CPU = ("--device", "cpu", "--workers", "0", "--quiet")
+NOTHING = ("--set", "roi.score_threshold=1")
+KINDS = ("instance_seg", "detection")
+
+
+@pytest.fixture(scope="module")
+def models(micro, micro_config, tmp_path_factory):
+    """A snapshot of each kind with random weights."""
+    folder = tmp_path_factory.mktemp("models")
+    metadata = read_metadata(micro / "metadata.bin")
+    paths = {}
+    with narrow_body():
+        for kind in ("panoptic", *KINDS):
+            config = load_config(micro_config, kind, ("roi.score_threshold=0",))
+            torch.manual_seed(0)
+            net = build_network(config, metadata.num_stuff, metadata.num_thing)
+            snapshot = Snapshot(config_to_string(config), dict(network_state(net)), {}, metadata_header(metadata))
+            paths[kind] = folder / f"{kind}.pth.tar"
+            save_snapshot(paths[kind], snapshot)
+    return paths
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def photos(micro, tmp_path_factory):
+    """Three photos on three levels of folders."""
+    folder = tmp_path_factory.mktemp("photos")
+    (folder / "a" / "b").mkdir(parents=True)
+    street = Image.open(micro / "img" / "val0.png")
+    street.save(folder / "street.png")
+    street.resize((200, 100)).save(folder / "a" / "wide.jpg")
+    street.transpose(Image.Transpose.ROTATE_90).save(folder / "a" / "b" / "tall.png")
+    return folder
+
+
+NAMES = ["a/b/tall", "a/wide", "street"]
+
+
+def written(out):
+    return sorted(p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file())
+
+
+def test_kind_of_the_result(models, photos):
+    assert isinstance(seamseg.load(models["panoptic"], device="cpu").predict(photos / "street.png"), Panoptic)
+    for kind in KINDS:
+        model = seamseg.load(models[kind], device="cpu", score_threshold=0)
+        result = model.predict(photos / "a" / "wide.jpg")
+        assert isinstance(result, Detections)
+        assert result.size == (100, 200)
+        assert len(result) == 10
+        assert (result.masks is None) == (kind == "detection")
+        assert result.photo.shape == (100, 200, 3)
+        assert list(model.predict_iter([photos / "a" / "wide.jpg"])) == [result]
+        assert model.predict([photos / "street.png"] * 2)[0].size == (64, 96)
+        some = seamseg.load(models[kind], device="cpu", score_threshold=float(np.median(result.scores)))
+        assert 0 < len(some.predict(photos / "a" / "wide.jpg")) < 10
+
+
+def test_all_formats(models, kind, photos, tmp_path, seamseg_main):
+    words = ("--format", "overlay,coco-results,raw", "--score-threshold", "0", *CPU)
+    assert seamseg_main("predict", models[kind], photos, tmp_path, *words) == 0
+    files = [f"{name}.{ending}" for name in NAMES for ending in ("jpg", "pth.tar")]
+    assert written(tmp_path) == sorted([*files, "coco_results.json", "predictions.jsonl"])
+
+    model = seamseg.load(models[kind], device="cpu", score_threshold=0)
+    results = {name: model.predict(next(photos.glob(f"{name}.*"))) for name in NAMES}
+    entries = json.loads((tmp_path / "coco_results.json").read_text())
+    assert entries == [entry for name in NAMES for entry in results[name].to_coco(name)]
+    lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()[1:]]
+    assert [line["detections"] for line in lines] == [{"car": 10}] * 3
+
+    raw = torch.load(tmp_path / "street.pth.tar", weights_only=True)
+    assert list(raw) == ["bbx_pred", "cls_pred", "obj_pred", "msk_pred"]
+    prediction = results["street"].prediction
+    assert torch.equal(raw["bbx_pred"], prediction.boxes)
+    assert raw["cls_pred"].tolist() == [0] * 10
+    assert raw["msk_pred"] is None if kind == "detection" else torch.equal(raw["msk_pred"], prediction.mask_logits)
+
+    for name in NAMES:
+        result = results[name]
+        wanted = draw_detections(result.photo, list(result), result.size, model.metadata.palette)
+        with Image.open(tmp_path / f"{name}.jpg") as overlay:
+            assert np.abs(np.asarray(overlay).astype(int) - wanted).mean() < 12
+
+
+def test_results_are_read_by_pycocotools(models, kind, photos, tmp_path, seamseg_main):
+    truth = COCO()
+    sizes = {name: Image.open(next(photos.glob(f"{name}.*"))).size for name in NAMES}
+    truth.dataset = {
+        "images": [{"id": name, "width": width, "height": height} for name, (width, height) in sizes.items()],
+        "annotations": [],
+        "categories": [{"id": 2, "name": "car"}],
+    }
+    truth.createIndex()
+    assert seamseg_main("predict", models[kind], photos, tmp_path, "--format", "coco-results", *CPU) == 0
+    found = truth.loadRes(str(tmp_path / "coco_results.json"))
+    assert len(found.anns) == 30, "all that the network returns, whatever their score"
+    assert set(found.imgToAnns) == set(NAMES)
+
+
+def test_scores_and_classes_of_the_results(models, kind, photos, tmp_path, seamseg_main):
+    scores = np.sort(seamseg.load(models[kind], device="cpu", score_threshold=0).predict(photos / "street.png").scores)
+    words = ("predict", models[kind], photos / "street.png")
+    threshold = str((scores[6] + scores[7]) / 2)
+    assert seamseg_main(*words, tmp_path / "a", "--format", "coco-results", "--score-threshold", threshold, *CPU) == 0
+    assert len(json.loads((tmp_path / "a" / "coco_results.json").read_text())) == 3
+    assert seamseg_main(*words, tmp_path / "b", "--format", "coco-results", "--classes", "road", *CPU) == 0
+    assert json.loads((tmp_path / "b" / "coco_results.json").read_text()) == []
+
+
+def test_photos_without_detections(models, kind, photos, tmp_path, seamseg_main):
+    for formats in ("overlay,coco-results,raw", "overlay-legacy"):
+        words = ("--format", formats, *NOTHING, "--restart", *CPU)
+        assert seamseg_main("predict", models[kind], photos, tmp_path, *words) == 0
+        shown = np.asarray(Image.open(tmp_path / "street.jpg")).astype(int)
+        assert np.abs(shown - np.asarray(Image.open(photos / "street.png"))).mean() < 12
+    raw = torch.load(tmp_path / "street.pth.tar", weights_only=True)
+    assert raw == dict.fromkeys(["bbx_pred", "cls_pred", "obj_pred", "msk_pred"])
+    assert json.loads((tmp_path / "coco_results.json").read_text()) == []
+
+
+def test_an_interrupted_run_is_resumed(models, kind, photos, tmp_path, seamseg_main):
+    words = ("--format", "overlay,coco-results", *CPU)
+    assert seamseg_main("predict", models[kind], photos, tmp_path / "whole", *words) == 0
+    whole = (tmp_path / "whole" / "coco_results.json").read_bytes()
+    out = tmp_path / "parts"
+    assert seamseg_main("predict", models[kind], photos, out, *words, "--limit", "1") == 0
+    first = (out / f"{NAMES[0]}.jpg").stat().st_mtime_ns
+    assert len(json.loads((out / "coco_results.json").read_text())) == 10
+    (out / "coco_results.json").unlink()
+    assert seamseg_main("predict", models[kind], photos, out, *words) == 0
+    assert (out / "coco_results.json").read_bytes() == whole
+    assert (out / f"{NAMES[0]}.jpg").stat().st_mtime_ns == first
+    assert list(out.glob(".*")) == []
+
+
+def test_shards(models, kind, photos, tmp_path, seamseg_main):
+    out = tmp_path / "part-%02d.tar"
+    assert seamseg_main("predict", models[kind], photos, out, "--format", "coco-results,raw", *CPU) == 0
+    assert len(json.loads((tmp_path / "coco_results.json").read_text())) == 30
+    with tarfile.open(tmp_path / "part-00.tar") as shard:
+        assert sorted(shard.getnames()) == sorted(f"{n}.{e}" for n in NAMES for e in ("json", "raw.pth"))
+        sample = json.load(shard.extractfile("street.json"))
+    assert sample["detections"] == seamseg.load(models[kind], device="cpu").predict(photos / "street.png").counts()
+    assert len(sample["results"]) == 10
+
+
+def test_anonymised_photos(models, kind, photos, tmp_path, seamseg_main):
+    words = ("--anonymize", "car", "--anonymize-score", "0", *CPU)
+    assert seamseg_main("predict", models[kind], photos / "street.png", tmp_path, *words) == 0
+    result = seamseg.load(models[kind], device="cpu", score_threshold=0).predict(photos / "street.png")
+    hidden = result.anonymize("car", least_score=0)
+    with Image.open(tmp_path / "street.jpg") as written:
+        assert np.abs(np.asarray(written).astype(int) - np.asarray(hidden)).mean() < 4
+
+
+def test_augmentation_and_tiles(models, kind, photos):
+    plain = seamseg.load(models[kind], device="cpu", score_threshold=0)
+    tta = seamseg.load(models[kind], device="cpu", score_threshold=0, tta="flip,0.5,1")
+    found = tta.predict(photos / "street.png")
+    assert len(found) == 10
+    assert found != plain.predict(photos / "street.png")
+    mirrored = Image.open(photos / "street.png").transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    flipped = seamseg.load(models[kind], device="cpu", score_threshold=0, tta="flip")
+    own, other = (flipped.predict(image) for image in (photos / "street.png", mirrored))
+    assert np.allclose(np.sort(own.scores), np.sort(other.scores), atol=1e-5), "mirroring changes nothing"
+    large = Image.open(photos / "street.png").resize((600, 400))
+    tiled = seamseg.load(models[kind], device="cpu", score_threshold=0, shortest_size=400, tiles=128).predict(large)
+    assert tiled.size == (400, 600)
+    assert len(tiled) > 10
+    assert (tiled.masks is None) == (kind == "detection")
+
+
+def test_profile_of_the_stages(models, kind, photos, tmp_path):
+    predictor = seamseg.load(models[kind], device="cpu", score_threshold=0)
+    profile = StageProfile(predictor, photos / "street.png", tmp_path / "out", random_weights=False)
+    assert set(profile.run()) == set(STAGES)
+    assert profile.counts == {"proposals": 20, "detections": 10, "segments": 10}
+    assert written(tmp_path / "out") == ["street.jpg"]
+
+
+# --- the weights of other kinds
+
+
+def test_a_panoptic_snapshot_detects(models, kind, photos, capsys):
+    set_quiet(False)  # the setting of an earlier command remains
+    model = seamseg.load(models["panoptic"], device="cpu", overrides=[f"general.kind={kind}"], score_threshold=0)
+    assert (
+        capsys.readouterr()
+        .err.strip()
+        .endswith(f"panoptic.pth.tar: a model for panoptic is used for {kind}, without its other parts")
+    )
+    assert model.kind == kind
+    panoptic = seamseg.load(models["panoptic"], device="cpu").predict(photos / "street.png")
+    found = model.predict(photos / "street.png")
+    assert torch.equal(found.prediction.boxes, panoptic.prediction.boxes)
+    assert found.prediction.semantic is None
+
+
+def test_an_instance_segmentation_snapshot_with_a_detection_config(models, photos, micro_config, tmp_path):
+    (tmp_path / "own.ini").write_text(micro_config.read_text().replace("[general]", "[general]\nkind = detection"))
+    model = seamseg.load(models["instance_seg"], device="cpu", config=tmp_path / "own.ini")
+    assert model.kind == "detection"
+    assert model.predict(photos / "street.png").masks is None
+
+
+@pytest.mark.parametrize(
+    ("trained", "wanted"), [("detection", "instance_seg"), ("detection", "panoptic"), ("instance_seg", "panoptic")]
+)
+def test_a_snapshot_without_the_parts_is_refused(models, micro_config, tmp_path, trained, wanted):
+    (tmp_path / "own.ini").write_text(micro_config.read_text().replace("[general]", f"[general]\nkind = {wanted}"))
+    with pytest.raises(InputError, match=f"is a model for {trained}, not for {wanted}"):
+        seamseg.load(models[trained], device="cpu", config=tmp_path / "own.ini")
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("--format", "overlay,coco"),
+            "--format overlay,coco: a model of kind {kind} has no format 'coco': choose among overlay, overlay-legacy, "
+            "coco-results, raw",
+        ),
+        (("--format", "cityscapes"), "choose among overlay, overlay-legacy, coco-results, raw"),
+        (("--format", "overlay,overlay-legacy"), "overlay and overlay-legacy would both write NAME.jpg"),
+        (("--min-area", "3"), "--min-area has no effect: the model is of kind {kind}"),
+        (("--overlap-threshold", ".3"), "--overlap-threshold has no effect: the model is of kind {kind}"),
+        (("--score-threshold", "2"), "--score-threshold must be between 0 and 1"),
+        (("--classes", "car", "--format", "raw"), "--format raw contains all classes"),
+        (("--anonymize", "car", "--format", "overlay-legacy"), "shows what --anonymize hides"),
+    ],
+)
+def test_refusals(models, kind, photos, tmp_path, seamseg_main, capsys, words, message):
+    assert seamseg_main("predict", models[kind], photos, tmp_path / "out", *words, *CPU) == 2
+    error = capsys.readouterr().err.strip()
+    assert message.format(kind=kind) in error
+    assert "\n" not in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_formats_that_panoptic_models_lack(models, photos, tmp_path, seamseg_main, capsys):
+    assert seamseg_main("predict", models["panoptic"], photos, tmp_path, "--format", "coco-results", *CPU) == 2
+    assert (
+        "a model of kind panoptic has no format 'coco-results': choose among overlay, coco" in capsys.readouterr().err
+    )
+
+
+def test_unreadable_and_missing_photos(models, kind, photos, tmp_path, seamseg_main, capsys):
+    (tmp_path / "in").mkdir()
+    assert seamseg_main("predict", models[kind], tmp_path / "in", tmp_path / "out", *CPU) == 2
+    assert "\n" not in capsys.readouterr().err.strip()
+    (tmp_path / "in" / "broken.png").write_bytes((photos / "street.png").read_bytes()[:300])
+    Image.open(photos / "street.png").save(tmp_path / "in" / "good.png")
+    words = ("--format", "overlay,coco-results", *CPU)
+    assert seamseg_main("predict", models[kind], tmp_path / "in", tmp_path / "out", *words) == 1
+    assert "broken.png" in capsys.readouterr().err
+    assert {e["image_id"] for e in json.loads((tmp_path / "out" / "coco_results.json").read_text())} == {"good"}
+    assert written(tmp_path / "out") == ["coco_results.json", "good.jpg", "predictions.jsonl"]
+
+
+# --- the script of the original
+
+
+@pytest.mark.parametrize("trained", ["panoptic", "instance_seg"])
+def test_the_originals_script(models, micro, micro_config, photos, tmp_path, seamseg_main, trained):
+    """Its INI file names no kind, its snapshot holds no classes, and sub-folders may be deep."""
+    own = torch.load(models[trained], weights_only=True)
+    torch.save({"config": "", "state_dict": own["state_dict"], "training_meta": {}}, tmp_path / "model.pth.tar")
+    model = seamseg.load(models[trained], device="cpu", overrides=["general.kind=instance_seg"], score_threshold=0)
+    result = model.predict(photos / "street.png")
+    arguments = ["--meta", micro / "metadata.bin", "--threshold", "0", micro_config, tmp_path / "model.pth.tar", photos]
+    argv = legacy.from_test_instance_seg([str(word) for word in [*arguments, tmp_path / "out"]])
+    assert seamseg_main(*argv, *CPU, "--set", "roi.score_threshold=0") == 0
+    assert written(tmp_path / "out") == sorted([*(f"{name}.jpg" for name in NAMES), "predictions.jsonl"])
+    palette = read_metadata(micro / "metadata.bin").palette
+    wanted = draw_legacy(result.photo, list(result), result.size, palette)
+    shown = np.asarray(Image.open(tmp_path / "out" / "street.jpg")).astype(int)
+    assert np.abs(shown - wanted).mean() < 12
+    argv = legacy.from_test_instance_seg(["--raw", *map(str, [*arguments, tmp_path / "raw"])])
+    assert seamseg_main(*argv, *CPU) == 0
+    assert torch.load(tmp_path / "raw" / "a" / "b" / "tall.pth.tar", weights_only=True)["msk_pred"].shape[1:] == (
+        28,
+        28,
+    )
