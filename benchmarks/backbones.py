@@ -48,7 +48,7 @@ def configuration(name: str, size: tuple[int, int]) -> Config:
     return replace(
         config,
         body=replace(config.body, body=name, num_frozen=0, out_channels=body.out_channels),
-        fpn=replace(config.fpn, inputs=tuple(inputs[stride] for stride in STRIDES)),
+        fpn=replace(config.fpn, inputs=[inputs[stride] for stride in STRIDES]),
         roi=replace(config.roi, num_samples=max(size[0] * size[1] // 1024, 16)),
     )
 
