@@ -120,6 +120,7 @@ def test_resume_to_the_bit(config: Path, data: Path, tmp_path: Path, extra: list
     assert numbers[0] == numbers[1]
 
 
+@pytest.mark.slow
 def test_the_moving_average_is_validated(config: Path, data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     scores = train(config, data, run, "training.ema=0.99")
@@ -152,6 +153,7 @@ def test_channels_last_and_bf16(config: Path, data: Path, tmp_path: Path) -> Non
     assert steps == [1, 2, 3, 4], "three batches of an epoch are two steps"
 
 
+@pytest.mark.slow
 def test_weights_of_other_classes(config: Path, data: Path, tmp_path: Path) -> None:
     train(config, data, tmp_path / "a", "optimizer.schedule.epochs=1")
     small = tmp_path / "small"
