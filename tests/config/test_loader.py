@@ -295,7 +295,9 @@ def test_an_override_of_the_kind_selects_its_loss_weights() -> None:
     assert four.optimizer.loss_weights == (4, 3, 2, 1)
     three = "[optimizer]\nloss_weights = (1, 2, 3)"
     assert "has 3 values, detection has 4 losses" in problem(three, "panoptic", ("general.kind=detection",))
-    assert "expected a tuple of numbers" in problem("[optimizer]\nloss_weights = x", "panoptic", ("general.kind=detection",))
+    assert "expected a tuple of numbers" in problem(
+        "[optimizer]\nloss_weights = x", "panoptic", ("general.kind=detection",)
+    )
 
 
 def test_only_other_kinds_than_panoptic_are_named_in_the_text() -> None:
