@@ -3,20 +3,13 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from PIL import Image
-from support.micro import narrow_body
-from support.processes import launch
-from torch.multiprocessing.spawn import ProcessExitedException
 
-from seamseg.cli.main import main
 from seamseg.config import loader
 from seamseg.formats import coco_writer
 from seamseg.models import folding
@@ -123,37 +116,15 @@ def test_content_of_a_manifest_line(micro_run, photos, tmp_path, seamseg_main):
     assert first["records"][1] is None
 
 
-def predict_until_killed(rank, join, words):
-    """Predict; the process is killed while it writes the second photo, when the first is in its manifest."""
-    write, out = coco_writer.write_id_png, Path(words[3])
-
-    def dying(path, ids):
-        while path.stem != "a":
-            if any('"name": "a"' in manifest.read_text() for manifest in out.glob("predictions*")):
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(0.05)
-        write(path, ids)
-
-    with narrow_body(), mock.patch.object(coco_writer, "write_id_png", dying):
-        main([str(word) for word in words])
-
-
-def test_a_killed_run_is_resumed(micro_run, photos, tmp_path, seamseg_main, written):
-    out = tmp_path / "out"
-    words = ("predict", micro_run, photos, out, "--device", "cpu", "--workers", "0", "--format", "coco", "--quiet")
-    with pytest.raises(ProcessExitedException, match="SIGKILL"):
-        launch(predict_until_killed, 1, words)
-    assert [path.name for path in (out / "panoptic").glob("*.png")] == ["a.png"]
-    assert not (out / "panoptic.json").exists()
-    assert seamseg_main(*words) == 0
-    assert sorted(written) == ["b", "c"]
-    assert [i["id"] for i in json.loads((out / "panoptic.json").read_text())["images"]] == ["a", "b", "c"]
-
-
-@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
-    ("out", "images", "kills"), [("folder", 30, 1), ("folder", 60, 2), ("shards", 60, 2), ("url", 60, 2)]
+    ("out", "images", "kills"),
+    [
+        ("folder", 30, 1),
+        pytest.param("folder", 60, 2, marks=pytest.mark.slow),
+        pytest.param("shards", 60, 2, marks=pytest.mark.slow),
+        pytest.param("url", 60, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_killed_and_resumed(tmp_path, out, images, kills):
     """A small version of benchmarks/soak_predict.py, in two processes."""
