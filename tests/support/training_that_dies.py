@@ -106,12 +106,21 @@ def watch(processes: list[int]) -> list[int | None]:
     return codes
 
 
-def main() -> None:
-    """Run the processes and print their exit codes."""
-    folder, moment, number, size = Path(sys.argv[1]), sys.argv[2], getattr(signal, sys.argv[3]), int(sys.argv[4])
+def run(folder: Path, moment: str, number: int, size: int) -> list[int | None]:
+    """Run the processes and return their exit codes."""
     torch.set_num_threads(1)
     port = free_port()
-    print(json.dumps(watch([start(rank, size, port, folder, moment, number) for rank in range(size)])))
+    return watch([start(rank, size, port, folder, moment, number) for rank in range(size)])
+
+
+def run_forked(rank: int, join: Callable[[], None], folder: Path, moment: str, number: int, size: int) -> None:
+    """Write the exit codes to `codes.json`; for :func:`support.processes.launch`, whose processes have loaded torch."""
+    (folder / "codes.json").write_text(json.dumps(run(folder, moment, number, size)))
+
+
+def main() -> None:
+    """Run the processes and print their exit codes."""
+    print(json.dumps(run(Path(sys.argv[1]), sys.argv[2], getattr(signal, sys.argv[3]), int(sys.argv[4]))))
 
 
 if __name__ == "__main__":

@@ -70,11 +70,11 @@ def compare_accumulated(world, steps, ways):
 
 def test_batches_of_a_step_give_the_gradients_of_one():
     with in_float64():
-        compare_accumulated(World(), 4, ("find",))
+        compare_accumulated(World(), 2, ("find",))
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("steps", [8, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [4, pytest.param(20, marks=pytest.mark.slow)])
 def test_two_processes_give_the_gradients_of_one(steps):
     """With one batch each and with several."""
     in_processes(2, (compare, steps, WAYS), (compare_accumulated, 1 + steps // 3, WAYS))

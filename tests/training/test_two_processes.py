@@ -30,7 +30,9 @@ from seamseg.validation.validator import Validator
 
 pytestmark = pytest.mark.distributed
 
-RUNS = ("mixed", "resumed", "empty", "negatives", "plain", "detection", "evaluated")
+RUNS = ("mixed", "resumed", "evaluated")
+MORE_RUNS = ("empty", "negatives", "plain", "detection")
+"""Those of the slow tests."""
 
 AP = ("general.eval_coco=yes", "roi.score_threshold=0.01", "dataloader.val_batch_size=1")
 
@@ -91,8 +93,12 @@ def score(rank: int, join: Callable[[], None], folder: Path) -> None:
         (folder / f"three.{rank}.json").write_text(json.dumps(run_training(run).to_json()))
 
 
-def work(rank: int, join: Callable[[], None], folder: Path) -> None:
-    """Run all cases in the same two processes: starting them takes longer than all cases together."""
+Train = Callable[..., None]
+
+
+@contextmanager
+def trainings(rank: int, join: Callable[[], None], folder: Path) -> Iterator[Train]:
+    """Yield a function that trains and writes the scores, and digests of the weights whenever they are saved."""
     save = Trainer._save
 
     def watched(trainer, is_best=False):
@@ -116,12 +122,23 @@ def work(rank: int, join: Callable[[], None], folder: Path) -> None:
         (folder / f"{name}.{rank}.json").write_text(json.dumps(scores.to_json()))
 
     with narrow_body(), mock.patch.object(Trainer, "_save", watched):
-        train("mixed", *AP)
-        train("resumed", resume=folder / "half.tar")
+        yield train
+
+
+def work_more(rank: int, join: Callable[[], None], folder: Path) -> None:
+    """Run the cases of the slow tests."""
+    with trainings(rank, join, folder) as train:
         train("empty", data="empty")
         train("negatives", "roi.sample_empty_images=yes")
         train("plain", config="bn.ini")
         train("detection", "general.kind=detection", AP[1])
+
+
+def work(rank: int, join: Callable[[], None], folder: Path) -> None:
+    """Run all cases in the same two processes: starting them takes longer than all cases together."""
+    with trainings(rank, join, folder) as train:
+        train("mixed", *AP)
+        train("resumed", resume=folder / "half.tar")
         train("evaluated", *AP, evaluate=True, resume=folder / "mixed" / "model_last.pth.tar")
         with pytest.raises(SeamsegError) as stopped, poisoned():
             train("poisoned", config="bn.ini")
@@ -160,19 +177,35 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_both_processes_end_with_the_same_scores(folder, name):
+@pytest.fixture(scope="module")
+def more(folder):
+    """The same folder with the results of the slow cases."""
+    launch(work_more, 2, folder, seconds=450)
+    return folder
+
+
+def end_equal(folder, name):
+    """Both processes have the same scores, and after each epoch the same network."""
     first, second = (json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(2))
     assert first == second
     assert first["n_images"] == (1 if name == "empty" else 3)
-
-
-@pytest.mark.parametrize("name", [name for name in RUNS if name != "evaluated"])
-def test_both_processes_hold_the_same_network_after_each_epoch(folder, name):
+    if name == "evaluated":
+        return
     first, second = ((folder / f"{name}.{rank}.sha").read_text().split() for rank in range(2))
     assert first == second
     assert len(first) == (1 if name == "resumed" else 2)
     assert len(set(first)) == len(first)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_both_processes_have_the_same_scores_and_network(folder, name):
+    end_equal(folder, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE_RUNS)
+def test_both_processes_have_the_same_scores_and_network_in_rare_cases(more, name):
+    end_equal(more, name)
 
 
 def test_a_resumed_run_ends_with_the_same_bits(folder):
@@ -184,29 +217,36 @@ def test_a_resumed_run_ends_with_the_same_bits(folder):
     assert one.training_meta["global_step"] == 2 * 3
 
 
-def test_scores_are_the_same_in_one_two_and_three_processes(folder):
+def scores_alone(folder):
+    """The scores of the trained model and of :class:`Eye` in one process."""
+    with narrow_body():
+        options = EvaluationOptions(device="cpu", quiet=True, overrides=AP)
+        model = evaluate_model(folder / "mixed" / "model_last.pth.tar", folder / "data", options)
+    return model.scores.to_json(), seen(folder, World())
+
+
+def test_scores_are_the_same_in_one_and_two_processes(folder):
     """Exactly equal, average precision included: each image counts once, at native size."""
+    of_model, of_eye = scores_alone(folder)
+    assert of_model == json.loads((folder / "evaluated.0.json").read_text())
+    assert 0.1 < of_eye["mask"]["AP"] < 0.9
+    assert 0.1 < of_eye["box"]["AP75"] < 0.9
+    assert [json.loads((folder / f"seen2.{rank}.json").read_text()) for rank in range(2)] == [of_eye] * 2
+
+
+@pytest.mark.slow
+def test_scores_are_the_same_in_three_processes(folder):
     launch(score, 3, folder, seconds=300)
-    with narrow_body():
-        model = folder / "mixed" / "model_last.pth.tar"
-        alone = evaluate_model(
-            model, folder / "data", EvaluationOptions(device="cpu", quiet=True, overrides=AP)
-        ).scores.to_json()
-    assert alone == json.loads((folder / "evaluated.0.json").read_text())
-    assert [alone] * 3 == [json.loads((folder / f"three.{rank}.json").read_text()) for rank in range(3)]
-    alone = seen(folder, World())
-    assert 0.1 < alone["mask"]["AP"] < 0.9
-    assert 0.1 < alone["box"]["AP75"] < 0.9
-    for processes in (2, 3):
-        shared = [json.loads((folder / f"seen{processes}.{rank}.json").read_text()) for rank in range(processes)]
-        assert shared == [alone] * processes
+    for name, alone in zip(("three", "seen3"), scores_alone(folder)):
+        assert [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(3)] == [alone] * 3
 
 
-def test_boxes_of_a_detection_network_are_scored_the_same_in_one_process(folder):
+@pytest.mark.slow
+def test_boxes_of_a_detection_network_are_scored_the_same_in_one_process(more):
     with narrow_body():
-        model = folder / "detection" / "model_last.pth.tar"
-        alone = evaluate_model(model, folder / "data", EvaluationOptions(device="cpu", quiet=True)).scores.to_json()
-    assert alone == json.loads((folder / "detection.0.json").read_text())
+        model = more / "detection" / "model_last.pth.tar"
+        alone = evaluate_model(model, more / "data", EvaluationOptions(device="cpu", quiet=True)).scores.to_json()
+    assert alone == json.loads((more / "detection.0.json").read_text())
     assert set(alone) == {"det_map", "n_images", "box"}
 
 
