@@ -216,8 +216,7 @@ class _TrainingRun:
         if self.task.replayable:
             recorder = StepRecorder(config, state.metadata, world, state.net, folder.path)
         images = self.task.sample_images(state.metadata)
-        reporter = Reporter(config, images, world, self.log, tensorboard, metrics, recorder)
-        reporter.rate_names = self.task.rate_names
+        reporter = Reporter(config, images, world, self.log, tensorboard, metrics, recorder, self.task.rate_names)
         trainer = Trainer(state, loader, validator, folder, reporter, resumed, self.task.watch(state.net, tensorboard))
         tensorboard.text("config", self.task.config_text)
         epochs = config.scheduler.epochs
