@@ -93,7 +93,7 @@ def network_of(keys: Iterable[str]) -> str | None:
     return None
 
 
-def check_network(state: Mapping[str, Tensor], arch: str, own: Mapping[str, Tensor], name: str) -> None:
+def check_network(state: Mapping[str, Any], arch: str, own: Mapping[str, Tensor], name: str) -> None:
     """Require that a state dict of a backbone belongs to the network `arch`, whose state dict is `own`.
 
     Raises
@@ -105,7 +105,12 @@ def check_network(state: Mapping[str, Tensor], arch: str, own: Mapping[str, Tens
     if found is not None and found != arch.removesuffix("_a2"):
         raise InputError(f"{name}: holds a {found}, the network is a {arch}")
     stored, expected = (weights.get("mod1.conv1.weight") for weights in (state, own))
-    if stored is None or expected is None or stored.shape[-1] == expected.shape[-1]:
+    if (
+        expected is None
+        or not isinstance(stored, Tensor)
+        or stored.dim() != 4
+        or stored.shape[-1] == expected.shape[-1]
+    ):
         return
     has, needs = ("three 3x3 convolutions", "true") if stored.shape[-1] == 3 else ("a 7x7 convolution", "false")
     raise InputError(f"{name}: its network begins with {has}: set input_3x3 to {needs}")

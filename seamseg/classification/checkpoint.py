@@ -130,8 +130,10 @@ def _progress(content: Mapping[str, Any], name: str, epoch_length: int) -> dict[
         return {}
     try:
         done, best = int(content["epoch"]), float(content.get("best_prec1") or 0) / 100
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         raise InputError(f"{name}: its epoch or best_prec1 is not a number") from None
+    if done < 0:
+        raise InputError(f"{name}: its epoch is {done}, a number of finished epochs is at least 0")
     return {"epoch": done - 1, "global_step": done * epoch_length, "last_score": best, "best_score": best}
 
 

@@ -56,7 +56,9 @@ class Network:
     input_3x3: bool = _key(False, "three 3x3 convolutions instead of one 7x7 (ResNeXt, DenseNet)")
     bn_mode: str = _key("standard", "batch norm: standard, in-place, or in-place and synchronised", choices=BN_MODES)
     classes: int = _key(1000, "number of classes", minimum=1, maximum=1_000_000)
-    dilation: Any = _key(1, "dilation of the stages: 1, or four values, each a number or a list of one per block")
+    dilation: Any = _key(
+        1, "dilation: one number for all blocks, or four values, each a number or a list of one per block"
+    )
     weight_gain_multiplier: float = _key(1.0, "factor of the initial weights; no effect on kaiming_*", above=0)
     weight_init: str = _key("xavier_normal", "initialisation of the convolutions", choices=INITIALISERS)
     params: dict[str, Any] = _key(
@@ -321,10 +323,14 @@ def _check(config: ClassifierConfig) -> None:
         raise InputError(
             f"{source}: network.input_3x3: {network.arch} has no stem of 3x3 convolutions; only ResNeXt and DenseNet do"
         )
+    if own := sorted({"name", "norm", "classes", "keep_outputs"} & set(network.params)):
+        raise InputError(
+            f"{source}: network.params: {own[0]} cannot be set there; the other keys of network determine it"
+        )
     if not _is_dilation(network.dilation):
         raise InputError(
-            f"{source}: network.dilation = {_shown(network.dilation)}: expected 1, or four values, each a number "
-            "from 1 to 64 or a list of such numbers"
+            f"{source}: network.dilation = {_shown(network.dilation)}: expected a number from 1 to 64, or "
+            "four values, each such a number or a list of them"
         )
     if config.optimizer.classifier_lr < 0 and config.optimizer.classifier_lr != -1:
         raise InputError(f"{source}: optimizer.classifier_lr = {config.optimizer.classifier_lr}: expected -1 or a rate")

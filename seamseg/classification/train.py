@@ -44,6 +44,7 @@ HISTOGRAM_INTERVAL = 10
 _SHOWN = ("fc", "bn_out")
 
 _KEYS = {
+    "body.num_frozen": "optimizer.classifier_lr",
     "general.loss_limit": "training.loss_limit",
     "general.seed": "training.seed",
     "optimizer.lr": "optimizer.learning_rate",

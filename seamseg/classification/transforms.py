@@ -119,12 +119,12 @@ def test_transform(
     InputError
         if the crop is larger than the resized image
     """
+    shown = f"input.crop_val = {options.crop_val}" if crop is None else option("crop", crop)
+    remedy = "input.scale_val" if scale is None and crop is None else option("scale")
     scale = options.scale_val if scale is None else scale
     crop = options.crop_val if crop is None else crop
     if scale != -1 and crop > scale:
-        raise InputError(
-            f"{option('crop', crop)}: does not fit into images whose shorter side is {scale}; raise {option('scale')}"
-        )
+        raise InputError(f"{shown}: does not fit into images whose shorter side is {scale}; raise {remedy}")
     steps: list[Callable] = [v2.Resize(scale)] if scale != -1 else []
     if not ten_crops:
         return v2.Compose([*steps, v2.CenterCrop(crop), to_float, _normalise(options)])

@@ -17,6 +17,7 @@ from seamseg.classification.config import ClassifierConfig, load_classifier_conf
 from seamseg.classification.data import VAL, ClassFolders, ImageBatch, open_val_loader
 from seamseg.classification.network import TOP, Classifier, build_classifier, correct
 from seamseg.classification.transforms import TEN_CROPS, test_transform
+from seamseg.evaluation.scores import known, or_none
 from seamseg.training.step import autocast
 from seamseg.utils.distributed import World, distributed, sum_over_processes
 from seamseg.utils.errors import InputError, option
@@ -52,12 +53,12 @@ class ClassifierScores:
         return self.n_images / max(self.seconds, 1e-9)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the numbers by name."""
-        return {**asdict(self), "images_per_second": self.images_per_second}
+        """Return the numbers by name, None for NaN."""
+        return {**asdict(self), "loss": or_none(self.loss), "images_per_second": self.images_per_second}
 
     def scalars(self) -> dict[str, float]:
         """Return the scores by TensorBoard tag, those of the original."""
-        return {"val/loss": self.loss, "val/top1": self.top1, "val/top5": self.top5}
+        return known({"val/loss": self.loss, "val/top1": self.top1, "val/top5": self.top5})
 
     def line(self) -> str:
         """Format the scores for the text log, as the original does."""

@@ -15,7 +15,8 @@ folder like the benchmark's own tools: those of panoptic.json, pixel/*.png and i
 score again, the confusion matrix, the scores of each image and the match of each segment. `seamseg report` makes an
 HTML page of it.
 
-The scores of a detection or instance segmentation network are COCO's box and mask AP. `--set general.kind=detection`
+The scores of a detection or instance segmentation network are COCO's box and mask AP, those of a semantic segmentation
+network mIoU and the fraction of correct pixels. `--set general.kind=detection`
 scores the boxes of a panoptic network.
 """
 

@@ -143,7 +143,7 @@ def from_test_vistas(argv: Sequence[str]) -> list[str]:
     parser.add_argument("out", metavar="OUT_DIR", help="folder for the outputs")
     args = parser.parse_args(argv)
     _adopt_rank(args)
-    views = [f"{scale:g}" for scale in _scales(parser, args.scales)] + ["flip"] * args.flip
+    views = [f"{scale:.15g}" for scale in _scales(parser, args.scales)] + ["flip"] * args.flip
     formats = {"palette": "labels", "prob": "ids,probabilities"}.get(args.output_mode, "ids")
     ours = ["predict", args.snapshot, args.inputs, args.out, "--restart", "--format", formats, "--tta", ",".join(views)]
     size = [] if args.size is None else ["--size", str(args.size)]

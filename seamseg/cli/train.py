@@ -1,4 +1,4 @@
-"""Train a network for panoptic or instance segmentation, or for detection.
+"""Train a network for panoptic, instance or semantic segmentation, or for detection.
 
     seamseg train toy_city_r18 DATA --log-dir runs/city
     seamseg train toy_city_detection_r18 DATA --log-dir runs/boxes
@@ -6,7 +6,8 @@
     seamseg train my.ini DATA --log-dir runs/my --resume auto --set general.snapshot_interval=500
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc-per-node 8 --max-restarts 100 -m seamseg train ...
 
-`[general] kind` of the configuration selects what the network predicts: panoptic, instance_seg or detection.
+`[general] kind` of the configuration selects what the network predicts: panoptic, instance_seg,
+detection or semantic.
 
 DATA is a dataset folder from `seamseg prepare`. The run folder holds config.ini, metadata.bin and, updated after each
 epoch, model_last.pth.tar and model_best.pth.tar, so that `seamseg predict runs/my ...` works; also training.log,

@@ -1,7 +1,7 @@
 """The kinds of networks: the modules and losses that distinguish them.
 
-A new kind is an entry here, packaged defaults in `defaults/`, and its network (:mod:`seamseg.models.build`), validation
-(:mod:`seamseg.validation.validator`) and training (:mod:`seamseg.training.task`).
+A new kind is an entry here, packaged defaults in `defaults/`, its network and loss (:mod:`seamseg.models.build`), and
+its scores (:mod:`seamseg.validation.validator`).
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from seamseg.training.logging.reporter import Reporter
 from seamseg.training.optim.schedule import LRSchedule
 from seamseg.training.preemption import Preempted
 from seamseg.training.step import Stepper, compute_dtype
-from seamseg.training.task import Task, open_task
+from seamseg.training.task import Task
 from seamseg.training.trainer import Trainer, steps_per_epoch
 from seamseg.utils.distributed import World, barrier, distributed, gather_objects
 from seamseg.utils.errors import InputError, option
@@ -99,7 +99,7 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> Scores |
             f"{option('pretrain', 'F')}"
         )
     if task is None:
-        task = open_task(load_config(options.config, None, options.overrides), options.config)
+        task = Task(load_config(options.config, None, options.overrides), options.config)
     with distributed(options.device) as world:
         folder = RunFolder(Path(options.log_dir), task.files)
         fresh = world.is_main and not folder.path.exists()
@@ -216,8 +216,7 @@ class _TrainingRun:
         if self.task.replayable:
             recorder = StepRecorder(config, state.metadata, world, state.net, folder.path)
         images = self.task.sample_images(state.metadata)
-        reporter = Reporter(config, images, world, self.log, tensorboard, metrics, recorder)
-        reporter.rate_names = self.task.rate_names
+        reporter = Reporter(config, images, world, self.log, tensorboard, metrics, recorder, self.task.rate_names)
         trainer = Trainer(state, loader, validator, folder, reporter, resumed, self.task.watch(state.net, tensorboard))
         tensorboard.text("config", self.task.config_text)
         epochs = config.scheduler.epochs

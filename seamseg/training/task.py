@@ -143,20 +143,3 @@ class Task:
     def watch(self, net: nn.Module, board: TensorBoardWriter) -> Callable[[int], None] | None:
         """Return a function that is called with the number of each finished step; None for none."""
         return None
-
-
-TASKS: dict[str, Callable[[Config, str | Path], Task]] = dict.fromkeys(KINDS, Task)
-"""The :class:`Task` of each kind of network."""
-
-
-def open_task(config: Config, source: str | Path) -> Task:
-    """Return the task of a configuration; `source` is its name, for errors.
-
-    Raises
-    ------
-    InputError
-        if this kind of network cannot be trained
-    """
-    if config.kind not in TASKS:
-        raise InputError(f"{source}: a network of kind {config.kind} cannot be trained; choose {', '.join(TASKS)}")
-    return TASKS[config.kind](config, source)

@@ -38,7 +38,7 @@ from seamseg.models.heads.semantic import semantic_target
 from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
 from seamseg.structures import PackedSequence, Prediction
 from seamseg.utils.distributed import World, broadcast_object, gather_to_main, sum_over_processes
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, option
 from seamseg.utils.parallel import available_cores
 from seamseg.utils.progress import progress
 
@@ -140,8 +140,11 @@ class Validator:
         Raises
         ------
         InputError
-            if the folder or the split is missing or broken, or pycocotools is needed and missing
+            if the folder or the split is missing or broken, pycocotools is needed and missing, or a semantic network is
+            to be scored as the original, which does not score them
         """
+        if legacy and SCORERS[config.kind] is SemanticScorer:
+            raise InputError(f"{option('legacy', True)}: the original has no evaluation of semantic networks")
         if config.general.eval_coco or SCORERS[config.kind] is InstanceScorer:
             require_pycocotools()
         options = config.dataloader
@@ -296,16 +299,9 @@ class SemanticScorer:
     Parameters
     ----------
     validator : data set, processes
-
-    Raises
-    ------
-    InputError
-        if the counts of the original are requested, which has no evaluation of semantic networks
     """
 
     def __init__(self, validator: Validator) -> None:
-        if validator.legacy:
-            raise InputError("legacy: the original has no evaluation of semantic networks")
         self._validator = validator
         self._confusion = ConfusionMatrix(validator.metadata.num_classes)
 

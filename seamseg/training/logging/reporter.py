@@ -43,12 +43,12 @@ class Reporter:
     world : the processes; all of them must report the same steps
     log, tensorboard, metrics : outputs
     recorder : writes a dump of a failed step; None for no dumps
+    rate_names : names of the learning rates of the first and the last group of parameters, which may be the same
 
     Attributes
     ----------
     notes : constants by name that are added to each line, such as `ema_decay`
     broken : number of images of the epoch that this process could not read
-    rate_names : names of the learning rates of the first and the last group of parameters, which may be the same
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Reporter:
         tensorboard: TensorBoardWriter,
         metrics: MetricsFile | None = None,
         recorder: StepRecorder | None = None,
+        rate_names: tuple[str, str] = ("lr_norm", "lr_other"),
     ) -> None:
         self.config = config
         self.world = world
@@ -68,7 +69,7 @@ class Reporter:
         self.metrics = metrics or MetricsFile(None)
         self.notes: dict[str, float] = {"ema_decay": config.optimizer.ema} if config.optimizer.ema else {}
         self.broken = 0
-        self.rate_names: Sequence[str] = ("lr_norm", "lr_other")
+        self._rate_names = rate_names
         self._recorder = recorder
         self._images = images
         self._pace = _Pace()
@@ -111,7 +112,7 @@ class Reporter:
     def begin_step(self, step: int, rates: list[float], batches: Sequence[Any]) -> None:
         """Record the learning rates of a step, and what a dump of it needs."""
         # a single group of parameters has the first name
-        self._rates = dict(zip(self.rate_names, (rates[0], *rates[1:][-1:])))
+        self._rates = dict(zip(self._rate_names, (rates[0], *rates[1:][-1:])))
         self.tensorboard.scalars({train_tag(name): value for name, value in self._rates.items()}, step)
         if self._recorder is not None:
             self._recorder.begin(step, batches)

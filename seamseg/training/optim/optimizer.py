@@ -154,7 +154,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
     if found != counts:
         raise InputError(
             f"{source}: its optimizer holds {found} parameters a group, this training {counts}; "
-            f"body.num_frozen or the architecture may have changed; "
+            f"{option('body.num_frozen')} or the architecture may have changed; "
             f"use {option('pretrain', source)} to start from its weights"
         )
     adam = type(optimizer).__name__.lower() if isinstance(optimizer, torch.optim.Adam) else "adamw"
@@ -162,8 +162,8 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
     name = adam if any("betas" in group for group in saved) else "sgd"
     if name != wanted:
         raise InputError(
-            f"{source}: its optimizer is {name}, this training uses {wanted}; set optimizer.type = {name}, or use "
-            f"{option('pretrain', source)} to start from its weights"
+            f"{source}: its optimizer is {name}, this training uses {wanted}; change "
+            f"{option('optimizer.type')}, or use {option('pretrain', source)} to start from its weights"
         )
     for group, saved_group in zip(groups, saved):
         for parameter, index in zip(group["params"], saved_group["params"]):
