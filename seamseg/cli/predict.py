@@ -34,7 +34,7 @@ Formats of panoptic models, separated by commas:
 Formats of models for detection and instance segmentation:
 
   overlay         <name>.jpg, the photo with boxes, masks, class names and scores
-  overlay-legacy  <name>.jpg, opaque masks and boxes without text, as the original's test_instance_seg.py draws them
+  overlay-legacy  <name>.jpg, masks at 75 % opacity, boxes, no text, as the original draws them
   coco-results    coco_results.json, boxes and masks (RLE) of all photos as pycocotools reads them: all that the network
                   returns (above [roi] score_threshold), or those above --score-threshold if it is given
   raw             <name>.pth.tar, the output of the network

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -139,10 +140,17 @@ def recomputed(layer: Callable[[Tensor], Tensor], make_input: Callable[[], Tenso
         return
     cache = _StatisticsCache()
     output = _Recomputed(layer, make_input, cache)
-    with torch.autograd.graph.saved_tensors_hooks(output.pack, _unpack):
+    with torch.autograd.graph.saved_tensors_hooks(output.pack, output.unpack):
         with _Run(cache, recompute=False):
             y = output.first_run()
         yield y
+
+
+@dataclass
+class _Saved:
+    """What the layer itself saved in its first run; None in the place of its output, which is computed again."""
+
+    tensor: Tensor | None
 
 
 class _Recomputed:
@@ -152,27 +160,38 @@ class _Recomputed:
         self, layer: Callable[[Tensor], Tensor], make_input: Callable[[], Tensor], cache: _StatisticsCache
     ) -> None:
         self._layer, self._make_input, self._cache = layer, make_input, cache
-        self._shape = torch.Size()
-        self._input = self._output = 0
+        self._output: tuple[Any, ...] | None = None
+        self._saved: list[_Saved] = []
         self._uses = self._left = 0
         self._value: Tensor | None = None
 
     def first_run(self) -> Tensor:
-        x = self._make_input()
-        self._shape, self._input = x.shape, x.data_ptr()
-        y = self._layer(x)
-        self._output = y.data_ptr()
+        y = self._layer(self._make_input())
+        self._output = _place(y)
+        for saved in self._saved:
+            if saved.tensor is not None and _place(saved.tensor) == self._output:
+                saved.tensor = None
+                self._uses += 1
+        self._saved.clear()
         return y
 
-    def pack(self, tensor: Tensor) -> Tensor | _Recomputed:
-        # the layer itself saves its output before it returns it
-        address = tensor.data_ptr()
-        if tensor.shape != self._shape or address == self._input or (self._output and address != self._output):
+    def pack(self, tensor: Tensor) -> Any:
+        if self._output is None:
+            # the layer saves its output before it returns it: only then its address is known
+            self._saved.append(_Saved(tensor))
+            return self._saved[-1]
+        if _place(tensor) != self._output:
             return tensor
         self._uses += 1
         return self
 
-    def get(self) -> Tensor:
+    def unpack(self, kept: Any) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        tensor: Tensor | None = kept.tensor if isinstance(kept, _Saved) else None
+        return self._get() if tensor is None else tensor
+
+    def _get(self) -> Tensor:
         if self._value is None:
             with torch.no_grad(), _Run(self._cache, recompute=True):
                 self._value = self._layer(self._make_input())
@@ -184,8 +203,9 @@ class _Recomputed:
         return value
 
 
-def _unpack(kept: Tensor | _Recomputed) -> Tensor:
-    return kept.get() if isinstance(kept, _Recomputed) else kept
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """Return what identifies the memory of a tensor as long as it lives, that of fake tensors too."""
+    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride()
 
 
 def _keep_statistics(context: Any, operator: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:

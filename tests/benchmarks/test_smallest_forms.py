@@ -22,6 +22,7 @@ CASE = r"\d  .+ +\d+\.\d\d +\d+\.\d\d"
 SMALLEST: dict[str, tuple[str, str]] = {
     "abn": ("layer --rounds 1 --json OUT", CASE),
     "abn_precision": ("gradients", r"identity \+ residual +1e-06 +\d"),
+    "backbones": ("resnet18 --body-size 64 128 --size 64 128 --rounds 1 --json OUT", r"resnet18 .*0?\.\d"),
     "boxes": ("--rounds 1 --json OUT 1000", CASE),
     "checkpointing": ("--size 64x128 --rounds 1 --config toy_city_r18", r"body \+ pyramid +\d"),
     "cityscapes": ("pixel --frames 1 --rounds 1 --json OUT", CASE),
@@ -47,6 +48,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "roi": ("ids --rounds 1 --json OUT", CASE),
     "scaling": ("--rounds 1 --side 64 --config toy_city_r18", r"scaling efficiency \d"),
     "semantic": ("19 --rounds 1 --json OUT", CASE),
+    "semantic_network": ("fp32 --size 64 --rounds 1 --json OUT", CASE),
     "soak_predict": ("--images 12 --kills 1", r"every photo once"),
     "throughput": (
         "plain --device cpu --size 64x96 --rounds 1 --photos 2 --workers 0 --config toy_city_r18 --json OUT",

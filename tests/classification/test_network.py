@@ -131,7 +131,7 @@ def test_arguments_of_the_architectures() -> None:
     [
         ({"arch": "resnet19"}, "unknown network 'resnet19'.*did you mean 'resnet18'"),
         ({"arch": "resnet18", "params": {"widht": 3}}, "resnet18 has no parameter 'widht'"),
-        ({"arch": "resnext50", "params": {"groups": "x"}}, "groups must be positive integers, got 'x'"),
+        ({"arch": "resnext50", "params": {"groups": "x"}}, "groups must be a positive integer, got 'x'"),
     ],
 )
 def test_networks_that_do_not_exist(network: dict, message: str) -> None:

@@ -228,5 +228,6 @@ def test_flags_of_parameters_exist():
     for name in COMMANDS:
         parser = frame.build_parser([name])
         for words in ([name], [name, "export"]) if name == "prepare" else ([name],):
-            flags |= set(frame._flags(parser, SimpleNamespace(command=name, source=words[-1])).values())
+            chosen = SimpleNamespace(command=name, source=words[-1], action="train")
+            flags |= set(frame._flags(parser, chosen).values())
     assert set(frame.PARAMETER_FLAGS.values()) <= flags

@@ -13,7 +13,8 @@ import torch
 from support.micro import make_dataset, train, write_config
 
 from seamseg.checkpoints.bundle import open_model
-from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, load_snapshot, save_snapshot
+from seamseg.checkpoints.snapshot import Snapshot, load_snapshot, save_snapshot
+from seamseg.config.kinds import KINDS
 from seamseg.formats.metadata import read_metadata, write_metadata
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.trainer import Trainer
@@ -108,7 +109,7 @@ def as_the_original_writes_it(path: Path) -> None:
     """Rewrite a snapshot in the original's layout: no classes, counters of norm layers, new fields of the optimizer."""
     snapshot = load_snapshot(path)
     state = snapshot.state_dict
-    for part in NETWORK_MODULES:
+    for part in KINDS["panoptic"].modules:
         state[part] = {k: v for k, v in state[part].items() if not k.endswith("num_batches_tracked")}
     known = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "params")
     optimizer = state["optimizer"]
@@ -231,7 +232,7 @@ def test_body_weights_of_the_configuration(micro, micro_config, micro_run, tmp_p
     ("pretrain", "message"),
     [
         ("missing.pth", "missing.pth: no such file"),
-        ("head:missing.pth", "'head' is not a part of the network"),
+        ("head:missing.pth", "this network has no head"),
         ("roi_head:{metadata}", "not a snapshot"),
     ],
 )
@@ -370,7 +371,7 @@ def test_mixed_precision_trains_like_float32(tmp_path, micro):
         train(config, micro, tmp_path / precision, f"general.precision={precision}", "scheduler.epochs=1")
         state = load_snapshot(tmp_path / precision / "model_last.pth.tar").state_dict
         losses[precision] = state["loss_meter"]
-        dtypes = {v.dtype for part in NETWORK_MODULES for v in state[part].values()}
+        dtypes = {v.dtype for part in KINDS["panoptic"].modules for v in state[part].values()}
         assert dtypes <= {torch.float32, torch.int64}
     a, b = (torch.as_tensor(x["sum"], dtype=torch.float64) for x in losses.values())
     assert torch.isfinite(b).all()

@@ -91,19 +91,30 @@ def build_backbone(
     for key in params:
         if key not in known and key not in sizes:
             raise ValueError(f"{name} has no parameter {key!r}, only {', '.join([*known, *sorted(sizes)])}")
-    if changed := {key: _size(name, key, params.pop(key)) for key in sizes & params.keys()}:
+    if changed := {key: _size(name, key, params.pop(key), getattr(architecture, key)) for key in sizes & params.keys()}:
         architecture = replace(architecture, **changed)
     network = kind(architecture, norm, classes=classes, keep_outputs=keep_outputs, **params)
     network.name = name
     return network
 
 
-def _size(name: str, key: str, value: Any) -> Any:
-    """Return a field of an architecture: a positive integer, or several of them."""
+def _size(name: str, key: str, value: Any, default: Any) -> Any:
+    """Return a field of an architecture, checked against its default: a bool, a positive integer, or several."""
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}: {key} must be True or False, got {value!r}")
+        return value
+    several = isinstance(default, tuple)
     values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
-    if not all(isinstance(number, int) and number >= 0 for number in values):
-        raise ValueError(f"{name}: {key} must be positive integers, got {value!r}")
-    return values if isinstance(value, (list, tuple)) else value
+    integers = all(isinstance(number, int) and not isinstance(number, bool) and number > 0 for number in values)
+    if not integers or several != isinstance(value, (list, tuple)):
+        what = "a list of positive integers" if several else "a positive integer"
+        raise ValueError(f"{name}: {key} must be {what}, got {value!r}")
+    if key == "blocks" and len(values) != len(default):
+        raise ValueError(
+            f"{name}: blocks has {len(values)} entries, give {len(default)} (mod2 to mod{len(default) + 1})"
+        )
+    return values if several else value
 
 
 _OWN = ("architecture", "blocks", "layers", "norm", "classes", "keep_outputs")

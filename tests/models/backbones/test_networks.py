@@ -175,6 +175,11 @@ def test_dropout_of_the_a2_form():
         ("resnext50", {"dilation": (1, (1, 2), 1, 1)}, "ResNeXt: dilation of mod3 has 2 entries, it has 4 blocks"),
         ("densenet121", {"dilation": (1, 1, 1, 0)}, "DenseNet: dilation of mod5 must be positive integers, got 0"),
         ("resnet50", {"dropout": (0.1, 0.2)}, "ResNet: dropout has 2 entries"),
+        ("resnext50", {"blocks": [0, 1, 1, 1]}, "resnext50: blocks must be a list of positive integers, got"),
+        ("resnet50", {"blocks": [1] * 5}, r"resnet50: blocks has 5 entries, give 4 \(mod2 to mod5\)"),
+        ("resnext50", {"channels": 64}, "resnext50: channels must be a list of positive integers, got 64"),
+        ("resnext50", {"groups": 0}, "resnext50: groups must be a positive integer, got 0"),
+        ("resnet18", {"bottleneck": 3}, "resnet18: bottleneck must be True or False, got 3"),
     ],
 )
 def test_wrong_options(name, options, message):
