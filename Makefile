@@ -43,7 +43,7 @@ demo: setup  ## run the toy city end to end (under 10 minutes on 2 cores)
 # whole files in the order of tests/conftest.py, the longest first
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
-test: setup  ## run the fast tests (5 minutes on 2 cores)
+test: setup  ## run the fast tests (minutes on 2 cores)
 	$(PYTEST)
 
 test-slow: setup  ## run all tests that need no GPU

@@ -82,6 +82,7 @@ def test_the_allocator_can_be_left_alone(tmp_path, value: str) -> None:
     assert malloc == f"switched off by SEAMSEG_MALLOC={value}"
 
 
+@pytest.mark.slow
 @gnu_openmp
 def test_torch_loads_openmp_with_the_setting(tmp_path) -> None:
     printed = lines(tmp_path, "apply", "torch", OMP_DISPLAY_ENV="verbose")

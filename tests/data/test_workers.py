@@ -163,6 +163,7 @@ print([len(next(batches)) for batches in held])
 """
 
 
+@pytest.mark.slow
 def test_a_program_exits_while_workers_are_alive(make_folder):
     """Workers block the signal that multiprocessing terminates them with at exit."""
     environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1])}

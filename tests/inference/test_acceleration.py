@@ -99,6 +99,7 @@ def dynamo(monkeypatch):
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_compiled_once_with_and_without_graphs(dynamo, monkeypatch, capsys):
     """With a backend that runs the traced graph unchanged results are equal, and all sizes share one code, in the
     first run of each, in the warm-up and the capture of its CUDA graph, and without graphs."""

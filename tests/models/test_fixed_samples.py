@@ -61,6 +61,7 @@ def test_equal_statistics_where_nothing_fills_up():
         assert (fixed[2][name] - wanted).norm() <= 2e-3 * wanted.norm() + 1e-5, name
 
 
+@pytest.mark.slow
 def test_equal_on_average():
     batch = toy_batch((64, 96), (80, 64))
     averages = []

@@ -157,6 +157,7 @@ def test_float32_is_as_before(scale):
     assert (ours - exact).norm() < 0.02 * exact.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("in_channels", "stride"), [pytest.param(16, 1, marks=pytest.mark.slow), (8, 2)])
 def test_compiled_without_graph_breaks(in_channels, stride):
     results = []

@@ -67,6 +67,7 @@ def compare(worker, library, name, seeds, **options):
     assert compared >= len(seeds) // 2
 
 
+@pytest.mark.slow
 def test_a_sample(sample):
     """One kernel and the detection of one fault; the others take minutes to compile."""
     compare(sample, "seamseg_emulated", "crowd_count", range(8))

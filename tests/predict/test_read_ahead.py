@@ -59,6 +59,7 @@ def read_slowly(sources, tmp_path, monkeypatch, limit):
     return max(counts)
 
 
+@pytest.mark.slow
 def test_decoders_of_huge_photos_hold_one_each(sources, tmp_path, monkeypatch):
     sources = sources[:7]
     assert read_slowly(sources, tmp_path, monkeypatch, PHOTO) == 2

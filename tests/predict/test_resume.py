@@ -116,6 +116,7 @@ def test_content_of_a_manifest_line(micro_run, photos, tmp_path, seamseg_main):
     assert first["records"][1] is None
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("out", "images", "kills"),

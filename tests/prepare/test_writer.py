@@ -152,6 +152,7 @@ run(Path({out!r}), frames, 2)
 """
 
 
+@pytest.mark.slow
 def test_resumes_after_a_kill(tmp_path):
     out, frames = tmp_path / "out", make_frames(tmp_path / "src", 40)
     (tmp_path / "src" / "slow").write_text("")

@@ -375,6 +375,7 @@ def test_against_shows_both_runs_and_the_changes(against: Path, runs: tuple[Path
     assert page.locator("#viewer-segments h3.run").all_inner_texts() == ["run0", "run1"]
 
 
+@pytest.mark.slow
 def test_few_of_five_hundred_images_are_decoded(tmp_path: Path, open_page: Open) -> None:
     write_evaluation(tmp_path, 8, (64, 128))
     folder = tmp_path / "run0" / "evaluation"

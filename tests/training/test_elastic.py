@@ -89,6 +89,7 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [pytest.param("syncbn", marks=pytest.mark.slow), "bn"])
 def test_two_interrupted_processes_resume_bit_exactly(folder, norm):
     """Both stop a step after a signal to one; running statistics of each process are kept."""

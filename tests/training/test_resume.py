@@ -103,6 +103,7 @@ def test_interrupted_anywhere(seven, straight, tmp_path, workers, seed):
     assert len(loss_lines(run)) == 4
 
 
+@pytest.mark.slow
 def test_workers_ignore_a_signal_to_the_process_group(seven, straight, tmp_path, monkeypatch):
     step, run = Trainer._step, tmp_path / "run"
 
@@ -152,6 +153,7 @@ def test_workers_ignore_signals_while_they_start():
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
+@pytest.mark.slow
 def test_signal_to_the_process_group_during_a_validation(seven, straight, tmp_path, monkeypatch):
     compare, run, signalled_processes = Validator._compare, tmp_path / "run", []
 
@@ -192,6 +194,7 @@ def test_interrupted_after_every_step(seven, straight, tmp_path):
     assert loss_lines(tmp_path / "run") == loss_lines(straight)
 
 
+@pytest.mark.slow
 def test_killed_run_resumes_from_a_snapshot_within_an_epoch(seven, straight, tmp_path):
     """Killed without warning: the steps since the last snapshot are done again, to the same bits."""
     run, step = tmp_path / "run", Trainer._step
