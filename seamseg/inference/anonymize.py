@@ -300,7 +300,8 @@ def hide_classes(
 ) -> np.ndarray:
     """Hide some classes in a photo `H x W x 3`, see :func:`private_regions`; InputError as there.
 
-    Without a panoptic map, for `result` None, the detections of the prediction are hidden: their masks or else boxes.
+    Without a panoptic map, for `result` None, the detections of the prediction are hidden, their masks or else boxes,
+    and the pixels of its class map.
     """
     if result is None:
         result = PanopticResult(np.zeros(rgb.shape[:2], np.int32), [])

@@ -47,8 +47,9 @@ R = TypeVar("R", bound=PhotoResult)
 class Predictor(Generic[R]):
     """Segmentation of, or detection in single photos; the kind of the network decides the type `R` of the results.
 
-    These are :class:`seamseg.inference.result.Panoptic` for panoptic networks, and
-    :class:`seamseg.inference.detections.Detections` for those of kind detection and instance_seg.
+    These are :class:`seamseg.inference.result.Panoptic` for panoptic networks,
+    :class:`seamseg.inference.detections.Detections` for those of kind detection and instance_seg, and
+    :class:`seamseg.inference.semantic.SemanticMap` for those of kind semantic.
 
     Parameters
     ----------
