@@ -47,7 +47,7 @@ def _key(default: Any, doc: str, **limits: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkConfig:
     """The network and the initialisation of its weights."""
 
     arch: str = _key("resnet101", "architecture: resnet50, resnext101, wider_resnet38, densenet264 ...")
@@ -67,7 +67,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ScheduleConfig:
     """The learning rate over time."""
 
     type: str = _key("constant", "curve of the learning rate", choices=tuple(SCHEDULES))
@@ -81,7 +81,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class OptimizerConfig:
     """The optimizer."""
 
     batch_size: int = _key(256, "images per step over all processes", minimum=1, maximum=1_048_576)
@@ -92,11 +92,11 @@ class Optimizer:
     learning_rate: float = _key(0.1, "base learning rate", minimum=0)
     classifier_lr: float = _key(-1.0, "base learning rate of the classifier; -1 for learning_rate")
     nesterov: bool = _key(False, "Nesterov momentum")
-    schedule: Schedule = field(default_factory=Schedule)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
 
 @dataclass(frozen=True)
-class Input:
+class InputConfig:
     """Sizes, augmentation and normalisation of the images."""
 
     scale_train: int = _key(-1, "shorter side that training images are resized to before the crop; -1 for none")
@@ -110,7 +110,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingConfig:
     """Options that the original does not have; all keys are ours."""
 
     seed: int = _key(0, "random seed of weights, order and augmentation", minimum=0, maximum=2**32 - 1, ours=True)
@@ -148,10 +148,10 @@ class Training:
 class ClassifierConfig:
     """A whole configuration; `source` is its name in errors."""
 
-    network: Network = field(default_factory=Network)
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    input: Input = field(default_factory=Input)
-    training: Training = field(default_factory=Training)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    input: InputConfig = field(default_factory=InputConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
     source: str = field(default="config", compare=False)
 
     def to_json(self, ours: bool = True) -> dict[str, Any]:
@@ -340,7 +340,7 @@ def _check(config: ClassifierConfig) -> None:
     _check_schedule(schedule, source)
 
 
-def _check_schedule(schedule: Schedule, source: str) -> None:
+def _check_schedule(schedule: ScheduleConfig, source: str) -> None:
     where, params = f"{source}: optimizer.schedule.params", schedule.params
     required = SCHEDULES[schedule.type]
     if missing := [name for name in required if name not in params]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.classification.config import ClassifierConfig, Network
+from seamseg.classification.config import ClassifierConfig, NetworkConfig
 from seamseg.models.backbones import build_backbone, norm_factory
 from seamseg.models.criterion import Losses
 from seamseg.ops.norm import ABN
@@ -101,7 +101,7 @@ def build_classifier(config: ClassifierConfig) -> nn.Module:
     return net
 
 
-def network_params(network: Network) -> dict[str, Any]:
+def network_params(network: NetworkConfig) -> dict[str, Any]:
     """Return the arguments of the architecture.
 
     As in the original, a WiderResNet takes neither `dilation` nor `input_3x3`; the A2 form takes `dilation`.
@@ -117,7 +117,7 @@ def network_params(network: Network) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def initialise(net: nn.Module, network: Network) -> None:
+def initialise(net: nn.Module, network: NetworkConfig) -> None:
     """Initialise the weights of a network as the original does.
 
     Convolutions by `weight_init`, with the gain of the activation (relu, also for elu) times
@@ -136,7 +136,7 @@ def initialise(net: nn.Module, network: Network) -> None:
             nn.init.zeros_(module.bias)
 
 
-def _initialiser(network: Network) -> Callable[[Tensor], Any]:
+def _initialiser(network: NetworkConfig) -> Callable[[Tensor], Any]:
     function = getattr(nn.init, f"{network.weight_init}_")
     rectified = network.activation in ("relu", "elu")
     if network.weight_init.startswith("kaiming"):

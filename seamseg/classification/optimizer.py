@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from seamseg.classification.config import Optimizer, Schedule
+from seamseg.classification.config import OptimizerConfig, ScheduleConfig
 from seamseg.training.optim.optimizer import fill_state
 from seamseg.training.optim.schedule import LRSchedule
 
 _GAMMA = 0.1
 
 
-def build_optimizer(net: nn.Module, options: Optimizer) -> torch.optim.Optimizer:
+def build_optimizer(net: nn.Module, options: OptimizerConfig) -> torch.optim.Optimizer:
     """Build SGD or Adam over all parameters, norms included.
 
     With `classifier_lr`, the parameters with `fc` in their name are a second group with that rate. The order of the
@@ -59,7 +59,7 @@ class ClassifierSchedule(LRSchedule):
     epoch_length : steps an epoch
     """
 
-    def __init__(self, options: Schedule, base_lrs: Sequence[float], epoch_length: int) -> None:
+    def __init__(self, options: ScheduleConfig, base_lrs: Sequence[float], epoch_length: int) -> None:
         self.kind = options.type
         self.params = dict(options.params)
         self.base_lrs = list(base_lrs)

@@ -15,7 +15,7 @@ from torch import nn
 from seamseg.checkpoints.imagenet import published_name
 from seamseg.checkpoints.snapshot import LoadReport, load_module, load_tensors
 from seamseg.classification.checkpoint import checkpoint_files, checkpoint_weights
-from seamseg.classification.config import ClassifierConfig, Input, load_classifier_config, parse_classifier_config
+from seamseg.classification.config import ClassifierConfig, InputConfig, load_classifier_config, parse_classifier_config
 from seamseg.classification.data import TRAIN, VAL, ClassFolders, ImageBatch, open_train_loader
 from seamseg.classification.network import Classifier, ClassifierLoss, build_classifier
 from seamseg.classification.optimizer import ClassifierSchedule, build_optimizer
@@ -208,7 +208,7 @@ class ClassifierTask(Task):
 class _TrainingImages:
     """Draws the first training images of an epoch."""
 
-    options: Input
+    options: InputConfig
 
     def targets(self, batch: ImageBatch) -> np.ndarray:
         """Draw up to 16 images of a batch: uint8 `H x W x 3`."""

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
-from seamseg.classification.config import Input
+from seamseg.classification.config import InputConfig
 from seamseg.data.transforms import pil_to_tensor
 from seamseg.utils.errors import InputError, option
 
@@ -79,7 +79,7 @@ def to_float(image: Image.Image) -> Tensor:
     return pil_to_tensor(image).to(torch.float32, memory_format=torch.contiguous_format).div_(255)
 
 
-def train_transform(options: Input, min_crop_area: float = 0.08) -> v2.Compose:
+def train_transform(options: InputConfig, min_crop_area: float = 0.08) -> v2.Compose:
     """Return the transform of training images: an RGB image to `3 x crop_train x crop_train` float32.
 
     Parameters
@@ -99,7 +99,7 @@ def train_transform(options: Input, min_crop_area: float = 0.08) -> v2.Compose:
 
 
 def test_transform(
-    options: Input, scale: int | None = None, crop: int | None = None, ten_crops: bool = False
+    options: InputConfig, scale: int | None = None, crop: int | None = None, ten_crops: bool = False
 ) -> v2.Compose:
     """Return the transform of validation and test images.
 
@@ -131,7 +131,7 @@ def test_transform(
     return v2.Compose([*steps, v2.TenCrop(crop), partial(_stacked, _normalise(options))])
 
 
-def _normalise(options: Input) -> v2.Normalize:
+def _normalise(options: InputConfig) -> v2.Normalize:
     return v2.Normalize(list(options.mean), list(options.std))
 
 

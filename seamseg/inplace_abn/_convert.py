@@ -17,9 +17,9 @@ from torch.nn import functional
 from seamseg.inplace_abn._equality import check_equal
 from seamseg.inplace_abn._tracing import (
     IN_PLACE_OPERATORS,
-    Network,
     Rewriter,
     Site,
+    TracedNetwork,
     argument,
     has_hooks,
     in_place_users,
@@ -134,7 +134,7 @@ def convert(
             f"convert: small_scales must be 'refuse' or 'clamp', otherwise 'refuse' or 'keep', got {small_scales!r}, "
             f"{otherwise!r}"
         )
-    network = Network(copied(module))
+    network = TracedNetwork(copied(module))
     _separate_activations(network)
     if relu is not None:
         _replace_relu(network, *_parsed(relu))
@@ -174,7 +174,7 @@ def copied(module: nn.Module) -> nn.Module:
 class _Conversion:
     """The norms of a network: first the plan, which changes nothing, then its application."""
 
-    def __init__(self, network: Network, clamp: bool, sync: bool) -> None:
+    def __init__(self, network: TracedNetwork, clamp: bool, sync: bool) -> None:
         self.network = network
         self.plans: dict[str, _Following] = {}
         self.clamped: list[str] = []
@@ -448,7 +448,7 @@ def _activation_of(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[str, f
     return name, float(parameter)
 
 
-def _separate_activations(network: Network) -> None:
+def _separate_activations(network: TracedNetwork) -> None:
     """Give each place of a network an activation of its own: one place may change while another stays."""
     seen: set[int] = set()
     for name, module in list(network.slots()):
@@ -470,7 +470,7 @@ def _parsed(relu: str) -> tuple[str, float]:
     return name, value
 
 
-def _replace_relu(network: Network, name: str, parameter: float) -> None:
+def _replace_relu(network: TracedNetwork, name: str, parameter: float) -> None:
     """Replace each ReLU of a network, layers and calls of functions."""
     for place, module in list(network.slots()):
         if type(module) is nn.ReLU:

@@ -50,7 +50,7 @@ class Site:
     ordinal: int
 
 
-class Network:
+class TracedNetwork:
     """A network whose modules can be replaced, also the network itself (name "")."""
 
     def __init__(self, root: nn.Module) -> None:
@@ -97,7 +97,7 @@ class Network:
 class Rewriter:
     """Changes calls in the `forward` of modules, which become `torch.fx.GraphModule` with the same state."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: TracedNetwork) -> None:
         self._network = network
         self._graphs: dict[str, fx.Graph] = {}
 

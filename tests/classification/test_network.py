@@ -18,7 +18,7 @@ from torch.nn import functional
 from torchvision.transforms import v2
 
 import seamseg
-from seamseg.classification.config import Input, Network, Schedule, parse_classifier_config
+from seamseg.classification.config import InputConfig, NetworkConfig, ScheduleConfig, parse_classifier_config
 from seamseg.classification.data import ImageBatch
 from seamseg.classification.network import Classifier, ClassifierLoss, build_classifier, correct, initialise
 from seamseg.classification.optimizer import ClassifierSchedule, build_optimizer
@@ -52,7 +52,7 @@ def test_initialisation(case: dict) -> None:
         layers["abn"].weight.fill_(3)
     torch.manual_seed(0)
     names = ("activation", "activation_param", "weight_gain_multiplier", "weight_init")
-    initialise(layers, Network(**{name: case[name] for name in names}))
+    initialise(layers, NetworkConfig(**{name: case[name] for name in names}))
     for name in ("conv", "grouped", "one", "fc"):
         spread = layers[name].weight.std().item()
         # the orders of magnitude of gains, fans and multipliers; the draws differ
@@ -79,7 +79,7 @@ def test_learning_rates(name: str) -> None:
 
 
 def test_no_rate_is_negative_and_the_end_is_zero() -> None:
-    schedule = ClassifierSchedule(Schedule("linear", "step", 1, {"alpha": -0.3, "beta": 1.0}), [2.0], 5)
+    schedule = ClassifierSchedule(ScheduleConfig("linear", "step", 1, {"alpha": -0.3, "beta": 1.0}), [2.0], 5)
     rates = [schedule.get_lr(step, 0)[0] for step in range(1, 6)]
     assert rates == pytest.approx([2, 1.4, 0.8, 0.2, 0])
     assert all(a > b for a, b in pairwise(rates))
@@ -181,7 +181,9 @@ def test_a_network_from_python_gives_the_logits_of_the_original(tmp_path: Path) 
         logits = net(torch.from_numpy(pixels).permute(0, 3, 1, 2))
     np.testing.assert_allclose(logits, array("backbones", "resnet18/logits"), rtol=0, atol=2e-4)
 
-    crops = validation_transform(Input(), 128, 112, ten_crops=True)(Image.open(DATA / "flower.png").convert("RGB"))
+    crops = validation_transform(InputConfig(), 128, 112, ten_crops=True)(
+        Image.open(DATA / "flower.png").convert("RGB")
+    )
     with torch.inference_mode():
         mean_of_crops = net(crops).mean(0)
     np.testing.assert_allclose(mean_of_crops, array("backbones", "resnet18/ten_logits")[0], rtol=0, atol=2e-4)
@@ -197,7 +199,7 @@ def test_a_training_step_of_the_original() -> None:
     stepper = Stepper(trainer_config(config), module, build_optimizer(module.net, config.optimizer), World())
     before = {name: p.detach().clone() for name, p in body.named_parameters()}
     pixels = torch.from_numpy(array("backbones", "input_crop_u8").astype(np.float32)).permute(0, 3, 1, 2) / 255
-    images = v2.functional.normalize(pixels, Input().mean, Input().std)
+    images = v2.functional.normalize(pixels, InputConfig().mean, InputConfig().std)
     batch = ImageBatch(images, torch.tensor(case["targets"]), ["a", "b", "c"])
     result = stepper([batch], [case["lr"]])
     name = "resnet18"

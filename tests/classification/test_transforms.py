@@ -12,7 +12,7 @@ from support.golden_backbones import sample_positions
 from support.golden_files import DATA, array, has, tensor
 from torchvision.transforms import v2
 
-from seamseg.classification.config import Input, load_classifier_config
+from seamseg.classification.config import InputConfig, load_classifier_config
 from seamseg.classification.transforms import (
     TEN_CROPS,
     ColorJitter,
@@ -68,7 +68,7 @@ def test_the_whole_training_transform(number: int) -> None:
 
 
 def test_the_test_transform_and_its_ten_crops() -> None:
-    picture, options = Image.open(DATA / "flower.png").convert("RGB"), Input()
+    picture, options = Image.open(DATA / "flower.png").convert("RGB"), InputConfig()
     plain = test_transform(options, 128, 112)(picture)
     pixels = array("backbones", "input_crop_u8")[0]
     mean, std = (np.array(v, np.float32) for v in (options.mean, options.std))
@@ -86,7 +86,7 @@ def test_the_test_transform_and_its_ten_crops() -> None:
 
 def test_sizes() -> None:
     image = Image.new("RGB", (60, 40), (255, 0, 0))
-    options = Input(scale_train=50, crop_train=24, scale_val=-1, crop_val=40)
+    options = InputConfig(scale_train=50, crop_train=24, scale_val=-1, crop_val=40)
     assert train_transform(options)(image).shape == (3, 24, 24)
     assert test_transform(options)(image).shape == (3, 40, 40)
     with pytest.raises(InputError, match="does not fit"):
@@ -96,9 +96,9 @@ def test_sizes() -> None:
 def test_the_smallest_crop() -> None:
     image, options = (
         Image.fromarray(np.arange(64 * 64 * 3, dtype=np.uint32).astype(np.uint8).reshape(64, 64, 3)),
-        Input(),
+        InputConfig(),
     )
-    whole = train_transform(Input(crop_train=64), min_crop_area=1.0)
+    whole = train_transform(InputConfig(crop_train=64), min_crop_area=1.0)
     images = [whole(image) for _ in range(8)]
     assert len({float(i.sum()) for i in images}) < 8, "only flips and a few aspect ratios are left"
     assert to_float(image).max() <= 1

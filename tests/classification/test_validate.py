@@ -10,7 +10,7 @@ from support.classes import make_class_folders, write_config
 from torch import nn
 from torch.nn import functional
 
-from seamseg.classification.config import Input, load_classifier_config
+from seamseg.classification.config import InputConfig, load_classifier_config
 from seamseg.classification.data import ClassFolders
 from seamseg.classification.transforms import test_transform as validation_transform
 from seamseg.classification.validate import ClassifierScores, ClassifierValidator
@@ -32,7 +32,7 @@ def root(tmp_path: Path) -> Path:
 
 def validator(root: Path, ten_crops: bool = False, batch_size: int = 2) -> ClassifierValidator:
     config = load_classifier_config(write_config(root.parent / "c.json"))
-    transform = validation_transform(Input(scale_val=36, crop_val=32), ten_crops=ten_crops)
+    transform = validation_transform(InputConfig(scale_val=36, crop_val=32), ten_crops=ten_crops)
     return ClassifierValidator(ClassFolders(root, "val", transform), batch_size, config, World(), quiet=True)
 
 
