@@ -172,6 +172,7 @@ def test_the_map_has_the_photos_own_size(rgb):
         assert sum(s.isthing for s in result.segments) == 2
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(128, 256), st.integers(16500, 90000))
 def test_too_little_memory_changes_nothing(height, width, side, room):

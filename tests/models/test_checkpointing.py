@@ -194,6 +194,7 @@ def work(rank, join):
             assert counts[-1] == counts[-2] > 0, "the recomputation does not communicate"
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_two_processes_agree_with_and_without_checkpoints():
     launch(work, 2)

@@ -216,6 +216,7 @@ def test_autocast_of_a_block():
             assert (low - exact).norm() < 0.1 * exact.norm() + 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("in_channels", "training"),
     [pytest.param(16, True, marks=pytest.mark.slow), (8, True), pytest.param(8, False, marks=pytest.mark.slow)],

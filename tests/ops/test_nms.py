@@ -48,6 +48,7 @@ def test_against_plain(n, seed, threshold, n_max, n_groups):
     assert nms(boxes, scores, threshold, n_max, groups).tolist() == oracles.nms(boxes, scores, threshold, n_max, groups)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_max", [-1, 40])
 def test_many_blocks_and_mixed_groups(n_max):
     generator = torch.Generator().manual_seed(3)

@@ -42,6 +42,7 @@ def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None
     assert all(torch.equal(value, b[name]) for name, value in a.items())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("narrow")
 def test_weights_do_not_depend_on_where_images_are_transformed(micro_config, micro, tmp_path) -> None:
     plain = train(micro_config, micro, tmp_path / "plain", *EVERYTHING)

@@ -187,6 +187,7 @@ def test_schedule_of_a_restarted_epoch(seven):
         assert schedule.factor(total, 1) == 0
 
 
+@pytest.mark.slow
 def test_interrupted_after_every_step(seven, straight, tmp_path):
     with signals_at(range(1, STEPS)):
         assert train_until_done(again(seven, tmp_path / "run")) == STEPS - 1

@@ -69,6 +69,7 @@ def things_at_first(world, way):
         assert error(got, wanted) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_two_processes():
     """Find and fake give the same weights, a gradient of an earlier batch is kept, and nothing is left open."""

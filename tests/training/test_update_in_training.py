@@ -89,7 +89,7 @@ def test_a_resumed_run_has_the_same_bits(overrides, micro, micro_config, tmp_pat
 
 def test_a_snapshot_of_the_other_optimizer_is_refused(micro, micro_config, micro_run, tmp_path):
     last = micro_run / "model_last.pth.tar"
-    with pytest.raises(InputError, match=r"its optimizer is sgd, this training uses adamw; set optimizer\.type = sgd"):
+    with pytest.raises(InputError, match=r"its optimizer is sgd, this training uses adamw; change optimizer\.type"):
         train(micro_config, micro, tmp_path / "run", *ALL, "scheduler.epochs=3", resume=last)
 
 

@@ -63,6 +63,7 @@ def png(path: Path, width: int, height: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 @linux
 def test_memory_of_each_refusal(tmp_path: Path) -> None:
     zips = {}
