@@ -121,7 +121,8 @@ def test_state_of_the_other_optimizer_is_refused(kind):
     other = {"sgd": "adamw", "adamw": "sgd"}[kind]
     _, optimizer = trained(options(type=other))
     fresh = build_optimizer(trained(options())[0], options(type=kind))
-    with pytest.raises(InputError, match=rf"old\.tar: its optimizer is {other}, this training uses {kind}; change optimizer\.type"):
+    message = rf"old\.tar: its optimizer is {other}, this training uses {kind}; change optimizer\.type"
+    with pytest.raises(InputError, match=message):
         load_optimizer_state(fresh, optimizer.state_dict(), "old.tar")
 
 
