@@ -164,6 +164,8 @@ def test_memory():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["densenet121", "googlenet", "shufflenet_v2_x0_5", "regnet_y_400mf", "vgg11_bn"])
 def test_torchvision_networks(name):
+    # the rounding of a scale can move a value over the kink of an activation, which changes gradients visibly
+    torch.manual_seed(1)
     network = randomize(models.get_model(name, weights=None, num_classes=3))
     x = torch.randn(2, 3, 96, 96)
     made = convert(network, relu="leaky_relu:0.01", example=x)
