@@ -16,7 +16,7 @@ from seamseg.evaluation.detections import PastedDetection, paste_detections
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.photo_result import Photo, PhotoResult, SourceImage, import_supervision, result_file
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import write_json
 from seamseg.visualize.detections import draw_detections
@@ -341,11 +341,11 @@ def choose_detections(
     prediction: Prediction, num_stuff: int, least_score: float = 0.0, classes: Sequence[int] | None = None
 ) -> Prediction:
     """Return the objects of a prediction that score above `least_score`, of some classes (indices, stuff first)."""
+    prediction = prediction.on_cpu()
     keep = prediction.scores > least_score
     if classes is not None:
-        things = prediction.classes.new_tensor([c - num_stuff for c in classes])
-        keep = keep & (prediction.classes[:, None] == things).any(1)
-    if bool(keep.all()):
+        keep &= np.isin(prediction.classes, [c - num_stuff for c in classes])
+    if keep.all():
         return prediction
     masks = None if prediction.mask_logits is None else prediction.mask_logits[keep]
     return replace(

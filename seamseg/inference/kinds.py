@@ -12,7 +12,7 @@ from seamseg.inference.photo_result import PhotoResult
 from seamseg.inference.result import Panoptic, only_classes
 from seamseg.inference.semantic import SemanticMap
 from seamseg.models.fusion import fuse, to_result
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError, option
 
 

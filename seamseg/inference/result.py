@@ -18,7 +18,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.photo_result import Photo, PhotoResult, SourceImage, import_supervision, result_file
 from seamseg.panoptic_map import VOID, PanopticResult, Segment, class_infos
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError
 from seamseg.visualize import draw_overlay
 

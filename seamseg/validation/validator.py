@@ -32,7 +32,7 @@ from seamseg.evaluation.scores import (
 )
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
-from seamseg.inference.images import equal_size_batches, test_transform
+from seamseg.inference.images import equal_size_batches, input_size
 from seamseg.models.fusion import fuse, to_result
 from seamseg.models.heads.semantic import semantic_target
 from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
@@ -152,7 +152,7 @@ class Validator:
         transform = (
             TestTransform(options.shortest_size, None, options.rgb_mean, options.rgb_std)
             if legacy
-            else test_transform(config)
+            else TestTransform.of(config, input_size(config))
         )
         return Validator(PanopticDataset(root, split, _ValidationTransform(transform)), config, world, legacy, quiet)
 
@@ -174,7 +174,7 @@ class Validator:
         net.eval()
         try:
             with torch.inference_mode():
-                for group in equal_size_batches(self._items(desc), self._batch_size, lambda item: item.image):
+                for group in equal_size_batches(self._items(desc), self._batch_size, lambda item: item.image.shape):
                     self._compare(net, group, scorer, observer)
         finally:
             net.train(was_training)
@@ -307,9 +307,8 @@ class SemanticScorer:
 
     def add(self, item: ValidationItem, prediction: Prediction) -> ValidationResult:
         """See :class:`Scorer`."""
-        assert prediction.semantic is not None
         truth = semantic_target(item.mask.long(), torch.as_tensor(item.cat))
-        predicted = resize_nearest(prediction.semantic.to(torch.uint8).cpu().numpy(), item.native_size)
+        predicted = resize_nearest(prediction.on_cpu().semantic, item.native_size)
         self._confusion.add(truth.to(torch.uint8).numpy(), predicted)
         return ValidationResult(item, prediction)
 

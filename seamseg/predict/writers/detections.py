@@ -1,4 +1,4 @@
-"""Formats of detection and instance segmentation: overlays, COCO results, raw network outputs."""
+"""Formats of detection and instance segmentation: overlays, COCO results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
 
 from seamseg.formats.metadata import Metadata
@@ -17,7 +16,7 @@ from seamseg.inference.detections import Detections
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.base import Record, Records, Writer
 from seamseg.predict.writers.images import OVERLAY_QUALITY
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.utils.files import replacing, write_atomically
 from seamseg.visualize.detections import draw_detections, draw_legacy
 
@@ -78,39 +77,6 @@ class LegacyOverlayWriter(_DrawingWriter):
     def draw(self, rgb: np.ndarray, result: Detections) -> np.ndarray:
         """Return the photo with the objects."""
         return draw_legacy(rgb, list(result), result.size, self.metadata.palette)
-
-
-class RawDetectionsWriter(Writer[Detections]):
-    """The outputs of the network: `<name>.pth.tar`, a dict of tensors in pixels of its input.
-
-    bbx_pred `K x 4`, cls_pred `K` int64 (0 is the first thing), obj_pred `K` scores, msk_pred `K x 28 x 28` logits
-    (None for networks without masks). All are None where nothing was found, as in the original's files.
-    """
-
-    needs_photo = False
-    member = "raw.pth"
-
-    def __init__(self, out: Path, metadata: Metadata) -> None:
-        self.out = out
-
-    def paths(self, source: Source) -> list[Path]:
-        """Return `OUT/<name>.pth.tar`."""
-        return [self.out / f"{source.name}.pth.tar"]
-
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Detections) -> None:
-        """Write the tensors."""
-        found = {
-            "bbx_pred": prediction.boxes,
-            "cls_pred": prediction.classes,
-            "obj_pred": prediction.scores,
-            "msk_pred": prediction.mask_logits,
-        }
-        nothing = prediction.scores.shape[0] == 0
-        # a slice of a batch would be saved with the storage of the whole batch
-        content = {name: None if nothing or value is None else value.clone() for name, value in found.items()}
-        buffer = BytesIO()
-        torch.save(content, buffer)
-        write_atomically(self.paths(source)[0], buffer.getvalue())
 
 
 class CocoResultsWriter(Writer[Detections]):

@@ -17,7 +17,7 @@ from seamseg.inference.result import Panoptic
 from seamseg.panoptic_map import PanopticResult
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.base import Writer
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import write_atomically
 from seamseg.visualize.overlay import draw_overlay

@@ -15,7 +15,7 @@ from seamseg.panoptic_map import class_map_result
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.base import Writer
 from seamseg.predict.writers.images import OVERLAY_QUALITY
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.utils.files import write_atomically
 from seamseg.visualize import draw_overlay, padded_palette
 
