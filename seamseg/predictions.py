@@ -46,9 +46,10 @@ class Prediction:
     def copy(self) -> Prediction:
         """Return arrays of their own: slices would keep the memory of a whole batch alive."""
         p = self.on_cpu()
-        arrays = (p.boxes, p.classes, p.scores, p.mask_logits, p.semantic, p.probability)
-        *others, probability = (None if a is None else a.copy() for a in arrays)
-        return Prediction(*others, p.size, probability)
+        masks, semantic, probability = (
+            None if a is None else a.copy() for a in (p.mask_logits, p.semantic, p.probability)
+        )
+        return Prediction(p.boxes.copy(), p.classes.copy(), p.scores.copy(), masks, semantic, p.size, probability)
 
 
 def _as_byte(probability: Any) -> Any:

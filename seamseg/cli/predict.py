@@ -8,10 +8,11 @@
     seamseg predict runs/city photos/ out/part-%06d.tar --format coco,overlay
 
 MODEL is a published zip, a run folder of `seamseg train`, a snapshot, or an exported network (.onnx). IN is a photo, a
-folder (with its sub-folders, which are kept in OUT), a quoted glob, LIST.txt or @LIST with one path a line, a video (needs PyAV), tar shards in the
-layout of WebDataset ('part-{000..010}.tar'), or the URL of any of these (needs fsspec). The EXIF orientation of a photo
-is applied, and the output has its size. Photos that cannot be read are reported, counted and skipped; the exit code is
-then 1. Several INs are allowed (photos/*.jpg without quotes); OUT is always the last argument.
+folder (with its sub-folders, which are kept in OUT), a quoted glob, LIST.txt or @LIST with one path a line, a video
+(needs PyAV), tar shards in the layout of WebDataset ('part-{000..010}.tar'), or the URL of any of these (needs fsspec).
+The EXIF orientation of a photo is applied, and the output has its size. Photos that cannot be read are reported,
+counted and skipped; the exit code is then 1. Several INs are allowed (photos/*.jpg without quotes); OUT is always the
+last argument.
 
 OUT is a folder, a URL (needs fsspec; not https), or tar shards in the layout of WebDataset in either, with a number in
 their name: part-%06d.tar or 'part-{000000..000999}.tar'. The files of a photo are adjacent in a shard:
@@ -262,7 +263,10 @@ def _writer_factory(args: argparse.Namespace, formats: list[str], predictor: Pre
     """Return a function that creates the writers for a folder."""
     from seamseg.inference.anonymize import LEAST_SCORE
     from seamseg.predict.writers import AnonymizeWriter, DetectionChoice, make_writers
+    from seamseg.utils.errors import InputError, option
 
+    if "raw" in formats and not predictor.network.uses_torch:
+        raise InputError(f"{option('formats', 'raw')}: format raw holds tensors, an exported network returns none")
     choice = DetectionChoice(args.score_threshold or 0.0, predictor.classes)
 
     def writers(folder: Path) -> list[Writer[Any]]:

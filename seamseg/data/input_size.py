@@ -43,8 +43,11 @@ class InputSize:
 
     def halved(self) -> InputSize:
         """Return half the size."""
-        sizes = (self.shortest_size, self.longest_max_size, self.longest_size)
-        return InputSize(*(None if size is None else max(1, size // 2) for size in sizes), self.room)
+
+        def half(size: int | None) -> int | None:
+            return None if size is None else max(1, size // 2)
+
+        return InputSize(half(self.shortest_size), half(self.longest_max_size), half(self.longest_size), self.room)
 
     def within(self, room: tuple[int, int] | None) -> InputSize:
         """Return the sizes with another largest `(height, width)`."""

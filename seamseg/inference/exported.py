@@ -22,7 +22,7 @@ LEAST_SIDE = 256
 """Smallest height and width of an input of free size, to which smaller photos are padded."""
 
 _INPUTS = ("image", "size")
-_BUILT_IN = ("tta", "tta_fusion", "overrides", "precision", "compile", "cuda_graphs", "pad_to")
+_BUILT_IN = ("tta", "tta_fusion", "precision", "compile", "cuda_graphs", "pad_to")
 """Options that decide what the graph computes, which cannot be changed after the export."""
 
 
@@ -120,6 +120,7 @@ class ExportedModel:
 
     Attributes
     ----------
+    name : of the file
     config : of the network
     metadata : its classes
     kind : of the network
@@ -142,18 +143,20 @@ class ExportedModel:
     ) -> None:
         path = Path(model)
         require_model(path)
-        self._name = str(model)
+        self.name = str(model)
         for name, value in (("config", config), ("meta", meta)):
             if value is not None:
                 raise InputError(f"{option(name)} has no effect: {model} contains its configuration and classes")
         if str(device) not in ("auto", "cpu"):
             raise InputError(f"{option('device', str(device))}: exported networks run on the CPU")
         defaults = {field.name: field.default for field in fields(InferenceOptions)}
-        changed = next((name for name in _BUILT_IN if getattr(options, name) != defaults[name]), None)
+        changed = next(
+            (name for name in _BUILT_IN if (getattr(options, name) or None) != (defaults[name] or None)), None
+        )
         if changed is not None:
             raise InputError(f"{option(changed)} cannot be changed after the export: use the model that {model} is of")
         self._session = _open(path)
-        self._exported = _metadata(self._session, self._name)
+        self._exported = _metadata(self._session, self.name)
         self.kind = self._exported.kind
         self.metadata = self._exported.metadata
         self.room = self._exported.size
@@ -162,12 +165,15 @@ class ExportedModel:
                 f"{option('tiles', str(options.tiles))}: {model} was exported for inputs of {self.room[1]} x "
                 f"{self.room[0]} pixels, tiles need one exported with --dynamic"
             )
-        self.config = config_from_string(self._exported.config, source=self._name)
+        for override in options.overrides:
+            if override.partition(".")[0].strip() not in ("general", "dataloader") or "general.kind" in override:
+                raise InputError(f"{option('overrides', override)}: cannot be changed after the export of {model}")
+        self.config = config_from_string(self._exported.config, source=self.name, overrides=options.overrides)
 
     def build(self, options: InferenceOptions) -> ExportedNetwork:
         """Return the network."""
         threshold = None if self.kind == "semantic" else self.config.roi.nms_threshold
-        return ExportedNetwork(self._session, self._name, self._exported, threshold, options.probabilities)
+        return ExportedNetwork(self._session, self.name, self._exported, threshold, options.probabilities)
 
 
 def _open(path: Path) -> Any:
@@ -201,7 +207,7 @@ def _metadata(session: Any, name: str) -> ExportedMetadata:
     wanted = ("image",) if exported.kind == "classification" else _INPUTS
     if set(inputs) != set(wanted) or not set(exported.outputs) <= set(outputs):
         raise InputError(
-            f"{name}: its graph has inputs {', '.join(inputs)} and outputs {', '.join(outputs)}, not those of a network "
-            f"of kind {exported.kind}: export it again"
+            f"{name}: its graph has inputs {', '.join(inputs)} and outputs {', '.join(outputs)}, not those of a "
+            f"network of kind {exported.kind}: export it again"
         )
     return exported

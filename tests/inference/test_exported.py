@@ -143,7 +143,8 @@ def broken(folder, how):
 )
 def test_wrong_files(tmp_path, seamseg_main, capsys, how, words):
     path = broken(tmp_path, how)
-    assert seamseg_main("predict", path, tmp_path, tmp_path / "out", "--quiet") == 2
+    Image.fromarray(scene(SIZE)).save(tmp_path / "a.png")
+    assert seamseg_main("predict", path, tmp_path / "a.png", tmp_path / "out", "--quiet") == 2
     said = capsys.readouterr().err.strip()
     assert words in said
     assert path.name in said

@@ -129,7 +129,7 @@ def models(micro_run):
 def test_a_single_view_is_the_plain_prediction(models, micro):
     model = models[None]
     photo = Image.open(micro / "img" / "val0.png").convert("RGB")
-    image = model.network.network.prepare(network_input(photo, model.input_size))
+    image = model.network.prepare(network_input(photo, model.input_size))
     with torch.inference_mode():
         once = predict_augmented(model.network.net, [image], Augmentation())[0]
         plain = model.network.net.predict(PackedSequence([image]))[0]

@@ -48,7 +48,6 @@ def record(kind: str = "panoptic", size: tuple[int, int] | None = None, **change
 
 def write_network(path: Path, exported: ExportedMetadata, text: str | None = None, **metadata: str) -> Path:
     """Write the network of a record; `text` replaces its metadata, others are added."""
-    import onnx
     from onnx import TensorProto, helper, numpy_helper
 
     sides: list[Any] = list(exported.size or ("height", "width"))

@@ -207,9 +207,9 @@ def _agreeing(a: tuple[Tile, TileDetections], b: tuple[Tile, TileDetections]) ->
         return np.concatenate((np.maximum(boxes[:, :2], low), np.minimum(boxes[:, 2:], high)), 1)
 
     in_a, in_b = common(first.boxes), common(second.boxes)
-    there = [(boxes[:, 2:] > boxes[:, :2]).all(1) for boxes in (in_a, in_b)]
+    there = [np.all(boxes[:, 2:] > boxes[:, :2], axis=1) for boxes in (in_a, in_b)]
     same = first.classes[:, None] == second.classes
-    return np.argwhere(same & there[0][:, None] & there[1] & (_iou(in_a, in_b) >= SAME))
+    return np.argwhere(same & np.expand_dims(there[0], 1) & there[1] & (_iou(in_a, in_b) >= SAME))
 
 
 def _union(pieces: TileDetections) -> TileDetections:
