@@ -65,7 +65,8 @@ SEAMSEG_CLONES int64_t run_length(const T* SEAMSEG_RESTRICT p, int64_t left) {
 }
 
 template <class T>
-void extract_rows(const T* ids, int64_t begin, int64_t end, int64_t height, int64_t width, std::vector<Extent>& out) {
+void extract_rows(const T* ids, int64_t begin, int64_t end, int64_t height, int64_t width, std::vector<Extent>& out,
+                  int64_t* areas = nullptr) {
   const int64_t n = static_cast<int64_t>(out.size());
   for (int64_t row = begin; row < end; ++row) {
     const T* line = ids + row * width;
@@ -73,7 +74,10 @@ void extract_rows(const T* ids, int64_t begin, int64_t end, int64_t height, int6
     for (int64_t x = 0; x < width;) {
       const int64_t length = run_length(line + x, width - x);
       const auto id = static_cast<int64_t>(line[x]);
-      if (id >= 0 && id < n) out[id].add(y, static_cast<int32_t>(x), y + 1, static_cast<int32_t>(x + length));
+      if (id >= 0 && id < n) {
+        out[id].add(y, static_cast<int32_t>(x), y + 1, static_cast<int32_t>(x + length));
+        if (areas != nullptr) areas[id] += length;
+      }
       x += length;
     }
   }

@@ -67,20 +67,13 @@ SEAMSEG_EXPORT const void* seamseg_paste_mask(const float* mask, const float* bo
   });
 }
 
-// Counts the pixels of each of 256 classes where the id map is 0, and everywhere.
-SEAMSEG_EXPORT void seamseg_count_classes(const uint8_t* classes, const int32_t* ids, int64_t pixels, int64_t* free,
-                                          int64_t* all) {
+// Counts the pixels of each of 256 classes, where the id map is 0, or everywhere if it is null.
+SEAMSEG_EXPORT void seamseg_count_classes(const uint8_t* classes, const int32_t* ids, int64_t pixels, int64_t* sums) {
   constexpr int64_t n = seamseg::kClasses;
-  std::vector<int64_t> counts((n + 1) * seamseg::kTables);
-  const auto add_to = [&](int64_t* sums) {
-    std::fill_n(sums, n, int64_t{0});
-    for (int64_t i = 0; i < n * seamseg::kTables; ++i) sums[i / seamseg::kTables] += counts[i];
-  };
-  seamseg::count_range(classes, ids, 0, pixels, n, counts.data());
-  add_to(free);
-  std::fill(counts.begin(), counts.end(), int64_t{0});
-  seamseg::count_range(classes, static_cast<const int32_t*>(nullptr), 0, pixels, n, counts.data());
-  add_to(all);
+  int64_t counts[(n + 1) * seamseg::kTables] = {};
+  seamseg::count_range(classes, ids, 0, pixels, n, counts);
+  std::fill_n(sums, n, int64_t{0});
+  for (int64_t i = 0; i < n * seamseg::kTables; ++i) sums[i / seamseg::kTables] += counts[i];
 }
 
 // Sets every free pixel to the id of its class, of 256; 0 leaves it free.
@@ -94,11 +87,8 @@ SEAMSEG_EXPORT const void* seamseg_segments(const int32_t* ids, int64_t height, 
                                             float* boxes, char* error) {
   return seamseg::answer(error, [&]() -> const void* {
     std::vector<seamseg::Extent> extents(n);
-    std::vector<int64_t> counts((n + 1) * seamseg::kTables);
-    seamseg::extract_rows(ids, 0, height, height, width, extents);
-    seamseg::count_range(ids, static_cast<const int32_t*>(nullptr), 0, height * width, n, counts.data());
     std::fill_n(areas, n, int64_t{0});
-    for (int64_t i = 0; i < n * seamseg::kTables; ++i) areas[i / seamseg::kTables] += counts[i];
+    seamseg::extract_rows(ids, 0, height, height, width, extents, areas);
     for (int64_t id = 0; id < n; ++id) seamseg::write_box(extents[id], boxes + 4 * id);
     return areas;
   });

@@ -120,13 +120,12 @@ class Library:
             _checked("paste_mask", result, message)
         return crop, (y0, x0, y1, x1)
 
-    def count_classes(self, classes: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def count_classes(self, classes: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
         """See :func:`seamseg.idmaps.segments.count_classes`."""
-        source, taken = np.ascontiguousarray(classes), np.ascontiguousarray(ids)
-        counts = np.zeros((2, 256), np.int64)
-        pointers = (row.ctypes.data for row in counts)
-        self._segments["count_classes"](source.ctypes.data, taken.ctypes.data, source.size, *pointers)
-        return counts[0], counts[1]
+        source, taken = np.ascontiguousarray(classes), None if ids is None else np.ascontiguousarray(ids)
+        counts, taken_data = np.zeros(256, np.int64), None if taken is None else taken.ctypes.data
+        self._segments["count_classes"](source.ctypes.data, taken_data, source.size, counts.ctypes.data)
+        return counts
 
     def fill_free(self, ids: np.ndarray, classes: np.ndarray, id_of_class: np.ndarray) -> None:
         """See :func:`seamseg.idmaps.segments.fill_free`."""
@@ -159,7 +158,7 @@ def _segment_functions(c: ctypes.CDLL) -> dict[str, Callable[..., Any]]:
         ),
         "paste_region": (_POINTER, _INT64, _INT64, _INT64, _INT64, _POINTER),
         "paste_mask": (_POINTER, _POINTER, _INT64, _INT64, _INT64, _INT64, _POINTER, _POINTER),
-        "count_classes": (_POINTER, _POINTER, _INT64, _POINTER, _POINTER),
+        "count_classes": (_POINTER, _POINTER, _INT64, _POINTER),
         "fill_free": (_POINTER, _POINTER, _INT64, _POINTER),
         "segments": (_POINTER, _INT64, _INT64, _INT64, _POINTER, _POINTER, _POINTER),
     }  # fmt: skip

@@ -105,10 +105,9 @@ def _paste_axis(low: np.float32, high: np.float32, size: int, cells: int) -> tup
     return start, stop, taps.clip(0, max(cells - 1, 0)), weights.astype(np.float64)
 
 
-def count_classes(classes: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def count_classes(classes: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
     """See :func:`seamseg.idmaps.segments.count_classes`."""
-    free, everywhere = (np.bincount(labels.ravel(), minlength=256) for labels in (classes[ids == 0], classes))
-    return free, everywhere
+    return np.bincount((classes if ids is None else classes[ids == 0]).ravel(), minlength=256)
 
 
 def fill_free(ids: np.ndarray, classes: np.ndarray, id_of_class: np.ndarray) -> None:

@@ -69,10 +69,11 @@ def paste_mask(mask: np.ndarray, box: np.ndarray, size: tuple[int, int]) -> tupl
     return (library.functions or reference).paste_mask(mask, box, size)
 
 
-def count_classes(classes: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Count the pixels of each class of a map `H x W` uint8 where an id map is 0, and everywhere, `256` int64 each."""
+def count_classes(classes: np.ndarray, ids: np.ndarray | None = None) -> np.ndarray:
+    """Count the pixels of each class of a map `H x W` uint8, only where an id map is 0 if it is given: `256` int64."""
     _require("count_classes", "classes", classes, np.uint8, 2)
-    _require("count_classes", "ids", ids, np.int32, 2, classes.shape)
+    if ids is not None:
+        _require("count_classes", "ids", ids, np.int32, 2, classes.shape)
     return (library.functions or reference).count_classes(classes, ids)
 
 

@@ -70,11 +70,10 @@ def fuse(
         iscrowd += [False] * len(kept)
 
     if prediction.semantic is not None:
-        free, everywhere = (counts.tolist() for counts in count_classes(prediction.semantic, ids))
-        id_of_class = np.zeros(len(free), np.int32)
-        for category, area in enumerate(free):
-            if area < min_stuff_area or (everywhere if keep_empty else free)[category] == 0:
-                continue
+        areas = count_classes(prediction.semantic, ids)
+        present = count_classes(prediction.semantic) if keep_empty else areas
+        id_of_class = np.zeros(len(areas), np.int32)
+        for category in np.flatnonzero((present > 0) & (areas >= min_stuff_area)).tolist():
             id_of_class[category] = len(categories)
             categories.append(category)
             scores.append(1.0)
