@@ -17,7 +17,6 @@ from seamseg.formats.metadata import Metadata
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.photo_result import Photo, PhotoResult, SourceImage, import_supervision, result_file
 from seamseg.predictions import Prediction
-from seamseg.utils.errors import InputError
 from seamseg.utils.files import write_json
 from seamseg.visualize.detections import draw_detections
 
@@ -239,12 +238,8 @@ class Detections(PhotoResult, Sequence[Detection]):
         --------
         >>> result.draw(opacity=0.3, classes="person,rider").show()  # doctest: +SKIP
         """
-        if not 0 <= opacity <= 1:
-            raise InputError(f"opacity must be between 0 and 1, not {opacity}")
+        rgb, _ = self.canvas(photo, opacity)  # masks on black keep their opacity: objects overlap
         shown = self if classes is None else self.only(classes)
-        rgb = self.pixels_to_draw_on(photo)
-        if rgb is None:
-            rgb = np.zeros((*self.size, 3), np.uint8)
         return Image.fromarray(draw_detections(rgb, list(shown), self.size, self.metadata.palette, labels, opacity))
 
     def to_coco(self, image_id: int | str = 0) -> list[dict[str, Any]]:

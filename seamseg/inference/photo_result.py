@@ -108,6 +108,19 @@ class PhotoResult(ABC):
             raise InputError(f"a photo to draw on must be H x W x 3 uint8 RGB, this one is {rgb.shape} {rgb.dtype}")
         return rgb
 
+    def canvas(self, photo: Photo, opacity: float) -> tuple[np.ndarray, float]:
+        """Return what an overlay is drawn on, and its opacity: without any photo a black image, fully covered.
+
+        Raises
+        ------
+        InputError
+            if the opacity is not between 0 and 1, or see :meth:`pixels_to_draw_on`
+        """
+        if not 0 <= opacity <= 1:
+            raise InputError(f"opacity must be between 0 and 1, not {opacity}")
+        rgb = self.pixels_to_draw_on(photo)
+        return (np.zeros((*self.size, 3), np.uint8), 1.0) if rgb is None else (rgb, opacity)
+
     def anonymize(
         self, classes: str | Sequence[str], style: Style = "blur", least_score: float = LEAST_SCORE
     ) -> Image.Image:

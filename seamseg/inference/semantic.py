@@ -141,12 +141,8 @@ class SemanticMap(PhotoResult):
         opacity : of the colours, 0 to 1
         classes : names of the classes to draw; None for all
         """
-        if not 0 <= opacity <= 1:
-            raise InputError(f"opacity must be between 0 and 1, not {opacity}")
+        rgb, opacity = self.canvas(photo, opacity)
         shown = self if classes is None else self.only(classes)
-        rgb = self.pixels_to_draw_on(photo)
-        if rgb is None:
-            rgb, opacity = np.zeros((*self.size, 3), np.uint8), 1.0
         return Image.fromarray(draw_overlay(rgb, shown._segments(), self.metadata.palette, opacity=opacity))
 
     def _segments(self) -> PanopticResult:

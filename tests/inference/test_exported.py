@@ -95,7 +95,7 @@ def test_tiles(tmp_path):
         ({"tta": "flip"}, "tta cannot be changed after the export"),
         ({"precision": "bf16"}, "precision cannot be changed"),
         ({"overrides": ["roi.nms_threshold=.4"]}, "overrides cannot be changed"),
-        ({"probabilities": True}, "probabilities is for models of kind semantic"),
+        ({"probabilities": True}, "probabilities has no effect: the model is of kind"),
     ],
 )
 def test_options_that_do_not_apply(tmp_path, options, words):

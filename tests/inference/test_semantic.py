@@ -143,5 +143,5 @@ def test_options(semantic_predictor, options, words):
 def test_options_of_other_kinds(micro_run, narrow):
     import seamseg
 
-    with pytest.raises(InputError, match="probabilities is for models of kind semantic"):
+    with pytest.raises(InputError, match="probabilities has no effect: the model is of kind"):
         seamseg.load(micro_run, "cpu", probabilities=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +14,9 @@ from seamseg.formats.metadata import Metadata
 from seamseg.inference.detections import Detections
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.base import Record, Records, Writer
-from seamseg.predict.writers.images import OVERLAY_QUALITY
+from seamseg.predict.writers.images import ImageWriter
 from seamseg.predictions import Prediction
-from seamseg.utils.files import replacing, write_atomically
+from seamseg.utils.files import replacing
 from seamseg.visualize.detections import draw_detections, draw_legacy
 
 RESULTS_JSON = "coco_results.json"
@@ -37,46 +36,26 @@ class DetectionChoice:
     classes: Sequence[int] | None = None
 
 
-class _DrawingWriter(Writer[Detections]):
-    """Base of the formats that draw on the photo: `<name>.jpg`."""
-
-    needs_photo = True
-    member = "overlay.jpg"
-
-    def __init__(self, out: Path, metadata: Metadata) -> None:
-        self.out = out
-        self.metadata = metadata
-
-    def paths(self, source: Source) -> list[Path]:
-        """Return `OUT/<name>.jpg`."""
-        return [self.out / f"{source.name}.jpg"]
-
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Detections) -> None:
-        """Draw and write the overlay."""
-        assert rgb is not None
-        buffer = BytesIO()
-        Image.fromarray(self.draw(rgb, result)).save(buffer, "JPEG", quality=OVERLAY_QUALITY)
-        write_atomically(self.paths(source)[0], buffer.getvalue())
-
-    def draw(self, rgb: np.ndarray, result: Detections) -> np.ndarray:
-        """Return the photo with the objects."""
-        raise NotImplementedError
-
-
-class DetectionOverlayWriter(_DrawingWriter):
+class DetectionOverlayWriter(ImageWriter[Detections]):
     """The photo with boxes, masks, class names and scores."""
 
-    def draw(self, rgb: np.ndarray, result: Detections) -> np.ndarray:
-        """Return the photo with the objects."""
-        return draw_detections(rgb, list(result), result.size, self.metadata.palette)
+    member = "overlay.jpg"
+
+    def image(self, rgb: np.ndarray | None, prediction: Prediction, result: Detections) -> Image.Image:
+        """See :class:`seamseg.predict.writers.images.ImageWriter`."""
+        assert rgb is not None
+        return Image.fromarray(draw_detections(rgb, list(result), result.size, self.metadata.palette))
 
 
-class LegacyOverlayWriter(_DrawingWriter):
+class LegacyOverlayWriter(ImageWriter[Detections]):
     """The photo as the original's `test_instance_seg.py` draws it: masks at 75 % opacity and boxes, without text."""
 
-    def draw(self, rgb: np.ndarray, result: Detections) -> np.ndarray:
-        """Return the photo with the objects."""
-        return draw_legacy(rgb, list(result), result.size, self.metadata.palette)
+    member = "overlay.jpg"
+
+    def image(self, rgb: np.ndarray | None, prediction: Prediction, result: Detections) -> Image.Image:
+        """See :class:`seamseg.predict.writers.images.ImageWriter`."""
+        assert rgb is not None
+        return Image.fromarray(draw_legacy(rgb, list(result), result.size, self.metadata.palette))
 
 
 class CocoResultsWriter(Writer[Detections]):
