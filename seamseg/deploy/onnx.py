@@ -231,7 +231,7 @@ def _upsample_argmax(logits: Any, padded_height: Any, padded_width: Any, height:
         op.Unsqueeze(logits, _ints(0)), None, None, sizes, mode="linear", coordinate_transformation_mode="half_pixel"
     )
     classes = op.ArgMax(op.Squeeze(large, _ints(0)), axis=0, keepdims=0)
-    if height is padded_height and width is padded_width:
+    if all(isinstance(side, int) for side in (height, width)) and (height, width) == (padded_height, padded_width):
         return classes
     ends = op.Concat(_as_tensor(height), _as_tensor(width), axis=0)
     return op.Slice(classes, _ints(0, 0), ends, _ints(0, 1))
