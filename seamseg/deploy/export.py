@@ -303,22 +303,20 @@ def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> 
 
 def _export(source: Source, path: Path, chosen: Format, options: ExportOptions) -> ExportReport:
     size, stated = options.size or source.size, source.metadata
-    normalisation = (stated.mean, stated.std, options.part)
     if options.dynamic:
-        size = tuple(_allowed(side, stated.multiple) for side in size)  # type: ignore[assignment]
-    metadata = replace(
-        stated, size=None if options.dynamic else size, multiple=stated.multiple if options.dynamic else 1
-    )
+        size = _allowed(size[0], stated.multiple), _allowed(size[1], stated.multiple)
+    metadata = stated if options.dynamic else replace(stated, size=size, multiple=1)
+    net = export_net(source.net, stated.mean, stated.std, options.part, chosen.standard_ops)
+    eager = export_net(source.net, stated.mean, stated.std, options.part) if chosen.standard_ops else net
+    # before the work: a photo may be unreadable
+    pictures = _pictures(source, net, size, options, metadata)
     _say(f"tracing the network at {size[0]} x {size[1]} and writing {path}, which takes a minute or more")
-    net = export_net(source.net, *normalisation, standard_ops=chosen.standard_ops)
     chosen.write(net, path, metadata, size, options.opset)
     _say("comparing the file with the network")
-    eager = net if not chosen.standard_ops else export_net(source.net, *normalisation)
-    session = chosen.open(path)
+    session, names = chosen.open(path), list(output_names(net))
     differences, times = {}, []
-    for name, inputs in _pictures(source, net, size, options, metadata):
-        wanted, found = _run(eager, inputs), session.run(list(output_names(net)), inputs)
-        differences[name] = compare(wanted, dict(zip(output_names(net), found)), inputs)
+    for name, inputs in pictures.items():
+        differences[name] = compare(_run(eager, inputs), dict(zip(names, session.run(names, inputs))), inputs)
         times += _times(eager, session, inputs)
     eager_seconds, seconds = (statistics.median(column) for column in zip(*times))
     return ExportReport(path, path.stat().st_size, chosen.name, metadata, seconds, eager_seconds, differences)
@@ -332,21 +330,19 @@ def _allowed(side: int, multiple: int) -> int:
 
 def _pictures(
     source: Source, net: ExportNet, size: tuple[int, int], options: ExportOptions, metadata: ExportedMetadata
-) -> list[tuple[str, dict[str, np.ndarray]]]:
+) -> dict[str, dict[str, np.ndarray]]:
     """Return the inputs to compare on, by name: the photos, or a generated picture of the whole size."""
     if source.input_size is None:
         if options.check:
             raise InputError(f"{option('check')}: the images of a classifier are compared on noise only")
-        return [("noise", {name: value.numpy() for name, value in example_inputs(net, size).items()})]
+        return {"noise": {name: value.numpy() for name, value in example_inputs(net, size).items()}}
+    scale = source.input_size.within(size if metadata.size is not None else (DYNAMIC_SIDES[1],) * 2)
     with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
         photos = {str(photo): photo for photo in options.check}
         if not photos:
-            write_test_image(Path(folder, "generated.jpg"), size)
             photos = {"generated picture": Path(folder, "generated.jpg")}
-        room = size if metadata.size is not None else (DYNAMIC_SIDES[1],) * 2
-        scale = source.input_size.within(room)
-        prepared = {name: network_input(as_image(photo), scale) for name, photo in photos.items()}
-    return [(name, _padded(pixels, metadata)) for name, pixels in prepared.items()]
+            write_test_image(Path(folder, "generated.jpg"), size)
+        return {name: _padded(network_input(as_image(photo), scale), metadata) for name, photo in photos.items()}
 
 
 def _padded(pixels: np.ndarray, metadata: ExportedMetadata) -> dict[str, np.ndarray]:

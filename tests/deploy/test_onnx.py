@@ -67,7 +67,7 @@ def test_pictures_of_any_size_and_without_detections(panoptic, engine):
 
 
 def test_the_file_is_one_standard_graph_with_metadata(panoptic):
-    path, net = panoptic
+    path, _ = panoptic
     model = onnx.load(path, load_external_data=False)
     assert [(i.domain, i.version) for i in model.opset_import] == [("", 20)]
     assert {node.domain for node in model.graph.node} == {""}
