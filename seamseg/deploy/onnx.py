@@ -153,14 +153,15 @@ def _roi_sampling(
     padded_size: Sequence[Any],
     height: int,
     width: int,
-    *flags: bool,
+    nearest: bool = False,
+    zero: bool = False,
 ) -> Any:
     """Translate :func:`seamseg.ops.roi_sampling.roi_features`: bilinear, with border padding.
 
     All levels are stacked into one map, in a frame of copies of their outermost pixels: that is the border padding, as
     samples of boxes inside the image are less than a pixel outside of their level.
     """
-    assert not any(flags), "networks sample their features bilinearly, with border padding"
+    assert not nearest and not zero, "networks sample their features bilinearly, with border padding"
     padded = op.Concat(*(_as_tensor(side) for side in padded_size), axis=0)
     parts, scales, offsets = [], [], []
     width_of_all, top = op.Add(_side(levels[0], 3), _ints(2)), _ints(0)
