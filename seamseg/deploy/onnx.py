@@ -28,8 +28,8 @@ from seamseg.utils.files import replacing
 op: Any = opset20
 OPSET = 20
 """Version of the operators by default: the lowest that has all of them."""
-OPSETS = (20, 23)
-"""The lowest and the highest version."""
+OPSETS = (20, 21)
+"""The lowest and the highest version: later ones have a RoiAlign that engines lack."""
 _MAX_BYTES = 2 << 30
 _LOWEST = float(np.finfo(np.float32).min)
 
