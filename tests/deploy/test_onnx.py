@@ -195,7 +195,7 @@ def test_other_options_of_the_network(tmp_path):
 
 @pytest.mark.slow
 def test_the_golden_network(golden_net, cityscapes, tmp_path):
-    """ResNet-50 at a real size. Scores differ by up to 2e-4 between convolution libraries, as those of its own tests."""
+    """ResNet-50 at a real size. Its scores differ by up to 2e-4 between convolution libraries, here as elsewhere."""
     mean, std = cityscapes.dataloader.rgb_mean, cityscapes.dataloader.rgb_std
     padded_size = (288, 416)
     net = export_net(fold_abn(golden_net), mean, std, standard_ops=True)
