@@ -308,6 +308,9 @@ def trace(net: ExportNet, size: tuple[int, int], multiple: int | None = None) ->
         may also be smaller, and its number of images is free, too. None fixes them at `size`
     """
     inputs = example_inputs(net, size)
+    if multiple is not None and isinstance(net, ClassifierExport):
+        # an example of one image would fix their number
+        inputs["image"] = inputs["image"].repeat(2, 1, 1, 1)
     with torch.no_grad():
         return torch.export.export(net, tuple(inputs.values()), dynamic_shapes=dynamic_shapes(net, multiple))
 
