@@ -24,6 +24,7 @@ COMMANDS = {
     "predict": "Predict segmentations or detections of images and videos.",
     "evaluate": "Compute PQ, mIoU, AP and other metrics of a model or of prediction files.",
     "report": "Write an HTML report of an evaluation, or a comparison of two.",
+    "export": "Export a trained model to a file for other engines.",
     "classify": "Train and validate ImageNet classifiers.",
     "convert-backbone": "Convert a torchvision ResNet to pre-trained backbone weights.",
     "doctor": "Check the installation; benchmark a prediction; repeat a failed training step.",
@@ -41,6 +42,9 @@ PARAMETER_FLAGS = {
     "pretrain": "--pre-train",
 }
 """Flags of parameters that have another name than their flag."""
+
+TORCH_EXTRA = ("torch", "torchvision", "tensorboard")
+"""Packages of the extra `torch`; exported networks do without."""
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -180,7 +184,9 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, SeamsegError):
         return words
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != "seamseg":
-        return f"needs {error.name}, which is not installed; `seamseg doctor` lists what is missing"
+        package = error.name.partition(".")[0]
+        how = "pip install 'seamseg[torch]'" if package in TORCH_EXTRA else "`seamseg doctor` lists what is missing"
+        return f"needs {package}, which is not installed; {how}"
     return f"unexpected {type(error).__name__}: {words[:300]} (run with --debug to see where)"
 
 
