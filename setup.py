@@ -96,7 +96,7 @@ class Kernels(build_ext):
 
     def _build(self, extension: Extension) -> None:
         define, include, libraries = ["-DNDEBUG"], [], []
-        headers = [*(ROOT / "csrc").rglob("*.h"), *(ROOT / "csrc").rglob("*.cuh")]
+        headers = [*(ROOT / "csrc").rglob("*.h"), *(ROOT / "csrc").rglob("*.cuh"), ROOT / "seamseg/ops/schemas.inc"]
         cuda = extension.name.endswith("_cuda")
         if not extension.name.endswith("_maps"):
             include = [f"-I{self.torch / 'include'}", f"-I{sysconfig.get_path('include')}"]
@@ -161,7 +161,7 @@ setup(
     packages=[*find_packages(include=["seamseg", "seamseg.*"]), "seamseg.configs"],
     package_dir={"seamseg.configs": "configs"},
     package_data={
-        "seamseg": ["py.typed", "config/defaults/*.ini", "kernels.json", "report/assets/*"],
+        "seamseg": ["py.typed", "config/defaults/*.ini", "kernels.json", "ops/schemas.inc", "report/assets/*"],
         "seamseg.configs": ["*.ini", "imagenet/*.json"],
     },
     include_package_data=False,
