@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from support.onnx_scenes import BOXES, CLASSES, SCORES, THINGS, masks, record, scene, write_network
+from support.onnx_scenes import BOXES, CLASSES, SCORES, THINGS, masks, record, scene, write_classifier, write_network
 
 import seamseg
+from seamseg.classification.config import InputConfig
+from seamseg.classification.transforms import test_transform as transform_of
+from seamseg.inference.classification import Classification
 from seamseg.inference.detections import Detections
 from seamseg.inference.images import network_input
 from seamseg.inference.result import Panoptic
@@ -63,6 +66,40 @@ def test_other_kinds(tmp_path, kind):
     assert result.has_masks == (kind == "instance_seg")
     if result.has_masks:
         assert result[0].area == pytest.approx(30 * 48, rel=0.1)
+
+
+@pytest.mark.parametrize(("scale", "crop"), [(64, (32, 32)), (40, (40, 40))])
+def test_classifiers(tmp_path, scale, crop):
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 131, 3), dtype=np.uint8))
+    result = seamseg.load(write_classifier(tmp_path / "net.onnx", crop, scale)).predict(photo)
+    options = InputConfig(scale_val=scale, crop_val=crop[0], mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+    logits = transform_of(options)(photo).mean((1, 2))
+    assert result.probabilities == pytest.approx(logits.softmax(0).numpy(), abs=1e-6)
+    names = [["red", "green", "blue"][k] for k in logits.argsort(descending=True).tolist()]
+    assert [name for name, _ in result.top()] == names
+    assert result.counts() == {names[0]: 1}
+    assert result.draw().size == photo.size
+    assert Classification.load(result.save(tmp_path / "a.npz")) == result
+    assert [e["category_id"] for e in json.loads(result.save(tmp_path / "a.json").read_text())][0] == logits.argmax()
+    assert "Classification(131 x 90: " in repr(result)
+
+
+def test_small_photos_of_classifiers_are_padded(tmp_path):
+    photo = Image.new("RGB", (300, 8), (255, 0, 0))
+    result = seamseg.load(write_classifier(tmp_path / "net.onnx", scale=8)).predict(photo)
+    logits = transform_of(InputConfig(scale_val=-1, crop_val=32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4)))(photo)
+    assert result.probabilities == pytest.approx(logits.mean((1, 2)).softmax(0).numpy(), abs=1e-6)
+
+
+def test_classifiers_from_the_command(tmp_path, seamseg_main, capsys):
+    path = write_classifier(tmp_path / "net.onnx")
+    Image.new("RGB", (90, 70), (0, 0, 255)).save(tmp_path / "a.png")
+    assert seamseg_main("predict", path, tmp_path / "a.png", tmp_path / "out", "--quiet") == 0
+    line = json.loads((tmp_path / "out/predictions.jsonl").read_text().splitlines()[1])
+    assert line["classes"] == {"blue": 1}
+    assert Image.open(tmp_path / "out/a.jpg").size == (90, 70)
+    assert seamseg_main("evaluate", path, tmp_path, "--split", "val") == 2
+    assert "kind classification has no evaluation" in capsys.readouterr().err
 
 
 def test_photos_are_shrunk_into_a_fixed_input(tmp_path):
