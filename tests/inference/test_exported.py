@@ -80,7 +80,8 @@ def test_classifiers(tmp_path, scale, crop):
     assert result.counts() == {names[0]: 1}
     assert result.draw().size == photo.size
     assert Classification.load(result.save(tmp_path / "a.npz")) == result
-    assert [e["category_id"] for e in json.loads(result.save(tmp_path / "a.json").read_text())][0] == logits.argmax()
+    entries = json.loads(result.save(tmp_path / "a.json").read_text())
+    assert entries[0]["category_id"] == logits.argmax()
     assert "Classification(131 x 90: " in repr(result)
 
 
