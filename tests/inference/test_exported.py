@@ -132,7 +132,7 @@ def test_tiles(tmp_path):
         ({"config": "own.ini"}, "config has no effect"),
         ({"tta": "flip"}, "tta cannot be changed after the export"),
         ({"precision": "bf16"}, "precision cannot be changed"),
-        ({"overrides": ["roi.nms_threshold=.4"]}, "overrides cannot be changed"),
+        ({"overrides": ["roi.nms_threshold=.4"]}, "overrides=roi.nms_threshold=.4: cannot be changed after the export"),
         ({"probabilities": True}, "probabilities has no effect: the model is of kind"),
     ],
 )
@@ -252,3 +252,18 @@ def test_without_torch(tmp_path):
     # the second run of the first command does nothing
     lines = (tmp_path / "out/panoptic/predictions.jsonl").read_text().splitlines()
     assert [json.loads(line)["name"] for line in lines[1:]] == ["a", "b", "c"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("words", [("--size", "256x256"), ("--dynamic",)], ids=["fixed", "dynamic"])
+def test_a_trained_network_and_its_export_agree(micro_run, micro, tmp_path, seamseg_main, words):
+    """Through the whole pipeline, on photos of odd sizes."""
+    assert seamseg_main("export", micro_run, tmp_path / "city.onnx", *words, "--quiet") == 0
+    street = Image.open(micro / "img" / "val0.png").convert("RGB")
+    trained, exported = (seamseg.load(m, device="cpu", min_stuff_area=0) for m in (micro_run, tmp_path / "city.onnx"))
+    for size in ((96, 64), (131, 77), (60, 201)):
+        wanted, found = (model.predict(street.resize(size)) for model in (trained, exported))
+        assert found.prediction.size == wanted.prediction.size
+        assert (found.classes == wanted.classes).mean() > 0.999
+        assert found.counts() == wanted.counts()
