@@ -128,7 +128,7 @@ class ExportedNetwork:
         if size[0] > fixed[0] or size[1] > fixed[1]:
             raise SeamsegError(
                 f"{self._name}: was exported for inputs of {fixed[1]} x {fixed[0]} pixels, this one has "
-                f"{size[1]} x {size[0]}: choose a smaller {option('shortest_size')}, or export it with --dynamic"
+                f"{size[1]} x {size[0]}: choose a smaller {option('shortest_size')}, or export it with dynamic sizes"
             )
         return fixed
 
@@ -186,7 +186,7 @@ class ExportedModel:
             height, width = self._exported.size
             raise InputError(
                 f"{option('tiles', str(options.tiles))}: {model} was exported for inputs of {width} x {height} pixels, "
-                "tiles need one exported with --dynamic"
+                "tiles need one exported with dynamic sizes"
             )
         self.config = self._config(options)
 
@@ -205,8 +205,8 @@ class ExportedModel:
             raise InputError(f"{self.name}: its configuration has no input.scale_val ({error})") from None
         config = default_config()
         # photos are cropped after they are scaled, and never shrunk for their length
-        sizes = {"shortest_size": scale, "longest_max_size": _UNLIMITED, "longest_size": None}
-        return replace(config, dataloader=replace(config.dataloader, **sizes))
+        loading = replace(config.dataloader, shortest_size=scale, longest_max_size=_UNLIMITED, longest_size=None)
+        return replace(config, dataloader=loading)
 
     def build(self, options: InferenceOptions) -> ExportedNetwork:
         """Return the network."""
@@ -240,7 +240,7 @@ def _metadata(session: Any, name: str) -> ExportedMetadata:
         raise InputError(f"{name}: holds no metadata of seamseg: it was not written by `seamseg export`")
     exported = ExportedMetadata.from_json(text, name)
     if exported.part != "all":
-        raise InputError(f"{name}: holds part {exported.part!r} of a network only: export it with --part all")
+        raise InputError(f"{name}: holds part {exported.part!r} of a network only: export all parts")
     inputs, outputs = ([value.name for value in values] for values in (session.get_inputs(), session.get_outputs()))
     wanted = ("image",) if exported.kind == "classification" else _INPUTS
     if set(inputs) != set(wanted) or not set(exported.outputs) <= set(outputs):
