@@ -47,6 +47,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 
 Net = TypeVar("Net", PanopticNet, SemanticNet)
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def fold_abn(net: Net) -> Net:
@@ -54,6 +55,11 @@ def fold_abn(net: Net) -> Net:
 
     Layers with norms of other kinds (group norm, none, or without running statistics) stay as they are.
     """
+    return fold_layers(net).with_options(channels_last=True).eval()
+
+
+def fold_layers(net: Module) -> Module:
+    """Do what :func:`fold_abn` does for any module made of this package's layers, for example a classifier."""
     folded = copy.deepcopy(net).eval().requires_grad_(False)
     for parent in list(folded.modules()):
         for name, child in list(parent.named_children()):
@@ -63,7 +69,7 @@ def fold_abn(net: Net) -> Net:
     if isinstance(folded, PanopticNet):
         _fold_roi_head(folded.roi_head)
     _fold_sequences(folded)
-    return folded.with_options(channels_last=True).eval()
+    return folded
 
 
 def _fold_sequences(net: nn.Module) -> None:

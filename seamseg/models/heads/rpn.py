@@ -62,7 +62,7 @@ class AnchorGenerator:
             # cached for later calls, which may be outside of inference mode
             with torch.inference_mode(False):
                 cells = self._cells(torch.device(device))
-                self._cache[key] = torch.cat([self._level(*level) for level in zip(self.strides, shapes, cells)])
+                self._cache[key] = torch.cat([self.level_anchors(*level) for level in zip(self.strides, shapes, cells)])
         return self._cache[key]
 
     def _cells(self, device: torch.device) -> list[Tensor]:
@@ -75,7 +75,8 @@ class AnchorGenerator:
             self._cells_of[device] = [self.cell_anchors(stride).float().to(device) for stride in self.strides]
         return self._cells_of[device]
 
-    def _level(self, stride: int, shape: tuple[int, int], cell: Tensor) -> Tensor:
+    def level_anchors(self, stride: int, shape: tuple[int, int], cell: Tensor) -> Tensor:
+        """Return the anchors of a level, `A x 4`, by those of its first cell, `ratios x 4`; sizes may be symbolic."""
         y = torch.arange(shape[0], dtype=torch.float32, device=cell.device) * stride
         x = torch.arange(shape[1], dtype=torch.float32, device=cell.device) * stride
         shift = torch.stack(torch.meshgrid(y, x, indexing="ij"), dim=-1).repeat(1, 1, 2)

@@ -1,0 +1,353 @@
+"""Networks for export: one module from a photo to outputs of fixed sizes, without data-dependent shapes.
+
+A module takes one padded image and its valid size, and computes what :meth:`PanopticNet.predict` and
+:meth:`SemanticNet.predict` compute for it (docs/contract.md, section 4). Pictures without detections are no special
+case: all outputs have as many rows as there can be detections, and `count` states how many of them exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from seamseg.models.heads.rpn import best_scores
+from seamseg.models.outputs import Features
+from seamseg.models.panoptic import DenseOutputs, PanopticNet
+from seamseg.models.semantic import SemanticNet
+from seamseg.ops.boxes import decode_boxes
+from seamseg.ops.nms import nms_fixed
+from seamseg.ops.upsample import upsample_argmax
+
+DYNAMIC_SIDES = (256, 4096)
+"""Smallest and largest side of the input of a network whose input size is free."""
+
+
+class ExportNet(nn.Module):
+    """A network for export with its normalisation: `uint8` images in, outputs of fixed sizes out.
+
+    Build it with :func:`export_net`. The order of the outputs is that of
+    :attr:`seamseg.formats.exported.ExportedMetadata.outputs`.
+
+    Parameters
+    ----------
+    net : folded network in evaluation mode, see :func:`seamseg.models.folding.for_inference`; its layers are shared
+    mean, std : of the three channels, of values in 0..1
+    standard_ops : use operators that other engines have, too, where results are equal; otherwise those of this package
+    """
+
+    def __init__(self, net: nn.Module, mean: Sequence[float], std: Sequence[float], standard_ops: bool = False) -> None:
+        super().__init__()
+        self.net = net
+        self.standard_ops = standard_ops
+        self.mean: Tensor
+        self.std: Tensor
+        self.white: Tensor
+        for name, values in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(list(values), dtype=torch.float32)[:, None, None])
+        # divided by a tensor, as in the eager path, not multiplied by the inverse
+        self.register_buffer("white", torch.tensor(255.0))
+
+    def normalise(self, image: Tensor, size: Tensor) -> Tensor:
+        """Return the network's input of a padded `uint8` image; the padding is 0 after the normalisation.
+
+        Parameters
+        ----------
+        image : `1 x 3 x H x W` uint8, RGB
+        size : int64 `2`, valid (height, width)
+        """
+        values = (image.float() / self.white - self.mean) / self.std
+        rows, columns = (torch.arange(side, device=image.device) for side in image.shape[2:])
+        valid = (rows < size[0])[:, None] & (columns < size[1])
+        values = torch.where(valid, values, 0.0)
+        return values.to(next(self.net.parameters()).dtype, memory_format=torch.channels_last)
+
+
+class DetectionExport(ExportNet):
+    """Networks of kind panoptic, instance_seg and detection.
+
+    `forward` maps `image` and `size`, see :meth:`ExportNet.normalise`, to
+
+    boxes : float32 `K x 4`, `(y0, x0, y1, x1)` in pixels of the input; K is `[roi] max_predictions`
+    classes : int64 `K`, 0 = first thing
+    scores : float32 `K`
+    mask_logits : float32 `K x 28 x 28`, for kinds with masks
+    count : int64 scalar, the number of detections: rows from there on are 0
+    classmap : uint8 `H x W`, for kind panoptic
+    """
+
+    net: PanopticNet
+
+    def __init__(self, net: PanopticNet, *arguments: Any, **options: Any) -> None:
+        super().__init__(net, *arguments, **options)
+        selector, things = net.options.selector, net.roi_head.num_things
+        self.rows = net.options.proposals.num_post_nms_val * things
+        if 0 < selector.max_predictions < self.rows:
+            self.rows = selector.max_predictions
+        self.code_weights: Tensor
+        self.register_buffer("code_weights", torch.tensor(net.options.bbx_reg_weights, dtype=torch.float32))
+        for i, stride in enumerate(net.options.anchors.strides):
+            self.register_buffer(f"cell{i}", net.options.anchors.cell_anchors(stride).float())
+
+    def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
+        """Map a padded image and its valid size to the outputs of the class."""
+        dense = self.net.dense_part()(self.normalise(image, size))
+        padded_size: Any = (image.shape[2], image.shape[3])
+        features = Features(dense.levels, padded_size, [padded_size], dense.semantic_logits)
+        limit = torch.cat((size, size)).float()
+        boxes, classes, scores, count = self.select(features, limit, *self.propose(dense, limit))
+        outputs = [boxes, classes, scores]
+        if self.net.roi_head.with_masks:
+            (masks,) = self.net.mask(features, [boxes], [classes])
+            assert masks is not None
+            exists = torch.arange(self.rows, device=boxes.device) < count
+            outputs.append(torch.where(exists[:, None, None], masks, 0.0))
+        outputs.append(count)
+        if dense.semantic_logits is not None:
+            outputs.append(upsample_argmax(dense.semantic_logits[0], padded_size, padded_size).to(torch.uint8))
+        return tuple(outputs)
+
+    def propose(self, dense: DenseOutputs, limit: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the proposals `P x 4`, with rows of 0 at the end, and which of them exist, bool `P`.
+
+        `limit` is `(height, width, height, width)` of the valid part. The result is that of
+        :class:`seamseg.models.heads.rpn.ProposalGenerator`.
+        """
+        make, generator = self.net.options.proposals, self.net.options.anchors
+        cells = [getattr(self, f"cell{i}") for i in range(len(generator.strides))]
+        levels = zip(generator.strides, dense.shapes, cells, strict=True)
+        anchors = torch.cat([generator.level_anchors(*level) for level in levels])
+        scores, codes = dense.obj_logits[0].float(), dense.bbx_logits[0].float()
+        if make.min_size <= 0:
+            # nothing is dropped for its size, so only the best need decoding
+            best = self._best(scores, make.num_pre_nms_val)
+            anchors, codes, scores = anchors[best], codes[best], scores[best]
+        boxes = _clip(decode_boxes(anchors, codes), limit)
+        if make.min_size > 0:
+            large = ((boxes[:, 2:] - boxes[:, :2]) >= make.min_size).all(dim=1)
+            scores = torch.where(large, scores, -torch.inf)
+            best = self._best(scores, make.num_pre_nms_val)
+            boxes, scores = boxes[best], scores[best]
+        most = make.num_post_nms_val if make.num_post_nms_val > 0 else scores.shape[0]
+        kept, _ = self._nms(boxes[None], scores[None], make.nms_threshold, most)
+        exists = kept >= 0
+        return torch.where(exists[:, None], boxes[kept.clamp(min=0)], 0.0), exists
+
+    def select(
+        self, features: Features, limit: Tensor, proposals: Tensor, exists: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return boxes, classes, scores and number of the detections.
+
+        The result is that of :meth:`PanopticNet.detect` with :class:`seamseg.models.heads.roi.DetectionSelector`.
+        """
+        selector, rows = self.net.options.selector, self.rows
+        index = torch.zeros_like(proposals[:, 0], dtype=torch.int64)
+        cls_logits, bbx_logits = self.net.score_boxes(features, proposals, index)
+        # class by class, without the background
+        scores = torch.softmax(cls_logits.float(), dim=1)[:, 1:].t()
+        boxes = _clip(decode_boxes(proposals[:, None], bbx_logits.float() / self.code_weights), limit).transpose(0, 1)
+        not_empty = (boxes[..., 2:] > boxes[..., :2]).all(dim=-1)
+        usable = (scores > selector.score_threshold) & not_empty & exists
+        scores = torch.where(usable, scores, -torch.inf)
+        kept, total = self._nms(boxes, scores, selector.nms_threshold, rows)
+
+        # by class, unless some are left out; rows without a detection last
+        place = torch.arange(rows, device=kept.device)
+        count = total.clamp(max=rows)
+        things, proposed = scores.shape
+        key = torch.where(total > rows, 0, kept.clamp(min=0) // proposed)
+        key = torch.where(place < count, key, things)
+        kept = kept[torch.sort(key * rows + place).indices]
+        exists, kept = place < count, kept.clamp(min=0)
+        return (
+            torch.where(exists[:, None], boxes.flatten(0, 1)[kept], 0.0),
+            torch.where(exists, kept // proposed, 0),
+            torch.where(exists, scores.flatten()[kept], 0.0),
+            count,
+        )
+
+    def _best(self, scores: Tensor, count: int) -> Tensor:
+        """Return what :func:`seamseg.models.heads.rpn.best_scores` does."""
+        if not self.standard_ops:
+            return best_scores(scores, count)
+        # the TopK of ONNX prefers the lower index among equal scores; that of torch promises nothing
+        limit = min(count, scores.shape[0]) if count > 0 else scores.shape[0]
+        return torch.topk(scores, limit).indices
+
+    def _nms(self, boxes: Tensor, scores: Tensor, threshold: float, most: int) -> tuple[Tensor, Tensor]:
+        """Suppress boxes `G x N x 4` within each group; those with a score of -inf do not take part.
+
+        Returns
+        -------
+        kept : int64 `most`, numbers in `G * N` by decreasing score, then -1
+        count : int64 scalar, of all boxes that are kept; at most `most` of each group are counted
+        """
+        if self.standard_ops:
+            return torch.ops.seamseg_deploy.nms(boxes, scores, threshold, most)
+        return _grouped_nms(boxes, scores, threshold, most)
+
+
+class SemanticExport(ExportNet):
+    """Networks of kind semantic.
+
+    `forward` maps `image` and `size`, see :meth:`ExportNet.normalise`, to
+
+    classmap : uint8 `H x W`
+    probability : uint8 `H x W`, 255 times the probability of the class, rounded down
+    """
+
+    net: SemanticNet
+
+    def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
+        """Map a padded image and its valid size to the outputs of the class."""
+        logits = self.net.dense_part()(self.normalise(image, size))
+        padded_size: Any = (image.shape[2], image.shape[3])
+        classes = upsample_argmax(logits[0], padded_size, padded_size)
+        pixels = functional.interpolate(logits.float(), size=padded_size, mode="bilinear", align_corners=False)[0]
+        probability = torch.softmax(pixels, dim=0).amax(dim=0)
+        return classes.to(torch.uint8), (probability * 255).to(torch.uint8)
+
+
+class DenseExport(ExportNet):
+    """Pyramid, RPN outputs and semantic logits of a network, for engines without the operators of the rest.
+
+    `forward` maps `image` and `size`, see :meth:`ExportNet.normalise`, to `level0`, ... (`1 x C x h x w`, fine to
+    coarse), `obj_logits` `1 x A`, `bbx_logits` `1 x A x 4` and, for kind panoptic, `semantic_logits`
+    `1 x classes x h x w`; for kind semantic to `semantic_logits` alone.
+    """
+
+    def forward(self, image: Tensor, size: Tensor) -> tuple[Tensor, ...]:
+        """Map a padded image and its valid size to the outputs of the class."""
+        padded = self.normalise(image, size)
+        if isinstance(self.net, SemanticNet):
+            return (self.net.dense_part()(padded),)
+        assert isinstance(self.net, PanopticNet)
+        dense = self.net.dense_part()(padded)
+        semantic = () if dense.semantic_logits is None else (dense.semantic_logits,)
+        return (*dense.levels, dense.obj_logits, dense.bbx_logits, *semantic)
+
+
+class ClassifierExport(ExportNet):
+    """Classifiers: `forward` maps `image`, normalised float32 `N x 3 x H x W`, to `logits`, float32 `N x classes`."""
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """Map normalised images to the logits."""
+        dtype = next(self.net.parameters()).dtype
+        return (self.net(image.to(dtype, memory_format=torch.channels_last)).float(),)
+
+
+def export_net(
+    net: nn.Module,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    part: str = "all",
+    standard_ops: bool = False,
+) -> ExportNet:
+    """Return the module that is exported; arguments as for :class:`ExportNet`.
+
+    Parameters
+    ----------
+    net : folded network of any kind: panoptic, semantic, or a classifier, which maps images to logits
+    mean, std : None for no subtraction, or no division
+    part : "all" or "dense", see :class:`DenseExport`
+    standard_ops : see :class:`ExportNet`
+    """
+    normalisation = (mean or (0.0, 0.0, 0.0), std or (1.0, 1.0, 1.0), standard_ops)
+    if not isinstance(net, (PanopticNet, SemanticNet)):
+        return ClassifierExport(net, *normalisation).eval()
+    if part == "dense":
+        return DenseExport(net, *normalisation).eval()
+    if isinstance(net, SemanticNet):
+        return SemanticExport(net, *normalisation).eval()
+    return DetectionExport(net, *normalisation).eval()
+
+
+def output_names(net: ExportNet) -> tuple[str, ...]:
+    """Return the names of the outputs of a module from :func:`export_net`, in order."""
+    if isinstance(net, ClassifierExport):
+        return ("logits",)
+    if isinstance(net, SemanticExport):
+        return ("classmap", "probability")
+    semantic = isinstance(net.net, SemanticNet) or getattr(net.net, "sem_head", None) is not None
+    if isinstance(net, DenseExport):
+        logits = ("semantic_logits",) * semantic
+        if isinstance(net.net, SemanticNet):
+            return logits
+        levels = len(net.net.body.fpn.output) + net.net.body.fpn.extra_scales  # type: ignore[union-attr]
+        return (*(f"level{i}" for i in range(levels)), "obj_logits", "bbx_logits", *logits)
+    assert isinstance(net, DetectionExport)
+    masks = ("mask_logits",) * net.net.roi_head.with_masks
+    return ("boxes", "classes", "scores", *masks, "count", *("classmap",) * semantic)
+
+
+def example_inputs(net: ExportNet, size: tuple[int, int]) -> dict[str, Tensor]:
+    """Return inputs of a module from :func:`export_net` by name, of `(height, width)`: a picture of noise."""
+    device = next(net.parameters()).device
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(net, ClassifierExport):
+        return {"image": torch.randn((1, 3, *size), generator=generator).to(device)}
+    image = torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8, generator=generator)
+    return {"image": image.to(device), "size": torch.tensor(size, dtype=torch.int64, device=device)}
+
+
+def trace(net: ExportNet, size: tuple[int, int], multiple: int | None = None) -> torch.export.ExportedProgram:
+    """Trace a module from :func:`export_net`.
+
+    Parameters
+    ----------
+    net : the module
+    size : `(height, width)` of the input
+    multiple : height and width are free, but multiples of this and within :data:`DYNAMIC_SIDES`, and so is the number
+        of images of a classifier; None fixes them at `size`
+    """
+    inputs = example_inputs(net, size)
+    with torch.no_grad():
+        return torch.export.export(net, tuple(inputs.values()), dynamic_shapes=dynamic_shapes(net, multiple))
+
+
+def dynamic_shapes(net: ExportNet, multiple: int | None) -> dict[str, Any] | None:
+    """Return the free dimensions of the inputs for `torch.export`; arguments as of :func:`trace`."""
+    if multiple is None:
+        return None
+    least, most = (-(-DYNAMIC_SIDES[0] // multiple), DYNAMIC_SIDES[1] // multiple)
+    height, width = (multiple * torch.export.Dim(name, min=least, max=most) for name in ("height", "width"))
+    if isinstance(net, ClassifierExport):
+        return {"image": {0: torch.export.Dim("batch", max=1024), 2: height, 3: width}}
+    return {"image": {2: height, 3: width}, "size": None}
+
+
+def _clip(boxes: Tensor, limit: Tensor) -> Tensor:
+    """Do what :func:`seamseg.ops.boxes.clip_boxes` does, with a limit `(height, width, height, width)` as a tensor."""
+    return torch.minimum(boxes.clamp(min=0), limit)
+
+
+def _grouped_nms(boxes: Tensor, scores: Tensor, threshold: float, most: int) -> tuple[Tensor, Tensor]:
+    """See :meth:`DetectionExport._nms`."""
+    groups, number = scores.shape
+    boxes, scores = boxes.reshape(-1, 4), scores.reshape(-1)
+    usable = scores > -torch.inf
+    group = torch.arange(groups, device=boxes.device).repeat_interleave(number)
+    # boxes that do not take part form a group of their own, in which all but one suppress each other
+    group = torch.where(usable, group, groups)
+    unit_box = torch.cat((torch.zeros_like(boxes[:1, :2]), torch.ones_like(boxes[:1, :2])), dim=1)
+    boxes = torch.where(usable[:, None], boxes, unit_box)
+    kept, _ = nms_fixed(boxes, scores, threshold, most, group)
+    exists = (kept >= 0) & usable[kept.clamp(min=0)]
+    kept = torch.where(exists, kept, -1)
+    if kept.shape[0] < most:
+        kept = functional.pad(kept, (0, most - kept.shape[0]), value=-1)
+    return kept[:most], exists.sum()
+
+
+@torch.library.custom_op("seamseg_deploy::nms", mutates_args=())
+def _standard_nms(boxes: Tensor, scores: Tensor, threshold: float, most: int) -> tuple[Tensor, Tensor]:
+    """Do what :func:`_grouped_nms` does, as one operator for the translation to other formats."""
+    return _grouped_nms(boxes, scores, threshold, most)
+
+
+@_standard_nms.register_fake
+def _(boxes: Tensor, scores: Tensor, threshold: float, most: int) -> tuple[Tensor, Tensor]:
+    return scores.new_empty((most,), dtype=torch.int64), scores.new_empty((), dtype=torch.int64)

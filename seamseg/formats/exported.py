@@ -1,0 +1,178 @@
+"""The metadata of an exported network: one JSON text inside the file, all that is needed to use it without a snapshot.
+
+It is stored under the key :data:`METADATA_KEY`, in the `metadata_props` of ONNX and in the metadata of an AOTInductor
+package.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from seamseg.formats.metadata import Metadata, metadata_of
+from seamseg.utils.errors import InputError
+from seamseg.utils.limits import MIB
+from seamseg.version import __version__
+
+METADATA_KEY = "seamseg"
+"""Name of the text in a file."""
+FORMAT = 1
+"""Version of the text; a reader refuses files of a later one."""
+KINDS = ("panoptic", "instance_seg", "detection", "semantic", "classification")
+PARTS = ("all", "dense")
+PRECISIONS = ("fp32", "bf16", "fp16", "int8")
+THRESHOLDS = ("score_threshold", "overlap_threshold", "min_stuff_area")
+"""Keys of :attr:`ExportedMetadata.thresholds`, those of the same name in `[general]`."""
+
+_MAX_SIDE = 1 << 20
+_MAX_BYTES = 4 * MIB
+
+
+@dataclass(frozen=True)
+class ExportedMetadata:
+    """What an exported file states about its network.
+
+    Parameters
+    ----------
+    kind : one of :data:`KINDS`
+    config : INI text of the network, all overrides applied; JSON text of the configuration for classification
+    metadata : the classes, without images; those of a classifier are all things
+    size : `(height, width)` of the input; None if both are free
+    multiple : free heights and widths must be multiples of this
+    part : "all", or "dense": pyramid levels, RPN outputs and semantic logits
+    precision : compute type, one of :data:`PRECISIONS`
+    mean, std : of the three channels, of values in 0..1. The graph applies them to `uint8` images; the images of
+        classifiers must be normalised with them
+    thresholds : of the fusion, see :data:`THRESHOLDS`; empty for kinds that have none
+    licence : of the weights, free text; empty if unknown
+    version : of seamseg that wrote the file
+    extra : further keys, for example `quantization`; JSON values
+
+    Raises
+    ------
+    InputError
+        if a value is out of range; one line
+    """
+
+    kind: str
+    config: str
+    metadata: Metadata
+    size: tuple[int, int] | None
+    multiple: int = 1
+    part: str = "all"
+    precision: str = "fp32"
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    licence: str = ""
+    version: str = __version__
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, known in (("kind", KINDS), ("part", PARTS), ("precision", PRECISIONS)):
+            if getattr(self, name) not in known:
+                raise InputError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r:.40}")
+        sides = (self.multiple, *(self.size or ()))
+        if not all(_is_side(side) for side in sides) or (self.size is not None and len(self.size) != 2):
+            raise InputError(f"size {self.size!r:.40} and multiple {self.multiple!r:.40} must be positive integers")
+        for name in ("mean", "std"):
+            if len(getattr(self, name)) != 3 or not all(map(_is_number, getattr(self, name))):
+                raise InputError(f"{name} must be 3 numbers, not {getattr(self, name)!r:.60}")
+        if min(self.std) <= 0:
+            raise InputError(f"std must be positive, not {self.std!r:.60}")
+        wrong = [name for name, value in self.thresholds.items() if name not in THRESHOLDS or not _is_number(value)]
+        if wrong:
+            raise InputError(f"thresholds: {wrong[0]!r:.40} is unknown or not a number")
+        if not all(isinstance(getattr(self, name), str) for name in ("config", "licence", "version")):
+            raise InputError("config, licence and version must be text")
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether detections have masks: the output `mask_logits`."""
+        return self.kind in ("panoptic", "instance_seg")
+
+    @property
+    def has_classmap(self) -> bool:
+        """Whether there is a class for each pixel: the output `classmap`."""
+        return self.kind in ("panoptic", "semantic")
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs of part "all", in order."""
+        if self.kind == "classification":
+            return ("logits",)
+        if self.kind == "semantic":
+            return ("classmap", "probability")
+        masks, classmap = ("mask_logits",) * self.has_masks, ("classmap",) * self.has_classmap
+        return ("boxes", "classes", "scores", *masks, "count", *classmap)
+
+    def to_json(self) -> str:
+        """Return the text that a file stores."""
+        content = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name != "extra"}
+        classes = asdict(self.metadata.without_images())
+        del classes["images"]
+        content.update(metadata=classes, thresholds=dict(self.thresholds))
+        return json.dumps({"format": FORMAT, **content, **self.extra}, ensure_ascii=False)
+
+    @staticmethod
+    def from_json(text: str, source: str) -> ExportedMetadata:
+        """Read the text of a file; `source` names the file in errors.
+
+        Raises
+        ------
+        InputError
+            if it is damaged, of a later format, or its values are out of range
+        """
+        content = _parse(text, source)
+        metadata = metadata_of(content.pop("metadata"), f"{source}: metadata")
+        own = {spec.name for spec in fields(ExportedMetadata)} - {"extra"}
+        extra = {name: value for name, value in content.items() if name not in own}
+        given = {name: value for name, value in content.items() if name in own}
+        try:
+            for name in ("mean", "std", "size"):
+                if given.get(name) is not None:
+                    given[name] = tuple(given[name])
+            if not isinstance(given.get("thresholds", {}), dict):
+                raise TypeError("thresholds must be an object")
+            return ExportedMetadata(metadata=metadata, extra=extra, **given)
+        except InputError as error:
+            raise InputError(f"{source}: its seamseg metadata is damaged: {error}") from None
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"{source}: its seamseg metadata is damaged: {' '.join(str(error).split())[:200]}"
+            ) from None
+
+
+def _parse(text: str, source: str) -> dict[str, Any]:
+    """Return the object of a text whose format this version reads, without the key `format`."""
+    if len(text) > _MAX_BYTES:
+        raise InputError(
+            f"{source}: its seamseg metadata is larger than {_MAX_BYTES // MIB} MiB: not an exported network"
+        )
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InputError(f"{source}: its seamseg metadata is not JSON: the file is damaged, export it again") from None
+    found = content.pop("format", None) if isinstance(content, dict) else None
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise InputError(f"{source}: its seamseg metadata has no format number: the file is damaged, export it again")
+    if found > FORMAT:
+        raise InputError(
+            f"{source}: was exported by seamseg {content.get('version')!s:.20} in format {found}, this version reads "
+            f"format {FORMAT}: update seamseg or export it again"
+        )
+    missing = [name for name in ("kind", "config", "metadata", "size") if name not in content]
+    if missing:
+        raise InputError(f"{source}: its seamseg metadata has no {', '.join(missing)}: export it again")
+    return content
+
+
+def _is_side(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_SIDE
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

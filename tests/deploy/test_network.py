@@ -1,0 +1,119 @@
+"""The module for export computes what the eager network does, whatever the picture, and can be traced."""
+
+import pytest
+import torch
+from support.exported import DETECTORS, SIZE, assert_same, classifier, detector, eager, exported_net, picture
+
+from seamseg.deploy.network import dynamic_shapes, export_net, output_names, trace
+from seamseg.formats.exported import ExportedMetadata
+from seamseg.formats.metadata import Metadata
+
+
+@torch.no_grad()
+def run(net, image, size):
+    return dict(zip(output_names(net), net(image, size), strict=True))
+
+
+@pytest.mark.parametrize("standard_ops", [False, True])
+@pytest.mark.parametrize("kind", [*DETECTORS, "semantic"])
+def test_outputs_are_those_of_the_eager_network(kind, standard_ops):
+    net = exported_net(kind, standard_ops)
+    found, wanted = run(net, *picture()), eager(net, *picture())
+    assert_same(found, wanted, exact=kind != "semantic")
+    if kind != "semantic":
+        assert 2 <= len(wanted["classes"]) < net.rows
+        assert len(wanted["classes"].unique()) > 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rows", "counts"),
+    [
+        (("roi.max_predictions=200", "roi.nms_threshold=0.6"), 120, (21, 119)),
+        (("roi.max_predictions=16", "roi.nms_threshold=0.6"), 16, (16, 16)),
+        (("rpn.min_size=30", "rpn.num_pre_nms_val=50"), 20, (1, 19)),
+        (("rpn.min_size=500",), 20, (0, 0)),
+        (("roi.score_threshold=1.0",), 20, (0, 0)),
+        (("rpn.num_post_nms_val=3", "rpn.num_pre_nms_val=2"), 9, (1, 9)),
+    ],
+)
+def test_number_of_detections(overrides, rows, counts):
+    """More than the limit are ordered by score, otherwise by class; a picture may have none."""
+    net = export_net(detector("instance_seg", *overrides), (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
+    found, wanted = run(net, *picture()), eager(net, *picture())
+    assert_same(found, wanted, exact=True)
+    assert found["boxes"].shape == (rows, 4)
+    count = int(found["count"])
+    assert counts[0] <= count <= counts[1]
+    by_class = not (found["classes"][:count].diff() < 0).any()
+    assert by_class == (rows != 16)
+
+
+def test_the_padding_does_not_matter():
+    image, size = picture()
+    other = image.clone()
+    other[:, :, size[0] :] = 7
+    other[:, :, :, size[1] :] = 9
+    net = exported_net("panoptic")
+    first, second = run(net, image, size), run(net, other, size)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_classifier():
+    images = torch.randn(2, 3, 64, 64)
+    net = exported_net("classification")
+    with torch.no_grad():
+        wanted = classifier()(images)
+        (found,) = net(images)
+    assert found.shape == (2, 7)
+    assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("kind", [*DETECTORS, "semantic"])
+def test_dense_part(kind):
+    net = exported_net(kind, part="dense")
+    found, image = run(net, *picture()), net.normalise(*picture())
+    with torch.no_grad():
+        dense = net.net.dense_part()(image)
+    if kind == "semantic":
+        assert list(found) == ["semantic_logits"]
+        assert torch.equal(found["semantic_logits"], dense)
+        return
+    assert torch.equal(found["obj_logits"], dense.obj_logits)
+    assert torch.equal(found["bbx_logits"], dense.bbx_logits)
+    assert [torch.equal(found[f"level{i}"], x) for i, x in enumerate(dense.levels)] == [True] * len(dense.levels)
+    assert ("semantic_logits" in found) == (kind == "panoptic")
+
+
+@pytest.mark.parametrize("kind", [*DETECTORS, "semantic", "classification"])
+def test_names_of_the_outputs_are_those_of_the_metadata(kind):
+    classes = Metadata(0, 1, ["car"], [(0, 0, 0)], [0])
+    assert output_names(exported_net(kind)) == ExportedMetadata(kind, "", classes, None).outputs
+
+
+def test_a_traced_network_of_fixed_size():
+    net = exported_net("panoptic")
+    program = trace(net, SIZE)
+    with torch.no_grad():
+        found = program.module()(*picture())
+    assert_same(dict(zip(output_names(net), found, strict=True)), eager(net, *picture()))
+    operators = {str(node.target) for node in program.graph.nodes if "seamseg" in str(node.target)}
+    assert operators == {f"seamseg.{name}.default" for name in OPERATORS}
+
+
+OPERATORS = ("box_filter_pool", "nms_fixed", "roi_sampling", "upsample_argmax")
+
+
+@pytest.mark.slow
+def test_a_traced_network_of_free_size():
+    net = exported_net("panoptic")
+    program = trace(net, (256, 320), multiple=64)
+    larger = picture((320, 384), (300, 384))
+    with torch.no_grad():
+        found = program.module()(*larger)
+    assert_same(dict(zip(output_names(net), found, strict=True)), eager(net, *larger))
+
+
+def test_free_dimensions():
+    shapes = dynamic_shapes(exported_net("classification"), 32)
+    assert sorted(shapes["image"]) == [0, 2, 3]
+    assert dynamic_shapes(exported_net("semantic"), None) is None

@@ -1,0 +1,77 @@
+"""The metadata of exported networks: its text, and what a damaged one is refused for."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from seamseg.formats.exported import FORMAT, ExportedMetadata
+from seamseg.formats.metadata import ImageInfo, Metadata
+from seamseg.utils.errors import InputError
+
+CLASSES = Metadata(1, 2, ["sky", "car", "bus"], [(1, 2, 3), (4, 5, 6), (7, 8, 9)], [23, 26, 28])
+
+
+def exported(**changes):
+    values = {
+        "kind": "panoptic",
+        "config": "[general]\n",
+        "metadata": CLASSES,
+        "size": (512, 1024),
+        "mean": (0.4, 0.5, 0.6),
+        "std": (0.2, 0.3, 0.4),
+        "thresholds": {"score_threshold": 0.5, "min_stuff_area": 4096},
+        "licence": "CC BY-NC-SA 4.0",
+    }
+    return ExportedMetadata(**{**values, **changes})
+
+
+@pytest.mark.parametrize("size", [(512, 1024), None])
+def test_a_text_is_read_back(size):
+    written = exported(size=size, multiple=32, extra={"quantization": {"scheme": "static"}})
+    assert ExportedMetadata.from_json(written.to_json(), "a.onnx") == written
+
+
+def test_images_of_a_data_set_are_not_stored():
+    with_images = replace(CLASSES, images=[ImageInfo("a", [255], (2, 2), [0])])
+    written = exported(metadata=with_images)
+    assert ExportedMetadata.from_json(written.to_json(), "a.onnx").metadata == CLASSES
+
+
+def test_outputs_by_kind():
+    assert exported().outputs == ("boxes", "classes", "scores", "mask_logits", "count", "classmap")
+    assert exported(kind="instance_seg").outputs == ("boxes", "classes", "scores", "mask_logits", "count")
+    assert exported(kind="detection").outputs == ("boxes", "classes", "scores", "count")
+    assert exported(kind="semantic").outputs == ("classmap", "probability")
+    assert exported(kind="classification").outputs == ("logits",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "keypoints"}, "kind must be one of"),
+        ({"size": [0, 5]}, "must be positive integers"),
+        ({"size": [5, 5, 5]}, "must be positive integers"),
+        ({"size": 7}, "damaged"),
+        ({"std": [1, 0, 1]}, "std must be positive"),
+        ({"mean": [1, "a", 1]}, "mean must be 3 numbers"),
+        ({"thresholds": {"iou": 1}}, "thresholds: 'iou'"),
+        ({"thresholds": [1]}, "thresholds must be an object"),
+        ({"config": 3}, "must be text"),
+        ({"metadata": {"num_stuff": 1}}, "the key 'categories' is missing"),
+        ({"format": FORMAT + 1}, "update seamseg"),
+        ({"format": None}, "no format number"),
+    ],
+)
+def test_a_wrong_value_is_one_line(changes, message):
+    content = {**json.loads(exported().to_json()), **changes}
+    with pytest.raises(InputError, match=message) as error:
+        ExportedMetadata.from_json(json.dumps(content), "a.onnx")
+    assert str(error.value).startswith("a.onnx: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": 1}', "[" * 100_000])
+def test_another_text_is_refused(text):
+    with pytest.raises(InputError, match="export"):
+        ExportedMetadata.from_json(text, "a.onnx")

@@ -1,0 +1,119 @@
+"""Small networks for export, and what the eager network computes for a padded picture."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from seamseg.classification.network import Classifier
+from seamseg.deploy.network import ExportNet, export_net
+from seamseg.models.build import build_network
+from seamseg.models.folding import fold_abn, fold_layers
+from seamseg.models.outputs import Features
+from seamseg.models.panoptic import PanopticNet
+from seamseg.ops.norm import ABN, InPlaceABN
+from support.narrow_backbones import build_narrow
+from support.networks import tiny_config
+from support.semantic_networks import semantic_net
+
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
+SIZE = (128, 160)
+"""Of the input of the networks."""
+DETECTORS = ("panoptic", "instance_seg", "detection")
+TOLERANCES = {"boxes": 0.01, "scores": 1e-4, "mask_logits": 1e-3, "probability": 1}
+"""Largest differences of an exported network's outputs; others must be equal."""
+
+
+def detector(kind: str = "panoptic", *overrides: str) -> PanopticNet:
+    """A small network with random weights and statistics, folded, that finds things of several classes."""
+    torch.manual_seed(0)
+    net = build_network(tiny_config(kind, overrides=overrides), 2, 3).eval()
+    randomise(net)
+    nn.init.normal_(net.roi_head.roi_cls.weight, std=1)
+    return fold_abn(net)
+
+
+def randomise(net: nn.Module) -> None:
+    """Give the norms statistics and weights as after a training; some weights are negative."""
+    for layer in net.modules():
+        if isinstance(layer, ABN):
+            nn.init.uniform_(layer.weight, -1.5, 1.5)
+            nn.init.uniform_(layer.bias, -0.5, 0.5)
+            nn.init.uniform_(layer.running_mean, -0.5, 0.5)
+            nn.init.uniform_(layer.running_var, 0.5, 2)
+
+
+def classifier() -> Classifier:
+    """A small classifier of 7 classes, in evaluation mode."""
+    torch.manual_seed(0)
+    body = build_narrow("resnet50", InPlaceABN, classes=7, keep_outputs=False).eval()
+    randomise(body)
+    return Classifier(body)
+
+
+def exported_net(kind: str, standard_ops: bool = False, part: str = "all") -> ExportNet:
+    """The module for export of a small network of a kind, classification included."""
+    if kind == "classification":
+        return export_net(fold_layers(classifier()), None, None)
+    net = fold_abn(semantic_net()) if kind == "semantic" else detector(kind)
+    return export_net(net, MEAN, STD, part, standard_ops)
+
+
+def picture(size: tuple[int, int] = SIZE, valid: tuple[int, int] = (101, 155)) -> tuple[Tensor, Tensor]:
+    """A picture of noise and its valid size; the padding is noise, too, which must not matter."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8, generator=generator), torch.tensor(valid)
+
+
+@torch.no_grad()
+def eager(net: ExportNet, image: Tensor, size: Tensor) -> dict[str, Tensor]:
+    """What the eager network computes for a padded picture: only the rows that exist, only the valid pixels."""
+    height, width = size.tolist()
+    pixels = image[:, :, :height, :width].float() / 255
+    mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
+    padded = torch.zeros(image.shape)
+    padded[:, :, :height, :width] = (pixels - mean) / std
+    padded = padded.contiguous(memory_format=torch.channels_last)
+    if not isinstance(net.net, PanopticNet):
+        padded_size = (int(image.shape[2]), int(image.shape[3]))
+        wanted = net.net.with_options(probabilities=True)
+        found = wanted._prediction(net.net.dense_part()(padded)[0], padded_size, (height, width))
+        assert found.semantic is not None
+        found = found.on_cpu()
+        return {"classmap": found.semantic, "probability": found.probability}  # type: ignore[dict-item]
+    return _detections(net.net, padded, (height, width))
+
+
+def _detections(net: PanopticNet, padded: Tensor, size: tuple[int, int]) -> dict[str, Tensor]:
+    features = Features(net.body(padded), (int(padded.shape[2]), int(padded.shape[3])), [size])
+    anchors, obj_logits, bbx_logits = net.score_anchors(features)
+    proposals = net.options.proposals(obj_logits, bbx_logits, anchors, [size], training=False)
+    boxes, classes, scores = net.detect(features, proposals)[0]
+    found = {"boxes": boxes, "classes": classes, "scores": scores, "count": torch.tensor(len(boxes))}
+    mask, semantic = net.mask(features, [boxes], [classes])[0], net.segment(features)[0]
+    if mask is not None:
+        found["mask_logits"] = mask
+    if semantic is not None:
+        found["classmap"] = semantic.to(torch.uint8)
+    return found
+
+
+def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor], exact: bool = False) -> None:
+    """The outputs of an exported network are those of the eager one, and rows that do not exist are 0."""
+    assert found.keys() == wanted.keys()
+    count = int(found["count"]) if "count" in found else 0
+    for name, values in found.items():
+        rows = values
+        if name in ("boxes", "classes", "scores", "mask_logits"):
+            rows = values[:count]
+            assert not values[count:].any(), f"{name}: padding is 0"
+        elif name in ("classmap", "probability"):
+            rows = values[: wanted[name].shape[0], : wanted[name].shape[1]]
+        assert rows.dtype == wanted[name].dtype, name
+        assert rows.shape == wanted[name].shape, name
+        tolerance = 0 if exact else TOLERANCES.get(name, 0)
+        difference = (rows.double() - wanted[name].double()).abs()
+        if name == "classmap":
+            assert (difference == 0).double().mean() >= (1 if exact else 0.9999)
+        elif difference.numel():
+            assert difference.max() <= tolerance, f"{name}: {difference.max()}"
