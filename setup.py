@@ -5,7 +5,7 @@ also the headers of torch, `seamseg._C_cuda` also an nvcc of torch's CUDA major 
 stable ABI, so that one binary works with every torch from 2.11 on. A library that cannot be built is left out, with the
 reason in `seamseg/kernels.json`; the installation does not fail.
 
-    SEAMSEG_KERNELS=off|cpu|all   what to build (default: all that can be built)
+    SEAMSEG_KERNELS=off|maps|cpu|all  what to build (default: all that can be built); maps needs no torch
     TORCH_CUDA_ARCH_LIST          GPU architectures (default: "8.0;9.0+PTX" and those of the GPUs in this machine);
                                   they are recorded in kernels.json
     CUDA_HOME                     CUDA toolkit (default: that of nvcc on the path)
@@ -74,6 +74,8 @@ class Kernels(build_ext):
             return "no C++ compiler was found"
         if name == "_maps":
             return None
+        if wanted == "maps":
+            return "switched off by SEAMSEG_KERNELS"
         if self.torch is None:
             return "torch was not installed where seamseg was built"
         if name == "_C":
@@ -94,7 +96,7 @@ class Kernels(build_ext):
 
     def _build(self, extension: Extension) -> None:
         define, include, libraries = ["-DNDEBUG"], [], []
-        headers = [*(ROOT / "csrc").rglob("*.h"), *(ROOT / "csrc").rglob("*.cuh")]
+        headers = [*(ROOT / "csrc").rglob("*.h"), *(ROOT / "csrc").rglob("*.cuh"), ROOT / "seamseg/ops/schemas.inc"]
         cuda = extension.name.endswith("_cuda")
         if not extension.name.endswith("_maps"):
             include = [f"-I{self.torch / 'include'}", f"-I{sysconfig.get_path('include')}"]
@@ -159,7 +161,7 @@ setup(
     packages=[*find_packages(include=["seamseg", "seamseg.*"]), "seamseg.configs"],
     package_dir={"seamseg.configs": "configs"},
     package_data={
-        "seamseg": ["py.typed", "config/defaults/*.ini", "kernels.json", "report/assets/*"],
+        "seamseg": ["py.typed", "config/defaults/*.ini", "kernels.json", "ops/schemas.inc", "report/assets/*"],
         "seamseg.configs": ["*.ini", "imagenet/*.json"],
     },
     include_package_data=False,

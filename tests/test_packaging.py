@@ -69,7 +69,11 @@ def test_a_wheel_holds_code_defaults_experiments_and_types(wheel: Path) -> None:
     assert len(configs) >= 4 + 9
     page = {str(path.relative_to(ROOT)) for path in (ROOT / "seamseg/report/assets").iterdir()}
     assert {Path(name).suffix for name in page} == {".html", ".css", ".js"}
-    assert held == code | defaults | configs | page | {"seamseg/py.typed", "seamseg/kernels.json"}
+    assert held == code | defaults | configs | page | {
+        "seamseg/py.typed",
+        "seamseg/kernels.json",
+        "seamseg/ops/schemas.inc",
+    }
 
 
 def test_an_unpacked_wheel_finds_its_experiments(wheel: Path, tmp_path: Path) -> None:

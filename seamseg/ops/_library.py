@@ -1,14 +1,18 @@
 """The operators `torch.ops.seamseg.*`: their registration, the kernels of `csrc/`, and checks of arguments.
 
-The dispatcher takes the C++ kernel for CPU tensors and the CUDA kernel for CUDA tensors where they were built, and the
-plain-torch implementation everywhere else. Each operator's file calls :func:`define` once.
+The schemas are those of `schemas.inc`. The C++ library registers them, so that a program without Python has them too;
+this file does where it is not loaded. The dispatcher takes the C++ kernel for CPU tensors and the CUDA kernel for CUDA
+tensors where they were built, and the plain-torch implementation everywhere else. Each operator's file calls
+:func:`define` once.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -16,7 +20,8 @@ from torch import Tensor
 
 from seamseg.utils.native import disabled_reason, find, load_failure, uncovered_gpus, warn_missing
 
-_library = torch.library.Library("seamseg", "DEF")  # type: ignore[no-untyped-call]
+# a fragment: the C++ library is the one that may own the namespace
+_library = torch.library.Library("seamseg", "FRAGMENT")  # type: ignore[no-untyped-call]
 _defined: list[str] = []
 _kernels: dict[str, str] = {}
 
@@ -26,12 +31,22 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 """The integer dtypes that the kernels support."""
 
 
-def define(schema: str, plain: Implementation, fake: Callable[..., Any]) -> Implementation:
+def _read_schemas() -> dict[str, str]:
+    """Return the schema of each operator by its name; the file is a list of string literals in C++ and in Python."""
+    schemas: list[str] = ast.literal_eval(f"[{Path(__file__).with_name('schemas.inc').read_text()}]")
+    return {schema.partition("(")[0]: schema for schema in schemas}
+
+
+SCHEMAS = _read_schemas()
+"""Name, arguments and results of each operator, as `box_iou(Tensor a, Tensor b) -> Tensor`."""
+
+
+def define(name: str, plain: Implementation, fake: Callable[..., Any]) -> Implementation:
     """Register an operator.
 
     Parameters
     ----------
-    schema : name, arguments and results, as `box_iou(Tensor a, Tensor b) -> Tensor`
+    name : one of :data:`SCHEMAS`
     plain : the implementation in plain torch, for every device without a kernel
     fake : returns empty results of the right shape, for tracing
 
@@ -39,8 +54,8 @@ def define(schema: str, plain: Implementation, fake: Callable[..., Any]) -> Impl
     -------
     the operator, called as `plain`
     """
-    name = schema.partition("(")[0]
-    _library.define(schema)  # type: ignore[no-untyped-call]
+    if not hasattr(torch.ops.seamseg, name):
+        _library.define(SCHEMAS[name])  # type: ignore[no-untyped-call]
     _library.impl(name, plain, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"seamseg::{name}", fake, lib=_library)
     _defined.append(name)

@@ -28,32 +28,25 @@ def _channels(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[1], dtype=torch.float64 if x.dtype == torch.float64 else torch.float32)
 
 
-abn_statistics = define(
-    "abn_statistics(Tensor x) -> (Tensor mean, Tensor var)",
-    _plain.abn_statistics,
-    lambda x: (_channels(x), _channels(x)),
-)
+abn_statistics = define("abn_statistics", _plain.abn_statistics, lambda x: (_channels(x), _channels(x)))
 """Mean and biased variance of each channel of `N x C x ...`; 0 for an empty input."""
 
 abn_transform = define(
-    "abn_transform(Tensor x, Tensor mean, Tensor scale, Tensor bias, Tensor? residual, int activation, float parameter)"
-    " -> Tensor",
+    "abn_transform",
     _plain.abn_transform,
     lambda x, mean, scale, bias, residual, activation, parameter: torch.empty_like(x),
 )
 """`act((x - mean) * scale + bias + residual)`; x dense, residual like x."""
 
 abn_backward_reduce = define(
-    "abn_backward_reduce(Tensor dy, Tensor y, Tensor? residual, Tensor bias, int activation, float parameter)"
-    " -> (Tensor sum, Tensor moment, Tensor squares)",
+    "abn_backward_reduce",
     _plain.abn_backward_reduce,
     lambda dy, y, residual, bias, activation, parameter: (_channels(y), _channels(y), _channels(y)),
 )
 """Sums over the pixels of `dz = dy act'(z)`, of `dz (z - residual - bias)` and of `z^2`, with `act(z) = y`."""
 
 abn_backward_input = define(
-    "abn_backward_input(Tensor dy, Tensor y, Tensor? residual, Tensor bias, Tensor scale, Tensor offset, Tensor slope,"
-    " int activation, float parameter) -> (Tensor dx, Tensor dresidual)",
+    "abn_backward_input",
     _plain.abn_backward_input,
     lambda dy, y, residual, bias, scale, offset, slope, activation, parameter: (
         torch.empty_like(y),

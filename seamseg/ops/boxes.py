@@ -245,15 +245,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
     return _box_iou_backward(grad, *ctx.saved_tensors)
 
 
-_box_iou = define("box_iou(Tensor a, Tensor b) -> Tensor", reference.box_iou, _fake_iou)
-_box_iou_backward = define(
-    "box_iou_backward(Tensor grad, Tensor a, Tensor b) -> (Tensor, Tensor)",
-    reference.box_iou_backward,
-    _fake_iou_backward,
-)
+_box_iou = define("box_iou", reference.box_iou, _fake_iou)
+_box_iou_backward = define("box_iou_backward", reference.box_iou_backward, _fake_iou_backward)
 differentiate("box_iou", _backward, _save)
 forbid_second_derivative("box_iou_backward")
-_match_boxes = define(
-    "match_boxes(Tensor a, Tensor b) -> (Tensor, Tensor, Tensor, Tensor)", reference.match_boxes, _fake_match
-)
-_crowd_count = define("crowd_count(Tensor boxes, Tensor crowd_mask) -> Tensor", reference.crowd_count, _fake_count)
+_match_boxes = define("match_boxes", reference.match_boxes, _fake_match)
+_crowd_count = define("crowd_count", reference.crowd_count, _fake_count)

@@ -96,6 +96,6 @@ def _fake_fill(id_map: Tensor, labels: Tensor, ids: Tensor) -> None:
     return None
 
 
-_count_labels = define("count_labels(Tensor labels, int n, Tensor? id_map) -> Tensor", count_labels_plain, _fake_count)
-_fill_free = define("fill_free(Tensor(a!) id_map, Tensor labels, Tensor ids) -> ()", fill_free_plain, _fake_fill)
-_extract_boxes = define("extract_boxes(Tensor id_map, int n) -> Tensor", extract_boxes_plain, _fake_boxes)
+_count_labels = define("count_labels", count_labels_plain, _fake_count)
+_fill_free = define("fill_free", fill_free_plain, _fake_fill)
+_extract_boxes = define("extract_boxes", extract_boxes_plain, _fake_boxes)

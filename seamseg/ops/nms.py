@@ -77,6 +77,5 @@ def _fake_fixed(
     return boxes.new_empty((size,), dtype=torch.int64), boxes.new_empty((), dtype=torch.int64)
 
 
-_ARGUMENTS = "(Tensor boxes, Tensor scores, float iou_threshold, int n_max, Tensor? groups)"
-_nms = define(f"nms{_ARGUMENTS} -> Tensor", reference.nms, _fake)
-_nms_fixed = define(f"nms_fixed{_ARGUMENTS} -> (Tensor, Tensor)", reference.nms_fixed, _fake_fixed)
+_nms = define("nms", reference.nms, _fake)
+_nms_fixed = define("nms_fixed", reference.nms_fixed, _fake_fixed)

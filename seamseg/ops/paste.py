@@ -82,9 +82,4 @@ def _fake(
     return masks.new_empty(masks.shape[0], dtype=torch.bool)
 
 
-_paste_masks_into = define(
-    "paste_masks_into(Tensor(a!) id_map, Tensor masks, Tensor boxes, float overlap_threshold, int first_id, "
-    "bool keep_empty) -> Tensor",
-    paste_masks_into_plain,
-    _fake,
-)
+_paste_masks_into = define("paste_masks_into", paste_masks_into_plain, _fake)

@@ -45,10 +45,8 @@ def _fake(x: Tensor, height: int, width: int) -> Tensor:
     return torch.empty_like(x, memory_format=memory_format(x))
 
 
-_box_filter_pool = define("box_filter_pool(Tensor x, int height, int width) -> Tensor", box_filter_pool_plain, _fake)
-_box_filter_pool_backward = define(
-    "box_filter_pool_backward(Tensor dy, int height, int width) -> Tensor", box_filter_pool_backward_plain, _fake
-)
+_box_filter_pool = define("box_filter_pool", box_filter_pool_plain, _fake)
+_box_filter_pool_backward = define("box_filter_pool_backward", box_filter_pool_backward_plain, _fake)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -190,20 +190,10 @@ def _double_backward(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
     return _roi_sampling(list(gradients), boxes, index, level, *ctx.options), *(None,) * 9
 
 
-_roi_sampling = define(
-    "roi_sampling(Tensor[] levels, Tensor boxes, Tensor index, Tensor? level, SymInt[] padded_size, SymInt height, "
-    "SymInt width, bool nearest, bool zero) -> Tensor",
-    roi_sampling_plain,
-    _fake,
-)
-_roi_sampling_backward = define(
-    "roi_sampling_backward(Tensor dy, SymInt[] shapes, bool[] channels_last, Tensor boxes, Tensor index, "
-    "Tensor? level, SymInt[] padded_size, bool nearest, bool zero, bool deterministic) -> Tensor[]",
-    roi_sampling_backward_plain,
-    _fake_backward,
-)
+_roi_sampling = define("roi_sampling", roi_sampling_plain, _fake)
+_roi_sampling_backward = define("roi_sampling_backward", roi_sampling_backward_plain, _fake_backward)
 _valid_mask = define(
-    "roi_valid_mask(Tensor boxes, SymInt map_height, SymInt map_width, SymInt height, SymInt width) -> Tensor",
+    "roi_valid_mask",
     valid_mask_plain,
     lambda boxes, map_height, map_width, height, width: boxes.new_empty(
         (boxes.shape[0], height, width), dtype=torch.bool

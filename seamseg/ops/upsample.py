@@ -194,22 +194,10 @@ def _fake_loss_backward(
     return logits.new_empty(logits.shape, dtype=_wide(logits.dtype))
 
 
-_upsample_argmax = define(
-    "upsample_argmax(Tensor logits, SymInt padded_height, SymInt padded_width, SymInt height, SymInt width) -> Tensor",
-    plain.upsample_argmax,
-    _fake_argmax,
-)
-_upsample_ohem_loss = define(
-    "upsample_ohem_loss(Tensor logits, SymInt padded_height, SymInt padded_width, Tensor target, float ohem)"
-    " -> (Tensor, Tensor)",
-    plain.upsample_ohem_loss,
-    _fake_loss,
-)
+_upsample_argmax = define("upsample_argmax", plain.upsample_argmax, _fake_argmax)
+_upsample_ohem_loss = define("upsample_ohem_loss", plain.upsample_ohem_loss, _fake_loss)
 _upsample_ohem_loss_backward = define(
-    "upsample_ohem_loss_backward(Tensor grad, Tensor logits, SymInt padded_height, SymInt padded_width, Tensor target,"
-    " Tensor normaliser, float ohem) -> Tensor",
-    plain.upsample_ohem_loss_backward,
-    _fake_loss_backward,
+    "upsample_ohem_loss_backward", plain.upsample_ohem_loss_backward, _fake_loss_backward
 )
 
 

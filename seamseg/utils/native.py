@@ -17,6 +17,8 @@ from typing import Any
 
 _PACKAGE = Path(__file__).parents[1]
 _SOURCES = _PACKAGE.parent / "csrc"
+SCHEMAS = "seamseg/ops/schemas.inc"
+"""Schemas of the operators, compiled into the library for the CPU; in the folder of the sources."""
 SWITCH = "SEAMSEG_PLAIN_OPS"
 REBUILD = "pip install --no-build-isolation --no-deps --force-reinstall ."
 """The command that compiles all libraries again, in the folder of the sources."""
@@ -25,8 +27,8 @@ _INTEGRATED = {(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0)}
 
 
 def digest(csrc: Path) -> str:
-    """Return a checksum of the names and contents of the C++ and CUDA sources below a folder."""
-    total = hashlib.sha256()
+    """Return a checksum of the names and contents of the C++ and CUDA sources in `csrc`, and of the schemas."""
+    total = hashlib.sha256((csrc.parent / SCHEMAS).read_bytes())
     for path in sorted(path for path in csrc.rglob("*") if path.suffix in (".h", ".cuh", ".cpp", ".cu")):
         total.update(path.relative_to(csrc).as_posix().encode() + b"\0" + path.read_bytes())
     return total.hexdigest()

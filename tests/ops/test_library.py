@@ -78,12 +78,23 @@ def imports(tmp_path_factory):
             (folder / name / "seamseg" / library).write_bytes(b"not a library")
         return folder / name
 
+    def changed_schemas():
+        """Copy the package with its library and a schema that was added since it was built."""
+        library = next(PACKAGE.glob("_C.*"))
+        path = copy("changed", json.loads((PACKAGE / "kernels.json").read_text()))
+        shutil.copy(library, path / "seamseg")
+        shutil.copytree(PACKAGE.parent / "csrc", path / "csrc")
+        with (path / "seamseg/ops/schemas.inc").open("a") as file:
+            file.write('"new_operator(Tensor x) -> Tensor",\n')
+        return path
+
     gpu = {"_C": "switched off", "_C_cuda": "built", "architectures": DEFAULT}
     cases = {
         "switched off": (PACKAGE.parent, {"SEAMSEG_PLAIN_OPS": "1"}, REPORT),
         "never built": (copy("never", None), {}, REPORT),
         "no compiler": (copy("lacking", LACKING), {}, REPORT),
         "not a library": (copy("broken", {**LACKING, "_C": "built"}, "_C.abi3.so"), {}, REPORT),
+        "older build": (changed_schemas(), {}, REPORT),
         "no GPU": (copy("gpu", gpu, "_C_cuda.abi3.so"), {}, AT_IMPORT),
     }
     words = [[str(folder / name), str(path), variables, code] for name, (path, variables, code) in cases.items()]
@@ -112,6 +123,15 @@ def test_every_operator_has_a_kernel_here():
     assert len(implementations()) > 20
 
 
+def test_schemas_are_those_of_the_library():
+    """They are registered by C++: a program without Python finds them."""
+    assert set(_library.SCHEMAS) == set(implementations())
+    for name, schema in _library.SCHEMAS.items():
+        registered = getattr(torch.ops.seamseg, name).default
+        assert str(registered._schema) == f"seamseg::{schema}"
+        assert "csrc/cpu/module.cpp" in registered._handle.debug()
+
+
 def test_switched_off(report):
     state, served, said = report("switched off")
     assert set(served.values()) == {"plain torch"}
@@ -137,6 +157,13 @@ def test_a_kernel_that_does_not_load(report):
     state, _, said = report("not a library")
     assert state["CPU"].startswith("they do not load here (")
     assert "no compiled operators for the CPU: they do not load here" in said
+
+
+def test_a_kernel_of_an_older_build(report):
+    state, served, said = report("older build")
+    assert set(served.values()) == {"plain torch"}
+    assert said.count("UserWarning") == 1
+    assert state["CPU"] == "they do not load here (csrc has changed since they were compiled: make kernels)"
 
 
 # (code, capabilities that it runs on, capabilities that it does not run on)
