@@ -7,17 +7,21 @@ engine fuses into integer kernels.
 
 from __future__ import annotations
 
-import logging
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from seamseg.utils.errors import InputError
+from seamseg.data.folder import DatasetFolder
+from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
+from seamseg.formats.metadata import Metadata
+from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.files import write_atomically
+from seamseg.validation.evaluate import check_same_classes
 
 if TYPE_CHECKING:
     import onnx
@@ -25,10 +29,10 @@ if TYPE_CHECKING:
 FLOAT_LAYERS = ("rpn_head.scores.", "roi_head.roi_", "sem_head.classifiers.", "sem_head.conv_sem.")
 """Layers that stay in float, by their place in the network: those that compute the outputs."""
 _WEIGHTED = ("Conv", "Gemm")
-_LAYOUT = ("Reshape", "Transpose")
-_UNWEIGHTED = ("LeakyRelu", "Relu", "Add", "MaxPool", "Resize", "Concat", *_LAYOUT)
+_UNWEIGHTED = ("LeakyRelu", "Relu", "Add", "MaxPool", "Resize", "Concat")
 """Operators that engines run in int8 between two quantised layers."""
-_INT8_KERNELS = ("QLinearConv", "QGemm")
+INT8_KERNELS = ("QLinearConv", "QGemm")
+"""Operators of ONNX Runtime that compute convolutions and linear layers in int8."""
 _BINS = 8192
 _LEVELS = 255
 _FRACTIONS = np.linspace(0.04, 1.0, 25)
@@ -140,7 +144,7 @@ def select(model: onnx.ModelProto, keep_float: Iterable[str] = FLOAT_LAYERS) -> 
         else:
             continue
         quantised.update(dict.fromkeys((*_activations(node), node.output[0])))
-    return Selection(tuple(weighted), tuple(unweighted), {name: _slope(name, users) for name in quantised})
+    return Selection(tuple(weighted), tuple(unweighted), {name: _slope(users.get(name, [])) for name in quantised})
 
 
 def _activations(node: onnx.NodeProto) -> list[str]:
@@ -148,13 +152,8 @@ def _activations(node: onnx.NodeProto) -> list[str]:
     return list(node.input) if node.op_type in ("Add", "Concat") else [node.input[0]]
 
 
-def _slope(name: str, users: Mapping[str, list[onnx.NodeProto]]) -> float | None:
-    slopes = set()
-    for node in users.get(name, []):
-        if node.op_type in _LAYOUT:
-            slopes.add(_slope(node.output[0], users))
-        else:
-            slopes.add(node.attribute[0].f if node.op_type == "LeakyRelu" else None)
+def _slope(users: list[onnx.NodeProto]) -> float | None:
+    slopes = {node.attribute[0].f if node.op_type == "LeakyRelu" else None for node in users}
     return slopes.pop() if len(slopes) == 1 else None
 
 
@@ -232,21 +231,31 @@ def observe(
     observed = onnx.ModelProto()
     observed.CopyFrom(model)
     inputs = {value.name for value in model.graph.input}
-    known = {value.name for value in model.graph.output}
+    outputs = {value.name: value for value in model.graph.output}
     names = [name for name in tensors if name not in inputs]
-    for name in names:
-        if name not in known:
-            observed.graph.output.append(onnx.ValueInfoProto(name=name))
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(observed.SerializeToString(), options, ["CPUExecutionProvider"])
-    with_count = ["count"] if "count" in known else []
+    observed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
+    # of the maps of the mask branch only the rows of detections count
+    counted = ["count"] if "mask_logits" in outputs else []
+    rows = outputs["mask_logits"].type.tensor_type.shape.dim[0].dim_value if counted else 0
+    session = onnxruntime.InferenceSession(observed.SerializeToString(), _settings(), ["CPUExecutionProvider"])
     histograms = {name: Histogram() for name in tensors}
     for sample in samples:
-        found = dict(zip((*names, *with_count), session.run([*names, *with_count], dict(sample))))
+        found = dict(zip((*names, *counted), session.run([*names, *counted], dict(sample))))
         for name, histogram in histograms.items():
-            histogram.add(found[name] if name in found else sample[name])
+            values = found[name] if name in found else sample[name]
+            if values.ndim == 4 and values.shape[0] == rows > 1:
+                values = values[: int(found["count"])]
+            histogram.add(values)
     return histograms
+
+
+def _settings() -> Any:
+    """Return options for sessions of ONNX Runtime that print no warnings."""
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 3
+    return settings
 
 
 def quantise(
@@ -266,6 +275,8 @@ def quantise(
     ------
     InputError
         without a sample, or if the network has no layer to quantise
+    SeamsegError
+        if ONNX Runtime would compute a quantised layer in float
     """
     import onnx
     from onnxruntime.quantization import QuantType
@@ -280,7 +291,7 @@ def quantise(
         raise InputError("the network has no convolution or linear layer to quantise")
     histograms = observe(copy, selection.slopes, samples)
     if not any(histogram.counts.any() for histogram in histograms.values()):
-        raise InputError("no picture to calibrate with")
+        raise InputError("there is no picture to calibrate with")
     ranges = {}
     for name, histogram in histograms.items():
         low, high = histogram.best_range(selection.slopes[name])
@@ -299,17 +310,87 @@ def quantise(
     )
     quantizer.quantize_model()
     quantizer.model.topological_sort()
-    return quantizer.model.model
+    made: onnx.ModelProto = quantizer.model.model
+    operators = executed_operators(made)
+    found = sum(operators[name] for name in INT8_KERNELS)
+    if found < len(selection.weighted):
+        raise SeamsegError(
+            f"ONNX Runtime computes {found} of {len(selection.weighted)} quantised layers in int8, the others in float"
+        )
+    return made
 
 
-def int8_kernels(model: onnx.ModelProto) -> Counter[str]:
-    """Return the operators that ONNX Runtime executes for a network on this CPU, and how many of each."""
+def executed_operators(model: onnx.ModelProto) -> Counter[str]:
+    """Return the operators that ONNX Runtime executes for a network on this CPU, with the number of each."""
     import onnx
     import onnxruntime
 
-    with tempfile.TemporaryDirectory() as folder:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.optimized_model_filepath = str(Path(folder) / "optimized.onnx")
-        onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-        return Counter(node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node)
+    with tempfile.TemporaryDirectory(prefix="seamseg-int8-") as folder:
+        settings = _settings()
+        settings.optimized_model_filepath = str(Path(folder, "optimized.onnx"))
+        onnxruntime.InferenceSession(model.SerializeToString(), settings, ["CPUExecutionProvider"])
+        return Counter(node.op_type for node in onnx.load(settings.optimized_model_filepath).graph.node)
+
+
+def calibration_photos(data: str | Path, metadata: Metadata, split: str | None, count: int) -> list[Path]:
+    """Return photos of a dataset folder to calibrate with, evenly spaced in the split.
+
+    Parameters
+    ----------
+    data : dataset folder
+    metadata : classes of the network
+    split : name of the list; None for all images
+    count : how many, or all if there are fewer
+
+    Raises
+    ------
+    InputError
+        if the count is not positive, the folder is broken, its classes are others, or it has no images
+    """
+    if count < 1:
+        raise InputError(f"{option('calibrate', count)}: calibrate with at least one picture")
+    folder = DatasetFolder(data)
+    check_same_classes(metadata, "the network", folder.metadata, str(data))
+    images = folder.split(split) if split is not None and split in folder.splits else folder.metadata.images
+    if not images:
+        raise InputError(f"{data}: has no images to calibrate with")
+    chosen = np.unique(np.linspace(0, len(images) - 1, min(count, len(images))).round().astype(int))
+    return [folder.image_path(images[number].id) for number in chosen]
+
+
+def quantise_file(source: Path, target: Path, samples: Iterable[Mapping[str, np.ndarray]]) -> ExportedMetadata:
+    """Quantise an exported ONNX file; return the metadata of the new one.
+
+    Parameters
+    ----------
+    source : float32 file of :func:`seamseg.deploy.onnx.write_onnx`
+    target : file to write, atomically; may be the source
+    samples : as for :func:`quantise`
+
+    Raises
+    ------
+    InputError, SeamsegError
+        as :func:`quantise`
+    """
+    import onnx
+
+    used = 0
+
+    def counted() -> Iterator[Mapping[str, np.ndarray]]:
+        nonlocal used
+        for sample in samples:
+            used += 1
+            yield sample
+
+    model = onnx.load(source)
+    text = next((prop.value for prop in model.metadata_props if prop.key == METADATA_KEY), None)
+    if text is None:
+        raise InputError(f"{source}: holds no metadata of seamseg: it was not written by `seamseg export`")
+    stated = ExportedMetadata.from_json(text, str(source))
+    made = quantise(model, counted())
+    metadata = replace(stated, precision="int8", extra={**stated.extra, "calibration_pictures": used})
+    onnx.helper.set_model_props(made, {METADATA_KEY: metadata.to_json()})
+    made.producer_name, made.producer_version = model.producer_name, model.producer_version
+    onnx.checker.check_model(made)
+    write_atomically(target, made.SerializeToString())
+    return metadata
