@@ -170,3 +170,33 @@ def test_calibration_photos(tmp_path):
         calibration_photos(data, CLASSES, "train", 1)
     with pytest.raises(InputError, match="no such data set folder"):
         calibration_photos(tmp_path / "none", metadata, "train", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--calibrate", "3"], "--calibrate is the number of pictures of --int8"),
+        (["--int8", "data", "--precision", "bf16"], "--int8 data and --precision bf16 exclude each other"),
+        (["--int8", "none"], "none: no such data set folder"),
+        (["--int8", "data", "--calibrate", "0"], "--calibrate 0: calibrate with at least one picture"),
+    ],
+)
+def test_refused_command_lines(words, message, narrow, micro, micro_run, seamseg_main, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").symlink_to(micro)
+    assert seamseg_main("export", micro_run, "int8.onnx", *words) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
+    assert message in line
+    assert not (tmp_path / "int8.onnx").exists()
+
+
+@pytest.mark.slow
+def test_command(narrow, micro, micro_run, seamseg_main, tmp_path, capsys):
+    """Exports, compares and scores; the scores of the file are near those of the network."""
+    target = tmp_path / "int8.onnx"
+    options = ("--size", "96x96", "--int8", micro, "--calibrate", "3", "--data", micro)
+    assert seamseg_main("export", micro_run, target, *options) == 0
+    table = capsys.readouterr().out
+    assert "96 x 96 (height x width), int8" in table
+    assert "scores, file" in table
+    assert seamseg_main("evaluate", target, micro) == 0
