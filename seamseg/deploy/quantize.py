@@ -185,8 +185,8 @@ def replace_upsampling(model: onnx.ModelProto) -> None:
         followers = users.get(node.output[0], [])
         last = followers[0] if [user.op_type for user in followers] == ["LeakyRelu"] else node
         result, cells = last.output[0], f"{node.name}_cells"
-        stale = [value for value in graph.value_info if value.name == node.output[0]]
-        for value in stale:  # of the old shape
+        changed = {*node.input[1:], *node.output}
+        for value in [value for value in graph.value_info if value.name in changed]:
             graph.value_info.remove(value)
         node.CopyFrom(helper.make_node("Conv", node.input, node.output, node.name, kernel_shape=[1, 1]))
         last.output[0] = cells

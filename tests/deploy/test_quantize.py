@@ -57,7 +57,9 @@ def test_panoptic_network(float_file, sample, tmp_path):
     wanted, found = run(float_file, sample), run(target, sample)
     height, width = sample["size"]
     same = wanted["classmap"][:height, :width] == found["classmap"][:height, :width]
-    assert 0.9 < same.mean() < 1
+    assert same.mean() > 0.95
+    best = [np.sort(values["scores"])[::-1][:5] for values in (wanted, found)]
+    assert 0 < np.abs(best[0] - best[1]).max() < 0.1
     assert abs(int(found["count"]) - int(wanted["count"])) <= 3
     assert target.stat().st_size < 0.6 * float_file.stat().st_size
 
