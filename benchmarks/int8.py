@@ -1,14 +1,16 @@
 """Score a model in every format it can be exported to: the network in fp32 and bf16, ONNX in fp32 and int8.
 
-    python benchmarks/int8.py runs/demo runs/demo/toy_city/data [--size 256x256] [--calibrate 64] [--split val]
+    python benchmarks/int8.py [--model runs/demo --data runs/demo/toy_city/data] [--size 256x256] [--calibrate 64]
 
-Prints PQ, mIoU and mask AP on the split, and the median CPU seconds (all threads) of a picture, as others may use the
-machine; the formats take turns. `--only-time` leaves the scores out, which random weights do not have.
+By default the model and the data are those of `seamseg demo`, made in a temporary folder (`--train`, `--val` and
+`--epochs` make a smaller one). Prints the scores on the split, and the median CPU seconds (all threads) of a picture, as
+others may use the machine; the formats take turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import statistics
 import tempfile
@@ -27,25 +29,52 @@ OVERRIDES = ("general.eval_coco=yes",)
 def main() -> None:
     """Export, score, time and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", metavar="MODEL")
-    parser.add_argument("data", metavar="DATA")
+    parser.add_argument("--model", help="run folder, zip or snapshot")
+    parser.add_argument("--data", help="data set folder of --model")
     parser.add_argument("--size", metavar="HxW", help="input of the files (default: that of seamseg export)")
     parser.add_argument("--calibrate", type=int, default=64, metavar="N")
     parser.add_argument("--split", default="val")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only-time", action="store_true")
+    for name, value in (("train", 300), ("val", 40), ("epochs", 12)):
+        parser.add_argument(f"--{name}", type=int, default=value, help="of the toy city (default: %(default)s)")
+    parser.add_argument("--json", metavar="OUT", help="also write the numbers to this file")
     args = parser.parse_args()
+    if (args.model is None) != (args.data is None):
+        parser.error("give --model and --data together")
     with tempfile.TemporaryDirectory() as folder:
-        files = export(args, Path(folder))
-        runs = {name: runner(args.model, args.data, args.split, name) for name in NETWORKS}
-        runs |= {name: runner(path, args.data, args.split) for name, path in files.items()}
-        seconds = {name: statistics.median(values) for name, values in times(runs, args.rounds).items()}
-        models: dict[str, tuple[Any, str]] = {name: (args.model, name) for name in NETWORKS}
-        models |= {name: (path, "fp32") for name, path in files.items()}
-        first = seconds[NETWORKS[0]]
-        for name, (model, precision) in models.items():
-            line = "" if args.only_time else score(model, args.data, args.split, precision)
-            print(f"{name:10} {seconds[name]:.3f} CPU s a picture ({first / seconds[name]:.2f}x)  {line}", flush=True)
+        if args.model is None:
+            train_toy_city(args, Path(folder, "demo"))
+        table = compare(args, export(args, Path(folder)))
+    for name, row in table.items():
+        print(f"{name:10} {row['CPU seconds']:.3f} CPU s a picture, {row['speedup']:.2f}x of fp32: {row['scores']}")
+    if args.json:
+        Path(args.json).write_text(json.dumps(table, indent=1))
+
+
+def train_toy_city(args: argparse.Namespace, run: Path) -> None:
+    """Make the toy city, train the network of the demo, and set `args.model` and `args.data`."""
+    from seamseg.demo import DemoOptions, run_demo
+
+    overrides = (f"scheduler.epochs={args.epochs}", f"dataloader.train_batch_size={min(4, args.train)}")
+    run_demo(DemoOptions(run, args.train, args.val, overrides=overrides, device="cpu"))
+    args.model, args.data = run, run / "toy_city" / "data"
+
+
+def compare(args: argparse.Namespace, files: dict[str, Path]) -> dict[str, dict[str, Any]]:
+    """Return CPU seconds and scores of each format."""
+    runs = {name: runner(args.model, args.data, args.split, name) for name in NETWORKS}
+    runs |= {name: runner(path, args.data, args.split) for name, path in files.items()}
+    seconds = {name: statistics.median(values) for name, values in times(runs, args.rounds).items()}
+    models: dict[str, tuple[Any, str]] = {name: (args.model, name) for name in NETWORKS}
+    models |= {name: (path, "fp32") for name, path in files.items()}
+    return {
+        name: {
+            "CPU seconds": seconds[name],
+            "speedup": seconds[NETWORKS[0]] / seconds[name],
+            "scores": score(model, args.data, args.split, precision),
+        }
+        for name, (model, precision) in models.items()
+    }
 
 
 def export(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
