@@ -3,8 +3,8 @@
     python benchmarks/int8.py [--model runs/demo --data runs/demo/toy_city/data] [--size 256x256] [--calibrate 64]
 
 By default the model and the data are those of `seamseg demo`, made in a temporary folder (`--train`, `--val` and
-`--epochs` make a smaller one). Prints the scores on the split, and the median CPU seconds (all threads) of a picture, as
-others may use the machine; the formats take turns.
+`--epochs` make a smaller one). Prints the scores on the split, and the median CPU seconds (all threads) of a picture,
+as others may use the machine; the formats take turns.
 """
 
 from __future__ import annotations
