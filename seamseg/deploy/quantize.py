@@ -26,7 +26,7 @@ from seamseg.validation.evaluate import check_same_classes
 if TYPE_CHECKING:
     import onnx
 
-FLOAT_LAYERS = ("rpn_head.scores.", "roi_head.roi_", "sem_head.classifiers.", "sem_head.conv_sem.")
+FLOAT_LAYERS = ("rpn_head.scores.", "roi_head.roi_", "sem_head.classifiers.", "sem_head.conv_sem.", "net.cls.")
 """Layers that stay in float, by their place in the network: those that compute the outputs."""
 _WEIGHTED = ("Conv", "Gemm")
 _UNWEIGHTED = ("LeakyRelu", "Relu", "Add", "MaxPool", "Resize", "Concat")
@@ -289,13 +289,7 @@ def quantise(
     selection = select(copy, keep_float)
     if not selection.weighted:
         raise InputError("the network has no convolution or linear layer to quantise")
-    histograms = observe(copy, selection.slopes, samples)
-    if not any(histogram.counts.any() for histogram in histograms.values()):
-        raise InputError("there is no picture to calibrate with")
-    ranges = {}
-    for name, histogram in histograms.items():
-        low, high = histogram.best_range(selection.slopes[name])
-        ranges[name] = (np.asarray(low, np.float32), np.asarray(high, np.float32))
+    ranges = _ranges(observe(copy, selection.slopes, samples), selection)
     quantizer = QDQQuantizer(
         copy,
         per_channel=True,
@@ -318,6 +312,16 @@ def quantise(
             f"ONNX Runtime computes {found} of {len(selection.weighted)} quantised layers in int8, the others in float"
         )
     return made
+
+
+def _ranges(histograms: Mapping[str, Histogram], selection: Selection) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    if not any(histogram.counts.any() for histogram in histograms.values()):
+        raise InputError("there is no picture to calibrate with")
+    ranges = {}
+    for name, histogram in histograms.items():
+        low, high = histogram.best_range(selection.slopes[name])
+        ranges[name] = (np.asarray(low, np.float32), np.asarray(high, np.float32))
+    return ranges
 
 
 def executed_operators(model: onnx.ModelProto) -> Counter[str]:

@@ -77,6 +77,21 @@ def test_output_layers_stay_in_float(float_file):
     }
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["semantic", "detection"])
+def test_other_kinds(kind, sample, tmp_path):
+    source, target = tmp_path / "net.onnx", tmp_path / "int8.onnx"
+    write_onnx(exported_net(kind, standard_ops=True), source, ExportedMetadata(kind, "", CLASSES, SIZE), SIZE)
+    quantise_file(source, target, [sample])
+    operators = executed_operators(onnx.load(target))
+    assert operators["QLinearConv"] > 10
+    assert operators["Conv"] + operators["FusedConv"] <= 6  # the layers of the outputs
+    wanted, found = run(source, sample), run(target, sample)
+    for name, values in wanted.items():
+        assert found[name].shape == values.shape
+        assert found[name].dtype == values.dtype
+
+
 def test_without_pictures(float_file, tmp_path):
     with pytest.raises(InputError, match="no picture to calibrate with"):
         quantise_file(float_file, tmp_path / "int8.onnx", [])
