@@ -6,7 +6,8 @@ The peer is the same network written plainly: `to_batchnorm` gives BatchNorm and
 those of torch. Both have the same weights. The body is measured alone, without computing it, and in a whole training
 step: forward and backward pass of the panoptic network with its losses, without an update of the weights. Kept tensors
 are counted by saved-tensor hooks, each storage once, without the parameters (benchmarks/memory.py). The sides take
-turns; times are medians. Regions are sampled in proportion to the size of the image: 512 for 512x1024.
+turns; times are medians: of CPU time with one thread (OMP_NUM_THREADS=1), which other processes disturb less, else of
+wall time. Regions are sampled in proportion to the size of the image: 512 for 512x1024.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ def step(name: str, size: tuple[int, int], rounds: int) -> dict[str, float]:
     modules = {"in-place": module, "plain": torch_poolings(to_batchnorm(module))}
     batch = street([smooth(*size, (8, 16))], CITYSCAPES)
     row: dict[str, float] = {}
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     times: dict[str, list[float]] = {side: [] for side in modules}
     for turn in range(rounds + 1):
         for side, made in modules.items():
@@ -94,9 +96,9 @@ def step(name: str, size: tuple[int, int], rounds: int) -> dict[str, float]:
             if turn == 0:
                 row[f"step {side} MiB"] = kept_bytes(made, partial(_loss, made, batch)) / 2**20
             else:
-                start = time.perf_counter()
+                start = clock()
                 _loss(made, batch).backward()
-                times[side].append(time.perf_counter() - start)
+                times[side].append(clock() - start)
             made.zero_grad(set_to_none=True)
     return row | {f"step {side} s": statistics.median(values) for side, values in times.items() if values}
 

@@ -191,15 +191,15 @@ class ClassifierTask(Task):
         """Return what draws training images for TensorBoard."""
         return _TrainingImages(self.settings.input)
 
-    def watch(self, net: nn.Module, board: TensorBoardWriter) -> Callable[[int], None] | None:
+    def watch(self, net: nn.Module, tensorboard: TensorBoardWriter) -> Callable[[int], None] | None:
         """Return what writes histograms after a step, with `log_hist`."""
-        if not self.settings.training.log_hist or not board.active:
+        if not self.settings.training.log_hist or not tensorboard.active:
             return None
         shown = {name.removeprefix("body."): p for name, p in net.named_parameters() if any(w in name for w in _SHOWN)}
 
         def write(step: int) -> None:
             if step % HISTOGRAM_INTERVAL == 0:
-                board.histograms(shown, step)
+                tensorboard.histograms(shown, step)
 
         return write
 

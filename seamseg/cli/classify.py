@@ -15,12 +15,11 @@ layout of the original: its files load here, and ours there. See docs/how-to/cla
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from pathlib import Path
 
+from seamseg.cli.train import add_set_and_device, run_trainer
 from seamseg.utils.errors import InputError
-from seamseg.utils.launcher import is_main_process, process_count
+from seamseg.utils.launcher import is_main_process
 
 TRAIN = """Train a classifier.
 
@@ -66,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="initialise from a checkpoint; tensors that do not fit, as a classifier of other classes, are skipped",
     )
     train.add_argument("--log-hist", action="store_true", help="write histograms of fc and bn_out to TensorBoard")
-    _add_common(train)
+    add_set_and_device(train)
 
     validate = _action(actions, "validate", VALIDATE)
     validate.add_argument("config", metavar="CONFIG", help="JSON file, or a packaged one")
@@ -81,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="shorter side before the crop, -1 for that of the image (default: input.scale_val)",
     )
     validate.add_argument("--json", metavar="F", help="write the scores to this file")
-    _add_common(validate)
+    add_set_and_device(validate)
 
 
 def _action(actions: argparse._SubParsersAction, name: str, text: str) -> argparse.ArgumentParser:
@@ -95,45 +94,14 @@ def _action(actions: argparse._SubParsersAction, name: str, text: str) -> argpar
     return parser
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--set", metavar="SECTION.KEY=VALUE", action="append", default=[], help="override a configuration key"
-    )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-
-
 def run(args: argparse.Namespace) -> int:
     """Train or validate, and print the scores."""
     if args.action is None:
         raise InputError("nothing to do: name train or validate; see seamseg classify --help")
-    return _train(args) if args.action == "train" else _validate(args)
-
-
-def _train(args: argparse.Namespace) -> int:
-    if process_count() > 1:
-        # silence DDP's warnings; read when torch starts
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from seamseg.classification.train import train_classifier
-    from seamseg.training.preemption import Preempted
-    from seamseg.training.run import TrainingOptions
-
-    options = TrainingOptions(
-        config=args.config,
-        data=args.data,
-        log_dir=args.log_dir or Path("runs") / Path(args.config).stem,
-        resume=args.resume,
-        pretrain=args.pre_train,
-        overrides=[*args.set, *(["training.log_hist=yes"] if args.log_hist else [])],
-        device=args.device,
-    )
-    try:
-        scores = train_classifier(options)
-    except Preempted as stop:
-        # logged already, once for all processes
-        return stop.exit_code
-    if scores is not None and is_main_process():
-        print(scores.table(), flush=True)
-    return 0
+    if args.action == "validate":
+        return _validate(args)
+    overrides = [*args.set, *(["training.log_hist=yes"] if args.log_hist else [])]
+    return run_trainer("seamseg.classification.train", "train_classifier", args, overrides=overrides)
 
 
 def _validate(args: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ import argparse
 import os
 from pathlib import Path
 
+from seamseg.cli.train import add_set_and_device
 from seamseg.utils.errors import InputError
 
 
@@ -25,10 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--train", type=int, default=300, metavar="N", help="training scenes (default: %(default)s)")
     parser.add_argument("--val", type=int, default=40, metavar="N", help="held-out scenes (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the scenes (default: %(default)s)")
-    parser.add_argument(
-        "--set", metavar="SECTION.KEY=VALUE", action="append", default=[], help="override a configuration key"
-    )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    add_set_and_device(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from seamseg.utils.launcher import is_main_process, process_count
 
@@ -50,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tensors that do not fit are skipped and listed; repeatable, later ones override earlier ones",
     )
     parser.add_argument("--eval", action="store_true", help="only score the weights of --resume or --pre-train")
+    add_set_and_device(parser)
+
+
+def add_set_and_device(parser: argparse.ArgumentParser) -> None:
+    """Add `--set` and `--device`."""
     parser.add_argument(
         "--set", metavar="SECTION.KEY=VALUE", action="append", default=[], help="override a configuration key"
     )
@@ -58,28 +64,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, and print the scores of the last validation."""
+    return run_trainer("seamseg.training.run", "run_training", args, evaluate=args.eval, overrides=args.set)
+
+
+def run_trainer(module: str, function: str, args: argparse.Namespace, **options: Any) -> int:
+    """Call `module.function`, which trains with :class:`TrainingOptions`, and print the scores of the last validation.
+
+    Modules are imported after the environment is set.
+    """
     if process_count() > 1:
         # silence DDP's warning that no parameter was unused, which varies from step to step; read when torch starts
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from seamseg.training.preemption import Preempted
-    from seamseg.training.run import TrainingOptions, run_training
+    from seamseg.training.run import TrainingOptions
 
-    options = TrainingOptions(
-        config=args.config,
-        data=args.data,
-        log_dir=args.log_dir or Path("runs") / Path(args.config).stem,
-        resume=args.resume,
-        pretrain=args.pre_train,
-        evaluate=args.eval,
-        overrides=args.set,
-        device=args.device,
-    )
+    options |= {"config": args.config, "data": args.data, "resume": args.resume, "pretrain": args.pre_train}
+    options |= {"log_dir": args.log_dir or Path("runs") / Path(args.config).stem, "device": args.device}
     try:
-        scores = run_training(options)
+        scores = getattr(import_module(module), function)(TrainingOptions(**options))
     except Preempted as stop:
         # logged already, once for all processes
         return stop.exit_code
     if scores is not None and is_main_process():
-        print(scores.table())
-        sys.stdout.flush()
+        print(scores.table(), flush=True)
     return 0

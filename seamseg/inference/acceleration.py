@@ -11,7 +11,8 @@ from torch import Tensor
 
 from seamseg.inference.cuda_graphs import Function, cuda_graph_cache
 from seamseg.models.folding import Net
-from seamseg.models.panoptic import PanopticNet, mark_sizes_dynamic
+from seamseg.models.network import mark_sizes_dynamic
+from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import SemanticNet
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, option

@@ -13,14 +13,14 @@ from seamseg.config import KINDS, Config
 from seamseg.models.backbones import build_backbone
 from seamseg.models.backbones.base import Backbone, NormFactory
 from seamseg.models.backbones.fpn import FPN, FPNBody
-from seamseg.models.criterion import Criterion, TrainingModule
+from seamseg.models.criterion import Criterion, SemanticCriterion, TrainingModule
 from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.heads.roi import DetectionSelector, ROIExtractor, ROIHead
 from seamseg.models.heads.roi_targets import ProposalMatcher
 from seamseg.models.heads.rpn import AnchorGenerator, AnchorMatcher, ProposalGenerator, RPNHead
 from seamseg.models.heads.semantic import SemanticHead
 from seamseg.models.panoptic import NetworkOptions, PanopticNet
-from seamseg.models.semantic import SemanticCriterion, SemanticNet, SemanticOptions, SemanticTrainingModule
+from seamseg.models.semantic import SemanticNet, SemanticOptions, SemanticTrainingModule
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.utils.errors import InputError
 
@@ -164,7 +164,7 @@ def _build_semantic_net(config: Config, num_classes: int) -> SemanticNet:
     window = (sem.pooling_size[0], sem.pooling_size[1])
     head = DeeplabV3(channels, sem.out_channels, norm, sem.hidden_channels, sem.dilations, window)
     cls = nn.Conv2d(sem.out_channels, num_classes, 1)
-    net = SemanticNet(backbone, head, cls, SemanticOptions(config.general.channels_last))
+    net = SemanticNet(backbone, head, cls, SemanticOptions(channels_last=config.general.channels_last))
     initialise(net, activation, body.activation_slope)
     backbone.freeze(body.num_frozen)
     return net

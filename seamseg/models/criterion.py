@@ -12,7 +12,7 @@ from seamseg.models.heads.roi import box_loss, class_loss, mask_loss
 from seamseg.models.heads.roi_targets import box_targets, mask_targets
 from seamseg.models.heads.rpn import AnchorMatcher, rpn_losses
 from seamseg.models.heads.semantic import semantic_loss, semantic_target
-from seamseg.models.outputs import ROIOutputs, Things, TrainingOutputs
+from seamseg.models.outputs import ROIOutputs, SemanticLogits, Things, TrainingOutputs
 from seamseg.models.panoptic import PanopticNet
 from seamseg.structures import Batch
 
@@ -34,6 +34,34 @@ class Losses(NamedTuple):
 
     means: dict[str, Tensor]
     counts: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class SemanticCriterion:
+    """The loss of semantic logits, see :func:`seamseg.models.heads.semantic.semantic_loss`, not weighted.
+
+    Parameters
+    ----------
+    ohem : fraction of the pixels of an image, the hardest ones, that the loss averages over; None for all
+    max_pooling : power of the loss max-pooling; None for the average
+    """
+
+    ohem: float | None = None
+    max_pooling: float | None = None
+
+    def __call__(self, output: SemanticLogits, targets: Batch) -> Losses:
+        """Compute `sem_loss`."""
+        loss, count = self.term(output.logits, output.padded_size, targets)
+        return Losses({"sem_loss": loss}, {"sem_loss": _as_count(count, loss.device)})
+
+    def term(self, logits: Tensor, padded_size: tuple[int, int], targets: Batch) -> _Term:
+        """Return the loss of logits `N x classes x h x w`, and the number of images with ground truth."""
+        pairs = enumerate(zip(targets.masks, targets.categories))
+        classes = {i: semantic_target(m, c) for i, (m, c) in pairs if m is not None and c is not None}
+        if not classes:
+            return logits[:0].float().sum(), 0
+        labelled = logits if len(classes) == logits.shape[0] else logits[list(classes)]
+        return semantic_loss(labelled, padded_size, list(classes.values()), self.ohem, self.max_pooling), len(classes)
 
 
 @dataclass(frozen=True)
@@ -76,10 +104,7 @@ class Criterion:
         """Compute the losses; those of the ROI head are 0, with a count and gradients of 0, if it ran on zero rows."""
         terms = [*self._rpn(outputs), *self._roi(outputs, targets)]
         if outputs.semantic_logits is not None:
-            pairs = zip(targets.masks, targets.categories)
-            classes = [semantic_target(m, c) for m, c in pairs if m is not None and c is not None]
-            loss = semantic_loss(outputs.semantic_logits, outputs.padded_size, classes, self.ohem)
-            terms.append((loss, len(classes)))
+            terms.append(SemanticCriterion(self.ohem).term(outputs.semantic_logits, outputs.padded_size, targets))
         device = outputs.obj_logits.device
         return Losses(
             {name: loss for name, (loss, _) in zip(self.names, terms)},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -119,3 +120,11 @@ def _things(info: TargetInfo, num_stuff: int, crowd: bool) -> list[int]:
         for i, (category, is_crowd, has_box) in enumerate(zip(*info, strict=True))
         if category >= num_stuff and category != VOID and is_crowd == crowd and has_box
     ]
+
+
+class SemanticLogits(NamedTuple):
+    """Class logits `N x classes x h x w` of a padded batch, its `(height, width)`, and those of each image in it."""
+
+    logits: Tensor
+    padded_size: tuple[int, int]
+    valid_sizes: list[tuple[int, int]]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from seamseg.models.heads.roi import DetectionSelector, ROIExtractor, ROIHead
 from seamseg.models.heads.roi_targets import ProposalMatcher, leading_rows
 from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator, RPNHead
 from seamseg.models.heads.semantic import SemanticHead
+from seamseg.models.network import BatchOptions, Network, mark_sizes_dynamic
 from seamseg.models.outputs import Features, ROIOutputs, Things, TrainingOutputs
 from seamseg.ops.boxes import clip_boxes, decode_boxes
 from seamseg.ops.upsample import upsample_argmax
@@ -70,16 +71,8 @@ class DensePart(nn.Module):
         return DenseOutputs(levels, obj_logits, bbx_logits, shapes, semantic)
 
 
-def mark_sizes_dynamic(maps: list[Tensor]) -> None:
-    """Have `torch.compile` treat height and width of these maps as dynamic, except sides of 1 pixel."""
-    for x in maps:
-        for dimension in (2, 3):
-            if x.shape[dimension] > 1:
-                torch._dynamo.maybe_mark_dynamic(x, dimension)
-
-
-@dataclass(frozen=True)
-class NetworkOptions:
+@dataclass(frozen=True, kw_only=True)
+class NetworkOptions(BatchOptions):
     """What a :class:`PanopticNet` is besides its layers.
 
     Parameters
@@ -91,8 +84,7 @@ class NetworkOptions:
     rois : extracts the features of regions
     selector : selects detections among the scored boxes
     bbx_reg_weights : factors of the box codes of the ROI head
-    channels_last : run in channels-last memory format
-    pad_to : at inference, sides of a batch are padded to multiples of this
+    channels_last, pad_to : see :class:`seamseg.models.network.BatchOptions`
     crowd_boxes : training excludes the boxes of crowds, as for detection; otherwise the masks of crowds
     run_dense : runs the :class:`DensePart` at inference, for example compiled; None runs its modules in turn
 
@@ -110,20 +102,17 @@ class NetworkOptions:
     rois: ROIExtractor
     selector: DetectionSelector
     bbx_reg_weights: tuple[float, ...]
-    channels_last: bool = True
-    pad_to: int = 1
     crowd_boxes: bool = False
     run_dense: RunDense | None = None
 
     def __post_init__(self) -> None:
         """Check the options."""
+        super().__post_init__()
         if len(self.bbx_reg_weights) != 4:
             raise ValueError(f"NetworkOptions: bbx_reg_weights must be 4 numbers, got {self.bbx_reg_weights}")
-        if self.pad_to < 1:
-            raise ValueError(f"NetworkOptions: pad_to must be positive, got {self.pad_to}")
 
 
-class PanopticNet(nn.Module):
+class PanopticNet(Network):
     """Seamless Scene Segmentation (Porzi et al. 2019; docs/contract.md, sections 3 and 4).
 
     The same class does instance segmentation (no semantic head) and detection (no mask branch either). The names of the
@@ -134,12 +123,14 @@ class PanopticNet(nn.Module):
     body : images to pyramid levels
     rpn_head, roi_head, sem_head : the heads; sem_head None for the other tasks
     options : everything else; :meth:`with_options` changes them
-
-    Attributes
-    ----------
-    memory_format : of the maps and the weights
-    compiled : whether body and semantic head were compiled by :meth:`compile_parts`
     """
+
+    compiled_parts = ("body", "sem_head")
+    body: FPNBody
+    rpn_head: RPNHead
+    roi_head: ROIHead
+    sem_head: SemanticHead | None
+    options: NetworkOptions
 
     def __init__(
         self,
@@ -149,21 +140,8 @@ class PanopticNet(nn.Module):
         sem_head: SemanticHead | None,
         options: NetworkOptions,
     ) -> None:
-        super().__init__()
-        self.body = body
-        self.rpn_head = rpn_head
-        self.roi_head = roi_head
-        self.sem_head = sem_head
-        self.options = options
-        self.memory_format = torch.channels_last if options.channels_last else torch.contiguous_format
-        self.to(memory_format=self.memory_format)
-        self.compiled = False
+        super().__init__({"body": body, "rpn_head": rpn_head, "roi_head": roi_head, "sem_head": sem_head}, options)
         self._code_weights: dict[torch.device, Tensor] = {}
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Data type of the parameters, to which images are converted."""
-        return next(self.parameters()).dtype
 
     @property
     def kind(self) -> str:
@@ -176,24 +154,6 @@ class PanopticNet(nn.Module):
     def fixed(self) -> bool:
         """Whether every image gives the ROI head the same number of samples, see `[roi] fixed_samples`."""
         return self.options.matcher.fixed
-
-    def with_options(self, **changes: Any) -> PanopticNet:
-        """Return a network that shares the layers of this one and has other :class:`NetworkOptions`."""
-        net = PanopticNet(self.body, self.rpn_head, self.roi_head, self.sem_head, replace(self.options, **changes))
-        net.training, net.compiled = self.training, self.compiled
-        return net
-
-    def compile_parts(self, backend: str = "inductor") -> None:
-        """Compile body and semantic head in place, for any height and width; state-dict keys stay.
-
-        Parameters
-        ----------
-        backend : of torch.compile, which runs with the first batch
-        """
-        self.body.compile(backend=backend)
-        if self.sem_head is not None:
-            self.sem_head.compile(backend=backend)
-        self.compiled = True
 
     # Training
 
@@ -282,15 +242,8 @@ class PanopticNet(nn.Module):
 
     def encode(self, images: PackedSequence) -> Features:
         """Pad the images to one size and run the body."""
-        padded, sizes = self._padded(images)
+        padded, sizes = self.padded(images)
         return Features(self.body(padded), (int(padded.shape[-2]), int(padded.shape[-1])), sizes)
-
-    def _padded(self, images: PackedSequence) -> tuple[Tensor, list[tuple[int, int]]]:
-        padded, sizes = images.as_padded(multiple=1 if self.training else self.options.pad_to)
-        padded = padded.to(dtype=self.dtype, memory_format=self.memory_format)
-        if self.compiled:
-            mark_sizes_dynamic([padded])
-        return padded, sizes
 
     def dense_part(self) -> DensePart:
         """Return body, RPN head and semantic head as one module, to be compiled or captured in a CUDA graph."""
@@ -302,7 +255,7 @@ class PanopticNet(nn.Module):
             features = self.encode(images)
             anchors, obj_logits, bbx_logits = self.score_anchors(features)
             return features, (obj_logits, bbx_logits, anchors)
-        padded, sizes = self._padded(images)
+        padded, sizes = self.padded(images)
         outputs = self.options.run_dense(padded)
         size = int(padded.shape[-2]), int(padded.shape[-1])
         features = Features(list(outputs.levels), size, sizes, outputs.semantic_logits)

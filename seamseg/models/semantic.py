@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from seamseg.models.criterion import Losses
+from seamseg.models.criterion import Losses, SemanticCriterion
 from seamseg.models.heads.deeplab import DeeplabV3
-from seamseg.models.heads.semantic import semantic_loss, semantic_target
-from seamseg.models.panoptic import mark_sizes_dynamic
+from seamseg.models.network import BatchOptions, Network
+from seamseg.models.outputs import SemanticLogits
 from seamseg.ops.upsample import upsample_argmax, upsample_fusion
 from seamseg.structures import Batch, PackedSequence, Prediction
-
-
-class SemanticLogits(NamedTuple):
-    """Class logits `N x classes x h x w` of a padded batch, its `(height, width)`, and those of each image in it."""
-
-    logits: Tensor
-    padded_size: tuple[int, int]
-    valid_sizes: list[tuple[int, int]]
 
 
 class DenseSegmentation(nn.Module):
@@ -47,35 +38,22 @@ class DenseSegmentation(nn.Module):
         return logits
 
 
-@dataclass(frozen=True)
-class SemanticOptions:
+@dataclass(frozen=True, kw_only=True)
+class SemanticOptions(BatchOptions):
     """What a :class:`SemanticNet` is besides its layers.
 
     Parameters
     ----------
-    channels_last : run in channels-last memory format
-    pad_to : at inference, sides of a batch are padded to multiples of this
+    channels_last, pad_to : see :class:`seamseg.models.network.BatchOptions`
     probabilities : predict the probability of the class of each pixel, too
     run_dense : runs the :class:`DenseSegmentation` at inference, for example compiled; None runs its modules in turn
-
-    Raises
-    ------
-    ValueError
-        if `pad_to` is not positive
     """
 
-    channels_last: bool = True
-    pad_to: int = 1
     probabilities: bool = False
     run_dense: Callable[[Tensor], Tensor] | None = None
 
-    def __post_init__(self) -> None:
-        """Check the options."""
-        if self.pad_to < 1:
-            raise ValueError(f"SemanticOptions: pad_to must be positive, got {self.pad_to}")
 
-
-class SemanticNet(nn.Module):
+class SemanticNet(Network):
     """A backbone, the head of DeepLabV3, and a classifier of each cell (Rota Bulo et al., arXiv 1712.02616).
 
     The names of the three parts and their state-dict keys are those of the published Mapillary Vistas network.
@@ -86,51 +64,23 @@ class SemanticNet(nn.Module):
     head : features to features
     cls : 1x1 convolution to class logits
     options : everything else; :meth:`with_options` changes them
-
-    Attributes
-    ----------
-    memory_format : of the maps and the weights
-    compiled : whether the parts were compiled by :meth:`compile_parts`
     """
+
+    compiled_parts = ("body", "head")
+    body: nn.Module
+    head: DeeplabV3
+    cls: nn.Conv2d
+    options: SemanticOptions
 
     def __init__(
         self, body: nn.Module, head: DeeplabV3, cls: nn.Conv2d, options: SemanticOptions = SemanticOptions()
     ) -> None:
-        super().__init__()
-        self.body = body
-        self.head = head
-        self.cls = cls
-        self.options = options
-        self.memory_format = torch.channels_last if options.channels_last else torch.contiguous_format
-        self.to(memory_format=self.memory_format)
-        self.compiled = False
+        super().__init__({"body": body, "head": head, "cls": cls}, options)
 
     @property
     def kind(self) -> str:
         """What the network does: semantic."""
         return "semantic"
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Data type of the parameters, to which images are converted."""
-        return next(self.parameters()).dtype
-
-    def with_options(self, **changes: Any) -> SemanticNet:
-        """Return a network that shares the layers of this one and has other :class:`SemanticOptions`."""
-        net = SemanticNet(self.body, self.head, self.cls, replace(self.options, **changes))
-        net.training, net.compiled = self.training, self.compiled
-        return net
-
-    def compile_parts(self, backend: str = "inductor") -> None:
-        """Compile body and head in place, for any height and width; state-dict keys stay.
-
-        Parameters
-        ----------
-        backend : of torch.compile, which runs with the first batch
-        """
-        self.body.compile(backend=backend)
-        self.head.compile(backend=backend)
-        self.compiled = True
 
     def dense_part(self) -> DenseSegmentation:
         """Return all layers as one module, to be compiled or captured in a CUDA graph."""
@@ -141,10 +91,7 @@ class SemanticNet(nn.Module):
 
         With synchronised norms under torch.distributed all ranks must call this together.
         """
-        padded, sizes = images.as_padded(multiple=1 if self.training else self.options.pad_to)
-        padded = padded.to(dtype=self.dtype, memory_format=self.memory_format)
-        if self.compiled:
-            mark_sizes_dynamic([padded])
+        padded, sizes = self.padded(images)
         run = self.options.run_dense
         logits = self.dense_part()(padded) if self.training or run is None else run(padded)
         return SemanticLogits(logits, (int(padded.shape[-2]), int(padded.shape[-1])), sizes)
@@ -182,28 +129,6 @@ def class_map_prediction(classes: Tensor, probabilities: Tensor | None = None) -
     size = int(classes.shape[0]), int(classes.shape[1])
     nothing = torch.zeros(0, device=classes.device)
     return Prediction(nothing.view(0, 4), nothing.long(), nothing, None, classes, size, probabilities)
-
-
-@dataclass(frozen=True)
-class SemanticCriterion:
-    """The loss of the network, see :func:`seamseg.models.heads.semantic.semantic_loss`.
-
-    Parameters
-    ----------
-    ohem : fraction of the pixels of an image, the hardest ones, that the loss averages over; None for all
-    max_pooling : power of the loss max-pooling; None for the average
-    """
-
-    ohem: float | None = None
-    max_pooling: float | None = None
-
-    def __call__(self, output: SemanticLogits, targets: Batch) -> Losses:
-        """Compute `sem_loss`, not weighted."""
-        pairs = zip(targets.masks, targets.categories)
-        classes = [semantic_target(m, c) for m, c in pairs if m is not None and c is not None]
-        loss = semantic_loss(output.logits, output.padded_size, classes, self.ohem, self.max_pooling)
-        count = torch.full((), len(classes), dtype=torch.float64, device=loss.device)
-        return Losses({"sem_loss": loss}, {"sem_loss": count})
 
 
 class SemanticTrainingModule(nn.Module):

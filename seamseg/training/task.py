@@ -140,6 +140,6 @@ class Task:
         """Return what draws the sample images for TensorBoard."""
         return SampleRenderer(metadata, self.config)
 
-    def watch(self, net: nn.Module, board: TensorBoardWriter) -> Callable[[int], None] | None:
+    def watch(self, net: nn.Module, tensorboard: TensorBoardWriter) -> Callable[[int], None] | None:
         """Return a function that is called with the number of each finished step; None for none."""
         return None

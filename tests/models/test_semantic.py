@@ -1,6 +1,7 @@
 """Semantic networks: keys, class maps, folding, loss, and the numbers of the original network on Vistas."""
 
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -92,6 +93,26 @@ def test_training_module(loss, tmp_path):
     losses.means["sem_loss"].backward()
     missing = [name for name, p in module.named_parameters() if p.grad is None]
     assert not missing
+
+
+def test_images_without_ground_truth(tmp_path):
+    from seamseg.data.dataset import PanopticDataset
+    from seamseg.data.transforms import TrainTransform
+
+    with narrow_body():
+        module = build_training_module(semantic_config(), 2, 1)
+    dataset = PanopticDataset(make_dataset(tmp_path, [2, 1], [0]), "train", TrainTransform(64, 128))
+    batch = collate([dataset[0], dataset[1]])
+    output = module.net(batch.images)
+    labelled = replace(batch, masks=PackedSequence(None, batch.masks[1]))
+    losses = module.criterion(output, labelled)
+    assert losses.counts["sem_loss"] == 1
+    second = module.criterion(output._replace(logits=output.logits[1:]), collate([dataset[1]]))
+    assert_close(losses.means["sem_loss"], second.means["sem_loss"])
+    nothing = module.criterion(output, replace(batch, masks=PackedSequence(None, None)))
+    assert nothing.means["sem_loss"] == 0
+    assert nothing.counts["sem_loss"] == 0
+    nothing.means["sem_loss"].backward()
 
 
 @pytest.mark.parametrize(

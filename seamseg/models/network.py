@@ -1,0 +1,104 @@
+"""What networks of all kinds share: their options, and batches of images as their input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from seamseg.structures import PackedSequence
+
+N = TypeVar("N", bound="Network")
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """How a :class:`Network` takes batches of images; the base of its options.
+
+    Parameters
+    ----------
+    channels_last : run in channels-last memory format
+    pad_to : at inference, sides of a batch are padded to multiples of this
+
+    Raises
+    ------
+    ValueError
+        if `pad_to` is not positive
+    """
+
+    channels_last: bool = True
+    pad_to: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        if self.pad_to < 1:
+            raise ValueError(f"{type(self).__name__}: pad_to must be positive, got {self.pad_to}")
+
+
+class Network(nn.Module):
+    """Base of the networks. Its parts are its children, in the order of the arguments of the class, before the options.
+
+    Parameters
+    ----------
+    parts : modules by name; None for one that this network does not have
+    options : everything else; :meth:`with_options` changes them
+
+    Attributes
+    ----------
+    memory_format : of the maps and the weights
+    compiled : whether parts were compiled by :meth:`compile_parts`
+    """
+
+    compiled_parts: tuple[str, ...] = ("body",)
+    options: Any
+
+    def __init__(self, parts: dict[str, nn.Module | None], options: BatchOptions) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+        self.options = options
+        self.memory_format = torch.channels_last if options.channels_last else torch.contiguous_format
+        self.to(memory_format=self.memory_format)
+        self.compiled = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the parameters, to which images are converted."""
+        return next(self.parameters()).dtype
+
+    def with_options(self: N, **changes: Any) -> N:
+        """Return a network that shares the layers of this one and has other options."""
+        net = type(self)(*self._modules.values(), replace(self.options, **changes))  # type: ignore[arg-type]
+        net.training, net.compiled = self.training, self.compiled
+        return net
+
+    def compile_parts(self, backend: str = "inductor") -> None:
+        """Compile :attr:`compiled_parts` in place, for any height and width; state-dict keys stay.
+
+        Parameters
+        ----------
+        backend : of torch.compile, which runs with the first batch
+        """
+        for name in self.compiled_parts:
+            part = getattr(self, name)
+            if part is not None:
+                part.compile(backend=backend)
+        self.compiled = True
+
+    def padded(self, images: PackedSequence) -> tuple[Tensor, list[tuple[int, int]]]:
+        """Return a batch `N x 3 x H x W` of images, padded to one size, and the `(height, width)` of each image."""
+        padded, sizes = images.as_padded(multiple=1 if self.training else self.options.pad_to)
+        padded = padded.to(dtype=self.dtype, memory_format=self.memory_format)
+        if self.compiled:
+            mark_sizes_dynamic([padded])
+        return padded, sizes
+
+
+def mark_sizes_dynamic(maps: list[Tensor]) -> None:
+    """Have `torch.compile` treat height and width of these maps as dynamic, except sides of 1 pixel."""
+    for x in maps:
+        for dimension in (2, 3):
+            if x.shape[dimension] > 1:
+                torch._dynamo.maybe_mark_dynamic(x, dimension)
