@@ -5,7 +5,7 @@ also the headers of torch, `seamseg._C_cuda` also an nvcc of torch's CUDA major 
 stable ABI, so that one binary works with every torch from 2.11 on. A library that cannot be built is left out, with the
 reason in `seamseg/kernels.json`; the installation does not fail.
 
-    SEAMSEG_KERNELS=off|cpu|all   what to build (default: all that can be built)
+    SEAMSEG_KERNELS=off|maps|cpu|all  what to build (default: all that can be built); maps needs no torch
     TORCH_CUDA_ARCH_LIST          GPU architectures (default: "8.0;9.0+PTX" and those of the GPUs in this machine);
                                   they are recorded in kernels.json
     CUDA_HOME                     CUDA toolkit (default: that of nvcc on the path)
@@ -74,6 +74,8 @@ class Kernels(build_ext):
             return "no C++ compiler was found"
         if name == "_maps":
             return None
+        if wanted == "maps":
+            return "switched off by SEAMSEG_KERNELS"
         if self.torch is None:
             return "torch was not installed where seamseg was built"
         if name == "_C":

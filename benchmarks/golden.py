@@ -82,18 +82,16 @@ def distance(precision: str, net: PanopticNet, device: torch.device, images: lis
             error = (values - stored(case, f"fpn{i}_val")).abs().max() / stored(case, f"fpn{i}_stats")[2]
             found.pyramid = max(found.pyramid, float(error))
         prediction = net.predict(batch)[0].on_cpu()
-        same = prediction.classes[None] == stored(case, "cls_pred_0")[:, None]
-        overlaps = box_iou(stored(case, "bbx_pred_0"), prediction.boxes.float()) * same
+        same = torch.from_numpy(prediction.classes)[None] == stored(case, "cls_pred_0")[:, None]
+        overlaps = box_iou(stored(case, "bbx_pred_0"), torch.from_numpy(prediction.boxes)) * same
         found.detections = min(found.detections, float((overlaps.amax(1) >= 0.9).double().mean()))
-        assert prediction.semantic is not None
-        agree = prediction.semantic.long() == stored(case, "sem_pred_0").long()
+        agree = torch.from_numpy(prediction.semantic).long() == stored(case, "sem_pred_0").long()
         found.semantic = min(found.semantic, float(agree.double().mean()))
         fused = fuse(prediction, NUM_STUFF, 0.5, 0.5, 4096)
         ids, categories = stored(case, "pan_msk_0").long(), stored(case, "pan_cat_0").tolist()
-        agree = classes_of(fused.ids.cpu(), fused.categories) == classes_of(ids, categories)
+        agree = classes_of(torch.from_numpy(fused.ids), fused.categories) == classes_of(ids, categories)
         found.fused = min(found.fused, float(agree.double().mean()))
-        ours = fused.ids.cpu().numpy().astype(np.int64)
-        quality.add(ids.numpy(), segments(categories), ours, segments(fused.categories))
+        quality.add(ids.numpy(), segments(categories), fused.ids.astype(np.int64), segments(fused.categories))
     classes = [ClassInfo(str(i), i, i >= NUM_STUFF) for i in range(NUM_STUFF + NUM_THING)]
     found.PQ = float(quality.result(classes).PQ)
     return found

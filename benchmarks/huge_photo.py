@@ -42,8 +42,10 @@ def predict(
     from PIL import Image
 
     from seamseg.config import load_config
+    from seamseg.data.transforms import Normalise
     from seamseg.formats.metadata import Metadata
-    from seamseg.inference.images import test_transform
+    from seamseg.inference.images import input_size
+    from seamseg.inference.network import TorchNetwork
     from seamseg.inference.options import Thresholds
     from seamseg.inference.predictor import Predictor
     from seamseg.inference.tiling.tiles import Tiling
@@ -56,21 +58,20 @@ def predict(
     count = STUFF + THINGS
     metadata = Metadata(STUFF, THINGS, list(map(str, range(count))), [(0, 0, 0)] * count, list(range(count)), [])
     tiling = Tiling(int(tiles) if tiles.isdecimal() else tiles, overlap)
-    transform = test_transform(config, shortest, None if shortest is None else max(*size, shortest))
+    limits = input_size(config, shortest, None if shortest is None else max(*size, shortest))
     device = torch.device(device_name)
-    predictor: Predictor[Any] = Predictor(
-        net.to(device), metadata, transform, Thresholds(0.0, 0.5, 0), device, tiling=tiling
-    )
-    seen = mock.Mock(wraps=predictor._run_network)
+    network_of = TorchNetwork(net, Normalise(config.dataloader.rgb_mean, config.dataloader.rgb_std), device)
+    predictor: Predictor[Any] = Predictor(network_of, metadata, limits, Thresholds(0.0, 0.5, 0), tiling)
+    seen = mock.Mock(wraps=network_of.run)
     blotches = np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
     photo = Image.fromarray(blotches).resize(size, Image.Resampling.BICUBIC)
     before = peak_gib()
     start = time.perf_counter()
-    with mock.patch.object(predictor, "_run_network", seen):
+    with mock.patch.object(network_of, "run", seen):
         result = predictor.predict(photo)
     seconds = time.perf_counter() - start
     assert result.size == size[::-1]
-    width, height = transform.size_of(size)
+    height, width = limits.of(size[::-1])
     return {
         "before": before,
         "peak": peak_gib(),

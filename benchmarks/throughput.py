@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from seamseg.inference.predictor import Predictor
@@ -49,7 +50,7 @@ def busy(predictor: Predictor) -> None:
     from seamseg.models.panoptic import PanopticNet
     from seamseg.predict.profiling import RANDOM_DETECTIONS
 
-    net = predictor.net
+    net = predictor.network.net
     assert isinstance(net, PanopticNet)
     options = net.options
     chosen, select = options.proposals, options.selector
@@ -67,7 +68,7 @@ def busy(predictor: Predictor) -> None:
             classes = torch.arange(rows.shape[0], device=rows.device) % predictor.metadata.num_thing
             return rows, classes, torch.linspace(0.99, 0.6, rows.shape[0], device=rows.device)
 
-    predictor.net = net.with_options(proposals=Proposals(), selector=Selector())
+    predictor.network.net = net.with_options(proposals=Proposals(), selector=Selector())
 
 
 def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Predictor:
@@ -80,12 +81,12 @@ def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Pred
     busy(predictor)
     acceleration = Acceleration(**VARIANTS[name])
     acceleration.check(device, False)
-    assert isinstance(predictor.net, PanopticNet)
-    predictor.net = acceleration.apply(predictor.net, device)
+    assert isinstance(predictor.network.net, PanopticNet)
+    predictor.network.net = acceleration.apply(predictor.network.net, device)
     return predictor
 
 
-def network(predictors: dict[str, Predictor], image: torch.Tensor, rounds: int) -> dict[str, dict[str, float]]:
+def network(predictors: dict[str, Predictor], image: np.ndarray, rounds: int) -> dict[str, dict[str, float]]:
     """Return the seconds from decoded image to prediction by variant, without the first runs."""
     began = {}
     for name, predictor in predictors.items():
@@ -138,7 +139,9 @@ def files(predictor: Predictor, photos: Sequence[Path], out: Path, arguments: ar
     start = time.perf_counter()
     sink = FolderSink(out, writers, header("random", "0" * 64, {}))
     with mock.patch.object(predictor, "raw", raw):
-        summary = predict_all(predictor, sources, sink, World(device=predictor.device), workers=arguments.workers)
+        summary = predict_all(
+            predictor, sources, sink, World(device=predictor.network.device), workers=arguments.workers
+        )
     wall = time.perf_counter() - start
     assert summary.done == len(photos), summary
     return {"images/s": len(photos) / wall, "outside": 1 - inside / wall}
@@ -165,6 +168,7 @@ def main() -> None:
     import torch
 
     from seamseg.data.images import open_image
+    from seamseg.inference.images import network_input
     from seamseg.predict.profiling import write_test_image
     from seamseg.utils.distributed import choose_device
 
@@ -184,7 +188,7 @@ def main() -> None:
         for other in photos[1:]:
             other.write_bytes(photos[0].read_bytes())
         predictors = {name: make(name, arguments, device) for name in names}
-        image = predictors[names[0]].transform(open_image(photos[0]))
+        image = network_input(open_image(photos[0]), predictors[names[0]].input_size)
         table: dict[str, Any] = {name: dict(row) for name, row in network(predictors, image, arguments.rounds).items()}
         for name, row in table.items():
             print(

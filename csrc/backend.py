@@ -18,7 +18,7 @@ import toolchain
 
 
 def _torch() -> list[str]:
-    wanted = os.environ.get("SEAMSEG_KERNELS", "all") != "off" and toolchain.compiler() is not None
+    wanted = os.environ.get("SEAMSEG_KERNELS", "all") not in ("off", "maps") and toolchain.compiler() is not None
     return ["torch>=2.11"] if wanted and toolchain.torch_folder() is None else []
 
 

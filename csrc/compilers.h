@@ -18,3 +18,12 @@
 #define SEAMSEG_RESTRICT __restrict__
 #define SEAMSEG_EXPORT extern "C" __attribute__((visibility("default")))
 #endif
+
+// Functions for both sides.
+#if defined(__CUDACC__)
+#define SEAMSEG_HD __host__ __device__ __forceinline__
+#elif defined(_MSC_VER)
+#define SEAMSEG_HD __forceinline
+#else
+#define SEAMSEG_HD inline __attribute__((always_inline))
+#endif

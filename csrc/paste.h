@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "types.h"
+#include "compilers.h"
 
 namespace seamseg {
 

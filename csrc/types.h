@@ -6,14 +6,7 @@
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
-// Functions for both sides.
-#if defined(__CUDACC__)
-#define SEAMSEG_HD __host__ __device__ __forceinline__
-#elif defined(_MSC_VER)
-#define SEAMSEG_HD __forceinline
-#else
-#define SEAMSEG_HD inline __attribute__((always_inline))
-#endif
+#include "compilers.h"
 
 namespace seamseg {
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from seamseg.checkpoints.bundle import digest
+from seamseg.checkpoints.missing_model import digest
 from seamseg.config import find_experiment
 from seamseg.data.folder import DatasetFolder
 from seamseg.evaluation.evaluate_files import evaluate_panoptic_json
@@ -127,7 +127,7 @@ def _predict(options: DemoOptions, data: Path, predictions: Path) -> None:
     ]
     writers = make_writers(["overlay", "coco"], predictions, predictor.metadata)
     sink = FolderSink(predictions, writers, header(str(model), digest(model), {}))
-    predict_all(predictor, sources, sink, World(device=predictor.device), restart=True)
+    predict_all(predictor, sources, sink, World(device=predictor.network.device), restart=True)
 
 
 def _evaluate(out: Path, data: Path, predictions: Path) -> PanopticScores:

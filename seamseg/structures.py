@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.utils import _pytree
 
 from seamseg.panoptic_map import VOID, PanopticResult, Segment
+from seamseg.predictions import Prediction
 
 __all__ = [
     "VOID",
@@ -283,38 +284,3 @@ class Batch:
             packed = getattr(self, f.name)
             if isinstance(packed, PackedSequence):
                 yield from (t for t in packed if t is not None)
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Outputs of the network for one image, in pixels of its input (the valid, unpadded part).
-
-    boxes `K x 4`, classes `K` (int64, 0 = first thing), scores `K`, mask_logits `K x 28 x 28`, in the order of
-    docs/contract.md, section 4 "Detections"; `semantic` `H x W` class map, int64 from the network, uint8 from a
-    predictor; `probability` `H x W`, that of the class of each pixel, float from the network, from a predictor uint8,
-    255 times the probability rounded down. Outputs that a network does not have, or that were not requested, are None.
-    """
-
-    boxes: Tensor
-    classes: Tensor
-    scores: Tensor
-    mask_logits: Tensor | None
-    semantic: Tensor | None
-    size: tuple[int, int]
-    probability: Tensor | None = None
-
-    def on_cpu(self) -> Prediction:
-        """Return a copy on the CPU with uint8 maps."""
-        return Prediction(
-            self.boxes.cpu(),
-            self.classes.cpu(),
-            self.scores.cpu(),
-            None if self.mask_logits is None else self.mask_logits.cpu(),
-            None if self.semantic is None else self.semantic.to(torch.uint8).cpu(),
-            self.size,
-            None if self.probability is None else _as_byte(self.probability).cpu(),
-        )
-
-
-def _as_byte(probability: Tensor) -> Tensor:
-    return probability if probability.dtype == torch.uint8 else (probability * 255).to(torch.uint8)

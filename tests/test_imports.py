@@ -20,7 +20,7 @@ ROOMS = (
     "__main__", "cli", "demo", "deploy", "classification", "training", "predict", "validation", "inference",
     "checkpoints", "report", "prepare",
     "toy_city", "evaluation", "data", "models", "formats", "visualize", "config", "inplace_abn", "ops", "idmaps",
-    "structures", "panoptic_map", "utils", "version",
+    "structures", "predictions", "panoptic_map", "utils", "version",
 )  # fmt: skip
 """The parts of `seamseg` from the top down: each imports only from itself and from parts below it."""
 

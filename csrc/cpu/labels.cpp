@@ -1,29 +1,13 @@
 // Counting the labels of a map, and putting them where an id map is free.
 #include <algorithm>
 
+#include "../label_rows.h"
 #include "common.h"
 
 namespace seamseg {
 namespace {
 
 constexpr int64_t kGrain = 1 << 16;
-// Neighbours mostly carry one label: counted in tables of their own they do not wait for each other.
-constexpr int64_t kTables = 4;
-
-// The row of the table for a label: its own, or n for those that are not counted.
-template <class Label>
-SEAMSEG_INLINE int64_t place_of(Label label, int64_t n) {
-  return static_cast<uint64_t>(static_cast<int64_t>(label)) < static_cast<uint64_t>(n) ? static_cast<int64_t>(label) : n;
-}
-
-// counts: (n + 1) x kTables
-template <class Label, class Id>
-void count_range(const Label* labels, const Id* ids, int64_t begin, int64_t end, int64_t n, int64_t* counts) {
-  for (int64_t i = begin; i < end; ++i) {
-    counts[place_of(labels[i], n) * kTables + i % kTables] += ids == nullptr || ids[i] == 0;
-  }
-}
-
 Tensor count_labels(const Tensor& labels, int64_t n, const std::optional<Tensor>& id_map) {
   STD_TORCH_CHECK(n >= 0 && n <= (1 << 24), "count_labels: n must be 0 to 2^24");
   STD_TORCH_CHECK(!id_map.has_value() || (id_map->is_cpu() && same_shape(*id_map, labels)),
@@ -57,15 +41,6 @@ Tensor count_labels(const Tensor& labels, int64_t n, const std::optional<Tensor>
     for (int64_t i = 0; i < n * kTables; ++i) out[i / kTables] += part[i];
   }
   return result;
-}
-
-template <class Id, class Label>
-SEAMSEG_CLONES void fill_range(Id* SEAMSEG_RESTRICT ids, const Label* SEAMSEG_RESTRICT labels, int64_t count,
-                               const Id* SEAMSEG_RESTRICT table, int64_t n) {
-  for (int64_t i = 0; i < count; ++i) {
-    const Id id = table[place_of(labels[i], n)];
-    ids[i] = ids[i] == 0 ? id : ids[i];
-  }
 }
 
 void fill_free(Tensor id_map, const Tensor& labels, const Tensor& ids) {

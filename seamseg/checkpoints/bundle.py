@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 from torch import Tensor
 
-from seamseg.checkpoints.missing_model import require_model
+from seamseg.checkpoints.missing_model import CONFIG_NAME, METADATA_NAME, require_model, snapshot_in
 from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, load_snapshot
 from seamseg.config import KINDS, Config, config_from_string, find_experiment, load_config
 from seamseg.config.loader import head_parameters
@@ -22,12 +21,6 @@ from seamseg.formats.vistas import published_classes
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, read_member
-
-SNAPSHOT_NAMES = ("model_best.pth.tar", "model_last.pth.tar")
-"""Snapshots of a run folder, in order of preference."""
-
-CONFIG_NAME = "config.ini"
-METADATA_NAME = "metadata.bin"
 
 _SPARE_PARAMETERS = 100_000_000
 
@@ -112,24 +105,6 @@ class _Parts:
     name: str
 
 
-def digest(path: str | Path) -> str:
-    """Compute the SHA-256 of a model: of its zip or snapshot, or of the preferred snapshot of a run folder.
-
-    Raises
-    ------
-    InputError
-        if it cannot be read
-    """
-    path = Path(path)
-    require_model(path)
-    file = _snapshot_in(path) if path.is_dir() else path
-    try:
-        with open(file, "rb") as stream:
-            return _sha256(stream)
-    except OSError as error:
-        raise InputError(f"{file}: cannot read the model: {error.strerror or error}") from error
-
-
 def _check_size(model: ModelFile) -> None:
     """Raise InputError, before the network is built, if its configuration makes it far larger than the snapshot."""
     counts = head_parameters(model.config)
@@ -143,25 +118,8 @@ def _check_size(model: ModelFile) -> None:
         )
 
 
-def _sha256(stream: IO[bytes]) -> str:
-    state = hashlib.sha256()
-    while block := stream.read(1 << 20):
-        state.update(block)
-    return state.hexdigest()
-
-
-def _snapshot_in(folder: Path) -> Path:
-    found = next((folder / name for name in SNAPSHOT_NAMES if (folder / name).is_file()), None)
-    if found is None:
-        others = sorted(folder.glob("*.tar")) + sorted(folder.glob("*.pth"))
-        if len(others) != 1:
-            raise InputError(f"{folder}: not a run folder: it holds neither {' nor '.join(SNAPSHOT_NAMES)}")
-        found = others[0]
-    return found
-
-
 def _from_folder(folder: Path) -> _Parts:
-    found = _snapshot_in(folder)
+    found = snapshot_in(folder)
     config, metadata = folder / CONFIG_NAME, folder / METADATA_NAME
     return _Parts(
         load_snapshot(found),

@@ -1,13 +1,29 @@
-"""The error for a missing model, which lists the accepted kinds and the source of the published one."""
+"""What can be told of a model without torch: whether it exists and is an exported network, and its checksum."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
+from typing import IO
 
 from seamseg.utils.errors import InputError
 
 VISTAS_MD5 = "7046e54e54e9dcc38060b150e97f4a5a"
 """MD5 of the published zip according to the README of the original project; not verified."""
+
+
+SNAPSHOT_NAMES = ("model_best.pth.tar", "model_last.pth.tar")
+"""Snapshots of a run folder, in order of preference."""
+
+CONFIG_NAME = "config.ini"
+METADATA_NAME = "metadata.bin"
+
+EXPORTED_ENDING = ".onnx"
+
+
+def is_exported(model: str | Path) -> bool:
+    """Return whether a model is an exported network, by the ending of its name."""
+    return Path(model).suffix.lower() == EXPORTED_ENDING
 
 
 def require_model(path: Path) -> None:
@@ -16,7 +32,7 @@ def require_model(path: Path) -> None:
         return
     text = (
         f"{path}: no such model; MODEL is a published .zip (snapshot, config.ini and metadata.bin inside), a run "
-        "folder of `seamseg train`, or a snapshot (.pth.tar, .tar)"
+        "folder of `seamseg train`, a snapshot (.pth.tar, .tar), or an exported network (.onnx)"
     )
     if "vistas" in path.name.lower() and path.suffix.lower() == ".zip":
         text += (
@@ -25,3 +41,39 @@ def require_model(path: Path) -> None:
             f"{VISTAS_MD5}; nothing is downloaded automatically"
         )
     raise InputError(text)
+
+
+def digest(path: str | Path) -> str:
+    """Compute the SHA-256 of a model: of its zip or snapshot, or of the preferred snapshot of a run folder.
+
+    Raises
+    ------
+    InputError
+        if it cannot be read
+    """
+    path = Path(path)
+    require_model(path)
+    file = snapshot_in(path) if path.is_dir() else path
+    try:
+        with open(file, "rb") as stream:
+            return _sha256(stream)
+    except OSError as error:
+        raise InputError(f"{file}: cannot read the model: {error.strerror or error}") from error
+
+
+def _sha256(stream: IO[bytes]) -> str:
+    state = hashlib.sha256()
+    while block := stream.read(1 << 20):
+        state.update(block)
+    return state.hexdigest()
+
+
+def snapshot_in(folder: Path) -> Path:
+    """Return the preferred snapshot of a run folder; InputError if there is none."""
+    found = next((folder / name for name in SNAPSHOT_NAMES if (folder / name).is_file()), None)
+    if found is None:
+        others = sorted(folder.glob("*.tar")) + sorted(folder.glob("*.pth"))
+        if len(others) != 1:
+            raise InputError(f"{folder}: not a run folder: it holds neither {' nor '.join(SNAPSHOT_NAMES)}")
+        found = others[0]
+    return found

@@ -29,17 +29,15 @@ from seamseg.utils.parallel import available_cores
 from seamseg.version import __version__
 
 _PACKAGES = (
-    "torch",
-    "torchvision",
     "numpy",
     "pillow",
-    "tensorboard",
     "pycocotools",
     "u-msgpack-python",
     "tqdm",
     "zlib-ng",
 )
-_OPTIONAL = ("inplace-abn",)
+_TORCH = ("torch", "torchvision", "tensorboard")
+_OPTIONAL = ("onnxruntime", "inplace-abn")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,8 +72,9 @@ def run(args: argparse.Namespace) -> int:
     _print("seamseg", f"{__version__} on Python {platform.python_version()}, {platform.platform()}")
     _packages(problems)
     # torch may be broken
-    torch = _imported("torch", problems)
-    for module in ("torchvision", "PIL.Image", "pycocotools.mask", "umsgpack"):
+    installed = _version("torch") is not None
+    torch = _imported("torch", problems) if installed else None
+    for module in (*(("torchvision",) if installed else ()), "PIL.Image", "pycocotools.mask", "umsgpack"):
         _imported(module, problems)
     _process(torch, problems)
     _print("launcher", _launcher())
@@ -116,6 +115,15 @@ def _packages(problems: list[str]) -> None:
         _print(package, version or "MISSING")
         if version is None:
             problems.append(f"{package} is not installed: pip install {package}")
+    lacking = [package for package in _TORCH if _version(package) is None]
+    for package in _TORCH:
+        _print(package, _version(package) or "not installed (extra torch)")
+    # without torch exported networks can be used, which need onnxruntime
+    if lacking and (len(lacking) < len(_TORCH) or _version("onnxruntime") is None):
+        problems.append(
+            f"{', '.join(lacking)} not installed: pip install 'seamseg[torch]', or for exported networks only "
+            "'seamseg[onnx]'"
+        )
     for package in _OPTIONAL:
         _print(package, _version(package) or "not installed (optional)")
 

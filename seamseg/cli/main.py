@@ -42,6 +42,9 @@ PARAMETER_FLAGS = {
 }
 """Flags of parameters that have another name than their flag."""
 
+TORCH_EXTRA = ("torch", "torchvision", "tensorboard")
+"""Packages of the extra `torch`; exported networks do without."""
+
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -180,7 +183,9 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, SeamsegError):
         return words
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != "seamseg":
-        return f"needs {error.name}, which is not installed; `seamseg doctor` lists what is missing"
+        package = error.name.partition(".")[0]
+        how = "pip install 'seamseg[torch]'" if package in TORCH_EXTRA else "`seamseg doctor` lists what is missing"
+        return f"needs {package}, which is not installed; {how}"
     return f"unexpected {type(error).__name__}: {words[:300]} (run with --debug to see where)"
 
 

@@ -7,11 +7,12 @@
     seamseg predict runs/city s3://bucket/photos s3://bucket/out
     seamseg predict runs/city photos/ out/part-%06d.tar --format coco,overlay
 
-MODEL is a published zip, a run folder of `seamseg train`, or a snapshot. IN is a photo, a folder (with its sub-folders,
-which are kept in OUT), a quoted glob, LIST.txt or @LIST with one path a line, a video (needs PyAV), tar shards in the
-layout of WebDataset ('part-{000..010}.tar'), or the URL of any of these (needs fsspec). The EXIF orientation of a photo
-is applied, and the output has its size. Photos that cannot be read are reported, counted and skipped; the exit code is
-then 1. Several INs are allowed (photos/*.jpg without quotes); OUT is always the last argument.
+MODEL is a published zip, a run folder of `seamseg train`, a snapshot, or an exported network (.onnx). IN is a photo, a
+folder (with its sub-folders, which are kept in OUT), a quoted glob, LIST.txt or @LIST with one path a line, a video
+(needs PyAV), tar shards in the layout of WebDataset ('part-{000..010}.tar'), or the URL of any of these (needs fsspec).
+The EXIF orientation of a photo is applied, and the output has its size. Photos that cannot be read are reported,
+counted and skipped; the exit code is then 1. Several INs are allowed (photos/*.jpg without quotes); OUT is always the
+last argument.
 
 OUT is a folder, a URL (needs fsspec; not https), or tar shards in the layout of WebDataset in either, with a number in
 their name: part-%06d.tar or 'part-{000000..000999}.tar'. The files of a photo are adjacent in a shard:
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("model", metavar="MODEL", help="zip, run folder or snapshot")
+    parser.add_argument("model", metavar="MODEL", help="zip, run folder, snapshot or .onnx")
     parser.add_argument(
         "inputs", metavar="IN", nargs="+", help="photo, folder, glob, list, video, shards or URL; one or several"
     )
@@ -163,7 +164,12 @@ def _add_anonymisation(group: argparse._ArgumentGroup) -> None:
 
 def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--batch-size", type=int, default=1, metavar="N", help="photos of equal size (default: 1)")
-    group.add_argument("--workers", type=int, metavar="N", help="processes that decode (default: up to 4); 0 for none")
+    group.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes that decode, threads for .onnx (default: up to 4); 0 for none",
+    )
     group.add_argument("--limit", type=int, metavar="N", help="only the first N photos (of each video or shard)")
     group.add_argument(
         "--shard-photos", type=int, default=1000, metavar="N", help="photos of a shard at most (default: 1000)"
@@ -199,6 +205,7 @@ def run(args: argparse.Namespace) -> int:
     """Predict; return 0, or 1 if some photos could not be read."""
     # before the libraries are loaded, which takes seconds
     formats = _check(args)
+    from seamseg.checkpoints.missing_model import is_exported
     from seamseg.inference.predictor import load_predictor
     from seamseg.predict.job import predict_all
     from seamseg.predict.sinks import open_sink, parse_target
@@ -212,8 +219,10 @@ def run(args: argparse.Namespace) -> int:
     if target.path is not None and target.path.exists() and not target.path.is_dir():
         raise InputError(f"{target.folder}: the output must be a folder, this is a file; OUT is the last argument")
     sources = find_sources(args.inputs, target.path, target.owns)[: args.limit]
-    with distributed(args.device) as world:
-        predictor = load_predictor(args.model, world.device, args.config, args.meta, _options(args, formats))
+    with distributed(None if is_exported(args.model) else args.device) as world:
+        predictor = load_predictor(
+            args.model, world.device or args.device, args.config, args.meta, _options(args, formats)
+        )
         head = _header(args, formats, predictor, None if target.shards is None else target.shards.text)
         sink = open_sink(target, _writer_factory(args, formats, predictor), head, args.shard_photos)
         workers = min(4, available_cores()) if args.workers is None else args.workers
@@ -221,7 +230,7 @@ def run(args: argparse.Namespace) -> int:
             workers = 0
         summary = predict_all(predictor, sources, sink, world, args.batch_size, workers, args.restart, args.limit)
         if world.is_main and not args.quiet:
-            _print(args.out, summary, predictor.averaged)
+            _print(args.out, summary, predictor.network.averaged)
     return 1 if summary.unreadable else 0
 
 
@@ -254,7 +263,10 @@ def _writer_factory(args: argparse.Namespace, formats: list[str], predictor: Pre
     """Return a function that creates the writers for a folder."""
     from seamseg.inference.anonymize import LEAST_SCORE
     from seamseg.predict.writers import AnonymizeWriter, DetectionChoice, make_writers
+    from seamseg.utils.errors import InputError, option
 
+    if "raw" in formats and not predictor.network.uses_torch:
+        raise InputError(f"{option('formats', 'raw')}: format raw holds tensors, an exported network returns none")
     choice = DetectionChoice(args.score_threshold or 0.0, predictor.classes)
 
     def writers(folder: Path) -> list[Writer[Any]]:
@@ -328,7 +340,7 @@ def _header(
     args: argparse.Namespace, formats: list[str], predictor: Predictor[Any], shards: str | None
 ) -> dict[str, Any]:
     """Return the first line of the manifest, with all options that change the outputs."""
-    from seamseg.checkpoints.bundle import CONFIG_NAME, METADATA_NAME, digest
+    from seamseg.checkpoints.missing_model import CONFIG_NAME, METADATA_NAME, digest
     from seamseg.predict.manifest import header
 
     settings = {name: value for name, value in vars(args).items() if name not in _NOT_SETTINGS}
@@ -340,7 +352,7 @@ def _header(
             settings[name] = f"{file.name} {digest(file)[:12]}"
     settings["format"] = ",".join(dict.fromkeys(formats))
     # the actual dtype: `auto` depends on the device
-    settings["precision"] = str(predictor.net.dtype).removeprefix("torch.")
+    settings["precision"] = predictor.network.precision
     if shards is not None:
         settings["shards"] = shards
     return header(str(args.model), digest(args.model), settings)

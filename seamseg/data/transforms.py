@@ -17,6 +17,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from seamseg.config import Config
+from seamseg.data.input_size import InputSize, scaled_size
 from seamseg.idmaps.resize import nearest_index
 from seamseg.ops.labels import extract_boxes
 from seamseg.structures import DeferredTransform
@@ -28,23 +30,6 @@ class _RandomSource(Protocol):
     def uniform(self, a: float, b: float) -> float: ...
     def choice(self, seq: Sequence[float]) -> float: ...
     def randint(self, a: int, b: int) -> int: ...
-
-
-def scaled_size(size: tuple[int, int], shortest: int, longest: int | None) -> tuple[int, int]:
-    """Return the size of the network input for an image of a size.
-
-    The shortest side becomes `shortest`, unless the longest side would then exceed `longest`, which it becomes
-    instead; both sides are truncated to whole pixels, `int(side * scale)`, and are at least 1.
-
-    Parameters
-    ----------
-    size : `(height, width)` or `(width, height)`; the result has the same order
-    shortest, longest : in pixels; no limit on the longest side if it is None
-    """
-    scale = shortest / min(size)
-    if longest is not None and int(max(size) * scale) > longest:
-        scale = longest / max(size)
-    return max(int(size[0] * scale), 1), max(int(size[1] * scale), 1)
 
 
 def compact_ids(
@@ -183,35 +168,19 @@ class TestTransform:
         rgb_std: Sequence[float] | None = None,
         longest_size: int | None = None,
     ) -> None:
-        self.shortest_size = shortest_size
-        self.longest_max_size = longest_max_size
-        self.longest_size = longest_size
+        self.size = InputSize(shortest_size, longest_max_size, longest_size)
         self._normalise = Normalise(rgb_mean, rgb_std)
-
-    def halve(self) -> None:
-        """Halve the input size from now on."""
-        if self.shortest_size is not None:
-            self.shortest_size = max(1, self.shortest_size // 2)
-        if self.longest_max_size is not None:
-            self.longest_max_size = max(1, self.longest_max_size // 2)
-        if self.longest_size is not None:
-            self.longest_size = max(1, self.longest_size // 2)
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Return `3 x H x W` float32 from an RGB image."""
-        return self.normalise(pil_to_tensor(self.scale(image)))
+        return self.normalise(pil_to_tensor(self.size.scale(image)))
 
-    def size_of(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the input size for an image of a size, both `(height, width)` or both `(width, height)`."""
-        if self.longest_size is not None:
-            scale = self.longest_size / max(size)
-            return max(int(size[0] * scale), 1), max(int(size[1] * scale), 1)
-        return size if self.shortest_size is None else scaled_size(size, self.shortest_size, self.longest_max_size)
-
-    def scale(self, image: Image.Image) -> Image.Image:
-        """Resize an image to the size of the network input."""
-        size = self.size_of(image.size)
-        return image if size == image.size else image.resize(size, Image.Resampling.BILINEAR)
+    @staticmethod
+    def of(config: Config, size: InputSize) -> TestTransform:
+        """Return the transform to a size, with the normalisation of a configuration."""
+        options = config.dataloader
+        longest = (size.longest_max_size, options.rgb_mean, options.rgb_std, size.longest_size)
+        return TestTransform(size.shortest_size, *longest)
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Return `3 x H x W` float32 from uint8, of the scaled image or a part of it."""

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from seamseg.evaluation.detections import paste_detections
 from seamseg.evaluation.scores import AP_NUMBERS, APScores, ClassAP, InstanceScores
-from seamseg.ops.labels import extract_boxes
+from seamseg.idmaps.histogram import ArrayLike, as_array
+from seamseg.idmaps.segments import areas_and_boxes
 from seamseg.panoptic_map import ClassInfo
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError
 
 
@@ -71,7 +71,7 @@ class InstanceEvaluator:
     images: list[ImageInstances] = field(default_factory=list)
 
     def add(
-        self, mask: Tensor, cat: Sequence[int], iscrowd: Sequence[int], prediction: Prediction, name: str = ""
+        self, mask: ArrayLike, cat: Sequence[int], iscrowd: Sequence[int], prediction: Prediction, name: str = ""
     ) -> None:
         """Add an image; detections are resized to its ground truth.
 
@@ -96,20 +96,33 @@ class InstanceEvaluator:
 
 
 def instances_of_map(
-    mask: Tensor, cat: Sequence[int], iscrowd: Sequence[int], num_stuff: int, num_classes: int
+    mask: ArrayLike, cat: Sequence[int], iscrowd: Sequence[int], num_stuff: int, num_classes: int
 ) -> list[Instance]:
     """Extract the things of an id map, in the order of their ids; arguments as :meth:`InstanceEvaluator.add`."""
-    layers = mask if mask.dim() == 3 else mask[None]
-    height, width = int(layers.shape[-2]), int(layers.shape[-1])
+    layers = as_array(mask).reshape(-1, *mask.shape[-2:])
+    height, width = layers.shape[1:]
     instances = []
-    for i, box in enumerate(extract_boxes(layers, len(cat)).long().tolist()):
-        if i == 0 or box[0] < 0 or not num_stuff <= int(cat[i]) < num_classes:
+    for i, box in enumerate(_boxes(layers, len(cat))):
+        if i == 0 or box is None or not num_stuff <= int(cat[i]) < num_classes:
             continue
         y0, x0, y1, x1 = box
-        crop = (layers[:, y0:y1, x0:x1] == i).any(dim=0).numpy()
+        crop = (layers[:, y0:y1, x0:x1] == i).any(axis=0)
         counts = encode_crop(crop, (y0, x0), (height, width))
         instances.append(Instance(int(cat[i]) - num_stuff, (x0, y0, x1 - x0, y1 - y0), counts, None, bool(iscrowd[i])))
     return instances
+
+
+def _boxes(layers: np.ndarray, count: int) -> list[tuple[int, int, int, int] | None]:
+    """Return the box of each id below `count` over all layers of ids; None for ids that are absent."""
+    # ids that int32 cannot hold are not below `count`
+    narrow = np.where((layers >= 0) & (layers < count), layers, -1).astype(np.int32)
+    found = np.stack([areas_and_boxes(layer, count)[1] for layer in narrow])
+    low = np.where(found[:, :, :2] < 0, np.inf, found[:, :, :2]).min(axis=0)
+    high = found[:, :, 2:].max(axis=0)
+    return [
+        None if ends[0] < 0 else (int(start[0]), int(start[1]), int(ends[0]), int(ends[1]))
+        for start, ends in zip(low, high)
+    ]
 
 
 def instances_of_prediction(prediction: Prediction, size: tuple[int, int], by_nearest: bool = False) -> list[Instance]:

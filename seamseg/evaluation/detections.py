@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from seamseg.idmaps.resize import nearest_index
-from seamseg.ops.boxes import clip_boxes
-from seamseg.ops.paste import paste_mask
-from seamseg.structures import Prediction
+from seamseg.idmaps.segments import paste_mask, sigmoid
+from seamseg.predictions import Prediction
 
 
 @dataclass(frozen=True)
@@ -46,20 +44,19 @@ def paste_detections(
     by_nearest : make the masks at the network's size and resize them by nearest neighbour, and clip the boxes, as the
         original does for average precision; by default masks are sampled at the size of the photo
     """
-    factors = torch.tensor([size[0] / prediction.size[0], size[1] / prediction.size[1]], dtype=torch.float64)
-    own = prediction.boxes.detach().double().cpu()
-    boxes = (own * factors.repeat(2)).float()
+    prediction = prediction.on_cpu()
+    factors = np.array([size[0] / prediction.size[0], size[1] / prediction.size[1]] * 2)
+    boxes = (prediction.boxes.astype(np.float64) * factors).astype(np.float32)
     if by_nearest:
-        boxes = clip_boxes(boxes, size)
-    logits = None if prediction.mask_logits is None else prediction.mask_logits.detach().cpu()
-    classes, scores = prediction.classes.tolist(), prediction.scores.detach().float().tolist()
+        boxes = boxes.clip(0, np.array(size * 2, np.float32))
+    classes, scores = prediction.classes.tolist(), prediction.scores.tolist()
     for k, (box, category, score) in enumerate(zip(boxes, classes, scores)):
-        y0, x0, y1, x1 = box.double().tolist()
+        y0, x0, y1, x1 = box.tolist()
         crop, corner = None, (0, 0)
-        if logits is not None:
-            where = (own[k].float(), prediction.size) if by_nearest else (box, size)
-            pixels, region = paste_mask(logits[k], *where)
-            crop, corner = pixels.numpy(), (region[0], region[1])
+        if prediction.mask_logits is not None:
+            where = (prediction.boxes[k], prediction.size) if by_nearest else (box, size)
+            crop, region = paste_mask(sigmoid(prediction.mask_logits[k]), *where)
+            corner = region[0], region[1]
             if by_nearest:
                 crop, corner = _resized(crop, corner, prediction.size, size)
         yield PastedDetection(int(category), score, (y0, x0, y1, x1), crop, corner)

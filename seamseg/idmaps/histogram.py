@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from seamseg.idmaps import library, reference
 if TYPE_CHECKING:
     from torch import Tensor
 
-    ArrayLike = np.ndarray | Tensor
+ArrayLike: TypeAlias = "np.ndarray | Tensor"
 
 
 def as_array(values: ArrayLike) -> np.ndarray:

@@ -9,6 +9,7 @@ import ctypes
 import operator
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -42,6 +43,7 @@ class Library:
         ]  # fmt: skip
         for function in (self._begin, self._add_rows, self._pairs, self._pairs_of_runs):
             function.restype = _POINTER
+        self._segments = _segment_functions(c)
         self._take_runs, self._take_pairs = c.seamseg_take_runs, c.seamseg_take_pairs
         for take in (self._take_runs, self._take_pairs):
             take.argtypes, take.restype = [_POINTER] * 3, None
@@ -88,9 +90,84 @@ class Library:
         result = self._pairs_of_runs(*arguments, _as_int64("total", total), ctypes.byref(count), message)
         return self._take(_checked("joint_histogram_of_runs", result, message), count.value)
 
+    def paste_masks(
+        self, ids: np.ndarray, masks: np.ndarray, boxes: np.ndarray, overlap_threshold: float, keep_empty: bool
+    ) -> np.ndarray:
+        """See :func:`seamseg.idmaps.segments.paste_masks`."""
+        target, message = np.require(ids, None, "C"), ctypes.create_string_buffer(_MESSAGE_SIZE)
+        cells, corners, kept = np.ascontiguousarray(masks), np.ascontiguousarray(boxes), np.zeros(len(masks), bool)
+        result = self._segments["paste_masks"](
+            target.ctypes.data, *target.shape, cells.ctypes.data, corners.ctypes.data, *cells.shape,
+            overlap_threshold, keep_empty, kept.ctypes.data, message
+        )  # fmt: skip
+        _checked("paste_masks", result, message)
+        if target is not ids:
+            ids[:] = target
+        return kept
+
+    def paste_mask(
+        self, mask: np.ndarray, box: np.ndarray, size: tuple[int, int]
+    ) -> tuple[np.ndarray, tuple[int, int, int, int]]:
+        """See :func:`seamseg.idmaps.segments.paste_mask`."""
+        cells, corners = np.ascontiguousarray(mask), np.ascontiguousarray(box)
+        region, message = (ctypes.c_int64 * 4)(), ctypes.create_string_buffer(_MESSAGE_SIZE)
+        self._segments["paste_region"](corners.ctypes.data, *cells.shape, *size, region)
+        y0, x0, y1, x1 = region
+        crop = np.zeros((y1 - y0, x1 - x0), bool)
+        if crop.size:
+            shapes = (*cells.shape, *size, crop.ctypes.data, message)
+            result = self._segments["paste_mask"](cells.ctypes.data, corners.ctypes.data, *shapes)
+            _checked("paste_mask", result, message)
+        return crop, (y0, x0, y1, x1)
+
+    def count_classes(self, classes: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
+        """See :func:`seamseg.idmaps.segments.count_classes`."""
+        source, taken = np.ascontiguousarray(classes), None if ids is None else np.ascontiguousarray(ids)
+        counts, taken_data = np.zeros(256, np.int64), None if taken is None else taken.ctypes.data
+        self._segments["count_classes"](source.ctypes.data, taken_data, source.size, counts.ctypes.data)
+        return counts
+
+    def fill_free(self, ids: np.ndarray, classes: np.ndarray, id_of_class: np.ndarray) -> None:
+        """See :func:`seamseg.idmaps.segments.fill_free`."""
+        target, source, table = np.require(ids, None, "C"), np.ascontiguousarray(classes), id_of_class.copy()
+        self._segments["fill_free"](target.ctypes.data, source.ctypes.data, source.size, table.ctypes.data)
+        if target is not ids:
+            ids[:] = target
+
+    def areas_and_boxes(self, ids: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """See :func:`seamseg.idmaps.segments.areas_and_boxes`."""
+        source, message = np.ascontiguousarray(ids), ctypes.create_string_buffer(_MESSAGE_SIZE)
+        areas, boxes = np.zeros(n, np.int64), np.zeros((n, 4), np.float32)
+        result = self._segments["segments"](
+            source.ctypes.data, *source.shape, n, areas.ctypes.data, boxes.ctypes.data, message
+        )
+        _checked("areas_and_boxes", result, message)
+        return areas, boxes
+
     def _take(self, result: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         pairs, counts = _copy_and_free(self._take_pairs, result, ((count, 2), np.int64), ((count,), np.int64))
         return pairs, counts
+
+
+def _segment_functions(c: ctypes.CDLL) -> dict[str, Callable[..., Any]]:
+    """Return the functions of `csrc/maps/segments.cpp` by name."""
+    sizes = {
+        "paste_masks": (
+            _POINTER, _INT64, _INT64, _POINTER, _POINTER, _INT64, _INT64, _INT64, ctypes.c_double, _INT32, _POINTER,
+            _POINTER
+        ),
+        "paste_region": (_POINTER, _INT64, _INT64, _INT64, _INT64, _POINTER),
+        "paste_mask": (_POINTER, _POINTER, _INT64, _INT64, _INT64, _INT64, _POINTER, _POINTER),
+        "count_classes": (_POINTER, _POINTER, _INT64, _POINTER),
+        "fill_free": (_POINTER, _POINTER, _INT64, _POINTER),
+        "segments": (_POINTER, _INT64, _INT64, _INT64, _POINTER, _POINTER, _POINTER),
+    }  # fmt: skip
+    found = {}
+    for name, arguments in sizes.items():
+        function = found[name] = getattr(c, f"seamseg_{name}")
+        function.argtypes = list(arguments)
+        function.restype = None if name in ("paste_region", "count_classes", "fill_free") else _POINTER
+    return found
 
 
 def _copy_and_free(

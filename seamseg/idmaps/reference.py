@@ -50,6 +50,92 @@ def joint_histogram(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return np.stack((left[keys // right.size], right[keys % right.size]), 1), counts
 
 
+def paste_masks(
+    ids: np.ndarray, masks: np.ndarray, boxes: np.ndarray, overlap_threshold: float, keep_empty: bool
+) -> np.ndarray:
+    """See :func:`seamseg.idmaps.segments.paste_masks`."""
+    number, kept = 1, np.zeros(len(masks), bool)
+    for k, (mask, box) in enumerate(zip(masks, boxes)):
+        crop, (y0, x0, y1, x1) = paste_mask(mask, box, (ids.shape[0], ids.shape[1]))
+        window = ids[y0:y1, x0:x1]
+        free = crop & (window == 0)
+        area, free_area = int(crop.sum()), int(free.sum())
+        overlaps = area > 0 and (area - free_area) / area > overlap_threshold
+        kept[k] = not overlaps and (free_area > 0 or keep_empty)
+        if kept[k]:
+            window[free] = number
+            number += 1
+    return kept
+
+
+def paste_mask(
+    mask: np.ndarray, box: np.ndarray, size: tuple[int, int]
+) -> tuple[np.ndarray, tuple[int, int, int, int]]:
+    """See :func:`seamseg.idmaps.segments.paste_mask`.
+
+    Products are computed in float64, where those of float32 are exact: rounding does not depend on the order of sums.
+    """
+    (top, bottom, rows, row_weights), (left, right, columns, column_weights) = (
+        _paste_axis(box[axis], box[axis + 2], size[axis], mask.shape[axis]) for axis in (0, 1)
+    )
+    if bottom <= top or right <= left:
+        return np.zeros((bottom - top, right - left), bool), (top, left, bottom, right)
+    wide = mask.astype(np.float64)
+    across = wide[:, columns[0]] * column_weights[0] + wide[:, columns[1]] * column_weights[1]
+    across = across.astype(np.float32).astype(np.float64)
+    down = across[rows[0]] * row_weights[0][:, None] + across[rows[1]] * row_weights[1][:, None]
+    return down > 0.5, (top, left, bottom, right)
+
+
+def _paste_axis(low: np.float32, high: np.float32, size: int, cells: int) -> tuple[int, int, np.ndarray, np.ndarray]:
+    """Return the pixels along an axis that a box can reach, the two cells that each reads, `2 x n`, and weights."""
+    start, stop, span = 0, 0, float(high) - float(low)
+    if np.isfinite(span) and span > 0 and high > 0 and low < size and cells > 0:
+        # beyond half a cell outside the probability is below .5; one pixel more covers rounding
+        start, stop = max(0, int(np.floor(low)) - 1), min(size, int(np.ceil(high)) + 1)
+    with np.errstate(all="ignore"):
+        narrow, scale = high - low, np.float32(cells)
+        begin, end = -low / narrow * scale, (np.float32(size) - low) / narrow * scale
+        centres = (np.arange(start, stop, dtype=np.float32) + np.float32(0.5)) / np.float32(size)
+        s = np.clip(np.nan_to_num(begin + centres * (end - begin), nan=-2.0), np.float32(-2), scale + np.float32(2))
+        k = np.floor(s - np.float32(0.5))
+        fraction = s - np.float32(0.5) - k
+    taps = np.stack((k, k + 1)).astype(np.int64)
+    weights = np.stack((1 - fraction, fraction)) * ((taps >= 0) & (taps < cells))
+    return start, stop, taps.clip(0, max(cells - 1, 0)), weights.astype(np.float64)
+
+
+def count_classes(classes: np.ndarray, ids: np.ndarray | None) -> np.ndarray:
+    """See :func:`seamseg.idmaps.segments.count_classes`."""
+    return np.bincount((classes if ids is None else classes[ids == 0]).ravel(), minlength=256)
+
+
+def fill_free(ids: np.ndarray, classes: np.ndarray, id_of_class: np.ndarray) -> None:
+    """See :func:`seamseg.idmaps.segments.fill_free`."""
+    np.copyto(ids, id_of_class[classes], where=ids == 0)
+
+
+def areas_and_boxes(ids: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """See :func:`seamseg.idmaps.segments.areas_and_boxes`; runs of equal ids along the rows are few."""
+    areas, boxes = np.zeros(n, np.int64), np.full((n, 4), -1, np.float32)
+    if n == 0 or ids.size == 0:
+        return areas, boxes
+    width = ids.shape[1]
+    start = np.flatnonzero(np.diff(ids, axis=1, prepend=ids[:, :1] - 1))
+    length = np.diff(start, append=ids.size)
+    found = ids.ravel()[start]
+    known = (found >= 0) & (found < n)
+    start, length, found = start[known], length[known], found[known]
+    np.add.at(areas, found, length)
+    low, high = np.full((n, 2), ids.size, np.int64), np.full((n, 2), -1, np.int64)
+    y, x = np.divmod(start, width)
+    np.minimum.at(low, found, np.stack((y, x), 1))
+    np.maximum.at(high, found, np.stack((y + 1, x + length), 1))
+    present = areas > 0
+    boxes[present] = np.concatenate((low, high), 1)[present]
+    return areas, boxes
+
+
 def _undo_filter(kind: int, filtered: np.ndarray, above: np.ndarray, out: np.ndarray) -> None:
     """Undo the PNG filter of a row, `W x 3`; `above` and `out` have a zero pixel before the first."""
     if kind == 0:

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
-from torch.nn import functional
 
 from seamseg.evaluation.detections import paste_detections
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.panoptic_map import PanopticResult
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError
 
 Style = Literal["blur", "pixels"]
@@ -53,62 +51,74 @@ def hide(
     wide = reach + 2 * fade
     top, left, bottom, right = max(0, y0 - wide), max(0, x0 - wide), min(height, y1 + wide), min(width, x1 + wide)
 
-    mask = torch.zeros((bottom - top, right - left))
+    mask = np.zeros((bottom - top, right - left), np.float32)
     inside = region.mask[y0 - region.corner[0] : y1 - region.corner[0], x0 - region.corner[1] : x1 - region.corner[1]]
-    mask[y0 - top : y1 - top, x0 - left : x1 - left] = torch.from_numpy(np.ascontiguousarray(inside, np.float32))
+    mask[y0 - top : y1 - top, x0 - left : x1 - left] = inside
     # the mean of radius `fade` over the mask dilated by reach + fade is exactly 1 within reach: nothing shines through
     solid = _dilate(mask, reach)
     alpha = _mean(_dilate(mask, reach + fade), fade)
     alpha[solid > 0] = 1.0
 
-    # a copy: torch warns about read-only arrays, as those of PIL images
-    pixels = torch.from_numpy(photo[top:bottom, left:right].astype(np.float32)).permute(2, 0, 1)
-    hidden = _coarse(pixels, solid, cell, style)
-    behind = torch.from_numpy(np.ascontiguousarray(out[top:bottom, left:right])).permute(2, 0, 1).float()
-    mixed = torch.where(solid > 0, hidden, behind + alpha * (hidden - behind))
-    out[top:bottom, left:right] = mixed.add_(0.5).clamp_(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
+    hidden = _coarse(photo[top:bottom, left:right].astype(np.float32), solid, cell, style)
+    behind = out[top:bottom, left:right].astype(np.float32)
+    mixed = np.where(solid[..., None] > 0, hidden, behind + alpha[..., None] * (hidden - behind))
+    out[top:bottom, left:right] = (mixed + np.float32(0.5)).clip(0, 255).astype(np.uint8)
 
 
-def _coarse(pixels: torch.Tensor, mask: torch.Tensor, cell: int, style: Style) -> torch.Tensor:
-    """Return the averages of the masked pixels over cells, at the size of the pixels, `3 x h x w`."""
+def _coarse(pixels: np.ndarray, mask: np.ndarray, cell: int, style: Style) -> np.ndarray:
+    """Return the averages of the masked pixels over cells, at the size of the pixels, `h x w x 3` float32."""
     height, width = mask.shape
     rows, columns = -(-height // cell), -(-width // cell)
-    padding = (0, columns * cell - width, 0, rows * cell - height)
-    weighted = functional.pad(torch.cat((pixels * mask, mask[None])), padding)
-    sums = weighted.view(4, rows, cell, columns, cell).sum((2, 4))
+    padding = ((0, rows * cell - height), (0, columns * cell - width), (0, 0))
+    weighted = np.pad(np.concatenate((pixels * mask[..., None], mask[..., None]), axis=2), padding)
+    sums = weighted.reshape(rows, cell, columns, cell, 4).sum((1, 3))
     # an average over few pixels at the rim would reveal them: each includes its neighbours, weighted by their pixels
-    kernel = torch.tensor([1.0, 2.0, 1.0])
-    kernel = (kernel[:, None] * kernel).expand(4, 1, 3, 3)
-    mixed = functional.conv2d(sums[None], kernel, padding=1, groups=4)[0]
+    mixed = _blend_neighbours(sums)
     # cells without masked pixels are in the fading rim: they take the nearest colour
-    while not bool((mixed[3] > 0).all()):
-        wider = functional.conv2d(mixed[None], kernel, padding=1, groups=4)[0]
-        mixed = torch.where(mixed[3] > 0, mixed, wider)
-    colours = mixed[:3] / mixed[3]
-    size = [rows * cell, columns * cell]
-    if style == "pixels":
-        full = functional.interpolate(colours[None], size, mode="nearest")[0]
-    else:
-        full = functional.interpolate(colours[None], size, mode="bilinear", align_corners=False)[0]
-    return full[:, :height, :width]
+    while not (mixed[..., 3] > 0).all():
+        mixed = np.where(mixed[..., 3:] > 0, mixed, _blend_neighbours(mixed))
+    colours = mixed[..., :3] / mixed[..., 3:]
+    for axis in (0, 1):
+        if style == "pixels":
+            colours = colours.repeat(cell, axis=axis)
+        else:
+            colours = _interpolate(colours, cell, axis)
+    return colours[:height, :width]
 
 
-def _dilate(mask: torch.Tensor, radius: int) -> torch.Tensor:
+def _blend_neighbours(cells: np.ndarray) -> np.ndarray:
+    """Sum each cell of `rows x columns x 4` and its eight neighbours, weighted 4, 2 and 1."""
+    full = np.pad(cells, ((1, 1), (1, 1), (0, 0)))
+    down = full[:-2] + 2 * full[1:-1] + full[2:]
+    return down[:, :-2] + 2 * down[:, 1:-1] + down[:, 2:]
+
+
+def _interpolate(values: np.ndarray, factor: int, axis: int) -> np.ndarray:
+    """Enlarge an axis by bilinear interpolation between the centres of the cells; the first and last are extended."""
+    length = values.shape[axis]
+    where = ((np.arange(length * factor, dtype=np.float32) + np.float32(0.5)) / factor - np.float32(0.5)).clip(0)
+    first = np.minimum(where.astype(np.intp), length - 1)
+    second = np.minimum(first + 1, length - 1)
+    share = (where - first).reshape([-1 if k == axis else 1 for k in range(values.ndim)]).astype(np.float32)
+    return (1 - share) * values.take(first, axis) + share * values.take(second, axis)
+
+
+def _dilate(mask: np.ndarray, radius: int) -> np.ndarray:
     """Dilate a mask by a square of `radius`."""
-    return (_window_sums(mask, radius) > 0.5).float()
+    return (_window_sums(mask, radius) > 0.5).astype(np.float32)
 
 
-def _mean(mask: torch.Tensor, radius: int) -> torch.Tensor:
+def _mean(mask: np.ndarray, radius: int) -> np.ndarray:
     """Return the mean over squares, with the border replicated."""
-    full = functional.pad(mask[None, None], (radius,) * 4, mode="replicate")[0, 0]
+    full = np.pad(mask, radius, mode="edge")
     side = 2 * radius + 1
-    return (_window_sums(full, radius)[radius:-radius, radius:-radius] / side**2).float()
+    return (_window_sums(full, radius)[radius:-radius, radius:-radius] / side**2).astype(np.float32)
 
 
-def _window_sums(values: torch.Tensor, radius: int) -> torch.Tensor:
+def _window_sums(values: np.ndarray, radius: int) -> np.ndarray:
     """Return sums over squares of `2 * radius + 1`, by cumulative sums (float64, exact for integers)."""
     height, width = values.shape
-    sums = functional.pad(values.double(), (radius + 1, radius) * 2).cumsum(0).cumsum(1)
+    sums = np.pad(values.astype(np.float64), (radius + 1, radius)).cumsum(0).cumsum(1)
     side = 2 * radius + 1
     bottom, top = sums[side:], sums[:-side]
     return (bottom[:, side:] - bottom[:, :-side] - top[:, side:] + top[:, :-side])[:height, :width]
@@ -276,6 +286,7 @@ def private_regions(
         else:
             rest[y0:y1, x0:x1] |= mask
     if prediction is not None:
+        prediction = prediction.on_cpu()
         for found in paste_detections(prediction, result.size):
             if found.category + num_stuff not in chosen or found.score < least_score:
                 continue
@@ -284,8 +295,7 @@ def private_regions(
             covered[y : y + height, x : x + width] |= region.mask
             yield region
         if prediction.semantic is not None:
-            semantic = prediction.semantic.cpu().numpy()
-            rest |= resize_nearest(np.isin(semantic, list(chosen)), result.size)
+            rest |= resize_nearest(np.isin(prediction.semantic, list(chosen)), result.size)
     yield from clusters(rest & ~covered)
 
 

@@ -16,8 +16,7 @@ from seamseg.evaluation.detections import PastedDetection, paste_detections
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.photo_result import Photo, PhotoResult, SourceImage, import_supervision, result_file
-from seamseg.structures import Prediction
-from seamseg.utils.errors import InputError
+from seamseg.predictions import Prediction
 from seamseg.utils.files import write_json
 from seamseg.visualize.detections import draw_detections
 
@@ -239,12 +238,8 @@ class Detections(PhotoResult, Sequence[Detection]):
         --------
         >>> result.draw(opacity=0.3, classes="person,rider").show()  # doctest: +SKIP
         """
-        if not 0 <= opacity <= 1:
-            raise InputError(f"opacity must be between 0 and 1, not {opacity}")
+        rgb, _ = self.canvas(photo, opacity)  # masks on black keep their opacity: objects overlap
         shown = self if classes is None else self.only(classes)
-        rgb = self.pixels_to_draw_on(photo)
-        if rgb is None:
-            rgb = np.zeros((*self.size, 3), np.uint8)
         return Image.fromarray(draw_detections(rgb, list(shown), self.size, self.metadata.palette, labels, opacity))
 
     def to_coco(self, image_id: int | str = 0) -> list[dict[str, Any]]:
@@ -341,11 +336,11 @@ def choose_detections(
     prediction: Prediction, num_stuff: int, least_score: float = 0.0, classes: Sequence[int] | None = None
 ) -> Prediction:
     """Return the objects of a prediction that score above `least_score`, of some classes (indices, stuff first)."""
+    prediction = prediction.on_cpu()
     keep = prediction.scores > least_score
     if classes is not None:
-        things = prediction.classes.new_tensor([c - num_stuff for c in classes])
-        keep = keep & (prediction.classes[:, None] == things).any(1)
-    if bool(keep.all()):
+        keep &= np.isin(prediction.classes, [c - num_stuff for c in classes])
+    if keep.all():
         return prediction
     masks = None if prediction.mask_logits is None else prediction.mask_logits[keep]
     return replace(

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
 from seamseg.config import Config
 from seamseg.data.images import as_rgb, open_image
-from seamseg.data.transforms import TestTransform, pil_to_tensor
+from seamseg.data.input_size import InputSize
+from seamseg.idmaps.histogram import is_tensor
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.urls import is_url, read_url
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 T = TypeVar("T")
 
 MAX_ASPECT = 4
-"""Images longer than this times their shortest side are shrunk below `shortest_size`, see :func:`test_transform`."""
+"""Images longer than this times their shortest side are shrunk below `shortest_size`, see :func:`input_size`."""
 
 MAX_INPUT = 1 << 28
 """Largest network input in pixels, whatever sizes are configured: more than the largest photo has."""
@@ -31,13 +33,13 @@ WAITING_BYTES = 512 << 20
 """Limit of the images that wait for others of their size."""
 
 
-def test_transform(
+def input_size(
     config: Config,
     shortest_size: int | None = None,
     longest_max_size: int | None = None,
     longest_size: int | None = None,
-) -> TestTransform:
-    """Return the transform of prediction and validation.
+) -> InputSize:
+    """Return the size of the network's input in prediction and validation.
 
     The original does not limit the longest side, so a panorama can exhaust the memory. Here the default limit is
     :data:`MAX_ASPECT` times the shortest size or `dataloader.longest_max_size`, whichever is larger. Ordinary photos
@@ -45,7 +47,7 @@ def test_transform(
 
     Parameters
     ----------
-    config : its `[dataloader]` sizes and normalisation
+    config : its `[dataloader]` sizes
     shortest_size, longest_max_size : replace the configured and the default size
     longest_size : exact length of the longest side instead of these; None for `dataloader.longest_size`, unless one of
         the others is given
@@ -63,8 +65,8 @@ def test_transform(
         if longest_size < 1:
             raise InputError(f"{option('size')} must be positive, not {longest_size}")
         if longest_size**2 > MAX_INPUT:
-            raise InputError(_too_large(longest_size, longest_size))
-        return TestTransform(None, None, options.rgb_mean, options.rgb_std, longest_size)
+            raise InputError(_too_large(longest_size, longest_size, InputSize(longest_size=longest_size)))
+        return InputSize(longest_size=longest_size)
     shortest = options.shortest_size if shortest_size is None else shortest_size
     if longest_max_size is None:
         longest_max_size = max(MAX_ASPECT * shortest, options.longest_max_size)
@@ -74,11 +76,8 @@ def test_transform(
             "longest not below the shortest"
         )
     if shortest**2 > MAX_INPUT:
-        raise InputError(_too_large(shortest, shortest))
-    return TestTransform(shortest, longest_max_size, options.rgb_mean, options.rgb_std)
-
-
-test_transform.__test__ = False  # type: ignore[attr-defined]  # pytest would collect it as a test
+        raise InputError(_too_large(shortest, shortest, InputSize(shortest)))
+    return InputSize(shortest, longest_max_size)
 
 
 @dataclass(frozen=True)
@@ -87,16 +86,20 @@ class PreparedImage:
 
     Attributes
     ----------
-    pixels : network input, see :func:`network_input`
+    pixels : at the size of the network's input, `H x W x 3` uint8, see :func:`network_input`
     size : `(height, width)` of the image itself
     rgb : the image itself, `h x w x 3` uint8, if it is kept
     source_image : path or copy of the image that a result refers to, if any
     """
 
-    pixels: Tensor
+    pixels: np.ndarray
     size: tuple[int, int]
-    rgb: Tensor | None = None
+    rgb: np.ndarray | None = None
     source_image: Path | Image.Image | None = None
+
+    def map(self, function: Callable[[Any], Any]) -> PreparedImage:
+        """Return the image with a function applied to its arrays."""
+        return replace(self, pixels=function(self.pixels), rgb=None if self.rgb is None else function(self.rgb))
 
     @property
     def nbytes(self) -> int:
@@ -110,14 +113,12 @@ class ImagePreparation:
 
     Attributes
     ----------
-    transform : to the network's size
-    tiling : which images are processed in tiles
-    keep_rgb : keep the pixels, in a tensor, which worker processes pass on through shared memory
+    input_size : the network's size
+    keep_rgb : keep the pixels of the image itself
     keep_source : keep the path or a copy of the image
     """
 
-    transform: TestTransform
-    tiling: Tiling = Tiling("off")
+    input_size: InputSize
     keep_rgb: bool = False
     keep_source: bool = False
 
@@ -126,49 +127,46 @@ class ImagePreparation:
         # the decoded image is not kept: it may be larger than everything else
         image = as_image(photo)
         return PreparedImage(
-            network_input(image, self.transform, self.tiling),
+            network_input(image, self.input_size),
             (image.height, image.width),
-            torch.from_numpy(np.array(image)) if self.keep_rgb else None,
+            np.array(image) if self.keep_rgb else None,
             source_image(photo, image) if self.keep_source else None,
         )
 
 
-def network_input(image: Image.Image, transform: TestTransform, tiling: Tiling) -> Tensor:
-    """Return the network input of an RGB image: `3 x H x W` float32, or uint8 if it is to be processed in tiles.
-
-    Tiles are normalised one by one, which saves 12 bytes a pixel.
+def network_input(image: Image.Image, size: InputSize) -> np.ndarray:
+    """Return an RGB image at the size of the network's input, `H x W x 3` uint8; the network normalises it.
 
     Raises
     ------
     InputError
         if it would have more than :data:`MAX_INPUT` pixels
     """
-    size = transform.size_of(image.size)
-    if size[0] * size[1] > MAX_INPUT:
-        raise InputError(_too_large(*size))
-    if tiling.side_for(size) is None:
-        return transform(image)
-    return pil_to_tensor(transform.scale(image))
+    height, width = size.of((image.height, image.width))
+    if height * width > MAX_INPUT:
+        raise InputError(_too_large(width, height, size))
+    return np.array(size.scale(image))
 
 
-def _too_large(width: int, height: int) -> str:
+def _too_large(width: int, height: int, size: InputSize) -> str:
     return (
         f"the network's input would have {width} x {height} pixels or more, above the limit of {MAX_INPUT / 1e6:.0f} "
-        f"million: choose a smaller {option('shortest_size')} or {option('longest_max_size')}"
+        f"million: choose a smaller {size_options(size)}"
     )
 
 
-def is_for_tiles(pixels: Tensor) -> bool:
-    """Return whether a network input from :func:`network_input` is to be processed in tiles."""
-    return pixels.dtype == torch.uint8
+def size_options(size: InputSize) -> str:
+    """Return the options that set a size, for messages."""
+    return option("size") if size.longest_size is not None else option("shortest_size")
 
 
 def equal_size_batches(
     items: Iterable[T],
     batch_size: int,
-    pixels_of: Callable[[T], Tensor],
+    size_of: Callable[[T], tuple[int, ...]],
     nbytes_of: Callable[[T], int] = lambda item: 0,
     in_order: bool = False,
+    tiling: Tiling | None = None,
 ) -> Iterator[list[T]]:
     """Group items of equal network size, so that no image is padded and no result depends on other images.
 
@@ -179,19 +177,20 @@ def equal_size_batches(
     ----------
     items : in any order
     batch_size : items of a group at most
-    pixels_of : returns the network input of an item
+    size_of : returns the shape of the network input of an item
     nbytes_of : returns the memory of an item
     in_order : group only neighbours, so that the order is kept
+    tiling : which are processed in tiles, of shapes that start with height and width; None for none
     """
     waiting: dict[Any, list[T]] = {}
     held = 0
     for item in items:
-        pixels = pixels_of(item)
-        size = tuple(pixels.shape)
-        if in_order and waiting and (size not in waiting or is_for_tiles(pixels)):
+        size = size_of(item)
+        alone = tiling is not None and tiling.side_for((size[0], size[1])) is not None
+        if in_order and waiting and (size not in waiting or alone):
             yield from waiting.values()
             waiting, held = {}, 0
-        if is_for_tiles(pixels):
+        if alone:
             yield [item]
             continue
         group = waiting.setdefault(size, [])
@@ -208,13 +207,13 @@ def equal_size_batches(
     yield from waiting.values()
 
 
-ImageInput: TypeAlias = str | Path | Image.Image | np.ndarray | Tensor
+ImageInput: TypeAlias = "str | Path | Image.Image | np.ndarray | Tensor"
 """A file or URL, a PIL image, an `H x W x 3` uint8 RGB array, or a `3 x H x W` tensor, uint8 or float from 0 to 1."""
 
 
 def is_single_image(photo: ImageInput | Iterable[ImageInput]) -> bool:
     """Return whether this is one image rather than several."""
-    return isinstance(photo, (str, Path, Image.Image, np.ndarray, Tensor))
+    return isinstance(photo, (str, Path, Image.Image, np.ndarray)) or is_tensor(photo)
 
 
 def as_image(photo: ImageInput) -> Image.Image:
@@ -231,7 +230,7 @@ def as_image(photo: ImageInput) -> Image.Image:
         return as_rgb(photo)
     if isinstance(photo, np.ndarray):
         return Image.fromarray(_checked_array(photo))
-    if isinstance(photo, Tensor):
+    if is_tensor(photo):
         return Image.fromarray(_array_of(photo))
     if _is_file(photo):
         return open_image(photo)
@@ -266,7 +265,12 @@ def _checked_array(photo: np.ndarray) -> np.ndarray:
 
 def _array_of(photo: Tensor) -> np.ndarray:
     shape = tuple(photo.shape)
-    if photo.dim() != 3 or shape[0] != 3 or 0 in shape or not (photo.is_floating_point() or photo.dtype == torch.uint8):
+    if (
+        photo.dim() != 3
+        or shape[0] != 3
+        or 0 in shape
+        or not (photo.is_floating_point() or str(photo.dtype) == "torch.uint8")
+    ):
         hint = "; pass several images as list(tensor)" if photo.dim() == 4 else ""
         raise InputError(
             f"a photo as a tensor must be 3 x H x W RGB, uint8 or float from 0 to 1, this one is {shape} "
@@ -282,5 +286,5 @@ def _array_of(photo: Tensor) -> np.ndarray:
                 "a photo as a floating-point tensor must have values from 0 to 1, not normalised, this one has "
                 f"{low:g} to {high:g}"
             )
-        photo = (photo * 255).round().clamp(0, 255).to(torch.uint8)
+        photo = (photo * 255).round().clamp(0, 255).byte()
     return np.ascontiguousarray(photo.permute(1, 2, 0).numpy())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.detections import Detections
@@ -12,7 +12,7 @@ from seamseg.inference.photo_result import PhotoResult
 from seamseg.inference.result import Panoptic, only_classes
 from seamseg.inference.semantic import SemanticMap
 from seamseg.models.fusion import fuse, to_result
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError, option
 
 
@@ -32,6 +32,10 @@ class ResultSettings:
     classes: Sequence[int] | None = None
 
 
+SPECIAL = ("score_threshold", "overlap_threshold", "min_stuff_area", "tta_fusion", "probabilities")
+"""Options that not every kind of network uses."""
+
+
 @dataclass(frozen=True)
 class InferenceKind:
     """Inference with one kind of network.
@@ -40,22 +44,19 @@ class InferenceKind:
     ----------
     name : of the kind, as in `[general] kind`
     result : makes the result of a photo of `(height, width)` from the output of the network
-    thresholds : names of the :class:`seamseg.inference.options.Thresholds` that it uses
+    options : names of those :class:`seamseg.inference.options.InferenceOptions` of :data:`SPECIAL` that it uses
     """
 
     name: str
     result: Callable[[Prediction, tuple[int, int], ResultSettings], PhotoResult]
-    thresholds: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
 
     def check(self, options: InferenceOptions) -> None:
         """Raise InputError if an option has no effect on this kind of network."""
-        for name in ("score_threshold", "overlap_threshold", "min_stuff_area"):
-            if getattr(options, name) is not None and name not in self.thresholds:
+        defaults = {field.name: field.default for field in fields(InferenceOptions)}
+        for name in SPECIAL:
+            if getattr(options, name) != defaults[name] and name not in self.options:
                 raise InputError(f"{option(name)} has no effect: the model is of kind {self.name}")
-        if self.name != "semantic":
-            for name, given in (("tta_fusion", options.tta_fusion != "mean"), ("probabilities", options.probabilities)):
-                if given:
-                    raise InputError(f"{option(name)} is for models of kind semantic: the model is of kind {self.name}")
 
 
 def _panoptic(prediction: Prediction, size: tuple[int, int], settings: ResultSettings) -> Panoptic:
@@ -81,7 +82,7 @@ INFERENCE_KINDS = {
         InferenceKind("panoptic", _panoptic, ("score_threshold", "overlap_threshold", "min_stuff_area")),
         InferenceKind("instance_seg", _detections, ("score_threshold",)),
         InferenceKind("detection", _detections, ("score_threshold",)),
-        InferenceKind("semantic", _semantic),
+        InferenceKind("semantic", _semantic, ("tta_fusion", "probabilities")),
     )
 }
 """By name."""

@@ -2,21 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-
-import torch
+from typing import TYPE_CHECKING
 
 from seamseg.config import Config
-from seamseg.data.transforms import TestTransform
-from seamseg.inference.acceleration import Acceleration
-from seamseg.inference.images import test_transform
+from seamseg.data.input_size import InputSize
+from seamseg.inference.images import input_size
 from seamseg.inference.tiling.tiles import Tiling
-from seamseg.inference.tta import Augmentation
-from seamseg.models.folding import choose_precision
-from seamseg.ops.upsample import FUSIONS
 from seamseg.utils.errors import InputError, option
+
+if TYPE_CHECKING:
+    import torch
+
+    from seamseg.inference.acceleration import Acceleration
+
+MIN_SCALE, MAX_SCALE = 0.1, 4.0
+"""Range of scales."""
+
+TTA_FUSIONS = ("mean", "max", "voting")
+"""How the views of a semantic network are merged, see :func:`seamseg.ops.upsample.upsample_fusion`."""
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """The views of an image: at each of `scales` times its network size and, with `flip`, mirrored too.
+
+    The time is multiplied by the sum of the squares of the scales, twice that with `flip`: 6.25 for `flip,0.75,1,1.25`.
+    The memory is that of the largest scale.
+    """
+
+    scales: tuple[float, ...] = (1.0,)
+    flip: bool = False
+
+    @staticmethod
+    def parse(text: str | Augmentation | None) -> Augmentation | None:
+        """Parse `flip`, `0.75,1.0,1.25` or `flip,0.75,1.0,1.25`; return None for a single plain view.
+
+        Raises
+        ------
+        InputError
+            if a word is neither flip nor a scale between 0.1 and 4
+        """
+        if text is None:
+            return None
+        if isinstance(text, Augmentation):
+            return None if text == Augmentation() else text
+        scales, flip, given = [], False, option("tta", text)
+        for word in (w.strip() for w in text.split(",") if w.strip()):
+            if word.lower() == "flip":
+                flip = True
+                continue
+            try:
+                scale = float(word)
+            except ValueError:
+                raise InputError(f"{given}: {word!r} is neither `flip` nor a scale such as 0.75") from None
+            if not MIN_SCALE <= scale <= MAX_SCALE:
+                raise InputError(f"{given}: scales must be between {MIN_SCALE} and {MAX_SCALE:g}, not {word}")
+            scales.append(scale)
+        return Augmentation.parse(Augmentation(tuple(dict.fromkeys(scales)) or (1.0,), flip))
+
+    def views(self) -> Iterator[tuple[float, bool]]:
+        """Iterate over the scale of each view, and whether it is mirrored."""
+        for scale in self.scales:
+            for mirrored in (False, True)[: 1 + self.flip]:
+                yield scale, mirrored
 
 
 @dataclass(frozen=True)
@@ -59,7 +110,7 @@ class InferenceOptions:
     tiles, tile_overlap : for large images: "auto", "off" or the side of the tiles, and the minimum overlap, in pixels
         of the network's input; see :class:`seamseg.inference.tiling.tiles.Tiling`
     size : length of the longest side of the network's input instead of these, see `dataloader.longest_size`
-    tta : test-time augmentation, as `"flip,0.75,1.0,1.25"`: see :class:`seamseg.inference.tta.Augmentation`
+    tta : test-time augmentation, as `"flip,0.75,1.0,1.25"`: see :class:`Augmentation`
     tta_fusion : of the views of a semantic network: "mean" (of the probabilities), "max" (the surest view) or "voting"
     probabilities : predict the probability of the class of each pixel, too (semantic networks only)
     classes : names of the classes in results, all others are void; None for all
@@ -95,9 +146,11 @@ class InferenceOptions:
 
     def __post_init__(self) -> None:
         # each checks its values
-        _ = self.tiling, self.augmentation, self.acceleration
-        if self.tta_fusion not in FUSIONS:
-            raise InputError(f"{option('tta_fusion', self.tta_fusion)}: choose one of {', '.join(FUSIONS)}")
+        _ = self.tiling, self.augmentation
+        if self.pad_to != 1:
+            _ = self.acceleration
+        if self.tta_fusion not in TTA_FUSIONS:
+            raise InputError(f"{option('tta_fusion', self.tta_fusion)}: choose one of {', '.join(TTA_FUSIONS)}")
         if self.size is not None and (self.shortest_size is not None or self.longest_max_size is not None):
             other = "longest_max_size" if self.shortest_size is None else "shortest_size"
             raise InputError(f"{option('size')} and {option(other)} are mutually exclusive")
@@ -115,10 +168,14 @@ class InferenceOptions:
     @cached_property
     def acceleration(self) -> Acceleration:
         """How the network is executed."""
+        from seamseg.inference.acceleration import Acceleration  # needs torch
+
         return Acceleration(self.compile, self.cuda_graphs, self.pad_to)
 
     def check(self, device: torch.device) -> None:
         """Raise InputError if a device does not support these options."""
+        from seamseg.models.folding import choose_precision  # needs torch
+
         choose_precision(self.precision, device)
         self.acceleration.check(device, self.augmentation is not None)
 
@@ -130,9 +187,7 @@ class InferenceOptions:
         # pixels of the network's input
         return replace(thresholds, min_stuff_area=thresholds.min_stuff_area // 4) if self.preview else thresholds
 
-    def transform(self, config: Config) -> TestTransform:
-        """Return the transform for a model with a configuration."""
-        transform = test_transform(config, self.shortest_size, self.longest_max_size, self.size)
-        if self.preview:
-            transform.halve()
-        return transform
+    def input_size(self, config: Config) -> InputSize:
+        """Return the size of the network's input for a model with a configuration."""
+        size = input_size(config, self.shortest_size, self.longest_max_size, self.size)
+        return size.halved() if self.preview else size

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 import numpy as np
-import torch
 from PIL import Image
 
 from seamseg.data.images import open_image
@@ -22,7 +21,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
 from seamseg.inference.class_names import choose_classes
 from seamseg.panoptic_map import PanopticResult
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import replacing, write_atomically
 from seamseg.utils.limits import MODEL_METADATA_BYTES, check_member, check_method, packed_size, parse_json
@@ -72,7 +71,7 @@ class PhotoResult(ABC):
 
     def with_photo(self: R, photo: SourceImage, prediction: Prediction | None = None) -> R:
         """Return the result with its photo, and with a copy of the output of the network."""
-        compact = None if prediction is None else _compact(prediction)
+        compact = None if prediction is None else prediction.copy()
         return cast(R, replace(cast(Any, self), source=photo, prediction=compact))
 
     @property
@@ -108,6 +107,19 @@ class PhotoResult(ABC):
         if rgb is not None and (rgb.dtype != np.uint8 or rgb.ndim != 3 or rgb.shape[2] != 3):
             raise InputError(f"a photo to draw on must be H x W x 3 uint8 RGB, this one is {rgb.shape} {rgb.dtype}")
         return rgb
+
+    def canvas(self, photo: Photo, opacity: float) -> tuple[np.ndarray, float]:
+        """Return what an overlay is drawn on, and its opacity: without any photo a black image, fully covered.
+
+        Raises
+        ------
+        InputError
+            if the opacity is not between 0 and 1, or see :meth:`pixels_to_draw_on`
+        """
+        if not 0 <= opacity <= 1:
+            raise InputError(f"opacity must be between 0 and 1, not {opacity}")
+        rgb = self.pixels_to_draw_on(photo)
+        return (np.zeros((*self.size, 3), np.uint8), 1.0) if rgb is None else (rgb, opacity)
 
     def anonymize(
         self, classes: str | Sequence[str], style: Style = "blur", least_score: float = LEAST_SCORE
@@ -272,16 +284,3 @@ def import_supervision() -> Any:
     except ImportError as error:
         raise SeamsegError("to_supervision() needs the library: pip install supervision") from error
     return supervision
-
-
-def _compact(p: Prediction) -> Prediction:
-    """Copy a prediction in as few bytes as possible; slices would keep the whole batch alive."""
-    return Prediction(
-        p.boxes.clone(),
-        p.classes.clone(),
-        p.scores.clone(),
-        None if p.mask_logits is None else p.mask_logits.clone(),
-        None if p.semantic is None else p.semantic.to(torch.uint8, copy=True),
-        p.size,
-        None if p.probability is None else p.probability.clone(),
-    )

@@ -6,42 +6,69 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, overload
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from seamseg.checkpoints.bundle import kind_of, open_model
-from seamseg.checkpoints.snapshot import load_into
-from seamseg.data.transforms import TestTransform
+from seamseg.checkpoints.missing_model import is_exported
+from seamseg.data.input_size import InputSize
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.class_names import choose_classes
-from seamseg.inference.cuda_graphs import CudaGraphCache
 from seamseg.inference.images import (
     ImageInput,
     ImagePreparation,
     equal_size_batches,
-    is_for_tiles,
     is_single_image,
+    size_options,
 )
 from seamseg.inference.kinds import INFERENCE_KINDS, ResultSettings
 from seamseg.inference.options import InferenceOptions, Thresholds
 from seamseg.inference.photo_result import PhotoResult
 from seamseg.inference.tiling.predict import first_side, predict_in_tiles_that_fit
 from seamseg.inference.tiling.tiles import LEAST_SIDE, Tiling
-from seamseg.inference.tta import Augmentation, predict_augmented, segment_augmented
-from seamseg.models.build import build_network
-from seamseg.models.folding import for_inference
-from seamseg.models.panoptic import PanopticNet
-from seamseg.models.semantic import SemanticNet
-from seamseg.structures import PackedSequence, Prediction
+from seamseg.predictions import Prediction
 from seamseg.utils.device_memory import free_memory, lacks_memory
-from seamseg.utils.distributed import choose_device
 from seamseg.utils.errors import InputError, SeamsegError, option
-from seamseg.utils.launcher import is_main_process
-from seamseg.utils.progress import is_quiet
+
+if TYPE_CHECKING:
+    import torch
 
 R = TypeVar("R", bound=PhotoResult)
+
+
+class Network(Protocol):
+    """A trained network, whatever executes it."""
+
+    @property
+    def kind(self) -> str:
+        """Key of :data:`seamseg.inference.kinds.INFERENCE_KINDS`."""
+
+    @property
+    def precision(self) -> str:
+        """Name of the compute dtype, as `float32`."""
+
+    @property
+    def device(self) -> Any:
+        """Device that it computes on, for messages."""
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether that is a GPU."""
+
+    @property
+    def uses_torch(self) -> bool:
+        """Whether torch executes it."""
+
+    @property
+    def averaged(self) -> bool:
+        """Whether the weights are a moving average of those of the training."""
+
+    @property
+    def nms_threshold(self) -> float | None:
+        """IoU from which a detection suppresses others; None for a network without detections."""
+
+    def run(self, images: Sequence[np.ndarray]) -> list[Prediction]:
+        """Return the outputs, as arrays, for images `H x W x 3` uint8 at the size of the network's input."""
 
 
 class Predictor(Generic[R]):
@@ -53,20 +80,12 @@ class Predictor(Generic[R]):
 
     Parameters
     ----------
-    net : trained network; is moved to `device` and set to evaluation mode. Its `kind` is a key of
-        :data:`seamseg.inference.kinds.INFERENCE_KINDS`
+    network : trained network
     metadata : its classes
-    transform : from a photo to the network's input
+    input_size : the size of the network's input for a photo
     thresholds : of scores, and of the fusion
-    device : to compute on
     tiling : how large images are divided
-    augmentation : views of each image; None for one plain view
     classes : indices of the classes in results; None for all
-
-    Attributes
-    ----------
-    averaged : whether the weights are a moving average of those of the training
-    tta_fusion : how the views of a semantic network are merged, see :class:`seamseg.inference.options.InferenceOptions`
 
     Notes
     -----
@@ -82,24 +101,18 @@ class Predictor(Generic[R]):
 
     def __init__(
         self,
-        net: PanopticNet | SemanticNet,
+        network: Network,
         metadata: Metadata,
-        transform: TestTransform,
+        input_size: InputSize,
         thresholds: Thresholds,
-        device: torch.device,
         tiling: Tiling = Tiling(),  # noqa: B008  # frozen
-        augmentation: Augmentation | None = None,
         classes: Sequence[int] | None = None,
     ) -> None:
-        self.net = net.to(device).eval()
+        self.network = network
         self.metadata = metadata
-        self.transform = transform
+        self.input_size = input_size
         self.thresholds = thresholds
-        self.device = device
-        self.averaged = False
-        self.tta_fusion = "mean"
         self.tiling = tiling
-        self.augmentation = augmentation
         self.classes = classes
         self._warned = False
 
@@ -196,32 +209,33 @@ class Predictor(Generic[R]):
         ...     print(result)
         """
         if batch_size is None:
-            batch_size = 4 if self.device.type == "cuda" else 1
+            batch_size = 4 if self.network.on_gpu else 1
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, not {batch_size}")
         tiling = self.tiling if tiles is None else Tiling(tiles)
         if tile_overlap is not None:
             tiling = replace(tiling, overlap=tile_overlap)
 
-        prepare = ImagePreparation(self.transform, tiling, keep_source=keep_photo)
-        for group in equal_size_batches(map(prepare, photos), batch_size, lambda image: image.pixels, in_order=True):
+        images = map(ImagePreparation(self.input_size, keep_source=keep_photo), photos)
+        for group in equal_size_batches(images, batch_size, lambda i: i.pixels.shape, in_order=True, tiling=tiling):
             for image, prediction in zip(group, self.raw([i.pixels for i in group], tiling)):
                 yield self.result(prediction, image.size).with_photo(image.source_image, prediction)
 
-    def raw(self, images: Sequence[Tensor], tiling: Tiling | None = None) -> list[Prediction]:
+    def raw(self, images: Sequence[np.ndarray], tiling: Tiling | None = None) -> list[Prediction]:
         """Run the network on prepared images.
 
         Images of different sizes are padded to one size, which changes their results slightly.
 
         Parameters
         ----------
-        images : network inputs `3 x H x W`, see :func:`seamseg.inference.images.network_input`
+        images : at the size of the network's input, `H x W x 3` uint8, see
+            :func:`seamseg.inference.images.network_input`
         tiling : None for that of the predictor
 
         Returns
         -------
         list of Prediction
-            on the CPU, in pixels of the network inputs; class maps are uint8
+            of arrays, in pixels of the network inputs
 
         Raises
         ------
@@ -229,9 +243,9 @@ class Predictor(Generic[R]):
             if the GPU is out of memory
         """
         tiling = self.tiling if tiling is None else tiling
-        if not any(map(is_for_tiles, images)):
+        if all(tiling.side_for(_size(image)) is None for image in images):
             try:
-                return self._run_network(images)
+                return self.network.run(images)
             except RuntimeError as error:
                 if not lacks_memory(error):
                     raise
@@ -243,80 +257,50 @@ class Predictor(Generic[R]):
             return [self.raw([image], tiling)[0] for image in images]
         return [self._run_in_tiles(image, tiling) for image in images]
 
-    @property
-    def graph_cache(self) -> CudaGraphCache | None:
-        """CUDA graphs of the network, if it uses any; they are dropped if the memory does not suffice."""
-        run = self.net.options.run_dense
-        return run if isinstance(run, CudaGraphCache) else None
-
-    def _run_network(self, images: Sequence[Tensor]) -> list[Prediction]:
-        """Run the network; if the memory does not suffice, drop the CUDA graphs, if any, and run it again."""
-        graphs = self.graph_cache
-        try:
-            return self._forward(images)
-        except RuntimeError as error:
-            if graphs is None or len(graphs) == 0 or not lacks_memory(error):
-                raise
-        # after the handler: the error keeps tensors of the network alive
-        graphs.clear()
-        return self._forward(images)
-
-    def _forward(self, images: Sequence[Tensor]) -> list[Prediction]:
-        with torch.inference_mode():
-            on_device = [i.to(self.device, non_blocking=True) for i in images]
-            if self.augmentation is None:
-                predictions = self.net.predict(PackedSequence(on_device))
-            elif isinstance(self.net, SemanticNet):
-                predictions = segment_augmented(self.net, on_device, self.augmentation, self.tta_fusion)
-            else:
-                predictions = predict_augmented(self.net, on_device, self.augmentation)
-        return [p.on_cpu() for p in predictions]
-
-    def _run_in_tiles(self, image: Tensor, tiling: Tiling) -> Prediction:
+    def _run_in_tiles(self, image: np.ndarray, tiling: Tiling) -> Prediction:
         """Run the network on an image that is to be processed in tiles, or does not fit into the memory as a whole."""
-        size = int(image.shape[-2]), int(image.shape[-1])
-        wanted = tiling.side_for(size) if is_for_tiles(image) else None
+        size = _size(image)
+        wanted = tiling.side_for(size)
         side = first_side(size) if wanted is None else wanted
-
-        def forward(part: Tensor) -> Prediction:
-            return self._run_network([self.transform.normalise(part) if is_for_tiles(part) else part])[0]
-
         if side is None:
             raise self._out_of_memory(image)
-        threshold = None if isinstance(self.net, SemanticNet) else self.net.options.selector.nms_threshold
         try:
-            prediction, used = predict_in_tiles_that_fit(forward, image, side, tiling, threshold)
+            prediction, used = predict_in_tiles_that_fit(
+                lambda part: self.network.run([part])[0], image, side, tiling, self.network.nms_threshold
+            )
         except RuntimeError as error:
             if not lacks_memory(error):
                 raise
             raise self._out_of_memory(image, f", not even in tiles of {LEAST_SIDE} pixels") from error
         if used != wanted and not self._warned:
             print(
-                f"{self.device}: not enough memory for a network input of {size[1]} x {size[0]} pixels at once: it is "
-                f"processed in tiles of {used} pixels, and so are others, without another message",
+                f"{self.network.device}: not enough memory for a network input of {size[1]} x {size[0]} pixels at "
+                f"once: it is processed in tiles of {used} pixels, and so are others, without another message",
                 file=sys.stderr,
                 flush=True,
             )
             self._warned = True
         return prediction
 
-    def _out_of_memory(self, image: Tensor, tried: str = "", advice: str = "") -> SeamsegError:
-        cpu = "" if self.device.type == "cpu" else f"use {option('device', 'cpu')}"
-        ways = [advice, f"set a smaller {option('shortest_size')}", cpu]
-        size = f"{image.shape[-1]} x {image.shape[-2]} pixels"
-        return SeamsegError(
-            f"{self.device}: not enough memory for a network input of {size}{tried}: {' or '.join(filter(None, ways))}"
-        )
+    def _out_of_memory(self, image: np.ndarray, tried: str = "", advice: str = "") -> SeamsegError:
+        cpu = f"use {option('device', 'cpu')}" if self.network.on_gpu else ""
+        ways = " or ".join(filter(None, [advice, f"set a smaller {size_options(self.input_size)}", cpu]))
+        size = f"{image.shape[1]} x {image.shape[0]} pixels"
+        return SeamsegError(f"{self.network.device}: not enough memory for a network input of {size}{tried}: {ways}")
 
     @property
     def kind(self) -> str:
         """The kind of the network, as in `[general] kind`."""
-        return self.net.kind
+        return self.network.kind
 
     def result(self, prediction: Prediction, native_size: tuple[int, int]) -> R:
         """Make the result of a photo of `(height, width)` from the output of the network, without its photo."""
         settings = ResultSettings(self.metadata, self.thresholds, self.classes)
         return cast(R, INFERENCE_KINDS[self.kind].result(prediction, native_size, settings))
+
+
+def _size(image: np.ndarray) -> tuple[int, int]:
+    return int(image.shape[0]), int(image.shape[1])
 
 
 def load_predictor(
@@ -330,7 +314,7 @@ def load_predictor(
 
     Parameters
     ----------
-    model : published zip, run folder, or snapshot
+    model : published zip, run folder, snapshot, or an exported network (.onnx)
     device : auto (a GPU if there is one), cpu, cuda or cuda:N
     config, meta : INI file and `metadata.bin`, if the model does not contain them
     options : see :class:`seamseg.inference.options.InferenceOptions`
@@ -342,23 +326,19 @@ def load_predictor(
     SeamsegError
         if torch.compile is requested and does not work here
     """
-    chosen = device if isinstance(device, torch.device) else choose_device(device)
-    options.check(chosen)
-    opened = open_model(model, config, meta, list(options.overrides))
-    INFERENCE_KINDS[opened.config.kind].check(options)
+    opened: Any
+    if is_exported(model):
+        from seamseg.inference.exported import ExportedModel
+
+        opened = ExportedModel(model, device, config, meta, options)
+    else:
+        # exported networks need no torch
+        from seamseg.inference.network import TrainedModel
+
+        opened = TrainedModel(model, device, config, meta, options)
+    INFERENCE_KINDS[opened.kind].check(options)
     # all arguments are checked before the network is built, which takes seconds
-    transform, thresholds = options.transform(opened.config), options.thresholds(opened.config)
-    classes = None if options.classes is None else choose_classes(options.classes, opened.metadata)
-    net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
-    averaged = load_into(net, opened.snapshot, strict=True, name=opened.name).averaged
-    if (trained := kind_of(opened.snapshot, opened.name)) != net.kind and is_main_process() and not is_quiet():
-        print(f"{opened.name}: a model for {trained} is used for {net.kind}, without its other parts", file=sys.stderr)
-    net = for_inference(net, chosen, options.precision)
-    if options.probabilities:
-        net = net.with_options(probabilities=True)
-    net = options.acceleration.apply(net, chosen)
-    metadata, tiling, augmentation = opened.metadata.without_images(), options.tiling, options.augmentation
-    predictor: Predictor[Any] = Predictor(net, metadata, transform, thresholds, chosen, tiling, augmentation, classes)
-    predictor.averaged = averaged
-    predictor.tta_fusion = options.tta_fusion
-    return predictor
+    size = options.input_size(opened.config).within(opened.room)
+    thresholds, metadata = options.thresholds(opened.config), opened.metadata
+    classes = None if options.classes is None else choose_classes(options.classes, metadata)
+    return Predictor(opened.build(options), metadata, size, thresholds, options.tiling, classes)

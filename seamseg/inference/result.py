@@ -18,8 +18,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.photo_result import Photo, PhotoResult, SourceImage, import_supervision, result_file
 from seamseg.panoptic_map import VOID, PanopticResult, Segment, class_infos
-from seamseg.structures import Prediction
-from seamseg.utils.errors import InputError
+from seamseg.predictions import Prediction
 from seamseg.visualize import draw_overlay
 
 if TYPE_CHECKING:
@@ -143,12 +142,8 @@ class Panoptic(PanopticResult, PhotoResult):
         --------
         >>> result.draw(opacity=0.3, classes="person,rider").show()  # doctest: +SKIP
         """
-        if not 0 <= opacity <= 1:
-            raise InputError(f"opacity must be between 0 and 1, not {opacity}")
+        rgb, opacity = self.canvas(photo, opacity)
         shown = self if classes is None else self.only(classes)
-        rgb = self.pixels_to_draw_on(photo)
-        if rgb is None:
-            rgb, opacity = np.zeros((*self.size, 3), np.uint8), 1.0
         names = self.metadata.categories
         return Image.fromarray(draw_overlay(rgb, shown, self.metadata.palette, names, labels, opacity, outlined))
 

@@ -17,7 +17,7 @@ from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.class_names import choose_classes
 from seamseg.inference.photo_result import Photo, PhotoResult, SourceImage, result_file
 from seamseg.panoptic_map import VOID, PanopticResult, class_map_result
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import write_json
 from seamseg.visualize import draw_overlay
@@ -67,11 +67,11 @@ class SemanticMap(PhotoResult):
         metadata : the classes of the model
         classes : indices of the classes to keep, others become void; None for all
         """
-        assert prediction.semantic is not None
-        found = resize_nearest(prediction.semantic.numpy(), size)
+        prediction = prediction.on_cpu()
+        found = resize_nearest(prediction.semantic, size)
         if classes is not None:
             found = _only(found, classes)
-        surest = None if prediction.probability is None else resize_nearest(prediction.probability.numpy(), size)
+        surest = None if prediction.probability is None else resize_nearest(prediction.probability, size)
         return SemanticMap(found, surest, metadata.without_images())
 
     def __eq__(self, other: object) -> bool:
@@ -141,12 +141,8 @@ class SemanticMap(PhotoResult):
         opacity : of the colours, 0 to 1
         classes : names of the classes to draw; None for all
         """
-        if not 0 <= opacity <= 1:
-            raise InputError(f"opacity must be between 0 and 1, not {opacity}")
+        rgb, opacity = self.canvas(photo, opacity)
         shown = self if classes is None else self.only(classes)
-        rgb = self.pixels_to_draw_on(photo)
-        if rgb is None:
-            rgb, opacity = np.zeros((*self.size, 3), np.uint8), 1.0
         return Image.fromarray(draw_overlay(rgb, shown._segments(), self.metadata.palette, opacity=opacity))
 
     def _segments(self) -> PanopticResult:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from seamseg.inference.options import Augmentation
 from seamseg.models.heads.select import upload
 from seamseg.models.outputs import Features
 from seamseg.models.panoptic import PanopticNet
@@ -16,55 +16,6 @@ from seamseg.models.semantic import SemanticNet, class_map_prediction
 from seamseg.ops.nms import nms
 from seamseg.ops.upsample import upsample_fusion, upsample_mean_argmax
 from seamseg.structures import PackedSequence, Prediction
-from seamseg.utils.errors import InputError, option
-
-MIN_SCALE, MAX_SCALE = 0.1, 4.0
-"""Range of scales."""
-
-
-@dataclass(frozen=True)
-class Augmentation:
-    """The views of an image: at each of `scales` times its network size and, with `flip`, mirrored too.
-
-    The time is multiplied by the sum of the squares of the scales, twice that with `flip`: 6.25 for `flip,0.75,1,1.25`.
-    The memory is that of the largest scale.
-    """
-
-    scales: tuple[float, ...] = (1.0,)
-    flip: bool = False
-
-    @staticmethod
-    def parse(text: str | Augmentation | None) -> Augmentation | None:
-        """Parse `flip`, `0.75,1.0,1.25` or `flip,0.75,1.0,1.25`; return None for a single plain view.
-
-        Raises
-        ------
-        InputError
-            if a word is neither flip nor a scale between 0.1 and 4
-        """
-        if text is None:
-            return None
-        if isinstance(text, Augmentation):
-            return None if text == Augmentation() else text
-        scales, flip, given = [], False, option("tta", text)
-        for word in (w.strip() for w in text.split(",") if w.strip()):
-            if word.lower() == "flip":
-                flip = True
-                continue
-            try:
-                scale = float(word)
-            except ValueError:
-                raise InputError(f"{given}: {word!r} is neither `flip` nor a scale such as 0.75") from None
-            if not MIN_SCALE <= scale <= MAX_SCALE:
-                raise InputError(f"{given}: scales must be between {MIN_SCALE} and {MAX_SCALE:g}, not {word}")
-            scales.append(scale)
-        return Augmentation.parse(Augmentation(tuple(dict.fromkeys(scales)) or (1.0,), flip))
-
-    def views(self) -> Iterator[tuple[float, bool]]:
-        """Iterate over the scale of each view, and whether it is mirrored."""
-        for scale in self.scales:
-            for mirrored in (False, True)[: 1 + self.flip]:
-                yield scale, mirrored
 
 
 def predict_augmented(net: PanopticNet, images: Sequence[Tensor], augmentation: Augmentation) -> list[Prediction]:

@@ -1,18 +1,15 @@
-"""Fusion of detections and semantic classes into one panoptic map (docs/contract.md, section 4 "Fusion")."""
+"""Fusion of detections and semantic classes into one panoptic map (docs/contract.md, section 4 "Fusion"); no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from seamseg.idmaps.resize import resize_nearest
-from seamseg.ops.labels import count_labels, extract_boxes, fill_free
-from seamseg.ops.paste import paste_masks_into
+from seamseg.idmaps.segments import areas_and_boxes, count_classes, fill_free, paste_masks, sigmoid
 from seamseg.panoptic_map import VOID, PanopticResult, Segment
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,7 @@ class FusedMap:
     void, 1 for stuff), iscrowd (regions of thing classes in the semantic map that no detection covers).
     """
 
-    ids: Tensor
+    ids: np.ndarray
     categories: list[int]
     scores: list[float]
     iscrowd: list[bool]
@@ -41,7 +38,7 @@ def fuse(
 
     Parameters
     ----------
-    prediction : of one image, with masks
+    prediction : of one image, with masks; tensors are copied to the CPU
     num_stuff : stuff classes, which come before the things
     score_threshold : detections must score above
     overlap_threshold : a detection is dropped if detections of higher score cover more than this fraction of it
@@ -57,50 +54,32 @@ def fuse(
     ValueError
         if the prediction has detections without masks
     """
-    height, width = prediction.size
-    ids = torch.zeros((height, width), dtype=torch.int32, device=prediction.scores.device)
+    prediction = prediction.on_cpu()
+    ids = np.zeros(prediction.size, np.int32)
     categories, scores, iscrowd = [VOID], [0.0], [False]
 
-    kept = torch.nonzero(prediction.scores > score_threshold).flatten()
-    kept = kept[torch.argsort(prediction.scores[kept], descending=True, stable=True)]
-    if kept.shape[0] > 0 and prediction.mask_logits is None:
-        raise ValueError("fuse: the prediction has no masks; a panoptic map needs a network with a mask branch")
-    if kept.shape[0] > 0 and prediction.mask_logits is not None:
-        placed = paste_masks_into(
-            ids, prediction.mask_logits[kept], prediction.boxes[kept], overlap_threshold, keep_empty=keep_empty
-        )
-        kept = kept[placed]
+    kept = np.flatnonzero(prediction.scores > score_threshold)
+    kept = kept[np.argsort(-prediction.scores[kept], kind="stable")]
+    if len(kept) > 0:
+        if prediction.mask_logits is None:
+            raise ValueError("fuse: the prediction has no masks; a panoptic map needs a network with a mask branch")
+        masks = sigmoid(prediction.mask_logits[kept])
+        kept = kept[paste_masks(ids, masks, prediction.boxes[kept], overlap_threshold, keep_empty)]
         categories += (prediction.classes[kept] + num_stuff).tolist()
         scores += prediction.scores[kept].tolist()
-        iscrowd += [False] * int(kept.shape[0])
+        iscrowd += [False] * len(kept)
 
     if prediction.semantic is not None:
-        _add_semantic(ids, prediction.semantic, categories, scores, iscrowd, num_stuff, min_stuff_area, keep_empty)
+        areas = count_classes(prediction.semantic, ids)
+        present = count_classes(prediction.semantic) if keep_empty else areas
+        id_of_class = np.zeros(len(areas), np.int32)
+        for category in np.flatnonzero((present > 0) & (areas >= min_stuff_area)).tolist():
+            id_of_class[category] = len(categories)
+            categories.append(category)
+            scores.append(1.0)
+            iscrowd.append(category >= num_stuff)
+        fill_free(ids, prediction.semantic, id_of_class)
     return FusedMap(ids, categories, scores, iscrowd)
-
-
-def _add_semantic(
-    ids: Tensor,
-    semantic: Tensor,
-    categories: list[int],
-    scores: list[float],
-    iscrowd: list[bool],
-    num_stuff: int,
-    min_area: int,
-    keep_empty: bool,
-) -> None:
-    classes = int(semantic.max()) + 1 if semantic.numel() > 0 else 0
-    areas = count_labels(semantic, classes, ids).tolist()
-    present = count_labels(semantic, classes).tolist() if keep_empty else areas
-    id_of_class = [0] * classes
-    for category, area in enumerate(areas):
-        if present[category] == 0 or area < min_area:
-            continue
-        id_of_class[category] = len(categories)
-        categories.append(category)
-        scores.append(1.0)
-        iscrowd.append(category >= num_stuff)
-    fill_free(ids, semantic, torch.tensor(id_of_class, dtype=torch.int64, device=ids.device))
 
 
 def to_result(fused: FusedMap, native_size: tuple[int, int], num_stuff: int) -> PanopticResult:
@@ -115,12 +94,9 @@ def to_result(fused: FusedMap, native_size: tuple[int, int], num_stuff: int) -> 
     native_size : `(height, width)` of the image
     num_stuff : stuff classes, which come before the things
     """
-    ids = fused.ids.cpu().numpy().astype(np.int32, copy=False)
-    if ids.shape != tuple(native_size):
-        ids = resize_nearest(ids, native_size)
+    ids = fused.ids if fused.ids.shape == tuple(native_size) else resize_nearest(fused.ids, native_size)
     count = len(fused.categories)
-    id_map = torch.from_numpy(ids)
-    areas, boxes = count_labels(id_map, count).tolist(), extract_boxes(id_map, count).tolist()
+    areas, boxes = (values.tolist() for values in areas_and_boxes(ids, count))
     segments = [
         Segment(
             id=i,

@@ -13,17 +13,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from seamseg.inference.images import ImagePreparation, PreparedImage, equal_size_batches
 from seamseg.inference.predictor import Predictor
 from seamseg.predict.manifest import Line
 from seamseg.predict.sinks.base import EarlierResults, Sink, SinkWriter
 from seamseg.predict.sources.base import Container, Source
 from seamseg.predict.sources.find import refuse_overwriting, refuse_sharing
-from seamseg.predict.sources.reader import Decoders, DecoderShare, retry_on_worker_death
+from seamseg.predict.sources.share import Decoders, DecoderShare, ThreadDecoders, retry_on_worker_death
 from seamseg.predict.writers import Writer
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.utils.distributed import World, broadcast_object, gather_objects, long_timeout_group, shared_counter
 from seamseg.utils.errors import InputError, SeamsegError, Terminated
 from seamseg.utils.parallel import BackgroundWriter
@@ -74,7 +72,7 @@ def predict_all(
     sink : target of the outputs, with their formats and manifest
     world : the processes
     batch_size : photos of equal network size that the network processes together
-    workers : processes that decode; 0 decodes in this one
+    workers : processes that decode (threads for exported networks); 0 decodes in this one
     restart : process all photos again
     limit : photos of each container at most
 
@@ -95,10 +93,10 @@ def predict_all(
         earlier = _begin(sink, sources, restart, world, group)
         sink.lock.acquire_shared()
         keep_rgb = any(w.needs_photo for w in sink.writers)
-        prepare = ImagePreparation(predictor.transform, predictor.tiling, keep_rgb)
+        prepare = ImagePreparation(predictor.input_size, keep_rgb)
         share = DecoderShare(sources, prepare, earlier.done, world.rank, world.size, limit)
         loop = _PredictionLoop(predictor, sink.open_writer(world, earlier, shared_counter(world)))
-        decoders = Decoders(share, workers)
+        decoders = _decoders(predictor, share, workers)
         with graceful_termination(RESUME):
             try:
                 while not loop.run(decoders, batch_size, world.is_main):
@@ -172,6 +170,15 @@ def _check_names(sources: Sequence[Source | Container], writers: Sequence[Writer
                 )
 
 
+def _decoders(predictor: Predictor[Any], share: DecoderShare, workers: int) -> Decoders:
+    """Return worker processes that decode, or threads for networks without torch, whose processes these are."""
+    if not predictor.network.uses_torch:
+        return ThreadDecoders(share, workers)
+    from seamseg.predict.sources.reader import ProcessDecoders
+
+    return ProcessDecoders(share, workers)
+
+
 class _Photo(NamedTuple):
     source: Source
     stamp: str
@@ -191,7 +198,13 @@ class _PredictionLoop:
         background = BackgroundWriter()
         try:
             photos = self._readable(decoders, show_progress)
-            for batch in equal_size_batches(photos, batch_size, lambda p: p.image.pixels, lambda p: p.image.nbytes):
+            for batch in equal_size_batches(
+                photos,
+                batch_size,
+                lambda p: p.image.pixels.shape,
+                lambda p: p.image.nbytes,
+                tiling=self.predictor.tiling,
+            ):
                 start = time.perf_counter()
                 predictions = self._run_network(batch)
                 seconds = (time.perf_counter() - start) / len(batch)
@@ -248,9 +261,8 @@ class _PredictionLoop:
         start = time.perf_counter()
         source, stamp, image = photo
         result = self.predictor.result(prediction, image.size)
-        rgb: np.ndarray | None = None if image.rgb is None else image.rgb.numpy()
         with self.writer.scratch_dir() as scratch:
-            records = [writer.write(source, rgb, prediction, result) for writer in scratch.writers]
+            records = [writer.write(source, image.rgb, prediction, result) for writer in scratch.writers]
             line: Line = {
                 **_identity(source),
                 "status": "ok",

@@ -12,8 +12,10 @@ from PIL import Image
 
 from seamseg.config import load_config
 from seamseg.data.images import open_image
+from seamseg.data.transforms import Normalise
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.images import test_transform
+from seamseg.inference.images import input_size, network_input
+from seamseg.inference.network import TorchNetwork
 from seamseg.inference.options import Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.result import Panoptic
@@ -45,8 +47,10 @@ def random_predictor(
     )
     net = build_network(options, metadata.num_stuff, metadata.num_thing).eval()
     net = for_inference(net, device, precision) if folded else net
-    transform = test_transform(options, shortest_size, max(4 * shortest_size, options.dataloader.longest_max_size))
-    return Predictor(net, metadata, transform, Thresholds.of(options), device)
+    loading = options.dataloader
+    size = input_size(options, shortest_size, max(4 * shortest_size, loading.longest_max_size))
+    network = TorchNetwork(net, Normalise(loading.rgb_mean, loading.rgb_std), device)
+    return Predictor(network, metadata, size, Thresholds.of(options))
 
 
 def write_test_image(path: Path, size: tuple[int, int]) -> None:
@@ -83,10 +87,12 @@ class StageProfile:
         random_weights: bool,
         formats: tuple[str, ...] = ("overlay", "coco"),
     ) -> None:
-        if not isinstance(predictor.net, PanopticNet):
+        network = predictor.network
+        if not isinstance(network, TorchNetwork) or not isinstance(network.net, PanopticNet):
             raise InputError(f"a model of kind {predictor.kind} has other stages than those of the profile")
         self.predictor = predictor
-        self.net = predictor.net
+        self.network = network
+        self.net = network.net
         self.photo = photo
         self.out = out
         self.random_weights = random_weights
@@ -100,17 +106,17 @@ class StageProfile:
 
         def mark(stage: str) -> None:
             nonlocal last
-            if p.device.type == "cuda":
-                torch.cuda.synchronize(p.device)
+            if self.network.device.type == "cuda":
+                torch.cuda.synchronize(self.network.device)
             now = time.perf_counter()
             seconds[stage], last = now - last, now
 
         with torch.inference_mode():
             source = open_image(self.photo)
             mark("decode")
-            image = p.transform(source)
+            image = self.network.prepare(network_input(source, p.input_size))
             mark("resize")
-            padded, sizes = PackedSequence([image.to(p.device)]).as_padded()
+            padded, sizes = PackedSequence([image]).as_padded()
             padded = padded.to(dtype=net.dtype, memory_format=net.memory_format)
             maps = net.body.backbone(padded)
             mark("body")
@@ -134,7 +140,7 @@ class StageProfile:
             mark("mask")
             semantic = net.segment(features)[0]
             mark("semantic")
-            prediction = Prediction(boxes, classes, scores, masks, semantic, sizes[0])
+            prediction = Prediction(boxes, classes, scores, masks, semantic, sizes[0]).on_cpu()
             result = p.result(prediction, (source.height, source.width))
             mark("fusion")
         photo = Source(self.photo, self.photo.stem, self.photo.name)

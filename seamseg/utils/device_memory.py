@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
-
-import torch
+import sys
 
 _WORDS = re.compile(r"out[ _]?of[ _]?memory|_ALLOC(ATION)?_FAILED|cudaErrorMemoryAllocation", re.IGNORECASE)
 """`CUDNN_STATUS_ALLOC_FAILED`, `CUDA error: out of memory`, `hipErrorOutOfMemory`; not `out of shared memory`"""
@@ -16,7 +15,8 @@ def lacks_memory(error: BaseException | None) -> bool:
 
     Only torch's own allocator raises an error of its own type; cuDNN, cuBLAS, Triton and others raise a RuntimeError.
     """
-    if isinstance(error, torch.OutOfMemoryError):
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and _WORDS.search(str(error)) is not None
 
@@ -24,5 +24,6 @@ def lacks_memory(error: BaseException | None) -> bool:
 def free_memory() -> None:
     """Collect garbage and release the cached memory of the GPU."""
     gc.collect()
-    if torch.cuda.is_available():
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()

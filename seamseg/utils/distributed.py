@@ -13,16 +13,15 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
-
-import torch
-import torch.distributed as dist
-from torch import nn
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from seamseg.utils.errors import InputError, SeamsegError, option
-from seamseg.utils.process_groups import clear_groups, set_group_timeout
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 T = TypeVar("T")
 
@@ -40,14 +39,20 @@ class CollectiveError(SeamsegError):
     """An error that all processes raise at the same point, by agreement, and outside of collective calls."""
 
 
+def _cpu() -> torch.device:
+    import torch
+
+    return torch.device("cpu")
+
+
 @dataclass(frozen=True)
 class World:
-    """Rank of this process among `size`, its `local_rank` on the machine, and its device."""
+    """Rank of this process among `size`, its `local_rank` on the machine, and its device; None without torch."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    device: torch.device = torch.device("cpu")
+    device: Any = field(default_factory=_cpu)
 
     @property
     def is_main(self) -> bool:
@@ -72,6 +77,8 @@ def choose_device(name: str = "auto", local_rank: int = 0) -> torch.device:
     InputError
         if the device does not exist
     """
+    import torch
+
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -126,9 +133,9 @@ def _timeout() -> timedelta:
     return timedelta(minutes=minutes)
 
 
-def _backend(device: torch.device) -> str:
+def _backend(device: torch.device | None) -> str:
     """Return the backend for `init_process_group`."""
-    if device.type != "cuda":
+    if device is None or device.type != "cuda":
         return "gloo"
     backend = os.environ.get(_BACKEND_VARIABLE, "nccl")
     if backend not in ("nccl", "gloo"):
@@ -137,7 +144,7 @@ def _backend(device: torch.device) -> str:
 
 
 @contextmanager
-def distributed(device: str = "auto") -> Iterator[World]:
+def distributed(device: str | None = "auto") -> Iterator[World]:
     """Join the launcher's process group within a `with` block; a single process joins none.
 
     A collective call raises an error as soon as another process has died, or after waiting for one longer than
@@ -146,7 +153,8 @@ def distributed(device: str = "auto") -> Iterator[World]:
 
     Parameters
     ----------
-    device : see :func:`choose_device`; `auto` and `cuda` select the GPU with the index of the local rank
+    device : see :func:`choose_device`; `auto` and `cuda` select the GPU with the index of the local rank. None for a
+        network without torch, which is imported for several processes only
 
     Raises
     ------
@@ -156,12 +164,18 @@ def distributed(device: str = "auto") -> Iterator[World]:
         if the other processes cannot be reached, or one fails within the block
     """
     rank, size, local_rank = _environment()
-    world = World(rank, size, local_rank, choose_device(device, local_rank))
-    if world.device.type == "cuda":
+    world = World(rank, size, local_rank, None if device is None else choose_device(device, local_rank))
+    if world.device is not None and world.device.type == "cuda":
+        import torch
+
         torch.cuda.set_device(world.device)
     if size == 1:
         yield world
         return
+    import torch.distributed as dist
+
+    from seamseg.utils.process_groups import set_group_timeout
+
     backend = _backend(world.device)
     timeout = _timeout()
     set_group_timeout(timeout)
@@ -176,7 +190,7 @@ def distributed(device: str = "auto") -> Iterator[World]:
     except BaseException as error:
         # destroying NCCL communicators can hang while another process is inside a collective call; gloo does not hang,
         # and after an error of all processes none of them is inside a collective call
-        if world.device.type == "cpu" or isinstance(error, CollectiveError):
+        if world.device is None or world.device.type == "cpu" or isinstance(error, CollectiveError):
             _leave()
         if isinstance(error, RuntimeError) and is_peer_failure(error):
             raise SeamsegError(
@@ -191,6 +205,8 @@ def distributed(device: str = "auto") -> Iterator[World]:
 
 def is_peer_failure(error: RuntimeError) -> bool:
     """Return whether an error, by its type or message, was caused by the failure of another process."""
+    import torch.distributed as dist
+
     return isinstance(error, dist.DistError) or any(word in str(error) for word in _PEER_FAILURE_WORDS)
 
 
@@ -201,6 +217,10 @@ def failure_reason(error: RuntimeError) -> str:
 
 
 def _leave() -> None:
+    import torch.distributed as dist
+
+    from seamseg.utils.process_groups import clear_groups
+
     clear_groups()
     dist.destroy_process_group()
     # DDP holds groups in reference cycles; their threads must end now: ending them at interpreter exit can abort
@@ -210,6 +230,9 @@ def _leave() -> None:
 def barrier(world: World) -> None:
     """Wait until every process has called this."""
     if world.is_distributed:
+        import torch
+        import torch.distributed as dist
+
         # a sum over gloo rather than dist.barrier(): the latter would first occupy a GPU, and warn
         dist.all_reduce(torch.zeros(1))
 
@@ -219,7 +242,11 @@ def long_timeout_group(world: World) -> Any:
 
     The death of a process still raises an error in the others at once. A collective call.
     """
-    return dist.new_group(backend="gloo", timeout=timedelta(days=_LONG_TIMEOUT_DAYS)) if world.is_distributed else None
+    if not world.is_distributed:
+        return None
+    import torch.distributed as dist
+
+    return dist.new_group(backend="gloo", timeout=timedelta(days=_LONG_TIMEOUT_DAYS))
 
 
 def gather_objects(world: World, value: T, group: Any = None) -> list[T]:
@@ -229,6 +256,8 @@ def gather_objects(world: World, value: T, group: Any = None) -> list[T]:
     """
     if not world.is_distributed:
         return [value]
+    import torch.distributed as dist
+
     gathered: list[Any] = [None] * world.size
     dist.all_gather_object(gathered, value, group=group)
     return gathered
@@ -238,6 +267,8 @@ def gather_to_main(world: World, value: T) -> list[T] | None:
     """Gather a picklable value from every process, by rank, in the main process; None in the others."""
     if not world.is_distributed:
         return [value]
+    import torch.distributed as dist
+
     gathered: list[Any] | None = [None] * world.size if world.is_main else None
     dist.gather_object(value, gathered, dst=0)
     return gathered
@@ -250,6 +281,9 @@ def broadcast_object(world: World, value: T | None, group: Any = None) -> T:
     """
     holder: list[Any] = [value]
     if world.is_distributed:
+        import torch
+        import torch.distributed as dist
+
         # on the CPU, through gloo: with another device the object would go through NCCL
         dist.broadcast_object_list(holder, src=0, group=group, device=torch.device("cpu"))
     return holder[0]
@@ -263,6 +297,8 @@ def shared_counter(world: World) -> Callable[[], int]:
     if not world.is_distributed:
         numbers = itertools.count()
         return lambda: next(numbers)
+    import torch.distributed as dist
+
     store = dist.distributed_c10d._get_default_store()
     return lambda: store.add("seamseg_counter", 1) - 1
 
@@ -271,6 +307,9 @@ def max_over_processes(world: World, values: dict[str, float]) -> dict[str, floa
     """Return the maximum of each number over the processes, which must all pass the same names."""
     if not world.is_distributed or not values:
         return values
+    import torch
+    import torch.distributed as dist
+
     largest = torch.tensor(list(values.values()), dtype=torch.float64)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return dict(zip(values, largest.tolist()))
@@ -280,6 +319,9 @@ def mean_over_processes(world: World, values: dict[str, float]) -> dict[str, flo
     """Average each number over the processes, which must all pass the same names."""
     if not world.is_distributed:
         return values
+    import torch
+    import torch.distributed as dist
+
     total = torch.tensor(list(values.values()), dtype=torch.float64)
     dist.all_reduce(total)
     return dict(zip(values, (total / world.size).tolist()))
@@ -289,6 +331,8 @@ def sum_over_processes(world: World, values: torch.Tensor) -> torch.Tensor:
     """Sum a CPU tensor over the processes."""
     if not world.is_distributed:
         return values
+    import torch.distributed as dist
+
     total = values.clone()
     dist.all_reduce(total)
     return total
@@ -303,5 +347,7 @@ def broadcast_tensors(world: World, tensors: Iterable[torch.Tensor]) -> None:
     """Copy the values of tensors of the main process to all processes."""
     if not world.is_distributed:
         return
+    import torch.distributed as dist
+
     for tensor in tensors:
         dist.broadcast(tensor.detach(), src=0)

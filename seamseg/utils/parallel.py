@@ -71,21 +71,41 @@ def _end_with_parent(parent: int) -> None:
     os._exit(1)
 
 
-def threaded_map(function: Callable[[A], B], items: Iterable[A], workers: int) -> Iterator[B]:
+def threaded_map(
+    function: Callable[[A], B],
+    items: Iterable[A],
+    workers: int,
+    size_of: Callable[[B], int] | None = None,
+    most_bytes: int = 0,
+) -> Iterator[B]:
     """Yield `function(item)` in the order of `items`, computed on `workers` threads with a bounded number of results.
 
     Decoding and encoding of images release the GIL, so threads suffice. The first error, in the order of `items`, ends
     the iteration; items not yet started are dropped.
+
+    Parameters
+    ----------
+    function, items : as of `map`
+    workers : threads; with 0 or 1 the work is done in this one
+    size_of : memory of a result; None for small ones
+    most_bytes : limit of the results that wait, with `size_of`; each thread may hold one result more
     """
     if workers <= 1:
         yield from map(function, items)
         return
     waiting: deque[Future[B]] = deque()
+
+    def full() -> bool:
+        if size_of is None:
+            return len(waiting) > 4 * workers
+        held = sum(size_of(future.result()) for future in waiting if future.done() and not future.exception())
+        return len(waiting) > workers or held >= most_bytes
+
     with ThreadPoolExecutor(workers) as pool:
         try:
             for item in items:
                 waiting.append(pool.submit(function, item))
-                if len(waiting) > 4 * workers:
+                while waiting and full():
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

@@ -7,16 +7,20 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from seamseg.checkpoints.bundle import open_model
+from seamseg.checkpoints.bundle import ModelFile, open_model
+from seamseg.checkpoints.missing_model import is_exported
 from seamseg.checkpoints.snapshot import load_into
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
+from seamseg.inference.exported import ExportedModel
+from seamseg.inference.options import InferenceOptions
 from seamseg.models.build import build_network
-from seamseg.utils.distributed import distributed
+from seamseg.utils.distributed import World, distributed
 from seamseg.utils.errors import InputError, option
 from seamseg.validation.folder import EvaluationWriter
-from seamseg.validation.validator import Validator
+from seamseg.validation.validator import ExportedModule, Validator
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ def evaluate_model(
 
     Parameters
     ----------
-    model : as for :func:`seamseg.checkpoints.bundle.open_model`
+    model : as for :func:`seamseg.checkpoints.bundle.open_model`, or an exported network (.onnx)
     data : dataset folder
     options : split, device, and what to write
 
@@ -80,7 +84,7 @@ def evaluate_model(
         if something is missing or broken, or the classes of model and data set differ
     """
     with distributed(options.device) as world:
-        opened = open_model(model, options.config, options.meta, list(options.overrides))
+        opened = _open(model, options)
         split = options.split or opened.config.dataloader.val_set
         if not split:
             raise InputError(
@@ -88,18 +92,32 @@ def evaluate_model(
             )
         if options.out is not None and opened.config.kind != "panoptic":
             raise InputError(f"{model}: is a model for {opened.config.kind}; an evaluation folder holds panoptic maps")
-        validator = Validator.open(data, split, opened.config, world, options.legacy, options.quiet)
+        exported = opened if isinstance(opened, ExportedModel) else None
+        validator = Validator.open(data, split, opened.config, world, options.legacy, options.quiet, exported)
         check_same_classes(opened.metadata, opened.name, validator.dataset.metadata, str(data))
-        net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
-        report = load_into(net, opened.snapshot, strict=True, name=opened.name)
-        if report.averaged and world.is_main and not options.quiet:
-            print(f"{opened.name}: scoring the moving average of its weights", file=sys.stderr)
-        net.to(world.device)
+        net = _network(opened, world, options.quiet)
         writer = None if options.out is None else EvaluationWriter(options.out, validator.dataset.folder, world)
         scores = validator(net, writer, f"evaluate {split}")
         if writer is not None:
             writer.finish(world, f"{Path(model).name} on {split} of {Path(data).name}", scores)
         return ModelScores(scores, opened.name, split, validator.dataset.metadata)
+
+
+def _open(model: str | Path, options: EvaluationOptions) -> ModelFile | ExportedModel:
+    if not is_exported(model):
+        return open_model(model, options.config, options.meta, list(options.overrides))
+    settings = InferenceOptions(overrides=options.overrides)
+    return ExportedModel(model, options.device, options.config, options.meta, settings)
+
+
+def _network(opened: ModelFile | ExportedModel, world: World, quiet: bool) -> Any:
+    if isinstance(opened, ExportedModel):
+        return ExportedModule(opened.build(InferenceOptions()))
+    net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
+    report = load_into(net, opened.snapshot, strict=True, name=opened.name)
+    if report.averaged and world.is_main and not quiet:
+        print(f"{opened.name}: scoring the moving average of its weights", file=sys.stderr)
+    return net.to(world.device)
 
 
 def check_same_classes(of_model: Metadata, model: str, of_data: Metadata, data: str) -> None:

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from seamseg.config import KINDS, Config
 from seamseg.data.dataset import PanopticDataset
+from seamseg.data.input_size import InputSize
 from seamseg.data.loader import BatchLoader
 from seamseg.data.samplers import ShardSampler
-from seamseg.data.transforms import TestTransform
+from seamseg.data.transforms import TestTransform, pil_to_tensor
 from seamseg.data.workers import ignore_foreign_sigterm
 from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision, require_pycocotools
 from seamseg.evaluation.confusion import ConfusionMatrix
@@ -32,7 +33,8 @@ from seamseg.evaluation.scores import (
 )
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
-from seamseg.inference.images import equal_size_batches, test_transform
+from seamseg.inference.exported import ExportedModel, ExportedNetwork
+from seamseg.inference.images import equal_size_batches, input_size
 from seamseg.models.fusion import fuse, to_result
 from seamseg.models.heads.semantic import semantic_target
 from seamseg.panoptic_map import ClassInfo, PanopticResult, class_infos
@@ -63,12 +65,42 @@ class ValidationItem:
 class _ValidationTransform:
     """Transforms the image as in prediction and leaves the ground truth unchanged."""
 
-    image: TestTransform
+    image: Callable[[Image.Image], Tensor]
 
     def __call__(
         self, image: Image.Image, mask: np.ndarray, cat: Sequence[int], iscrowd: Sequence[int], rng: Random | None
     ) -> dict[str, Any]:
         return {"img": self.image(image), "msk": torch.from_numpy(mask), "cat": cat, "iscrowd": iscrowd}
+
+
+@dataclass(frozen=True)
+class ImageBytes:
+    """Scales an image to `3 x H x W` uint8, not normalised."""
+
+    size: InputSize
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """Return the bytes of an image."""
+        return pil_to_tensor(self.size.scale(image))
+
+
+class ExportedModule:
+    """An exported network with the interface of a module that :class:`Validator` uses."""
+
+    training = False
+
+    def __init__(self, network: ExportedNetwork) -> None:
+        self._network = network
+
+    def eval(self) -> None:
+        """Do nothing: it has no other mode."""
+
+    def train(self, mode: bool) -> None:
+        """Do nothing."""
+
+    def predict(self, images: PackedSequence) -> list[Prediction]:
+        """Return the predictions of images `3 x H x W` uint8."""
+        return self._network.run([image.permute(1, 2, 0).numpy() for image in images if image is not None])
 
 
 @dataclass(frozen=True)
@@ -133,9 +165,17 @@ class Validator:
 
     @staticmethod
     def open(
-        root: str | Path, split: str, config: Config, world: World, legacy: bool = False, quiet: bool = False
+        root: str | Path,
+        split: str,
+        config: Config,
+        world: World,
+        legacy: bool = False,
+        quiet: bool = False,
+        exported: ExportedModel | None = None,
     ) -> Validator:
         """Open a split of a dataset folder; the other arguments are the attributes.
+
+        An exported network takes images that are not normalised, and may limit their size.
 
         Raises
         ------
@@ -149,10 +189,9 @@ class Validator:
             require_pycocotools()
         options = config.dataloader
         # the original has no limit of the longest side
-        transform = (
-            TestTransform(options.shortest_size, None, options.rgb_mean, options.rgb_std)
-            if legacy
-            else test_transform(config)
+        size = InputSize(options.shortest_size) if legacy else input_size(config)
+        transform: Callable[[Image.Image], Tensor] = (
+            TestTransform.of(config, size) if exported is None else ImageBytes(size.within(exported.room))
         )
         return Validator(PanopticDataset(root, split, _ValidationTransform(transform)), config, world, legacy, quiet)
 
@@ -174,7 +213,7 @@ class Validator:
         net.eval()
         try:
             with torch.inference_mode():
-                for group in equal_size_batches(self._items(desc), self._batch_size, lambda item: item.image):
+                for group in equal_size_batches(self._items(desc), self._batch_size, lambda item: item.image.shape):
                     self._compare(net, group, scorer, observer)
         finally:
             net.train(was_training)
@@ -307,9 +346,8 @@ class SemanticScorer:
 
     def add(self, item: ValidationItem, prediction: Prediction) -> ValidationResult:
         """See :class:`Scorer`."""
-        assert prediction.semantic is not None
         truth = semantic_target(item.mask.long(), torch.as_tensor(item.cat))
-        predicted = resize_nearest(prediction.semantic.to(torch.uint8).cpu().numpy(), item.native_size)
+        predicted = resize_nearest(prediction.on_cpu().semantic, item.native_size)
         self._confusion.add(truth.to(torch.uint8).numpy(), predicted)
         return ValidationResult(item, prediction)
 

@@ -146,7 +146,7 @@ def test_a_missing_library_is_named(command: Callable, capsys: pytest.CaptureFix
     command(_fail(ModuleNotFoundError("No module named 'torch'", name="torch")))
     assert main(["fake"]) == 1
     said = capsys.readouterr().err
-    assert said == "seamseg fake: needs torch, which is not installed; `seamseg doctor` lists what is missing\n"
+    assert said == "seamseg fake: needs torch, which is not installed; pip install 'seamseg[torch]'\n"
 
 
 def test_exit_codes_of_commands(command: Callable) -> None:

@@ -10,19 +10,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support.predictors import as_input, predictor_of
 from support.tile_scenes import STUFF, SceneNet, scene
 from torch.nn import functional
 
 import seamseg
-from seamseg.data.transforms import TestTransform
+from seamseg.data.input_size import InputSize
 from seamseg.formats.id_png import read_id_png
 from seamseg.formats.metadata import Metadata
 from seamseg.inference import images as photos
-from seamseg.inference.options import Thresholds
+from seamseg.inference.options import Augmentation, Thresholds
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.tiling import tiles as tiles_module
 from seamseg.inference.tiling.tiles import Tiling
-from seamseg.inference.tta import Augmentation
 from seamseg.utils.errors import InputError, SeamsegError
 
 METADATA = Metadata(STUFF, 1, ["a", "b", "c", "d"], [(i, i, i) for i in range(4)], list(range(4)), [])
@@ -31,9 +31,7 @@ LARGE = (150, 20, 280, 380)
 
 
 def predictor(net=None, tiling=Tiling(), shortest=None):  # noqa: B008  # frozen
-    thresholds = Thresholds(0.5, 0.5, 0)
-    device = torch.device("cpu")
-    return Predictor(net or SceneNet(), METADATA, TestTransform(shortest), thresholds, device, tiling=tiling)
+    return predictor_of(net or SceneNet(), METADATA, Thresholds(0.5, 0.5, 0), InputSize(shortest), tiling)
 
 
 @pytest.fixture
@@ -81,7 +79,7 @@ def test_objects_in_tiles(rgb, kind, tiles, room):
     assert sorted(d.box for d in whole) == [SMALL, LARGE]
     model = predictor(ObjectNet(kind, room=room))
     tiled = model.predict(rgb, tiles)
-    assert len(model.net.sizes) > 2
+    assert len(model.network.net.sizes) > 2
     small, large = sorted(tiled, key=lambda d: d.area)
     assert small.box == SMALL
     assert large.box == pytest.approx(LARGE, abs=5)
@@ -123,11 +121,11 @@ class LogitsNet(SceneNet):
 def test_augmentation_of_each_tile(rgb, tiles, room):
     """Mirrored views of a tile are mapped back to the image, also if memory requires smaller tiles."""
     model = predictor(LogitsNet(room=room))
-    model.augmentation = Augmentation.parse("flip")
+    model.network.augmentation = Augmentation.parse("flip")
     result, plain = model.predict(rgb, tiles), predictor().predict(rgb)
-    assert len(model.net.sizes) > 8
-    assert max(h * w for h, w in model.net.sizes) <= (room or tiles**2)
-    assert model.net.sizes[::2] == model.net.sizes[1::2], "each tile has two views"
+    assert len(model.network.net.sizes) > 8
+    assert max(h * w for h, w in model.network.net.sizes) <= (room or tiles**2)
+    assert model.network.net.sizes[::2] == model.network.net.sizes[1::2], "each tile has two views"
     stuff = (categories(result) != 3) & (categories(plain) != 3)
     assert np.array_equal(categories(result)[stuff], categories(plain)[stuff])
     assert stuff.mean() > 0.5
@@ -139,9 +137,9 @@ def test_augmentation_of_each_tile(rgb, tiles, room):
 def test_ordinary_photos_are_not_tiled(rgb):
     for model in (predictor(), predictor(tiling=Tiling("off")), predictor(tiling=Tiling(512))):
         model.predict(rgb)
-        assert model.net.sizes == [(300, 400)]
+        assert model.network.net.sizes == [(300, 400)]
     model.predict(rgb, tiles=128)
-    assert len(model.net.sizes) > 2
+    assert len(model.network.net.sizes) > 2
 
 
 @pytest.mark.slow
@@ -153,8 +151,8 @@ def test_a_photo_above_the_limit_is_tiled(monkeypatch):
         result = model.predict(scene(size, [], np.random.default_rng(0)))
         assert result.size == size
         assert (result.id_map > 0).all()
-    assert model.net.sizes[0] == (300, 400)
-    assert max(h * w for h, w in model.net.sizes[1:]) <= 128**2
+    assert model.network.net.sizes[0] == (300, 400)
+    assert max(h * w for h, w in model.network.net.sizes[1:]) <= 128**2
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 5000), (5000, 1), (2, 20000), (33, 77)])
@@ -193,16 +191,15 @@ def test_out_of_memory_is_reported_once(rgb, capsys):
     assert error.count("\n") == 1
     assert results[0].segments == results[1].segments
     # the first attempt with each image fails
-    assert max(h * w for h, w in model.net.sizes) <= 173**2
+    assert max(h * w for h, w in model.network.net.sizes) <= 173**2
 
 
 def test_images_of_a_too_large_batch_are_processed_one_by_one(rgb, capsys):
     model = predictor(SceneNet(room=200000))
-    images = [model.transform(Image.fromarray(rgb))] * 3
-    predictions = model.raw(images)
-    assert model.net.sizes == [(300, 400)] * 3
+    predictions = model.raw([rgb] * 3)
+    assert model.network.net.sizes == [(300, 400)] * 3
     assert len(predictions) == 3
-    assert all(p.semantic.dtype == torch.uint8 for p in predictions)
+    assert all(p.semantic.dtype == np.uint8 for p in predictions)
     assert capsys.readouterr().err == ""
 
 
@@ -218,8 +215,9 @@ def test_memory_for_the_smallest_tiles_does_not_suffice(rgb):
             model.predict(photo, tiles=tiles)
         assert str(caught.value) == words
     # on a GPU the message also suggests the CPU
-    error = SimpleNamespace(device=torch.device("cuda:1"))
-    said = str(Predictor._out_of_memory(error, torch.empty(3, 70, 80)))
+    gpu = SimpleNamespace(device=torch.device("cuda:1"), on_gpu=True)
+    error = SimpleNamespace(network=gpu, input_size=InputSize())
+    said = str(Predictor._out_of_memory(error, np.empty((70, 80, 3))))
     assert said == f"cuda:1: not enough memory for a network input of 80 x 70 pixels: {smaller} or use device=cpu"
 
 
@@ -275,37 +273,32 @@ def test_images_of_every_kind(tmp_path, image):
     image.save(tmp_path / "photo.tif")
     seen = []
     model = predictor()
-    model.raw = lambda images, tiling: seen.append(images[0]) or [SceneNet()._see(images[0] * 0)]
+    model.raw = lambda images, tiling: seen.append(images[0]) or [SceneNet()._see(as_input(images[0] * 0)).on_cpu()]
     for photo in (image, tmp_path / "photo.tif"):
         assert model.predict(photo).size == (6, 8)
-    assert torch.equal(seen[0], seen[1])
-    levels = np.unique(seen[0].mul(255).round().numpy())
-    assert len(levels) == 48
+    assert np.array_equal(seen[0], seen[1])
+    assert len(np.unique(seen[0])) == 48
 
 
 def test_cmyk_and_one_bit():
     red = Image.new("CMYK", (9, 7), (0, 255, 255, 0))
     seen = []
     model = predictor()
-    model.raw = lambda images, tiling: seen.append(images[0]) or [SceneNet()._see(images[0] * 0)]
+    model.raw = lambda images, tiling: seen.append(images[0]) or [SceneNet()._see(as_input(images[0] * 0)).on_cpu()]
     model.predict(red)
     model.predict(Image.new("1", (9, 7), 1))
-    assert seen[0].flatten(1).mean(1).tolist() == [1, 0, 0]
-    assert seen[1].min() == 1
+    assert seen[0].mean((0, 1)).tolist() == [255, 0, 0]
+    assert seen[1].min() == 255
 
 
-def test_photos_for_tiles_stay_bytes(rgb):
-    image = Image.fromarray(rgb)
-    transform = TestTransform(None)
-    whole = photos.network_input(image, transform, Tiling())
-    part = photos.network_input(image, transform, Tiling(128))
-    assert whole.dtype == torch.float32
-    assert torch.equal(part, (whole * 255).round().to(torch.uint8))
-    assert photos.is_for_tiles(part)
-    assert not photos.is_for_tiles(whole)
-    batches = list(photos.equal_size_batches([whole, part, whole, part], 2, lambda image: image))
-    assert [len(b) for b in batches] == [1, 2, 1]
-    assert all(not photos.is_for_tiles(image) for image in batches[1])
+def test_photos_for_tiles_are_batches_of_their_own(rgb):
+    whole = photos.network_input(Image.fromarray(rgb[:128, :128]), InputSize())
+    assert np.array_equal(whole, rgb[:128, :128])
+    batches = list(
+        photos.equal_size_batches([whole, rgb, whole, rgb], 2, lambda image: image.shape, tiling=Tiling(128))
+    )
+    assert [[len(image) for image in batch] for batch in batches] == [[300], [128, 128], [300]]
+    assert len(list(photos.equal_size_batches([rgb, rgb], 2, lambda image: image.shape, tiling=Tiling()))) == 1
 
 
 @pytest.mark.usefixtures("narrow")

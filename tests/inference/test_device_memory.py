@@ -5,14 +5,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from support.predictors import predictor_of
 from support.tile_scenes import STUFF, SceneNet, scene
 
 from inference.test_acceleration import image, network, predictor, recorded
-from seamseg.data.transforms import TestTransform
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.cuda_graphs import CudaGraphCache
 from seamseg.inference.options import Thresholds
-from seamseg.inference.predictor import Predictor
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.training.trainer import Trainer
 from seamseg.utils.device_memory import lacks_memory
@@ -64,8 +63,7 @@ class Full(SceneNet):
 
 def seer(room, error, tiling=Tiling()):  # noqa: B008
     metadata = Metadata(STUFF, 1, ["a", "b", "c", "d"], [(i, i, i) for i in range(4)], list(range(4)), [])
-    cpu = torch.device("cpu")
-    return Predictor(Full(room, error), metadata, TestTransform(None), Thresholds(0.5, 0.5, 0), cpu, tiling=tiling)
+    return predictor_of(Full(room, error), metadata, Thresholds(0.5, 0.5, 0), tiling=tiling)
 
 
 @every_word
@@ -109,21 +107,21 @@ def test_graphs_are_dropped_before_tiles_get_smaller(capsys):
     model = predictor(net)
     for _ in range(3):
         model.raw([image((64, 96))])
-    assert len(model.graph_cache) == 1
+    assert len(model.network.graph_cache) == 1
     inner = net.options.proposals
 
     class OnlyWithout(type(inner)):
         def __call__(self, *args, **kwargs):
-            if len(model.graph_cache):
+            if len(model.network.graph_cache):
                 raise LACKING[1]
             return inner(*args, **kwargs)
 
-    model.net = net.with_options(proposals=OnlyWithout())
-    photo = (torch.rand(3, 260, 260, generator=torch.Generator().manual_seed(1)) * 255).byte()
+    model.network.net = net.with_options(proposals=OnlyWithout())
+    photo = image((260, 260), 1)
     found = model.raw([photo], Tiling(256))[0]
     assert capsys.readouterr().err == ""  # the tiles have the requested side
     wanted = predictor(network()).raw([photo], Tiling(256))[0]
-    assert torch.equal(found.semantic, wanted.semantic)
+    assert np.array_equal(found.semantic, wanted.semantic)
 
 
 @every_word

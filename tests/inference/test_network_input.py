@@ -5,10 +5,10 @@ from itertools import groupby
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from seamseg.config import default_config
+from seamseg.data.transforms import TestTransform
 from seamseg.inference import images as photos
 from seamseg.inference.images import ImagePreparation, equal_size_batches
 from seamseg.utils.errors import InputError
@@ -32,33 +32,36 @@ def config(shortest=64, longest=128):
 )
 def test_network_size(size, expected):
     image = Image.new("RGB", size)
-    assert tuple(photos.test_transform(config())(image).shape[1:]) == expected
+    assert photos.network_input(image, photos.input_size(config())).shape[:2] == expected
+    transform = TestTransform.of(config(), photos.input_size(config()))
+    assert tuple(transform(image).shape[1:]) == expected
 
 
 def test_limits_can_be_chosen():
-    transform = photos.test_transform(config(64, 1000), 32)
-    assert (transform.shortest_size, transform.longest_max_size) == (32, 1000)
-    assert photos.test_transform(config(), 32, 40).longest_max_size == 40
+    size = photos.input_size(config(64, 1000), 32)
+    assert (size.shortest_size, size.longest_max_size) == (32, 1000)
+    assert photos.input_size(config(), 32, 40).longest_max_size == 40
     for sizes in ((0, None), (64, 63), (64, -1)):
         with pytest.raises(InputError, match="network size"):
-            photos.test_transform(config(), *sizes)
+            photos.input_size(config(), *sizes)
 
 
 def test_image_preparation():
     image = Image.new("RGB", (6, 4))
-    transform = photos.test_transform(config())
-    kept, bare = (ImagePreparation(transform, keep_rgb=keep)(image) for keep in (True, False))
+    size = photos.input_size(config())
+    kept, bare = (ImagePreparation(size, keep_rgb=keep)(image) for keep in (True, False))
     assert kept.size == (4, 6)
     assert kept.rgb.shape == (4, 6, 3)
     assert bare.rgb is None
-    assert torch.equal(kept.pixels, transform(image))
-    assert torch.equal(kept.pixels, bare.pixels)
+    assert np.array_equal(kept.pixels, np.asarray(size.scale(image)))
+    assert np.array_equal(kept.pixels, bare.pixels)
+    assert kept.nbytes == kept.pixels.nbytes + 4 * 6 * 3
 
 
 def test_batches_have_one_size_and_contain_all_items():
     rng = np.random.default_rng(0)
-    items = [(i, torch.empty(3, 4, int(w))) for i, w in enumerate(rng.choice([5, 5, 5, 6, 7, 8], 200))]
-    batches = list(equal_size_batches(iter(items), 3, lambda item: item[1]))
+    items = [(i, np.empty((4, int(w), 3))) for i, w in enumerate(rng.choice([5, 5, 5, 6, 7, 8], 200))]
+    batches = list(equal_size_batches(iter(items), 3, lambda item: item[1].shape))
     assert all(len(list(groupby(batch, key=lambda item: item[1].shape))) == 1 for batch in batches)
     assert max(map(len, batches)) == 3
     assert sorted(i for batch in batches for i, _ in batch) == list(range(200))
@@ -72,18 +75,18 @@ def test_few_items_wait():
         for width in range(1, 50):
             waiting += 1
             most = max(most, waiting)
-            yield torch.empty(3, 4, width)
+            yield np.empty((4, width, 3))
 
-    for batch in equal_size_batches(source(), 2, lambda image: image):
+    for batch in equal_size_batches(source(), 2, lambda image: image.shape):
         waiting -= len(batch)
     assert most <= 5
 
 
 def test_waiting_photos_are_limited_by_their_bytes(monkeypatch):
     monkeypatch.setattr(photos, "WAITING_BYTES", 100)
-    images = [torch.zeros(3, 4, width) for width in (4, 5, 6, 4)]
+    images = [np.zeros((4, width, 3)) for width in (4, 5, 6, 4)]
     items = list(zip((40, 40, 40, 200), images, strict=True))
-    batches = equal_size_batches(iter(items), 8, lambda item: item[1], lambda item: item[0])
+    batches = equal_size_batches(iter(items), 8, lambda item: item[1].shape, lambda item: item[0])
     assert [[size for size, _ in batch] for batch in batches] == [[40], [40], [40], [200]]
-    batches = equal_size_batches(iter(items[:2]), 8, lambda item: item[1], lambda item: item[0])
+    batches = equal_size_batches(iter(items[:2]), 8, lambda item: item[1].shape, lambda item: item[0])
     assert [[size for size, _ in batch] for batch in batches] == [[40], [40]]

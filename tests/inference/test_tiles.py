@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.predictors import as_input
 from support.tile_scenes import STUFF, SceneNet, scene
 
 from seamseg.inference.tiling.predict import predict_in_tiles
@@ -69,17 +69,12 @@ def test_bad_tiling(wrong):
         Tiling(*wrong)
 
 
-def as_input(rgb):
-    return torch.from_numpy(rgb).permute(2, 0, 1)
-
-
 def in_tiles(net, rgb, side, overlap):
-    see = lambda part: net.predict(PackedSequence([part / 255]))[0]  # noqa: E731
-    return predict_in_tiles(see, as_input(rgb), side, overlap, 0.3)
+    return predict_in_tiles(lambda part: whole(net, part), rgb, side, overlap, 0.3)
 
 
 def whole(net, rgb):
-    return net.predict(PackedSequence([as_input(rgb) / 255]))[0]
+    return net.predict(PackedSequence([as_input(rgb.copy())]))[0].on_cpu()
 
 
 def result_of(prediction):
@@ -87,7 +82,7 @@ def result_of(prediction):
 
 
 def assert_same(one, other):
-    assert np.array_equal(one.semantic.numpy(), other.semantic.numpy())
+    assert np.array_equal(one.semantic, other.semantic)
     ours, theirs = result_of(one), result_of(other)
     assert (ours.id_map > 0).all()
     things = [sorted((s.box, s.area) for s in r.segments if s.isthing) for r in (ours, theirs)]
@@ -113,7 +108,7 @@ def test_classes_in_tiles_are_those_of_the_whole(size, side, share, seed):
     rgb = scene(size, [], np.random.default_rng(seed))
     seen = in_tiles(SceneNet(), rgb, side, int(side * share))
     assert seen.size == size
-    assert seen.semantic.dtype == torch.uint8
+    assert seen.semantic.dtype == np.uint8
     assert_same(seen, whole(SceneNet(), rgb))
 
 

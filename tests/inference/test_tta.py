@@ -9,6 +9,7 @@ from PIL import Image
 from support.micro import narrow_body
 
 import seamseg
+from seamseg.inference.images import network_input
 from seamseg.inference.tta import Augmentation, predict_augmented
 from seamseg.models.heads.roi import DetectionSelector
 from seamseg.ops.upsample import upsample_argmax, upsample_mean_argmax
@@ -127,10 +128,11 @@ def models(micro_run):
 
 def test_a_single_view_is_the_plain_prediction(models, micro):
     model = models[None]
-    image = model.transform(Image.open(micro / "img" / "val0.png").convert("RGB"))
+    photo = Image.open(micro / "img" / "val0.png").convert("RGB")
+    image = model.network.prepare(network_input(photo, model.input_size))
     with torch.inference_mode():
-        once = predict_augmented(model.net, [image], Augmentation())[0]
-        plain = model.net.predict(PackedSequence([image]))[0]
+        once = predict_augmented(model.network.net, [image], Augmentation())[0]
+        plain = model.network.net.predict(PackedSequence([image]))[0]
     assert torch.equal(once.scores.sort().values, plain.scores.sort().values)
     assert (once.semantic != plain.semantic).float().mean() < 1e-3
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-import torch
 from PIL import Image
 from torch.utils.data import get_worker_info
 
 from seamseg.inference.images import PreparedImage
 from seamseg.predict.job import _PredictionLoop
 from seamseg.predict.sources.base import Source
-from seamseg.predict.sources.reader import DecodedImage, WorkerFailure
+from seamseg.predict.sources.share import DecodedImage, WorkerFailure
 from seamseg.utils.errors import SeamsegError
 
 pytestmark = pytest.mark.usefixtures("narrow")
@@ -114,7 +114,9 @@ def test_a_failed_output_is_reported_although_a_decoder_died():
         raise OSError(28, "No space left on device", "p-0.tar")
 
     def read(names):
-        yield DecodedImage(Source(Path("a.png"), "a", "a.png"), "", PreparedImage(torch.zeros(3, 4, 4), (4, 4)))
+        yield DecodedImage(
+            Source(Path("a.png"), "a", "a.png"), "", PreparedImage(np.zeros((4, 4, 3), np.uint8), (4, 4))
+        )
         assert failing.wait(60)
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
 
@@ -123,7 +125,9 @@ def test_a_failed_output_is_reported_although_a_decoder_died():
         return WorkerFailure("dead", [])
 
     decoders = SimpleNamespace(share=SimpleNamespace(containers=[1]), read=read, handle_worker_failure=handle)
-    loop = _PredictionLoop(SimpleNamespace(raw=lambda images: [None], result=fuse), SimpleNamespace(names={}))
+    loop = _PredictionLoop(
+        SimpleNamespace(raw=lambda images: [None], result=fuse, tiling=None), SimpleNamespace(names={})
+    )
     with pytest.raises(SeamsegError, match=r"p-0\.tar: cannot be written: No space left"):
         loop.run(decoders, 1, False)
     assert len(handled) == 1  # the other decoders are stopped

@@ -110,7 +110,7 @@ def test_python_api(micro_run, photos):
         assert again.size == (64, 96)
         assert np.array_equal(again.id_map, by_path.id_map)
         assert again.segments == by_path.segments
-    assert not model.net.training
+    assert not model.network.net.training
     for wrong in (np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8)):
         with pytest.raises(InputError, match="H x W x 3 uint8"):
             model.predict(wrong)
@@ -139,8 +139,8 @@ def test_thresholds(micro_run, photos, tmp_path, seamseg_main):
 
 def test_network_size(micro_run):
     model = seamseg.load(micro_run, device="cpu", shortest_size=32, longest_max_size=40)
-    assert model.raw([model.transform(Image.new("RGB", (100, 100)))])[0].size == (32, 32)
-    assert model.raw([model.transform(Image.new("RGB", (200, 100)))])[0].size == (20, 40)
+    for size, expected in (((100, 100), (32, 32)), ((200, 100), (20, 40))):
+        assert model.predict(Image.new("RGB", size)).prediction.size == expected
 
 
 def test_a_snapshot_with_config_and_metadata(micro_run, photos, tmp_path, seamseg_main):

@@ -5,15 +5,17 @@ import threading
 import time
 
 import pytest
-import torch
 from PIL import Image
 
 from seamseg.data.images import open_image
+from seamseg.data.input_size import InputSize
 from seamseg.inference.images import ImagePreparation
 from seamseg.predict.sources import reader as reading
+from seamseg.predict.sources import share
 from seamseg.predict.sources.base import Source
 from seamseg.predict.sources.find import find_sources
-from seamseg.predict.sources.reader import Decoders, DecoderShare, ReadAheadBudget
+from seamseg.predict.sources.reader import ProcessDecoders, ReadAheadBudget
+from seamseg.predict.sources.share import DecoderShare, ThreadDecoders
 from seamseg.utils.parallel import BackgroundWriter
 
 
@@ -24,22 +26,13 @@ def sources(tmp_path):
     return find_sources(tmp_path)
 
 
-class Unscaled:
-    """A transform that keeps the size."""
-
-    def __call__(self, image):
-        return torch.zeros(3, image.height, image.width)
-
-    def size_of(self, size):
-        return size
+PHOTO = 100 * 100 * (3 + 3)
 
 
-PHOTO = 100 * 100 * (3 * 4 + 3)
-
-
-def read_slowly(sources, tmp_path, monkeypatch, limit):
+def read_slowly(sources, tmp_path, monkeypatch, limit, decoders=ProcessDecoders):
     """Return the maximum number of photos that were decoded but not yet received."""
-    monkeypatch.setattr(reading, "READ_AHEAD_BYTES", limit)
+    for module in (reading, share):
+        monkeypatch.setattr(module, "READ_AHEAD_BYTES", limit)
     mark = tmp_path / "opened"
 
     def opened(self):
@@ -49,7 +42,7 @@ def read_slowly(sources, tmp_path, monkeypatch, limit):
 
     monkeypatch.setattr(Source, "open", opened)
     counts, got = [], []
-    for source, _, _ in Decoders(DecoderShare(sources, ImagePreparation(Unscaled(), keep_rgb=True), {}), 2).read(()):
+    for source, _, _ in decoders(DecoderShare(sources, ImagePreparation(InputSize(), keep_rgb=True), {}), 2).read(()):
         got.append(source.name)
         before = -1
         while before != (before := len(mark.read_text().split())):
@@ -67,6 +60,10 @@ def test_decoders_of_huge_photos_hold_one_each(sources, tmp_path, monkeypatch):
     # a part for each decoder, and one photo more
     assert read_slowly(sources, tmp_path, monkeypatch, 3 * PHOTO) == 4
     assert reading.READ_AHEAD_BYTES == 3 * PHOTO
+
+
+def test_threads_of_huge_photos_hold_one_each(sources, tmp_path, monkeypatch):
+    assert read_slowly(sources[:5], tmp_path, monkeypatch, PHOTO, ThreadDecoders) <= 2
 
 
 def test_a_decoder_waits_only_for_its_own_photos_and_while_its_parent_lives(monkeypatch):

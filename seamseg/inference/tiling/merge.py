@@ -6,14 +6,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+import numpy as np
 
+from seamseg.idmaps.segments import sigmoid
 from seamseg.inference.tiling.tiles import Span, Tile
-from seamseg.ops.boxes import box_iou, box_overlap
-from seamseg.ops.nms import nms
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 
 EDGE = 4
 """A box this close to an edge of its tile, in pixels, counts as cut by it, since boxes are not exact."""
@@ -29,17 +26,17 @@ CLEAR = 16
 class TileDetections:
     """Detections in pixels of the image: boxes `K x 4`, classes `K`, scores `K`, mask logits `K x h x w` or None."""
 
-    boxes: Tensor
-    classes: Tensor
-    scores: Tensor
-    masks: Tensor | None
+    boxes: np.ndarray
+    classes: np.ndarray
+    scores: np.ndarray
+    masks: np.ndarray | None
 
     @staticmethod
     def of(
         prediction: Prediction, scale: tuple[float, float] = (1, 1), offset: tuple[int, int] = (0, 0)
     ) -> TileDetections:
         """Return those of a part of the image, scaled and then shifted, `(y, x)` each."""
-        boxes = prediction.boxes * prediction.boxes.new_tensor(scale * 2) + prediction.boxes.new_tensor(offset * 2)
+        boxes = prediction.boxes * np.array(scale * 2, np.float32) + np.array(offset * 2, np.float32)
         return TileDetections(boxes, prediction.classes, prediction.scores, prediction.mask_logits)
 
     @staticmethod
@@ -47,22 +44,22 @@ class TileDetections:
         """Concatenate detections."""
         masks = [part.masks for part in parts if part.masks is not None]
         return TileDetections(
-            torch.cat([part.boxes for part in parts]),
-            torch.cat([part.classes for part in parts]),
-            torch.cat([part.scores for part in parts]),
-            torch.cat(masks) if masks else None,
+            np.concatenate([part.boxes for part in parts]),
+            np.concatenate([part.classes for part in parts]),
+            np.concatenate([part.scores for part in parts]),
+            np.concatenate(masks) if masks else None,
         )
 
     def __len__(self) -> int:
-        return self.boxes.shape[0]
+        return len(self.boxes)
 
-    def __getitem__(self, chosen: Tensor) -> TileDetections:
+    def __getitem__(self, chosen: np.ndarray) -> TileDetections:
         masks = None if self.masks is None else self.masks[chosen]
         return TileDetections(self.boxes[chosen], self.classes[chosen], self.scores[chosen], masks)
 
-    def larger_than(self, side: float) -> Tensor:
+    def larger_than(self, side: float) -> np.ndarray:
         """Return whether height or width is above `side`, `K` bool."""
-        return (self.boxes[:, 2:] - self.boxes[:, :2]).amax(1) > side
+        return (self.boxes[:, 2:] - self.boxes[:, :2]).max(1) > side
 
 
 def merge_detections(
@@ -105,16 +102,50 @@ def merge_detections(
             pieces.append((tile, found[~here & ~elsewhere]))
     # boxes of the coarse view are less exact: half the size leaves no gap between coarse view and tiles
     coarse = coarse[coarse.larger_than(sure / 2)]
-    clear = (coarse.boxes[:, 2:] - coarse.boxes[:, :2]).amin(1) >= CLEAR * grain
+    clear = (coarse.boxes[:, 2:] - coarse.boxes[:, :2]).min(1) >= CLEAR * grain
     found = TileDetections.concatenate([*whole, coarse[clear]])
-    found = found[nms(found.boxes, found.scores, nms_threshold, groups=found.classes)]
+    found = found[_suppress(found, nms_threshold)]
     large = found[found.larger_than(sure / 2)]
     # joined first: a sliver of an object may be just outside of its box in the coarse view
     found = TileDetections.concatenate([found, *(one[~_covered(one, large)] for one in _join_pieces(pieces))])
     unclear = coarse[~clear]
     found = TileDetections.concatenate([found, unclear[~_covered(unclear, found)]])
-    kept = nms(found.boxes, found.scores, nms_threshold, groups=found.classes)
-    return found[kept[torch.argsort(found.classes[kept], stable=True)]]
+    kept = _suppress(found, nms_threshold)
+    return found[kept[np.argsort(found.classes[kept], kind="stable")]]
+
+
+def _suppress(found: TileDetections, threshold: float) -> np.ndarray:
+    """Return the indices that non-maximum suppression within each class keeps, by descending score.
+
+    As :func:`seamseg.ops.nms.nms`: a box is suppressed from an IoU of `threshold`, ties are in the order of the boxes.
+    """
+    kept: list[int] = []
+    order = np.argsort(-found.scores, kind="stable")
+    for category in np.unique(found.classes):
+        left = order[found.classes[order] == category]
+        while len(left):
+            kept.append(int(left[0]))
+            left = left[1:][~(_iou(found.boxes[left[:1]], found.boxes[left[1:]])[0] >= threshold)]
+    chosen = np.sort(np.array(kept, np.int64))
+    return chosen[np.argsort(-found.scores[chosen], kind="stable")]
+
+
+def _intersection(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the area that each of `N` boxes shares with each of `M`, `N x M`."""
+    height, width = (
+        (np.minimum(a[:, None, k + 2], b[:, k + 2]) - np.maximum(a[:, None, k], b[:, k])).clip(0) for k in (0, 1)
+    )
+    return height * width
+
+
+def _area(boxes: np.ndarray) -> np.ndarray:
+    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+
+
+def _iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    common = _intersection(a, b)
+    with np.errstate(divide="ignore", invalid="ignore"):  # NaN for two empty boxes
+        return common / (_area(a)[:, None] + _area(b) - common)
 
 
 def _spans_of(indices: list[int], spans: list[Span]) -> list[Span]:
@@ -122,17 +153,19 @@ def _spans_of(indices: list[int], spans: list[Span]) -> list[Span]:
     return [by_index[index] for index in range(len(by_index))]
 
 
-def _fits(ends: Tensor, along: list[Span]) -> Tensor:
+def _fits(ends: np.ndarray, along: list[Span]) -> np.ndarray:
     """Return whether each of `K` intervals is in each span, not close to an inner end of it, `K x S` bool."""
-    low = [-torch.inf if i == 0 else span.start + EDGE for i, span in enumerate(along)]
-    high = [torch.inf if i == len(along) - 1 else span.stop - EDGE for i, span in enumerate(along)]
-    return (ends[:, :1] >= ends.new_tensor(low)) & (ends[:, 1:] <= ends.new_tensor(high))
+    low = [-np.inf if i == 0 else span.start + EDGE for i, span in enumerate(along)]
+    high = [np.inf if i == len(along) - 1 else span.stop - EDGE for i, span in enumerate(along)]
+    return (ends[:, :1] >= np.array(low, np.float32)) & (ends[:, 1:] <= np.array(high, np.float32))
 
 
-def _covered(pieces: TileDetections, objects: TileDetections) -> Tensor:
+def _covered(pieces: TileDetections, objects: TileDetections) -> np.ndarray:
     """Return which pieces are mostly covered by an object of their class."""
     same = pieces.classes[:, None] == objects.classes
-    return (same & (box_overlap(pieces.boxes, objects.boxes) >= SAME)).any(1)
+    with np.errstate(divide="ignore", invalid="ignore"):  # NaN for an empty piece
+        overlap = _intersection(pieces.boxes, objects.boxes) / _area(pieces.boxes)[:, None]
+    return (same & (overlap >= SAME)).any(1)
 
 
 def _join_pieces(pieces: list[tuple[Tile, TileDetections]]) -> list[TileDetections]:
@@ -161,43 +194,50 @@ def _join_pieces(pieces: list[tuple[Tile, TileDetections]]) -> list[TileDetectio
     for i in range(len(group)):
         members[root(i)].append(i)
     everything = TileDetections.concatenate([piece for _, piece in pieces])
-    return [_union(everything[torch.tensor(member)]) for member in members.values()]
+    return [_union(everything[np.array(member)]) for member in members.values()]
 
 
-def _agreeing(a: tuple[Tile, TileDetections], b: tuple[Tile, TileDetections]) -> Tensor:
+def _agreeing(a: tuple[Tile, TileDetections], b: tuple[Tile, TileDetections]) -> np.ndarray:
     """Return pairs `P x 2` of pieces of one class whose boxes agree within the overlap of their tiles."""
     (p, first), (q, second) = a, b
-    low = first.boxes.new_tensor((max(p.y.start, q.y.start), max(p.x.start, q.x.start)))
-    high = first.boxes.new_tensor((min(p.y.stop, q.y.stop), min(p.x.stop, q.x.stop)))
+    low = np.array((max(p.y.start, q.y.start), max(p.x.start, q.x.start)), np.float32)
+    high = np.array((min(p.y.stop, q.y.stop), min(p.x.stop, q.x.stop)), np.float32)
 
-    def common(boxes: Tensor) -> Tensor:
-        return torch.cat((torch.maximum(boxes[:, :2], low), torch.minimum(boxes[:, 2:], high)), 1)
+    def common(boxes: np.ndarray) -> np.ndarray:
+        return np.concatenate((np.maximum(boxes[:, :2], low), np.minimum(boxes[:, 2:], high)), 1)
 
     in_a, in_b = common(first.boxes), common(second.boxes)
-    there = [(boxes[:, 2:] > boxes[:, :2]).all(1) for boxes in (in_a, in_b)]
+    there = [np.all(boxes[:, 2:] > boxes[:, :2], axis=1) for boxes in (in_a, in_b)]
     same = first.classes[:, None] == second.classes
-    return torch.nonzero(same & there[0][:, None] & there[1] & (box_iou(in_a, in_b) >= SAME))
+    return np.argwhere(same & np.expand_dims(there[0], 1) & there[1] & (_iou(in_a, in_b) >= SAME))
 
 
 def _union(pieces: TileDetections) -> TileDetections:
     """Return one detection around all pieces, with the best of their scores and the union of their masks."""
     if len(pieces) == 1:
         return pieces
-    box = torch.cat((pieces.boxes[:, :2].amin(0), pieces.boxes[:, 2:].amax(0)))
+    box = np.concatenate((pieces.boxes[:, :2].min(0), pieces.boxes[:, 2:].max(0)))
     masks = None
     if pieces.masks is not None:
-        height, width = pieces.masks.shape[-2:]
-        rows = box[0] + (torch.arange(height) + 0.5) / height * (box[2] - box[0])
-        columns = box[1] + (torch.arange(width) + 0.5) / width * (box[3] - box[1])
-        # -1 .. 1 across the box of each piece
-        low, span = pieces.boxes[:, :2], pieces.boxes[:, 2:] - pieces.boxes[:, :2]
-        y = (rows - low[:, :1]) / span[:, :1] * 2 - 1
-        x = (columns - low[:, 1:]) / span[:, 1:] * 2 - 1
-        grid = torch.stack((x[:, None, :].expand(-1, height, -1), y[:, :, None].expand(-1, -1, width)), -1)
+        probabilities = np.stack([_resampled(*piece, box) for piece in zip(sigmoid(pieces.masks), pieces.boxes)])
+        united = probabilities.max(0, keepdims=True).clip(1e-4, 1 - 1e-4)
+        masks = np.log(united / (1 - united)).astype(np.float32)
+    return TileDetections(box[None], pieces.classes[:1], pieces.scores.max(keepdims=True), masks)
+
+
+def _resampled(mask: np.ndarray, own: np.ndarray, box: np.ndarray) -> np.ndarray:
+    """Sample the probabilities `h x w` of a mask over its own box at the cells of another box; 0 outside."""
+    for axis, cells in enumerate(mask.shape):
+        low, high = own[axis], own[axis + 2]
+        centres = box[axis] + (np.arange(cells, dtype=np.float32) + np.float32(0.5)) / cells * (
+            box[axis + 2] - box[axis]
+        )
+        within = (centres >= low) & (centres <= high)
         # border values extend half a cell beyond the centre of the last cell, up to the box of the piece
-        within = ((grid >= -1) & (grid <= 1)).all(-1)
-        probabilities = functional.grid_sample(
-            pieces.masks.float().sigmoid()[:, None], grid, padding_mode="border", align_corners=False
-        )[:, 0]
-        masks = torch.logit((probabilities * within).amax(0, keepdim=True), eps=1e-4)
-    return TileDetections(box[None], pieces.classes[:1], pieces.scores.amax(0, keepdim=True), masks)
+        where = ((centres - low) / (high - low) * cells - np.float32(0.5)).clip(0, cells - 1)
+        first = where.astype(np.intp)
+        shape = [-1 if k == axis else 1 for k in range(2)]
+        share = (where - first).reshape(shape)
+        mask = (1 - share) * mask.take(first, axis) + share * mask.take(np.minimum(first + 1, cells - 1), axis)
+        mask = mask * within.reshape(shape)
+    return mask

@@ -6,21 +6,20 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+import numpy as np
+from PIL import Image
 
 from seamseg.inference.tiling.merge import TileDetections, merge_detections
 from seamseg.inference.tiling.tiles import LEAST_SIDE, Tiling, tiles_of
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.utils.device_memory import free_memory, lacks_memory
 
-Forward = Callable[[Tensor], Prediction]
-"""Runs the network on pixels `3 x h x w` of an image; the prediction is on the CPU."""
+Forward = Callable[[np.ndarray], Prediction]
+"""Runs the network on pixels `h x w x 3` uint8 of an image."""
 
 
 def predict_in_tiles(
-    forward: Forward, pixels: Tensor, side: int, overlap: int, nms_threshold: float | None
+    forward: Forward, pixels: np.ndarray, side: int, overlap: int, nms_threshold: float | None
 ) -> Prediction:
     """Run the network on overlapping tiles of an image and merge the predictions.
 
@@ -31,7 +30,7 @@ def predict_in_tiles(
     Parameters
     ----------
     forward : the network
-    pixels : of the image at network size, `3 x H x W`, uint8 or float32
+    pixels : of the image at network size, `H x W x 3` uint8
     side, overlap : of the tiles, in pixels
     nms_threshold : as of :func:`seamseg.inference.tiling.merge.merge_detections`; None for a network without detections
 
@@ -40,17 +39,17 @@ def predict_in_tiles(
     Prediction
         of the whole image, in pixels of `pixels`; any number of detections. Maps are uint8
     """
-    height, width = pixels.shape[-2:]
+    height, width = pixels.shape[:2]
     coarse, grain = (None, 1.0) if nms_threshold is None else _coarse_view(forward, pixels, side)
     parts = []
-    maps: dict[str, Tensor] = {}
+    maps: dict[str, np.ndarray] = {}
     for tile in tiles_of((height, width), side, overlap):
         y, x = tile.y, tile.x
-        prediction = forward(pixels[:, y.start : y.stop, x.start : x.stop])
+        prediction = forward(pixels[y.start : y.stop, x.start : x.stop])
         for name, part in (("semantic", prediction.semantic), ("probability", prediction.probability)):
             if part is not None:
                 if name not in maps:
-                    maps[name] = torch.empty((height, width), dtype=torch.uint8)
+                    maps[name] = np.empty((height, width), np.uint8)
                 core = part[y.core_start - y.start : y.core_stop - y.start]
                 core = core[:, x.core_start - x.start : x.core_stop - x.start]
                 maps[name][y.core_start : y.core_stop, x.core_start : x.core_stop] = core
@@ -61,13 +60,13 @@ def predict_in_tiles(
     return Prediction(found.boxes, found.classes, found.scores, found.masks, maps.get("semantic"), (height, width))
 
 
-def _coarse_view(forward: Forward, pixels: Tensor, side: int) -> tuple[TileDetections, float]:
+def _coarse_view(forward: Forward, pixels: np.ndarray, side: int) -> tuple[TileDetections, float]:
     """Detect on the whole image, shrunk to at most the pixels of a tile; return detections and the factor."""
-    height, width = pixels.shape[-2:]
+    height, width = pixels.shape[:2]
     shrink = min(side / math.sqrt(height * width), 1.0)
     size = max(int(height * shrink), 1), max(int(width * shrink), 1)
     size = min(size[0], side**2), min(size[1], side**2)  # for an image one pixel high or wide
-    small = functional.interpolate(pixels[None], size, mode="bilinear", align_corners=False, antialias=True)[0]
+    small = np.asarray(Image.fromarray(pixels).resize(size[::-1], Image.Resampling.BILINEAR))
     scale = height / size[0], width / size[1]
     return TileDetections.of(forward(small), scale), max(scale)
 
@@ -79,7 +78,7 @@ def first_side(size: tuple[int, int]) -> int | None:
 
 
 def predict_in_tiles_that_fit(
-    forward: Forward, pixels: Tensor, side: int, tiling: Tiling, nms_threshold: float | None
+    forward: Forward, pixels: np.ndarray, side: int, tiling: Tiling, nms_threshold: float | None
 ) -> tuple[Prediction, int]:
     """Call :func:`predict_in_tiles`, with tiles of half the side as long as the device is out of memory.
 

@@ -6,116 +6,58 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from seamseg.data.workers import block_sigterm, describe_exit, failed_workers, ignore_foreign_sigterm, recording_context
+from seamseg.idmaps.histogram import as_array
 from seamseg.inference.images import PreparedImage
-from seamseg.predict.manifest import Done
-from seamseg.predict.sources.base import Container, Source, SourceItem
-from seamseg.utils.errors import InputError, SeamsegError, UnreadableImage, option
-from seamseg.utils.urls import describe_error
+from seamseg.predict.sources.base import Source
+from seamseg.predict.sources.share import (
+    READ_AHEAD_BYTES,
+    DecodedImage,
+    DecoderShare,
+    WorkerFailure,
+    retry_on_worker_death,
+)
+from seamseg.utils.errors import SeamsegError, option
 
 _NOTE_BYTES = 4096
 _MAX_IDLE_DEATHS = 3
 """Deaths of decoders that were not reading a photo, after which the run ends."""
 
-READ_AHEAD_BYTES = 512 << 20
-"""Limit of decoded photos that wait, over all decoders of a process; each may hold one photo more than its part."""
 
+class _Decoding(IterableDataset):
+    """The photos of a share as a data set: each with the number of the decoder that read it, pixels as tensors.
 
-class DecodedImage(NamedTuple):
-    """A photo, the stamp of its file, and its prepared image, or the reason why it cannot be decoded."""
-
-    source: Source
-    stamp: str
-    image: PreparedImage | str
-
-
-class DecoderShare(IterableDataset):
-    """The photos of one process; its decoders (the workers of a DataLoader) divide them further.
-
-    Single photos are assigned in turn. If there are enough containers for all decoders, each reads whole ones;
-    otherwise each decoder goes through every container and decodes its part of the photos.
-
-    Parameters
-    ----------
-    sources : all, the same list in every process
-    prepare : makes network inputs of decoded photos
-    done : photos that earlier runs have done, the same in every process
-    rank, size : of the processes
-    limit : photos of each container at most
+    Tensors pass from a worker process to this one through shared memory.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[Source | Container],
-        prepare: Callable[[Image.Image], PreparedImage],
-        done: Mapping[str, Done],
-        rank: int = 0,
-        size: int = 1,
-        limit: int | None = None,
-    ) -> None:
-        self.photos = [s for s in sources if isinstance(s, Source) and not _is_done(s, s.stamp, done)]
-        self.containers = [s for s in sources if not isinstance(s, Source)]
-        self.mine = self.photos[rank::size]
-        self.prepare = prepare
-        self.done = done
-        self.rank = rank
-        self.size = size
-        self.limit = limit
-        self.skip: Collection[str] = ()
-        self.notes = torch.zeros(0, _NOTE_BYTES, dtype=torch.uint8)
-        self.budget = ReadAheadBudget(0)
+    def __init__(self, share: DecoderShare, notes: torch.Tensor, budget: ReadAheadBudget) -> None:
+        self.share = share
+        self.notes = notes
+        self.budget = budget
 
     def __iter__(self) -> Iterator[tuple[int, DecodedImage]]:
-        """Iterate over the photos, each with the number of the decoder that read it."""
         info = get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         note = self.notes[worker] if worker < len(self.notes) else None
-        for source in self.mine[worker::workers]:
-            if source.name not in self.skip:
-                yield worker, self._decode(worker, source.stamp(), source, note)
-        readers, me = self.size * workers, self.rank + self.size * worker
-        whole = len(self.containers) >= readers
-        for number, container in enumerate(self.containers):
-            if whole and number % readers != me:
-                continue
-            stamp = container.stamp()
-            for position, item in enumerate(self._missing(container, stamp), 1):
-                if (whole or position % readers == me) and item.source.name not in self.skip:
-                    yield worker, self._decode(worker, stamp, item, note)
-
-    def _missing(self, container: Container, stamp: str) -> Iterator[SourceItem]:
-        """Iterate over the photos of a container that are not done, up to the limit."""
-        for count, item in enumerate(container.items(), 1):
-            if self.limit is not None and count > self.limit:
-                return
-            if not _is_done(item.source, lambda: stamp, self.done):
-                yield item
-
-    def _decode(self, worker: int, stamp: str, item: SourceItem, note: torch.Tensor | None) -> DecodedImage:
-        source = item.source
-        self.budget.wait(worker)
-        _write_note(note, source)
-        try:
-            image = self.prepare(item.open())
-        except UnreadableImage as error:  # its text names the photo
-            return DecodedImage(source, stamp, str(error))
-        except InputError as error:
-            return DecodedImage(source, stamp, f"{source}: {error}")
-        except Exception as error:  # one photo, for which the memory may not suffice, must not end the run
-            return DecodedImage(source, stamp, f"{source}: cannot be decoded: {describe_error(error)}")
-        finally:
-            _write_note(note, None)
-        self.budget.add(worker, image.nbytes)
-        return DecodedImage(source, stamp, image)
+        for stamp, item in self.share.items(worker, workers):
+            self.budget.wait(worker)
+            _write_note(note, item.source)
+            try:
+                decoded = self.share.decode(stamp, item)
+            finally:
+                _write_note(note, None)
+            if isinstance(decoded.image, PreparedImage):
+                self.budget.add(worker, decoded.image.nbytes)
+                decoded = decoded._replace(image=decoded.image.map(torch.from_numpy))
+            yield worker, decoded
 
 
 class ReadAheadBudget:
@@ -155,14 +97,7 @@ class ReadAheadBudget:
         self._received.fill_(1 << 60)
 
 
-class WorkerFailure(NamedTuple):
-    """A message about a decoder that died, and the photos to skip from now on, with the reason."""
-
-    message: str
-    skipped: list[tuple[Source, str]]
-
-
-class Decoders:
+class ProcessDecoders:
     """Reads a share with worker processes.
 
     A decoder that is killed while it reads a photo is replaced, and the photo is tried again; if this happens a second
@@ -181,30 +116,32 @@ class Decoders:
         self._idle_deaths = 0
         self._iterator: object = None
         self._started: list[BaseProcess] = []
-        share.notes = torch.zeros(self.workers, _NOTE_BYTES, dtype=torch.uint8).share_memory_()
+        self._notes = torch.zeros(self.workers, _NOTE_BYTES, dtype=torch.uint8).share_memory_()
+        self._budget = ReadAheadBudget(0)
 
     def read(self, skip: Collection[str]) -> Iterator[DecodedImage]:
         """Decode the photos except those named; may be called again after :meth:`handle_worker_failure`."""
         self.share.skip = skip
         self._started.clear()
-        self.share.notes.zero_()
+        self._notes.zero_()
         if not self.share.mine and not self.share.containers:
             return
+        budget = self._budget = ReadAheadBudget(self.workers)
         loader: DataLoader = DataLoader(
-            self.share,
+            _Decoding(self.share, self._notes, budget),
             batch_size=None,
             num_workers=self.workers,
             collate_fn=_unchanged,
             worker_init_fn=ignore_foreign_sigterm if self.workers else None,
             multiprocessing_context=recording_context(self._started) if self.workers else None,
         )
-        budget = self.share.budget = ReadAheadBudget(self.workers)
         with block_sigterm():
             self._iterator = iter(loader)
         try:
             for worker, decoded in self._iterator:  # type: ignore[attr-defined]
                 if isinstance(decoded.image, PreparedImage):
                     budget.remove(worker, decoded.image.nbytes)
+                    decoded = decoded._replace(image=decoded.image.map(as_array))
                 yield decoded
         finally:
             budget.release()
@@ -229,7 +166,7 @@ class Decoders:
         for number in dead:
             workers[number].join(timeout=1)
         codes = {code for number in dead if (code := workers[number].exitcode)}
-        sources = [source for number in dead if (source := _read_note(self.share.notes[number])) is not None]
+        sources = [source for number in dead if (source := _read_note(self._notes[number])) is not None]
         self._close()
         cause = describe_exit(codes)
         message = f"a process that decodes images {cause}" + (
@@ -256,7 +193,7 @@ class Decoders:
 
     def _close(self) -> None:
         # its workers would go on decoding
-        self.share.budget.release()
+        self._budget.release()
         shutdown = getattr(self._iterator, "_shutdown_workers", None)
         self._iterator = None
         if shutdown is not None:
@@ -265,24 +202,9 @@ class Decoders:
             process.kill()
 
 
-def retry_on_worker_death(job: Callable[[], object]) -> None:
-    """Run a repeatable job; a DataLoader reports the death of another worker by an error anywhere in the process."""
-    for _ in range(8):
-        try:
-            job()
-            return
-        except RuntimeError:
-            continue
-
-
 def _unchanged(item: Any) -> Any:
     """Return an item as it is; the default `collate_fn` would rebuild it."""
     return item
-
-
-def _is_done(source: Source, stamp: Callable[[], str], done: Mapping[str, Done]) -> bool:
-    known = done.get(source.name)
-    return known is not None and known.relative == source.relative and known.stamp == stamp()
 
 
 def _write_note(note: torch.Tensor | None, source: Source | None) -> None:

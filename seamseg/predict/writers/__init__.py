@@ -14,10 +14,10 @@ from seamseg.predict.writers.detections import (
     DetectionChoice,
     DetectionOverlayWriter,
     LegacyOverlayWriter,
-    RawDetectionsWriter,
 )
 from seamseg.predict.writers.images import AnonymizeWriter, OverlayWriter
-from seamseg.predict.writers.predictions import CityscapesWriter, CocoWriter, RawWriter, VistasWriter
+from seamseg.predict.writers.predictions import CityscapesWriter, CocoWriter, VistasWriter
+from seamseg.predict.writers.raw import RawDetectionsWriter, RawWriter
 from seamseg.predict.writers.semantic import IdsWriter, LabelsWriter, ProbabilitiesWriter, SemanticOverlayWriter
 from seamseg.utils.errors import InputError, option
 

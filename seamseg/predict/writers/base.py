@@ -10,7 +10,7 @@ import numpy as np
 
 from seamseg.inference.photo_result import PhotoResult
 from seamseg.predict.sources.base import Source
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 
 Record = dict[str, Any]
 """What a format stores in the manifest for a photo, as JSON."""

@@ -1,24 +1,22 @@
-"""Formats of detection and instance segmentation: overlays, COCO results, raw network outputs."""
+"""Formats of detection and instance segmentation: overlays, COCO results."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
 
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.detections import Detections
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.base import Record, Records, Writer
-from seamseg.predict.writers.images import OVERLAY_QUALITY
-from seamseg.structures import Prediction
-from seamseg.utils.files import replacing, write_atomically
+from seamseg.predict.writers.images import ImageWriter
+from seamseg.predictions import Prediction
+from seamseg.utils.files import replacing
 from seamseg.visualize.detections import draw_detections, draw_legacy
 
 RESULTS_JSON = "coco_results.json"
@@ -38,79 +36,26 @@ class DetectionChoice:
     classes: Sequence[int] | None = None
 
 
-class _DrawingWriter(Writer[Detections]):
-    """Base of the formats that draw on the photo: `<name>.jpg`."""
-
-    needs_photo = True
-    member = "overlay.jpg"
-
-    def __init__(self, out: Path, metadata: Metadata) -> None:
-        self.out = out
-        self.metadata = metadata
-
-    def paths(self, source: Source) -> list[Path]:
-        """Return `OUT/<name>.jpg`."""
-        return [self.out / f"{source.name}.jpg"]
-
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Detections) -> None:
-        """Draw and write the overlay."""
-        assert rgb is not None
-        buffer = BytesIO()
-        Image.fromarray(self.draw(rgb, result)).save(buffer, "JPEG", quality=OVERLAY_QUALITY)
-        write_atomically(self.paths(source)[0], buffer.getvalue())
-
-    def draw(self, rgb: np.ndarray, result: Detections) -> np.ndarray:
-        """Return the photo with the objects."""
-        raise NotImplementedError
-
-
-class DetectionOverlayWriter(_DrawingWriter):
+class DetectionOverlayWriter(ImageWriter[Detections]):
     """The photo with boxes, masks, class names and scores."""
 
-    def draw(self, rgb: np.ndarray, result: Detections) -> np.ndarray:
-        """Return the photo with the objects."""
-        return draw_detections(rgb, list(result), result.size, self.metadata.palette)
+    member = "overlay.jpg"
+
+    def image(self, rgb: np.ndarray | None, prediction: Prediction, result: Detections) -> Image.Image:
+        """See :class:`seamseg.predict.writers.images.ImageWriter`."""
+        assert rgb is not None
+        return Image.fromarray(draw_detections(rgb, list(result), result.size, self.metadata.palette))
 
 
-class LegacyOverlayWriter(_DrawingWriter):
+class LegacyOverlayWriter(ImageWriter[Detections]):
     """The photo as the original's `test_instance_seg.py` draws it: masks at 75 % opacity and boxes, without text."""
 
-    def draw(self, rgb: np.ndarray, result: Detections) -> np.ndarray:
-        """Return the photo with the objects."""
-        return draw_legacy(rgb, list(result), result.size, self.metadata.palette)
+    member = "overlay.jpg"
 
-
-class RawDetectionsWriter(Writer[Detections]):
-    """The outputs of the network: `<name>.pth.tar`, a dict of tensors in pixels of its input.
-
-    bbx_pred `K x 4`, cls_pred `K` int64 (0 is the first thing), obj_pred `K` scores, msk_pred `K x 28 x 28` logits
-    (None for networks without masks). All are None where nothing was found, as in the original's files.
-    """
-
-    needs_photo = False
-    member = "raw.pth"
-
-    def __init__(self, out: Path, metadata: Metadata) -> None:
-        self.out = out
-
-    def paths(self, source: Source) -> list[Path]:
-        """Return `OUT/<name>.pth.tar`."""
-        return [self.out / f"{source.name}.pth.tar"]
-
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Detections) -> None:
-        """Write the tensors."""
-        found = {
-            "bbx_pred": prediction.boxes,
-            "cls_pred": prediction.classes,
-            "obj_pred": prediction.scores,
-            "msk_pred": prediction.mask_logits,
-        }
-        nothing = prediction.scores.shape[0] == 0
-        # a slice of a batch would be saved with the storage of the whole batch
-        content = {name: None if nothing or value is None else value.clone() for name, value in found.items()}
-        buffer = BytesIO()
-        torch.save(content, buffer)
-        write_atomically(self.paths(source)[0], buffer.getvalue())
+    def image(self, rgb: np.ndarray | None, prediction: Prediction, result: Detections) -> Image.Image:
+        """See :class:`seamseg.predict.writers.images.ImageWriter`."""
+        assert rgb is not None
+        return Image.fromarray(draw_legacy(rgb, list(result), result.size, self.metadata.palette))
 
 
 class CocoResultsWriter(Writer[Detections]):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
+from abc import abstractmethod
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -17,39 +20,65 @@ from seamseg.inference.result import Panoptic
 from seamseg.panoptic_map import PanopticResult
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.base import Writer
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import write_atomically
 from seamseg.visualize.overlay import draw_overlay
+
+R = TypeVar("R", bound=PhotoResult, contravariant=True)
 
 OVERLAY_QUALITY = 92
 ANONYMIZED_QUALITY = 95
 
 
-class OverlayWriter(Writer[Panoptic]):
-    """The photo blended equally with the colours of its segments, and their contours: `<name>.jpg`."""
+class ImageWriter(Writer[R]):
+    """Base of the formats with one image a photo: `<name><ending>`, a JPEG or PNG without any metadata.
+
+    Attributes
+    ----------
+    ending : after the name of the photo
+    encoding : options of Pillow for a JPEG
+    """
 
     needs_photo = True
-    member = "overlay.jpg"
+    ending = ".jpg"
+    encoding: ClassVar[dict[str, Any]] = {"quality": OVERLAY_QUALITY}
 
     def __init__(self, out: Path, metadata: Metadata) -> None:
         self.out = out
         self.metadata = metadata
 
     def paths(self, source: Source) -> list[Path]:
-        """Return `OUT/<name>.jpg`."""
-        return [self.out / f"{source.name}.jpg"]
+        """Return `OUT/<name><ending>`."""
+        return [self.out / f"{source.name}{self.ending}"]
 
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Panoptic) -> None:
-        """Draw and write the overlay."""
-        assert rgb is not None
-        overlay = draw_overlay(rgb, result, self.metadata.palette, self.metadata.categories)
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: R) -> None:
+        """Draw and write the image."""
         buffer = BytesIO()
-        Image.fromarray(overlay).save(buffer, "JPEG", quality=OVERLAY_QUALITY)
+        image = self.image(rgb, prediction, result)
+        if self.ending.endswith(".jpg"):
+            image.save(buffer, "JPEG", **self.encoding)
+        else:
+            image.save(buffer, "PNG", compress_type=zlib.Z_RLE)
         write_atomically(self.paths(source)[0], buffer.getvalue())
 
+    @abstractmethod
+    def image(self, rgb: np.ndarray | None, prediction: Prediction, result: R) -> Image.Image:
+        """Return the image of a result; `rgb` is given if :attr:`needs_photo`."""
 
-class AnonymizeWriter(Writer[PhotoResult]):
+
+class OverlayWriter(ImageWriter[Panoptic]):
+    """The photo blended equally with the colours of its segments, and their contours."""
+
+    member = "overlay.jpg"
+
+    def image(self, rgb: np.ndarray | None, prediction: Prediction, result: Panoptic) -> Image.Image:
+        """See :class:`ImageWriter`."""
+        assert rgb is not None
+        return Image.fromarray(draw_overlay(rgb, result, self.metadata.palette, self.metadata.categories))
+
+
+class AnonymizeWriter(ImageWriter[PhotoResult]):
     """The photo, upright and at its own size, with some classes hidden: `<name>.jpg`.
 
     The file holds pixels only: no EXIF (place, date, camera), thumbnail, comment or colour profile.
@@ -67,8 +96,8 @@ class AnonymizeWriter(Writer[PhotoResult]):
         if a class is unknown, or the score out of range
     """
 
-    needs_photo = True
     member = "jpg"
+    encoding: ClassVar[dict[str, Any]] = {"quality": ANONYMIZED_QUALITY, "subsampling": 0}
 
     def __init__(
         self,
@@ -78,24 +107,18 @@ class AnonymizeWriter(Writer[PhotoResult]):
         style: Style = "blur",
         least_score: float = LEAST_SCORE,
     ) -> None:
-        self.out = out
-        self.num_stuff = metadata.num_stuff
+        super().__init__(out, metadata)
         self.classes = choose_classes(hide, metadata, "hide")
         self.style = style
         self.least_score = least_score
         if not 0 <= least_score <= 1:
             raise InputError(f"{option('least_score')} must be between 0 and 1, not {least_score}")
 
-    def paths(self, source: Source) -> list[Path]:
-        """Return `OUT/<name>.jpg`."""
-        return [self.out / f"{source.name}.jpg"]
-
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: PhotoResult) -> None:
-        """Hide the classes and write the photo."""
+    def image(self, rgb: np.ndarray | None, prediction: Prediction, result: PhotoResult) -> Image.Image:
+        """See :class:`ImageWriter`."""
         assert rgb is not None
         segments = result if isinstance(result, PanopticResult) else None
-        hidden = hide_classes(rgb, segments, prediction, self.classes, self.num_stuff, self.style, self.least_score)
-        buffer = BytesIO()
-        # saved from an array, without any metadata of the source file
-        Image.fromarray(hidden).save(buffer, "JPEG", quality=ANONYMIZED_QUALITY, subsampling=0)
-        write_atomically(self.paths(source)[0], buffer.getvalue())
+        num_stuff = self.metadata.num_stuff
+        return Image.fromarray(
+            hide_classes(rgb, segments, prediction, self.classes, num_stuff, self.style, self.least_score)
+        )

@@ -1,14 +1,12 @@
-"""Formats for evaluation and further processing: raw network outputs, COCO panoptic, Cityscapes, Mapillary Vistas."""
+"""Formats of panoptic maps for evaluation and further processing: COCO panoptic, Cityscapes, Mapillary Vistas."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from seamseg.evaluation.detections import paste_detections
 from seamseg.formats.cityscapes.instance_files import mask_png
@@ -20,44 +18,11 @@ from seamseg.formats.vistas import INSTANCES_PER_LABEL, photo_stem, vistas_label
 from seamseg.inference.result import Panoptic
 from seamseg.predict.sources.base import Source
 from seamseg.predict.writers.base import Record, Records, Writer
-from seamseg.structures import Prediction
+from seamseg.predictions import Prediction
 from seamseg.utils.files import write_atomically
 
 COCO_JSON = "panoptic.json"
 MASKS = "masks"
-
-
-class RawWriter(Writer[Panoptic]):
-    """The outputs of the network before the fusion: `<name>.pth.tar`, a dict of tensors in pixels of its input.
-
-    sem_pred `H x W` uint8 classes, bbx_pred `K x 4`, cls_pred `K` int64 (0 is the first thing), obj_pred `K` scores,
-    msk_pred `K x 28 x 28` logits (docs/contract.md, section 1 "Commands").
-    """
-
-    needs_photo = False
-    member = "raw.pth"
-
-    def __init__(self, out: Path, metadata: Metadata) -> None:
-        self.out = out
-
-    def paths(self, source: Source) -> list[Path]:
-        """Return `OUT/<name>.pth.tar`."""
-        return [self.out / f"{source.name}.pth.tar"]
-
-    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Panoptic) -> None:
-        """Write the tensors."""
-        content = {
-            "sem_pred": None if prediction.semantic is None else prediction.semantic.to(torch.uint8),
-            "bbx_pred": prediction.boxes,
-            "cls_pred": prediction.classes,
-            "obj_pred": prediction.scores,
-            "msk_pred": prediction.mask_logits,
-        }
-        # a slice of a batch would be saved with the storage of the whole batch
-        content = {name: None if value is None else value.clone() for name, value in content.items()}
-        buffer = BytesIO()
-        torch.save(content, buffer)
-        write_atomically(self.paths(source)[0], buffer.getvalue())
 
 
 class PanopticWriter(Writer[Panoptic]):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seamseg.checkpoints.bundle import CONFIG_NAME, METADATA_NAME
+from seamseg.checkpoints.missing_model import CONFIG_NAME, METADATA_NAME
 from seamseg.checkpoints.snapshot import (
     Snapshot,
     fsync_folder,

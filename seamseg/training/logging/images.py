@@ -132,7 +132,7 @@ class SampleRenderer:
             return self._overlay(rgb, sample.result)
         prediction, size = sample.prediction, sample.prediction.size
         if prediction.semantic is not None:
-            return self._overlay(rgb, class_map_result(prediction.semantic.numpy()))
+            return self._overlay(rgb, class_map_result(prediction.semantic))
         found = Detections.of(prediction, size, self.metadata, self.config.general.score_threshold)
         return draw_detections(rgb, found, size, self.metadata.palette)
 

@@ -1,0 +1,72 @@
+"""The size of the network's input for an image (docs/contract.md, section 4 "Test input"); no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from PIL import Image
+
+
+def scaled_size(size: tuple[int, int], shortest: int, longest: int | None) -> tuple[int, int]:
+    """Return the size of the network input for an image of a size.
+
+    The shortest side becomes `shortest`, unless the longest side would then exceed `longest`, which it becomes
+    instead; both sides are truncated to whole pixels, `int(side * scale)`, and are at least 1.
+
+    Parameters
+    ----------
+    size : `(height, width)` or `(width, height)`; the result has the same order
+    shortest, longest : in pixels; no limit on the longest side if it is None
+    """
+    scale = shortest / min(size)
+    if longest is not None and int(max(size) * scale) > longest:
+        scale = longest / max(size)
+    return max(int(size[0] * scale), 1), max(int(size[1] * scale), 1)
+
+
+@dataclass(frozen=True)
+class InputSize:
+    """How large the network's input is.
+
+    Attributes
+    ----------
+    shortest_size : length of the shortest side in pixels; None keeps the size of the image
+    longest_max_size : limit of the longest side; None for no limit, as in the original
+    longest_size : length of the longest side in pixels, instead of the other two sizes; None to use those
+    room : largest `(height, width)`, to which larger inputs are shrunk; None for no limit
+    """
+
+    shortest_size: int | None = None
+    longest_max_size: int | None = None
+    longest_size: int | None = None
+    room: tuple[int, int] | None = None
+
+    def halved(self) -> InputSize:
+        """Return half the size."""
+
+        def half(size: int | None) -> int | None:
+            return None if size is None else max(1, size // 2)
+
+        return InputSize(half(self.shortest_size), half(self.longest_max_size), half(self.longest_size), self.room)
+
+    def within(self, room: tuple[int, int] | None) -> InputSize:
+        """Return the sizes with another largest `(height, width)`."""
+        return replace(self, room=room)
+
+    def of(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return the `(height, width)` of the input for an image of `(height, width)`."""
+        found = size
+        if self.longest_size is not None:
+            scale = self.longest_size / max(size)
+            found = max(int(size[0] * scale), 1), max(int(size[1] * scale), 1)
+        elif self.shortest_size is not None:
+            found = scaled_size(size, self.shortest_size, self.longest_max_size)
+        if self.room is not None and (found[0] > self.room[0] or found[1] > self.room[1]):
+            scale = min(self.room[0] / size[0], self.room[1] / size[1])
+            found = max(int(size[0] * scale), 1), max(int(size[1] * scale), 1)
+        return found
+
+    def scale(self, image: Image.Image) -> Image.Image:
+        """Resize an image to the size of the network input."""
+        height, width = self.of((image.height, image.width))
+        return image if image.size == (width, height) else image.resize((width, height), Image.Resampling.BILINEAR)

@@ -1,0 +1,213 @@
+"""An exported network (.onnx) that ONNX Runtime executes, for a predictor; no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seamseg.checkpoints.missing_model import require_model
+from seamseg.config import config_from_string
+from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
+from seamseg.inference.options import InferenceOptions
+from seamseg.predictions import Prediction
+from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.parallel import available_cores
+
+LEAST_SIDE = 256
+"""Smallest height and width of an input of free size, to which smaller photos are padded."""
+
+_INPUTS = ("image", "size")
+_BUILT_IN = ("tta", "tta_fusion", "precision", "compile", "cuda_graphs", "pad_to")
+"""Options that decide what the graph computes, which cannot be changed after the export."""
+
+
+class ExportedNetwork:
+    """A network in ONNX Runtime on the CPU; see :class:`seamseg.inference.predictor.Network`.
+
+    Parameters
+    ----------
+    session : `onnxruntime.InferenceSession` of the file
+    name : of the file, for messages
+    exported : what the file states about the network
+    nms_threshold : of its detections; None for a network without detections
+    probabilities : return the probability of the class of each pixel, too
+    """
+
+    device = "cpu"
+    on_gpu = False
+    uses_torch = False
+    averaged = False
+
+    def __init__(
+        self,
+        session: Any,
+        name: str,
+        exported: ExportedMetadata,
+        nms_threshold: float | None,
+        probabilities: bool = False,
+    ) -> None:
+        self._session = session
+        self._name = name
+        self.exported = exported
+        self.kind = exported.kind
+        self.precision = exported.precision
+        self.nms_threshold = nms_threshold
+        self._probabilities = probabilities
+
+    def run(self, images: Sequence[np.ndarray]) -> list[Prediction]:
+        """Return the outputs for images `H x W x 3` uint8 at the size of the network's input, one by one.
+
+        Raises
+        ------
+        RuntimeError
+            if the memory does not suffice
+        SeamsegError
+            if ONNX Runtime fails
+        """
+        return [self._run(image) for image in images]
+
+    def _run(self, image: np.ndarray) -> Prediction:
+        height, width = size = int(image.shape[0]), int(image.shape[1])
+        padded = np.zeros((1, 3, *self._padded(size)), np.uint8)
+        padded[0, :, :height, :width] = image.transpose(2, 0, 1)
+        names = self.exported.outputs
+        try:
+            values = self._session.run(names, {"image": padded, "size": np.array(size, np.int64)})
+        except Exception as error:  # its types are known to onnxruntime only
+            reason = " ".join(str(error).split())[:300]
+            if "allocat" in reason.lower():
+                raise RuntimeError(f"out of memory: {reason}") from error
+            raise SeamsegError(f"{self._name}: ONNX Runtime fails: {reason}") from error
+        found = dict(zip(names, values))
+        count = int(found.get("count", 0))
+        nothing = np.zeros(0, np.float32)
+        classmap, masks = found.get("classmap"), found.get("mask_logits")
+        return Prediction(
+            found.get("boxes", nothing.reshape(0, 4))[:count],
+            found.get("classes", nothing.astype(np.int64))[:count],
+            found.get("scores", nothing)[:count],
+            None if masks is None else masks[:count],
+            None if classmap is None else classmap[:height, :width],
+            size,
+            found["probability"][:height, :width] if self._probabilities else None,
+        )
+
+    def _padded(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return `(height, width)` of the graph's input for an image."""
+        fixed, multiple = self.exported.size, self.exported.multiple
+        if fixed is None:
+            height, width = (-(-max(side, LEAST_SIDE) // multiple) * multiple for side in size)
+            return height, width
+        if size[0] > fixed[0] or size[1] > fixed[1]:
+            raise SeamsegError(
+                f"{self._name}: was exported for inputs of {fixed[1]} x {fixed[0]} pixels, this one has "
+                f"{size[1]} x {size[0]}: choose a smaller {option('shortest_size')}, or export it with --dynamic"
+            )
+        return fixed
+
+
+class ExportedModel:
+    """An exported network that is opened.
+
+    Parameters
+    ----------
+    model, device, config, meta, options : see :func:`seamseg.inference.predictor.load_predictor`
+
+    Attributes
+    ----------
+    name : of the file
+    config : of the network
+    metadata : its classes
+    kind : of the network
+    room : largest `(height, width)` of its input; None for any
+
+    Raises
+    ------
+    InputError
+        if the file is missing, truncated, of another version or no exported network, an option cannot be changed after
+        the export, or onnxruntime is not installed
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        device: Any,
+        config: str | Path | None,
+        meta: str | Path | None,
+        options: InferenceOptions,
+    ) -> None:
+        path = Path(model)
+        require_model(path)
+        self.name = str(model)
+        for name, value in (("config", config), ("meta", meta)):
+            if value is not None:
+                raise InputError(f"{option(name)} has no effect: {model} contains its configuration and classes")
+        if str(device) not in ("auto", "cpu"):
+            raise InputError(f"{option('device', str(device))}: exported networks run on the CPU")
+        defaults = {field.name: field.default for field in fields(InferenceOptions)}
+        changed = next(
+            (name for name in _BUILT_IN if (getattr(options, name) or None) != (defaults[name] or None)), None
+        )
+        if changed is not None:
+            raise InputError(f"{option(changed)} cannot be changed after the export: use the model that {model} is of")
+        self._session = _open(path)
+        self._exported = _metadata(self._session, self.name)
+        self.kind = self._exported.kind
+        self.metadata = self._exported.metadata
+        self.room = self._exported.size
+        if self.room is not None and isinstance(options.tiles, int):
+            raise InputError(
+                f"{option('tiles', str(options.tiles))}: {model} was exported for inputs of {self.room[1]} x "
+                f"{self.room[0]} pixels, tiles need one exported with --dynamic"
+            )
+        for override in options.overrides:
+            if override.partition(".")[0].strip() not in ("general", "dataloader") or "general.kind" in override:
+                raise InputError(f"{option('overrides', override)}: cannot be changed after the export of {model}")
+        self.config = config_from_string(self._exported.config, source=self.name, overrides=options.overrides)
+
+    def build(self, options: InferenceOptions) -> ExportedNetwork:
+        """Return the network."""
+        threshold = None if self.kind == "semantic" else self.config.roi.nms_threshold
+        return ExportedNetwork(self._session, self.name, self._exported, threshold, options.probabilities)
+
+
+def _open(path: Path) -> Any:
+    """Return the session of a file."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise InputError(f"{path}: needs onnxruntime ({error}): pip install 'seamseg[onnx]'") from None
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 3
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    settings.intra_op_num_threads = int(threads) if threads.isdecimal() and int(threads) else available_cores()
+    # threads that spin slow down those that decode and write
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        return onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its types are known to onnxruntime only
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{path}: not an ONNX file, truncated, or of another version ({reason})") from None
+
+
+def _metadata(session: Any, name: str) -> ExportedMetadata:
+    """Return what a file states about its network; InputError if it is none of `seamseg export`."""
+    text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
+    if text is None:
+        raise InputError(f"{name}: holds no metadata of seamseg: it was not written by `seamseg export`")
+    exported = ExportedMetadata.from_json(text, name)
+    if exported.part != "all":
+        raise InputError(f"{name}: holds part {exported.part!r} of a network only: export it with --part all")
+    inputs, outputs = ([value.name for value in values] for values in (session.get_inputs(), session.get_outputs()))
+    wanted = ("image",) if exported.kind == "classification" else _INPUTS
+    if set(inputs) != set(wanted) or not set(exported.outputs) <= set(outputs):
+        raise InputError(
+            f"{name}: its graph has inputs {', '.join(inputs)} and outputs {', '.join(outputs)}, not those of a "
+            f"network of kind {exported.kind}: export it again"
+        )
+    return exported

@@ -1,0 +1,164 @@
+"""A trained network that torch executes, for a predictor."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from seamseg.checkpoints.bundle import kind_of, open_model
+from seamseg.checkpoints.snapshot import load_into
+from seamseg.data.transforms import Normalise
+from seamseg.inference.cuda_graphs import CudaGraphCache
+from seamseg.inference.options import Augmentation, InferenceOptions
+from seamseg.inference.tta import predict_augmented, segment_augmented
+from seamseg.models.build import build_network
+from seamseg.models.folding import for_inference
+from seamseg.models.panoptic import PanopticNet
+from seamseg.models.semantic import SemanticNet
+from seamseg.structures import PackedSequence, Prediction
+from seamseg.utils.device_memory import lacks_memory
+from seamseg.utils.distributed import choose_device
+from seamseg.utils.launcher import is_main_process
+from seamseg.utils.progress import is_quiet
+
+
+class TorchNetwork:
+    """A network on a device; see :class:`seamseg.inference.predictor.Network`.
+
+    Parameters
+    ----------
+    net : trained network; is moved to `device` and set to evaluation mode
+    normalise : from bytes to the network's input
+    device : to compute on
+    augmentation : views of each image; None for one plain view
+    tta_fusion : how the views of a semantic network are merged, see :class:`seamseg.inference.options.InferenceOptions`
+    averaged : whether the weights are a moving average of those of the training
+    """
+
+    uses_torch = True
+
+    def __init__(
+        self,
+        net: PanopticNet | SemanticNet,
+        normalise: Normalise,
+        device: torch.device,
+        augmentation: Augmentation | None = None,
+        tta_fusion: str = "mean",
+        averaged: bool = False,
+    ) -> None:
+        self.net = net.to(device).eval()
+        self.normalise = copy.copy(normalise).to(device)
+        self.device = device
+        self.augmentation = augmentation
+        self.tta_fusion = tta_fusion
+        self.averaged = averaged
+
+    @property
+    def kind(self) -> str:
+        """The kind of the network, as in `[general] kind`."""
+        return self.net.kind
+
+    @property
+    def precision(self) -> str:
+        """Name of the compute dtype."""
+        return str(self.net.dtype).removeprefix("torch.")
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the device is a GPU."""
+        return self.device.type != "cpu"
+
+    @property
+    def nms_threshold(self) -> float | None:
+        """IoU from which detections suppress others; None for a semantic network."""
+        return None if isinstance(self.net, SemanticNet) else self.net.options.selector.nms_threshold
+
+    @property
+    def graph_cache(self) -> CudaGraphCache | None:
+        """CUDA graphs of the network, if it uses any; they are dropped if the memory does not suffice."""
+        run = self.net.options.run_dense
+        return run if isinstance(run, CudaGraphCache) else None
+
+    def run(self, images: Sequence[np.ndarray]) -> list[Prediction]:
+        """Run the network; if the memory does not suffice, drop the CUDA graphs, if any, and run it again."""
+        graphs = self.graph_cache
+        try:
+            return self._forward(images)
+        except RuntimeError as error:
+            if graphs is None or len(graphs) == 0 or not lacks_memory(error):
+                raise
+        # after the handler: the error keeps tensors of the network alive
+        graphs.clear()
+        return self._forward(images)
+
+    def _forward(self, images: Sequence[np.ndarray]) -> list[Prediction]:
+        with torch.inference_mode():
+            on_device = [self.prepare(image) for image in images]
+            if self.augmentation is None:
+                predictions = self.net.predict(PackedSequence(on_device))
+            elif isinstance(self.net, SemanticNet):
+                predictions = segment_augmented(self.net, on_device, self.augmentation, self.tta_fusion)
+            else:
+                predictions = predict_augmented(self.net, on_device, self.augmentation)
+        return [p.on_cpu() for p in predictions]
+
+    def prepare(self, image: np.ndarray) -> torch.Tensor:
+        """Return the input `3 x H x W` on the device for an image `H x W x 3` uint8."""
+        # torch warns about arrays that are read-only
+        pixels = torch.from_numpy(image if image.flags.writeable else image.copy())
+        return self.normalise(pixels.to(self.device, non_blocking=True).permute(2, 0, 1))
+
+
+class TrainedModel:
+    """A trained model that is opened, and whose network is not built yet.
+
+    Parameters
+    ----------
+    model, device, config, meta, options : see :func:`seamseg.inference.predictor.load_predictor`
+
+    Attributes
+    ----------
+    config : of the network
+    metadata : its classes, without images
+    room : None, the input has any size
+    """
+
+    room = None
+
+    def __init__(
+        self,
+        model: str | Path,
+        device: str | torch.device,
+        config: str | Path | None,
+        meta: str | Path | None,
+        options: InferenceOptions,
+    ) -> None:
+        self._device = device if isinstance(device, torch.device) else choose_device(device)
+        options.check(self._device)
+        self._opened = open_model(model, config, meta, list(options.overrides))
+        self.config = self._opened.config
+        self.kind = self.config.kind
+        self.metadata = self._opened.metadata.without_images()
+
+    def build(self, options: InferenceOptions) -> TorchNetwork:
+        """Return the network."""
+        opened, device = self._opened, self._device
+        net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
+        averaged = load_into(net, opened.snapshot, strict=True, name=opened.name).averaged
+        trained = kind_of(opened.snapshot, opened.name)
+        if trained != net.kind and is_main_process() and not is_quiet():
+            print(
+                f"{opened.name}: a model for {trained} is used for {net.kind}, without its other parts", file=sys.stderr
+            )
+        net = for_inference(net, device, options.precision)
+        if options.probabilities:
+            net = net.with_options(probabilities=True)
+        net = options.acceleration.apply(net, device)
+        loading = opened.config.dataloader
+        normalise = Normalise(loading.rgb_mean, loading.rgb_std)
+        return TorchNetwork(net, normalise, device, options.augmentation, options.tta_fusion, averaged)

@@ -1,0 +1,216 @@
+"""Exported networks: the results of the usual pipeline, and one line for files and options that do not fit."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.onnx_scenes import BOXES, CLASSES, SCORES, THINGS, masks, record, scene, write_network
+
+import seamseg
+from seamseg.inference.detections import Detections
+from seamseg.inference.images import network_input
+from seamseg.inference.result import Panoptic
+from seamseg.inference.semantic import SemanticMap
+from seamseg.models.fusion import fuse, to_result
+from seamseg.predictions import Prediction
+from seamseg.utils.errors import InputError, SeamsegError
+
+KINDS = ("panoptic", "instance_seg", "detection", "semantic")
+SIZE = (90, 140)
+
+
+def load(path, kind="panoptic", size=None, changes=None, **options):
+    return seamseg.load(write_network(path / "net.onnx", record(kind, size, **(changes or {}))), **options)
+
+
+def expected(size):
+    """The outputs of the network for a scene, as :func:`support.onnx_scenes.write_network` defines them."""
+    return Prediction(BOXES, THINGS, SCORES, masks(), scene(size)[..., 0], size)
+
+
+@pytest.mark.parametrize("room", [None, (96, 160)])
+def test_panoptic_maps_are_those_of_the_fusion(tmp_path, room):
+    model = load(tmp_path, size=room, shortest_size=90, min_stuff_area=0)
+    result = model.predict(scene(SIZE))
+    assert isinstance(result, Panoptic)
+    wanted = to_result(fuse(expected(SIZE), CLASSES.num_stuff, min_stuff_area=0), SIZE, CLASSES.num_stuff)
+    assert np.array_equal(result.id_map, wanted.id_map)
+    assert [s.name for s in result.segments] == ["car", "person", "road", "sky"]
+    assert [s.score for s in result.segments[:2]] == SCORES.tolist()
+    assert result.prediction.semantic.shape == SIZE, "without the padding"
+    assert result.only("car").counts() == {"car": 1}
+    assert np.array_equal(model.predict([scene(SIZE)] * 2)[1].id_map, result.id_map)
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_other_kinds(tmp_path, kind):
+    options = {"probabilities": True} if kind == "semantic" else {}
+    result = load(tmp_path, kind, shortest_size=90, **options).predict(scene(SIZE))
+    if kind == "semantic":
+        assert isinstance(result, SemanticMap)
+        assert np.array_equal(result.classes, scene(SIZE)[..., 0])
+        assert np.array_equal(result.probability, scene(SIZE)[..., 1])
+        assert load(tmp_path, kind, shortest_size=90).predict(scene(SIZE)).probability is None
+        return
+    assert isinstance(result, Detections)
+    assert result.boxes.tolist() == BOXES.tolist()
+    assert result.names == ["car", "person"]
+    assert result.has_masks == (kind == "instance_seg")
+    if result.has_masks:
+        assert result[0].area == pytest.approx(30 * 48, rel=0.1)
+
+
+def test_photos_are_shrunk_into_a_fixed_input(tmp_path):
+    model = load(tmp_path, "semantic", (64, 64), shortest_size=90)
+    for size, wanted in (((90, 140), (41, 64)), ((200, 100), (64, 32)), ((20, 20), (64, 64))):
+        result = model.predict(scene(size))
+        assert result.prediction.size == wanted
+        assert result.size == size
+        assert network_input(Image.fromarray(scene(size)), model.input_size).shape[:2] == wanted
+    with pytest.raises(SeamsegError, match="exported for inputs of 64 x 64 pixels, this one has 64 x 65"):
+        model.raw([scene((65, 64))])
+
+
+def test_tiles(tmp_path):
+    photo = scene((300, 420))
+    model = load(tmp_path, "semantic", shortest_size=300)
+    assert np.array_equal(model.predict(photo, tiles=128).classes, photo[..., 0])
+    # objects are in one place of each tile, and their masks are merged
+    found = load(tmp_path, "instance_seg", shortest_size=300).predict(photo, tiles=128)
+    assert len(found) > 4
+    with pytest.raises(InputError, match=r"tiles=128: .*was exported for inputs of 160 x 96 pixels"):
+        load(tmp_path, size=(96, 160), tiles=128)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"device": "cuda"}, "device=cuda: exported networks run on the CPU"),
+        ({"config": "own.ini"}, "config has no effect"),
+        ({"tta": "flip"}, "tta cannot be changed after the export"),
+        ({"precision": "bf16"}, "precision cannot be changed"),
+        ({"overrides": ["roi.nms_threshold=.4"]}, "overrides cannot be changed"),
+        ({"probabilities": True}, "probabilities has no effect: the model is of kind"),
+    ],
+)
+def test_options_that_do_not_apply(tmp_path, options, words):
+    with pytest.raises(InputError) as raised:
+        load(tmp_path, **options)
+    assert words in str(raised.value)
+
+
+def broken(folder, how):
+    path = write_network(folder / "net.onnx", record())
+    content = path.read_bytes()
+    if how == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif how == "text":
+        path.write_text("not a network")
+    elif how == "foreign":
+        import onnx
+
+        model = onnx.load(path)
+        del model.metadata_props[:]
+        onnx.save(model, path)
+    elif how == "later":
+        write_network(path, record(), json.dumps({**json.loads(record().to_json()), "format": 99}))
+    elif how == "damaged":
+        write_network(path, record(), "{}")
+    elif how == "part":
+        write_network(path, record(), record(part="dense").to_json())
+    elif how == "graph":
+        write_network(path, record("detection"), record().to_json())
+    return folder / "missing.onnx" if how == "missing" else path
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("truncated", "not an ONNX file, truncated"),
+        ("text", "not an ONNX file, truncated"),
+        ("foreign", "no metadata of seamseg"),
+        ("later", "format 99"),
+        ("damaged", "no format number"),
+        ("part", "part 'dense'"),
+        ("graph", "not those of a network of kind panoptic"),
+        ("missing", "no such model"),
+    ],
+)
+def test_wrong_files(tmp_path, seamseg_main, capsys, how, words):
+    path = broken(tmp_path, how)
+    Image.fromarray(scene(SIZE)).save(tmp_path / "a.png")
+    assert seamseg_main("predict", path, tmp_path / "a.png", tmp_path / "out", "--quiet") == 2
+    said = capsys.readouterr().err.strip()
+    assert words in said
+    assert path.name in said
+    assert "\n" not in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_runtime_is_named(tmp_path, monkeypatch):
+    path = write_network(tmp_path / "net.onnx", record())
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(InputError, match=r"pip install 'seamseg\[onnx\]'"):
+        seamseg.load(path)
+
+
+PROGRAM = """
+import sys
+class Forbidden:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "torch":
+            raise ImportError("torch was asked for")
+sys.meta_path.insert(0, Forbidden)
+import seamseg
+from seamseg.cli.main import main
+for kind in sys.argv[1].split(","):
+    result = seamseg.load(f"{kind}.onnx", shortest_size=90).predict("photos/a.png")
+    result.save(f"{kind}.jpg")
+    result.save(f"{kind}.npz")
+    result.save(f"{kind}.json")
+    result.draw()
+    type(result).load(f"{kind}.npz")
+    print(kind, result.counts())
+for words in [line.split() for line in sys.stdin]:
+    print(main(words))
+assert "torch" not in sys.modules
+"""
+
+FORMATS = {"panoptic": "overlay,coco", "instance_seg": "overlay,coco-results", "semantic": "labels,probabilities"}
+
+
+def test_without_torch(tmp_path):
+    """Results in Python, and `predict` in all formats, which resumes; nothing asks for torch."""
+    (tmp_path / "photos").mkdir()
+    for name, size in (("a", SIZE), ("b", (60, 60)), ("c", (120, 90))):
+        Image.fromarray(scene(size)).save(tmp_path / "photos" / f"{name}.png")
+    for kind in FORMATS:
+        write_network(tmp_path / f"{kind}.onnx", record(kind))
+    commands = [f"predict {k}.onnx photos out/{k} --format {f} --workers 2" for k, f in FORMATS.items()]
+    commands += ["predict panoptic.onnx photos out/private --anonymize person --quiet"]
+    commands += [f"{commands[0]} --quiet", "predict panoptic.onnx photos out/raw --format raw --quiet"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1])}
+    command = [sys.executable, "-c", PROGRAM, ",".join(FORMATS)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, input="\n".join(commands), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    *results, _, _, _, _, _, raw = done.stdout.split("\n")[:-1]
+    assert results[0].startswith("panoptic {'road': 1")
+    assert done.stdout.split("\n")[3:-1] == ["0", "0", "0", "0", "0", "2"], done.stderr
+    assert raw == "2"
+    assert "format raw holds tensors" in done.stderr
+    assert done.stderr.count("3 photos in out/") == 3
+    assert len(list((tmp_path / "out/panoptic/panoptic").glob("*.png"))) == 3
+    assert len(json.loads((tmp_path / "out/panoptic/panoptic.json").read_text())["annotations"]) == 3
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "out/semantic/a.png")), scene(SIZE)[..., 0])
+    assert (tmp_path / "out/private/a.jpg").exists()
+    # the second run of the first command does nothing
+    lines = (tmp_path / "out/panoptic/predictions.jsonl").read_text().splitlines()
+    assert [json.loads(line)["name"] for line in lines[1:]] == ["a", "b", "c"]

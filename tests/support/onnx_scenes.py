@@ -1,0 +1,96 @@
+"""Exported networks written by hand: the class of a pixel is its red value, two objects are always in one place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seamseg.config import config_to_string, default_config
+from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
+from seamseg.formats.metadata import Metadata
+
+CLASSES = Metadata(
+    2,
+    2,
+    ["road", "sky", "person", "car"],
+    [(128, 64, 128), (70, 130, 180), (220, 20, 60), (0, 0, 142)],
+    [7, 23, 24, 26],
+)
+BOXES = np.array([[10, 12, 40, 60], [30, 70, 60, 110]], np.float32)
+SCORES = np.array([0.9, 0.7], np.float32)
+THINGS = np.array([1, 0], np.int64)
+ROWS = 5
+"""Detections of the graph, of which two exist."""
+
+
+def scene(size: tuple[int, int]) -> np.ndarray:
+    """A photo `H x W x 3`: sky above the road."""
+    pixels = np.zeros((*size, 3), np.uint8)
+    pixels[: size[0] // 3, :, 0] = 1
+    pixels[..., 1] = np.arange(size[1], dtype=np.uint8)
+    return pixels
+
+
+def masks() -> np.ndarray:
+    """Logits of the two objects; the left half of the second is not on it."""
+    logits = np.full((2, 28, 28), 5, np.float32)
+    logits[1, :, :14] = -5
+    return logits
+
+
+def record(kind: str = "panoptic", size: tuple[int, int] | None = None, **changes: Any) -> ExportedMetadata:
+    """What the file states."""
+    ini = config_to_string(default_config(kind))
+    return ExportedMetadata(kind, ini, CLASSES, size, **{"multiple": 1 if size else 32, **changes})
+
+
+def write_network(path: Path, exported: ExportedMetadata, text: str | None = None, **metadata: str) -> Path:
+    """Write the network of a record; `text` replaces its metadata, others are added."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    sides: list[Any] = list(exported.size or ("height", "width"))
+    padded = ((0, ROWS - 2), *((0, 0),) * 2)
+    constants = {
+        "boxes": np.pad(BOXES, padded[:2]),
+        "classes": np.pad(THINGS, padded[:1]),
+        "scores": np.pad(SCORES, padded[:1]),
+        "mask_logits": np.pad(masks(), padded),
+        "count": np.array(2, np.int64),
+    }
+    nodes = []
+    outputs = []
+    for name in exported.outputs:
+        if name in constants:
+            value = constants[name]
+            nodes.append(helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value, f"c_{name}")))
+            kind = helper.np_dtype_to_tensor_dtype(value.dtype)
+            outputs.append(helper.make_tensor_value_info(name, kind, value.shape))
+            continue
+        channel = 0 if name == "classmap" else 1
+        nodes.append(
+            helper.make_node(
+                "Constant", [], [f"i_{name}"], value=numpy_helper.from_array(np.array(channel), f"c_{name}")
+            )
+        )
+        nodes.append(helper.make_node("Gather", ["image", f"i_{name}"], [f"g_{name}"], axis=1))
+        nodes.append(helper.make_node("Squeeze", [f"g_{name}", "zero"], [name]))
+        outputs.append(helper.make_tensor_value_info(name, TensorProto.UINT8, sides))
+    # the size is used, so that it stays an input
+    nodes.append(helper.make_node("Identity", ["size"], ["size_out"]))
+    outputs.append(helper.make_tensor_value_info("size_out", TensorProto.INT64, [2]))
+    graph = helper.make_graph(
+        nodes,
+        "scene",
+        [
+            helper.make_tensor_value_info("image", TensorProto.UINT8, [1, 3, *sides]),
+            helper.make_tensor_value_info("size", TensorProto.INT64, [2]),
+        ],
+        outputs,
+        [numpy_helper.from_array(np.array([0], np.int64), "zero")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    helper.set_model_props(model, {METADATA_KEY: exported.to_json() if text is None else text, **metadata})
+    path.write_bytes(model.SerializeToString())
+    return path

@@ -1,0 +1,37 @@
+"""Predictors of small networks, and their inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from seamseg.data.input_size import InputSize
+from seamseg.data.transforms import Normalise
+from seamseg.formats.metadata import Metadata
+from seamseg.inference.network import TorchNetwork
+from seamseg.inference.options import Augmentation, Thresholds
+from seamseg.inference.predictor import Predictor
+from seamseg.inference.tiling.tiles import Tiling
+
+CPU = torch.device("cpu")
+
+
+def predictor_of(
+    net: nn.Module,
+    metadata: Metadata,
+    thresholds: Thresholds,
+    size: InputSize = InputSize(),  # noqa: B008  # frozen
+    tiling: Tiling = Tiling(),  # noqa: B008  # frozen
+    augmentation: Augmentation | None = None,
+) -> Predictor[Any]:
+    """A predictor on the CPU without mean and deviation: the network's input is `pixels / 255`."""
+    network = TorchNetwork(net, Normalise(None, None), CPU, augmentation)
+    return Predictor(network, metadata, size, thresholds, tiling)
+
+
+def as_input(pixels: np.ndarray) -> Tensor:
+    """The network's input, `3 x H x W`, of such a predictor for an image."""
+    return Normalise(None, None)(torch.from_numpy(pixels).permute(2, 0, 1))
