@@ -76,11 +76,12 @@ class PackageSession:
     Parameters
     ----------
     path : of the package
-    device : "cpu" or "cuda", with an index or not; it must be of the type that the package was compiled for
+    device : "auto", "cpu" or "cuda", with an index or not: of the type that the package was compiled for
 
     Attributes
     ----------
-    exported : what the package states about its network
+    exported : what the package states about the network
+    device : that it runs on
 
     Raises
     ------
@@ -88,19 +89,24 @@ class PackageSession:
         if it is no package of this project, or was compiled for another device, CPU or version of PyTorch
     """
 
-    def __init__(self, path: Path, device: str = "cpu") -> None:
+    def __init__(self, path: Path, device: str = "auto") -> None:
         stated = _stated(path)
         self.exported = ExportedMetadata.from_json(stated[METADATA_KEY], str(path))
-        import torch
+        try:
+            import torch
 
-        import seamseg.ops  # noqa: F401  # the package calls them
-
-        _check(path, self.exported, stated.get("AOTI_DEVICE_KEY", ""), device)
-        self._device = torch.device(device)
-        index = -1 if self._device.index is None else self._device.index
+            import seamseg.ops  # noqa: F401  # the package calls them
+        except ImportError as error:
+            raise InputError(f"{path}: needs PyTorch ({error}), an .onnx file does not") from None
+        compiled_for = stated.get("AOTI_DEVICE_KEY", "")
+        self.device = compiled_for if device == "auto" else device
+        _check(path, self.exported, compiled_for, self.device)
+        index = torch.device(self.device).index
         try:
             # not through torch._inductor.aoti_load_package: that runs the C++ compiler to compare instruction sets
-            self._loader = torch._C._aoti.AOTIModelPackageLoader(str(path), "model", False, 1, index)
+            self._loader = torch._C._aoti.AOTIModelPackageLoader(
+                str(path), "model", False, 1, -1 if index is None else index
+            )
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"{path}: this PyTorch ({torch.__version__}) cannot load the package: {reason}") from error
@@ -120,7 +126,7 @@ class PackageSession:
         """
         import torch
 
-        given = [torch.from_numpy(inputs[name]).to(self._device) for name in ("image", "size") if name in inputs]
+        given = [torch.from_numpy(inputs[name]).to(self.device) for name in ("image", "size") if name in inputs]
         with torch.inference_mode():
             outputs: list[Any] = self._loader.run(given)
         found = dict(zip(self.exported.outputs, outputs, strict=True))
