@@ -24,6 +24,7 @@ COMMANDS = {
     "predict": "Predict segmentations or detections of images and videos.",
     "evaluate": "Compute PQ, mIoU, AP and other metrics of a model or of prediction files.",
     "report": "Write an HTML report of an evaluation, or a comparison of two.",
+    "export": "Export a trained model to a file for other engines.",
     "classify": "Train and validate ImageNet classifiers.",
     "convert-backbone": "Convert a torchvision ResNet to pre-trained backbone weights.",
     "doctor": "Check the installation; benchmark a prediction; repeat a failed training step.",

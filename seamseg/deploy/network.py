@@ -271,16 +271,15 @@ def output_names(net: ExportNet) -> tuple[str, ...]:
         return ("logits",)
     if isinstance(net, SemanticExport):
         return ("classmap", "probability")
-    semantic = isinstance(net.net, SemanticNet) or getattr(net.net, "sem_head", None) is not None
+    if isinstance(net.net, SemanticNet):
+        return ("semantic_logits",)
+    assert isinstance(net.net, PanopticNet)
+    has_semantic = net.net.sem_head is not None
     if isinstance(net, DenseExport):
-        logits = ("semantic_logits",) * semantic
-        if isinstance(net.net, SemanticNet):
-            return logits
-        levels = len(net.net.body.fpn.output) + net.net.body.fpn.extra_scales  # type: ignore[union-attr]
-        return (*(f"level{i}" for i in range(levels)), "obj_logits", "bbx_logits", *logits)
-    assert isinstance(net, DetectionExport)
+        levels = len(net.net.body.fpn.output) + net.net.body.fpn.extra_scales
+        return (*(f"level{i}" for i in range(levels)), "obj_logits", "bbx_logits", *("semantic_logits",) * has_semantic)
     masks = ("mask_logits",) * net.net.roi_head.with_masks
-    return ("boxes", "classes", "scores", *masks, "count", *("classmap",) * semantic)
+    return ("boxes", "classes", "scores", *masks, "count", *("classmap",) * has_semantic)
 
 
 def example_inputs(net: ExportNet, size: tuple[int, int]) -> dict[str, Tensor]:

@@ -39,7 +39,7 @@ class ExportedMetadata:
     ----------
     kind : one of :data:`KINDS`
     config : INI text of the network, all overrides applied; JSON text of the configuration for classification
-    metadata : the classes, without images; those of a classifier are all things
+    metadata : the classes, without images; those of a classifier are things and have names only
     size : `(height, width)` of the input; None if both are free
     multiple : free heights and widths must be multiples of this
     part : "all", or "dense": pyramid levels, RPN outputs and semantic logits
@@ -127,7 +127,7 @@ class ExportedMetadata:
             if it is damaged, of a later format, or its values are out of range
         """
         content = _parse(text, source)
-        metadata = metadata_of(content.pop("metadata"), f"{source}: metadata")
+        metadata = _classes(content.pop("metadata"), content["kind"], source)
         own = {spec.name for spec in fields(ExportedMetadata)} - {"extra"}
         extra = {name: value for name, value in content.items() if name not in own}
         given = {name: value for name, value in content.items() if name in own}
@@ -168,6 +168,16 @@ def _parse(text: str, source: str) -> dict[str, Any]:
     if missing:
         raise InputError(f"{source}: its seamseg metadata has no {', '.join(missing)}: export it again")
     return content
+
+
+def _classes(content: Any, kind: Any, source: str) -> Metadata:
+    """Return the classes of a file; classifiers may have more than a class map, and have names only."""
+    if kind != "classification":
+        return metadata_of(content, f"{source}: metadata")
+    names = content.get("categories") if isinstance(content, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"{source}: its seamseg metadata is damaged: categories must be a list of names")
+    return Metadata(0, len(names), names, [], [])
 
 
 def _is_side(value: object) -> bool:

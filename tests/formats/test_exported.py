@@ -32,6 +32,16 @@ def test_a_text_is_read_back(size):
     assert ExportedMetadata.from_json(written.to_json(), "a.onnx") == written
 
 
+def test_a_classifier_has_names_only():
+    classes = Metadata(0, 1000, [str(number) for number in range(1000)], [], [])
+    written = exported(kind="classification", metadata=classes, thresholds={})
+    assert ExportedMetadata.from_json(written.to_json(), "a.onnx") == written
+    broken = json.loads(written.to_json())
+    broken["metadata"]["categories"] = [1]
+    with pytest.raises(InputError, match="must be a list of names"):
+        ExportedMetadata.from_json(json.dumps(broken), "a.onnx")
+
+
 def test_images_of_a_data_set_are_not_stored():
     with_images = replace(CLASSES, images=[ImageInfo("a", [255], (2, 2), [0])])
     written = exported(metadata=with_images)

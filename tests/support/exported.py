@@ -80,7 +80,7 @@ def eager(net: ExportNet, image: Tensor, size: Tensor) -> dict[str, Tensor]:
         found = wanted._prediction(net.net.dense_part()(padded)[0], padded_size, (height, width))
         assert found.semantic is not None
         found = found.on_cpu()
-        return {"classmap": found.semantic, "probability": found.probability}  # type: ignore[dict-item]
+        return {"classmap": torch.as_tensor(found.semantic), "probability": torch.as_tensor(found.probability)}
     return _detections(net.net, padded, (height, width))
 
 

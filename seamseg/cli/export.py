@@ -1,0 +1,97 @@
+"""Export a trained model to a file that runs without this package.
+
+    seamseg export runs/city city.onnx
+    seamseg export model.zip city.onnx --size 1024x2048 --check street.jpg
+    seamseg export runs/city city.onnx --dynamic
+    seamseg export runs/city dense.onnx --part dense
+    seamseg export runs/things classifier.onnx
+    seamseg predict city.onnx photos/ out/
+
+The ending of the file decides the format: .onnx runs in ONNX Runtime, OpenVINO and others, and in `seamseg predict`
+and `seamseg evaluate` without PyTorch. The file is then compared with the network, on the photos of --check or on a
+generated picture. Inputs and outputs: docs/how-to/deploy.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from seamseg.utils.errors import InputError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("model", metavar="MODEL", help="published zip, run folder or snapshot; also of a classifier")
+    parser.add_argument("out", metavar="OUT", help="file to write, *.onnx")
+    parser.add_argument(
+        "--size",
+        metavar="HxW",
+        help="input of the network: photos are scaled as usual, shrunk to fit, and padded (default: that of a photo "
+        "twice as wide as high)",
+    )
+    parser.add_argument("--dynamic", action="store_true", help="height and width of the input are free")
+    parser.add_argument(
+        "--part", choices=("all", "dense"), default="all", help="dense: pyramid, RPN and semantic logits only"
+    )
+    parser.add_argument("--precision", default="fp32", metavar="P", help="compute type of the file (default: fp32)")
+    parser.add_argument(
+        "--opset", type=int, default=20, metavar="N", help="version of the ONNX operators (default: 20)"
+    )
+    parser.add_argument(
+        "--check", nargs="+", default=[], metavar="PHOTO", help="photos to compare the file with the network on"
+    )
+    parser.add_argument("--data", metavar="DATA", help="data set folder: also score the network and the file on it")
+    parser.add_argument("--split", help="split of --data (default: val_set of the configuration)")
+    parser.add_argument("--licence", default="", metavar="TEXT", help="licence of the weights, stated in the file")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
+    parser.add_argument(
+        "--config", metavar="FILE", help="configuration of a model without its own; JSON of a classifier"
+    )
+    parser.add_argument("--meta", metavar="BIN", help="metadata.bin of a model without its own")
+    parser.add_argument(
+        "--set", action="append", dest="overrides", default=[], metavar="SECTION.KEY=VALUE", help="override a key"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export, compare and print the table."""
+    size = None if args.size is None else _size(args.size)
+    if args.split is not None and args.data is None:
+        raise InputError("--split is the split of --data, which is not given")
+    from seamseg.deploy.export import ExportOptions, export_model
+    from seamseg.utils.limits import format_bytes
+
+    names = ("dynamic", "part", "precision", "opset", "check", "force", "config", "meta", "overrides", "licence")
+    report = export_model(args.model, args.out, ExportOptions(size, **{name: getattr(args, name) for name in names}))
+    made = report.metadata
+    shape = "free" if made.size is None else f"{made.size[0]} x {made.size[1]}"
+    rows = [
+        ("file", f"{report.path}, {report.format}, {format_bytes(report.nbytes)}"),
+        ("network", f"{made.kind}, part {made.part}, input {shape} (height x width), {made.precision}"),
+        ("time a picture", f"{1e3 * report.seconds:.0f} ms, of the network {1e3 * report.eager_seconds:.0f} ms"),
+        *((name, str(differences)) for name, differences in report.differences.items()),
+    ]
+    if args.data is not None:
+        rows += _scores(args)
+    width = max(len(name) for name, _ in rows)
+    print("\n".join(f"{name:{width}}  {text}" for name, text in rows), flush=True)
+    return 0
+
+
+def _scores(args: argparse.Namespace) -> list[tuple[str, str]]:
+    """Score the network and the file on a data set."""
+    from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
+
+    options = {"split": args.split, "device": "cpu", "quiet": args.quiet}
+    given = {"config": args.config, "meta": args.meta, "overrides": args.overrides}
+    network = evaluate_model(args.model, args.data, EvaluationOptions(**options, **given)).scores
+    file = evaluate_model(args.out, args.data, EvaluationOptions(**options)).scores
+    return [("scores, network", network.line()), ("scores, file", file.line())]
+
+
+def _size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text)
+    if match is None:
+        raise InputError(f"--size {text}: give HEIGHTxWIDTH in pixels, for example 1024x2048")
+    return int(match[1]), int(match[2])

@@ -1,0 +1,380 @@
+"""Export of a trained model to a file for another engine, and its comparison (docs/how-to/deploy.md)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from seamseg.checkpoints.missing_model import is_exported, require_model, snapshot_in
+from seamseg.config import config_to_string
+from seamseg.config.experiments import packaged_classifier
+from seamseg.data.input_size import InputSize
+from seamseg.deploy.compare import Agreement, compare
+from seamseg.deploy.network import DYNAMIC_SIDES, ExportNet, example_inputs, export_net, output_names
+from seamseg.formats.exported import PARTS, ExportedMetadata
+from seamseg.formats.metadata import Metadata
+from seamseg.inference.images import as_image, network_input
+from seamseg.inference.network import TrainedModel
+from seamseg.inference.options import InferenceOptions
+from seamseg.models.folding import PRECISIONS, fold_layers
+from seamseg.predict.profiling import write_test_image
+from seamseg.utils.device_memory import lacks_memory
+from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.files import read_bytes
+from seamseg.utils.limits import CONFIG_BYTES
+from seamseg.utils.progress import is_quiet
+
+Session = Any
+"""An opened file: `run(names, inputs)` returns arrays, as that of ONNX Runtime."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of exported files.
+
+    Attributes
+    ----------
+    name : of the format
+    packages : that the export needs, by the names of their imports
+    precisions : that it has
+    standard_ops : as for :class:`seamseg.deploy.network.ExportNet`
+    write : `(net, target, metadata, size, opset)`
+    open : a file for the comparison
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    precisions: tuple[str, ...]
+    standard_ops: bool
+    write: Callable[[ExportNet, Path, ExportedMetadata, tuple[int, int], int], None]
+    open: Callable[[Path], Session]
+
+
+def _write_onnx(net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int], opset: int) -> None:
+    from seamseg.deploy.onnx import write_onnx
+
+    write_onnx(net, target, metadata, size, opset)
+
+
+def _open_onnx(path: Path) -> Session:
+    import onnxruntime
+
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 3
+    settings.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+
+
+FORMATS = {
+    ".onnx": Format("ONNX", ("onnx", "onnxscript", "onnxruntime"), ("fp32",), True, _write_onnx, _open_onnx),
+}
+"""By the ending of the file."""
+
+_SIDES = (32, 8192)
+_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Options of :func:`export_model`; None for the value of the configuration.
+
+    Attributes
+    ----------
+    size : `(height, width)` of the input; larger photos are shrunk to it and smaller ones padded. By default that of a
+        photo twice as wide as high
+    dynamic : height and width of the input are free, instead of a size
+    part : "all", or "dense": pyramid levels, RPN outputs and semantic logits
+    precision : compute type of the file
+    opset : version of the operators of ONNX
+    check : photos to compare the file with the network on; a generated picture by default
+    force : overwrite an existing file
+    config, meta : INI file (of a classifier the JSON file) and `metadata.bin`, if the model does not contain them
+    overrides : configuration keys as `section.key=value`
+    licence : of the weights, stated in the file
+
+    Raises
+    ------
+    InputError
+        if a value is out of range or two exclude each other
+    """
+
+    size: tuple[int, int] | None = None
+    dynamic: bool = False
+    part: str = "all"
+    precision: str = "fp32"
+    opset: int = 20
+    check: Sequence[str | Path] = ()
+    force: bool = False
+    config: str | Path | None = None
+    meta: str | Path | None = None
+    overrides: Sequence[str] = ()
+    licence: str = ""
+
+    def __post_init__(self) -> None:
+        if self.size is not None and self.dynamic:
+            raise InputError(f"{option('size')} and {option('dynamic')} are mutually exclusive")
+        if self.size is not None and not all(_SIDES[0] <= side <= _SIDES[1] for side in self.size):
+            raise InputError(f"{option('size')}: height and width must be {_SIDES[0]} to {_SIDES[1]}, not {self.size}")
+        for name, known in (("part", PARTS), ("precision", tuple(PRECISIONS))):
+            if getattr(self, name) not in known:
+                raise InputError(f"{option(name, getattr(self, name))}: choose one of {', '.join(known)}")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A trained network that is exported.
+
+    Attributes
+    ----------
+    net : folded, in evaluation mode
+    metadata : of the exported file; its size is None
+    size : `(height, width)` of the input by default
+    input_size : from photos to the network's input; None for a classifier
+    """
+
+    net: nn.Module
+    metadata: ExportedMetadata
+    size: tuple[int, int]
+    input_size: InputSize | None
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was written, and how it compares with the network.
+
+    Attributes
+    ----------
+    path, nbytes, format : of the file
+    metadata : in the file
+    seconds, eager_seconds : median time of a picture, of the file and of the network
+    differences : by picture
+    """
+
+    path: Path
+    nbytes: int
+    format: str
+    metadata: ExportedMetadata
+    seconds: float
+    eager_seconds: float
+    differences: Mapping[str, Agreement] = field(default_factory=dict)
+
+
+def export_model(model: str | Path, out: str | Path, options: ExportOptions = ExportOptions()) -> ExportReport:
+    """Export a trained model, and compare the file with the network.
+
+    Parameters
+    ----------
+    model : published zip, run folder or snapshot; for a classifier its checkpoint or run folder
+    out : file to write; its ending decides the format, see :data:`FORMATS`
+    options : size, precision and so on
+
+    Raises
+    ------
+    InputError
+        if the ending is unknown, the file exists, a package is missing, an option does not fit the model, or the model
+        is broken
+    SeamsegError
+        if the file cannot be written, or the memory does not suffice
+    """
+    path = Path(out)
+    chosen = check_target(path, options)
+    _say(f"reading {model}")
+    source = open_source(model, options)
+    try:
+        return _export(source, path, chosen, options)
+    except (RuntimeError, MemoryError) as error:
+        if not isinstance(error, MemoryError) and not lacks_memory(error):
+            raise
+        raise SeamsegError(f"{path}: not enough memory for this input: choose a smaller {option('size')}") from error
+
+
+def check_target(path: Path, options: ExportOptions) -> Format:
+    """Return the format of a file to write; errors as of :func:`export_model`."""
+    chosen = FORMATS.get(path.suffix)
+    if chosen is None:
+        raise InputError(f"{path}: its ending decides the format: {' or '.join(FORMATS)}")
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder")
+    if path.exists() and not options.force:
+        raise InputError(f"{path}: exists; use {option('force', True)} to overwrite it")
+    if options.precision not in chosen.precisions:
+        known = ", ".join(chosen.precisions)
+        raise InputError(f"{option('precision', options.precision)}: {chosen.name} files are exported in {known}")
+    if path.suffix == ".onnx" and not 20 <= options.opset <= 23:
+        raise InputError(f"{option('opset', options.opset)}: choose one from 20 to 23")
+    missing = [name for name in chosen.packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"{path}: needs {', '.join(missing)}: pip install 'seamseg[export]'")
+    return chosen
+
+
+def open_source(model: str | Path, options: ExportOptions) -> Source:
+    """Open a trained model for export; errors as of :func:`export_model`."""
+    path = Path(model)
+    require_model(path)
+    if is_exported(path):
+        raise InputError(f"{path}: is an exported network: give the model that it was exported from")
+    classifier = _classifier_config(path, options)
+    if classifier is not None:
+        return _open_classifier(path, classifier, options)
+    inference = InferenceOptions(overrides=options.overrides, precision=options.precision)
+    opened = TrainedModel(path, "cpu", options.config, options.meta, inference)
+    config, size = opened.config, inference.input_size(opened.config)
+    thresholds = {} if opened.kind == "semantic" else vars(inference.thresholds(config))
+    metadata = ExportedMetadata(
+        kind=opened.kind,
+        config=config_to_string(config),
+        metadata=opened.metadata,
+        size=None,
+        multiple=32 if opened.kind == "semantic" else max(config.fpn.out_strides) * config.rpn.stride,
+        part=options.part,
+        precision=options.precision,
+        mean=_three(config.dataloader.rgb_mean, 0.0),
+        std=_three(config.dataloader.rgb_std, 1.0),
+        thresholds=thresholds,
+        licence=options.licence,
+    )
+    return Source(opened.build(inference).net, metadata, _default_size(size), size)
+
+
+def _three(values: Sequence[float] | None, default: float) -> tuple[float, float, float]:
+    red, green, blue = (default,) * 3 if values is None else values
+    return red, green, blue
+
+
+def _default_size(size: InputSize) -> tuple[int, int]:
+    """Return `(height, width)` for photos twice as wide as high, or as the limits of the size are; multiples of 32."""
+    if size.longest_size is not None:
+        height, width = size.longest_size * 3 // 4, size.longest_size
+    else:
+        height = size.shortest_size or 1024
+        width = min(2 * height, size.longest_max_size or 2 * height)
+    return -(-height // 32) * 32, -(-width // 32) * 32
+
+
+def _classifier_config(path: Path, options: ExportOptions) -> Path | str | None:
+    """Return the configuration of a classifier; None if the model is a network of another kind."""
+    if options.config is not None:
+        name = str(options.config)
+        return name if name.endswith(".json") or packaged_classifier(name) is not None else None
+    found = path / "config.json"
+    return found if found.is_file() else None
+
+
+def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> Source:
+    from seamseg.classification.checkpoint import load_classifier
+    from seamseg.classification.config import load_classifier_config
+
+    if options.part != "all":
+        raise InputError(f"{option('part', options.part)}: a classifier has no dense part")
+    if options.overrides:
+        raise InputError(f"{option('overrides')} has no effect on a classifier")
+    settings = load_classifier_config(config)
+    net = load_classifier(config, snapshot_in(path) if path.is_dir() else path, "cpu")
+    names = [str(number) for number in range(settings.network.classes)]
+    if (listed := path / "classes.json").is_file():
+        names = [str(name) for name in json.loads(read_bytes(listed, "list of classes", CONFIG_BYTES))]
+    metadata = ExportedMetadata(
+        kind="classification",
+        config=json.dumps(settings.to_json()),
+        metadata=Metadata(0, len(names), names, [], []),
+        size=None,
+        multiple=32,
+        precision=options.precision,
+        mean=settings.input.mean,
+        std=settings.input.std,
+        licence=options.licence,
+    )
+    side = settings.input.crop_val
+    return Source(fold_layers(net).to(PRECISIONS[options.precision]), metadata, (side, side), None)
+
+
+def _export(source: Source, path: Path, chosen: Format, options: ExportOptions) -> ExportReport:
+    size, stated = options.size or source.size, source.metadata
+    if options.dynamic:
+        size = _allowed(size[0], stated.multiple), _allowed(size[1], stated.multiple)
+    metadata = stated if options.dynamic else replace(stated, size=size, multiple=1)
+    net = export_net(source.net, stated.mean, stated.std, options.part, chosen.standard_ops)
+    eager = export_net(source.net, stated.mean, stated.std, options.part) if chosen.standard_ops else net
+    # before the work: a photo may be unreadable
+    pictures = _pictures(source, net, size, options, metadata)
+    _say(f"tracing the network at {size[0]} x {size[1]} and writing {path}, which takes a minute or more")
+    chosen.write(net, path, metadata, size, options.opset)
+    _say("comparing the file with the network")
+    session, names = chosen.open(path), list(output_names(net))
+    differences, times = {}, []
+    for name, inputs in pictures.items():
+        differences[name] = compare(_run(eager, inputs), dict(zip(names, session.run(names, inputs))), inputs)
+        times += _times(eager, session, inputs)
+    eager_seconds, seconds = (statistics.median(column) for column in zip(*times))
+    return ExportReport(path, path.stat().st_size, chosen.name, metadata, seconds, eager_seconds, differences)
+
+
+def _allowed(side: int, multiple: int) -> int:
+    """Return the nearest side that a network of free input size accepts."""
+    rounded = -(-side // multiple) * multiple
+    return max(min(rounded, DYNAMIC_SIDES[1] // multiple * multiple), -(-DYNAMIC_SIDES[0] // multiple) * multiple)
+
+
+def _pictures(
+    source: Source, net: ExportNet, size: tuple[int, int], options: ExportOptions, metadata: ExportedMetadata
+) -> dict[str, dict[str, np.ndarray]]:
+    """Return the inputs to compare on, by name: the photos, or a generated picture of the whole size."""
+    if source.input_size is None:
+        if options.check:
+            raise InputError(f"{option('check')}: the images of a classifier are compared on noise only")
+        return {"noise": {name: value.numpy() for name, value in example_inputs(net, size).items()}}
+    scale = source.input_size.within(size if metadata.size is not None else (DYNAMIC_SIDES[1],) * 2)
+    with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
+        photos = {str(photo): photo for photo in options.check}
+        if not photos:
+            photos = {"generated picture": Path(folder, "generated.jpg")}
+            write_test_image(Path(folder, "generated.jpg"), size)
+        return {name: _padded(network_input(as_image(photo), scale), metadata) for name, photo in photos.items()}
+
+
+def _padded(pixels: np.ndarray, metadata: ExportedMetadata) -> dict[str, np.ndarray]:
+    """Return the inputs of the file for an image `H x W x 3`."""
+    height, width = int(pixels.shape[0]), int(pixels.shape[1])
+    sides = metadata.size or (_allowed(height, metadata.multiple), _allowed(width, metadata.multiple))
+    image = np.zeros((1, 3, *sides), np.uint8)
+    image[0, :, :height, :width] = pixels.transpose(2, 0, 1)
+    return {"image": image, "size": np.array((height, width), np.int64)}
+
+
+@torch.inference_mode()
+def _run(net: ExportNet, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    outputs = net(*(torch.from_numpy(value) for value in inputs.values()))
+    return {
+        name: value.float().numpy() if value.is_floating_point() else value.numpy()
+        for name, value in zip(output_names(net), outputs)
+    }
+
+
+def _times(eager: ExportNet, session: Session, inputs: Mapping[str, np.ndarray]) -> list[tuple[float, float]]:
+    """Return the seconds of the network and of the file, in turns."""
+    rounds = []
+    for _ in range(_ROUNDS):
+        start = time.perf_counter()
+        _run(eager, inputs)
+        middle = time.perf_counter()
+        session.run(list(output_names(eager)), dict(inputs))
+        rounds.append((middle - start, time.perf_counter() - middle))
+    return rounds
+
+
+def _say(text: str) -> None:
+    if not is_quiet():
+        print(text, file=sys.stderr, flush=True)

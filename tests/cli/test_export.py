@@ -1,0 +1,180 @@
+"""`seamseg export`: the table, the file that runs in `seamseg predict`, and bad input in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from seamseg.deploy.compare import compare
+from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
+
+pytestmark = pytest.mark.usefixtures("narrow")
+
+
+@pytest.fixture
+def refused(seamseg_main: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run the command, which must fail with exit code 2 and one line; return the line."""
+
+    def run(*words: object) -> str:
+        assert seamseg_main("export", *words, "--quiet") == 2
+        captured = capsys.readouterr()
+        (line,) = captured.err.strip().splitlines()
+        assert captured.out == ""
+        return line
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("a.engine",), "a.engine: its ending decides the format: .onnx"),
+        (("a.onnx", "--size", "512"), "--size 512: give HEIGHTxWIDTH in pixels"),
+        (("a.onnx", "--size", "16x512"), "--size: height and width must be 32 to 8192"),
+        (("a.onnx", "--size", "64x64", "--dynamic"), "--size and --dynamic are mutually exclusive"),
+        (("a.onnx", "--precision", "bf16"), "--precision bf16: ONNX files are exported in fp32"),
+        (("a.onnx", "--precision", "half"), "--precision half: choose one of fp32, bf16, fp16"),
+        (("a.onnx", "--opset", "19"), "--opset 19: choose one from 20 to 23"),
+        (("a.onnx", "--split", "val"), "--split is the split of --data"),
+        (("a.onnx", "--set", "roi.nope=1"), "unknown key"),
+        ((".",), "ending decides the format"),
+    ],
+)
+def test_bad_options(
+    words: tuple[str, ...], message: str, micro_run: Path, refused: Callable[..., str], tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in refused(micro_run, *words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_that_are_in_the_way_or_missing(micro_run: Path, refused: Callable[..., str], tmp_path: Path) -> None:
+    out = tmp_path / "a.onnx"
+    assert "no such model" in refused(tmp_path / "none", out)
+    out.write_text("mine")
+    assert f"{out}: exists; use --force to overwrite it" in refused(micro_run, out)
+    assert "is an exported network" in refused(out, tmp_path / "b.onnx")
+    (tmp_path / "c.onnx").mkdir()
+    assert "is a folder" in refused(micro_run, tmp_path / "c.onnx")
+    assert out.read_text() == "mine"
+
+
+def test_a_missing_package_names_the_extra(
+    micro_run: Path, refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "onnxscript" else object())
+    line = refused(micro_run, tmp_path / "a.onnx")
+    assert line.endswith("a.onnx: needs onnxscript: pip install 'seamseg[export]'")
+
+
+@pytest.mark.slow
+def test_a_trained_model(
+    micro: Path, micro_run: Path, seamseg_main: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out, photo = tmp_path / "city.onnx", micro / "img" / "val0.png"
+    words = ("export", micro_run, out, "--size", "64x128", "--check", photo, "--licence", "CC0")
+    assert seamseg_main(*words, "--data", micro, "--set", "roi.score_threshold=0.02") == 0
+    captured = capsys.readouterr()
+    rows = dict(line.split("  ", 1) for line in captured.out.splitlines())
+    assert "64 x 128 (height x width), fp32" in rows["network"]
+    assert "classes of 100 % of pixels equal" in rows[str(photo)]
+    assert rows["scores, network"].split()[1:] == rows["scores, file"].split()[1:]
+    assert "tracing the network" in captured.err
+    import onnx
+
+    stored = {entry.key: entry.value for entry in onnx.load(out).metadata_props}
+    stated = ExportedMetadata.from_json(stored[METADATA_KEY], str(out))
+    assert (stated.size, stated.multiple, stated.licence) == ((64, 128), 1, "CC0")
+    assert "score_threshold = 0.02" in stated.config
+
+    results = tmp_path / "results"
+    assert seamseg_main("predict", out, photo, results, "--format", "coco", "--quiet") == 0
+    assert json.loads((results / "panoptic.json").read_text())["annotations"]
+    assert seamseg_main("export", micro_run, out, "--dynamic", "--part", "dense", "--force", "--quiet") == 0
+    rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert "part dense, input free" in rows["network"]
+    assert float(rows["generated picture"].split()[1]) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_classifier(seamseg_main: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    import torch
+
+    from seamseg.classification.config import load_classifier_config
+    from seamseg.classification.network import build_classifier
+
+    content = {"network": {"arch": "resnet18", "bn_mode": "inplace", "activation": "leaky_relu", "classes": 300}}
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps({**content, "input": {"crop_val": 64}}))
+    (run / "classes.json").write_text(json.dumps([f"class {number}" for number in range(300)]))
+    state = build_classifier(load_classifier_config(run / "config.json")).state_dict()
+    torch.save({"state_dict": {f"module.{key}": value for key, value in state.items()}}, run / "model_best.pth.tar")
+    out = tmp_path / "classifier.onnx"
+    assert seamseg_main("export", run, out, "--quiet") == 0
+    rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert "classification, part all, input 64 x 64" in rows["network"]
+    assert float(rows["noise"].split()[1]) < 1e-4
+    import onnx
+
+    stored = {entry.key: entry.value for entry in onnx.load(out).metadata_props}
+    stated = ExportedMetadata.from_json(stored[METADATA_KEY], str(out))
+    assert stated.metadata.categories[299] == "class 299"
+    shutil.copy(run / "model_best.pth.tar", tmp_path / "weights.pth.tar")
+    words = ("export", tmp_path / "weights.pth.tar", out, "--quiet", "--config", run / "config.json")
+    assert seamseg_main(*words, "--part", "dense", "--force") == 2
+    assert "a classifier has no dense part" in capsys.readouterr().err
+
+
+def outputs(**changes: object) -> dict[str, np.ndarray]:
+    """Outputs of a network that finds three things in a picture of 4 x 6 valid pixels."""
+    found = {
+        "boxes": np.array([[0, 0, 2, 2], [1, 1, 4, 4], [1, 1, 4, 4], [0, 0, 0, 0]], np.float32),
+        "classes": np.array([0, 0, 1, 0]),
+        "scores": np.array([0.9, 0.8, 0.7, 0], np.float32),
+        "count": np.array(3),
+        "classmap": np.zeros((8, 8), np.uint8),
+    }
+    return {**found, **changes}  # type: ignore[dict-item]
+
+
+INPUTS = {"image": np.zeros((1, 3, 8, 8), np.uint8), "size": np.array([4, 6])}
+
+
+def test_differences_of_outputs() -> None:
+    same = compare(outputs(), outputs(), INPUTS)
+    assert same.detections == (3, 3, 3)
+    assert (same.box, same.score, same.equal_pixels) == (0, 0, 1)
+    swapped = np.array([1, 0, 2, 3])
+    other = outputs()
+    found = {**other, **{name: other[name][swapped] for name in ("boxes", "classes", "scores")}}
+    assert compare(outputs(), found, INPUTS) == same, "equal scores may change places"
+    moved = outputs(boxes=outputs()["boxes"] + np.float32(0.25), count=np.array(2))
+    moved["classmap"] = np.zeros((8, 8), np.uint8)
+    moved["classmap"][3:, :] = 1
+    found = compare(outputs(), moved, INPUTS)
+    assert found.detections == (3, 2, 2)
+    assert (found.box, found.equal_pixels) == (0.25, 0.75)
+    assert (
+        str(found) == "detections 2 of 3 equal (2 in the file), box 0.25 px, score 0, classes of 75 % of pixels equal"
+    )
+    nothing = outputs(count=np.array(0))
+    assert compare(nothing, nothing, INPUTS).detections == (0, 0, 0)
+
+
+def test_differences_of_logits() -> None:
+    found = compare({"logits": np.array([[1.0, -4.0]])}, {"logits": np.array([[1.0, -3.0]])}, {"image": np.zeros(1)})
+    assert found.values == 0.25
+
+
+def test_photos_that_do_not_exist(micro_run: Path, refused: Callable[..., str], tmp_path: Path) -> None:
+    Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
+    line = refused(micro_run, tmp_path / "a.onnx", "--check", tmp_path / "a.png", tmp_path / "b.png")
+    assert "b.png: no such file" in line
+    assert not (tmp_path / "a.onnx").exists()

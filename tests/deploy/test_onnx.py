@@ -1,0 +1,190 @@
+"""ONNX files: standard operators only, and the outputs of the eager network in ONNX Runtime and OpenVINO."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import openvino
+import pytest
+import torch
+from support.exported import DETECTORS, MEAN, SIZE, STD, assert_same, classifier, detector, eager, exported_net, picture
+
+from seamseg.deploy.network import export_net, output_names
+from seamseg.deploy.onnx import write_onnx
+from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
+from seamseg.formats.metadata import Metadata
+from seamseg.ops.nms import nms
+from seamseg.utils.errors import SeamsegError
+
+CLASSES = Metadata(2, 3, list("abcde"), [(0, 0, 0)] * 5, [0] * 5)
+ENGINES = ("onnxruntime", "openvino")
+
+
+def metadata(kind, size=SIZE, **options):
+    return ExportedMetadata(kind, "", CLASSES, size, **options)
+
+
+def write(folder, kind, net=None, size=SIZE, example=SIZE, opset=20, **options):
+    """Export a small network; the path, and the module that it is an export of."""
+    net = net or exported_net(kind, standard_ops=True)
+    path = folder / f"{kind}.onnx"
+    write_onnx(net, path, metadata(kind, size, **options), example, opset)
+    return path, net
+
+
+def run(engine, path, inputs):
+    """The outputs by name."""
+    if engine == "onnxruntime":
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+        values = session.run(names, inputs)
+    else:
+        compiled = openvino.compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        results = compiled(inputs)
+        names, values = [output.any_name for output in compiled.outputs], [results[o] for o in compiled.outputs]
+    return {name: torch.from_numpy(np.array(value)) for name, value in zip(names, values, strict=True)}
+
+
+def check(engine, path, net, image, size):
+    """The file computes what the eager network does; returns the number of detections."""
+    found = run(engine, path, {"image": image.numpy(), "size": size.numpy()})
+    assert tuple(found) == output_names(net)
+    assert_same(found, eager(net, image, size))
+    return int(found.get("count", 0))
+
+
+@pytest.fixture(scope="module")
+def panoptic(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("onnx"), "panoptic", licence="CC0")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_pictures_of_any_size_and_without_detections(panoptic, engine):
+    path, net = panoptic
+    assert check(engine, path, net, *picture()) > 2
+    assert check(engine, path, net, *picture(valid=(77, 160))) > 0
+    # nothing survives in a picture of one pixel
+    assert check(engine, path, net, *picture(valid=(1, 1))) == 0
+
+
+def test_the_file_is_one_standard_graph_with_metadata(panoptic):
+    path, _ = panoptic
+    model = onnx.load(path, load_external_data=False)
+    assert [(i.domain, i.version) for i in model.opset_import] == [("", 20)]
+    assert {node.domain for node in model.graph.node} == {""}
+    assert not model.functions
+    assert not any(onnx.external_data_helper.uses_external_data(tensor) for tensor in model.graph.initializer)
+    onnx.checker.check_model(str(path), full_check=True)
+    assert list(path.parent.iterdir()) == [path]
+    stored = {entry.key: entry.value for entry in model.metadata_props}
+    assert ExportedMetadata.from_json(stored[METADATA_KEY], "") == metadata("panoptic", licence="CC0")
+    assert [[d.dim_value for d in i.type.tensor_type.shape.dim] for i in model.graph.input] == [[1, 3, *SIZE], [2]]
+    shapes = {o.name: [d.dim_value for d in o.type.tensor_type.shape.dim] for o in model.graph.output}
+    assert shapes == {
+        "boxes": [20, 4],
+        "classes": [20],
+        "scores": [20],
+        "mask_logits": [20, 16, 16],
+        "count": [],
+        "classmap": list(SIZE),
+    }
+
+
+def test_no_trace_of_the_machine_is_left(panoptic):
+    content = panoptic[0].read_bytes()
+    assert b"/seamseg/" not in content
+    assert b"site-packages" not in content
+
+
+def test_a_file_that_is_too_large_is_not_written(panoptic, tmp_path, monkeypatch):
+    monkeypatch.setattr("seamseg.deploy.onnx._MAX_BYTES", 1000)
+    monkeypatch.setattr(
+        torch.onnx, "export", lambda *_, **__: type("Made", (), {"model_proto": onnx.load(panoptic[0])})
+    )
+    with pytest.raises(SeamsegError, match="an ONNX file can have 2 GiB"):
+        write_onnx(panoptic[1], tmp_path / "a.onnx", metadata("panoptic"), SIZE)
+    assert not list(tmp_path.iterdir())
+
+
+class Suppression(torch.nn.Module):
+    """NMS alone, as the networks use it."""
+
+    def forward(self, boxes, scores):
+        return torch.ops.seamseg_deploy.nms(boxes, scores, 0.5, 6)
+
+
+def test_suppression_at_the_threshold_and_of_equal_scores(tmp_path):
+    """Boxes with an IoU of exactly the threshold suppress each other, which those of ONNX do not."""
+    from seamseg.deploy.onnx import translations
+
+    boxes = torch.tensor([[0.0, 0, 4, 4], [0, 0, 4, 8], [8, 8, 9, 9], [20, 20, 24, 24], [20, 20, 24, 24], [0, 0, 0, 0]])
+    scores = torch.tensor([0.5, 0.5, 0.9, 0.7, 0.7, 0.5])
+    program = torch.export.export(Suppression(), (boxes[None], scores[None]))
+    made = torch.onnx.export(program, custom_translation_table=translations(), external_data=False, verbose=False)
+    path = tmp_path / "nms.onnx"
+    path.write_bytes(made.model_proto.SerializeToString())
+    names = [i.name for i in made.model_proto.graph.input]
+    wanted = nms(boxes, scores, 0.5).tolist()
+    assert wanted == [2, 3, 0, 5]
+    for engine in ENGINES:
+        kept, count = run(engine, path, dict(zip(names, (boxes[None].numpy(), scores[None].numpy())))).values()
+        assert kept.tolist() == [*wanted, -1, -1]
+        assert count == 4
+    (kept, count) = run(
+        "onnxruntime", path, dict(zip(names, (boxes[None].numpy(), np.full((1, 6), -np.inf, np.float32))))
+    ).values()
+    assert kept.tolist() == [-1] * 6
+    assert count == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*DETECTORS[1:], "semantic"])
+def test_other_kinds(kind, tmp_path):
+    path, net = write(tmp_path, kind)
+    for engine in ENGINES:
+        check(engine, path, net, *picture())
+        check(engine, path, net, *picture(valid=(1, 1)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["panoptic", "semantic"])
+def test_free_size(kind, tmp_path):
+    path, net = write(tmp_path, kind, size=None, example=(256, 320), multiple=64)
+    for engine in ENGINES:
+        check(engine, path, net, *picture((256, 256), (250, 199)))
+        check(engine, path, net, *picture((384, 512), (384, 450)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_classifier(engine, tmp_path):
+    path, _ = write(tmp_path, "classification", size=None, example=(64, 96), multiple=32)
+    for shape in ((1, 3, 64, 96), (5, 3, 96, 64)):
+        images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            wanted = classifier()(images)
+        (found,) = run(engine, path, {"image": images.numpy()}).values()
+        assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
+
+
+@pytest.mark.slow
+def test_dense_part(tmp_path):
+    net = export_net(detector(), MEAN, STD, "dense", standard_ops=True)
+    path, _ = write(tmp_path, "panoptic", net, part="dense")
+    image, size = picture()
+    with torch.no_grad():
+        wanted = dict(zip(output_names(net), net(image, size)))
+    for engine in ENGINES:
+        found = run(engine, path, {"image": image.numpy(), "size": size.numpy()})
+        assert found.keys() == wanted.keys()
+        for name, values in found.items():
+            assert (values - wanted[name]).abs().max() < 1e-5 * wanted[name].abs().max(), name
+
+
+@pytest.mark.slow
+def test_other_options_of_the_network(tmp_path):
+    """More detections than rows, small proposals dropped, and the newest operators."""
+    overrides = ("roi.max_predictions=16", "roi.nms_threshold=0.6", "rpn.min_size=12", "rpn.num_pre_nms_val=300")
+    net = export_net(detector("instance_seg", *overrides), MEAN, STD, standard_ops=True)
+    path, _ = write(tmp_path, "instance_seg", net, opset=23)
+    assert onnx.load(path).opset_import[0].version == 23
+    assert check("onnxruntime", path, net, *picture()) == 16
