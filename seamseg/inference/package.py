@@ -22,7 +22,7 @@ from seamseg.utils.limits import MIB
 
 _METADATA_BYTES = 8 * MIB
 _MEMBERS = re.compile(
-    r"[^/]+/(data/aotinductor/model/[\w.-]+|version|archive_format|archive_version|byteorder|\.data/version"
+    r"\w[^/]*/(data/aotinductor/model/\w[\w.-]*|version|archive_format|archive_version|byteorder|\.data/version"
     r"|\.data/serialization_id|\.format_version|\.storage_alignment)"
 )
 """Files of a package; those of other `.pt2` archives hold pickled objects."""
@@ -116,7 +116,7 @@ class PackageSession:
 
         Parameters
         ----------
-        names : of the outputs to return, see :attr:`seamseg.formats.exported.ExportedMetadata.outputs`
+        names : of the outputs to return
         inputs : `image` and, unless it is a classifier, `size`; see :mod:`seamseg.deploy.network`
 
         Raises
@@ -129,7 +129,7 @@ class PackageSession:
         given = [torch.from_numpy(inputs[name]).to(self.device) for name in ("image", "size") if name in inputs]
         with torch.inference_mode():
             outputs: list[Any] = self._loader.run(given)
-        found = dict(zip(self.exported.outputs, outputs, strict=True))
+        found = dict(zip(self.exported.extra.get("outputs", self.exported.outputs), outputs, strict=True))
         return [found[name].cpu().numpy() for name in names]
 
 
