@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from seamseg.deploy.network import ExportNet, output_names, trace
+from seamseg.deploy.network import DYNAMIC_SIDES, ExportNet, output_names, trace
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.inference.acceleration import compiler_problem
 from seamseg.inference.package import requirements
@@ -45,8 +45,8 @@ def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size
     if problem is not None:
         raise SeamsegError(f"{target}: a package is compiled, but the compiler does not work here ({problem})")
     program = trace(net, size, None if metadata.size is not None else metadata.multiple)
-    names = {"outputs": list(output_names(net))}
-    stated = replace(metadata, extra={**metadata.extra, **names, **requirements(device.type)})
+    interface = {"outputs": list(output_names(net)), "sides": list(DYNAMIC_SIDES)}
+    stated = replace(metadata, extra={**metadata.extra, **interface, **requirements(device.type)})
     target.parent.mkdir(parents=True, exist_ok=True)
     # beside the target, so that renaming is atomic
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:

@@ -121,16 +121,42 @@ class PackageSession:
 
         Raises
         ------
+        InputError
+            if the inputs do not fit the network: its code does not check them
         RuntimeError
-            if the inputs do not fit the network, or the memory does not suffice
+            if the memory does not suffice
         """
         import torch
 
-        given = [torch.from_numpy(inputs[name]).to(self.device) for name in ("image", "size") if name in inputs]
+        arrays = _checked(inputs, self.exported)
+        given = [torch.from_numpy(np.ascontiguousarray(array)).to(self.device) for array in arrays]
         with torch.inference_mode():
             outputs: list[Any] = self._loader.run(given)
         found = dict(zip(self.exported.extra.get("outputs", self.exported.outputs), outputs, strict=True))
         return [found[name].cpu().numpy() for name in names]
+
+
+def _checked(inputs: Mapping[str, np.ndarray], exported: ExportedMetadata) -> list[np.ndarray]:
+    """Return the inputs in order; InputError if their types or shapes are not those of the network."""
+    image, classifier = inputs["image"], exported.kind == "classification"
+    sides = image.shape[2:]
+    fits = image.ndim == 4 and image.shape[1] == 3 and image.dtype == (np.float32 if classifier else np.uint8)
+    if exported.size is not None:
+        fits = fits and (image.shape[0], *sides) == (1, *exported.size)
+    else:
+        least, most = exported.extra.get("sides", (1, 1))
+        fits = fits and (classifier or image.shape[0] == 1) and len(sides) == 2
+        fits = fits and all(least <= side <= most and side % exported.multiple == 0 for side in sides)
+    if not fits:
+        raise InputError(
+            f"image: {image.dtype} {image.shape} is no input of this network (size {exported.size or 'free'})"
+        )
+    if classifier:
+        return [image]
+    size = inputs["size"]
+    if size.shape != (2,) or size.dtype != np.int64 or not all(1 <= n <= side for n, side in zip(size, sides)):
+        raise InputError(f"size: {size} is no valid part of an image of {sides[0]} x {sides[1]}")
+    return [image, size]
 
 
 def requirements(device: str) -> dict[str, str]:

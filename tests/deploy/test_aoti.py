@@ -16,7 +16,7 @@ from seamseg.deploy.aoti import write_package
 from seamseg.formats.exported import ExportedMetadata
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.package import PackageSession, read_package_metadata, requirements
-from seamseg.utils.errors import SeamsegError
+from seamseg.utils.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -70,8 +70,9 @@ def test_what_a_package_states(package):
 
 
 def test_inputs_of_another_size(package):
-    with pytest.raises(RuntimeError):
-        run(package, *picture((64, 64), (64, 64)))
+    for size, valid in (((64, 64), (64, 64)), (SIZE, (SIZE[0] + 1, 5)), (SIZE, (0, 5))):
+        with pytest.raises(InputError, match="image"):
+            run(package, *picture(size, valid))
     model = seamseg.load(package)
     assert model.predict(np.zeros((500, 300, 3), np.uint8)).size == (500, 300)
 
@@ -124,7 +125,7 @@ def test_the_cpp_program_equals_predict(package, program, tmp_path, size):
     done = start(program, package, tmp_path / "photo.ppm", tmp_path / "ids.pgm")
     assert done.returncode == 0, done.stderr
 
-    wanted = seamseg.load(package, classes=None).predict(tmp_path / "photo.ppm")
+    wanted = seamseg.load(package).predict(tmp_path / "photo.ppm")
     ids = np.asarray(Image.open(tmp_path / "ids.pgm")).astype(np.int32)
     assert np.array_equal(ids, wanted.id_map)
     lines = [line.rsplit(" ", 2) for line in done.stdout.splitlines()]
