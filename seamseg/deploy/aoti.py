@@ -18,6 +18,7 @@ from seamseg.deploy.network import DYNAMIC_SIDES, ExportNet, output_names, trace
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.inference.acceleration import compiler_problem
 from seamseg.inference.package import requirements
+from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.parallel import available_cores
 
@@ -51,7 +52,13 @@ def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size
     # beside the target, so that renaming is atomic
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
         made = Path(folder, "network.pt2")
-        compile_program(program, made, stated)
+        try:
+            compile_program(program, made, stated)
+        except Exception as error:  # each tool of the compiler has its own type
+            if lacks_memory(error):
+                raise
+            reason = " ".join(str(error).split())[:300]
+            raise SeamsegError(f"{target}: AOTInductor cannot compile this network ({reason})") from error
         os.replace(made, target)
 
 

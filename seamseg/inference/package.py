@@ -52,14 +52,13 @@ def _stated(path: Path) -> dict[str, str]:
                 raise InputError(f"{path}: {_not_ours(foreign)}")
             if any(text.file_size > _METADATA_BYTES for text in texts):
                 raise InputError(f"{path}: its metadata is larger than {_METADATA_BYTES // MIB} MiB: not loaded")
-            damaged = archive.testzip()
+            if (damaged := archive.testzip()) is not None:
+                raise InputError(f"{path}: a damaged package ({damaged:.80}): export it again")
             content = json.loads(archive.read(texts[0]))
     except OSError as error:
         raise InputError(f"{path}: cannot read the package: {error.strerror or error}") from error
     except (zipfile.BadZipFile, ValueError, RecursionError, NotImplementedError, RuntimeError) as error:
         raise InputError(f"{path}: a damaged or truncated package: export it again") from error
-    if damaged is not None:
-        raise InputError(f"{path}: a damaged package ({damaged}): export it again")
     if not isinstance(content, dict) or not isinstance(content.get(METADATA_KEY), str):
         raise InputError(f"{path}: {_not_ours([])}")
     return {name: text for name, text in content.items() if isinstance(text, str)}
