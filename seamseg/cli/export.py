@@ -9,8 +9,9 @@
     seamseg predict city.onnx photos/ out/
 
 The ending of the file decides the format: .onnx runs in ONNX Runtime, OpenVINO and others, and in `seamseg predict`
-and `seamseg evaluate` without PyTorch. The file is then compared with the network, on the photos of --check or on a
-generated picture. Inputs and outputs: docs/how-to/deploy.md.
+and `seamseg evaluate` without PyTorch; .pt2 is machine code for this kind of CPU, which PyTorch runs, also in a C++
+program without Python (docs/how-to/aotinductor.md). The file is then compared with the network, on the photos of
+--check or on a generated picture. Inputs and outputs: docs/how-to/deploy.md.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from seamseg.utils.errors import InputError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("model", metavar="MODEL", help="published zip, run folder or snapshot; also of a classifier")
-    parser.add_argument("out", metavar="OUT", help="file to write, *.onnx")
+    parser.add_argument("out", metavar="OUT", help="file to write, *.onnx or *.pt2")
     parser.add_argument(
         "--size",
         metavar="HxW",

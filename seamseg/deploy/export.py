@@ -29,6 +29,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.inference.images import as_image, network_input
 from seamseg.inference.network import TrainedModel
 from seamseg.inference.options import InferenceOptions
+from seamseg.inference.package import PackageSession
 from seamseg.models.folding import PRECISIONS, fold_layers
 from seamseg.predict.profiling import write_test_image
 from seamseg.utils.device_memory import lacks_memory
@@ -78,8 +79,15 @@ def _open_onnx(path: Path) -> Session:
     return onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
 
 
+def _write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int], opset: int) -> None:
+    from seamseg.deploy.aoti import write_package
+
+    write_package(net, target, metadata, size)
+
+
 FORMATS = {
     ".onnx": Format("ONNX", ("onnx", "onnxscript", "onnxruntime"), ("fp32",), True, _write_onnx, _open_onnx),
+    ".pt2": Format("AOTInductor", (), ("fp32", "bf16"), False, _write_package, PackageSession),
 }
 """By the ending of the file."""
 

@@ -1,4 +1,4 @@
-"""An exported network (.onnx) that ONNX Runtime executes, for a predictor; no torch."""
+"""An exported network for a predictor: ONNX Runtime executes an .onnx file, without torch, and torch a .pt2 package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from seamseg.checkpoints.missing_model import require_model
+from seamseg.checkpoints.missing_model import PACKAGE_ENDING, require_model
 from seamseg.config import Config, config_from_string, default_config
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.inference.options import InferenceOptions
@@ -29,20 +29,17 @@ _BUILT_IN = ("tta", "tta_fusion", "precision", "compile", "cuda_graphs", "pad_to
 
 
 class ExportedNetwork:
-    """A network in ONNX Runtime on the CPU; see :class:`seamseg.inference.predictor.Network`.
+    """A network in an exported file; see :class:`seamseg.inference.predictor.Network`.
 
     Parameters
     ----------
-    session : `onnxruntime.InferenceSession` of the file
+    session : `onnxruntime.InferenceSession` of the file, or :class:`seamseg.inference.package.PackageSession`
     name : of the file, for messages
     exported : what the file states about the network
     nms_threshold : of its detections; None for a network without detections
     probabilities : return the probability of the class of each pixel, too
     """
 
-    device = "cpu"
-    on_gpu = False
-    uses_torch = False
     averaged = False
 
     def __init__(
@@ -60,6 +57,9 @@ class ExportedNetwork:
         self.precision = exported.precision
         self.nms_threshold = nms_threshold
         self._probabilities = probabilities
+        self.device = getattr(session, "device", "cpu")
+        self.on_gpu = self.device != "cpu"
+        self.uses_torch = hasattr(session, "device")
 
     def run(self, images: Sequence[np.ndarray]) -> list[Prediction]:
         """Return the outputs for images `H x W x 3` uint8 at the size of the network's input, one by one.
@@ -69,7 +69,7 @@ class ExportedNetwork:
         RuntimeError
             if the memory does not suffice
         SeamsegError
-            if ONNX Runtime fails
+            if the engine fails
         """
         return [self._run(image) for image in images]
 
@@ -117,7 +117,7 @@ class ExportedNetwork:
             reason = " ".join(str(error).split())[:300]
             if "allocat" in reason.lower():
                 raise RuntimeError(f"out of memory: {reason}") from error
-            raise SeamsegError(f"{self._name}: ONNX Runtime fails: {reason}") from error
+            raise SeamsegError(f"{self._name}: the network fails: {reason}") from error
 
     def _padded(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return `(height, width)` of the graph's input for an image."""
@@ -169,16 +169,13 @@ class ExportedModel:
         for name, value in (("config", config), ("meta", meta)):
             if value is not None:
                 raise InputError(f"{option(name)} has no effect: {model} contains its configuration and classes")
-        if str(device) not in ("auto", "cpu"):
-            raise InputError(f"{option('device', str(device))}: exported networks run on the CPU")
         defaults = {field.name: field.default for field in fields(InferenceOptions)}
         changed = next(
             (name for name in _BUILT_IN if (getattr(options, name) or None) != (defaults[name] or None)), None
         )
         if changed is not None:
             raise InputError(f"{option(changed)} cannot be changed after the export: use the model that {model} is of")
-        self._session = _open(path)
-        self._exported = _metadata(self._session, self.name)
+        self._session, self._exported = _open(path, str(device))
         self.kind = self._exported.kind
         self.metadata = self._exported.metadata
         self.room = None if self.kind == "classification" else self._exported.size
@@ -214,8 +211,28 @@ class ExportedModel:
         return ExportedNetwork(self._session, self.name, self._exported, threshold, options.probabilities)
 
 
-def _open(path: Path) -> Any:
-    """Return the session of a file."""
+def _open(path: Path, device: str) -> tuple[Any, ExportedMetadata]:
+    """Return the session of a file, and what the file states about its network."""
+    if path.suffix.lower() == PACKAGE_ENDING:
+        from seamseg.inference.package import PackageSession
+
+        session = PackageSession(path, device)
+        return session, _whole(session.exported, str(path))
+    if device not in ("auto", "cpu"):
+        raise InputError(f"{option('device', device)}: ONNX files run on the CPU")
+    found = _open_onnx(path)
+    return found, _metadata(found, str(path))
+
+
+def _whole(exported: ExportedMetadata, name: str) -> ExportedMetadata:
+    """Raise InputError if a file holds a part of a network."""
+    if exported.part != "all":
+        raise InputError(f"{name}: holds part {exported.part!r} of a network only: export all parts")
+    return exported
+
+
+def _open_onnx(path: Path) -> Any:
+    """Return the session of an ONNX file."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -238,9 +255,7 @@ def _metadata(session: Any, name: str) -> ExportedMetadata:
     text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
     if text is None:
         raise InputError(f"{name}: holds no metadata of seamseg: it was not written by `seamseg export`")
-    exported = ExportedMetadata.from_json(text, name)
-    if exported.part != "all":
-        raise InputError(f"{name}: holds part {exported.part!r} of a network only: export all parts")
+    exported = _whole(ExportedMetadata.from_json(text, name), name)
     inputs, outputs = ([value.name for value in values] for values in (session.get_inputs(), session.get_outputs()))
     wanted = ("image",) if exported.kind == "classification" else _INPUTS
     if set(inputs) != set(wanted) or not set(exported.outputs) <= set(outputs):

@@ -74,7 +74,7 @@ def evaluate_model(
 
     Parameters
     ----------
-    model : as for :func:`seamseg.checkpoints.bundle.open_model`, or an exported network (.onnx)
+    model : as for :func:`seamseg.checkpoints.bundle.open_model`, or an exported network (.onnx, .pt2)
     data : dataset folder
     options : split, device, and what to write
 

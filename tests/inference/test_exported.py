@@ -128,7 +128,7 @@ def test_tiles(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"device": "cuda"}, "device=cuda: exported networks run on the CPU"),
+        ({"device": "cuda"}, "device=cuda: ONNX files run on the CPU"),
         ({"config": "own.ini"}, "config has no effect"),
         ({"tta": "flip"}, "tta cannot be changed after the export"),
         ({"precision": "bf16"}, "precision cannot be changed"),
