@@ -18,12 +18,13 @@ SNAPSHOT_NAMES = ("model_best.pth.tar", "model_last.pth.tar")
 CONFIG_NAME = "config.ini"
 METADATA_NAME = "metadata.bin"
 
-EXPORTED_ENDING = ".onnx"
+PACKAGE_ENDING = ".pt2"
+EXPORTED_ENDINGS = (".onnx", PACKAGE_ENDING)
 
 
 def is_exported(model: str | Path) -> bool:
     """Return whether a model is an exported network, by the ending of its name."""
-    return Path(model).suffix.lower() == EXPORTED_ENDING
+    return Path(model).suffix.lower() in EXPORTED_ENDINGS
 
 
 def require_model(path: Path) -> None:
@@ -32,7 +33,7 @@ def require_model(path: Path) -> None:
         return
     text = (
         f"{path}: no such model; MODEL is a published .zip (snapshot, config.ini and metadata.bin inside), a run "
-        "folder of `seamseg train`, a snapshot (.pth.tar, .tar), or an exported network (.onnx)"
+        "folder of `seamseg train`, a snapshot (.pth.tar, .tar), or an exported network (.onnx, .pt2)"
     )
     if "vistas" in path.name.lower() and path.suffix.lower() == ".zip":
         text += (

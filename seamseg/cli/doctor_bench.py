@@ -1,4 +1,4 @@
-"""`seamseg doctor --bench`: time each stage of a prediction, and suggest faster settings."""
+"""`seamseg doctor --bench`: time the stages of a prediction and the forms of a network, and suggest faster settings."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ import re
 import statistics
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seamseg.cli import process_settings
 from seamseg.utils.errors import InputError
 from seamseg.utils.parallel import available_cores
 
+if TYPE_CHECKING:
+    import torch
+
 CONVOLUTIONS = ("body", "FPN", "RPN head", "mask", "semantic")
 
 
-def bench(model: str | None, size: str, rounds: int, device: str, precision: str, as_json: bool) -> int:
-    """Measure and print the duration of each stage.
+def bench(
+    model: str | None, size: str, rounds: int, device: str, precision: str, as_json: bool, formats: str = "fp32,bf16"
+) -> int:
+    """Measure and print the duration of each stage, and of the network in each form.
 
     Parameters
     ----------
@@ -27,6 +32,7 @@ def bench(model: str | None, size: str, rounds: int, device: str, precision: str
     rounds : runs after a warm-up run; medians are printed
     device, precision : as for `seamseg predict`
     as_json : print a JSON object instead of a table
+    formats : forms of the network to compare, see :func:`seamseg.cli.doctor_formats.parse`; none if empty
 
     Raises
     ------
@@ -38,11 +44,13 @@ def bench(model: str | None, size: str, rounds: int, device: str, precision: str
         raise InputError(f"--rounds must be at least 1, not {rounds}")
     import torch
 
+    from seamseg.cli.doctor_formats import parse
     from seamseg.inference.options import InferenceOptions
     from seamseg.inference.predictor import load_predictor
     from seamseg.predict.profiling import STAGES, StageProfile, random_predictor, write_test_image
     from seamseg.utils.distributed import choose_device
 
+    forms = parse(formats)
     chosen, shortest = choose_device(device), min(height, width)
     if model is None:
         predictor = random_predictor(chosen, shortest, precision)
@@ -73,8 +81,21 @@ def bench(model: str | None, size: str, rounds: int, device: str, precision: str
         "total_ms": round(total * 1e3, 2),
         "hints": hints(medians, chosen.type, precision, statistics.median(loads)),
     }
+    report |= _compare(model, (height, width), rounds, chosen, forms) if forms else {}
     print(json.dumps(report, indent=1)) if as_json else _print(report)
     return 0
+
+
+def _compare(
+    model: str | None, size: tuple[int, int], rounds: int, device: torch.device, forms: list[str]
+) -> dict[str, Any]:
+    """Return the part of the report about the forms of the network."""
+    from seamseg.cli.doctor_formats import Bench, compare, recommendation
+    from seamseg.predict.profiling import synthetic_image
+
+    image = synthetic_image(size)
+    found = compare(Bench.of(model, device), image, rounds, forms)
+    return {"formats_ms": found, "recommendation": recommendation(found)}
 
 
 def hints(stages: dict[str, float], device: str, precision: str, load: float) -> list[str]:
@@ -169,3 +190,9 @@ def _print(report: dict[str, Any]) -> None:
     print(f"{'total':<12}{report['total_ms']:>10.1f} ms\n")
     for hint in report["hints"]:
         print(f"- {hint}")
+    if "formats_ms" not in report:
+        return
+    print("\nthe network alone, in turns")
+    for name, value in report["formats_ms"].items():
+        print(f"{name:<12}{value:>10.1f} ms" if isinstance(value, float) else f"{name:<12}not measured: {value}")
+    print(f"\n{report['recommendation']}")

@@ -7,12 +7,12 @@
     seamseg predict runs/city s3://bucket/photos s3://bucket/out
     seamseg predict runs/city photos/ out/part-%06d.tar --format coco,overlay
 
-MODEL is a published zip, a run folder of `seamseg train`, a snapshot, or an exported network (.onnx). IN is a photo, a
-folder (with its sub-folders, which are kept in OUT), a quoted glob, LIST.txt or @LIST with one path a line, a video
-(needs PyAV), tar shards in the layout of WebDataset ('part-{000..010}.tar'), or the URL of any of these (needs fsspec).
-The EXIF orientation of a photo is applied, and the output has its size. Photos that cannot be read are reported,
-counted and skipped; the exit code is then 1. Several INs are allowed (photos/*.jpg without quotes); OUT is always the
-last argument.
+MODEL is a published zip, a run folder of `seamseg train`, a snapshot, or an exported network (.onnx, .pt2). IN is a
+photo, a folder (with its sub-folders, which are kept in OUT), a quoted glob, LIST.txt or @LIST with one path a line, a
+video (needs PyAV), tar shards in the layout of WebDataset ('part-{000..010}.tar'), or the URL of any of
+these (needs fsspec). The EXIF orientation of a photo is applied, and the output has its size. Photos that cannot be
+read are reported, counted and skipped; the exit code is then 1. Several INs are allowed (photos/*.jpg without quotes);
+OUT is always the last argument.
 
 OUT is a folder, a URL (needs fsspec; not https), or tar shards in the layout of WebDataset in either, with a number in
 their name: part-%06d.tar or 'part-{000000..000999}.tar'. The files of a photo are adjacent in a shard:
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("model", metavar="MODEL", help="zip, run folder, snapshot or .onnx")
+    parser.add_argument("model", metavar="MODEL", help="zip, run folder, snapshot, .onnx or .pt2")
     parser.add_argument(
         "inputs", metavar="IN", nargs="+", help="photo, folder, glob, list, video, shards or URL; one or several"
     )

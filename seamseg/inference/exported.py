@@ -1,46 +1,45 @@
-"""An exported network (.onnx) that ONNX Runtime executes, for a predictor; no torch."""
+"""An exported network for a predictor: ONNX Runtime executes an .onnx file, without torch, and torch a .pt2 package."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from seamseg.checkpoints.missing_model import require_model
-from seamseg.config import config_from_string
+from seamseg.checkpoints.missing_model import PACKAGE_ENDING, require_model
+from seamseg.config import Config, config_from_string, default_config
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.inference.options import InferenceOptions
 from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.limits import parse_json
 from seamseg.utils.parallel import available_cores
 
 LEAST_SIDE = 256
 """Smallest height and width of an input of free size, to which smaller photos are padded."""
 
+_UNLIMITED = 1 << 30
 _INPUTS = ("image", "size")
 _BUILT_IN = ("tta", "tta_fusion", "precision", "compile", "cuda_graphs", "pad_to")
 """Options that decide what the graph computes, which cannot be changed after the export."""
 
 
 class ExportedNetwork:
-    """A network in ONNX Runtime on the CPU; see :class:`seamseg.inference.predictor.Network`.
+    """A network in an exported file; see :class:`seamseg.inference.predictor.Network`.
 
     Parameters
     ----------
-    session : `onnxruntime.InferenceSession` of the file
+    session : `onnxruntime.InferenceSession` of the file, or :class:`seamseg.inference.package.PackageSession`
     name : of the file, for messages
     exported : what the file states about the network
     nms_threshold : of its detections; None for a network without detections
     probabilities : return the probability of the class of each pixel, too
     """
 
-    device = "cpu"
-    on_gpu = False
-    uses_torch = False
     averaged = False
 
     def __init__(
@@ -58,6 +57,9 @@ class ExportedNetwork:
         self.precision = exported.precision
         self.nms_threshold = nms_threshold
         self._probabilities = probabilities
+        self.device = getattr(session, "device", "cpu")
+        self.on_gpu = self.device != "cpu"
+        self.uses_torch = hasattr(session, "device")
 
     def run(self, images: Sequence[np.ndarray]) -> list[Prediction]:
         """Return the outputs for images `H x W x 3` uint8 at the size of the network's input, one by one.
@@ -67,23 +69,17 @@ class ExportedNetwork:
         RuntimeError
             if the memory does not suffice
         SeamsegError
-            if ONNX Runtime fails
+            if the engine fails
         """
         return [self._run(image) for image in images]
 
     def _run(self, image: np.ndarray) -> Prediction:
+        if self.kind == "classification":
+            return self._classify(image)
         height, width = size = int(image.shape[0]), int(image.shape[1])
         padded = np.zeros((1, 3, *self._padded(size)), np.uint8)
         padded[0, :, :height, :width] = image.transpose(2, 0, 1)
-        names = self.exported.outputs
-        try:
-            values = self._session.run(names, {"image": padded, "size": np.array(size, np.int64)})
-        except Exception as error:  # its types are known to onnxruntime only
-            reason = " ".join(str(error).split())[:300]
-            if "allocat" in reason.lower():
-                raise RuntimeError(f"out of memory: {reason}") from error
-            raise SeamsegError(f"{self._name}: ONNX Runtime fails: {reason}") from error
-        found = dict(zip(names, values))
+        found = self._outputs({"image": padded, "size": np.array(size, np.int64)})
         count = int(found.get("count", 0))
         nothing = np.zeros(0, np.float32)
         classmap, masks = found.get("classmap"), found.get("mask_logits")
@@ -97,6 +93,32 @@ class ExportedNetwork:
             found["probability"][:height, :width] if self._probabilities else None,
         )
 
+    def _classify(self, image: np.ndarray) -> Prediction:
+        """Run a classifier on the centre of an image, with black around it where the image is smaller."""
+        height, width = self.exported.size or (image.shape[0], image.shape[1])
+        top, left = (round((have - want) / 2.0) for have, want in zip(image.shape[:2], (height, width)))
+        pixels = np.zeros((height, width, 3), np.uint8)
+        part = image[max(top, 0) : max(top, 0) + height, max(left, 0) : max(left, 0) + width]
+        y, x = max(-top, 0), max(-left, 0)
+        pixels[y : y + part.shape[0], x : x + part.shape[1]] = part
+        mean, std = (np.array(values, np.float32) for values in (self.exported.mean, self.exported.std))
+        values = (pixels.astype(np.float32) / np.float32(255) - mean) / std
+        logits = self._outputs({"image": np.ascontiguousarray(values.transpose(2, 0, 1)[None])})["logits"][0]
+        nothing = np.zeros(0, np.float32)
+        return Prediction(
+            nothing.reshape(0, 4), nothing.astype(np.int64), nothing, None, None, (height, width), logits=logits
+        )
+
+    def _outputs(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        names = self.exported.outputs
+        try:
+            return dict(zip(names, self._session.run(names, inputs)))
+        except Exception as error:  # its types are known to onnxruntime only
+            reason = " ".join(str(error).split())[:300]
+            if "allocat" in reason.lower():
+                raise RuntimeError(f"out of memory: {reason}") from error
+            raise SeamsegError(f"{self._name}: the network fails: {reason}") from error
+
     def _padded(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return `(height, width)` of the graph's input for an image."""
         fixed, multiple = self.exported.size, self.exported.multiple
@@ -106,7 +128,7 @@ class ExportedNetwork:
         if size[0] > fixed[0] or size[1] > fixed[1]:
             raise SeamsegError(
                 f"{self._name}: was exported for inputs of {fixed[1]} x {fixed[0]} pixels, this one has "
-                f"{size[1]} x {size[0]}: choose a smaller {option('shortest_size')}, or export it with --dynamic"
+                f"{size[1]} x {size[0]}: choose a smaller {option('shortest_size')}, or export it with dynamic sizes"
             )
         return fixed
 
@@ -147,37 +169,70 @@ class ExportedModel:
         for name, value in (("config", config), ("meta", meta)):
             if value is not None:
                 raise InputError(f"{option(name)} has no effect: {model} contains its configuration and classes")
-        if str(device) not in ("auto", "cpu"):
-            raise InputError(f"{option('device', str(device))}: exported networks run on the CPU")
         defaults = {field.name: field.default for field in fields(InferenceOptions)}
         changed = next(
             (name for name in _BUILT_IN if (getattr(options, name) or None) != (defaults[name] or None)), None
         )
         if changed is not None:
             raise InputError(f"{option(changed)} cannot be changed after the export: use the model that {model} is of")
-        self._session = _open(path)
-        self._exported = _metadata(self._session, self.name)
+        self._session, self._exported = _open(path, str(device))
         self.kind = self._exported.kind
         self.metadata = self._exported.metadata
-        self.room = self._exported.size
-        if self.room is not None and isinstance(options.tiles, int):
+        self.room = None if self.kind == "classification" else self._exported.size
+        if self._exported.size is not None and isinstance(options.tiles, int):
+            height, width = self._exported.size
             raise InputError(
-                f"{option('tiles', str(options.tiles))}: {model} was exported for inputs of {self.room[1]} x "
-                f"{self.room[0]} pixels, tiles need one exported with --dynamic"
+                f"{option('tiles', str(options.tiles))}: {model} was exported for inputs of {width} x {height} pixels, "
+                "tiles need one exported with dynamic sizes"
             )
+        self.config = self._config(options)
+
+    def _config(self, options: InferenceOptions) -> Config:
+        """Return the configuration of the network; of a classifier only its input size matters."""
+        sections = () if self.kind == "classification" else ("general", "dataloader")
         for override in options.overrides:
-            if override.partition(".")[0].strip() not in ("general", "dataloader") or "general.kind" in override:
-                raise InputError(f"{option('overrides', override)}: cannot be changed after the export of {model}")
-        self.config = config_from_string(self._exported.config, source=self.name, overrides=options.overrides)
+            if override.partition(".")[0].strip() not in sections or "general.kind" in override:
+                raise InputError(f"{option('overrides', override)}: cannot be changed after the export of {self.name}")
+        text = self._exported.config
+        if self.kind != "classification":
+            return config_from_string(text, source=self.name, overrides=options.overrides)
+        try:
+            scale = int(parse_json(text)["input"]["scale_val"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise InputError(f"{self.name}: its configuration has no input.scale_val ({error})") from None
+        config = default_config()
+        # photos are cropped after they are scaled, and never shrunk for their length
+        loading = replace(config.dataloader, shortest_size=scale, longest_max_size=_UNLIMITED, longest_size=None)
+        return replace(config, dataloader=loading)
 
     def build(self, options: InferenceOptions) -> ExportedNetwork:
         """Return the network."""
-        threshold = None if self.kind == "semantic" else self.config.roi.nms_threshold
+        threshold = None if self.kind in ("semantic", "classification") else self.config.roi.nms_threshold
         return ExportedNetwork(self._session, self.name, self._exported, threshold, options.probabilities)
 
 
-def _open(path: Path) -> Any:
-    """Return the session of a file."""
+def _open(path: Path, device: str) -> tuple[Any, ExportedMetadata]:
+    """Return the session of a file, and what the file states about its network."""
+    if path.suffix.lower() == PACKAGE_ENDING:
+        from seamseg.inference.package import PackageSession
+
+        session = PackageSession(path, device)
+        return session, _whole(session.exported, str(path))
+    if device not in ("auto", "cpu"):
+        raise InputError(f"{option('device', device)}: ONNX files run on the CPU")
+    found = _open_onnx(path)
+    return found, _metadata(found, str(path))
+
+
+def _whole(exported: ExportedMetadata, name: str) -> ExportedMetadata:
+    """Raise InputError if a file holds a part of a network."""
+    if exported.part != "all":
+        raise InputError(f"{name}: holds part {exported.part!r} of a network only: export all parts")
+    return exported
+
+
+def _open_onnx(path: Path) -> Any:
+    """Return the session of an ONNX file."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -200,9 +255,7 @@ def _metadata(session: Any, name: str) -> ExportedMetadata:
     text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
     if text is None:
         raise InputError(f"{name}: holds no metadata of seamseg: it was not written by `seamseg export`")
-    exported = ExportedMetadata.from_json(text, name)
-    if exported.part != "all":
-        raise InputError(f"{name}: holds part {exported.part!r} of a network only: export it with --part all")
+    exported = _whole(ExportedMetadata.from_json(text, name), name)
     inputs, outputs = ([value.name for value in values] for values in (session.get_inputs(), session.get_outputs()))
     wanted = ("image",) if exported.kind == "classification" else _INPUTS
     if set(inputs) != set(wanted) or not set(exported.outputs) <= set(outputs):

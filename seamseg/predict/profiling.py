@@ -54,12 +54,17 @@ def random_predictor(
 
 
 def write_test_image(path: Path, size: tuple[int, int]) -> None:
-    """Write a JPEG of `(height, width)` with smooth colours and some texture, always the same."""
+    """Write :func:`synthetic_image` as a JPEG file."""
+    Image.fromarray(synthetic_image(size)).save(path, quality=92)
+
+
+def synthetic_image(size: tuple[int, int]) -> np.ndarray:
+    """Return an image `H x W x 3` uint8 of `(height, width)`: smooth colours and some texture, always the same."""
     rng = np.random.default_rng(0)
     coarse = Image.fromarray(rng.integers(0, 256, (16, 24, 3), dtype=np.uint8))
     smooth = np.asarray(coarse.resize((size[1], size[0]), Image.Resampling.BICUBIC)).astype(np.int16)
     smooth = smooth + rng.integers(-12, 13, (*size, 1), dtype=np.int16)
-    Image.fromarray(smooth.clip(0, 255).astype(np.uint8)).save(path, quality=92)
+    return smooth.clip(0, 255).astype(np.uint8)
 
 
 class StageProfile:

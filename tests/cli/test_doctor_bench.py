@@ -10,7 +10,7 @@ from seamseg.predict.profiling import STAGES
 
 
 def test_stages_as_json(capsys):
-    assert main(["doctor", "--bench", "--size", "64x96", "--rounds", "1", "--json"]) == 0
+    assert main(["doctor", "--bench", "--size", "64x96", "--rounds", "1", "--formats", "", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert list(report["stages_ms"]) == list(STAGES)
     assert all(value > 0 for value in report["stages_ms"].values())

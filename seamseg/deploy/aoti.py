@@ -1,0 +1,87 @@
+"""AOTInductor packages: a network compiled to machine code in one `.pt2` file, for Python and for C++.
+
+The operators of this package stay in the compiled code as calls: a program loads their library, `seamseg/_C*.so`, which
+needs no Python. The package itself is a program, too: whoever loads it runs what is in it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seamseg.deploy.network import DYNAMIC_SIDES, ExportNet, output_names, trace
+from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
+from seamseg.inference.acceleration import compiler_problem
+from seamseg.inference.package import requirements
+from seamseg.utils.device_memory import lacks_memory
+from seamseg.utils.errors import SeamsegError
+from seamseg.utils.parallel import available_cores
+
+_MARCH = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}
+"""What every CPU with a capability of torch has; left alone, the compiler uses all that this CPU has."""
+
+
+def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int]) -> None:
+    """Compile a network and write it, which takes minutes.
+
+    Parameters
+    ----------
+    net : from :func:`seamseg.deploy.network.export_net`, on the device that the package is for
+    target : file to write; nothing is left there if the compiler fails
+    metadata : what the file states about its network; with `size` None height and width are free
+    size : `(height, width)` of the example that the compiler sees: that of the metadata, or any that is allowed
+
+    Raises
+    ------
+    SeamsegError
+        if the compiler does not work here, or fails
+    """
+    device = next(net.parameters()).device
+    problem = compiler_problem(device)
+    if problem is not None:
+        raise SeamsegError(f"{target}: a package is compiled, but the compiler does not work here ({problem})")
+    program = trace(net, size, None if metadata.size is not None else metadata.multiple)
+    interface = {"outputs": list(output_names(net)), "sides": list(DYNAMIC_SIDES)}
+    stated = replace(metadata, extra={**metadata.extra, **interface, **requirements(device.type)})
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # beside the target, so that renaming is atomic
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+        made = Path(folder, "network.pt2")
+        try:
+            compile_program(program, made, stated)
+        except Exception as error:  # each tool of the compiler has its own type
+            if lacks_memory(error):
+                raise
+            reason = " ".join(str(error).split())[:300]
+            raise SeamsegError(f"{target}: AOTInductor cannot compile this network ({reason})") from error
+        os.replace(made, target)
+
+
+def compile_program(program: torch.export.ExportedProgram, target: Path, metadata: ExportedMetadata) -> None:
+    """Compile an exported program into a package.
+
+    Parameters
+    ----------
+    program : from `torch.export`
+    target : file to write, `*.pt2`
+    metadata : stored in the package
+    """
+    settings: dict[str, Any] = {
+        # weights become constants that oneDNN packs once; without it int8 weights would silently compute in fp32
+        "freezing": True,
+        # as many threads as the program has, not as many as the compiler had
+        "cpp.dynamic_threads": True,
+        "cpp.threads": max(available_cores(), 2),
+        "aot_inductor.metadata": {METADATA_KEY: metadata.to_json()},
+    }
+    march = _MARCH.get(torch.backends.cpu.get_cpu_capability())
+    if march is not None and hasattr(torch._inductor.config.cpp, "march"):
+        settings["cpp.march"] = march
+    # gradients switched off: freezing is skipped otherwise
+    with torch.no_grad():
+        torch._inductor.aoti_compile_and_package(program, package_path=str(target), inductor_configs=settings)
