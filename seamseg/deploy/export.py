@@ -220,8 +220,8 @@ def check_target(path: Path, options: ExportOptions) -> Format:
     if options.precision not in chosen.precisions:
         known = ", ".join(chosen.precisions)
         raise InputError(f"{option('precision', options.precision)}: {chosen.name} files are exported in {known}")
-    if path.suffix == ".onnx" and not 20 <= options.opset <= 23:
-        raise InputError(f"{option('opset', options.opset)}: choose one from 20 to 23")
+    if path.suffix == ".onnx" and options.opset not in (20, 21):
+        raise InputError(f"{option('opset', options.opset)}: choose 20 or 21")
     missing = [name for name in chosen.packages if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"{path}: needs {', '.join(missing)}: pip install 'seamseg[export]'")

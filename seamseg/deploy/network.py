@@ -121,6 +121,11 @@ class DetectionExport(ExportNet):
         levels = zip(generator.strides, dense.shapes, cells, strict=True)
         anchors = torch.cat([generator.level_anchors(*level) for level in levels])
         scores, codes = dense.obj_logits[0].float(), dense.bbx_logits[0].float()
+        if not isinstance(scores.shape[0], int):
+            # of a free size, there may be fewer anchors than proposals are chosen from
+            missing = (0, 0, 0, make.num_pre_nms_val)
+            anchors, codes = functional.pad(anchors, missing), functional.pad(codes, missing)
+            scores = functional.pad(scores, missing[2:], value=-torch.inf)
         if make.min_size <= 0:
             # nothing is dropped for its size, so only the best need decoding
             best = self._best(scores, make.num_pre_nms_val)
@@ -174,8 +179,8 @@ class DetectionExport(ExportNet):
         if not self.standard_ops:
             return best_scores(scores, count)
         # the TopK of ONNX prefers the lower index among equal scores; that of torch promises nothing
-        limit = min(count, scores.shape[0]) if count > 0 else scores.shape[0]
-        return torch.topk(scores, limit).indices
+        total = scores.shape[0]
+        return torch.topk(scores, count if 0 < count < total else total).indices
 
     def _nms(self, boxes: Tensor, scores: Tensor, threshold: float, most: int) -> tuple[Tensor, Tensor]:
         """Suppress boxes `G x N x 4` within each group; those with a score of -inf do not take part.
@@ -299,8 +304,8 @@ def trace(net: ExportNet, size: tuple[int, int], multiple: int | None = None) ->
     ----------
     net : the module
     size : `(height, width)` of the input
-    multiple : height and width are free, but multiples of this and within :data:`DYNAMIC_SIDES`, and so is the number
-        of images of a classifier; None fixes them at `size`
+    multiple : height and width are free, but multiples of this and within :data:`DYNAMIC_SIDES`; those of a classifier
+        may also be smaller, and its number of images is free, too. None fixes them at `size`
     """
     inputs = example_inputs(net, size)
     with torch.no_grad():
@@ -311,9 +316,10 @@ def dynamic_shapes(net: ExportNet, multiple: int | None) -> dict[str, Any] | Non
     """Return the free dimensions of the inputs for `torch.export`; arguments as of :func:`trace`."""
     if multiple is None:
         return None
-    least, most = (-(-DYNAMIC_SIDES[0] // multiple), DYNAMIC_SIDES[1] // multiple)
+    classifier = isinstance(net, ClassifierExport)
+    least, most = 2 if classifier else -(-DYNAMIC_SIDES[0] // multiple), DYNAMIC_SIDES[1] // multiple
     height, width = (multiple * torch.export.Dim(name, min=least, max=most) for name in ("height", "width"))
-    if isinstance(net, ClassifierExport):
+    if classifier:
         return {"image": {0: torch.export.Dim("batch", max=1024), 2: height, 3: width}}
     return {"image": {2: height, 3: width}, "size": None}
 

@@ -17,19 +17,19 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxscript  # noqa: F401  # the exporter of torch needs it
 import torch
-from onnxscript.onnx_opset import opset20 as op
+from onnxscript.onnx_opset import opset20
 
 from seamseg.deploy.network import ExportNet, example_inputs, output_names, trace
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.files import replacing
 
+op: Any = opset20
 OPSET = 20
 """Version of the operators by default: the lowest that has all of them."""
-OPSETS = (20, 23)
-"""The lowest and the highest version."""
+OPSETS = (20, 21)
+"""The lowest and the highest version: later ones have a RoiAlign that engines lack."""
 _MAX_BYTES = 2 << 30
 _LOWEST = float(np.finfo(np.float32).min)
 
@@ -161,7 +161,7 @@ def _roi_sampling(
     All levels are stacked into one map, in a frame of copies of their outermost pixels: that is the border padding, as
     samples of boxes inside the image are less than a pixel outside of their level.
     """
-    assert not nearest and not zero, "networks sample their features bilinearly"
+    assert not nearest and not zero, "networks sample their features bilinearly, with border padding"
     padded = op.Concat(*(_as_tensor(side) for side in padded_size), axis=0)
     parts, scales, offsets = [], [], []
     width_of_all, top = op.Add(_side(levels[0], 3), _ints(2)), _ints(0)

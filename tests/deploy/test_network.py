@@ -90,6 +90,7 @@ def test_names_of_the_outputs_are_those_of_the_metadata(kind):
     assert output_names(exported_net(kind)) == ExportedMetadata(kind, "", classes, None).outputs
 
 
+@pytest.mark.slow
 def test_a_traced_network_of_fixed_size():
     net = exported_net("panoptic")
     program = trace(net, SIZE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -66,13 +68,14 @@ def picture(size: tuple[int, int] = SIZE, valid: tuple[int, int] = (101, 155)) -
 
 
 @torch.no_grad()
-def eager(net: ExportNet, image: Tensor, size: Tensor) -> dict[str, Tensor]:
+def eager(
+    net: ExportNet, image: Tensor, size: Tensor, mean: Sequence[float] = MEAN, std: Sequence[float] = STD
+) -> dict[str, Tensor]:
     """What the eager network computes for a padded picture: only the rows that exist, only the valid pixels."""
     height, width = size.tolist()
     pixels = image[:, :, :height, :width].float() / 255
-    mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
     padded = torch.zeros(image.shape)
-    padded[:, :, :height, :width] = (pixels - mean) / std
+    padded[:, :, :height, :width] = (pixels - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
     padded = padded.contiguous(memory_format=torch.channels_last)
     if not isinstance(net.net, PanopticNet):
         padded_size = (int(image.shape[2]), int(image.shape[3]))
