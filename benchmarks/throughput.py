@@ -50,7 +50,8 @@ def busy(predictor: Predictor) -> None:
     from seamseg.models.panoptic import PanopticNet
     from seamseg.predict.profiling import RANDOM_DETECTIONS
 
-    net = predictor.network.net
+    network: Any = predictor.network
+    net = network.net
     assert isinstance(net, PanopticNet)
     options = net.options
     chosen, select = options.proposals, options.selector
@@ -68,7 +69,7 @@ def busy(predictor: Predictor) -> None:
             classes = torch.arange(rows.shape[0], device=rows.device) % predictor.metadata.num_thing
             return rows, classes, torch.linspace(0.99, 0.6, rows.shape[0], device=rows.device)
 
-    predictor.network.net = net.with_options(proposals=Proposals(), selector=Selector())
+    network.net = net.with_options(proposals=Proposals(), selector=Selector())
 
 
 def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Predictor:
@@ -81,8 +82,9 @@ def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Pred
     busy(predictor)
     acceleration = Acceleration(**VARIANTS[name])
     acceleration.check(device, False)
-    assert isinstance(predictor.network.net, PanopticNet)
-    predictor.network.net = acceleration.apply(predictor.network.net, device)
+    network: Any = predictor.network
+    assert isinstance(network.net, PanopticNet)
+    network.net = acceleration.apply(network.net, device)
     return predictor
 
 

@@ -15,7 +15,8 @@ class Prediction:
     boxes `K x 4`, classes `K` (int64, 0 = first thing), scores `K`, mask_logits `K x 28 x 28`, in the order of
     docs/contract.md, section 4 "Detections"; `semantic` `H x W` class map, int64 from the network, uint8 from a
     predictor; `probability` `H x W`, that of the class of each pixel, float from the network, from a predictor uint8,
-    255 times the probability rounded down. Outputs that a network does not have, or that were not requested, are None.
+    255 times the probability rounded down. `logits` `classes` of a classifier. Outputs that a network does not have, or
+    that were not requested, are None.
 
     Networks return tensors on their device. A predictor returns arrays, see :meth:`on_cpu`, and so do all steps after
     the network take them.
@@ -28,6 +29,7 @@ class Prediction:
     semantic: Any
     size: tuple[int, int]
     probability: Any = None
+    logits: Any = None
 
     def on_cpu(self) -> Prediction:
         """Return the outputs as numpy arrays with uint8 maps; floats are float32. Arrays are returned as they are."""
@@ -46,10 +48,11 @@ class Prediction:
     def copy(self) -> Prediction:
         """Return arrays of their own: slices would keep the memory of a whole batch alive."""
         p = self.on_cpu()
-        masks, semantic, probability = (
-            None if a is None else a.copy() for a in (p.mask_logits, p.semantic, p.probability)
+        masks, semantic, probability, logits = (
+            None if a is None else a.copy() for a in (p.mask_logits, p.semantic, p.probability, p.logits)
         )
-        return Prediction(p.boxes.copy(), p.classes.copy(), p.scores.copy(), masks, semantic, p.size, probability)
+        parts = (p.boxes.copy(), p.classes.copy(), p.scores.copy(), masks, semantic)
+        return Prediction(*parts, p.size, probability, logits)
 
 
 def _as_byte(probability: Any) -> Any:

@@ -13,6 +13,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from support.onnx_scenes import record, scene, write_network
 
 import seamseg
 from seamseg.config import experiments
@@ -96,6 +98,45 @@ def test_an_unpacked_wheel_finds_its_experiments(wheel: Path, tmp_path: Path) ->
     assert names.split() == sorted(experiments())
     assert path == str(tmp_path / "seamseg" / "configs" / "vistas_r50.ini")
     assert epochs == "85"
+
+
+@pytest.mark.slow
+def test_an_environment_without_torch_predicts_the_same(sdist: Path, tmp_path: Path) -> None:
+    """`pip install seamseg[onnx]` brings no torch; files are those of an environment with torch, byte for byte."""
+    build = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path)]
+    subprocess.run(build, cwd=sdist, check=True, env={**os.environ, "SEAMSEG_KERNELS": "maps"})
+    wheel = next(tmp_path.glob("*.whl"))
+    uv, bare = str(Path(sys.executable).with_name("uv")), tmp_path / "bare"
+    subprocess.run([uv, "venv", "-q", "--python", sys.executable, str(bare)], check=True)
+    subprocess.run([uv, "pip", "install", "-q", "--python", str(bare / "bin/python"), f"{wheel}[onnx]"], check=True)
+    listed = subprocess.run(
+        [uv, "pip", "list", "--python", str(bare / "bin/python")], check=True, capture_output=True, text=True
+    ).stdout
+    assert "onnxruntime" in listed
+    assert not {"torch", "torchvision", "tensorboard"} & {line.split()[0] for line in listed.splitlines() if line}
+
+    Image.fromarray(scene((90, 140))).save(tmp_path / "photo.png")
+    formats = {"panoptic": "overlay,coco", "instance_seg": "overlay,coco-results", "semantic": "labels,overlay"}
+    for kind in formats:
+        write_network(tmp_path / f"{kind}.onnx", record(kind))
+    outputs = []
+    clone = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for name, python, environment in (("with", sys.executable, clone), ("without", str(bare / "bin/python"), None)):
+        for kind, wanted in formats.items():
+            words = ["predict", f"{kind}.onnx", "photo.png", f"{name}/{kind}", "--format", wanted, "--quiet"]
+            subprocess.run([python, "-m", "seamseg", *words], cwd=tmp_path, check=True, env=environment)
+        files = sorted(p for p in (tmp_path / name).rglob("*") if p.is_file() and p.name != "predictions.jsonl")
+        outputs.append({str(path.relative_to(tmp_path / name)): path.read_bytes() for path in files})
+    assert len(outputs[0]) == 3 + 4
+    assert outputs[0] == outputs[1]
+    lacking = subprocess.run(
+        [str(bare / "bin/seamseg"), "evaluate", "panoptic.onnx", str(tmp_path)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert lacking.stderr == "seamseg evaluate: needs torch, which is not installed; pip install 'seamseg[torch]'\n"
+    assert subprocess.run([str(bare / "bin/seamseg"), "doctor"], cwd=tmp_path, capture_output=True).returncode == 0
 
 
 def test_this_copy_finds_its_experiments() -> None:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from seamseg.checkpoints.missing_model import PACKAGE_ENDING, require_model
-from seamseg.config import config_from_string
+from seamseg.config import Config, config_from_string, default_config
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.inference.options import InferenceOptions
 from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.limits import parse_json
 from seamseg.utils.parallel import available_cores
 
 LEAST_SIDE = 256
 """Smallest height and width of an input of free size, to which smaller photos are padded."""
 
+_UNLIMITED = 1 << 30
 _INPUTS = ("image", "size")
 _BUILT_IN = ("tta", "tta_fusion", "precision", "compile", "cuda_graphs", "pad_to")
 """Options that decide what the graph computes, which cannot be changed after the export."""
@@ -72,18 +74,12 @@ class ExportedNetwork:
         return [self._run(image) for image in images]
 
     def _run(self, image: np.ndarray) -> Prediction:
+        if self.kind == "classification":
+            return self._classify(image)
         height, width = size = int(image.shape[0]), int(image.shape[1])
         padded = np.zeros((1, 3, *self._padded(size)), np.uint8)
         padded[0, :, :height, :width] = image.transpose(2, 0, 1)
-        names = self.exported.outputs
-        try:
-            values = self._session.run(names, {"image": padded, "size": np.array(size, np.int64)})
-        except Exception as error:  # its types are known to onnxruntime only
-            reason = " ".join(str(error).split())[:300]
-            if "allocat" in reason.lower():
-                raise RuntimeError(f"out of memory: {reason}") from error
-            raise SeamsegError(f"{self._name}: the network fails: {reason}") from error
-        found = dict(zip(names, values))
+        found = self._outputs({"image": padded, "size": np.array(size, np.int64)})
         count = int(found.get("count", 0))
         nothing = np.zeros(0, np.float32)
         classmap, masks = found.get("classmap"), found.get("mask_logits")
@@ -97,6 +93,32 @@ class ExportedNetwork:
             found["probability"][:height, :width] if self._probabilities else None,
         )
 
+    def _classify(self, image: np.ndarray) -> Prediction:
+        """Run a classifier on the centre of an image, with black around it where the image is smaller."""
+        height, width = self.exported.size or (image.shape[0], image.shape[1])
+        top, left = (round((have - want) / 2.0) for have, want in zip(image.shape[:2], (height, width)))
+        pixels = np.zeros((height, width, 3), np.uint8)
+        part = image[max(top, 0) : max(top, 0) + height, max(left, 0) : max(left, 0) + width]
+        y, x = max(-top, 0), max(-left, 0)
+        pixels[y : y + part.shape[0], x : x + part.shape[1]] = part
+        mean, std = (np.array(values, np.float32) for values in (self.exported.mean, self.exported.std))
+        values = (pixels.astype(np.float32) / np.float32(255) - mean) / std
+        logits = self._outputs({"image": np.ascontiguousarray(values.transpose(2, 0, 1)[None])})["logits"][0]
+        nothing = np.zeros(0, np.float32)
+        return Prediction(
+            nothing.reshape(0, 4), nothing.astype(np.int64), nothing, None, None, (height, width), logits=logits
+        )
+
+    def _outputs(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        names = self.exported.outputs
+        try:
+            return dict(zip(names, self._session.run(names, inputs)))
+        except Exception as error:  # its types are known to onnxruntime only
+            reason = " ".join(str(error).split())[:300]
+            if "allocat" in reason.lower():
+                raise RuntimeError(f"out of memory: {reason}") from error
+            raise SeamsegError(f"{self._name}: the network fails: {reason}") from error
+
     def _padded(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return `(height, width)` of the graph's input for an image."""
         fixed, multiple = self.exported.size, self.exported.multiple
@@ -106,7 +128,7 @@ class ExportedNetwork:
         if size[0] > fixed[0] or size[1] > fixed[1]:
             raise SeamsegError(
                 f"{self._name}: was exported for inputs of {fixed[1]} x {fixed[0]} pixels, this one has "
-                f"{size[1]} x {size[0]}: choose a smaller {option('shortest_size')}, or export it with --dynamic"
+                f"{size[1]} x {size[0]}: choose a smaller {option('shortest_size')}, or export it with dynamic sizes"
             )
         return fixed
 
@@ -156,20 +178,36 @@ class ExportedModel:
         self._session, self._exported = _open(path, str(device))
         self.kind = self._exported.kind
         self.metadata = self._exported.metadata
-        self.room = self._exported.size
-        if self.room is not None and isinstance(options.tiles, int):
+        self.room = None if self.kind == "classification" else self._exported.size
+        if self._exported.size is not None and isinstance(options.tiles, int):
+            height, width = self._exported.size
             raise InputError(
-                f"{option('tiles', str(options.tiles))}: {model} was exported for inputs of {self.room[1]} x "
-                f"{self.room[0]} pixels, tiles need one exported with --dynamic"
+                f"{option('tiles', str(options.tiles))}: {model} was exported for inputs of {width} x {height} pixels, "
+                "tiles need one exported with dynamic sizes"
             )
+        self.config = self._config(options)
+
+    def _config(self, options: InferenceOptions) -> Config:
+        """Return the configuration of the network; of a classifier only its input size matters."""
+        sections = () if self.kind == "classification" else ("general", "dataloader")
         for override in options.overrides:
-            if override.partition(".")[0].strip() not in ("general", "dataloader") or "general.kind" in override:
-                raise InputError(f"{option('overrides', override)}: cannot be changed after the export of {model}")
-        self.config = config_from_string(self._exported.config, source=self.name, overrides=options.overrides)
+            if override.partition(".")[0].strip() not in sections or "general.kind" in override:
+                raise InputError(f"{option('overrides', override)}: cannot be changed after the export of {self.name}")
+        text = self._exported.config
+        if self.kind != "classification":
+            return config_from_string(text, source=self.name, overrides=options.overrides)
+        try:
+            scale = int(parse_json(text)["input"]["scale_val"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise InputError(f"{self.name}: its configuration has no input.scale_val ({error})") from None
+        config = default_config()
+        # photos are cropped after they are scaled, and never shrunk for their length
+        loading = replace(config.dataloader, shortest_size=scale, longest_max_size=_UNLIMITED, longest_size=None)
+        return replace(config, dataloader=loading)
 
     def build(self, options: InferenceOptions) -> ExportedNetwork:
         """Return the network."""
-        threshold = None if self.kind == "semantic" else self.config.roi.nms_threshold
+        threshold = None if self.kind in ("semantic", "classification") else self.config.roi.nms_threshold
         return ExportedNetwork(self._session, self.name, self._exported, threshold, options.probabilities)
 
 
@@ -189,7 +227,7 @@ def _open(path: Path, device: str) -> tuple[Any, ExportedMetadata]:
 def _whole(exported: ExportedMetadata, name: str) -> ExportedMetadata:
     """Raise InputError if a file holds a part of a network."""
     if exported.part != "all":
-        raise InputError(f"{name}: holds part {exported.part!r} of a network only: export it with --part all")
+        raise InputError(f"{name}: holds part {exported.part!r} of a network only: export all parts")
     return exported
 
 

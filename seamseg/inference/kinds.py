@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 from seamseg.formats.metadata import Metadata
+from seamseg.inference.classification import Classification
 from seamseg.inference.detections import Detections
 from seamseg.inference.options import InferenceOptions, Thresholds
 from seamseg.inference.photo_result import PhotoResult
@@ -76,12 +77,17 @@ def _semantic(prediction: Prediction, size: tuple[int, int], settings: ResultSet
     return SemanticMap.of(prediction, size, settings.metadata, settings.classes)
 
 
+def _classification(prediction: Prediction, size: tuple[int, int], settings: ResultSettings) -> Classification:
+    return Classification.of(prediction, size, settings.metadata, settings.classes)
+
+
 INFERENCE_KINDS = {
     kind.name: kind
     for kind in (
         InferenceKind("panoptic", _panoptic, ("score_threshold", "overlap_threshold", "min_stuff_area")),
         InferenceKind("instance_seg", _detections, ("score_threshold",)),
         InferenceKind("detection", _detections, ("score_threshold",)),
+        InferenceKind("classification", _classification),
         InferenceKind("semantic", _semantic, ("tta_fusion", "probabilities")),
     )
 }

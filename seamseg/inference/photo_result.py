@@ -36,7 +36,7 @@ Photo: TypeAlias = np.ndarray | Image.Image | None
 
 R = TypeVar("R", bound="PhotoResult")
 
-COUNTED = ("segments", "detections")
+COUNTED = ("segments", "detections", "classes")
 """What :meth:`PhotoResult.counts` counts, for the kinds of results."""
 
 

@@ -20,7 +20,7 @@ from seamseg.models.build import build_network
 from seamseg.utils.distributed import World, distributed
 from seamseg.utils.errors import InputError, option
 from seamseg.validation.folder import EvaluationWriter
-from seamseg.validation.validator import ExportedModule, Validator
+from seamseg.validation.validator import SCORERS, ExportedModule, Validator
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,10 @@ def _open(model: str | Path, options: EvaluationOptions) -> ModelFile | Exported
     if not is_exported(model):
         return open_model(model, options.config, options.meta, list(options.overrides))
     settings = InferenceOptions(overrides=options.overrides)
-    return ExportedModel(model, options.device, options.config, options.meta, settings)
+    opened = ExportedModel(model, options.device, options.config, options.meta, settings)
+    if opened.kind not in SCORERS:
+        raise InputError(f"{model}: a model of kind {opened.kind} has no evaluation on a data set folder")
+    return opened
 
 
 def _network(opened: ModelFile | ExportedModel, world: World, quiet: bool) -> Any:

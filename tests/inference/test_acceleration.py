@@ -176,9 +176,9 @@ def test_results_are_not_changed_by_the_next_image():
     net = network()
     graphs = CudaGraphCache(net.dense_part(), CopyingGraph)
     with torch.inference_mode():
-        first = [graphs(image((64, 96), 0)[None]) for _ in range(3)][-1]
+        first = [graphs(as_input(image((64, 96), 0))[None]) for _ in range(3)][-1]
         before = [t.clone() for t in tensors(first)]
-        graphs(image((64, 96), 1)[None])
+        graphs(as_input(image((64, 96), 1))[None])
     assert all(map(torch.equal, tensors(first), before))
 
 
@@ -499,7 +499,7 @@ def test_a_compiler_error_at_the_first_image(dynamo, error, kind, message):
     with mock.patch.object(CompiledDense, "_compile", side_effect=error):
         run = CompiledDense(network(), CPU, "eager")
         with torch.inference_mode(), pytest.raises(kind) as caught:
-            run(image((64, 96))[None])
+            run(as_input(image((64, 96)))[None])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -527,7 +527,7 @@ def check_in_turns(graphs, function, device, dtype, sizes, seed=0):
         for turn in range(3):
             given = []
             for size in sizes:
-                x = image(size, seed + turn)[None].to(device, dtype, memory_format=torch.channels_last)
+                x = as_input(image(size, seed + turn))[None].to(device, dtype, memory_format=torch.channels_last)
                 given.append((tensors(graphs(x)), tensors(function(x))))
             for found, wanted in given:
                 for a, b in zip(found, wanted):
@@ -574,9 +574,9 @@ def test_predictions_by_graphs_on_a_gpu():
     net = network(device=device)
     graphs = cuda_graph_cache(net.dense_part())
     net = net.with_options(run_dense=graphs)
-    wanted = network(device=device).predict(PackedSequence([image((64, 96)).to(device)]))[0]
+    wanted = network(device=device).predict(PackedSequence([as_input(image((64, 96))).to(device)]))[0]
     for _ in range(4):
-        found = net.predict(PackedSequence([image((64, 96)).to(device)]))[0]
+        found = net.predict(PackedSequence([as_input(image((64, 96))).to(device)]))[0]
     assert len(graphs) == 1
     assert isinstance(next(iter(graphs._graphs.values())), CudaGraph)
     torch.testing.assert_close(found.boxes, wanted.boxes, rtol=1e-3, atol=1e-2)

@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from support.onnx_scenes import BOXES, CLASSES, SCORES, THINGS, masks, record, scene, write_network
+from support.onnx_scenes import BOXES, CLASSES, SCORES, THINGS, masks, record, scene, write_classifier, write_network
 
 import seamseg
+from seamseg.classification.config import InputConfig
+from seamseg.classification.transforms import test_transform as transform_of
+from seamseg.inference.classification import Classification
 from seamseg.inference.detections import Detections
 from seamseg.inference.images import network_input
 from seamseg.inference.result import Panoptic
@@ -65,6 +68,41 @@ def test_other_kinds(tmp_path, kind):
         assert result[0].area == pytest.approx(30 * 48, rel=0.1)
 
 
+@pytest.mark.parametrize(("scale", "crop"), [(64, (32, 32)), (40, (40, 40))])
+def test_classifiers(tmp_path, scale, crop):
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 131, 3), dtype=np.uint8))
+    result = seamseg.load(write_classifier(tmp_path / "net.onnx", crop, scale)).predict(photo)
+    options = InputConfig(scale_val=scale, crop_val=crop[0], mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+    logits = transform_of(options)(photo).mean((1, 2))
+    assert result.probabilities == pytest.approx(logits.softmax(0).numpy(), abs=1e-6)
+    names = [["red", "green", "blue"][k] for k in logits.argsort(descending=True).tolist()]
+    assert [name for name, _ in result.top()] == names
+    assert result.counts() == {names[0]: 1}
+    assert result.draw().size == photo.size
+    assert Classification.load(result.save(tmp_path / "a.npz")) == result
+    entries = json.loads(result.save(tmp_path / "a.json").read_text())
+    assert entries[0]["category_id"] == logits.argmax()
+    assert "Classification(131 x 90: " in repr(result)
+
+
+def test_small_photos_of_classifiers_are_padded(tmp_path):
+    photo = Image.new("RGB", (300, 8), (255, 0, 0))
+    result = seamseg.load(write_classifier(tmp_path / "net.onnx", scale=8)).predict(photo)
+    logits = transform_of(InputConfig(scale_val=-1, crop_val=32, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4)))(photo)
+    assert result.probabilities == pytest.approx(logits.mean((1, 2)).softmax(0).numpy(), abs=1e-6)
+
+
+def test_classifiers_from_the_command(tmp_path, seamseg_main, capsys):
+    path = write_classifier(tmp_path / "net.onnx")
+    Image.new("RGB", (90, 70), (0, 0, 255)).save(tmp_path / "a.png")
+    assert seamseg_main("predict", path, tmp_path / "a.png", tmp_path / "out", "--quiet") == 0
+    line = json.loads((tmp_path / "out/predictions.jsonl").read_text().splitlines()[1])
+    assert line["classes"] == {"blue": 1}
+    assert Image.open(tmp_path / "out/a.jpg").size == (90, 70)
+    assert seamseg_main("evaluate", path, tmp_path, "--split", "val") == 2
+    assert "kind classification has no evaluation" in capsys.readouterr().err
+
+
 def test_photos_are_shrunk_into_a_fixed_input(tmp_path):
     model = load(tmp_path, "semantic", (64, 64), shortest_size=90)
     for size, wanted in (((90, 140), (41, 64)), ((200, 100), (64, 32)), ((20, 20), (64, 64))):
@@ -94,7 +132,7 @@ def test_tiles(tmp_path):
         ({"config": "own.ini"}, "config has no effect"),
         ({"tta": "flip"}, "tta cannot be changed after the export"),
         ({"precision": "bf16"}, "precision cannot be changed"),
-        ({"overrides": ["roi.nms_threshold=.4"]}, "overrides cannot be changed"),
+        ({"overrides": ["roi.nms_threshold=.4"]}, "overrides=roi.nms_threshold=.4: cannot be changed after the export"),
         ({"probabilities": True}, "probabilities has no effect: the model is of kind"),
     ],
 )
@@ -214,3 +252,18 @@ def test_without_torch(tmp_path):
     # the second run of the first command does nothing
     lines = (tmp_path / "out/panoptic/predictions.jsonl").read_text().splitlines()
     assert [json.loads(line)["name"] for line in lines[1:]] == ["a", "b", "c"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("narrow")
+def test_a_trained_network_and_its_export_agree(micro_run, micro, tmp_path, seamseg_main):
+    """Through the whole pipeline, on photos of odd sizes, which are padded equally."""
+    assert seamseg_main("export", micro_run, tmp_path / "city.onnx", "--size", "256x256", "--quiet") == 0
+    street = Image.open(micro / "img" / "val0.png").convert("RGB")
+    trained = seamseg.load(micro_run, device="cpu", min_stuff_area=0, pad_to=256)
+    exported = seamseg.load(tmp_path / "city.onnx", min_stuff_area=0)
+    for size in ((96, 64), (131, 77), (60, 201)):
+        wanted, found = (model.predict(street.resize(size)) for model in (trained, exported))
+        assert found.prediction.size == wanted.prediction.size
+        assert (found.classes == wanted.classes).mean() > 0.999
+        assert found.counts() == wanted.counts()

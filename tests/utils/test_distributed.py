@@ -95,8 +95,8 @@ def test_when_the_group_is_destroyed(monkeypatch, device, error, leaves):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(module, "choose_device", lambda name, local_rank: torch.device(device))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(module.dist, "init_process_group", lambda *args, **kwargs: None)
-    monkeypatch.setattr(module.dist, "destroy_process_group", lambda: left.append(True))
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **kwargs: None)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: left.append(True))
 
     def join() -> None:
         with distributed(device):
@@ -130,8 +130,8 @@ def test_backend_of_collectives(monkeypatch, device, variable, backend):
         monkeypatch.setenv("SEAMSEG_CUDA_BACKEND", variable)
     monkeypatch.setattr(module, "choose_device", lambda name, local_rank: torch.device(device))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(module.dist, "init_process_group", lambda backend, **kwargs: asked.append(backend))
-    monkeypatch.setattr(module.dist, "destroy_process_group", lambda: None)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, **kwargs: asked.append(backend))
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: None)
     with distributed(device):
         pass
     assert asked == [backend]

@@ -15,7 +15,7 @@ from seamseg.predict.writers.detections import (
     DetectionOverlayWriter,
     LegacyOverlayWriter,
 )
-from seamseg.predict.writers.images import AnonymizeWriter, OverlayWriter
+from seamseg.predict.writers.images import AnonymizeWriter, OverlayWriter, ResultOverlayWriter
 from seamseg.predict.writers.predictions import CityscapesWriter, CocoWriter, VistasWriter
 from seamseg.predict.writers.raw import RawDetectionsWriter, RawWriter
 from seamseg.predict.writers.semantic import IdsWriter, LabelsWriter, ProbabilitiesWriter, SemanticOverlayWriter
@@ -42,6 +42,7 @@ FORMATS: dict[str, dict[str, _MakeWriter]] = {
     },
     "instance_seg": _OF_DETECTIONS,
     "detection": _OF_DETECTIONS,
+    "classification": {"overlay": ResultOverlayWriter},
     "semantic": {
         "overlay": SemanticOverlayWriter,
         "labels": LabelsWriter,

@@ -78,6 +78,16 @@ class OverlayWriter(ImageWriter[Panoptic]):
         return Image.fromarray(draw_overlay(rgb, result, self.metadata.palette, self.metadata.categories))
 
 
+class ResultOverlayWriter(ImageWriter[PhotoResult]):
+    """The photo with the result, as its `draw` shows it."""
+
+    member = "overlay.jpg"
+
+    def image(self, rgb: np.ndarray | None, prediction: Prediction, result: PhotoResult) -> Image.Image:
+        """See :class:`ImageWriter`."""
+        return result.draw(rgb)
+
+
 class AnonymizeWriter(ImageWriter[PhotoResult]):
     """The photo, upright and at its own size, with some classes hidden: `<name>.jpg`.
 

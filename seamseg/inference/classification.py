@@ -1,0 +1,136 @@
+"""The result of an image classifier: the probability of each class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from seamseg.formats.metadata import Metadata
+from seamseg.inference.photo_result import Photo, PhotoResult, SourceImage, result_file
+from seamseg.predictions import Prediction
+from seamseg.utils.files import write_json
+
+TOP = 5
+"""Classes that are shown and saved."""
+
+_MAX_CLASSES = 1_000_000
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Classification(PhotoResult):
+    """The probability of each class of a photo.
+
+    Attributes
+    ----------
+    probabilities : `classes` float32, which sum to 1
+    photo_size : `(height, width)` of the photo
+    metadata : names and colours of the classes
+    prediction : output of the network; None in a loaded result
+    source : path or copy of the photo, if it is kept
+
+    Examples
+    --------
+    >>> seamseg.load("resnext101.onnx").predict("cat.jpg").top(2)  # doctest: +SKIP
+    [('tabby', 0.71), ('tiger cat', 0.2)]
+    """
+
+    counted = "classes"
+    probabilities: np.ndarray
+    photo_size: tuple[int, int]
+    metadata: Metadata = field(default_factory=lambda: Metadata(0, 0, [], [], []))
+    prediction: Prediction | None = None
+    source: SourceImage = None
+
+    @staticmethod
+    def of(
+        prediction: Prediction, size: tuple[int, int], metadata: Metadata, classes: Sequence[int] | None = None
+    ) -> Classification:
+        """Return the result of a photo of `(height, width)` from the logits of the network.
+
+        Parameters
+        ----------
+        prediction : with logits
+        size : of the photo
+        metadata : the classes of the model
+        classes : indices of the classes to choose among, others have probability 0; None for all
+        """
+        logits = prediction.logits.astype(np.float64)
+        if classes is not None:
+            logits = np.where(np.isin(np.arange(len(logits)), list(classes)), logits, -np.inf)
+        shares = np.exp(logits - logits.max())
+        return Classification((shares / shares.sum()).astype(np.float32), size, metadata.without_images())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Classification):
+            return NotImplemented
+        return self.size == other.size and np.array_equal(self.probabilities, other.probabilities)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        height, width = self.size
+        return f"Classification({width} x {height}: {', '.join(f'{n} {p:.0%}' for n, p in self.top())})"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """`(height, width)` of the photo."""
+        return self.photo_size
+
+    def top(self, count: int = TOP) -> list[tuple[str, float]]:
+        """Return name and probability of the most probable classes, best first."""
+        return [(name, share) for name, _, _, share in self.shares()[:count]]
+
+    def counts(self) -> dict[str, int]:
+        """Return 1 for the most probable class."""
+        return {self.top(1)[0][0]: 1}
+
+    def shares(self) -> list[tuple[str, int, bool, float]]:
+        """Return name, index, False, and probability of the most probable classes, best first."""
+        best = np.argsort(-self.probabilities, kind="stable")[: max(TOP, 1)]
+        return [(self.metadata.categories[k], int(k), False, float(self.probabilities[k])) for k in best]
+
+    def draw(self, photo: Photo = None, **options: Any) -> Image.Image:
+        """Write the most probable classes onto a photo; None for the result's own, or a black image if it has none."""
+        rgb, _ = self.canvas(photo, 1.0)
+        image = Image.fromarray(np.array(rgb))
+        font = ImageFont.load_default(size=max(10, min(image.size) // 24))
+        text = "\n".join(f"{share:4.0%} {name}" for name, share in self.top())
+        ImageDraw.Draw(image).multiline_text((4, 4), text, "white", font, stroke_width=2, stroke_fill="black")
+        return image
+
+    def to_coco(self, image_id: int | str = 0) -> list[dict[str, Any]]:
+        """Return the most probable classes as entries with `image_id`, `category_id` and `score`."""
+        return [{"image_id": image_id, "category_id": k, "score": share} for _, k, _, share in self.shares()]
+
+    def _save_json(self, path: Path) -> None:
+        write_json(path, self.to_coco(path.stem))
+
+    def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        return {"size": self.size}, {"probabilities": self.probabilities}
+
+    @staticmethod
+    def load(path: str | Path, photo: str | Path | None = None) -> Classification:
+        """Load a `.npz` file from :meth:`save`; nothing in the file is executed.
+
+        Parameters
+        ----------
+        path : of the file
+        photo : path of its photo, to draw on
+
+        Raises
+        ------
+        InputError
+            if the file is missing, broken or of another kind
+        """
+        with result_file(path) as file:
+            probabilities, metadata = file.array("probabilities", 4 * _MAX_CLASSES + 1024), file.metadata
+            height, width = (int(v) for v in file.content["size"])
+            if probabilities.shape != (metadata.num_classes,) or probabilities.dtype != np.float32:
+                raise ValueError(f"its probabilities are {probabilities.shape} {probabilities.dtype}")
+            source = None if photo is None else Path(photo)
+            return Classification(probabilities, (height, width), metadata, None, source)
