@@ -3,6 +3,7 @@
     seamseg export runs/city city.onnx
     seamseg export model.zip city.onnx --size 1024x2048 --check street.jpg
     seamseg export runs/city city.onnx --dynamic
+    seamseg export runs/city int8.onnx --int8 data/city --data data/city
     seamseg export runs/city dense.onnx --part dense
     seamseg export runs/things classifier.onnx
     seamseg predict city.onnx photos/ out/
@@ -37,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--precision", default="fp32", metavar="P", help="compute type of the file (default: fp32)")
     parser.add_argument(
+        "--int8", metavar="DATA", help="quantise an ONNX file to int8, calibrated with pictures of this data set folder"
+    )
+    parser.add_argument(
+        "--calibrate", type=int, metavar="N", help="pictures of --int8, evenly spaced in its train_set (default: 64)"
+    )
+    parser.add_argument(
         "--opset", type=int, default=20, metavar="N", help="version of the ONNX operators (default: 20)"
     )
     parser.add_argument(
@@ -60,11 +67,28 @@ def run(args: argparse.Namespace) -> int:
     size = None if args.size is None else _size(args.size)
     if args.split is not None and args.data is None:
         raise InputError("--split is the split of --data, which is not given")
+    if args.calibrate is not None and args.int8 is None:
+        raise InputError("--calibrate is the number of pictures of --int8, which is not given")
     from seamseg.deploy.export import ExportOptions, export_model
     from seamseg.utils.limits import format_bytes
 
-    names = ("dynamic", "part", "precision", "opset", "check", "force", "config", "meta", "overrides", "licence")
-    report = export_model(args.model, args.out, ExportOptions(size, **{name: getattr(args, name) for name in names}))
+    names = (
+        "dynamic",
+        "part",
+        "precision",
+        "int8",
+        "opset",
+        "check",
+        "force",
+        "config",
+        "meta",
+        "overrides",
+        "licence",
+    )
+    given = {name: getattr(args, name) for name in names} | (
+        {"calibrate": args.calibrate} if args.calibrate is not None else {}
+    )
+    report = export_model(args.model, args.out, ExportOptions(size, **given))
     made = report.metadata
     shape = "free" if made.size is None else f"{made.size[0]} x {made.size[1]}"
     rows = [

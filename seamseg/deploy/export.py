@@ -18,11 +18,12 @@ import torch
 from torch import nn
 
 from seamseg.checkpoints.missing_model import is_exported, require_model, snapshot_in
-from seamseg.config import config_to_string
+from seamseg.config import config_from_string, config_to_string
 from seamseg.config.experiments import packaged_classifier
 from seamseg.data.input_size import InputSize
 from seamseg.deploy.compare import Agreement, compare
 from seamseg.deploy.network import DYNAMIC_SIDES, ExportNet, example_inputs, export_net, output_names
+from seamseg.deploy.quantize import calibration_photos, quantise_file
 from seamseg.formats.exported import PARTS, ExportedMetadata
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.images import as_image, network_input
@@ -35,7 +36,7 @@ from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES
-from seamseg.utils.progress import is_quiet
+from seamseg.utils.progress import is_quiet, progress
 
 Session = Any
 """An opened file: `run(names, inputs)` returns arrays, as that of ONNX Runtime."""
@@ -105,6 +106,7 @@ class ExportOptions:
     dynamic : height and width of the input are free, instead of a size
     part : "all", or "dense": pyramid levels, RPN outputs and semantic logits
     precision : compute type of the file
+    int8, calibrate : dataset folder, with whose pictures, at most so many, the network is quantised to int8; ONNX only
     opset : version of the operators of ONNX
     check : photos to compare the file with the network on; a generated picture by default
     force : overwrite an existing file
@@ -122,6 +124,8 @@ class ExportOptions:
     dynamic: bool = False
     part: str = "all"
     precision: str = "fp32"
+    int8: str | Path | None = None
+    calibrate: int = 64
     opset: int = 20
     check: Sequence[str | Path] = ()
     force: bool = False
@@ -138,6 +142,10 @@ class ExportOptions:
         for name, known in (("part", PARTS), ("precision", tuple(PRECISIONS))):
             if getattr(self, name) not in known:
                 raise InputError(f"{option(name, getattr(self, name))}: choose one of {', '.join(known)}")
+        if self.int8 is not None and self.precision != "fp32":
+            raise InputError(
+                f"{option('int8', self.int8)} and {option('precision', self.precision)} exclude each other"
+            )
 
 
 @dataclass(frozen=True)
@@ -222,6 +230,8 @@ def check_target(path: Path, options: ExportOptions) -> Format:
         raise InputError(f"{option('precision', options.precision)}: {chosen.name} files are exported in {known}")
     if path.suffix == ".onnx" and options.opset not in (20, 21):
         raise InputError(f"{option('opset', options.opset)}: choose 20 or 21")
+    if options.int8 is not None and path.suffix != ".onnx":
+        raise InputError(f"{option('int8', options.int8)}: only ONNX files are quantised, not {path.name}")
     missing = [name for name in chosen.packages if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"{path}: needs {', '.join(missing)}: pip install 'seamseg[export]'")
@@ -318,8 +328,19 @@ def _export(source: Source, path: Path, chosen: Format, options: ExportOptions) 
     eager = export_net(source.net, stated.mean, stated.std, options.part) if chosen.standard_ops else net
     # before the work: a photo may be unreadable
     pictures = _pictures(source, net, size, options, metadata)
+    photos = [] if options.int8 is None else _calibration_photos(source, options)
     _say(f"tracing the network at {size[0]} x {size[1]} and writing {path}, which takes a minute or more")
-    chosen.write(net, path, metadata, size, options.opset)
+    if source.input_size is None or options.int8 is None:
+        chosen.write(net, path, metadata, size, options.opset)
+    else:
+        scale = _scale(source.input_size, size, metadata)
+        samples = (
+            _padded(network_input(as_image(photo), scale), metadata) for photo in progress(photos, desc="calibrate")
+        )
+        with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
+            plain = Path(folder, "float.onnx")
+            chosen.write(net, plain, metadata, size, options.opset)
+            metadata = quantise_file(plain, path, samples)
     _say("comparing the file with the network")
     session, names = chosen.open(path), list(output_names(net))
     differences, times = {}, []
@@ -344,13 +365,27 @@ def _pictures(
         if options.check:
             raise InputError(f"{option('check')}: the images of a classifier are compared on noise only")
         return {"noise": {name: value.numpy() for name, value in example_inputs(net, size).items()}}
-    scale = source.input_size.within(size if metadata.size is not None else (DYNAMIC_SIDES[1],) * 2)
+    scale = _scale(source.input_size, size, metadata)
     with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
         photos = {str(photo): photo for photo in options.check}
         if not photos:
             photos = {"generated picture": Path(folder, "generated.jpg")}
             write_test_image(Path(folder, "generated.jpg"), size)
         return {name: _padded(network_input(as_image(photo), scale), metadata) for name, photo in photos.items()}
+
+
+def _scale(input_size: InputSize, size: tuple[int, int], metadata: ExportedMetadata) -> InputSize:
+    """Return how photos are scaled for a file."""
+    return input_size.within(size if metadata.size is not None else (DYNAMIC_SIDES[1],) * 2)
+
+
+def _calibration_photos(source: Source, options: ExportOptions) -> list[Path]:
+    """Return the photos to calibrate an int8 file with; errors as of :func:`export_model`."""
+    assert options.int8 is not None
+    if source.input_size is None:
+        raise InputError(f"{option('int8', options.int8)}: classifiers are not quantised")
+    config = config_from_string(source.metadata.config, source="the model")
+    return calibration_photos(options.int8, source.metadata.metadata, config.dataloader.train_set, options.calibrate)
 
 
 def _padded(pixels: np.ndarray, metadata: ExportedMetadata) -> dict[str, np.ndarray]:

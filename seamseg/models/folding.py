@@ -40,6 +40,7 @@ from seamseg.models.panoptic import PanopticNet
 from seamseg.models.semantic import SemanticNet
 from seamseg.ops.fused import FusedConv2d, FusedLinear, bf16_is_fast
 from seamseg.ops.norm import ABN, InPlaceABN
+from seamseg.ops.winograd import WinogradConv2d, is_suitable
 from seamseg.utils.errors import InputError, option
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -100,7 +101,18 @@ def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Ne
         as :func:`choose_precision`
     """
     dtype = choose_precision(precision, device)
-    return fold_abn(net).to(device=device, dtype=dtype)
+    folded = fold_abn(net).to(device=device, dtype=dtype)
+    if isinstance(folded, SemanticNet) and device.type == "cpu" and dtype == torch.float32:
+        _use_winograd(folded)
+    return folded
+
+
+def _use_winograd(net: SemanticNet) -> None:
+    """Replace the 3x3 convolutions of a folded network, most of its time: they have hundreds of channels."""
+    for parent in list(net.modules()):
+        for name, child in list(parent.named_children()):
+            if is_suitable(child):
+                setattr(parent, name, WinogradConv2d(child))
 
 
 def choose_precision(precision: str, device: torch.device) -> torch.dtype:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +71,8 @@ class Network(nn.Module):
 
     def with_options(self: N, **changes: Any) -> N:
         """Return a network that shares the layers of this one and has other options."""
-        net = type(self)(*self._modules.values(), replace(self.options, **changes))  # type: ignore[arg-type]
+        make = cast(Callable[..., N], type(self))
+        net = make(*self._modules.values(), replace(self.options, **changes))
         net.training, net.compiled = self.training, self.compiled
         return net
 

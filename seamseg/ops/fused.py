@@ -72,14 +72,23 @@ class FusedConv2d(_Fused):
     activation, activation_param : see :data:`seamseg.ops.activation.ACTIVATIONS`
     """
 
+    padding_mode = "zeros"
+
     def __init__(
-        self, weight: Tensor, bias: Tensor, like: nn.Conv2d, activation: str = "identity", activation_param: float = 0.0
+        self,
+        weight: Tensor,
+        bias: Tensor,
+        like: nn.Conv2d | FusedConv2d,
+        activation: str = "identity",
+        activation_param: float = 0.0,
     ) -> None:
         super().__init__(weight, bias, activation, activation_param, torch.channels_last)
         if like.padding_mode != "zeros" or isinstance(like.padding, str):
             raise ValueError(f"FusedConv2d: padding must be a number of zeros, got {like}")
-        self.stride, self.padding, self.dilation = list(like.stride), list(like.padding), list(like.dilation)
-        self.groups = like.groups
+        self.stride: list[int] = list(like.stride)
+        self.padding: list[int] = list(like.padding)
+        self.dilation: list[int] = list(like.dilation)
+        self.groups: int = like.groups
 
     def forward(self, x: Tensor, residual: Tensor | None = None, level: int = 0) -> Tensor:
         """Map `N x I x H x W` to `N x O x h x w`, a new tensor.

@@ -36,6 +36,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "huge_photo": ("300x200 --network small --tiles off 128 --json OUT", r"300x200 .* 128 +\d"),
     "id_maps": ("zlib --rounds 1 --json OUT", CASE),
     "inference": ("--rounds 1 --sides 64 --precision fp32 --json OUT maskrcnn", r"maskrcnn takes \d"),
+    "int8": ("--train 2 --val 1 --epochs 1 --size 128x256 --calibrate 1 --rounds 1 --json OUT", r"onnx int8 +\d.*PQ"),
     "kill_ranks": ("--kills 1 --seed 3", r"kills: 1.*\n.*equal the undisturbed run's"),
     "loading": ("item --rounds 1 --size 128 --json OUT", r"images/s, peer \d"),
     "malloc": ("--rounds 1", r"ratio \d"),

@@ -23,6 +23,7 @@ from seamseg.models.build import build_network, build_training_module
 from seamseg.models.folded import FoldedDeeplabV3
 from seamseg.models.folding import fold_abn, for_inference
 from seamseg.models.heads.semantic import semantic_loss
+from seamseg.ops import winograd
 from seamseg.structures import PackedSequence
 from seamseg.utils.errors import InputError
 
@@ -63,6 +64,19 @@ def test_folding_changes_nothing_but_time(pooling_size):
     assert isinstance(folded.head, FoldedDeeplabV3)
     with torch.no_grad():
         assert_close(folded(PackedSequence([IMAGE])).logits, net(PackedSequence([IMAGE])).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_winograd_convolutions(monkeypatch):
+    monkeypatch.setattr(winograd, "LEAST_CHANNELS", 16)
+    net = semantic_net()
+    made = for_inference(net, torch.device("cpu"))
+    count = sum(isinstance(m, winograd.WinogradConv2d) for m in made.modules())
+    assert count > 0
+    half = for_inference(net, torch.device("cpu"), "bf16")
+    assert not any(isinstance(m, winograd.WinogradConv2d) for m in half.modules())
+    with torch.inference_mode():
+        assert_close(made(PackedSequence([IMAGE])).logits, net(PackedSequence([IMAGE])).logits, rtol=1e-4, atol=1e-4)
+    assert any(getattr(m, "_packed", None) for m in made.modules() if isinstance(m, winograd.WinogradConv2d))
 
 
 def test_bf16():

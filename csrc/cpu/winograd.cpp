@@ -1,0 +1,193 @@
+// The transforms of Winograd's F(4x4, 3x3) on maps in channels-last order; the products between them are the caller's.
+// Tiles are numbered by image, row of tiles and column of tiles of each of the maps of every `dilation`-th pixel.
+#include <algorithm>
+#include <array>
+
+#include "common.h"
+
+namespace seamseg {
+namespace {
+
+constexpr int64_t kLanes = 16;
+using Lanes = std::array<float, kLanes>;
+
+// The polynomials are evaluated at 0, +-a, +-b and infinity.
+constexpr float kA = 0.75f, kB = 1.5f, kA2 = kA * kA, kB2 = kB * kB, kSum = kA2 + kB2, kProduct = kA2 * kB2;
+
+SEAMSEG_INLINE void transform_input(const Lanes (&x)[6], Lanes (&y)[6]) {
+#pragma omp simd
+  for (int64_t l = 0; l < kLanes; ++l) {
+    const float even_a = x[4][l] - kB2 * x[2][l], odd_a = kA * (x[3][l] - kB2 * x[1][l]);
+    const float even_b = x[4][l] - kA2 * x[2][l], odd_b = kB * (x[3][l] - kA2 * x[1][l]);
+    y[0][l] = kProduct * x[0][l] - kSum * x[2][l] + x[4][l];
+    y[1][l] = even_a + odd_a;
+    y[2][l] = even_a - odd_a;
+    y[3][l] = even_b + odd_b;
+    y[4][l] = even_b - odd_b;
+    y[5][l] = kProduct * x[1][l] - kSum * x[3][l] + x[5][l];
+  }
+}
+
+SEAMSEG_INLINE void transform_output(const Lanes (&x)[6], Lanes (&y)[4]) {
+#pragma omp simd
+  for (int64_t l = 0; l < kLanes; ++l) {
+    const float sum_a = x[1][l] + x[2][l], difference_a = x[1][l] - x[2][l];
+    const float sum_b = x[3][l] + x[4][l], difference_b = x[3][l] - x[4][l];
+    y[0][l] = x[0][l] + sum_a + sum_b;
+    y[1][l] = kA * difference_a + kB * difference_b;
+    y[2][l] = kA2 * sum_a + kB2 * sum_b;
+    y[3][l] = kA2 * kA * difference_a + kB2 * kB * difference_b + x[5][l];
+  }
+}
+
+// The pixels of a map, `channels` apart.
+struct Map {
+  int64_t images, height, width, channels, dilation;
+  int64_t columns() const { return (width + 4 * dilation - 1) / (4 * dilation); }
+  int64_t offset(int64_t image, int64_t y, int64_t x) const { return ((image * height + y) * width + x) * channels; }
+};
+
+// Image, and the first pixel of the outputs of a tile.
+struct Place {
+  int64_t image, y, x;
+};
+
+Place place_of(const Map& map, int64_t first, int64_t rows, int64_t tile) {
+  const int64_t columns = map.columns(), d = map.dilation;
+  const int64_t column = tile % columns, phase_x = tile / columns % d, row = tile / (columns * d) % rows;
+  const int64_t phase_y = tile / (columns * d * rows) % d, image = tile / (columns * d * rows * d);
+  return {image, 4 * d * (first + row) + phase_y, 4 * d * column + phase_x};
+}
+
+SEAMSEG_CLONES void input_tile(const float* x, const Map& map, const Place& place, float* out, int64_t plane) {
+  const int64_t d = map.dilation;
+  for (int64_t c = 0; c < map.channels; c += kLanes) {
+    Lanes half[6][6];
+    for (int64_t j = 0; j < 6; ++j) {
+      const int64_t column = place.x + (j - 1) * d;
+      Lanes loaded[6], made[6];
+      for (int64_t i = 0; i < 6; ++i) {
+        const int64_t row = place.y + (i - 1) * d;
+        if (row < 0 || row >= map.height || column < 0 || column >= map.width) {
+          loaded[i].fill(0);
+        } else {
+          const float* from = x + map.offset(place.image, row, column) + c;
+#pragma omp simd
+          for (int64_t l = 0; l < kLanes; ++l) loaded[i][l] = from[l];
+        }
+      }
+      transform_input(loaded, made);
+      for (int64_t i = 0; i < 6; ++i) half[i][j] = made[i];
+    }
+    for (int64_t i = 0; i < 6; ++i) {
+      Lanes made[6];
+      transform_input(half[i], made);
+      for (int64_t j = 0; j < 6; ++j) {
+        float* to = out + (6 * i + j) * plane + c;
+#pragma omp simd
+        for (int64_t l = 0; l < kLanes; ++l) to[l] = made[j][l];
+      }
+    }
+  }
+}
+
+struct Epilogue {
+  const float *bias, *residual;
+  float slope;
+};
+
+SEAMSEG_CLONES void output_tile(const float* const (&products)[36], const Map& map, const Place& place,
+                                const Epilogue& epilogue, float* out) {
+  const int64_t d = map.dilation;
+  const float slope = epilogue.slope;
+  for (int64_t c = 0; c < map.channels; c += kLanes) {
+    Lanes half[4][6], bias;
+#pragma omp simd
+    for (int64_t l = 0; l < kLanes; ++l) bias[l] = epilogue.bias[c + l];
+    for (int64_t j = 0; j < 6; ++j) {
+      Lanes loaded[6], made[4];
+      for (int64_t i = 0; i < 6; ++i) {
+        const float* from = products[6 * i + j] + c;
+#pragma omp simd
+        for (int64_t l = 0; l < kLanes; ++l) loaded[i][l] = from[l];
+      }
+      transform_output(loaded, made);
+      for (int64_t i = 0; i < 4; ++i) half[i][j] = made[i];
+    }
+    for (int64_t i = 0; i < 4; ++i) {
+      Lanes made[4];
+      transform_output(half[i], made);
+      for (int64_t j = 0; j < 4; ++j) {
+        const int64_t row = place.y + i * d, column = place.x + j * d;
+        if (row >= map.height || column >= map.width) continue;
+        const int64_t offset = map.offset(place.image, row, column) + c;
+        Lanes value = made[j];
+#pragma omp simd
+        for (int64_t l = 0; l < kLanes; ++l) value[l] += bias[l];
+        if (epilogue.residual != nullptr) {
+          const float* residual = epilogue.residual + offset;
+#pragma omp simd
+          for (int64_t l = 0; l < kLanes; ++l) value[l] += residual[l];
+        }
+        float* to = out + offset;
+#pragma omp simd
+        for (int64_t l = 0; l < kLanes; ++l) to[l] = value[l] > 0 ? value[l] : value[l] * slope;
+      }
+    }
+  }
+}
+
+Map map_of(const Tensor& x, int64_t dilation, int64_t first, int64_t rows, const char* op) {
+  STD_TORCH_CHECK(x.dim() == 4 && x.scalar_type() == ScalarType::Float && x.is_contiguous() && x.size(3) % kLanes == 0,
+                  op, ": expected a contiguous float32 N x H x W x C, C a multiple of 16");
+  STD_TORCH_CHECK(dilation > 0 && first >= 0 && rows > 0, op, ": expected a dilation and rows of tiles above 0");
+  return {x.size(0), x.size(1), x.size(2), x.size(3), dilation};
+}
+
+Tensor winograd_input(const Tensor& x, int64_t dilation, int64_t first, int64_t rows) {
+  const Map map = map_of(x, dilation, first, rows, "winograd_input");
+  const int64_t tiles = map.images * dilation * rows * dilation * map.columns();
+  Tensor y = torch::stable::new_empty(x, {36, tiles, map.channels});
+  const float* from = data<float>(x);
+  float* to = mutable_data<float>(y);
+  torch::stable::parallel_for(0, tiles, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const Place place = place_of(map, first, rows, tile);
+      input_tile(from, map, place, to + tile * map.channels, tiles * map.channels);
+    }
+  });
+  return y;
+}
+
+void winograd_output(const std::vector<Tensor>& products, const Tensor& bias, const std::optional<Tensor>& residual,
+                     double slope, Tensor out, int64_t dilation, int64_t first, int64_t rows) {
+  const Map map = map_of(out, dilation, first, rows, "winograd_output");
+  const int64_t tiles = map.images * dilation * rows * dilation * map.columns();
+  const auto is_plain = [&](const Tensor& x, int64_t numel) {
+    return x.scalar_type() == ScalarType::Float && x.is_contiguous() && x.numel() == numel;
+  };
+  STD_TORCH_CHECK(products.size() == 36 && std::all_of(products.begin(), products.end(), [&](const Tensor& x) {
+                    return is_plain(x, tiles * map.channels);
+                  }), "winograd_output: expected 36 contiguous products, float32 tiles x C");
+  STD_TORCH_CHECK(is_plain(bias, map.channels) && (!residual || is_plain(*residual, out.numel())),
+                  "winograd_output: expected a bias of C and a residual like out");
+  const Epilogue epilogue{data<float>(bias), data_or_null<float>(residual), static_cast<float>(slope)};
+  std::array<const float*, 36> from;
+  for (int64_t i = 0; i < 36; ++i) from[i] = data<float>(products[i]);
+  float* to = mutable_data<float>(out);
+  torch::stable::parallel_for(0, tiles, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const float* rows_of_tile[36];
+      for (int64_t i = 0; i < 36; ++i) rows_of_tile[i] = from[i] + tile * map.channels;
+      output_tile(rows_of_tile, map, place_of(map, first, rows, tile), epilogue, to);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace seamseg
+
+STABLE_TORCH_LIBRARY_IMPL(seamseg, CPU, m) {
+  m.impl("winograd_input", TORCH_BOX(&seamseg::winograd_input));
+  m.impl("winograd_output", TORCH_BOX(&seamseg::winograd_output));
+}

@@ -1,0 +1,219 @@
+"""An int8 network computes nearly what the float one does, in integer kernels; anything else is refused."""
+
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from support.exported import SIZE, exported_net, picture
+from support.micro import make_dataset
+
+from seamseg.deploy import quantize
+from seamseg.deploy.onnx import write_onnx
+from seamseg.deploy.quantize import Histogram, calibration_photos, executed_operators, quantise_file, select
+from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
+from seamseg.formats.metadata import Metadata, read_metadata
+from seamseg.utils.errors import InputError, SeamsegError
+
+CLASSES = Metadata(2, 3, list("abcde"), [(0, 0, 0)] * 5, list(range(5)))
+
+
+@pytest.fixture(scope="module")
+def float_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("float") / "net.onnx"
+    write_onnx(exported_net("panoptic", standard_ops=True), path, ExportedMetadata("panoptic", "", CLASSES, SIZE), SIZE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def sample():
+    return {name: value.numpy() for name, value in zip(("image", "size"), picture())}
+
+
+def run(model, inputs):
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    return dict(zip((value.name for value in session.get_outputs()), session.run(None, inputs)))
+
+
+def test_panoptic_network(float_file, sample, tmp_path):
+    target = tmp_path / "int8.onnx"
+    metadata = quantise_file(float_file, target, [sample])
+    assert metadata.precision == "int8"
+    assert metadata.extra["calibration_pictures"] == 1
+    made = onnx.load(target)
+    stored = {prop.key: prop.value for prop in made.metadata_props}
+    assert ExportedMetadata.from_json(stored[METADATA_KEY], "file") == metadata
+
+    operators = executed_operators(made)
+    layers = len(select(onnx.load(float_file)).weighted)
+    assert operators["QLinearConv"] + operators["QGemm"] == layers + 1  # conv_up, too
+    assert operators["ConvTranspose"] == 0
+    assert operators["QLinearLeakyRelu"] > layers // 2
+    assert {node.domain for node in made.graph.node} <= {"", "ai.onnx"}
+
+    wanted, found = run(float_file, sample), run(target, sample)
+    height, width = sample["size"]
+    same = wanted["classmap"][:height, :width] == found["classmap"][:height, :width]
+    assert same.mean() > 0.95
+    best = [np.sort(values["scores"])[::-1][:5] for values in (wanted, found)]
+    assert 0 < np.abs(best[0] - best[1]).max() < 0.1
+    assert abs(int(found["count"]) - int(wanted["count"])) <= 3
+    assert target.stat().st_size < 0.6 * float_file.stat().st_size
+
+
+def test_output_layers_stay_in_float(float_file):
+    model = onnx.load(float_file)
+    chosen = set(select(model).weighted)
+    kept = [node.input[1] for node in model.graph.node if node.op_type in ("Conv", "Gemm") and node.name not in chosen]
+    places = [".".join(name.split(".")[1:3]) for name in kept]
+    assert Counter(places) == {
+        "rpn_head.scores": len(kept) - 2 - places.count("sem_head.classifiers"),
+        "sem_head.classifiers": places.count("sem_head.classifiers"),
+        "roi_head.roi_cls": 1,
+        "roi_head.roi_bbx": 1,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["semantic", "detection"])
+def test_other_kinds(kind, sample, tmp_path):
+    source, target = tmp_path / "net.onnx", tmp_path / "int8.onnx"
+    write_onnx(exported_net(kind, standard_ops=True), source, ExportedMetadata(kind, "", CLASSES, SIZE), SIZE)
+    quantise_file(source, target, [sample])
+    operators = executed_operators(onnx.load(target))
+    assert operators["QLinearConv"] > 10
+    assert operators["Conv"] + operators["FusedConv"] <= 6  # the layers of the outputs
+    wanted, found = run(source, sample), run(target, sample)
+    for name, values in wanted.items():
+        assert found[name].shape == values.shape
+        assert found[name].dtype == values.dtype
+
+
+def test_without_pictures(float_file, tmp_path):
+    with pytest.raises(InputError, match="no picture to calibrate with"):
+        quantise_file(float_file, tmp_path / "int8.onnx", [])
+    assert not list(tmp_path.iterdir())
+
+
+def test_layers_that_would_run_in_float_are_refused(float_file, sample, tmp_path, monkeypatch):
+    monkeypatch.setattr(quantize, "INT8_KERNELS", ("QGemm",))
+    with pytest.raises(SeamsegError, match=r"computes 2 of \d+ quantised layers in int8"):
+        quantise_file(float_file, tmp_path / "int8.onnx", [sample])
+    assert not list(tmp_path.iterdir())
+
+
+def test_network_without_layers(tmp_path):
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", value[:1], value[1:])
+    with pytest.raises(InputError, match="no convolution or linear layer"):
+        quantize.quantise(helper.make_model(graph), [])
+
+
+@pytest.mark.parametrize("activation", [True, False])
+def test_transposed_convolution_becomes_a_plain_one(activation):
+    rng = np.random.default_rng(0)
+    arrays = {"w": rng.normal(size=(3, 4, 2, 2)), "b": rng.normal(size=4)}
+    nodes = [helper.make_node("ConvTranspose", ["x", "w", "b"], ["y"], "up", strides=[2, 2], kernel_shape=[2, 2])]
+    if activation:
+        nodes.append(helper.make_node("LeakyRelu", ["y"], ["z"], alpha=0.1))
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3, 5, 6])],
+        [helper.make_tensor_value_info("z" if activation else "y", TensorProto.FLOAT, [2, 4, 10, 12])],
+        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in arrays.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    before = evaluate(model, rng)
+    quantize.replace_upsampling(model)
+    onnx.checker.check_model(model, full_check=True)
+    kinds = [node.op_type for node in model.graph.node]
+    assert kinds == (["Conv", "LeakyRelu", "DepthToSpace"] if activation else ["Conv", "DepthToSpace"])
+    np.testing.assert_allclose(evaluate(model, rng), before, atol=1e-5)
+
+
+def evaluate(model, rng):
+    import onnxruntime
+
+    x = np.linspace(-1, 1, 2 * 3 * 5 * 6, dtype=np.float32).reshape(2, 3, 5, 6)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x})[0]
+
+
+def test_histogram_of_growing_values():
+    values = np.random.default_rng(0).normal(size=4000).astype(np.float32)
+    parts, whole = Histogram(), Histogram()
+    for part in np.split(values * np.repeat([0.01, 1, 30, 5], 1000).astype(np.float32), 4):
+        parts.add(part)
+        whole.low, whole.high = min(whole.low, part.min()), max(whole.high, part.max())
+    assert (parts.low, parts.high) == (whole.low, whole.high)
+    assert parts.counts.sum() == 4000
+    # the interval was doubled: most values are in the bins around 0
+    middle = parts.counts.shape[0] // 2
+    assert parts.counts[middle - 200 : middle + 200].sum() > 1900
+
+
+def test_range_drops_outliers():
+    histogram = Histogram()
+    histogram.add(np.random.default_rng(0).normal(size=1_000_000).astype(np.float32))
+    histogram.add(np.float32([40, -40]))
+    low, high = histogram.best_range()
+    assert 4 < high < 25
+    assert -25 < low < -4
+
+
+def test_range_before_a_leaky_relu_spends_few_steps_on_negative_values():
+    histogram = Histogram()
+    histogram.add(np.random.default_rng(0).normal(size=100_000).astype(np.float32))
+    low, high = histogram.best_range(slope=0.01)
+    plain, _ = histogram.best_range()
+    assert plain < 2 * low < 0
+    assert high > 3
+
+
+def test_calibration_photos(tmp_path):
+    data = make_dataset(tmp_path / "data", [1, 0, 2, 0, 1], [1])
+    metadata = read_metadata(data / "metadata.bin")
+    names = [path.stem for path in calibration_photos(data, metadata, "train", 3)]
+    assert names == ["train0", "train2", "train4"]
+    assert len(calibration_photos(data, metadata, "train", 64)) == 5
+    assert len(calibration_photos(data, metadata, None, 64)) == 6
+    with pytest.raises(InputError, match="calibrate=0: calibrate with at least one picture"):
+        calibration_photos(data, metadata, "train", 0)
+    with pytest.raises(InputError, match="was trained on 2 and 3"):
+        calibration_photos(data, CLASSES, "train", 1)
+    with pytest.raises(InputError, match="no such data set folder"):
+        calibration_photos(tmp_path / "none", metadata, "train", 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--calibrate", "3"], "--calibrate is the number of pictures of --int8"),
+        (["--int8", "data", "--precision", "bf16"], "--int8 data and --precision bf16 exclude each other"),
+        (["--int8", "none"], "none: no such data set folder"),
+        (["--int8", "data", "--calibrate", "0"], "--calibrate 0: calibrate with at least one picture"),
+    ],
+)
+def test_refused_command_lines(words, message, narrow, micro, micro_run, seamseg_main, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").symlink_to(micro)
+    assert seamseg_main("export", micro_run, "int8.onnx", *words) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
+    assert message in line
+    assert not (tmp_path / "int8.onnx").exists()
+
+
+@pytest.mark.slow
+def test_command(narrow, micro, micro_run, seamseg_main, tmp_path, capsys):
+    """Exports, compares and scores; the scores of the file are near those of the network."""
+    target = tmp_path / "int8.onnx"
+    options = ("--size", "96x96", "--int8", micro, "--calibrate", "3", "--data", micro)
+    assert seamseg_main("export", micro_run, target, *options) == 0
+    table = capsys.readouterr().out
+    assert "96 x 96 (height x width), int8" in table
+    assert "scores, file" in table
+    assert seamseg_main("evaluate", target, micro) == 0

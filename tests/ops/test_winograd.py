@@ -1,0 +1,112 @@
+"""Winograd convolutions against direct ones, and their kernels against plain torch."""
+
+import pytest
+import torch
+from torch import nn
+from torch.library import opcheck
+from torch.nn import functional
+from torch.testing import assert_close
+
+from seamseg.ops import winograd
+from seamseg.ops.fused import FusedConv2d
+from seamseg.ops.winograd import WinogradConv2d, is_suitable, winograd_input, winograd_output
+
+
+def layer_and_exact(x, residual, dilation=1, outputs=80, activation="leaky_relu"):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(x.shape[1], outputs, 3, padding=dilation, dilation=dilation)
+    layer = WinogradConv2d(FusedConv2d(conv.weight, conv.bias, conv, activation, 0.1))
+    exact = functional.conv2d(x.double(), conv.weight.double(), conv.bias.double(), padding=dilation, dilation=dilation)
+    exact = exact if residual is None else exact + residual.double()
+    return layer, {"leaky_relu": lambda y: functional.leaky_relu(y, 0.1), "elu": lambda y: functional.elu(y, 0.1)}[
+        activation
+    ](exact).float()
+
+
+@pytest.mark.parametrize("chunk", [1, 1 << 23])
+@pytest.mark.parametrize(
+    ("dilation", "size", "activation"),
+    [(1, (1, 1), "elu"), (1, (17, 12), "leaky_relu"), (2, (8, 15), "elu"), (5, (4, 9), "leaky_relu")],
+)
+def test_equals_the_direct_sum(dilation, size, activation, chunk, monkeypatch):
+    monkeypatch.setattr(winograd, "_CHUNK", chunk)
+    monkeypatch.setattr(WinogradConv2d, "_saves_time", lambda self, x: True)
+    x, residual = torch.randn(2, 64, *size), torch.randn(2, 80, *size)
+    for added in (None, residual):
+        layer, exact = layer_and_exact(x, added, dilation, activation=activation)
+        monkeypatch.setattr(FusedConv2d, "_one_pass", None)  # the direct sum would fail
+        with torch.inference_mode():
+            for given in (x, x.contiguous(memory_format=torch.channels_last)):
+                y = layer(given, added)
+                assert_close(y, exact, rtol=0, atol=2e-5)
+                assert y.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_direct_sum_where_tiles_are_mostly_padding():
+    x = torch.randn(1, 64, 20, 20)
+    for dilation, wanted in ((1, True), (2, True), (16, False)):
+        layer, exact = layer_and_exact(x, None, dilation)
+        with torch.inference_mode():
+            assert_close(layer(x), exact, rtol=0, atol=2e-5)
+        assert (36 in layer._packed) == wanted
+
+
+def test_other_precision_and_gradients_take_the_direct_sum():
+    x = torch.randn(1, 64, 16, 16)
+    layer, exact = layer_and_exact(x, None)
+    assert_close(layer(x), exact, rtol=0, atol=2e-5)
+    assert not layer._packed
+    with torch.inference_mode():
+        assert_close(layer.double()(x.double()).float(), exact, rtol=0, atol=1e-5)
+    assert not layer._packed
+
+
+@pytest.mark.parametrize("dilation", [1, 3])
+def test_kernels_equal_plain_torch(dilation):
+    x, residual = torch.randn(2, 17, 10, 32), torch.randn(2, 17, 10, 32)
+    bias = torch.randn(32)
+    for first in range(2):
+        tiles = winograd_input(x, dilation, first, 1)
+        assert_close(tiles, winograd._input_plain(x, dilation, first, 1), rtol=1e-4, atol=1e-4)
+        products = list(tiles.unbind())
+        outs = [torch.zeros_like(x) for _ in range(2)]
+        winograd_output(products, bias, residual, 0.1, outs[0], dilation, first)
+        winograd._output_plain(products, bias, residual, 0.1, outs[1], dilation, first, 1)
+        assert_close(*outs, rtol=1e-4, atol=1e-3)
+        assert outs[0].count_nonzero()
+
+
+def test_operators():
+    x = torch.randn(1, 6, 9, 16)
+    opcheck(torch.ops.seamseg.winograd_input.default, (x, 1, 0, 2))
+    products = list(torch.randn(36, 6, 16).unbind())
+    for residual in (None, torch.randn_like(x)):
+        arguments = (products, torch.randn(16), residual, 0.1, torch.zeros_like(x), 1, 0, 2)
+        opcheck(torch.ops.seamseg.winograd_output.default, arguments)
+
+
+def test_wrong_arguments():
+    for x in (torch.zeros(1, 4, 4, 8), torch.zeros(1, 4, 4, 16).double(), torch.zeros(1, 16, 4, 4).permute(0, 2, 3, 1)):
+        with pytest.raises(ValueError, match="C a multiple of 16"):
+            winograd_input(x)
+    with pytest.raises(ValueError, match="products must be 36"):
+        winograd_output([torch.zeros(1, 16)] * 35, torch.zeros(16), None, 1.0, torch.zeros(1, 4, 4, 16), 1, 0)
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv2d(64, 64, 1),
+        nn.Conv2d(64, 64, 3, padding=1, stride=2),
+        nn.Conv2d(64, 64, 3, padding=2),
+        nn.Conv2d(64, 64, 3, padding=1, groups=4),
+        nn.Conv2d(64, 72, 3, padding=1),
+        nn.Conv2d(16, 64, 3, padding=1),
+    ],
+)
+def test_unsuitable(conv):
+    fused = FusedConv2d(conv.weight, conv.bias, conv)
+    assert not is_suitable(fused)
+    assert not is_suitable(conv)
+    with pytest.raises(ValueError, match="needs a 3x3 convolution of stride 1"):
+        WinogradConv2d(fused)
