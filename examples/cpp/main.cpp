@@ -109,9 +109,10 @@ std::vector<Segment> fuse(const std::vector<Tensor>& outputs, const Metadata& me
   kept = kept.index_select(0, at::argsort(scores.index_select(0, kept), /*stable=*/true, 0, /*descending=*/true));
   std::vector<Segment> segments;
   if (kept.numel() > 0) {
-    const Tensor placed = op<Tensor(const Tensor&, const Tensor&, const Tensor&, double, int64_t, bool)>(
-        "seamseg::paste_masks_into").call(ids, outputs[3].index_select(0, kept), outputs[0].index_select(0, kept),
-                                          metadata.number("overlap_threshold"), 1, false);
+    const Tensor masks = outputs[3].index_select(0, kept).sigmoid(), boxes = outputs[0].index_select(0, kept);
+    const Tensor placed =
+        op<Tensor(const Tensor&, const Tensor&, const Tensor&, double, int64_t, bool)>("seamseg::paste_masks_into")
+            .call(ids, masks, boxes, metadata.number("overlap_threshold"), /*first_id=*/1, /*keep_empty=*/false);
     kept = kept.index({placed});
     for (int64_t i = 0; i < kept.numel(); ++i) {
       const int64_t row = kept[i].item<int64_t>();

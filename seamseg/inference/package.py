@@ -177,6 +177,8 @@ def _check(path: Path, metadata: ExportedMetadata, compiled_for: str, device: st
     here, wanted = requirements(device.partition(":")[0]), metadata.extra
     if compiled_for != here["device"]:
         raise InputError(f"{path}: was compiled for {compiled_for!r:.20}, not for {here['device']}: export it again")
+    if compiled_for == "cuda" and not _has_gpu():
+        raise InputError(f"{path}: was compiled for a GPU and needs a GPU that PyTorch finds: export it again")
     release = wanted.get("torch")
     if not isinstance(release, str) or not re.fullmatch(r"\d+\.\d+", release):
         raise InputError(f"{path}: does not state the version of PyTorch that it needs: export it again")
@@ -188,6 +190,12 @@ def _check(path: Path, metadata: ExportedMetadata, compiled_for: str, device: st
         raise InputError(
             f"{path}: was compiled for CPUs with {needed!s:.20}, this one has {mine}: export it again here"
         )
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _numbers(release: str) -> tuple[int, ...]:

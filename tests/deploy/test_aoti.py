@@ -64,7 +64,8 @@ def test_outputs_are_those_of_the_eager_network(package):
 
 def test_what_a_package_states(package):
     stated = read_package_metadata(package)
-    assert stated.extra == requirements("cpu")
+    assert stated.extra.items() >= requirements("cpu").items()
+    assert stated.extra["outputs"] == list(stated.outputs)
     assert stated.to_json() == ExportedMetadata.from_json(stated.to_json(), "").to_json()
     assert stated.thresholds == THRESHOLDS
 
@@ -133,7 +134,8 @@ def test_the_cpp_program_equals_predict(package, program, tmp_path, size):
     found = [(label.split(" ", 1)[0], label.split(" ", 1)[1], int(area)) for label, _, area in lines]
     assert found == [(str(s.id), s.name.replace('"', '\\"'), s.area) for s in wanted.segments]
     scores = [1.0 if s.score is None else s.score for s in wanted.segments]
-    assert [float(score) for _, score, _ in lines] == pytest.approx(scores, rel=1e-4)
+    # a pixel in many is rounded to another side than by Pillow when the photo is scaled
+    assert [float(score) for _, score, _ in lines] == pytest.approx(scores, abs=1e-3)
 
 
 def test_errors_of_the_cpp_program(package, program, tmp_path):

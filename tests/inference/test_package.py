@@ -28,7 +28,7 @@ def package(path, members=None, **metadata):
 
 def refusal(path):
     with pytest.raises(InputError) as caught:
-        PackageSession(path)
+        PackageSession(path, "cpu")
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -80,6 +80,12 @@ def test_other_machines(tmp_path, extra, reason):
     assert reason in refusal(package(tmp_path / "a.pt2", seamseg=metadata.to_json()))
 
 
+def test_for_a_gpu_where_there_is_none(monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(InputError, match="needs a GPU"):
+        PackageSession(package(tmp_path / "a.pt2", AOTI_DEVICE_KEY="cuda"))
+
+
 @pytest.mark.parametrize(("needed", "runs"), [("DEFAULT", True), ("AVX2", True), ("AVX512", False)])
 def test_instruction_sets(monkeypatch, tmp_path, needed, runs):
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
@@ -87,5 +93,5 @@ def test_instruction_sets(monkeypatch, tmp_path, needed, runs):
     if runs:
         _check(tmp_path, metadata, "cpu", "cpu")
     else:
-        with pytest.raises(InputError, match="compiled for CPUs with AVX512, this has AVX2"):
+        with pytest.raises(InputError, match="compiled for CPUs with AVX512, this one has AVX2"):
             _check(tmp_path, metadata, "cpu", "cpu")
