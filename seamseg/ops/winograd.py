@@ -9,15 +9,16 @@ whole network like those of the direct sum.
 
 from __future__ import annotations
 
-import math
 from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ._library import define, describe
 from .fused import FusedConv2d, _attempt, _usable
+from .reference.winograd import tile_count, transforms
+from .reference.winograd import winograd_input as winograd_input_plain
+from .reference.winograd import winograd_output as winograd_output_plain
 
 LEAST_CHANNELS = 64
 """Convolutions with fewer channels are not faster: the transforms take a constant time a channel."""
@@ -31,69 +32,9 @@ _TRANSFORMS = 1.3
 _LANES = 16
 """The kernels work on this many channels together."""
 
-_POINTS = (0.0, 0.75, -0.75, 1.5, -1.5)
-
-
-def _polynomial(roots: list[float]) -> list[float]:
-    """Return the coefficients, lowest first, of the product of `x - root`."""
-    coefficients = [1.0]
-    for root in roots:
-        shifted = [0.0, *coefficients]
-        coefficients = [high - root * low for high, low in zip(shifted, [*coefficients, 0.0])]
-    return coefficients
-
-
-def _transforms() -> tuple[Tensor, Tensor, Tensor]:
-    """Return the matrices of input `36 x 36`, kernel `36 x 9` and output `16 x 36`, float64 (Toom and Cook)."""
-    points = list(_POINTS)
-    others = [[p for p in points if p != point] for point in points]
-    inputs = [[*_polynomial(rest), 0.0] for rest in others] + [_polynomial(points)]
-    kernel = [[p**i / math.prod(p - q for q in rest) for i in range(3)] for p, rest in zip(points, others)]
-    outputs = [[p**i for p in points] + [float(i == 3)] for i in range(4)]
-    made = (torch.tensor(m, dtype=torch.float64) for m in (inputs, [*kernel, [0.0, 0.0, 1.0]], outputs))
-    one, two, three = (torch.kron(m, m) for m in made)
-    return one, two, three
-
-
-def _tiles(size: int, dilation: int) -> int:
-    """Return the number of tiles along a side of the maps of every `dilation`-th pixel."""
-    return -(-size // (4 * dilation))
-
-
-def _input_plain(x: Tensor, dilation: int, first: int, rows: int) -> Tensor:
-    d, columns = dilation, _tiles(x.shape[2], dilation)
-    # zeros behind the border are what the convolution pads with
-    below, right = (4 * d * (first + rows) + d - x.shape[1], 4 * d * columns + d - x.shape[2])
-    padded = functional.pad(x, (0, 0, d, right, d, max(below, 0)))[:, 4 * d * first : 4 * d * (first + rows) + 2 * d]
-    n, height, width, channels = padded.shape
-    phases = padded.reshape(n, height // d, d, width // d, d, channels)
-    tiles = phases.unfold(1, 6, 4).unfold(3, 6, 4).permute(6, 7, 0, 2, 1, 4, 3, 5)
-    transformed: Tensor = _transforms()[0].to(x) @ tiles.reshape(36, -1)
-    return transformed.view(36, -1, channels)
-
-
-def _output_plain(
-    products: list[Tensor],
-    bias: Tensor,
-    residual: Tensor | None,
-    slope: float,
-    out: Tensor,
-    dilation: int,
-    first: int,
-    rows: int,
-) -> None:
-    (n, height, width, channels), d, columns = out.shape, dilation, _tiles(out.shape[2], dilation)
-    y = _transforms()[2].to(out) @ torch.stack(products).view(36, -1)
-    y = y.view(4, 4, n, d, rows, d, columns, channels).permute(2, 4, 0, 3, 6, 1, 5, 7)
-    y = y.reshape(n, 4 * d * rows, 4 * d * columns, channels)[:, : height - 4 * d * first, :width] + bias
-    here = slice(4 * d * first, 4 * d * first + y.shape[1])
-    if residual is not None:
-        y = y + residual[:, here]
-    out[:, here] = functional.leaky_relu(y, slope)
-
 
 def _input_fake(x: Tensor, dilation: int, first: int, rows: int) -> Tensor:
-    tiles = x.shape[0] * dilation * rows * dilation * _tiles(x.shape[2], dilation)
+    tiles = x.shape[0] * dilation * rows * dilation * tile_count(x.shape[2], dilation)
     return x.new_empty((36, tiles, x.shape[3]))
 
 
@@ -101,8 +42,8 @@ def _output_fake(*_: object) -> None:
     """Write into an argument."""
 
 
-_input = define("winograd_input", _input_plain, _input_fake)
-_output = define("winograd_output", _output_plain, _output_fake)
+_input = define("winograd_input", winograd_input_plain, _input_fake)
+_output = define("winograd_output", winograd_output_plain, _output_fake)
 
 
 def winograd_input(x: Tensor, dilation: int = 1, first: int = 0, rows: int | None = None) -> Tensor:
@@ -124,7 +65,7 @@ def winograd_input(x: Tensor, dilation: int = 1, first: int = 0, rows: int | Non
         if `x` is something else
     """
     _check("winograd_input", x)
-    return _input(x, dilation, first, _tiles(x.shape[1], dilation) - first if rows is None else rows)
+    return _input(x, dilation, first, tile_count(x.shape[1], dilation) - first if rows is None else rows)
 
 
 def winograd_output(
@@ -147,7 +88,7 @@ def winograd_output(
         if the tensors do not fit
     """
     _check("winograd_output", out)
-    tiles = out.shape[0] * dilation**2 * _tiles(out.shape[2], dilation)
+    tiles = out.shape[0] * dilation**2 * tile_count(out.shape[2], dilation)
     if len(products) != 36 or any(p.shape[0] % tiles or p.shape[1:] != out.shape[3:] for p in products):
         raise ValueError(f"winograd_output: products must be 36 of (rows * {tiles}) x {out.shape[3]}")
     _output(products, bias, residual, slope, out, dilation, first, products[0].shape[0] // tiles)
@@ -190,7 +131,7 @@ class WinogradConv2d(FusedConv2d):
         """Return whether the tiles take less time than the direct sum, which leaves out the zeros around the map."""
         d, ratio = self.dilation[0], 1.0
         for side in x.shape[2:]:
-            ratio *= 4 * d * _tiles(side, d) / (side - min(d, side) * 2 / 3)
+            ratio *= 4 * d * tile_count(side, d) / (side - min(d, side) * 2 / 3)
         # a quarter of the products, and the transforms
         return ratio < 4 / _TRANSFORMS
 
@@ -198,7 +139,7 @@ class WinogradConv2d(FusedConv2d):
         """Return the 36 transformed kernels, packed for a number of tiles."""
         if 36 not in self._packed:
             outputs, inputs = self.weight.shape[:2]
-            kernel = _transforms()[1] @ self.weight.detach().double().reshape(outputs * inputs, 9).T
+            kernel = transforms()[1] @ self.weight.detach().double().reshape(outputs * inputs, 9).T
             matrices = kernel.float().view(36, outputs, inputs)
             self._packed = {36 + i: torch.ops.mkldnn._reorder_linear_weight(m, rows) for i, m in enumerate(matrices)}
         return list(self._packed.values())
@@ -210,8 +151,8 @@ class WinogradConv2d(FusedConv2d):
         nhwc, out = (map_.permute(0, 2, 3, 1).contiguous() for map_ in (x, y))
         added = None if residual is None else residual.permute(0, 2, 3, 1).contiguous()
         d, multiply = self.dilation[0], torch.ops.mkldnn._linear_pointwise
-        rows = _tiles(x.shape[2], d)
-        tiles = x.shape[0] * d * d * _tiles(x.shape[3], d)
+        rows = tile_count(x.shape[2], d)
+        tiles = x.shape[0] * d * d * tile_count(x.shape[3], d)
         step = max(1, _CHUNK // (36 * tiles * max(self.weight.shape[:2])))
         for first in range(0, rows, step):
             transformed = winograd_input(nhwc, d, first, min(step, rows - first))

@@ -58,7 +58,8 @@ class Case:
         return len(self.images)
 
 
-@pytest.fixture(scope="module", params=["trained", "folded"])
+# predictions are those of the folded network
+@pytest.fixture(scope="module", params=[pytest.param("trained", marks=pytest.mark.slow), "folded"])
 def net(request, golden_net):
     return golden_net if request.param == "trained" else fold_abn(golden_net)
 

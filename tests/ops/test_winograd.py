@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from seamseg.ops import winograd
 from seamseg.ops.fused import FusedConv2d
+from seamseg.ops.reference import winograd as plain
 from seamseg.ops.winograd import WinogradConv2d, is_suitable, winograd_input, winograd_output
 
 
@@ -67,11 +68,11 @@ def test_kernels_equal_plain_torch(dilation):
     bias = torch.randn(32)
     for first in range(2):
         tiles = winograd_input(x, dilation, first, 1)
-        assert_close(tiles, winograd._input_plain(x, dilation, first, 1), rtol=1e-4, atol=1e-4)
+        assert_close(tiles, plain.winograd_input(x, dilation, first, 1), rtol=1e-4, atol=1e-4)
         products = list(tiles.unbind())
         outs = [torch.zeros_like(x) for _ in range(2)]
         winograd_output(products, bias, residual, 0.1, outs[0], dilation, first)
-        winograd._output_plain(products, bias, residual, 0.1, outs[1], dilation, first, 1)
+        plain.winograd_output(products, bias, residual, 0.1, outs[1], dilation, first, 1)
         assert_close(*outs, rtol=1e-4, atol=1e-3)
         assert outs[0].count_nonzero()
 

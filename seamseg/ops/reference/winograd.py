@@ -1,0 +1,71 @@
+"""The transforms of Winograd's F(4x4, 3x3), in plain torch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_POINTS = (0.0, 0.75, -0.75, 1.5, -1.5)
+
+
+def _polynomial(roots: list[float]) -> list[float]:
+    """Return the coefficients, lowest first, of the product of `x - root`."""
+    coefficients = [1.0]
+    for root in roots:
+        shifted = [0.0, *coefficients]
+        coefficients = [high - root * low for high, low in zip(shifted, [*coefficients, 0.0])]
+    return coefficients
+
+
+def transforms() -> tuple[Tensor, Tensor, Tensor]:
+    """Return the matrices of input `36 x 36`, kernel `36 x 9` and output `16 x 36`, float64 (Toom and Cook)."""
+    points = list(_POINTS)
+    others = [[p for p in points if p != point] for point in points]
+    inputs = [[*_polynomial(rest), 0.0] for rest in others] + [_polynomial(points)]
+    kernel = [[p**i / math.prod(p - q for q in rest) for i in range(3)] for p, rest in zip(points, others)]
+    outputs = [[p**i for p in points] + [float(i == 3)] for i in range(4)]
+    made = (torch.tensor(m, dtype=torch.float64) for m in (inputs, [*kernel, [0.0, 0.0, 1.0]], outputs))
+    one, two, three = (torch.kron(m, m) for m in made)
+    return one, two, three
+
+
+def tile_count(size: int, dilation: int) -> int:
+    """Return the number of tiles along a side of the maps of every `dilation`-th pixel."""
+    return -(-size // (4 * dilation))
+
+
+def winograd_input(x: Tensor, dilation: int, first: int, rows: int) -> Tensor:
+    """See :func:`seamseg.ops.winograd.winograd_input`; arguments are not checked."""
+    d, columns = dilation, tile_count(x.shape[2], dilation)
+    # zeros behind the border are what the convolution pads with
+    below, right = (4 * d * (first + rows) + d - x.shape[1], 4 * d * columns + d - x.shape[2])
+    padded = functional.pad(x, (0, 0, d, right, d, max(below, 0)))[:, 4 * d * first : 4 * d * (first + rows) + 2 * d]
+    n, height, width, channels = padded.shape
+    phases = padded.reshape(n, height // d, d, width // d, d, channels)
+    tiles = phases.unfold(1, 6, 4).unfold(3, 6, 4).permute(6, 7, 0, 2, 1, 4, 3, 5)
+    transformed: Tensor = transforms()[0].to(x) @ tiles.reshape(36, -1)
+    return transformed.view(36, -1, channels)
+
+
+def winograd_output(
+    products: list[Tensor],
+    bias: Tensor,
+    residual: Tensor | None,
+    slope: float,
+    out: Tensor,
+    dilation: int,
+    first: int,
+    rows: int,
+) -> None:
+    """See :func:`seamseg.ops.winograd.winograd_output`; arguments are not checked."""
+    (n, height, width, channels), d, columns = out.shape, dilation, tile_count(out.shape[2], dilation)
+    y = transforms()[2].to(out) @ torch.stack(products).view(36, -1)
+    y = y.view(4, 4, n, d, rows, d, columns, channels).permute(2, 4, 0, 3, 6, 1, 5, 7)
+    y = y.reshape(n, 4 * d * rows, 4 * d * columns, channels)[:, : height - 4 * d * first, :width] + bias
+    here = slice(4 * d * first, 4 * d * first + y.shape[1])
+    if residual is not None:
+        y = y + residual[:, here]
+    out[:, here] = functional.leaky_relu(y, slope)
