@@ -118,6 +118,7 @@ def path_of_good(cases: dict[str, tuple[Path, str]]) -> Path:
 
 
 @linux
+@pytest.mark.slow
 def test_memory_of_each_refusal(tmp_path: Path) -> None:
     cases = bombs(tmp_path, 48)
     assert all(path.is_dir() or path.stat().st_size < 40 * MIB for path, _ in cases.values())

@@ -25,6 +25,7 @@ def torchrun(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_arguments_arrive_in_every_process() -> None:
     done = torchrun("-m", "seamseg", "evaluate", "--help")
     assert done.returncode == 0

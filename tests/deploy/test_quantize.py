@@ -38,6 +38,7 @@ def run(model, inputs):
     return dict(zip((value.name for value in session.get_outputs()), session.run(None, inputs)))
 
 
+@pytest.mark.slow
 def test_panoptic_network(float_file, sample, tmp_path):
     target = tmp_path / "int8.onnx"
     metadata = quantise_file(float_file, target, [sample])
@@ -64,6 +65,7 @@ def test_panoptic_network(float_file, sample, tmp_path):
     assert target.stat().st_size < 0.6 * float_file.stat().st_size
 
 
+@pytest.mark.slow
 def test_output_layers_stay_in_float(float_file):
     model = onnx.load(float_file)
     chosen = set(select(model).weighted)
@@ -92,12 +94,14 @@ def test_other_kinds(kind, sample, tmp_path):
         assert found[name].dtype == values.dtype
 
 
+@pytest.mark.slow
 def test_without_pictures(float_file, tmp_path):
     with pytest.raises(InputError, match="no picture to calibrate with"):
         quantise_file(float_file, tmp_path / "int8.onnx", [])
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_layers_that_would_run_in_float_are_refused(float_file, sample, tmp_path, monkeypatch):
     monkeypatch.setattr(quantize, "INT8_KERNELS", ("QGemm",))
     with pytest.raises(SeamsegError, match=r"computes 2 of \d+ quantised layers in int8"):

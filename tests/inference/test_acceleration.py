@@ -481,16 +481,12 @@ def test_padding_from_the_command_and_from_python(micro_run, micro, tmp_path, se
         seamseg.load(micro_run, device="cpu", cuda_graphs=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
         (ValueError("cannot lower\nthis and that"), SeamsegError, "fails for 96 x 64 pixels"),
-        pytest.param(
-            torch.OutOfMemoryError("CUDA out of memory"),
-            torch.OutOfMemoryError,
-            "CUDA out of memory",
-            marks=pytest.mark.slow,
-        ),
+        (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError, "CUDA out of memory"),
     ],
     ids=["compiler", "memory"],
 )

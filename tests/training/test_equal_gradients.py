@@ -73,8 +73,9 @@ def test_batches_of_a_step_give_the_gradients_of_one():
         compare_accumulated(World(), 2, ("find",))
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("steps", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [4, 20])
 def test_two_processes_give_the_gradients_of_one(steps):
     """With one batch each and with several."""
     in_processes(2, (compare, steps, WAYS), (compare_accumulated, 1 + steps // 3, WAYS))
