@@ -9,6 +9,7 @@ from seamseg.cli.main import main
 from seamseg.predict.profiling import STAGES
 
 
+@pytest.mark.slow
 def test_stages_as_json(capsys):
     assert main(["doctor", "--bench", "--size", "64x96", "--rounds", "1", "--formats", "", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
