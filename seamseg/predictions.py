@@ -43,6 +43,7 @@ class Prediction:
             None if self.semantic is None else self.semantic.byte().cpu().numpy(),
             self.size,
             None if self.probability is None else _as_byte(self.probability).cpu().numpy(),
+            None if self.logits is None else self.logits.detach().float().cpu().numpy(),
         )
 
     def copy(self) -> Prediction:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
 
 from seamseg.utils.errors import InputError
 
@@ -69,6 +70,11 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--split is the split of --data, which is not given")
     if args.calibrate is not None and args.int8 is None:
         raise InputError("--calibrate is the number of pictures of --int8, which is not given")
+    if args.data is not None:
+        if args.part == "dense":
+            raise InputError("--data: the dense part of a network has no scores")
+        if not Path(args.data).is_dir():
+            raise InputError(f"--data {args.data}: no such dataset folder")
     from seamseg.deploy.export import ExportOptions, export_model
     from seamseg.utils.limits import format_bytes
 

@@ -261,12 +261,14 @@ def _options(args: argparse.Namespace, formats: list[str]) -> InferenceOptions:
 
 def _writer_factory(args: argparse.Namespace, formats: list[str], predictor: Predictor[Any]) -> MakeWriters:
     """Return a function that creates the writers for a folder."""
-    from seamseg.inference.anonymize import LEAST_SCORE
+    from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED
     from seamseg.predict.writers import AnonymizeWriter, DetectionChoice, make_writers
     from seamseg.utils.errors import InputError, option
 
     if "raw" in formats and not predictor.network.uses_torch:
         raise InputError(f"{option('formats', 'raw')}: format raw holds tensors, an exported network returns none")
+    if args.anonymize is not None and predictor.kind == "classification":
+        raise InputError(f"{option('anonymize', args.anonymize)}: {NOT_LOCATED}")
     choice = DetectionChoice(args.score_threshold or 0.0, predictor.classes)
 
     def writers(folder: Path) -> list[Writer[Any]]:

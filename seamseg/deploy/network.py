@@ -261,13 +261,17 @@ def export_net(
     standard_ops : see :class:`ExportNet`
     """
     normalisation = (mean or (0.0, 0.0, 0.0), std or (1.0, 1.0, 1.0), standard_ops)
+    made: ExportNet
     if not isinstance(net, (PanopticNet, SemanticNet)):
-        return ClassifierExport(net, *normalisation).eval()
-    if part == "dense":
-        return DenseExport(net, *normalisation).eval()
-    if isinstance(net, SemanticNet):
-        return SemanticExport(net, *normalisation).eval()
-    return DetectionExport(net, *normalisation).eval()
+        made = ClassifierExport(net, *normalisation)
+    elif part == "dense":
+        made = DenseExport(net, *normalisation)
+    elif isinstance(net, SemanticNet):
+        made = SemanticExport(net, *normalisation)
+    else:
+        made = DetectionExport(net, *normalisation)
+    # also the constants that were made here
+    return made.eval().to(next(net.parameters()).device)
 
 
 def output_names(net: ExportNet) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ engine fuses into integer kernels.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -55,6 +56,8 @@ class Histogram:
         if not values.size:
             return
         low, high = float(values.min()), float(values.max())
+        if not math.isfinite(low) or not math.isfinite(high):
+            raise SeamsegError("int8: the network computes values that are not finite for a calibration picture")
         self.low, self.high = min(self.low, low), max(self.high, high)
         largest = max(-low, high, 1e-12)
         if not self.limit:
@@ -319,6 +322,11 @@ def _ranges(histograms: Mapping[str, Histogram], selection: Selection) -> dict[s
         raise InputError("there is no picture to calibrate with")
     ranges = {}
     for name, histogram in histograms.items():
+        if not histogram.counts.any():
+            raise InputError(
+                f"the network finds no objects in the calibration pictures, so that {name} has no range: take other "
+                "or more pictures"
+            )
         low, high = histogram.best_range(selection.slopes[name])
         ranges[name] = (np.asarray(low, np.float32), np.asarray(high, np.float32))
     return ranges

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from seamseg.inference.cuda_graphs import Function, cuda_graph_cache
+from seamseg.inference.options import MAX_MULTIPLE
 from seamseg.models.folding import Net
 from seamseg.models.network import mark_sizes_dynamic
 from seamseg.models.panoptic import PanopticNet
@@ -17,9 +18,6 @@ from seamseg.models.semantic import SemanticNet
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.progress import is_quiet
-
-MAX_MULTIPLE = 1024
-"""Padding to larger multiples would add more than most images have."""
 
 
 @dataclass(frozen=True)

@@ -240,6 +240,8 @@ def _cell(region: Region, box: tuple[int, int, int, int], cells: int) -> int:
     return math.ceil(min(longest / min(cells, 3), shortest) if region.part else longest / cells)
 
 
+NOT_LOCATED = "a classifier does not say where in the photo a class is: nothing can be hidden"
+
 LEAST_SCORE = 0.2
 """Minimum score of hidden detections, which may be absent from the panoptic map: to hide too much costs little."""
 
@@ -317,6 +319,8 @@ def hide_classes(
         result = PanopticResult(np.zeros(rgb.shape[:2], np.int32), [])
     if style not in ("blur", "pixels"):
         raise InputError(f"style must be blur or pixels, not {style!r}")
+    if prediction is not None and prediction.logits is not None:
+        raise InputError(NOT_LOCATED)
     return anonymize(rgb, private_regions(result, prediction, classes, num_stuff, least_score), style)
 
 

@@ -83,7 +83,7 @@ class Classification(PhotoResult):
 
     def top(self, count: int = TOP) -> list[tuple[str, float]]:
         """Return name and probability of the most probable classes, best first."""
-        return [(name, share) for name, _, _, share in self.shares()[:count]]
+        return [(name, share) for name, _, _, share in self._best(count)]
 
     def counts(self) -> dict[str, int]:
         """Return 1 for the most probable class."""
@@ -91,7 +91,10 @@ class Classification(PhotoResult):
 
     def shares(self) -> list[tuple[str, int, bool, float]]:
         """Return name, index, False, and probability of the most probable classes, best first."""
-        best = np.argsort(-self.probabilities, kind="stable")[: max(TOP, 1)]
+        return self._best(TOP)
+
+    def _best(self, count: int) -> list[tuple[str, int, bool, float]]:
+        best = np.argsort(-self.probabilities, kind="stable")[:count]
         return [(self.metadata.categories[k], int(k), False, float(self.probabilities[k])) for k in best]
 
     def draw(self, photo: Photo = None, **options: Any) -> Image.Image:

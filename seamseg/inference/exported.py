@@ -15,6 +15,7 @@ from seamseg.config import Config, config_from_string, default_config
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.inference.options import InferenceOptions
 from seamseg.predictions import Prediction
+from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.limits import parse_json
 from seamseg.utils.parallel import available_cores
@@ -38,6 +39,10 @@ class ExportedNetwork:
     exported : what the file states about the network
     nms_threshold : of its detections; None for a network without detections
     probabilities : return the probability of the class of each pixel, too
+
+    Attributes
+    ----------
+    takes_tiles : whether parts of an image have a result of their own, and inputs any size
     """
 
     averaged = False
@@ -60,6 +65,7 @@ class ExportedNetwork:
         self.device = getattr(session, "device", "cpu")
         self.on_gpu = self.device != "cpu"
         self.uses_torch = hasattr(session, "device")
+        self.takes_tiles = exported.size is None and exported.kind != "classification"
 
     def run(self, images: Sequence[np.ndarray]) -> list[Prediction]:
         """Return the outputs for images `H x W x 3` uint8 at the size of the network's input, one by one.
@@ -115,7 +121,7 @@ class ExportedNetwork:
             return dict(zip(names, self._session.run(names, inputs)))
         except Exception as error:  # its types are known to onnxruntime only
             reason = " ".join(str(error).split())[:300]
-            if "allocat" in reason.lower():
+            if lacks_memory(error) or isinstance(error, MemoryError) or "alloc" in str(error).lower():
                 raise RuntimeError(f"out of memory: {reason}") from error
             raise SeamsegError(f"{self._name}: the network fails: {reason}") from error
 

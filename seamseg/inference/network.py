@@ -41,6 +41,7 @@ class TorchNetwork:
     """
 
     uses_torch = True
+    takes_tiles = True
 
     def __init__(
         self,

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from seamseg.inference.acceleration import Acceleration
 
+MAX_MULTIPLE = 1024
+"""Padding to larger multiples would add more than most images have."""
+
 MIN_SCALE, MAX_SCALE = 0.1, 4.0
 """Range of scales."""
 
@@ -147,8 +150,8 @@ class InferenceOptions:
     def __post_init__(self) -> None:
         # each checks its values
         _ = self.tiling, self.augmentation
-        if self.pad_to != 1:
-            _ = self.acceleration
+        if not 1 <= self.pad_to <= MAX_MULTIPLE:
+            raise InputError(f"{option('pad_to', self.pad_to)}: must be between 1 (no padding) and {MAX_MULTIPLE}")
         if self.tta_fusion not in TTA_FUSIONS:
             raise InputError(f"{option('tta_fusion', self.tta_fusion)}: choose one of {', '.join(TTA_FUSIONS)}")
         if self.size is not None and (self.shortest_size is not None or self.longest_max_size is not None):

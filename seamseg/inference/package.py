@@ -116,7 +116,7 @@ class PackageSession:
         Parameters
         ----------
         names : of the outputs to return
-        inputs : `image` and, unless it is a classifier, `size`; see :mod:`seamseg.deploy.network`
+        inputs : `image` and, unless it is a classifier, `size`; see `seamseg/deploy/network.py`
 
         Raises
         ------

@@ -67,6 +67,10 @@ class Network(Protocol):
     def nms_threshold(self) -> float | None:
         """IoU from which a detection suppresses others; None for a network without detections."""
 
+    @property
+    def takes_tiles(self) -> bool:
+        """Whether it takes images of any size, and the results of parts of an image can be merged."""
+
     def run(self, images: Sequence[np.ndarray]) -> list[Prediction]:
         """Return the outputs, as arrays, for images `H x W x 3` uint8 at the size of the network's input."""
 
@@ -109,6 +113,7 @@ class Predictor(Generic[R]):
         classes: Sequence[int] | None = None,
     ) -> None:
         self.network = network
+        tiling = tiling if network.takes_tiles else Tiling("off")
         self.metadata = metadata
         self.input_size = input_size
         self.thresholds = thresholds
@@ -212,7 +217,9 @@ class Predictor(Generic[R]):
             batch_size = 4 if self.network.on_gpu else 1
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, not {batch_size}")
-        tiling = self.tiling if tiles is None else Tiling(tiles)
+        if tiles not in (None, "auto", "off") and not self.network.takes_tiles:
+            raise InputError(f"tiles={tiles}: this network was exported for one size, or is a classifier")
+        tiling = self.tiling if tiles is None or not self.network.takes_tiles else Tiling(tiles)
         if tile_overlap is not None:
             tiling = replace(tiling, overlap=tile_overlap)
 

@@ -121,8 +121,8 @@ class WinogradConv2d(FusedConv2d):
 
     def forward(self, x: Tensor, residual: Tensor | None = None, level: int = 0) -> Tensor:
         """Map `N x I x H x W` to `N x O x H x W`, see :class:`FusedConv2d`."""
-        if x.dtype == torch.float32 and self._saves_time(x) and _usable("linear", x, self.weight):
-            y = _attempt("linear", lambda: self._winograd(x, residual))
+        if x.dtype == torch.float32 and _usable("Winograd", x, self.weight) and self._saves_time(x):
+            y = _attempt("Winograd", lambda: self._winograd(x, residual))
             if y is not None:
                 return y
         return super().forward(x, residual, level)

@@ -100,7 +100,7 @@ class ExportedModule:
 
     def predict(self, images: PackedSequence) -> list[Prediction]:
         """Return the predictions of images `3 x H x W` uint8."""
-        return self._network.run([image.permute(1, 2, 0).numpy() for image in images if image is not None])
+        return self._network.run([image.permute(1, 2, 0).cpu().numpy() for image in images if image is not None])
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ class Validator:
     def _compare(self, net: Any, group: list[ValidationItem], scorer: Scorer, observer: Observer | None) -> None:
         images = PackedSequence([item.image.to(self.world.device, non_blocking=True) for item in group])
         for item, prediction in zip(group, net.predict(images)):
-            validated = scorer.add(item, prediction)
+            validated = scorer.add(item, prediction.on_cpu())
             if observer is not None:
                 observer(validated)
 

@@ -83,6 +83,8 @@ def test_classifiers(tmp_path, scale, crop):
     entries = json.loads(result.save(tmp_path / "a.json").read_text())
     assert entries[0]["category_id"] == logits.argmax()
     assert "Classification(131 x 90: " in repr(result)
+    with pytest.raises(InputError, match="nothing can be hidden"):
+        result.anonymize("red")
 
 
 def test_small_photos_of_classifiers_are_padded(tmp_path):
@@ -101,6 +103,9 @@ def test_classifiers_from_the_command(tmp_path, seamseg_main, capsys):
     assert Image.open(tmp_path / "out/a.jpg").size == (90, 70)
     assert seamseg_main("evaluate", path, tmp_path, "--split", "val") == 2
     assert "kind classification has no evaluation" in capsys.readouterr().err
+    assert seamseg_main("predict", path, tmp_path / "a.png", tmp_path / "hidden", "--anonymize", "blue") == 2
+    assert "nothing can be hidden" in capsys.readouterr().err
+    assert not (tmp_path / "hidden").exists()
 
 
 def test_photos_are_shrunk_into_a_fixed_input(tmp_path):
