@@ -7,6 +7,10 @@ from dataclasses import dataclass, replace
 from PIL import Image
 
 
+MAX_MULTIPLE = 1024
+"""Padding to larger multiples would add more than most images have."""
+
+
 def scaled_size(size: tuple[int, int], shortest: int, longest: int | None) -> tuple[int, int]:
     """Return the size of the network input for an image of a size.
 

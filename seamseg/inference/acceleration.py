@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seamseg.data.input_size import MAX_MULTIPLE
 from seamseg.inference.cuda_graphs import Function, cuda_graph_cache
-from seamseg.inference.options import MAX_MULTIPLE
 from seamseg.models.folding import Net
 from seamseg.models.network import mark_sizes_dynamic
 from seamseg.models.panoptic import PanopticNet

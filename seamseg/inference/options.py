@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from seamseg.config import Config
-from seamseg.data.input_size import InputSize
+from seamseg.data.input_size import MAX_MULTIPLE, InputSize
 from seamseg.inference.images import input_size
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.utils.errors import InputError, option
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     import torch
 
     from seamseg.inference.acceleration import Acceleration
-
-MAX_MULTIPLE = 1024
-"""Padding to larger multiples would add more than most images have."""
 
 MIN_SCALE, MAX_SCALE = 0.1, 4.0
 """Range of scales."""
