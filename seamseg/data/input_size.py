@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from PIL import Image
 
-
 MAX_MULTIPLE = 1024
 """Padding to larger multiples would add more than most images have."""
 
