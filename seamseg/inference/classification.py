@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.photo_result import Photo, PhotoResult, SourceImage, result_file
+from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, SourceImage
 from seamseg.predictions import Prediction
-from seamseg.utils.files import write_json
 
 TOP = 5
 """Classes that are shown and saved."""
@@ -110,30 +108,13 @@ class Classification(PhotoResult):
         """Return the most probable classes as entries with `image_id`, `category_id` and `score`."""
         return [{"image_id": image_id, "category_id": k, "score": share} for _, k, _, share in self.shares()]
 
-    def _save_json(self, path: Path) -> None:
-        write_json(path, self.to_coco(path.stem))
-
     def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return {"size": self.size}, {"probabilities": self.probabilities}
 
-    @staticmethod
-    def load(path: str | Path, photo: str | Path | None = None) -> Classification:
-        """Load a `.npz` file from :meth:`save`; nothing in the file is executed.
-
-        Parameters
-        ----------
-        path : of the file
-        photo : path of its photo, to draw on
-
-        Raises
-        ------
-        InputError
-            if the file is missing, broken or of another kind
-        """
-        with result_file(path) as file:
-            probabilities, metadata = file.array("probabilities", 4 * _MAX_CLASSES + 1024), file.metadata
-            height, width = (int(v) for v in file.content["size"])
-            if probabilities.shape != (metadata.num_classes,) or probabilities.dtype != np.float32:
-                raise ValueError(f"its probabilities are {probabilities.shape} {probabilities.dtype}")
-            source = None if photo is None else Path(photo)
-            return Classification(probabilities, (height, width), metadata, None, source)
+    @classmethod
+    def _read(cls, file: ResultFile, source: SourceImage) -> Classification:
+        probabilities, metadata = file.array("probabilities", 4 * _MAX_CLASSES + 1024), file.metadata
+        height, width = (int(v) for v in file.content["size"])
+        if probabilities.shape != (metadata.num_classes,) or probabilities.dtype != np.float32:
+            raise ValueError(f"its probabilities are {probabilities.shape} {probabilities.dtype}")
+        return Classification(probabilities, (height, width), metadata, None, source)

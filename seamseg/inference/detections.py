@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -15,9 +14,8 @@ from seamseg.evaluation.coco_ap import encode_crop
 from seamseg.evaluation.detections import PastedDetection, paste_detections
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.class_names import choose_classes
-from seamseg.inference.photo_result import Photo, PhotoResult, SourceImage, import_supervision, result_file
+from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, SourceImage, import_supervision
 from seamseg.predictions import Prediction
-from seamseg.utils.files import write_json
 from seamseg.visualize.detections import draw_detections
 
 if TYPE_CHECKING:
@@ -281,9 +279,6 @@ class Detections(PhotoResult, Sequence[Detection]):
         )
         return found
 
-    def _save_json(self, path: Path) -> None:
-        write_json(path, self.to_coco(path.stem))
-
     def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         entries = [
             {
@@ -299,32 +294,18 @@ class Detections(PhotoResult, Sequence[Detection]):
         facts = {"size": self.size, "has_masks": self.has_masks, "detections": entries}
         return facts, {"masks": np.concatenate(bits) if bits else np.zeros(0, np.uint8)}
 
-    @staticmethod
-    def load(path: str | Path, photo: str | Path | None = None) -> Detections:
-        """Load a `.npz` file from :meth:`save`; nothing in the file is executed.
-
-        Parameters
-        ----------
-        path : of the file
-        photo : path of its photo, to draw on
-
-        Raises
-        ------
-        InputError
-            if the file is missing, broken or of another kind
-        """
-        with result_file(path) as file:
-            metadata, facts = file.metadata, file.content
-            bits = file.array("masks", _MASK_BYTES)
-            height, width = (int(v) for v in facts["size"])
-            found, start = [], 0
-            for entry in facts["detections"]:
-                pasted, start = _restored(entry, bits, start, (height, width))
-                if not 0 <= pasted.category < metadata.num_classes:
-                    raise ValueError(f"it has no class {pasted.category}")
-                found.append(_named(pasted, metadata, (height, width), 0))
-            source = None if photo is None else Path(photo)
-            return Detections(found, (height, width), bool(facts["has_masks"]), metadata, None, source)
+    @classmethod
+    def _read(cls, file: ResultFile, source: SourceImage) -> Detections:
+        metadata, facts = file.metadata, file.content
+        bits = file.array("masks", _MASK_BYTES)
+        height, width = (int(v) for v in facts["size"])
+        found, start = [], 0
+        for entry in facts["detections"]:
+            pasted, start = _restored(entry, bits, start, (height, width))
+            if not 0 <= pasted.category < metadata.num_classes:
+                raise ValueError(f"it has no class {pasted.category}")
+            found.append(_named(pasted, metadata, (height, width), 0))
+        return Detections(found, (height, width), bool(facts["has_masks"]), metadata, None, source)
 
     def shares(self) -> list[tuple[str, int, bool, float]]:
         """See :meth:`seamseg.inference.photo_result.PhotoResult.shares`."""

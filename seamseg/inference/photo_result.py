@@ -6,8 +6,7 @@ import json
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from io import BytesIO
 from pathlib import Path
@@ -23,7 +22,7 @@ from seamseg.inference.class_names import choose_classes
 from seamseg.panoptic_map import PanopticResult
 from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError, SeamsegError
-from seamseg.utils.files import replacing, write_atomically
+from seamseg.utils.files import replacing, write_atomically, write_json
 from seamseg.utils.limits import MODEL_METADATA_BYTES, check_member, check_method, packed_size, parse_json
 from seamseg.visualize.overlay import encode_thumbnail, figure_html
 
@@ -194,9 +193,40 @@ class PhotoResult(ABC):
             write_atomically(path, buffer.getvalue())
         return path
 
+    @classmethod
+    def load(cls: type[R], path: str | Path, photo: str | Path | None = None) -> R:
+        """Load a `.npz` file from :meth:`save`; nothing in the file is executed.
+
+        Parameters
+        ----------
+        path : of the file
+        photo : path of its photo, to draw on
+
+        Raises
+        ------
+        InputError
+            if the file is missing, broken or of another kind
+        """
+        try:
+            with zipfile.ZipFile(path) as archive:
+                return cast(R, cls._read(ResultFile(archive), None if photo is None else Path(photo)))
+        except FileNotFoundError:
+            raise InputError(f"{path}: no such file") from None
+        except _BROKEN as error:
+            raise InputError(f"{path}: not a result saved as .npz: {error}") from None
+
+    @classmethod
     @abstractmethod
+    def _read(cls, file: ResultFile, source: SourceImage) -> PhotoResult:
+        """Return the result in a file; errors in :data:`_BROKEN` if it is broken or of another kind."""
+
+    @abstractmethod
+    def to_coco(self, image_id: int | str = 0) -> Any:
+        """Return the result in the COCO format of its kind."""
+
     def _save_json(self, path: Path) -> None:
         """Write the COCO format."""
+        write_json(path, self.to_coco(path.stem))
 
     @abstractmethod
     def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -242,24 +272,6 @@ class ResultFile:
         check_member(name, packed_size(self._archive, info), info.file_size, limit, "result", free=limit)
         with self._archive.open(info) as file:
             return np.lib.format.read_array(file, allow_pickle=False)
-
-
-@contextmanager
-def result_file(path: str | Path) -> Iterator[ResultFile]:
-    """Open a result file for a block that reads it.
-
-    Raises
-    ------
-    InputError
-        if the file is missing, broken, or lacks what the block reads
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            yield ResultFile(archive)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except _BROKEN as error:
-        raise InputError(f"{path}: not a result saved as .npz: {error}") from None
 
 
 _BROKEN = (

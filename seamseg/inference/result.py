@@ -16,7 +16,7 @@ from seamseg.formats.coco_writer import CocoPanopticWriter, encode_panoptic
 from seamseg.formats.id_png import id_image
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.class_names import choose_classes
-from seamseg.inference.photo_result import Photo, PhotoResult, SourceImage, import_supervision, result_file
+from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, SourceImage, import_supervision
 from seamseg.panoptic_map import VOID, PanopticResult, Segment, class_infos
 from seamseg.predictions import Prediction
 from seamseg.visualize import draw_overlay
@@ -212,26 +212,13 @@ class Panoptic(PanopticResult, PhotoResult):
     def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return {"segments": [asdict(s) for s in self.segments]}, {"id_map": self.id_map}
 
-    @staticmethod
-    def load(path: str | Path, photo: str | Path | None = None) -> Panoptic:
-        """Load a `.npz` file from :meth:`save`; nothing in the file is executed.
-
-        Parameters
-        ----------
-        path : of the file
-        photo : path of its photo, to draw on
-
-        Raises
-        ------
-        InputError
-            if the file is missing, broken or of another kind
-        """
-        with result_file(path) as file:
-            id_map = file.array("id_map", 4 * MAX_PIXELS + 1024)
-            segments = [NamedSegment(**{**s, "box": tuple(s["box"])}) for s in file.content["segments"]]
-            if id_map.ndim != 2 or id_map.dtype != np.int32:
-                raise ValueError(f"its map is {id_map.shape} {id_map.dtype}")
-            return Panoptic(id_map, segments, file.metadata, None, None if photo is None else Path(photo))
+    @classmethod
+    def _read(cls, file: ResultFile, source: SourceImage) -> Panoptic:
+        id_map = file.array("id_map", 4 * MAX_PIXELS + 1024)
+        segments = [NamedSegment(**{**s, "box": tuple(s["box"])}) for s in file.content["segments"]]
+        if id_map.ndim != 2 or id_map.dtype != np.int32:
+            raise ValueError(f"its map is {id_map.shape} {id_map.dtype}")
+        return Panoptic(id_map, segments, file.metadata, None, source)
 
     def shares(self) -> list[tuple[str, int, bool, float]]:
         """See :meth:`seamseg.inference.photo_result.PhotoResult.shares`."""

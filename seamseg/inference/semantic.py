@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,10 @@ from seamseg.evaluation.coco_ap import encode_crop
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.class_names import choose_classes
-from seamseg.inference.photo_result import Photo, PhotoResult, SourceImage, result_file
+from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, SourceImage
 from seamseg.panoptic_map import VOID, PanopticResult, class_map_result
 from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import write_json
 from seamseg.visualize import draw_overlay
 
 
@@ -162,40 +160,23 @@ class SemanticMap(PhotoResult):
             entries.append({"image_id": image_id, "category_id": category, "segmentation": mask, "score": 1.0})
         return entries
 
-    def _save_json(self, path: Path) -> None:
-        write_json(path, self.to_coco(path.stem))
-
     def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         maps = {"class_map": self.classes}
         if self.probability is not None:
             maps["probability"] = self.probability
         return {"has_probability": self.probability is not None}, maps
 
-    @staticmethod
-    def load(path: str | Path, photo: str | Path | None = None) -> SemanticMap:
-        """Load a `.npz` file from :meth:`save`; nothing in the file is executed.
-
-        Parameters
-        ----------
-        path : of the file
-        photo : path of its photo, to draw on
-
-        Raises
-        ------
-        InputError
-            if the file is missing, broken or of another kind
-        """
-        with result_file(path) as file:
-            maps = [file.array("class_map", MAX_PIXELS + 1024)]
-            if file.content["has_probability"]:
-                maps.append(file.array("probability", MAX_PIXELS + 1024))
-            if any(m.ndim != 2 or m.dtype != np.uint8 or m.shape != maps[0].shape for m in maps):
-                raise ValueError(f"its maps are {', '.join(f'{m.shape} {m.dtype}' for m in maps)}")
-            metadata = file.metadata
-            if any(metadata.num_classes <= c < VOID for c in np.unique(maps[0]).tolist()):
-                raise ValueError("its map holds unknown classes")
-            source = None if photo is None else Path(photo)
-            return SemanticMap(maps[0], maps[1] if len(maps) > 1 else None, metadata, None, source)
+    @classmethod
+    def _read(cls, file: ResultFile, source: SourceImage) -> SemanticMap:
+        maps = [file.array("class_map", MAX_PIXELS + 1024)]
+        if file.content["has_probability"]:
+            maps.append(file.array("probability", MAX_PIXELS + 1024))
+        if any(m.ndim != 2 or m.dtype != np.uint8 or m.shape != maps[0].shape for m in maps):
+            raise ValueError(f"its maps are {', '.join(f'{m.shape} {m.dtype}' for m in maps)}")
+        metadata = file.metadata
+        if any(metadata.num_classes <= c < VOID for c in np.unique(maps[0]).tolist()):
+            raise ValueError("its map holds unknown classes")
+        return SemanticMap(maps[0], maps[1] if len(maps) > 1 else None, metadata, None, source)
 
 
 def _only(classes: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
