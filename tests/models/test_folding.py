@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from support.narrow_backbones import NARROW, narrow_body, narrow_networks
-from support.networks import tiny_config
+from support.networks import randomise, tiny_config
 from torch import nn
 from torch.testing import assert_close
 
@@ -31,13 +31,7 @@ from seamseg.utils.errors import InputError
 def network(**arguments):
     torch.manual_seed(0)
     net = build_network(tiny_config(**arguments), 2, 3).eval()
-    for layer in net.modules():
-        if isinstance(layer, ABN):
-            # negative weights are where in-place ABN is not batch norm
-            nn.init.uniform_(layer.weight, -1.5, 1.5)
-            nn.init.uniform_(layer.bias, -0.5, 0.5)
-            nn.init.uniform_(layer.running_mean, -0.5, 0.5)
-            nn.init.uniform_(layer.running_var, 0.5, 2)
+    randomise(net)
     return net
 
 

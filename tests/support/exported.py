@@ -13,9 +13,9 @@ from seamseg.models.build import build_network
 from seamseg.models.folding import fold_abn, fold_layers
 from seamseg.models.outputs import Features
 from seamseg.models.panoptic import PanopticNet
-from seamseg.ops.norm import ABN, InPlaceABN
+from seamseg.ops.norm import InPlaceABN
 from support.narrow_backbones import build_narrow
-from support.networks import tiny_config
+from support.networks import randomise, tiny_config
 from support.semantic_networks import semantic_net
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
@@ -33,16 +33,6 @@ def detector(kind: str = "panoptic", *overrides: str) -> PanopticNet:
     randomise(net)
     nn.init.normal_(net.roi_head.roi_cls.weight, std=1)
     return fold_abn(net)
-
-
-def randomise(net: nn.Module) -> None:
-    """Give the norms statistics and weights as after a training; some weights are negative."""
-    for layer in net.modules():
-        if isinstance(layer, ABN):
-            nn.init.uniform_(layer.weight, -1.5, 1.5)
-            nn.init.uniform_(layer.bias, -0.5, 0.5)
-            nn.init.uniform_(layer.running_mean, -0.5, 0.5)
-            nn.init.uniform_(layer.running_var, 0.5, 2)
 
 
 def classifier() -> Classifier:

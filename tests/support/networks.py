@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from seamseg.config import Config, config_from_string, load_config
 from seamseg.models.build import build_network, build_training_module
 from seamseg.models.criterion import TrainingModule
 from seamseg.models.panoptic import PanopticNet
+from seamseg.ops.norm import ABN
 from seamseg.structures import Batch, PackedSequence
 from support.golden_files import array, tensor
 from support.golden_weights import golden_state
@@ -146,3 +148,14 @@ def toy_batch(*sizes: tuple[int, int], empty: tuple[int, ...] = (), crowd: tuple
         boxes.append(torch.tensor(box, dtype=torch.float32))
     packed = (PackedSequence(x) for x in (images, masks, categories, iscrowd, boxes))
     return Batch(*packed, ids=[str(i) for i in range(len(sizes))], original_sizes=list(sizes))
+
+
+def randomise(net: nn.Module) -> None:
+    """Give the norms statistics and weights as after a training; some weights are negative."""
+    for layer in net.modules():
+        if isinstance(layer, ABN):
+            # negative weights are where in-place ABN is not batch norm
+            nn.init.uniform_(layer.weight, -1.5, 1.5)
+            nn.init.uniform_(layer.bias, -0.5, 0.5)
+            nn.init.uniform_(layer.running_mean, -0.5, 0.5)
+            nn.init.uniform_(layer.running_var, 0.5, 2)
