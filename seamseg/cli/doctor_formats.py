@@ -179,21 +179,16 @@ def _exported(name: str, bench: Bench, image: np.ndarray, folder: Path) -> Run:
         made = export_net(net, bench.mean, bench.std, standard_ops=chosen.standard_ops)
         chosen.write(made, path, metadata, size, 20)
     if name == "openvino":
-        return _openvino(path)
+        return _openvino(path, metadata)
     network = ExportedNetwork(chosen.open(path), name, metadata, None)
     return lambda pixels: network.run([pixels])
 
 
-def _openvino(path: Path) -> Run:
+def _openvino(path: Path, metadata: ExportedMetadata) -> Run:
     import openvino
 
     compiled = openvino.Core().compile_model(str(path), "CPU")
-
-    def run(pixels: np.ndarray) -> object:
-        inputs = {"image": pixels.transpose(2, 0, 1)[None], "size": np.array(pixels.shape[:2], np.int64)}
-        return compiled(inputs)
-
-    return run
+    return lambda pixels: compiled(metadata.inputs(pixels))
 
 
 def _wait(device: torch.device) -> None:

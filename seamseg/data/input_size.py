@@ -36,13 +36,13 @@ class InputSize:
     shortest_size : length of the shortest side in pixels; None keeps the size of the image
     longest_max_size : limit of the longest side; None for no limit, as in the original
     longest_size : length of the longest side in pixels, instead of the other two sizes; None to use those
-    room : largest `(height, width)`, to which larger inputs are shrunk; None for no limit
+    max_size : largest `(height, width)`, to which larger inputs are shrunk; None for no limit
     """
 
     shortest_size: int | None = None
     longest_max_size: int | None = None
     longest_size: int | None = None
-    room: tuple[int, int] | None = None
+    max_size: tuple[int, int] | None = None
 
     def halved(self) -> InputSize:
         """Return half the size."""
@@ -50,11 +50,11 @@ class InputSize:
         def half(size: int | None) -> int | None:
             return None if size is None else max(1, size // 2)
 
-        return InputSize(half(self.shortest_size), half(self.longest_max_size), half(self.longest_size), self.room)
+        return InputSize(half(self.shortest_size), half(self.longest_max_size), half(self.longest_size), self.max_size)
 
-    def within(self, room: tuple[int, int] | None) -> InputSize:
+    def within(self, max_size: tuple[int, int] | None) -> InputSize:
         """Return the sizes with another largest `(height, width)`."""
-        return replace(self, room=room)
+        return replace(self, max_size=max_size)
 
     def of(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return the `(height, width)` of the input for an image of `(height, width)`."""
@@ -64,8 +64,8 @@ class InputSize:
             found = max(int(size[0] * scale), 1), max(int(size[1] * scale), 1)
         elif self.shortest_size is not None:
             found = scaled_size(size, self.shortest_size, self.longest_max_size)
-        if self.room is not None and (found[0] > self.room[0] or found[1] > self.room[1]):
-            scale = min(self.room[0] / size[0], self.room[1] / size[1])
+        if self.max_size is not None and (found[0] > self.max_size[0] or found[1] > self.max_size[1]):
+            scale = min(self.max_size[0] / size[0], self.max_size[1] / size[1])
             found = max(int(size[0] * scale), 1), max(int(size[1] * scale), 1)
         return found
 

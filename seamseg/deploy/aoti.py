@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from seamseg.deploy.network import DYNAMIC_SIDES, ExportNet, output_names, trace
-from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
+from seamseg.deploy.network import ExportNet, output_names, trace
+from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, METADATA_KEY, ExportedMetadata
 from seamseg.inference.acceleration import compiler_problem
 from seamseg.inference.package import requirements
 from seamseg.utils.device_memory import lacks_memory
@@ -46,8 +46,9 @@ def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size
     if problem is not None:
         raise SeamsegError(f"{target}: a package is compiled, but the compiler does not work here ({problem})")
     program = trace(net, size, None if metadata.size is not None else metadata.multiple)
-    interface = {"outputs": list(output_names(net)), "sides": list(DYNAMIC_SIDES)}
-    stated = replace(metadata, extra={**metadata.extra, **interface, **requirements(device.type)})
+    sides = CLASSIFIER_SIDES if metadata.kind == "classification" else DYNAMIC_SIDES
+    extra = {**metadata.extra, "outputs": list(output_names(net)), **requirements(device.type)}
+    stated = replace(metadata, sides=None if metadata.size is not None else sides, extra=extra)
     target.parent.mkdir(parents=True, exist_ok=True)
     # beside the target, so that renaming is atomic
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:

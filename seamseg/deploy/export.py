@@ -22,10 +22,11 @@ from seamseg.config import config_from_string, config_to_string
 from seamseg.config.experiments import packaged_classifier
 from seamseg.data.input_size import InputSize
 from seamseg.deploy.compare import Agreement, compare
-from seamseg.deploy.network import DYNAMIC_SIDES, ExportNet, example_inputs, export_net, output_names
+from seamseg.deploy.network import ExportNet, example_inputs, export_net, output_names
 from seamseg.deploy.quantize import calibration_photos, quantise_file
-from seamseg.formats.exported import PARTS, ExportedMetadata
+from seamseg.formats.exported import DYNAMIC_SIDES, PARTS, ExportedMetadata
 from seamseg.formats.metadata import Metadata
+from seamseg.inference.exported import open_onnx
 from seamseg.inference.images import as_image, network_input
 from seamseg.inference.network import TrainedModel
 from seamseg.inference.options import InferenceOptions
@@ -70,15 +71,6 @@ def _write_onnx(net: ExportNet, target: Path, metadata: ExportedMetadata, size: 
     write_onnx(net, target, metadata, size, opset)
 
 
-def _open_onnx(path: Path) -> Session:
-    import onnxruntime
-
-    settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = 3
-    settings.intra_op_num_threads = torch.get_num_threads()
-    return onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
-
-
 def _write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int], opset: int) -> None:
     from seamseg.deploy.aoti import write_package
 
@@ -86,7 +78,7 @@ def _write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, siz
 
 
 FORMATS = {
-    ".onnx": Format("ONNX", ("onnx", "onnxscript", "onnxruntime"), ("fp32",), True, _write_onnx, _open_onnx),
+    ".onnx": Format("ONNX", ("onnx", "onnxscript", "onnxruntime"), ("fp32",), True, _write_onnx, open_onnx),
     ".pt2": Format("AOTInductor", (), ("fp32", "bf16"), False, _write_package, PackageSession),
 }
 """By the ending of the file."""
@@ -149,7 +141,7 @@ class ExportOptions:
 
 
 @dataclass(frozen=True)
-class Source:
+class ExportSource:
     """A trained network that is exported.
 
     Attributes
@@ -211,7 +203,7 @@ def export_model(model: str | Path, out: str | Path, options: ExportOptions = Ex
     try:
         return _export(source, path, chosen, options)
     except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, MemoryError) and not lacks_memory(error):
+        if not lacks_memory(error):
             raise
         raise SeamsegError(f"{path}: not enough memory for this input: choose a smaller {option('size')}") from error
 
@@ -238,7 +230,7 @@ def check_target(path: Path, options: ExportOptions) -> Format:
     return chosen
 
 
-def open_source(model: str | Path, options: ExportOptions) -> Source:
+def open_source(model: str | Path, options: ExportOptions) -> ExportSource:
     """Open a trained model for export; errors as of :func:`export_model`."""
     path = Path(model)
     require_model(path)
@@ -264,7 +256,7 @@ def open_source(model: str | Path, options: ExportOptions) -> Source:
         thresholds=thresholds,
         licence=options.licence,
     )
-    return Source(opened.build(inference).net, metadata, _default_size(size), size)
+    return ExportSource(opened.build(inference).net, metadata, _default_size(size), size)
 
 
 def _three(values: Sequence[float] | None, default: float) -> tuple[float, float, float]:
@@ -291,7 +283,7 @@ def _classifier_config(path: Path, options: ExportOptions) -> Path | str | None:
     return found if found.is_file() else None
 
 
-def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> Source:
+def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> ExportSource:
     from seamseg.classification.checkpoint import load_classifier
     from seamseg.classification.config import load_classifier_config
 
@@ -316,13 +308,14 @@ def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> 
         licence=options.licence,
     )
     side = settings.input.crop_val
-    return Source(fold_layers(net).to(PRECISIONS[options.precision]), metadata, (side, side), None)
+    return ExportSource(fold_layers(net).to(PRECISIONS[options.precision]), metadata, (side, side), None)
 
 
-def _export(source: Source, path: Path, chosen: Format, options: ExportOptions) -> ExportReport:
+def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOptions) -> ExportReport:
     size, stated = options.size or source.size, source.metadata
     if options.dynamic:
-        size = _allowed(size[0], stated.multiple), _allowed(size[1], stated.multiple)
+        most = DYNAMIC_SIDES[1] // stated.multiple * stated.multiple
+        size = stated.padded_size((min(size[0], most), min(size[1], most)))
     metadata = stated if options.dynamic else replace(stated, size=size, multiple=1)
     net = export_net(source.net, stated.mean, stated.std, options.part, chosen.standard_ops)
     eager = export_net(source.net, stated.mean, stated.std, options.part) if chosen.standard_ops else net
@@ -333,9 +326,9 @@ def _export(source: Source, path: Path, chosen: Format, options: ExportOptions) 
     if source.input_size is None or options.int8 is None:
         chosen.write(net, path, metadata, size, options.opset)
     else:
-        scale = _scale(source.input_size, size, metadata)
+        scale = source.input_size.within(metadata.size or (DYNAMIC_SIDES[1],) * 2)
         samples = (
-            _padded(network_input(as_image(photo), scale), metadata) for photo in progress(photos, desc="calibrate")
+            metadata.inputs(network_input(as_image(photo), scale)) for photo in progress(photos, desc="calibrate")
         )
         with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
             plain = Path(folder, "float.onnx")
@@ -351,50 +344,30 @@ def _export(source: Source, path: Path, chosen: Format, options: ExportOptions) 
     return ExportReport(path, path.stat().st_size, chosen.name, metadata, seconds, eager_seconds, differences)
 
 
-def _allowed(side: int, multiple: int) -> int:
-    """Return the nearest side that a network of free input size accepts."""
-    rounded = -(-side // multiple) * multiple
-    return max(min(rounded, DYNAMIC_SIDES[1] // multiple * multiple), -(-DYNAMIC_SIDES[0] // multiple) * multiple)
-
-
 def _pictures(
-    source: Source, net: ExportNet, size: tuple[int, int], options: ExportOptions, metadata: ExportedMetadata
+    source: ExportSource, net: ExportNet, size: tuple[int, int], options: ExportOptions, metadata: ExportedMetadata
 ) -> dict[str, dict[str, np.ndarray]]:
     """Return the inputs to compare on, by name: the photos, or a generated picture of the whole size."""
     if source.input_size is None:
         if options.check:
             raise InputError(f"{option('check')}: the images of a classifier are compared on noise only")
         return {"noise": {name: value.numpy() for name, value in example_inputs(net, size).items()}}
-    scale = _scale(source.input_size, size, metadata)
+    scale = source.input_size.within(metadata.size or (DYNAMIC_SIDES[1],) * 2)
     with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
         photos = {str(photo): photo for photo in options.check}
         if not photos:
             photos = {"generated picture": Path(folder, "generated.jpg")}
             write_test_image(Path(folder, "generated.jpg"), size)
-        return {name: _padded(network_input(as_image(photo), scale), metadata) for name, photo in photos.items()}
+        return {name: metadata.inputs(network_input(as_image(photo), scale)) for name, photo in photos.items()}
 
 
-def _scale(input_size: InputSize, size: tuple[int, int], metadata: ExportedMetadata) -> InputSize:
-    """Return how photos are scaled for a file."""
-    return input_size.within(size if metadata.size is not None else (DYNAMIC_SIDES[1],) * 2)
-
-
-def _calibration_photos(source: Source, options: ExportOptions) -> list[Path]:
+def _calibration_photos(source: ExportSource, options: ExportOptions) -> list[Path]:
     """Return the photos to calibrate an int8 file with; errors as of :func:`export_model`."""
     assert options.int8 is not None
     if source.input_size is None:
         raise InputError(f"{option('int8', options.int8)}: classifiers are not quantised")
     config = config_from_string(source.metadata.config, source="the model")
     return calibration_photos(options.int8, source.metadata.metadata, config.dataloader.train_set, options.calibrate)
-
-
-def _padded(pixels: np.ndarray, metadata: ExportedMetadata) -> dict[str, np.ndarray]:
-    """Return the inputs of the file for an image `H x W x 3`."""
-    height, width = int(pixels.shape[0]), int(pixels.shape[1])
-    sides = metadata.size or (_allowed(height, metadata.multiple), _allowed(width, metadata.multiple))
-    image = np.zeros((1, 3, *sides), np.uint8)
-    image[0, :, :height, :width] = pixels.transpose(2, 0, 1)
-    return {"image": image, "size": np.array((height, width), np.int64)}
 
 
 @torch.inference_mode()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES
 from seamseg.models.heads.rpn import best_scores
 from seamseg.models.outputs import Features
 from seamseg.models.panoptic import DenseOutputs, PanopticNet
@@ -21,9 +22,6 @@ from seamseg.models.semantic import SemanticNet
 from seamseg.ops.boxes import decode_boxes
 from seamseg.ops.nms import nms_fixed
 from seamseg.ops.upsample import upsample_argmax
-
-DYNAMIC_SIDES = (256, 4096)
-"""Smallest and largest side of the input of a network whose input size is free."""
 
 
 class ExportNet(nn.Module):
@@ -308,8 +306,9 @@ def trace(net: ExportNet, size: tuple[int, int], multiple: int | None = None) ->
     ----------
     net : the module
     size : `(height, width)` of the input
-    multiple : height and width are free, but multiples of this and within :data:`DYNAMIC_SIDES`; those of a classifier
-        may also be smaller, and its number of images is free, too. None fixes them at `size`
+    multiple : height and width are free, but multiples of this and within
+        :data:`seamseg.formats.exported.DYNAMIC_SIDES`; those of a classifier are within `CLASSIFIER_SIDES`, and its
+        number of images is free, too. None fixes them at `size`
     """
     inputs = example_inputs(net, size)
     if multiple is not None and isinstance(net, ClassifierExport):
@@ -324,7 +323,8 @@ def dynamic_shapes(net: ExportNet, multiple: int | None) -> dict[str, Any] | Non
     if multiple is None:
         return None
     classifier = isinstance(net, ClassifierExport)
-    least, most = 2 if classifier else -(-DYNAMIC_SIDES[0] // multiple), DYNAMIC_SIDES[1] // multiple
+    sides = CLASSIFIER_SIDES if classifier else DYNAMIC_SIDES
+    least, most = -(-sides[0] // multiple), sides[1] // multiple
     height, width = (multiple * torch.export.Dim(name, min=least, max=most) for name in ("height", "width"))
     if classifier:
         return {"image": {0: torch.export.Dim("batch", max=1024), 2: height, 3: width}}

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+import numpy as np
+
 from seamseg.formats.metadata import Metadata, metadata_of
 from seamseg.utils.errors import InputError
 from seamseg.utils.limits import MIB
@@ -26,6 +28,11 @@ PARTS = ("all", "dense")
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 THRESHOLDS = ("score_threshold", "overlap_threshold", "min_stuff_area")
 """Keys of :attr:`ExportedMetadata.thresholds`, those of the same name in `[general]`."""
+
+DYNAMIC_SIDES = (256, 4096)
+"""Smallest and largest side of the input of a network whose input size is free."""
+CLASSIFIER_SIDES = (64, 4096)
+"""The same of classifiers."""
 
 _MAX_SIDE = 1 << 20
 _MAX_BYTES = 4 * MIB
@@ -42,6 +49,7 @@ class ExportedMetadata:
     metadata : the classes, without images; those of a classifier are things and have names only
     size : `(height, width)` of the input; None if both are free
     multiple : free heights and widths must be multiples of this
+    sides : smallest and largest free height and width; None if the file takes any
     part : "all", or "dense": pyramid levels, RPN outputs and semantic logits
     precision : compute type, one of :data:`PRECISIONS`
     mean, std : of the three channels, of values in 0..1. The graph applies them to `uint8` images; the images of
@@ -62,6 +70,7 @@ class ExportedMetadata:
     metadata: Metadata
     size: tuple[int, int] | None
     multiple: int = 1
+    sides: tuple[int, int] | None = None
     part: str = "all"
     precision: str = "fp32"
     mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -75,9 +84,12 @@ class ExportedMetadata:
         for name, known in (("kind", KINDS), ("part", PARTS), ("precision", PRECISIONS)):
             if getattr(self, name) not in known:
                 raise InputError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r:.40}")
-        sides = (self.multiple, *(self.size or ()))
-        if not all(_is_side(side) for side in sides) or (self.size is not None and len(self.size) != 2):
-            raise InputError(f"size {self.size!r:.40} and multiple {self.multiple!r:.40} must be positive integers")
+        pairs = [pair for pair in (self.size, self.sides) if pair is not None]
+        if not all(map(_is_side, (self.multiple, *sum(pairs, ())))) or any(len(pair) != 2 for pair in pairs):
+            raise InputError(
+                f"size {self.size!r:.40}, sides {self.sides!r:.40} and multiple {self.multiple!r:.40} must be positive "
+                "integers"
+            )
         for name in ("mean", "std"):
             if len(getattr(self, name)) != 3 or not all(map(_is_number, getattr(self, name))):
                 raise InputError(f"{name} must be 3 numbers, not {getattr(self, name)!r:.60}")
@@ -109,6 +121,33 @@ class ExportedMetadata:
         masks, classmap = ("mask_logits",) * self.has_masks, ("classmap",) * self.has_classmap
         return ("boxes", "classes", "scores", *masks, "count", *classmap)
 
+    @property
+    def max_size(self) -> tuple[int, int] | None:
+        """Largest `(height, width)` of an image; None for no limit, as in ONNX files of free size."""
+        if self.size is None and self.sides is not None:
+            return (self.sides[1] // self.multiple * self.multiple,) * 2
+        return self.size
+
+    def padded_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return the `(height, width)` of the input for an image of at most :attr:`max_size`."""
+        if self.size is not None:
+            return self.size
+        least, _ = self.sides or DYNAMIC_SIDES
+        height, width = (-(-max(side, least) // self.multiple) * self.multiple for side in size)
+        return height, width
+
+    def inputs(self, image: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the inputs by name for an image, at the size of the network's input; not for classifiers.
+
+        Parameters
+        ----------
+        image : `H x W x 3` uint8 RGB, at most :attr:`max_size`; it is padded at the bottom and on the right
+        """
+        height, width = size = int(image.shape[0]), int(image.shape[1])
+        padded = np.zeros((1, 3, *self.padded_size(size)), np.uint8)
+        padded[0, :, :height, :width] = image.transpose(2, 0, 1)
+        return {"image": padded, "size": np.array(size, np.int64)}
+
     def to_json(self) -> str:
         """Return the text that a file stores."""
         content = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name != "extra"}
@@ -132,7 +171,7 @@ class ExportedMetadata:
         extra = {name: value for name, value in content.items() if name not in own}
         given = {name: value for name, value in content.items() if name in own}
         try:
-            for name in ("mean", "std", "size"):
+            for name in ("mean", "std", "size", "sides"):
                 if given.get(name) is not None:
                     given[name] = tuple(given[name])
             if not isinstance(given.get("thresholds", {}), dict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from seamseg.checkpoints.missing_model import PACKAGE_ENDING, require_model
 from seamseg.config import Config, config_from_string, default_config
+from seamseg.data.input_size import InputSize
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.inference.options import InferenceOptions
 from seamseg.predictions import Prediction
@@ -20,17 +21,13 @@ from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.limits import parse_json
 from seamseg.utils.parallel import available_cores
 
-LEAST_SIDE = 256
-"""Smallest height and width of an input of free size, to which smaller photos are padded."""
-
-_UNLIMITED = 1 << 30
 _INPUTS = ("image", "size")
 _BUILT_IN = ("tta", "tta_fusion", "precision", "compile", "cuda_graphs", "pad_to")
 """Options that decide what the graph computes, which cannot be changed after the export."""
 
 
 class ExportedNetwork:
-    """A network in an exported file; see :class:`seamseg.inference.predictor.Network`.
+    """A network in an exported file; see :class:`seamseg.inference.predictor.InferenceNetwork`.
 
     Parameters
     ----------
@@ -39,10 +36,6 @@ class ExportedNetwork:
     exported : what the file states about the network
     nms_threshold : of its detections; None for a network without detections
     probabilities : return the probability of the class of each pixel, too
-
-    Attributes
-    ----------
-    takes_tiles : whether parts of an image have a result of their own, and inputs any size
     """
 
     averaged = False
@@ -65,7 +58,19 @@ class ExportedNetwork:
         self.device = getattr(session, "device", "cpu")
         self.on_gpu = self.device != "cpu"
         self.uses_torch = hasattr(session, "device")
-        self.takes_tiles = exported.size is None and exported.kind != "classification"
+
+    @property
+    def tiles_problem(self) -> str | None:
+        """Why images cannot be processed in tiles; None if they can."""
+        if self.kind == "classification":
+            return f"{self._name} is a classifier, which needs the whole image"
+        if self.exported.size is None:
+            return None
+        height, width = self.exported.size
+        return (
+            f"{self._name} was exported for inputs of {width} x {height} pixels, tiles need one exported with dynamic "
+            "sizes"
+        )
 
     def run(self, images: Sequence[np.ndarray]) -> list[Prediction]:
         """Return the outputs for images `H x W x 3` uint8 at the size of the network's input, one by one.
@@ -83,9 +88,14 @@ class ExportedNetwork:
         if self.kind == "classification":
             return self._classify(image)
         height, width = size = int(image.shape[0]), int(image.shape[1])
-        padded = np.zeros((1, 3, *self._padded(size)), np.uint8)
-        padded[0, :, :height, :width] = image.transpose(2, 0, 1)
-        found = self._outputs({"image": padded, "size": np.array(size, np.int64)})
+        most = self.exported.max_size
+        if most is not None and (height > most[0] or width > most[1]):
+            ways = "" if self.exported.size else f", or set {option('tiles', most[0] // 2)}"
+            raise SeamsegError(
+                f"{self._name}: was exported for inputs of {most[1]} x {most[0]} pixels, this one has {width} x "
+                f"{height}: choose a smaller {option('shortest_size')}{ways}"
+            )
+        found = self._outputs(self.exported.inputs(image))
         count = int(found.get("count", 0))
         nothing = np.zeros(0, np.float32)
         classmap, masks = found.get("classmap"), found.get("mask_logits")
@@ -101,7 +111,7 @@ class ExportedNetwork:
 
     def _classify(self, image: np.ndarray) -> Prediction:
         """Run a classifier on the centre of an image, with black around it where the image is smaller."""
-        height, width = self.exported.size or (image.shape[0], image.shape[1])
+        height, width = self.exported.size or (_classifier_sizes(self.exported, self._name)[1],) * 2
         top, left = (round((have - want) / 2.0) for have, want in zip(image.shape[:2], (height, width)))
         pixels = np.zeros((height, width, 3), np.uint8)
         part = image[max(top, 0) : max(top, 0) + height, max(left, 0) : max(left, 0) + width]
@@ -121,22 +131,9 @@ class ExportedNetwork:
             return dict(zip(names, self._session.run(names, inputs)))
         except Exception as error:  # its types are known to onnxruntime only
             reason = " ".join(str(error).split())[:300]
-            if lacks_memory(error) or isinstance(error, MemoryError) or "alloc" in str(error).lower():
+            if lacks_memory(error) or "alloc" in str(error).lower():
                 raise RuntimeError(f"out of memory: {reason}") from error
             raise SeamsegError(f"{self._name}: the network fails: {reason}") from error
-
-    def _padded(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return `(height, width)` of the graph's input for an image."""
-        fixed, multiple = self.exported.size, self.exported.multiple
-        if fixed is None:
-            height, width = (-(-max(side, LEAST_SIDE) // multiple) * multiple for side in size)
-            return height, width
-        if size[0] > fixed[0] or size[1] > fixed[1]:
-            raise SeamsegError(
-                f"{self._name}: was exported for inputs of {fixed[1]} x {fixed[0]} pixels, this one has "
-                f"{size[1]} x {size[0]}: choose a smaller {option('shortest_size')}, or export it with dynamic sizes"
-            )
-        return fixed
 
 
 class ExportedModel:
@@ -152,7 +149,7 @@ class ExportedModel:
     config : of the network
     metadata : its classes
     kind : of the network
-    room : largest `(height, width)` of its input; None for any
+    max_size : `(height, width)` of its input; None if it is free
 
     Raises
     ------
@@ -184,37 +181,42 @@ class ExportedModel:
         self._session, self._exported = _open(path, str(device))
         self.kind = self._exported.kind
         self.metadata = self._exported.metadata
-        self.room = None if self.kind == "classification" else self._exported.size
-        if self._exported.size is not None and isinstance(options.tiles, int):
-            height, width = self._exported.size
-            raise InputError(
-                f"{option('tiles', str(options.tiles))}: {model} was exported for inputs of {width} x {height} pixels, "
-                "tiles need one exported with dynamic sizes"
-            )
+        self.max_size = self._exported.size
         self.config = self._config(options)
 
     def _config(self, options: InferenceOptions) -> Config:
-        """Return the configuration of the network; of a classifier only its input size matters."""
+        """Return the configuration of the network; that of a classifier has no other keys than the default one."""
         sections = () if self.kind == "classification" else ("general", "dataloader")
         for override in options.overrides:
             if override.partition(".")[0].strip() not in sections or "general.kind" in override:
                 raise InputError(f"{option('overrides', override)}: cannot be changed after the export of {self.name}")
-        text = self._exported.config
+        if self.kind == "classification":
+            return default_config()
+        return config_from_string(self._exported.config, source=self.name, overrides=options.overrides)
+
+    def input_size(self, options: InferenceOptions) -> InputSize:
+        """Return the size of the network's input; InputError if an option is to change that of a classifier."""
         if self.kind != "classification":
-            return config_from_string(text, source=self.name, overrides=options.overrides)
-        try:
-            scale = int(parse_json(text)["input"]["scale_val"])
-        except (ValueError, LookupError, TypeError) as error:
-            raise InputError(f"{self.name}: its configuration has no input.scale_val ({error})") from None
-        config = default_config()
-        # photos are cropped after they are scaled, and never shrunk for their length
-        loading = replace(config.dataloader, shortest_size=scale, longest_max_size=_UNLIMITED, longest_size=None)
-        return replace(config, dataloader=loading)
+            return options.input_size(self.config).within(self.max_size)
+        for name in ("shortest_size", "longest_max_size", "size", "preview"):
+            if getattr(options, name):
+                raise InputError(f"{option(name, getattr(options, name))}: {self.name} is a classifier of one size")
+        scale, _ = _classifier_sizes(self._exported, self.name)
+        return InputSize(None if scale < 1 else scale)
 
     def build(self, options: InferenceOptions) -> ExportedNetwork:
         """Return the network."""
         threshold = None if self.kind in ("semantic", "classification") else self.config.roi.nms_threshold
         return ExportedNetwork(self._session, self.name, self._exported, threshold, options.probabilities)
+
+
+def _classifier_sizes(exported: ExportedMetadata, name: str) -> tuple[int, int]:
+    """Return the shortest side to which photos are scaled for a classifier, and the side of their centre crop."""
+    try:
+        sizes = parse_json(exported.config)["input"]
+        return int(sizes["scale_val"]), int(sizes["crop_val"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise InputError(f"{name}: its configuration lacks input.scale_val or input.crop_val ({error})") from None
 
 
 def _open(path: Path, device: str) -> tuple[Any, ExportedMetadata]:
@@ -226,7 +228,7 @@ def _open(path: Path, device: str) -> tuple[Any, ExportedMetadata]:
         return session, _whole(session.exported, str(path))
     if device not in ("auto", "cpu"):
         raise InputError(f"{option('device', device)}: ONNX files run on the CPU")
-    found = _open_onnx(path)
+    found = open_onnx(path)
     return found, _metadata(found, str(path))
 
 
@@ -237,8 +239,14 @@ def _whole(exported: ExportedMetadata, name: str) -> ExportedMetadata:
     return exported
 
 
-def _open_onnx(path: Path) -> Any:
-    """Return the session of an ONNX file."""
+def open_onnx(path: Path) -> Any:
+    """Return the session of an ONNX file.
+
+    Raises
+    ------
+    InputError
+        if onnxruntime is not installed, or cannot read the file
+    """
     try:
         import onnxruntime
     except ImportError as error:

@@ -12,6 +12,7 @@ import torch
 
 from seamseg.checkpoints.bundle import kind_of, open_model
 from seamseg.checkpoints.snapshot import load_into
+from seamseg.data.input_size import InputSize
 from seamseg.data.transforms import Normalise
 from seamseg.inference.cuda_graphs import CudaGraphCache
 from seamseg.inference.options import Augmentation, InferenceOptions
@@ -28,7 +29,7 @@ from seamseg.utils.progress import is_quiet
 
 
 class TorchNetwork:
-    """A network on a device; see :class:`seamseg.inference.predictor.Network`.
+    """A network on a device; see :class:`seamseg.inference.predictor.InferenceNetwork`.
 
     Parameters
     ----------
@@ -41,7 +42,7 @@ class TorchNetwork:
     """
 
     uses_torch = True
-    takes_tiles = True
+    tiles_problem = None
 
     def __init__(
         self,
@@ -126,10 +127,7 @@ class TrainedModel:
     ----------
     config : of the network
     metadata : its classes, without images
-    room : None, the input has any size
     """
-
-    room = None
 
     def __init__(
         self,
@@ -145,6 +143,10 @@ class TrainedModel:
         self.config = self._opened.config
         self.kind = self.config.kind
         self.metadata = self._opened.metadata.without_images()
+
+    def input_size(self, options: InferenceOptions) -> InputSize:
+        """Return the size of the network's input."""
+        return options.input_size(self.config)
 
     def build(self, options: InferenceOptions) -> TorchNetwork:
         """Return the network."""

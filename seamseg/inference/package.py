@@ -143,12 +143,13 @@ def _checked(inputs: Mapping[str, np.ndarray], exported: ExportedMetadata) -> li
     if exported.size is not None:
         fits = fits and (image.shape[0], *sides) == (1, *exported.size)
     else:
-        least, most = exported.extra.get("sides", (1, 1))
+        least, most = exported.sides or (1, 1)
         fits = fits and (classifier or image.shape[0] == 1) and len(sides) == 2
         fits = fits and all(least <= side <= most and side % exported.multiple == 0 for side in sides)
     if not fits:
         raise InputError(
-            f"image: {image.dtype} {image.shape} is no input of this network (size {exported.size or 'free'})"
+            f"image: {image.dtype} {image.shape} is no input of this network: sides {exported.size or exported.sides}, "
+            f"multiples of {exported.multiple}"
         )
     if classifier:
         return [image]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=PhotoResult)
 
 
-class Network(Protocol):
+class InferenceNetwork(Protocol):
     """A trained network, whatever executes it."""
 
     @property
@@ -68,8 +68,8 @@ class Network(Protocol):
         """IoU from which a detection suppresses others; None for a network without detections."""
 
     @property
-    def takes_tiles(self) -> bool:
-        """Whether it takes images of any size, and the results of parts of an image can be merged."""
+    def tiles_problem(self) -> str | None:
+        """Why images cannot be processed in tiles; None if they can."""
 
     def run(self, images: Sequence[np.ndarray]) -> list[Prediction]:
         """Return the outputs, as arrays, for images `H x W x 3` uint8 at the size of the network's input."""
@@ -105,7 +105,7 @@ class Predictor(Generic[R]):
 
     def __init__(
         self,
-        network: Network,
+        network: InferenceNetwork,
         metadata: Metadata,
         input_size: InputSize,
         thresholds: Thresholds,
@@ -113,11 +113,10 @@ class Predictor(Generic[R]):
         classes: Sequence[int] | None = None,
     ) -> None:
         self.network = network
-        tiling = tiling if network.takes_tiles else Tiling("off")
         self.metadata = metadata
         self.input_size = input_size
         self.thresholds = thresholds
-        self.tiling = tiling
+        self.tiling = self._possible(tiling)
         self.classes = classes
         self._warned = False
 
@@ -217,9 +216,7 @@ class Predictor(Generic[R]):
             batch_size = 4 if self.network.on_gpu else 1
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, not {batch_size}")
-        if tiles not in (None, "auto", "off") and not self.network.takes_tiles:
-            raise InputError(f"tiles={tiles}: this network was exported for one size, or is a classifier")
-        tiling = self.tiling if tiles is None or not self.network.takes_tiles else Tiling(tiles)
+        tiling = self.tiling if tiles is None else self._possible(Tiling(tiles))
         if tile_overlap is not None:
             tiling = replace(tiling, overlap=tile_overlap)
 
@@ -227,6 +224,15 @@ class Predictor(Generic[R]):
         for group in equal_size_batches(images, batch_size, lambda i: i.pixels.shape, in_order=True, tiling=tiling):
             for image, prediction in zip(group, self.raw([i.pixels for i in group], tiling)):
                 yield self.result(prediction, image.size).with_photo(image.source_image, prediction)
+
+    def _possible(self, tiling: Tiling) -> Tiling:
+        """Return the division of images that the network takes; InputError if tiles of one side were requested."""
+        problem = self.network.tiles_problem
+        if problem is None:
+            return tiling
+        if isinstance(tiling.tiles, int):
+            raise InputError(f"{option('tiles', tiling.tiles)}: {problem}")
+        return Tiling("off")
 
     def raw(self, images: Sequence[np.ndarray], tiling: Tiling | None = None) -> list[Prediction]:
         """Run the network on prepared images.
@@ -257,7 +263,8 @@ class Predictor(Generic[R]):
                 if not lacks_memory(error):
                     raise
                 if not tiling.allowed and len(images) == 1:
-                    raise self._out_of_memory(images[0], advice=f"set {option('tiles', 'auto')}") from error
+                    advice = "" if self.network.tiles_problem else f"set {option('tiles', 'auto')}"
+                    raise self._out_of_memory(images[0], advice=advice) from error
             # after the handler: the error keeps tensors of the network alive
             free_memory()
         if len(images) > 1:
@@ -345,7 +352,7 @@ def load_predictor(
         opened = TrainedModel(model, device, config, meta, options)
     INFERENCE_KINDS[opened.kind].check(options)
     # all arguments are checked before the network is built, which takes seconds
-    size = options.input_size(opened.config).within(opened.room)
+    size = opened.input_size(options)
     thresholds, metadata = options.thresholds(opened.config), opened.metadata
     classes = None if options.classes is None else choose_classes(options.classes, metadata)
     return Predictor(opened.build(options), metadata, size, thresholds, options.tiling, classes)

@@ -11,12 +11,14 @@ _WORDS = re.compile(r"out[ _]?of[ _]?memory|_ALLOC(ATION)?_FAILED|cudaErrorMemor
 
 
 def lacks_memory(error: BaseException | None) -> bool:
-    """Return whether an error means that a device is out of memory.
+    """Return whether an error means that a device or the computer is out of memory.
 
     Only torch's own allocator raises an error of its own type; cuDNN, cuBLAS, Triton and others raise a RuntimeError.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return True
+    if isinstance(error, MemoryError):
         return True
     return isinstance(error, RuntimeError) and _WORDS.search(str(error)) is not None
 

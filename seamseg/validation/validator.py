@@ -191,7 +191,7 @@ class Validator:
         # the original has no limit of the longest side
         size = InputSize(options.shortest_size) if legacy else input_size(config)
         transform: Callable[[Image.Image], Tensor] = (
-            TestTransform.of(config, size) if exported is None else ImageBytes(size.within(exported.room))
+            TestTransform.of(config, size) if exported is None else ImageBytes(size.within(exported.max_size))
         )
         return Validator(PanopticDataset(root, split, _ValidationTransform(transform)), config, world, legacy, quiet)
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from seamseg.formats.exported import FORMAT, ExportedMetadata
@@ -30,6 +31,21 @@ def exported(**changes):
 def test_a_text_is_read_back(size):
     written = exported(size=size, multiple=32, extra={"quantization": {"scheme": "static"}})
     assert ExportedMetadata.from_json(written.to_json(), "a.onnx") == written
+
+
+def test_padding():
+    fixed, free = exported(), exported(size=None, multiple=128)
+    assert fixed.padded_size((300, 400)) == (512, 1024)
+    assert free.padded_size((300, 100)) == (384, 256)
+    assert exported(size=None, multiple=128, sides=(64, 1000)).padded_size((300, 30)) == (384, 128)
+    assert (fixed.max_size, free.max_size) == ((512, 1024), None)
+    assert exported(size=None, multiple=128, sides=(64, 1000)).max_size == (896, 896)
+    image = np.random.default_rng(0).integers(1, 256, (300, 100, 3), dtype=np.uint8)
+    inputs = free.inputs(image)
+    assert inputs["size"].tolist() == [300, 100]
+    assert np.array_equal(inputs["image"][0, :, :300, :100].transpose(1, 2, 0), image)
+    assert inputs["image"].shape == (1, 3, 384, 256)
+    assert np.count_nonzero(inputs["image"]) == image.size, "padded with 0"
 
 
 def test_a_classifier_has_names_only():
@@ -63,6 +79,8 @@ def test_outputs_by_kind():
         ({"size": [0, 5]}, "must be positive integers"),
         ({"size": [5, 5, 5]}, "must be positive integers"),
         ({"size": 7}, "damaged"),
+        ({"sides": [64]}, "must be positive integers"),
+        ({"sides": ["a", 4096]}, "must be positive integers"),
         ({"std": [1, 0, 1]}, "std must be positive"),
         ({"mean": [1, "a", 1]}, "mean must be 3 numbers"),
         ({"thresholds": {"iou": 1}}, "thresholds: 'iou'"),

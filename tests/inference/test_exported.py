@@ -68,10 +68,12 @@ def test_other_kinds(tmp_path, kind):
         assert result[0].area == pytest.approx(30 * 48, rel=0.1)
 
 
-@pytest.mark.parametrize(("scale", "crop"), [(64, (32, 32)), (40, (40, 40))])
-def test_classifiers(tmp_path, scale, crop):
+@pytest.mark.parametrize(
+    ("scale", "crop", "free"), [(64, (32, 32), False), (40, (40, 40), True), (-1, (50, 50), False)]
+)
+def test_classifiers(tmp_path, scale, crop, free):
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 131, 3), dtype=np.uint8))
-    result = seamseg.load(write_classifier(tmp_path / "net.onnx", crop, scale)).predict(photo)
+    result = seamseg.load(write_classifier(tmp_path / "net.onnx", crop, scale, free)).predict(photo)
     options = InputConfig(scale_val=scale, crop_val=crop[0], mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
     logits = transform_of(options)(photo).mean((1, 2))
     assert result.probabilities == pytest.approx(logits.softmax(0).numpy(), abs=1e-6)
@@ -85,6 +87,21 @@ def test_classifiers(tmp_path, scale, crop):
     assert "Classification(131 x 90: " in repr(result)
     with pytest.raises(InputError, match="nothing can be hidden"):
         result.anonymize("red")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"tiles": 128}, "tiles=128: .*is a classifier, which needs the whole image"),
+        ({"preview": True}, "preview=True: .* is a classifier of one size"),
+        ({"shortest_size": 64}, "shortest_size=64: .* is a classifier of one size"),
+        ({"size": 64}, "size=64: .* is a classifier of one size"),
+    ],
+)
+def test_options_that_a_classifier_cannot_take(tmp_path, changed, message):
+    path = write_classifier(tmp_path / "net.onnx", free=True)
+    with pytest.raises(InputError, match=message):
+        seamseg.load(path, **changed)
 
 
 def test_small_photos_of_classifiers_are_padded(tmp_path):
@@ -128,6 +145,10 @@ def test_tiles(tmp_path):
     assert len(found) > 4
     with pytest.raises(InputError, match=r"tiles=128: .*was exported for inputs of 160 x 96 pixels"):
         load(tmp_path, size=(96, 160), tiles=128)
+    fixed = load(tmp_path, size=(96, 160))
+    with pytest.raises(InputError, match=r"tiles=128: .*was exported for inputs of 160 x 96 pixels"):
+        fixed.predict(photo, tiles=128)
+    assert np.array_equal(fixed.predict(photo, tiles="auto").id_map, fixed.predict(photo).id_map)
 
 
 @pytest.mark.parametrize(

@@ -97,17 +97,21 @@ def write_network(path: Path, exported: ExportedMetadata, text: str | None = Non
     return path
 
 
-def write_classifier(path: Path, crop: tuple[int, int] = (32, 32), scale: int = 64) -> Path:
-    """Write a classifier of three classes, whose logits are the means of the channels of its input."""
+def write_classifier(path: Path, crop: tuple[int, int] = (32, 32), scale: int = 64, free: bool = False) -> Path:
+    """Write a classifier of three classes, whose logits are the means of the channels of its input.
+
+    With `free`, the input has any size.
+    """
     from onnx import TensorProto, helper, numpy_helper
 
     classes = Metadata(0, 3, ["red", "green", "blue"], [(255, 0, 0), (0, 255, 0), (0, 0, 255)], [0, 1, 2])
     text = json.dumps({"input": {"scale_val": scale, "crop_val": crop[0]}})
-    exported = ExportedMetadata("classification", text, classes, crop, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+    size = None if free else crop
+    exported = ExportedMetadata("classification", text, classes, size, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
     graph = helper.make_graph(
         [helper.make_node("ReduceMean", ["image", "axes"], ["logits"], keepdims=0)],
         "classifier",
-        [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["n", 3, *crop])],
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["n", 3, *(("h", "w") if free else crop)])],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 3])],
         [numpy_helper.from_array(np.array([2, 3], np.int64), "axes")],
     )
