@@ -196,6 +196,11 @@ class TimmBackbone(Backbone):
             return None
         return tuple(stated["mean"]), tuple(stated["std"])
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether attention is within windows, whose masks or numbers depend on the size of the image."""
+        return any(hasattr(module, "window_size") for module in self.model.modules())
+
     def _checkpoint_blocks(self) -> None:
         try:
             self.model.set_grad_checkpointing(True)
@@ -262,15 +267,16 @@ class _BatchNorm(nn.BatchNorm2d):
     def forward(self, input: Tensor) -> Tensor:
         """Map `N x C x H x W` to the same shape."""
         group = synchronised_over(None) if self.synchronise and self.training else None
-        again = self.training and _in_backward_pass()
         mean, var, count = self.running_mean, self.running_var, self.num_batches_tracked
+        again = self.training and mean is not None and var is not None and _in_backward_pass()
         if again:
-            mean = var = count = None
+            # copies, since the backward pass must keep as many tensors as in the first run
+            mean, var, count = mean.clone(), var.clone(), None
         if group is not None:
             norm = Norm(mean, var, True, self.momentum, self.eps, "identity", 1.0, group, count)
             y = apply_plain_norm(input, self.weight, self.bias, norm)
         elif again:
-            y = functional.batch_norm(input, None, None, self.weight, self.bias, True, 0.0, self.eps)
+            y = functional.batch_norm(input, mean, var, self.weight, self.bias, True, self.momentum or 0.0, self.eps)
         else:
             y = super().forward(input)
         for layer in self.children():
