@@ -115,7 +115,7 @@ def _pool_samples(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         for name in node.input:
             users.setdefault(name, []).append(node)
-    merged = set()
+    merged: set[str] = set()
     for node in graph.node:
         if node.op_type != "RoiAlign" or [user.op_type for user in users[node.output[0]]] != ["AveragePool"]:
             continue
