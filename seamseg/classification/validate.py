@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -172,10 +173,10 @@ def validate_classifier(options: ValidationOptions) -> ClassifierScores:
     net = Classifier(build_classifier(config), config.training.channels_last)
     names = load_checkpoint(net, options.checkpoint, config)
     if names and names != dataset.classes:
-        first = next(
-            f"{mine!r} instead of {theirs!r}" for mine, theirs in zip(dataset.classes, names) if mine != theirs
+        mine, theirs = next((a, b) for a, b in zip_longest(dataset.classes, names) if a != b)
+        raise InputError(
+            f"{dataset.folder}: its class folders are not those of {options.checkpoint}: {mine!r} instead of {theirs!r}"
         )
-        raise InputError(f"{dataset.folder}: its class folders are not those of {options.checkpoint}: {first}")
     with distributed(options.device) as world:
         size = config.batch_per_process(world.size)
         # as many crops at a time as images otherwise
