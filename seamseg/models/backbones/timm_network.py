@@ -93,6 +93,8 @@ class TimmBackbone(Backbone):
         used = levels.maps[-len(indices) :]
         self.multiple = _multiple_of(shape, self._indices, used, levels.is_plain, self.name)
 
+        if checkpoint:
+            _checkpoint_blocks(shape, self.name)
         self.model = create_model(name, self.arguments)
         _prune(self.model, indices, levels.is_plain)
         stride, width = used[-1]
@@ -103,7 +105,7 @@ class TimmBackbone(Backbone):
         if checkpoint or synchronise:
             _replace_batch_norms(self.model, synchronise)
         if checkpoint:
-            self._checkpoint_blocks()
+            _checkpoint_blocks(self.model, self.name)
 
     @property
     def num_modules(self) -> int:
@@ -200,12 +202,6 @@ class TimmBackbone(Backbone):
     def has_windows(self) -> bool:
         """Whether attention is within windows, whose masks or numbers depend on the size of the image."""
         return any(hasattr(module, "window_size") for module in self.model.modules())
-
-    def _checkpoint_blocks(self) -> None:
-        try:
-            self.model.set_grad_checkpointing(True)
-        except (AssertionError, AttributeError) as error:
-            raise InputError(f"[general] checkpoint_body: {self.name} does not support it") from error
 
 
 class SimplePyramid(nn.Module):
@@ -430,6 +426,13 @@ def _arguments(name: str, params: Mapping[str, Any], drop_path: float) -> tuple[
     elif drop_path > 0:
         raise InputError(f"[body] drop_path: {TIMM}{name} has none")
     return arguments, model if arguments == dict(params) else create_model(name, arguments, meta=True)
+
+
+def _checkpoint_blocks(model: Any, name: str) -> None:
+    try:
+        model.set_grad_checkpointing(True)
+    except (AssertionError, AttributeError) as error:
+        raise InputError(f"[general] checkpoint_body: {name} does not support it") from error
 
 
 def _prune(model: Any, indices: list[int], norm: bool) -> list[int]:
