@@ -65,10 +65,10 @@ def load_body_weights(net: nn.Module, path: str) -> LoadReport:
     path : a file, or `timm` for the weights that timm has for a network of its own
     """
     body: Any = net.body
-    backbone = body if isinstance(body, Backbone) else body.backbone
-    if path == "timm" and not isinstance(backbone, TimmBackbone):
-        raise InputError(f"[body] weights = timm: {backbone.name} is no network of timm")
+    backbone: Backbone = body if isinstance(body, Backbone) else body.backbone
     if path == "timm":
+        if not isinstance(backbone, TimmBackbone):
+            raise InputError(f"[body] weights = timm: {backbone.name} is no network of timm")
         report = load_module(backbone.model, backbone.download(), "body")
     elif Path(path).suffix == ".safetensors":
         report = _load_part(body, _load_safetensors(path), "body", path)

@@ -264,8 +264,8 @@ class _BatchNorm(nn.BatchNorm2d):
         """Map `N x C x H x W` to the same shape."""
         group = synchronised_over(None) if self.synchronise and self.training else None
         mean, var, count = self.running_mean, self.running_var, self.num_batches_tracked
-        again = self.training and mean is not None and var is not None and _in_backward_pass()
-        if again:
+        again = self.training and _in_backward_pass()
+        if again and mean is not None and var is not None:
             # copies, since the backward pass must keep as many tensors as in the first run
             mean, var, count = mean.clone(), var.clone(), None
         if group is not None:
@@ -290,7 +290,7 @@ def _replace_batch_norms(model: nn.Module, synchronise: bool) -> None:
 
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) in (nn.BatchNorm2d, BatchNormAct2d):
+            if isinstance(child, nn.BatchNorm2d) and type(child) in (nn.BatchNorm2d, BatchNormAct2d):
                 setattr(parent, name, _BatchNorm(child, synchronise))
 
 
@@ -462,7 +462,7 @@ def _multiple_of(model: Any, indices: list[int], maps: list[tuple[int, int]], no
     InputError
         if it takes images of one size only
     """
-    own = model.pretrained_cfg.get("input_size", (3, 224, 224))[-1]
+    own = int(model.pretrained_cfg.get("input_size", (3, 224, 224))[-1])
     reason = ""
     for multiple in dict.fromkeys((max(32, maps[-1][0]), own)):
         height, width = 3 * multiple, 5 * multiple
