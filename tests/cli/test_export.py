@@ -41,6 +41,7 @@ def refused(seamseg_main: Callable[..., int], capsys: pytest.CaptureFixture[str]
         (("a.onnx", "--precision", "bf16"), "--precision bf16: ONNX files are exported in fp32"),
         (("a.onnx", "--precision", "half"), "--precision half: choose one of fp32, bf16, fp16"),
         (("a.onnx", "--opset", "19"), "--opset 19: choose 20 or 21"),
+        (("a.pt2", "--opset", "20"), "--opset 20: only ONNX files have such operators, not a.pt2"),
         (("a.onnx", "--split", "val"), "--split is the split of --data"),
         (("a.onnx", "--set", "roi.nope=1"), "unknown key"),
         ((".",), "ending decides the format"),
