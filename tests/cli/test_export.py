@@ -105,6 +105,33 @@ def test_a_trained_model(
 
 
 @pytest.mark.slow
+def test_a_package_of_a_trained_model(
+    micro: Path, micro_run: Path, seamseg_main: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Export, prediction and evaluation of a .pt2 file by their commands."""
+    out, photo = tmp_path / "city.pt2", micro / "img" / "val0.png"
+    overrides = ("--set", "roi.score_threshold=0.02")
+    assert seamseg_main("export", micro_run, out, "--size", "96x96", "--check", photo, *overrides, "--quiet") == 0
+    captured = capsys.readouterr()
+    rows = dict(line.split("  ", 1) for line in captured.out.splitlines())
+    assert "AOTInductor" in rows["file"]
+    assert "96 x 96 (height x width), fp32" in rows["network"]
+    assert "classes of 100 % of pixels equal" in rows[str(photo)]
+    assert captured.err == ""
+    assert list(tmp_path.iterdir()) == [out]
+
+    results = tmp_path / "results"
+    assert seamseg_main("predict", out, micro / "img", results, "--format", "coco", "--quiet") == 0
+    assert len(json.loads((results / "panoptic.json").read_text())["annotations"]) == 7
+    scores = []
+    for model in (micro_run, out):
+        # all photos fit the input of the package
+        assert seamseg_main("evaluate", model, micro, "--json", tmp_path / "scores.json", "--quiet") == 0
+        scores.append(json.loads((tmp_path / "scores.json").read_text()))
+    assert scores[0] == scores[1]
+
+
+@pytest.mark.slow
 def test_a_classifier(seamseg_main: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     import torch
 
