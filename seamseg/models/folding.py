@@ -201,9 +201,12 @@ def _fold_pairs(sequence: nn.Sequential) -> None:
         made: nn.Module | None = _fuse(layer, norm)
         if isinstance(layer, nn.Linear):
             made = FusedLinear(*_scaled(layer.weight, layer.bias, *affine), norm.activation, norm.activation_param)
-        elif isinstance(layer, nn.ConvTranspose2d) and layer.groups == 1 and not any(layer.padding):
+        elif isinstance(layer, nn.ConvTranspose2d):
+            assert layer.kernel_size == layer.stride == (layer.stride[0],) * 2, (
+                "windows of the mask branch do not overlap"
+            )
             weight, bias = _scaled(layer.weight, layer.bias, *affine, axis=1)
-            made = FoldedUpsampling(weight, bias, layer.stride, norm.activation, norm.activation_param)
+            made = FoldedUpsampling(weight, bias, norm.activation, norm.activation_param)
         if made is not None:
             setattr(sequence, name, made)
             setattr(sequence, norm_name, nn.Identity())
