@@ -240,7 +240,7 @@ def _check(path: Path, metadata: ExportedMetadata, compiled_for: str, device: st
 def _check_cpu(path: Path, needed: object, mine: str, features: object) -> None:
     """Raise InputError if this CPU, of a capability, lacks what a package states that it needs."""
     ranks = {name: rank for rank, name in enumerate(_CAPABILITIES)}
-    if needed != mine and not (needed in ranks and mine in ranks and ranks[str(needed)] < ranks[mine]):
+    if needed != mine and not ranks.get(str(needed), len(ranks)) < ranks.get(mine, 0):
         raise InputError(
             f"{path}: was compiled for CPUs with {needed!s:.20}, this one has {mine}: export it again here"
         )

@@ -108,6 +108,7 @@ def test_a_compression_that_torch_does_not_read(tmp_path):
         ({"torch": "99.0"}, "needs PyTorch 99.0"),
         ({"torch": None}, "does not state the version of PyTorch"),
         ({"cpu": "SVE256"}, "compiled for CPUs with SVE256"),
+        ({"cpu": ["AVX2"]}, "compiled for CPUs with ['AVX2']"),
         ({"cpu_features": None}, "does not state the instruction sets"),
         ({"cpu_features": ["avx9", 1]}, "does not state the instruction sets"),
         ({"cpu_features": ["avx9", "amx-tiles"]}, "needs avx9, amx-tiles, which this CPU lacks"),
