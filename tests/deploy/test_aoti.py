@@ -228,9 +228,9 @@ def with_metadata(package, path, text):
         ((101, 155), {}),
         ((240, 300), {}),
         # the longest side instead of the shortest
-        ((240, 300), {"longest_size": 100}),
+        ((101, 155), {"longest_size": 155}),
         # its limit is at least 4 times the shortest
-        ((40, 300), {"shortest_size": 20, "longest_max_size": 30}),
+        ((39, 150), {"shortest_size": 39, "longest_max_size": 100}),
     ],
 )
 def test_the_cpp_program_equals_predict(package, program, tmp_path, size, sizes):
@@ -239,7 +239,8 @@ def test_the_cpp_program_equals_predict(package, program, tmp_path, size, sizes)
         lines = [line for line in CONFIG.splitlines() if line.split(" ")[0] not in sizes]
         place = lines.index("[dataloader]") + 1
         lines[place:place] = [f"{name} = {value}" for name, value in sizes.items()]
-        changed = replace(stated, config="\n".join(lines))
+        config = "\n".join(lines).replace("score_threshold = 0.3", "score_threshold = 0.1")
+        changed = replace(stated, config=config, thresholds={**THRESHOLDS, "score_threshold": 0.1})
         package = with_metadata(package, tmp_path / "net.pt2", changed.to_json())
     height, width = size
     pixels = picture((height, width))[0][0].permute(1, 2, 0).contiguous().numpy()
