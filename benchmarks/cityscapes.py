@@ -27,7 +27,8 @@ import torch
 from timing import Case, options, report
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support import cityscapes_official as official
 from support.cityscapes_scenes import THINGS, labels_of, save, write_panoptic

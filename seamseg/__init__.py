@@ -50,7 +50,7 @@ def load(model: Any, device: Any = "auto", config: Any = None, meta: Any = None,
     ----------
     model : published zip, run folder, folder of `seamseg convert-model`, snapshot, exported network (.onnx, .pt2), or
         `hf://user/repo[@revision][/FILE]` on the Hugging Face Hub
-    device : auto (a GPU if there is one), cpu, cuda or cuda:N
+    device : auto (a GPU if there is one), cpu, cuda or cuda:N; for `.onnx` cpu (ONNX Runtime) or openvino
     config, meta : INI file and `metadata.bin`, if the model does not contain them
     **options : thresholds, sizes, tiles and so on, see :class:`seamseg.inference.options.InferenceOptions`
 

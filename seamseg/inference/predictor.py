@@ -330,7 +330,7 @@ def load_predictor(
     ----------
     model : published zip, run folder, folder of `seamseg convert-model`, snapshot, exported network (.onnx, .pt2), or
         `hf://user/repo[@revision][/FILE]`
-    device : auto (a GPU if there is one), cpu, cuda or cuda:N
+    device : auto (a GPU if there is one), cpu, cuda or cuda:N; for `.onnx` cpu (ONNX Runtime) or openvino
     config, meta : INI file and `metadata.bin`, if the model does not contain them
     options : see :class:`seamseg.inference.options.InferenceOptions`
 
