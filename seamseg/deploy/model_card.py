@@ -11,7 +11,14 @@ from typing import Any
 
 from seamseg.checkpoints.hub import check_repo, hub_library, upload
 from seamseg.config import Config
-from seamseg.deploy.model_folder import CLASSIFICATION, ConversionOptions, ConvertedModel, convert_model
+from seamseg.deploy.model_folder import (
+    CLASSIFICATION,
+    ConversionOptions,
+    ConvertedModel,
+    check_folder,
+    convert_model,
+    filling,
+)
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import read_bytes, write_atomically
 from seamseg.utils.limits import EVALUATION_BYTES, parse_json
@@ -120,7 +127,7 @@ def push_model(
     repo : `user/repo` on the hub, which is created if it does not exist
     card : what the card states
     private : create a private repository
-    folder : write the files there instead of uploading them
+    folder : write the files there instead of uploading them; those of an earlier conversion are overwritten
 
     Returns
     -------
@@ -135,11 +142,19 @@ def push_model(
     """
     check_repo(repo)
     library = hub_library(repo)
-    with tempfile.TemporaryDirectory(prefix="seamseg-push-") as scratch:
-        target = Path(scratch) if folder is None else Path(folder)
+
+    def write(target: Path) -> None:
         made = convert_model(model, target, conversion)
         write_atomically(target / CARD_NAME, model_card(made, repo, card, library).encode())
-        return upload(target, repo, private) if folder is None else None
+
+    if folder is not None:
+        check_folder(Path(folder), force=True)
+        with filling(Path(folder)) as scratch:
+            write(scratch)
+        return None
+    with tempfile.TemporaryDirectory(prefix="seamseg-push-") as target:
+        write(Path(target))
+        return upload(Path(target), repo, private)
 
 
 def model_card(made: ConvertedModel, repo: str, options: CardOptions, library: Any) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,6 @@ class ConvertedModel:
 
     Attributes
     ----------
-    path : of the folder
     kind : of the network, also "classification"
     config : of the network
     metadata : its classes; those of a classifier are things and have names only
@@ -70,7 +70,6 @@ class ConvertedModel:
     licence : of the weights; empty if unknown
     """
 
-    path: Path
     kind: str
     config: Config | ClassifierConfig
     metadata: Metadata
@@ -110,19 +109,32 @@ def convert_model(
     folder, path = Path(out), local_model(model)
     if is_exported(path):
         raise InputError(f"{path}: is an exported network: give the model that it was exported from")
-    _check_folder(folder, options.force)
+    check_folder(folder, options.force)
     config = classifier_config(path, options.config)
-    made = _network(path, folder, options) if config is None else _classifier(path, folder, config, options)
+    made = _network(path, options) if config is None else _classifier(path, config, options)
+    with filling(folder) as scratch:
+        _write(made, scratch)
+    return made
+
+
+@contextmanager
+def filling(folder: Path) -> Iterator[Path]:
+    """Yield a scratch folder whose files are moved to `folder` if the block ends without an error.
+
+    Raises
+    ------
+    SeamsegError
+        if the files cannot be written
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".", suffix=PARTIAL, dir=folder) as scratch:
-            _write(made, Path(scratch))
+            yield Path(scratch)
             # a folder without weights is not a model: they come last
             for file in sorted(Path(scratch).iterdir(), key=lambda file: file.name == WEIGHTS_NAME):
                 os.replace(file, folder / file.name)
     except OSError as error:
         raise cannot_write(folder, error) from error
-    return made
 
 
 def _write(made: ConvertedModel, folder: Path) -> None:
@@ -138,7 +150,7 @@ def _write(made: ConvertedModel, folder: Path) -> None:
     write_json(folder / CLASSES_NAME, statement | classes, indent=1)
 
 
-def _check_folder(folder: Path, force: bool) -> None:
+def check_folder(folder: Path, force: bool) -> None:
     """Raise InputError unless a folder is missing, empty or, with `force`, one of an earlier conversion."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file, the output is a folder")
@@ -150,7 +162,7 @@ def _check_folder(folder: Path, force: bool) -> None:
         raise InputError(f"{folder}: exists; use {option('force', True)} to overwrite it")
 
 
-def _network(path: Path, folder: Path, options: ConversionOptions) -> ConvertedModel:
+def _network(path: Path, options: ConversionOptions) -> ConvertedModel:
     opened = open_model(path, options.config, options.meta, list(options.overrides))
     net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
     # raises an error if the weights do not fit
@@ -158,10 +170,10 @@ def _network(path: Path, folder: Path, options: ConversionOptions) -> ConvertedM
     # a path on this machine, and not needed with the weights
     config = replace(opened.config, body=replace(opened.config.body, weights=""))
     classes, licence = opened.metadata.without_images(), options.licence or opened.licence
-    return ConvertedModel(folder, config.kind, config, classes, network_state(net), licence)
+    return ConvertedModel(config.kind, config, classes, network_state(net), licence)
 
 
-def _classifier(path: Path, folder: Path, config: str | Path, options: ConversionOptions) -> ConvertedModel:
+def _classifier(path: Path, config: str | Path, options: ConversionOptions) -> ConvertedModel:
     if options.overrides or options.meta is not None:
         given = option("overrides") if options.overrides else option("meta")
         raise InputError(f"{given} has no effect on a classifier")
@@ -171,4 +183,4 @@ def _classifier(path: Path, folder: Path, config: str | Path, options: Conversio
     stated = path / CLASSES_NAME
     licence = options.licence or (str(read_statement(stated).get("licence", "")) if stated.is_file() else "")
     metadata = Metadata(0, len(names), names, [], [])
-    return ConvertedModel(folder, CLASSIFICATION, settings, metadata, state, licence)
+    return ConvertedModel(CLASSIFICATION, settings, metadata, state, licence)
