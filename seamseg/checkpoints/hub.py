@@ -57,7 +57,9 @@ def fetch(uri: str, files: Sequence[str]) -> Path:
     if match is None:
         raise InputError(f"{uri}: malformed: write hf://user/repo, hf://user/repo@revision or hf://user/repo/FILE")
     repo, revision, file = match.groups()
-    if file is not None and (file.endswith(".pt2") or join_inside(Path(), file) is None):
+    if file is not None and join_inside(Path(), file) is None:
+        raise InputError(f"{uri}: malformed: {file} is not inside of the repository")
+    if file is not None and file.endswith(".pt2"):
         raise InputError(f"{uri}: not downloaded: a .pt2 package is a program; check and copy it yourself")
     with _hub(uri) as hub:
         wanted = [file] if file is not None else list(files)
@@ -107,7 +109,9 @@ def upload(folder: Path, repo: str, private: bool = False) -> str:
 def hub_library(uri: str) -> Any:
     """Return the module huggingface_hub; InputError, about `uri`, if it is not installed."""
     try:
-        import huggingface_hub
+        import huggingface_hub.constants
+        import huggingface_hub.errors
+        import huggingface_hub.utils
     except ImportError as error:
         raise InputError(f"{uri}: needs huggingface_hub ({error}): pip install 'seamseg[hub]'") from None
     return huggingface_hub
@@ -118,7 +122,10 @@ def _hub(uri: str) -> Iterator[Any]:
     """Yield the module huggingface_hub; convert its errors to one line each, and show its progress on a terminal."""
     hub = hub_library(uri)
     silence = (is_quiet() or not sys.stderr.isatty()) and not hub.utils.are_progress_bars_disabled()
+    verbosity = hub.utils.logging.get_verbosity()
     try:
+        # its warnings repeat what the errors state
+        hub.utils.logging.set_verbosity_error()
         if silence:
             hub.utils.disable_progress_bars()
         yield hub
@@ -127,6 +134,7 @@ def _hub(uri: str) -> Iterator[Any]:
     except Exception as error:  # httpx or httpx2, the file system and the parsers have their own errors
         raise _problem(uri, error, hub.errors) from error
     finally:
+        hub.utils.logging.set_verbosity(verbosity)
         if silence:
             hub.utils.enable_progress_bars()
 
@@ -149,5 +157,6 @@ def _problem(uri: str, error: Exception, errors: Any) -> SeamsegError:
         if error.response.status_code in (401, 403):
             return InputError(f"{uri}: not permitted: log in with `hf auth login` or set HF_TOKEN ({reason})")
         return SeamsegError(f"{uri}: the hub fails: {reason}")
-    # an invalid name or model card
-    return (InputError if isinstance(error, ValueError) else SeamsegError)(f"{uri}: {describe_error(error)}")
+    if isinstance(error, ValueError):  # an invalid name or model card
+        return InputError(f"{uri}: {' '.join(str(error).split())[:300]}")
+    return SeamsegError(f"{uri}: {describe_error(error)}")

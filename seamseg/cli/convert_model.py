@@ -54,14 +54,12 @@ def conversion_options(args: argparse.Namespace, force: bool) -> ConversionOptio
 
 def run(args: argparse.Namespace) -> int:
     """Convert the model and print a summary."""
-    from seamseg.checkpoints.missing_model import local_model
     from seamseg.deploy.model_folder import convert_model
     from seamseg.utils.limits import format_bytes
 
-    model = local_model(args.model)
-    made = convert_model(model, args.out, conversion_options(args, args.force))
+    made = convert_model(args.model, args.out, conversion_options(args, args.force))
     for file in sorted(Path(args.out).iterdir()):
         print(f"{file}  {format_bytes(file.stat().st_size)}")
-    classes = f"{made.metadata.num_classes} classes"
-    print(f"{made.kind}, {classes}, {made.num_parameters} values, licence: {made.licence or 'not stated (--licence)'}")
+    counts = f"{made.metadata.num_classes} classes, {made.num_parameters} parameters"
+    print(f"{made.kind}, {counts}, licence: {made.licence or 'not stated (--licence)'}")
     return 0

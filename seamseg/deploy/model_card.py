@@ -239,7 +239,7 @@ def _network(made: ConvertedModel) -> dict[str, str]:
         size = f"shorter side {sizes.scale_val}, centre crop {sizes.crop_val} pixels"
         mean, std = sizes.mean, sizes.std
     rows |= {"backbone": backbone, "input": size, "mean": str(mean), "std": str(std)}
-    return rows | {"values": f"{made.num_parameters:,}"}
+    return rows | {"parameters": f"{made.num_parameters:,}"}
 
 
 def _body(made: ConvertedModel, repo: str, scores: Mapping[str, float], datasets: Sequence[str]) -> str:

@@ -36,6 +36,7 @@ from seamseg.utils.files import PARTIAL, cannot_write, write_atomically, write_j
 from seamseg.version import __version__
 
 CLASSIFICATION = "classification"
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,10 @@ class ConvertedModel:
 
     @property
     def num_parameters(self) -> int:
-        """Number of values of all tensors."""
-        tensors = (value.values() if isinstance(value, Mapping) else (value,) for value in self.weights.values())
-        return sum(tensor.numel() for part in tensors for tensor in part)
+        """Number of parameters, without the statistics of the norms."""
+        parts = (value if isinstance(value, Mapping) else {key: value} for key, value in self.weights.items())
+        held = ((key, tensor) for part in parts for key, tensor in part.items())
+        return sum(tensor.numel() for key, tensor in held if not key.endswith(_STATISTICS))
 
 
 def convert_model(
