@@ -144,7 +144,7 @@ def _problem(uri: str, error: Exception, errors: Any) -> SeamsegError:
     if isinstance(error, errors.LocalEntryNotFoundError):
         if isinstance(error.__cause__, errors.OfflineModeIsEnabled):
             return InputError(f"{uri}: not in the cache, or not completely, and HF_HUB_OFFLINE is set")
-        reason = describe_error(error.__cause__ or error)
+        reason = _reason(error.__cause__ or error, errors)
         return SeamsegError(f"{uri}: the hub cannot be reached, and the model is not in the cache ({reason})")
     if isinstance(error, errors.GatedRepoError):
         return InputError(f"{uri}: access is restricted: ask for it on the page of the repository, then log in")
@@ -153,10 +153,18 @@ def _problem(uri: str, error: Exception, errors: Any) -> SeamsegError:
     if isinstance(error, errors.RevisionNotFoundError):
         return InputError(f"{uri}: the repository has no such revision")
     if isinstance(error, errors.HfHubHTTPError):
-        reason = describe_error(error)
+        reason = _reason(error, errors)
         if error.response.status_code in (401, 403):
             return InputError(f"{uri}: not permitted: log in with `hf auth login` or set HF_TOKEN ({reason})")
         return SeamsegError(f"{uri}: the hub fails: {reason}")
     if isinstance(error, ValueError):  # an invalid name or model card
         return InputError(f"{uri}: {' '.join(str(error).split())[:300]}")
     return SeamsegError(f"{uri}: {describe_error(error)}")
+
+
+def _reason(error: BaseException, errors: Any) -> str:
+    """Return an error in a few words: of the hub, its status and message."""
+    if not isinstance(error, errors.HfHubHTTPError):
+        return describe_error(error)
+    response = error.response
+    return " ".join(f"{response.status_code} {error.server_message or response.reason_phrase}".split())[:200]
