@@ -27,8 +27,8 @@ import torch
 from timing import Case, options, report
 from torch import Tensor
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from support import cityscapes_official as official
 from support.cityscapes_scenes import THINGS, labels_of, save, write_panoptic

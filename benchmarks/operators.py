@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import operator_cases
 from support.op_arguments import TOLERANCES, plausible

@@ -24,7 +24,7 @@ from seamseg.checkpoints.missing_model import (
     local_model,
     weights_at,
 )
-from seamseg.checkpoints.snapshot import LoadReport, Snapshot, load_into, load_tensors
+from seamseg.checkpoints.snapshot import Snapshot, load_into, load_tensors
 from seamseg.classification.config import ClassifierConfig, load_classifier_config
 from seamseg.classification.network import Classifier, build_classifier
 from seamseg.config.experiments import packaged_classifier
@@ -148,8 +148,12 @@ def _progress(content: Mapping[str, Any], name: str, epoch_length: int) -> dict[
     return {"epoch": done - 1, "global_step": done * epoch_length, "last_score": best, "best_score": best}
 
 
-def load_checkpoint(net: Classifier, path: str | Path, config: ClassifierConfig) -> LoadReport:
+def load_checkpoint(net: Classifier, path: str | Path, config: ClassifierConfig) -> list[str]:
     """Load the weights of a checkpoint, or its moving average if it has one; `path` also as `hf://user/repo`.
+
+    Returns
+    -------
+    names of its classes; empty if the file does not state them, as those of the original
 
     Raises
     ------
@@ -162,7 +166,9 @@ def load_checkpoint(net: Classifier, path: str | Path, config: ClassifierConfig)
         published_name(path)  # refuses files that no network can use
     if "blocks" not in config.network.params:
         check_network(snapshot.state_dict[_BODY], config.network.arch, net.body.state_dict(), str(path))
-    return load_into(net, snapshot, strict=True, name=str(path))
+    load_into(net, snapshot, strict=True, name=str(path))
+    names = (snapshot.metadata or {}).get("categories")
+    return list(names) if isinstance(names, list) else []
 
 
 def classifier_config(path: Path, config: str | Path | None = None) -> Path | str | None:

@@ -89,6 +89,8 @@ def _fold_sequences(net: nn.Module) -> None:
 def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Net:
     """Return the folded network on a device, with a compute dtype; its predictions stay float32 or integers.
 
+    In fp32 on a CPU, 3x3 convolutions are computed by Winograd's algorithm, see `seamseg/ops/winograd.py`.
+
     Parameters
     ----------
     net : trained network, not changed
@@ -102,12 +104,12 @@ def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Ne
     """
     dtype = choose_precision(precision, device)
     folded = fold_abn(net).to(device=device, dtype=dtype)
-    if isinstance(folded, SemanticNet) and device.type == "cpu" and dtype == torch.float32:
+    if device.type == "cpu" and dtype == torch.float32:
         _use_winograd(folded)
     return folded
 
 
-def _use_winograd(net: SemanticNet) -> None:
+def _use_winograd(net: nn.Module) -> None:
     """Replace the 3x3 convolutions of a folded network, most of its time: they have hundreds of channels."""
     for parent in list(net.modules()):
         for name, child in list(parent.named_children()):
