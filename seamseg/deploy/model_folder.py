@@ -169,8 +169,9 @@ def _network(path: Path, options: ConversionOptions) -> ConvertedModel:
     net = build_network(opened.config, opened.metadata.num_stuff, opened.metadata.num_thing)
     # raises an error if the weights do not fit
     load_into(net, opened.snapshot, name=opened.name)
-    # a path on this machine, and not needed with the weights
-    config = replace(opened.config, body=replace(opened.config.body, weights=""))
+    # paths on this machine, which a model does not need
+    config = opened.config
+    config = replace(config, body=replace(config.body, weights=""), dataloader=replace(config.dataloader, coco_gt=""))
     classes, licence = opened.metadata.without_images(), options.licence or opened.licence
     return ConvertedModel(config.kind, config, classes, network_state(net), licence)
 

@@ -154,7 +154,7 @@ def test_a_detector_of_a_panoptic_model_has_its_parts_only(run: Path, tmp_path: 
 
 
 def test_no_path_of_this_machine_is_shared(run: Path, tmp_path: Path) -> None:
-    convert(run, tmp_path / "out", overrides=["body.weights=/home/me/resnet.pth"])
+    convert(run, tmp_path / "out", overrides=["body.weights=/home/me/resnet.pth", "dataloader.coco_gt=/home/me/a"])
     assert "/home/me" not in (tmp_path / "out" / "config.ini").read_text()
 
 
