@@ -112,6 +112,7 @@ def test_python_and_pre_training(fake_hub: FakeHub, commit: str, folder: Path, t
     assert weights_at(URI).name == "model.safetensors"
 
 
+@pytest.mark.slow
 def test_commands(fake_hub: FakeHub, commit: str, micro: Path, tmp_path: Path, seamseg_main: Any) -> None:
     photo = tmp_path / "photo.png"
     Image.fromarray(np.full((64, 96, 3), 90, np.uint8)).save(photo)

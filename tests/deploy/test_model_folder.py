@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 from support.micro import narrow_body
-from support.shared_models import CLASSES, KINDS, config_of, write_classifier, write_run, write_zip
+from support.shared_models import CLASSES, config_of, write_classifier, write_run, write_zip
 
 import seamseg
 from seamseg.checkpoints.bundle import open_model
@@ -87,7 +87,12 @@ def assert_same_weights(model: Path, folder: Path) -> None:
 # --- what a folder holds
 
 
-@pytest.mark.parametrize("kind", KINDS)
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "kind", ["panoptic", "semantic", pytest.param("instance_seg", marks=SLOW), pytest.param("detection", marks=SLOW)]
+)
 def test_every_kind_keeps_its_weights_and_results(kind: str, tmp_path: Path, photo: Path) -> None:
     model = write_run(tmp_path / "run", kind)
     made = convert(model, tmp_path / "out", licence="mit")

@@ -21,7 +21,6 @@ from support.networks import randomise
 from support.semantic_networks import semantic_config
 
 CLASSES = Metadata(2, 1, ["sky", "road|street", "car"], [(70, 130, 180), (128, 64, 128), (0, 0, 142)], [23, 7, 26])
-KINDS = ("panoptic", "instance_seg", "detection", "semantic")
 
 
 def config_of(kind: str) -> Config:
