@@ -15,9 +15,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from seamseg.checkpoints.bundle import read_statement
 from seamseg.checkpoints.hub import is_hub_uri
 from seamseg.checkpoints.imagenet import check_network, published_name, without_prefix
 from seamseg.checkpoints.missing_model import (
+    CLASSES_NAME,
     CLASSIFIER_CLASSES_NAME,
     CLASSIFIER_CONFIG_NAME,
     WEIGHTS_ENDING,
@@ -34,6 +36,8 @@ from seamseg.utils.errors import InputError
 from seamseg.utils.files import read_bytes
 from seamseg.utils.limits import CONFIG_BYTES, parse_json
 
+CLASSIFICATION = "classification"
+"""Kind of a classifier, beside those of :data:`seamseg.config.kinds.KINDS`."""
 CHECKPOINT_NAME = "checkpoint.pth.tar"
 BEST_NAME = "model_best.pth.tar"
 
@@ -182,8 +186,12 @@ def classifier_config(path: Path, config: str | Path | None = None) -> Path | st
     if config is not None:
         name = str(config)
         return name if name.endswith(".json") or packaged_classifier(name) is not None else None
-    found = path.with_name(CLASSIFIER_CONFIG_NAME) if path.suffix == WEIGHTS_ENDING else path / CLASSIFIER_CONFIG_NAME
-    return found if found.is_file() else None
+    folder = path.parent if path.suffix == WEIGHTS_ENDING else path
+    found, stated = folder / CLASSIFIER_CONFIG_NAME, folder / CLASSES_NAME
+    if not found.is_file():
+        return None
+    # the files of an earlier model may be left in a repository
+    return found if not stated.is_file() or read_statement(stated).get("kind") == CLASSIFICATION else None
 
 
 def class_names(path: Path, config: ClassifierConfig) -> list[str]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from seamseg.checkpoints.hub import check_repo, hub_library, upload
+from seamseg.classification.checkpoint import CLASSIFICATION
 from seamseg.config import Config
 from seamseg.deploy.model_folder import (
-    CLASSIFICATION,
     ConversionOptions,
     ConvertedModel,
     check_folder,

@@ -26,7 +26,7 @@ from seamseg.checkpoints.missing_model import (
 )
 from seamseg.checkpoints.snapshot import load_into, network_state
 from seamseg.checkpoints.weights_file import write_weights
-from seamseg.classification.checkpoint import class_names, classifier_config, load_classifier
+from seamseg.classification.checkpoint import CLASSIFICATION, class_names, classifier_config, load_classifier
 from seamseg.classification.config import ClassifierConfig, load_classifier_config
 from seamseg.config import Config, config_to_string
 from seamseg.formats.metadata import Metadata
@@ -35,7 +35,6 @@ from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import PARTIAL, cannot_write, write_atomically, write_json
 from seamseg.version import __version__
 
-CLASSIFICATION = "classification"
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 

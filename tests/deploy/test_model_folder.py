@@ -346,6 +346,14 @@ def test_nothing_is_left_by_a_failure(run: Path, tmp_path: Path, monkeypatch: py
     assert [*(tmp_path / "out").iterdir()] == []
 
 
+def test_another_model_in_a_folder_of_a_classifier(run: Path, tmp_path: Path) -> None:
+    """The files of the classifier are left, as in a repository on the hub; metadata.json decides."""
+    convert(write_classifier(tmp_path / "things"), tmp_path / "out")
+    convert(run, tmp_path / "out", force=True)
+    assert (tmp_path / "out" / "config.json").is_file()
+    assert convert(tmp_path / "out", tmp_path / "again").kind == "panoptic"
+
+
 def test_exported_networks_are_not_converted(tmp_path: Path) -> None:
     (tmp_path / "a.onnx").write_bytes(b"")
     with pytest.raises(InputError, match="is an exported network: give the model that it was exported from"):
