@@ -61,7 +61,7 @@ class FakeHub:
 
     def fetched(self) -> set[str]:
         """Names of the files whose content was requested."""
-        return {line.rpartition("/")[2] for line in self.requests if re.match(r"GET /.*/(resolve|cdn)/", line)}
+        return {line.rpartition("/")[2] for line in self.requests if re.match(r"GET /(cdn|.+/resolve)/", line)}
 
 
 class _Handler(BaseHTTPRequestHandler):
