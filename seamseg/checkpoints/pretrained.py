@@ -9,7 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from seamseg.checkpoints.hub import is_hub_uri
 from seamseg.checkpoints.imagenet import check_network, published_name, without_prefix
+from seamseg.checkpoints.missing_model import weights_at
 from seamseg.checkpoints.snapshot import (
     NETWORK_MODULES,
     LoadReport,
@@ -29,8 +31,9 @@ def load_pretrained(net: nn.Module, specification: str) -> LoadReport:
     ----------
     net : the network
     specification : `FILE`, a snapshot of which all parts are loaded, or `PART:FILE` with PART one of the network's
-        (body, rpn_head, ...); FILE is then a snapshot or a state dict of that part alone. The moving average of the
-        weights is loaded if the snapshot has one
+        (body, rpn_head, ...); FILE is then a snapshot or a state dict of that part alone. It may be a safetensors
+        file, a folder with a model, or `hf://user/repo`. The moving average of the weights is loaded if the snapshot
+        has one
 
     Returns
     -------
@@ -43,12 +46,13 @@ def load_pretrained(net: nn.Module, specification: str) -> LoadReport:
     """
     part, path = _split(specification)
     if part is None:
-        report = load_into(net, load_snapshot(path), strict=False, name=path)
+        report = load_into(net, load_snapshot(weights_at(path)), strict=False, name=path)
     else:
         module = getattr(net, part, None)
         if module is None:
             raise InputError(f"{option('pretrain', specification)}: this network has no {part}")
-        report = _load_part(module, load_tensors(path, path), part, path)
+        file = str(weights_at(path))
+        report = _load_part(module, load_tensors(file, file), part, file)
     if report.loaded == 0:
         raise InputError(f"{option('pretrain', specification)}: nothing in it fits this network: {report}")
     return report
@@ -57,7 +61,8 @@ def load_pretrained(net: nn.Module, specification: str) -> LoadReport:
 def load_body_weights(net: nn.Module, path: str) -> LoadReport:
     """Load the weights of a backbone (`body.weights` of the configuration); errors as :func:`load_pretrained`."""
     body: Any = net.body
-    report = _load_part(body, load_tensors(path, path), "body", path)
+    file = str(weights_at(path))
+    report = _load_part(body, load_tensors(file, file), "body", file)
     if report.loaded == 0:
         raise InputError(f"[body] weights = {path}: nothing in it fits this network: {report}")
     return report
@@ -67,7 +72,7 @@ def _split(specification: str) -> tuple[str | None, str]:
     part, colon, path = specification.partition(":")
     if colon and part in NETWORK_MODULES:
         return part, path
-    if colon and not Path(specification).exists() and len(part) > 1:
+    if colon and not is_hub_uri(specification) and not Path(specification).exists() and len(part) > 1:
         raise InputError(
             f"{option('pretrain', specification)}: no such file, and {part!r} is not a part of the network: "
             f"{', '.join(NETWORK_MODULES)}"

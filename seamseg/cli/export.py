@@ -25,7 +25,7 @@ from seamseg.utils.errors import InputError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("model", metavar="MODEL", help="published zip, run folder or snapshot; also of a classifier")
+    parser.add_argument("model", metavar="MODEL", help="zip, folder, snapshot or hf://user/repo; also of a classifier")
     parser.add_argument("out", metavar="OUT", help="file to write, *.onnx or *.pt2")
     parser.add_argument(
         "--size",

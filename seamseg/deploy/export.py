@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from seamseg.checkpoints.missing_model import is_exported, require_model, snapshot_in
+from seamseg.checkpoints.missing_model import is_exported, local_model, snapshot_in
+from seamseg.classification.checkpoint import class_names, classifier_config, load_classifier
+from seamseg.classification.config import load_classifier_config
 from seamseg.config import config_from_string, config_to_string
-from seamseg.config.experiments import packaged_classifier
 from seamseg.data.input_size import InputSize
 from seamseg.deploy.compare import Agreement, compare
 from seamseg.deploy.network import ExportNet, example_inputs, export_net, output_names
@@ -35,8 +36,6 @@ from seamseg.models.folding import PRECISIONS, fold_layers
 from seamseg.predict.profiling import write_test_image
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, option
-from seamseg.utils.files import read_bytes
-from seamseg.utils.limits import CONFIG_BYTES
 from seamseg.utils.progress import is_quiet, progress
 
 Session = Any
@@ -188,7 +187,7 @@ def export_model(model: str | Path, out: str | Path, options: ExportOptions = Ex
 
     Parameters
     ----------
-    model : published zip, run folder or snapshot; for a classifier its checkpoint or run folder
+    model : as for :func:`seamseg.checkpoints.bundle.open_model`; for a classifier its checkpoint or folder
     out : file to write; its ending decides the format, see :data:`FORMATS`
     options : size, precision and so on
 
@@ -238,11 +237,10 @@ def check_target(path: Path, options: ExportOptions) -> Format:
 
 def open_source(model: str | Path, options: ExportOptions) -> ExportSource:
     """Open a trained model for export; errors as of :func:`export_model`."""
-    path = Path(model)
-    require_model(path)
+    path = local_model(model)
     if is_exported(path):
         raise InputError(f"{path}: is an exported network: give the model that it was exported from")
-    classifier = _classifier_config(path, options)
+    classifier = classifier_config(path, options.config)
     if classifier is not None:
         return _open_classifier(path, classifier, options)
     inference = InferenceOptions(overrides=options.overrides, precision=options.precision)
@@ -280,18 +278,7 @@ def _default_size(size: InputSize) -> tuple[int, int]:
     return -(-height // 32) * 32, -(-width // 32) * 32
 
 
-def _classifier_config(path: Path, options: ExportOptions) -> Path | str | None:
-    """Return the configuration of a classifier; None if the model is a network of another kind."""
-    if options.config is not None:
-        name = str(options.config)
-        return name if name.endswith(".json") or packaged_classifier(name) is not None else None
-    found = path / "config.json"
-    return found if found.is_file() else None
-
-
 def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> ExportSource:
-    from seamseg.classification.checkpoint import load_classifier
-    from seamseg.classification.config import load_classifier_config
 
     if options.part != "all":
         raise InputError(f"{option('part', options.part)}: a classifier has no dense part")
@@ -299,9 +286,7 @@ def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> 
         raise InputError(f"{option('overrides')} has no effect on a classifier")
     settings = load_classifier_config(config)
     net = load_classifier(config, snapshot_in(path) if path.is_dir() else path, "cpu")
-    names = [str(number) for number in range(settings.network.classes)]
-    if (listed := path / "classes.json").is_file():
-        names = [str(name) for name in json.loads(read_bytes(listed, "list of classes", CONFIG_BYTES))]
+    names = class_names(path, settings)
     metadata = ExportedMetadata(
         kind="classification",
         config=json.dumps(settings.to_json()),
