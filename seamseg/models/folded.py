@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.ops.activation import activate_
+from seamseg.ops.activation import activate, activate_
 from seamseg.ops.fused import FusedConv2d, FusedLinear
 from seamseg.ops.pooling import box_filter_pool
 
@@ -142,7 +142,7 @@ class FoldedDeepLab(nn.Module):
         """Compute what :class:`seamseg.models.heads.semantic.MiniDeepLab` does."""
         # an affine map commutes with the average and its padding
         context = box_filter_pool(self.context(x), self.pooling_size)
-        total = self.joins[0](activate_(context, self.activation, self.activation_param))
+        total = self.joins[0](activate(context, self.activation, self.activation_param))
         total = self.joins[1](self.local(x), total)
         y: Tensor = self.joins[2](self.wide(x), total)
         return y
@@ -185,7 +185,7 @@ class FoldedDeeplabV3(nn.Module):
         else:
             # an affine map commutes with the average and its padding
             pooled = box_filter_pool(self.context(x), self.pooling_size)
-        total: Tensor = self.reduce_context(activate_(pooled, *self.pooled_activation))
+        total: Tensor = self.reduce_context(activate(pooled, *self.pooled_activation))
         if total.shape != x.shape[:1] + total.shape[1:2] + x.shape[2:]:
             total = total.expand(-1, -1, *x.shape[2:]).contiguous(memory_format=torch.channels_last)
         for branch, join in zip(self.branches, self.joins):
