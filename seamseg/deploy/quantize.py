@@ -300,7 +300,8 @@ def quantise(
     integer = sum(operators[name] for name in INT8_KERNELS)
     if integer < len(selection.weighted):
         raise SeamsegError(
-            f"ONNX Runtime computes {integer} of {len(selection.weighted)} quantised layers in int8, the others in float"
+            f"ONNX Runtime computes {integer} of {len(selection.weighted)} quantised layers in int8, the others in "
+            "float"
         )
     return made
 

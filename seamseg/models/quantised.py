@@ -173,7 +173,7 @@ def is_quantised(net: nn.Module) -> bool:
 
 
 def _layers(net: nn.Module) -> Iterator[tuple[str, _Layer, bool, bool]]:
-    """Yield name and layer, whether its input comes from a float operation, and whether a map is added to its output."""
+    """Yield name and layer, whether its input is that of a float operation, and whether a map is added to it."""
     layers = {name: module for name, module in net.named_modules() if isinstance(module, _Layer)}
     # the first layer takes the image
     float_inputs: list[nn.Module] = [next(iter(layers.values()))]

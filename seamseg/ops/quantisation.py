@@ -1,7 +1,7 @@
 """Simulation of int8 arithmetic in float32, for training: values are rounded to those that 8 bits represent.
 
 Activations have 256 levels, a scale and a zero point a tensor; weights 255 symmetric ones, a scale an output channel.
-Rounding passes gradients through unchanged, except to values outside of the range (Jacob et al. 2018, arXiv 1712.05877).
+Gradients pass the rounding unchanged, but for values outside of the range (Jacob et al. 2018, arXiv 1712.05877).
 """
 
 from __future__ import annotations

@@ -288,7 +288,7 @@ def _load_initial_weights(options: TrainingOptions, task: Task, net: nn.Module, 
         return
     # others may leave the rest random
     complete = options.evaluate or task.config.general.qat
-    why = option("evaluate", True) if options.evaluate else "[general] qat:"
+    why = option("evaluate", True) if options.evaluate else "[general] qat"
     if not task.config.general.qat and (body := task.load_body(net)) is not None:
         log.info(f"body weights {task.config.body.weights}: {body}")
     for specification in options.pretrain:
