@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +108,8 @@ def train_for_int8(args: argparse.Namespace, run: Path) -> Path:
     """Train the network for int8, for an epoch at a low rate; return the run folder."""
     from seamseg.training.run import TrainingOptions, run_training
 
-    changes = ("general.qat=yes", "scheduler.epochs=1", "scheduler.burn_in_steps=0", "optimizer.lr=1e-4")
-    changes += ("scheduler.type=poly", 'scheduler.params={"gamma": 0.9}')
+    rate = ("optimizer.lr=1e-4", "scheduler.burn_in_steps=0", "scheduler.type=poly", 'scheduler.params={"gamma": 0.9}')
+    changes = ("general.qat=yes", "scheduler.epochs=1", *rate)
     source = Path(args.model)
     start = (str(source / "model_best.pth.tar"),)
     run_training(TrainingOptions(source / "config.ini", args.data, run, pretrain=start, overrides=changes))
@@ -132,11 +133,12 @@ def linear_layers(rounds: int, rows: int = 1000, features: int = 12544, hidden: 
         onnx.save(model, plain)
         quantize_dynamic(plain, dynamic, weight_type=QuantType.QInt8, per_channel=True)
         models = {"float": model, "dynamic": onnx.load(dynamic), "static": quantise(model, [{"x": x}])}
-    runs, results = {}, {}
+    runs: dict[str, Callable[[], object]] = {}
+    results = {}
     for name, made in models.items():
         session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
-        runs[name] = lambda session=session: session.run(None, {"x": x})
-        results[name] = runs[name]()[0]
+        runs[name] = partial(session.run, None, {"x": x})
+        results[name] = session.run(None, {"x": x})[0]
     seconds = {name: statistics.median(values) for name, values in times(runs, rounds).items()}
     deviation = results["float"].std()
     return {

@@ -284,9 +284,11 @@ class FoldedUpsampling(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x I x h x w` to `N x O x (side h) x (side w)`."""
-        # pixel_shuffle has the cells after the channels
-        y = self.cells(x).unflatten(1, (self.side**2, self.channels)).transpose(1, 2).flatten(1, 2)
-        return functional.pixel_shuffle(y, self.side)
+        n, _, h, w = x.shape
+        # not pixel_shuffle, whose gradient fails for no maps
+        y = self.cells(x).unflatten(1, (self.side, self.side, self.channels)).permute(0, 3, 4, 1, 5, 2)
+        moved: Tensor = y.reshape(n, self.channels, h * self.side, w * self.side)
+        return moved
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return the product of the result's channels and a weight for each map, without moving them all to the cells.

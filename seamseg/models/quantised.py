@@ -22,7 +22,6 @@ from seamseg.models.folded import (
     FoldedDeepLab,
     FoldedDeeplabV3,
     FoldedPreActivationBlock,
-    FoldedUpsampling,
 )
 from seamseg.models.heads.roi import ROIHead
 from seamseg.ops.activation import activate_
@@ -34,7 +33,7 @@ FLOAT_LAYERS = ("rpn_head.scores.", "roi_head.roi_", "sem_head.classifiers.", "s
 """Layers that stay in float, by their place in the network, `net.` in front: those that compute the outputs."""
 
 Module = TypeVar("Module", bound=nn.Module)
-_Layer = FusedConv2d | FusedLinear | FoldedUpsampling | nn.Conv2d | nn.Linear
+_Layer = FusedConv2d | FusedLinear | nn.Conv2d | nn.Linear
 
 
 class _Quantised(nn.Module):
@@ -47,9 +46,6 @@ class _Quantised(nn.Module):
     float_input : the input is not rounded yet
     residual : another map is added to the output
     """
-
-    axis = 0
-    """The axis of the weight of the output channels."""
 
     def __init__(self, layer: _Layer, quantised: bool, float_input: bool = False, residual: bool = False) -> None:
         super().__init__()
@@ -69,10 +65,7 @@ class _Quantised(nn.Module):
         if self.after is None:
             return x, self.weight
         x = x if self.before is None else self.before(x)
-        return x, self.weight if self.after.histogram is not None else self._rounded_weight()
-
-    def _rounded_weight(self) -> Tensor:
-        return fake_quantise_weight(self.weight, self.axis)
+        return x, self.weight if self.after.histogram is not None else fake_quantise_weight(self.weight)
 
     def _finish(self, y: Tensor, residual: Tensor | None = None) -> Tensor:
         y = y if self.after is None else self.after(y)
@@ -105,27 +98,6 @@ class QuantisedLinear(_Quantised):
         """Map `K x I` to `K x O`."""
         x, weight = self._rounded(x)
         return self._finish(functional.linear(x, weight, self.bias))
-
-
-class QuantisedUpsampling(_Quantised):
-    """The counterpart of :class:`seamseg.models.folded.FoldedUpsampling`; parameters as of the base.
-
-    The exported layer is a 1x1 convolution to all cells of a window: each has a scale of its own. Windows that overlap
-    stay in float.
-    """
-
-    def __init__(self, layer: FoldedUpsampling, quantised: bool) -> None:
-        side = list(layer.weight.shape[2:])
-        super().__init__(layer, quantised and side == layer.stride and side[0] == side[1])
-        self.stride = layer.stride
-
-    def _rounded_weight(self) -> Tensor:
-        return fake_quantise_weight(self.weight.flatten(1), 1).view(self.weight.shape)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map `N x I x h x w` to `N x O x H x W`."""
-        x, weight = self._rounded(x)
-        return self._finish(functional.conv_transpose2d(x, weight, self.bias, stride=self.stride))
 
 
 class QuantisedChannelwise(ChannelwiseActivation):
@@ -202,8 +174,6 @@ def _first_layers(head: ROIHead) -> Sequence[nn.Module]:
 
 
 def _make(layer: _Layer, quantised: bool, float_input: bool, residual: bool) -> nn.Module:
-    if isinstance(layer, FoldedUpsampling):
-        return QuantisedUpsampling(layer, quantised)
     if isinstance(layer, (FusedLinear, nn.Linear)):
         return QuantisedLinear(layer, quantised, float_input)
     return QuantisedConv2d(layer, quantised, float_input, residual)

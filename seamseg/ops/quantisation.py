@@ -128,11 +128,10 @@ class FakeQuantise(nn.Module):
         return rounded.to(x.dtype)
 
 
-def fake_quantise_weight(weight: Tensor, axis: int) -> Tensor:
-    """Round a weight to 255 levels, symmetric to 0, for each index of its axis of output channels."""
-    others = [dimension for dimension in range(weight.dim()) if dimension != axis]
-    scale = weight.detach().float().abs().amax(dim=others) / _WEIGHT_LEVELS
+def fake_quantise_weight(weight: Tensor) -> Tensor:
+    """Round a weight `O x ...` to 255 levels, symmetric to 0, for each output channel."""
+    scale = weight.detach().float().flatten(1).abs().amax(dim=1) / _WEIGHT_LEVELS
     scale = torch.where(scale >= torch.finfo(torch.float32).tiny, scale, 1.0)
     # zero points of a float type: the host need not check them
     zero = torch.zeros_like(scale)
-    return torch.fake_quantize_per_channel_affine(weight, scale, zero, axis, -_WEIGHT_LEVELS, _WEIGHT_LEVELS)
+    return torch.fake_quantize_per_channel_affine(weight, scale, zero, 0, -_WEIGHT_LEVELS, _WEIGHT_LEVELS)

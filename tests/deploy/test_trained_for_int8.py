@@ -82,11 +82,20 @@ class _Nothing:
         pass
 
 
-def scales(model):
-    """Scale and zero point of each tensor that is rounded, in the order of the graph."""
+def assert_same_scales(path, net):
+    """Each place in the network where values are rounded is one in the file, with its scale and zero point."""
+    model = onnx.load(path)
     constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     nodes = [node for node in model.graph.node if node.op_type == "QuantizeLinear"]
-    return sorted((float(constants[n.input[1]]), int(constants[n.input[2]])) for n in nodes)
+    found = {tuple(float(constants[name]) for name in node.input[1:]) for node in nodes}
+    # the dense part has no ROI head
+    named = [(name, place) for name, place in net.named_modules() if isinstance(place, FakeQuantise)]
+    places = [place for name, place in named if not name.startswith("roi_head.")]
+    wanted = {(float(place.scale), float(place.zero_point)) for place in places}
+    for one, other in ((found, wanted), (wanted, found)):
+        for scale, zero in one:
+            near = [other_scale for other_scale, other_zero in other if other_zero == zero]
+            assert any(abs(scale - other_scale) <= 1e-6 * scale for other_scale in near)
 
 
 def test_each_sort_of_layer(tmp_path):
@@ -100,13 +109,10 @@ def test_each_sort_of_layer(tmp_path):
     assert operators["QLinearConv"] == 5
     assert operators["Conv"] + operators["FusedConv"] == 1
     assert operators["ConvTranspose"] == 0
-    places = [place for place in net.modules() if isinstance(place, FakeQuantise)]
-    wanted = sorted((float(place.scale), int(place.zero_point)) for place in places)
-    # the pooled map has the scale of its input
-    assert set(np.round(scales(onnx.load(path)), 6).flatten()) == set(np.round(wanted, 6).flatten())
+    assert_same_scales(path, net)
     plain, rounded = (values[0] for values in float_and_simulated(net, module, [image]))
     (found,) = run(path, {"image": image.numpy()})
-    step = float(net.up[0].activated.scale)
+    step = float(net.up[0].cells.activated.scale)
     # a value halfway between two levels may be rounded to either
     assert np.abs(found - rounded).mean() < step / 50
     assert np.abs(found - plain).mean() > step / 4
@@ -121,13 +127,14 @@ def test_network(kind, tmp_path):
     with choosing_ranges(net), torch.no_grad():
         module(image, size)
     path, module = write(net, kind, tmp_path, SIZE, "dense")
-    assert executed_operators(onnx.load(path))["QLinearConv"] > 20
+    assert executed_operators(onnx.load(path))["QLinearConv"] > 15
+    assert_same_scales(path, net)
     plain, rounded = float_and_simulated(net, module, [image, size])
     found = run(path, {"image": image.numpy(), "size": size.numpy()})
     for a, b, c in zip(found, rounded, plain, strict=True):
         assert a.shape == b.shape
-        # rounding differs near the middle of two levels, and deep networks amplify that
-        assert np.abs(a - b).mean() < 0.5 * np.abs(b - c).mean()
+        # a value halfway between two levels may be rounded to either; a deep network of noise amplifies that
+        assert np.abs(a - b).mean() < 0.8 * np.abs(b - c).mean()
 
 
 def semantic_folded():

@@ -75,13 +75,11 @@ def test_values_are_observed_and_not_changed():
     assert place.histogram.counts.sum() == 50
 
 
-@pytest.mark.parametrize("axis", [0, 1])
-def test_weights(axis):
+def test_weights():
     """Each output channel has its own 255 levels; one of zeros stays."""
-    weight = torch.randn(4, 5, 3, 3) * torch.tensor([1.0, 10, 0.01, 0])[:, None, None, None]
-    weight = (weight if axis == 0 else weight.transpose(0, 1).contiguous()).requires_grad_()
-    rounded = fake_quantise_weight(weight, axis)
-    for own, found in zip(*(w.detach().transpose(0, axis).double().numpy() for w in (weight, rounded))):
+    weight = (torch.randn(4, 5, 3, 3) * torch.tensor([1.0, 10, 0.01, 0])[:, None, None, None]).requires_grad_()
+    rounded = fake_quantise_weight(weight)
+    for own, found in zip(*(w.detach().double().numpy() for w in (weight, rounded))):
         step = np.abs(own).max() / 127
         wanted = np.rint(own / step) * step if step else own
         np.testing.assert_allclose(found, wanted, atol=1e-6 * np.abs(own).max() + 1e-30)
