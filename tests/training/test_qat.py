@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 from support.interruptions import loss_lines, result, signals_at, train_until_done
-from support.micro import CONFIG, make_dataset
+from support.micro import CONFIG, make_dataset, narrow_body
 from support.networks import randomise, toy_batch
+from support.processes import launch
 from support.semantic_networks import semantic_config
 from torch.testing import assert_close
 
@@ -54,6 +55,25 @@ def test_training(options, narrow, micro_run, seamseg_main, tmp_path, capsys):
     capsys.readouterr()
     assert seamseg_main("evaluate", options.log_dir, options.data) == 0
     assert f"{100 * scores.mIoU:.2f}" in capsys.readouterr().out
+
+
+def train_process(rank, join, options):
+    join()
+    with narrow_body():
+        run_training(options)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_two_processes(options, tmp_path):
+    """Both have the ranges of the main process, and the snapshot holds one state."""
+    launch(train_process, 2, replace(options, log_dir=tmp_path / "run"))
+    snapshot = load_snapshot(tmp_path / "run" / "model_last.pth.tar")
+    assert len(snapshot.resume["ranks"]) == 2
+    assert all(not state["buffers"] for state in snapshot.resume["ranks"]), "buffers are equal"
+    scales = [value for key, value in snapshot.state_dict["body"].items() if key.endswith(".scale")]
+    assert len(scales) > 10
+    assert all(0 < scale < 1 for scale in scales)
 
 
 def trained_form(config, stuff=2, things=3):
