@@ -133,8 +133,10 @@ def test_network(kind, tmp_path):
     found = run(path, {"image": image.numpy(), "size": size.numpy()})
     for a, b, c in zip(found, rounded, plain, strict=True):
         assert a.shape == b.shape
-        # a value halfway between two levels may be rounded to either; a deep network of noise amplifies that
-        assert np.abs(a - b).mean() < 0.8 * np.abs(b - c).mean()
+        # a value halfway between two levels may be rounded to either, and a deep network of noise amplifies that:
+        # the errors are not equal, but correlated, and of one size
+        assert np.corrcoef((a - c).flatten(), (b - c).flatten())[0, 1] > 0.3
+        assert 0.7 < np.abs(a - c).mean() / np.abs(b - c).mean() < 1.4
 
 
 def semantic_folded():
