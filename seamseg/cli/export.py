@@ -45,9 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibrate", type=int, metavar="N", help="pictures of --int8, evenly spaced in its train_set (default: 64)"
     )
-    parser.add_argument(
-        "--opset", type=int, default=20, metavar="N", help="version of the ONNX operators (default: 20)"
-    )
+    parser.add_argument("--opset", type=int, metavar="N", help="version of the operators of an ONNX file (default: 20)")
     parser.add_argument(
         "--check", nargs="+", default=[], metavar="PHOTO", help="photos to compare the file with the network on"
     )

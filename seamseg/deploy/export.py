@@ -62,17 +62,21 @@ class Format:
     packages: tuple[str, ...]
     precisions: tuple[str, ...]
     standard_ops: bool
-    write: Callable[[ExportNet, Path, ExportedMetadata, tuple[int, int], int], None]
+    write: Callable[[ExportNet, Path, ExportedMetadata, tuple[int, int], int | None], None]
     open: Callable[[Path], Session]
 
 
-def _write_onnx(net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int], opset: int) -> None:
-    from seamseg.deploy.onnx import write_onnx
+def _write_onnx(
+    net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int], opset: int | None
+) -> None:
+    from seamseg.deploy.onnx import OPSET, write_onnx
 
-    write_onnx(net, target, metadata, size, opset)
+    write_onnx(net, target, metadata, size, OPSET if opset is None else opset)
 
 
-def _write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int], opset: int) -> None:
+def _write_package(
+    net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int], opset: int | None
+) -> None:
     from seamseg.deploy.aoti import write_package
 
     write_package(net, target, metadata, size)
@@ -100,7 +104,7 @@ class ExportOptions:
     part : "all", or "dense": pyramid levels, RPN outputs and semantic logits
     precision : compute type of the file
     int8, calibrate : dataset folder, with whose pictures, at most so many, the network is quantised to int8; ONNX only
-    opset : version of the operators of ONNX
+    opset : version of the operators of ONNX, by default 20; for ONNX files only
     check : photos to compare the file with the network on; a generated picture by default
     force : overwrite an existing file
     config, meta : INI file (of a classifier the JSON file) and `metadata.bin`, if the model does not contain them
@@ -119,7 +123,7 @@ class ExportOptions:
     precision: str = "fp32"
     int8: str | Path | None = None
     calibrate: int = 64
-    opset: int = 20
+    opset: int | None = None
     check: Sequence[str | Path] = ()
     force: bool = False
     config: str | Path | None = None
@@ -223,7 +227,9 @@ def check_target(path: Path, options: ExportOptions) -> Format:
     if options.precision not in chosen.precisions:
         known = ", ".join(chosen.precisions)
         raise InputError(f"{option('precision', options.precision)}: {chosen.name} files are exported in {known}")
-    if path.suffix == ".onnx" and options.opset not in (20, 21):
+    if options.opset is not None and path.suffix != ".onnx":
+        raise InputError(f"{option('opset', options.opset)}: only ONNX files have such operators, not {path.name}")
+    if options.opset not in (None, 20, 21):
         raise InputError(f"{option('opset', options.opset)}: choose 20 or 21")
     if options.int8 is not None and path.suffix != ".onnx":
         raise InputError(f"{option('int8', options.int8)}: only ONNX files are quantised, not {path.name}")
