@@ -4,6 +4,7 @@
     seamseg export model.zip city.onnx --size 1024x2048 --check street.jpg
     seamseg export runs/city city.onnx --dynamic
     seamseg export runs/city int8.onnx --int8 data/city --data data/city
+    seamseg export runs/city_qat int8.onnx
     seamseg export runs/city dense.onnx --part dense
     seamseg export runs/things classifier.onnx
     seamseg predict city.onnx photos/ out/

@@ -8,7 +8,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from seamseg.inference.onnx_engines import open_onnx
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.package import PackageSession
 from seamseg.models.folding import PRECISIONS, fold_layers
+from seamseg.models.quantised import is_quantised
 from seamseg.predict.profiling import write_test_image
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, option
@@ -203,6 +204,8 @@ def export_model(model: str | Path, out: str | Path, options: ExportOptions = Ex
     chosen = check_target(path, options)
     _say(f"reading {model}")
     source = open_source(model, options)
+    if is_quantised(source.net):
+        _check_trained_for_int8(model, path, options)
     try:
         return _export(source, path, chosen, options)
     except (RuntimeError, MemoryError) as error:
@@ -233,6 +236,15 @@ def check_target(path: Path, options: ExportOptions) -> Format:
     if missing:
         raise InputError(f"{path}: needs {', '.join(missing)}: pip install 'seamseg[export]'")
     return chosen
+
+
+def _check_trained_for_int8(model: str | Path, path: Path, options: ExportOptions) -> None:
+    if path.suffix != ".onnx":
+        raise InputError(f"{path}: {model} was trained for int8, which is exported to ONNX only: name it *.onnx")
+    if options.int8 is not None:
+        raise InputError(
+            f"{option('int8', options.int8)}: {model} was trained for int8 and has its ranges: leave it out"
+        )
 
 
 def open_source(model: str | Path, options: ExportOptions) -> ExportSource:
@@ -312,15 +324,11 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
     eager = export_net(source.net, stated.mean, stated.std, options.part) if chosen.standard_ops else net
     # before the work: a photo may be unreadable
     pictures = _pictures(source, net, size, options, metadata)
-    photos = [] if options.int8 is None else _calibration_photos(source, options)
+    samples = None if options.int8 is None else _samples(source, options, metadata)
     _say(f"tracing the network at {size[0]} x {size[1]} and writing {path}, which takes a minute or more")
-    if source.input_size is None or options.int8 is None:
+    if samples is None and not is_quantised(source.net):
         chosen.write(net, path, metadata, size, options.opset)
     else:
-        scale = source.input_size.within(metadata.size or (DYNAMIC_SIDES[1],) * 2)
-        samples = (
-            metadata.inputs(network_input(as_image(photo), scale)) for photo in progress(photos, desc="calibrate")
-        )
         with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
             plain = Path(folder, "float.onnx")
             chosen.write(net, plain, metadata, size, options.opset)
@@ -352,13 +360,17 @@ def _pictures(
         return {name: metadata.inputs(network_input(as_image(photo), scale)) for name, photo in photos.items()}
 
 
-def _calibration_photos(source: ExportSource, options: ExportOptions) -> list[Path]:
-    """Return the photos to calibrate an int8 file with; errors as of :func:`export_model`."""
+def _samples(
+    source: ExportSource, options: ExportOptions, metadata: ExportedMetadata
+) -> Iterator[dict[str, np.ndarray]]:
+    """Return the inputs to calibrate an int8 file with; errors as of :func:`export_model`, before the first is read."""
     assert options.int8 is not None
     if source.input_size is None:
         raise InputError(f"{option('int8', options.int8)}: classifiers are not quantised")
     config = config_from_string(source.metadata.config, source="the model")
-    return calibration_photos(options.int8, source.metadata.metadata, config.dataloader.train_set, options.calibrate)
+    photos = calibration_photos(options.int8, source.metadata.metadata, config.dataloader.train_set, options.calibrate)
+    scale = source.input_size.within(metadata.size or (DYNAMIC_SIDES[1],) * 2)
+    return (metadata.inputs(network_input(as_image(photo), scale)) for photo in progress(photos, desc="calibrate"))
 
 
 @torch.inference_mode()
