@@ -46,14 +46,14 @@ nitpick_ignore_regex = [
     ("py:.*", r"seamseg\.(.*\.)?(_.*|[A-Z])"),
     # type variables
     ("py:.*", r"seamseg\.models\.folding\.(Net|Module)"),
-    ("py:.*", r"seamseg\.(cli|deploy|predict|training|report|toy_city|demo|validation|utils)\..*"),
+    ("py:.*", r"seamseg\.(cli|predict|training|report|toy_city|demo|validation|utils)\..*"),
 ]
 # attributes of two classes may share a name; numpy docstrings refer to them without the class
 suppress_warnings = ["ref.python"]
 
 PUBLIC = (
-    "checkpoints", "config", "data", "evaluation", "formats", "idmaps", "inference", "inplace_abn", "models", "ops",
-    "panoptic_map", "predictions", "prepare", "structures", "visualize",
+    "checkpoints", "config", "data", "deploy", "evaluation", "formats", "idmaps", "inference", "inplace_abn", "models",
+    "ops", "panoptic_map", "predictions", "prepare", "structures", "visualize",
 )  # fmt: skip
 """The rooms of the API reference."""
 

@@ -19,9 +19,10 @@ def classifier(config: Any, checkpoint: Any = None, device: Any = "auto") -> nn.
 
     Parameters
     ----------
-    config : JSON file, or the name of a packaged one
-    checkpoint : of this project or of the original; random weights if None
-    device : auto (a GPU if there is one), cpu, cuda or cuda:N; for `.onnx` cpu (ONNX Runtime) or openvino
+    config : JSON file, or the name of a packaged one; or a folder with configuration and checkpoint, also
+        `hf://user/repo`
+    checkpoint : of this project or of the original; that of the folder, or random weights if None
+    device : auto (a GPU if there is one), cpu, cuda or cuda:N
 
     Returns
     -------
@@ -47,7 +48,8 @@ def load(model: Any, device: Any = "auto", config: Any = None, meta: Any = None,
 
     Parameters
     ----------
-    model : published zip, run folder, or snapshot
+    model : published zip, run folder, folder of `seamseg convert-model`, snapshot, exported network (.onnx, .pt2), or
+        `hf://user/repo[@revision][/FILE]` on the Hugging Face Hub
     device : auto (a GPU if there is one), cpu, cuda or cuda:N; for `.onnx` cpu (ONNX Runtime) or openvino
     config, meta : INI file and `metadata.bin`, if the model does not contain them
     **options : thresholds, sizes, tiles and so on, see :class:`seamseg.inference.options.InferenceOptions`

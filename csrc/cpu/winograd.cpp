@@ -44,6 +44,7 @@ SEAMSEG_INLINE void transform_output(const Lanes (&x)[6], Lanes (&y)[4]) {
 struct Map {
   int64_t images, height, width, channels, dilation;
   int64_t columns() const { return (width + 4 * dilation - 1) / (4 * dilation); }
+  int64_t rows() const { return (height + 4 * dilation - 1) / (4 * dilation); }
   int64_t offset(int64_t image, int64_t y, int64_t x) const { return ((image * height + y) * width + x) * channels; }
 };
 
@@ -140,8 +141,11 @@ SEAMSEG_CLONES void output_tile(const float* const (&products)[36], const Map& m
 Map map_of(const Tensor& x, int64_t dilation, int64_t first, int64_t rows, const char* op) {
   STD_TORCH_CHECK(x.dim() == 4 && x.scalar_type() == ScalarType::Float && x.is_contiguous() && x.size(3) % kLanes == 0,
                   op, ": expected a contiguous float32 N x H x W x C, C a multiple of 16");
-  STD_TORCH_CHECK(dilation > 0 && first >= 0 && rows > 0, op, ": expected a dilation and rows of tiles above 0");
-  return {x.size(0), x.size(1), x.size(2), x.size(3), dilation};
+  STD_TORCH_CHECK(dilation > 0 && dilation <= 4096, op, ": expected a dilation of 1 to 4096");
+  const Map map{x.size(0), x.size(1), x.size(2), x.size(3), dilation};
+  STD_TORCH_CHECK(first >= 0 && rows > 0 && first < map.rows() && rows <= map.rows() - first, op,
+                  ": expected rows of tiles of the map");
+  return map;
 }
 
 Tensor winograd_input(const Tensor& x, int64_t dilation, int64_t first, int64_t rows) {

@@ -17,50 +17,36 @@
 #include <regex>
 #include <stdexcept>
 
+#include "json.h"
+
 using at::Tensor;
 using torch::inductor::AOTIModelPackageLoader;
 
-// What a package states about its network: the JSON text under "seamseg", of which this program needs a few values.
+// What a package states about its network: the JSON text under "seamseg".
 struct Metadata {
-  std::string json;
+  Json json;
 
   explicit Metadata(const std::string& package) {
     // only reads the file: loading it runs the code in it
-    json = AOTIModelPackageLoader::load_metadata_from_package(package, "model")["seamseg"];
-    if (json.empty()) throw std::runtime_error(package + ": was not exported by seamseg");
-    if (find("\"kind\": \"(\\w+)\"") != "panoptic") throw std::runtime_error(package + ": no panoptic network");
+    const std::string text = AOTIModelPackageLoader::load_metadata_from_package(package, "model")["seamseg"];
+    if (text.empty()) throw std::runtime_error(package + ": was not exported by seamseg");
+    json = JsonReader(text).document();
+    if (json["kind"].as<std::string>() != "panoptic" || json["part"].as<std::string>() != "all")
+      throw std::runtime_error(package + ": no panoptic network");
+    if (json["size"].is_null()) throw std::runtime_error(package + ": has no fixed size: export it with --size");
   }
 
-  std::string find(const std::string& pattern) const {
-    std::smatch match;
-    return std::regex_search(json, match, std::regex(pattern)) ? match[1].str() : "";
-  }
-
-  double number(const std::string& name) const {
-    const std::string value = find("\"" + name + "\": (-?[0-9.e+-]+)");
-    if (value.empty()) throw std::runtime_error("the metadata lacks " + name);
-    return std::stod(value);
-  }
-
-  // A key of the configuration, which is the text of an INI file; 0 if it is not set.
-  double option(const std::string& name) const {
-    const std::string value = find("\\\\n" + name + " *= *([0-9]+)");
-    return value.empty() ? 0 : std::stod(value);
-  }
-
+  double threshold(const std::string& name) const { return json["thresholds"][name].as<double>(); }
+  const Json::List& categories() const { return json["metadata"]["categories"].as<Json::List>(); }
   // Height or width of the network's input.
-  int64_t size(int axis) const {
-    const std::string side = find(axis == 0 ? "\"size\": \\[([0-9]+)" : "\"size\": \\[[0-9]+, ([0-9]+)");
-    if (side.empty()) throw std::runtime_error("this program needs a package of fixed size, exported with --size");
-    return std::stoll(side);
-  }
+  int64_t size(int axis) const { return static_cast<int64_t>(json["size"].as<Json::List>().at(axis).as<double>()); }
 
-  std::vector<std::string> categories() const {
-    const std::string list = find("\"categories\": \\[([^\\]]*)\\]");
-    const std::regex name("\"((?:[^\"\\\\]|\\\\.)*)\"");
-    std::vector<std::string> names;
-    for (std::sregex_iterator it(list.begin(), list.end(), name), end; it != end; ++it) names.push_back((*it)[1]);
-    return names;
+  // A number in section [dataloader] of the configuration, the text of an INI file; 0 if it is not set.
+  double option(const std::string& name) const {
+    const std::string& config = json["config"].as<std::string>();
+    const std::regex line("(?:^|\n)\\[dataloader\\]\n(?:[^[\n][^\n]*\n|\n)*?" + name + " *= *([0-9]+)");
+    std::smatch match;
+    return std::regex_search(config, match, line) ? std::stod(match[1]) : 0;
   }
 };
 
@@ -102,17 +88,17 @@ struct Segment {
 
 // The fusion of docs/contract.md, section 4, at the size of the network's input; segment i has id i + 1.
 std::vector<Segment> fuse(const std::vector<Tensor>& outputs, const Metadata& metadata, Tensor ids) {
-  const auto num_stuff = static_cast<int64_t>(metadata.number("num_stuff"));
+  const auto num_stuff = static_cast<int64_t>(metadata.json["metadata"]["num_stuff"].as<double>());
   const int64_t count = outputs[4].item<int64_t>();
   const Tensor scores = outputs[2].narrow(0, 0, count);
-  Tensor kept = at::nonzero(scores > metadata.number("score_threshold")).flatten();
+  Tensor kept = at::nonzero(scores > metadata.threshold("score_threshold")).flatten();
   kept = kept.index_select(0, at::argsort(scores.index_select(0, kept), /*stable=*/true, 0, /*descending=*/true));
   std::vector<Segment> segments;
   if (kept.numel() > 0) {
     const Tensor masks = outputs[3].index_select(0, kept).sigmoid(), boxes = outputs[0].index_select(0, kept);
     const Tensor placed =
         op<Tensor(const Tensor&, const Tensor&, const Tensor&, double, int64_t, bool)>("seamseg::paste_masks_into")
-            .call(ids, masks, boxes, metadata.number("overlap_threshold"), /*first_id=*/1, /*keep_empty=*/false);
+            .call(ids, masks, boxes, metadata.threshold("overlap_threshold"), /*first_id=*/1, /*keep_empty=*/false);
     kept = kept.index({placed});
     for (int64_t i = 0; i < kept.numel(); ++i) {
       const int64_t row = kept[i].item<int64_t>();
@@ -125,7 +111,7 @@ std::vector<Segment> fuse(const std::vector<Tensor>& outputs, const Metadata& me
   Tensor id_of_class = at::zeros_like(areas);
   for (int64_t category = 0; category < areas.numel(); ++category) {
     const int64_t area = areas[category].item<int64_t>();
-    if (area == 0 || area < metadata.number("min_stuff_area")) continue;
+    if (area == 0 || area < metadata.threshold("min_stuff_area")) continue;
     segments.push_back({category, 1});
     id_of_class[category] = static_cast<int64_t>(segments.size());
   }
@@ -139,11 +125,14 @@ Tensor nearest(int64_t size, int64_t wanted) {
   return ((at::arange(wanted, at::kDouble) + .5) * step).floor().clamp_max(size - 1).to(at::kLong);
 }
 
-// Height and width of the photo in the input of the network: the shorter side gets `shortest_size`.
+// Height and width of the photo in the input of the network: the longer side gets `longest_size`, or the shorter one
+// `shortest_size`, unless the longer one would then exceed its limit.
 std::pair<int64_t, int64_t> scaled_size(double height, double width, const Metadata& metadata) {
-  const double shortest = metadata.option("shortest_size"), longest = metadata.option("longest_max_size");
-  double scale = shortest > 0 ? shortest / std::min(height, width) : 1;
-  if (longest > 0 && std::floor(std::max(height, width) * scale) > longest) scale = longest / std::max(height, width);
+  const double shortest = metadata.option("shortest_size"), longest = metadata.option("longest_size");
+  if (shortest == 0) throw std::runtime_error("the metadata lacks [dataloader] shortest_size");
+  const double limit = std::max(4 * shortest, metadata.option("longest_max_size"));
+  double scale = longest > 0 ? longest / std::max(height, width) : shortest / std::min(height, width);
+  if (longest == 0 && std::floor(std::max(height, width) * scale) > limit) scale = limit / std::max(height, width);
   const double room_height = metadata.size(0), room_width = metadata.size(1);
   if (std::floor(height * scale) > room_height || std::floor(width * scale) > room_width)
     scale = std::min(room_height / height, room_width / width);
@@ -165,12 +154,11 @@ void run(const std::string& library, const std::string& package, const std::stri
   const std::vector<Segment> segments = fuse(outputs, metadata, ids);
   ids = ids.index_select(0, nearest(height, native.size(1))).index_select(1, nearest(width, native.size(2)));
 
-  const std::vector<std::string> names = metadata.categories();
   const Tensor areas = at::bincount(ids.flatten(), {}, static_cast<int64_t>(segments.size()) + 1);
   for (size_t i = 0; i < segments.size(); ++i) {
     const auto area = areas[static_cast<int64_t>(i) + 1].item<int64_t>();
     if (area == 0) continue;  // too small for the size of the photo
-    std::cout << i + 1 << " " << names.at(segments[i].category) << " " << segments[i].score << " " << area << "\n";
+    std::cout << i + 1 << " " << metadata.categories().at(segments[i].category).as<std::string>() << " " << segments[i].score << " " << area << "\n";
   }
   write_pgm(target, ids);
 }

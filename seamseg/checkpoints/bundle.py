@@ -1,4 +1,4 @@
-"""Open a trained model: a published zip, a run folder, or a snapshot with its configuration and classes."""
+"""Open a trained model: a published zip, a folder, or a file of weights, with its configuration and classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from typing import Any
 
 from torch import Tensor
 
-from seamseg.checkpoints.missing_model import CONFIG_NAME, METADATA_NAME, require_model, snapshot_in
+from seamseg.checkpoints.missing_model import (
+    CLASSES_NAME,
+    CONFIG_NAME,
+    METADATA_NAME,
+    WEIGHTS_ENDING,
+    local_model,
+    snapshot_in,
+)
 from seamseg.checkpoints.snapshot import NETWORK_MODULES, Snapshot, load_snapshot
 from seamseg.config import KINDS, Config, config_from_string, find_experiment, load_config
 from seamseg.config.loader import head_parameters
@@ -20,19 +27,23 @@ from seamseg.formats.metadata import Metadata, metadata_of, parse_metadata, read
 from seamseg.formats.vistas import published_classes
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import read_bytes
-from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, read_member
+from seamseg.utils.limits import CONFIG_BYTES, MODEL_METADATA_BYTES, SNAPSHOT_BYTES, parse_json, read_member
 
 _SPARE_PARAMETERS = 100_000_000
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """Everything that inference needs: the configuration of the network, its classes and its weights."""
+    """Everything that inference needs: the configuration of the network, its classes and its weights.
+
+    `licence` is that of the weights, as far as it is stated.
+    """
 
     config: Config
     metadata: Metadata
     snapshot: Snapshot
     name: str
+    licence: str = ""
 
 
 def open_model(
@@ -49,7 +60,8 @@ def open_model(
 
     Parameters
     ----------
-    path : a zip with a `*.tar` snapshot and usually `config.ini` and `metadata.bin`; a run folder; or a snapshot
+    path : a zip with a `*.tar` snapshot and usually `config.ini` and `metadata.bin`; a run folder; a folder of
+        `seamseg convert-model`, also on the hub (`hf://user/repo`); or a snapshot
     config : INI file to use instead of the model's own
     meta : `metadata.bin`, or a data set folder that has one, to use instead of the model's own
     overrides : `section.key=value` each
@@ -60,17 +72,19 @@ def open_model(
     InputError
         if something is missing or inconsistent
     """
-    path = Path(path)
-    require_model(path)
+    path = local_model(path)
     if path.is_dir():
-        found = _from_folder(path)
+        found = _beside(snapshot_in(path))
+    elif path.suffix == WEIGHTS_ENDING:
+        found = _beside(path)
     elif _is_published(path):
         found = _from_zip(path)
     else:
         found = _Parts(load_snapshot(path), None, None, str(path))
     own = kind_of(found.snapshot, found.name)
     found = _with_published_classes(found)
-    model = ModelFile(_config(found, config, overrides, own), _metadata(found, meta), found.snapshot, found.name)
+    chosen = _config(found, config, overrides, own)
+    model = ModelFile(chosen, _metadata(found, meta), found.snapshot, found.name, found.licence)
     check_kind(model.snapshot, kind or model.config.kind, model.name)
     if kind not in (None, model.config.kind):
         raise InputError(f"{model.name}: is a model for {model.config.kind}, not for {kind}")
@@ -103,6 +117,7 @@ class _Parts:
     config_text: str | None
     metadata: Metadata | None
     name: str
+    licence: str = ""
 
 
 def _check_size(model: ModelFile) -> None:
@@ -118,15 +133,46 @@ def _check_size(model: ModelFile) -> None:
         )
 
 
-def _from_folder(folder: Path) -> _Parts:
-    found = snapshot_in(folder)
-    config, metadata = folder / CONFIG_NAME, folder / METADATA_NAME
+def _beside(found: Path) -> _Parts:
+    """Return a snapshot or a file of weights, with the configuration and classes in its folder."""
+    config, metadata, stated = (found.with_name(name) for name in (CONFIG_NAME, METADATA_NAME, CLASSES_NAME))
+    classes, licence = None, ""
+    if metadata.is_file():
+        classes = read_metadata(metadata, MODEL_METADATA_BYTES)
+    elif stated.is_file():
+        content = read_statement(stated)
+        classes, licence = metadata_of(content, str(stated)), content.get("licence", "")
     return _Parts(
         load_snapshot(found),
         _decoded(read_bytes(config, "configuration", CONFIG_BYTES), str(config)) if config.is_file() else None,
-        read_metadata(metadata, MODEL_METADATA_BYTES) if metadata.is_file() else None,
+        classes,
         str(found),
+        licence if isinstance(licence, str) else "",
     )
+
+
+STATEMENT_FORMAT = 1
+"""Version of `metadata.json`; a reader refuses files of a later one."""
+
+
+def read_statement(path: Path) -> dict[str, Any]:
+    """Read `metadata.json` of a folder of `seamseg convert-model`.
+
+    Raises
+    ------
+    InputError
+        if it is missing, too large, not JSON, or of a later format
+    """
+    try:
+        content = parse_json(read_bytes(path, "list of classes", CONFIG_BYTES))
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON, or a truncated one ({error}); copy it again") from None
+    found = content.get("format") if isinstance(content, dict) else None
+    if not isinstance(found, int) or found < 1:
+        raise InputError(f"{path}: states no format: it was not written by `seamseg convert-model`")
+    if found > STATEMENT_FORMAT:
+        raise InputError(f"{path}: has format {found}, this version reads {STATEMENT_FORMAT}: update seamseg")
+    return dict(content)
 
 
 def _is_published(path: Path) -> bool:
@@ -188,6 +234,8 @@ def _config(found: _Parts, config: str | Path | None, overrides: Sequence[str], 
 def _metadata(found: _Parts, meta: str | Path | None) -> Metadata:
     if meta is not None:
         path = Path(meta)
+        if path.suffix == ".json":
+            return metadata_of(read_statement(path), str(path))
         return read_metadata(path / METADATA_NAME if path.is_dir() else path, MODEL_METADATA_BYTES)
     if found.metadata is not None:
         return found.metadata

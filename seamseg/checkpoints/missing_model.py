@@ -1,4 +1,4 @@
-"""What can be told of a model without torch: whether it exists and is an exported network, and its checksum."""
+"""What can be told of a model without torch: where it is, whether it is an exported network, and its checksum."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import IO
 
+from seamseg.checkpoints.hub import fetch, is_hub_uri
 from seamseg.utils.errors import InputError
 
 VISTAS_MD5 = "7046e54e54e9dcc38060b150e97f4a5a"
@@ -18,6 +19,16 @@ SNAPSHOT_NAMES = ("model_best.pth.tar", "model_last.pth.tar")
 CONFIG_NAME = "config.ini"
 METADATA_NAME = "metadata.bin"
 
+WEIGHTS_NAME = "model.safetensors"
+WEIGHTS_ENDING = ".safetensors"
+CLASSES_NAME = "metadata.json"
+"""Classes, kind and licence beside the weights, see :mod:`seamseg.deploy.model_folder`."""
+
+CLASSIFIER_CONFIG_NAME = "config.json"
+CLASSIFIER_CLASSES_NAME = "classes.json"
+MODEL_FILES = (WEIGHTS_NAME, CONFIG_NAME, CLASSES_NAME, CLASSIFIER_CONFIG_NAME, CLASSIFIER_CLASSES_NAME)
+"""Files of a model without pickles, a classifier's included."""
+
 PACKAGE_ENDING = ".pt2"
 EXPORTED_ENDINGS = (".onnx", PACKAGE_ENDING)
 
@@ -27,13 +38,23 @@ def is_exported(model: str | Path) -> bool:
     return Path(model).suffix.lower() in EXPORTED_ENDINGS
 
 
-def require_model(path: Path) -> None:
-    """Raise InputError if the model does not exist."""
+def local_model(model: str | Path) -> Path:
+    """Return the path of a model; one of the Hugging Face Hub, `hf://user/repo`, is downloaded.
+
+    Raises
+    ------
+    InputError
+        if it does not exist, see also :func:`seamseg.checkpoints.hub.fetch`
+    SeamsegError
+        if it cannot be downloaded
+    """
+    path = fetch(str(model), MODEL_FILES) if is_hub_uri(model) else Path(model)
     if path.exists():
-        return
+        return path
     text = (
         f"{path}: no such model; MODEL is a published .zip (snapshot, config.ini and metadata.bin inside), a run "
-        "folder of `seamseg train`, a snapshot (.pth.tar, .tar), or an exported network (.onnx, .pt2)"
+        "folder of `seamseg train`, a folder of `seamseg convert-model`, a snapshot (.pth.tar, .tar), an exported "
+        "network (.onnx, .pt2), or hf://user/repo"
     )
     if "vistas" in path.name.lower() and path.suffix.lower() == ".zip":
         text += (
@@ -45,15 +66,14 @@ def require_model(path: Path) -> None:
 
 
 def digest(path: str | Path) -> str:
-    """Compute the SHA-256 of a model: of its zip or snapshot, or of the preferred snapshot of a run folder.
+    """Compute the SHA-256 of a model: of its zip or snapshot, or of the preferred weights of a folder.
 
     Raises
     ------
     InputError
         if it cannot be read
     """
-    path = Path(path)
-    require_model(path)
+    path = local_model(path)
     file = snapshot_in(path) if path.is_dir() else path
     try:
         with open(file, "rb") as stream:
@@ -70,11 +90,24 @@ def _sha256(stream: IO[bytes]) -> str:
 
 
 def snapshot_in(folder: Path) -> Path:
-    """Return the preferred snapshot of a run folder; InputError if there is none."""
-    found = next((folder / name for name in SNAPSHOT_NAMES if (folder / name).is_file()), None)
+    """Return the preferred snapshot of a run folder, or the weights of another one; InputError if there are none."""
+    found = next((folder / name for name in (*SNAPSHOT_NAMES, WEIGHTS_NAME) if (folder / name).is_file()), None)
     if found is None:
         others = sorted(folder.glob("*.tar")) + sorted(folder.glob("*.pth"))
         if len(others) != 1:
-            raise InputError(f"{folder}: not a run folder: it holds neither {' nor '.join(SNAPSHOT_NAMES)}")
+            known = " nor ".join((*SNAPSHOT_NAMES, WEIGHTS_NAME))
+            raise InputError(f"{folder}: not a run folder: it holds neither {known}")
         found = others[0]
     return found
+
+
+def weights_at(path: str | Path) -> Path:
+    """Return the file of weights: a file itself, the preferred one of a folder, or that of `hf://user/repo`.
+
+    Raises
+    ------
+    InputError, SeamsegError
+        as :func:`local_model`; not for a missing file
+    """
+    found = local_model(path) if is_hub_uri(path) else Path(path)
+    return snapshot_in(found) if found.is_dir() else found

@@ -9,7 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from seamseg.checkpoints.hub import is_hub_uri
 from seamseg.checkpoints.imagenet import check_network, published_name, without_prefix
+from seamseg.checkpoints.missing_model import weights_at
 from seamseg.checkpoints.snapshot import (
     NETWORK_MODULES,
     LoadReport,
@@ -31,8 +33,9 @@ def load_pretrained(net: nn.Module, specification: str) -> LoadReport:
     ----------
     net : the network
     specification : `FILE`, a snapshot of which all parts are loaded, or `PART:FILE` with PART one of the network's
-        (body, rpn_head, ...); FILE is then a snapshot or a state dict of that part alone. The moving average of the
-        weights is loaded if the snapshot has one
+        (body, rpn_head, ...); FILE is then a snapshot or a state dict of that part alone. It may be a safetensors
+        file, a folder with a model, or `hf://user/repo`. The moving average of the weights is loaded if the snapshot
+        has one
 
     Returns
     -------
@@ -45,12 +48,13 @@ def load_pretrained(net: nn.Module, specification: str) -> LoadReport:
     """
     part, path = _split(specification)
     if part is None:
-        report = load_into(net, load_snapshot(path), strict=False, name=path)
+        report = load_into(net, load_snapshot(weights_at(path)), strict=False, name=path)
     else:
         module = getattr(net, part, None)
         if module is None:
             raise InputError(f"{option('pretrain', specification)}: this network has no {part}")
-        report = _load_part(module, load_tensors(path, path), part, path)
+        file = str(weights_at(path))
+        report = _load_part(module, load_tensors(file, file), part, file)
     if report.loaded == 0:
         raise InputError(f"{option('pretrain', specification)}: nothing in it fits this network: {report}")
     return report
@@ -70,10 +74,9 @@ def load_body_weights(net: nn.Module, path: str) -> LoadReport:
         if not isinstance(backbone, TimmBackbone):
             raise InputError(f"[body] weights = timm: {backbone.name} is no network of timm")
         report = load_module(backbone.model, backbone.download(), "body")
-    elif Path(path).suffix == ".safetensors":
-        report = _load_part(body, _load_safetensors(path), "body", path)
     else:
-        report = _load_part(body, load_tensors(path, path), "body", path)
+        file = str(weights_at(path))
+        report = _load_part(body, load_tensors(file, file), "body", file)
     if report.loaded == 0:
         raise InputError(f"[body] weights = {path}: nothing in it fits this network: {report}")
     return report
@@ -83,29 +86,11 @@ _OWN_KEYS = ("backbone.", "fpn.", "model.", "pyramid.")
 """Beginnings of the keys of the body of a network with a backbone of timm."""
 
 
-def _load_safetensors(path: str) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file; it comes with timm."""
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise InputError(f"{path}: needs safetensors ({error}): pip install 'seamseg[timm]'") from None
-    try:
-        tensors: dict[str, Tensor] = load_file(path)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except SafetensorError as error:
-        raise InputError(f"{path}: a truncated or damaged safetensors file: {error}") from None
-    return tensors
-
-
 def _split(specification: str) -> tuple[str | None, str]:
     part, colon, path = specification.partition(":")
     if colon and part in NETWORK_MODULES:
         return part, path
-    if colon and not Path(specification).exists() and len(part) > 1:
+    if colon and not is_hub_uri(specification) and not Path(specification).exists() and len(part) > 1:
         raise InputError(
             f"{option('pretrain', specification)}: no such file, and {part!r} is not a part of the network: "
             f"{', '.join(NETWORK_MODULES)}"

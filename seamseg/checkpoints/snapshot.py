@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from seamseg.checkpoints.missing_model import WEIGHTS_ENDING
 from seamseg.checkpoints.pickle_check import CodeInPickle, RefusedPickle
 from seamseg.checkpoints.snapshot_check import check_snapshot, is_plain
+from seamseg.checkpoints.weights_file import read_weights
 from seamseg.config.kinds import KINDS
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
@@ -203,6 +205,8 @@ def parse_snapshot(content: Any, name: str) -> Snapshot:
     """Return the snapshot that a file holds; `name` is the file's, for errors as of :func:`load_snapshot`."""
     state = content.get("state_dict") if isinstance(content, Mapping) else None
     if not isinstance(state, Mapping) or not any(part in state for part in NETWORK_MODULES):
+        if name.endswith(WEIGHTS_ENDING):
+            raise InputError(f"{name}: not the weights of a network of seamseg, whose tensors are named `body.*` etc.")
         raise InputError(
             f"{name}: not a snapshot of this network: "
             f"it must hold 'config' and a 'state_dict' with {', '.join(NETWORK_MODULES)}"
@@ -227,9 +231,10 @@ def parse_snapshot(content: Any, name: str) -> Snapshot:
 
 
 def load_tensors(file: str | Path | IO[bytes], name: str, mmap: bool = False) -> Any:
-    """Read tensors and plain data with `torch.load`, on the CPU.
+    """Read tensors and plain data, on the CPU, with `torch.load`, or a file of weights, `*.safetensors`.
 
-    With `mmap`, the tensors of a path are mapped into memory instead of read.
+    With `mmap`, the tensors of a path are mapped into memory instead of read. Weights are returned as `state_dict`, by
+    part if they are those of a network.
 
     Raises
     ------
@@ -237,6 +242,8 @@ def load_tensors(file: str | Path | IO[bytes], name: str, mmap: bool = False) ->
         if the file cannot be read or contains code
     """
     if isinstance(file, (str, Path)):
+        if str(file).endswith(WEIGHTS_ENDING):
+            return {"state_dict": _by_part(read_weights(file, name))}
         if Path(file).is_dir():
             raise InputError(f"{name}: is a folder, not a snapshot file")
         try:
@@ -247,6 +254,17 @@ def load_tensors(file: str | Path | IO[bytes], name: str, mmap: bool = False) ->
         except OSError as error:
             raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
     return _load(file, name, file)
+
+
+def _by_part(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return state dicts by part if all tensors are named `PART.KEY`, else the tensors as they are."""
+    parts: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        part, _, key = name.partition(".")
+        if part not in NETWORK_MODULES or not key:
+            return dict(tensors)
+        parts.setdefault(part, {})[key] = tensor
+    return parts
 
 
 def _load(opened: IO[bytes], name: str, source: str | Path | IO[bytes]) -> Any:

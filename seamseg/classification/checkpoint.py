@@ -15,14 +15,29 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from seamseg.checkpoints.bundle import read_statement
+from seamseg.checkpoints.hub import is_hub_uri
 from seamseg.checkpoints.imagenet import check_network, published_name, without_prefix
+from seamseg.checkpoints.missing_model import (
+    CLASSES_NAME,
+    CLASSIFIER_CLASSES_NAME,
+    CLASSIFIER_CONFIG_NAME,
+    WEIGHTS_ENDING,
+    local_model,
+    weights_at,
+)
 from seamseg.checkpoints.snapshot import Snapshot, load_into, load_tensors
 from seamseg.classification.config import ClassifierConfig, load_classifier_config
 from seamseg.classification.network import Classifier, build_classifier
+from seamseg.config.experiments import packaged_classifier
 from seamseg.training.checkpointing.run_folder import SnapshotFiles
 from seamseg.utils.distributed import choose_device
 from seamseg.utils.errors import InputError
+from seamseg.utils.files import read_bytes
+from seamseg.utils.limits import CONFIG_BYTES, parse_json
 
+CLASSIFICATION = "classification"
+"""Kind of a classifier, beside those of :data:`seamseg.config.kinds.KINDS`."""
 CHECKPOINT_NAME = "checkpoint.pth.tar"
 BEST_NAME = "model_best.pth.tar"
 
@@ -138,7 +153,7 @@ def _progress(content: Mapping[str, Any], name: str, epoch_length: int) -> dict[
 
 
 def load_checkpoint(net: Classifier, path: str | Path, config: ClassifierConfig) -> list[str]:
-    """Load the weights of a checkpoint, or its moving average if it has one.
+    """Load the weights of a checkpoint, or its moving average if it has one; `path` also as `hf://user/repo`.
 
     Returns
     -------
@@ -149,6 +164,7 @@ def load_checkpoint(net: Classifier, path: str | Path, config: ClassifierConfig)
     InputError
         if it is missing, damaged, contains code, or does not fit the network
     """
+    path = weights_at(path)
     snapshot = parse_checkpoint(load_tensors(path, str(path)), str(path), config)
     if snapshot.resume is None:
         published_name(path)  # refuses files that no network can use
@@ -159,9 +175,51 @@ def load_checkpoint(net: Classifier, path: str | Path, config: ClassifierConfig)
     return list(names) if isinstance(names, list) else []
 
 
+def classifier_config(path: Path, config: str | Path | None = None) -> Path | str | None:
+    """Return the configuration of the classifier at `path`; None if the model is a network of another kind.
+
+    Parameters
+    ----------
+    path : of a model
+    config : given for it, if any
+    """
+    if config is not None:
+        name = str(config)
+        return name if name.endswith(".json") or packaged_classifier(name) is not None else None
+    folder = path.parent if path.suffix == WEIGHTS_ENDING else path
+    found, stated = folder / CLASSIFIER_CONFIG_NAME, folder / CLASSES_NAME
+    if not found.is_file():
+        return None
+    # the files of an earlier model may be left in a repository
+    return found if not stated.is_file() or read_statement(stated).get("kind") == CLASSIFICATION else None
+
+
+def class_names(path: Path, config: ClassifierConfig) -> list[str]:
+    """Return the names of the classes of the classifier at `path`: of its list in the folder, else their numbers.
+
+    Raises
+    ------
+    InputError
+        if the list is not one of as many names
+    """
+    listed = (path if path.is_dir() else path.parent) / CLASSIFIER_CLASSES_NAME
+    if not listed.is_file():
+        return [str(number) for number in range(config.network.classes)]
+    try:
+        names = parse_json(read_bytes(listed, "list of classes", CONFIG_BYTES))
+    except ValueError as error:
+        raise InputError(f"{listed}: not JSON, or a truncated one ({error})") from None
+    if not isinstance(names, list) or len(names) != config.network.classes:
+        raise InputError(f"{listed}: not a list of {config.network.classes} names, the classes of the network")
+    return [str(name) for name in names]
+
+
 def load_classifier(config: str | Path, checkpoint: str | Path | None = None, device: Any = "auto") -> nn.Module:
     """Load a classifier in evaluation mode; see :func:`seamseg.classifier`."""
     chosen = choose_device(str(device))
+    if is_hub_uri(config) or Path(config).is_dir():
+        folder = local_model(config)
+        config, checkpoint = folder / CLASSIFIER_CONFIG_NAME, folder if checkpoint is None else checkpoint
     options = load_classifier_config(config)
     net = Classifier(build_classifier(options))
     if checkpoint is not None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from seamseg.checkpoints.imagenet import published_name
+from seamseg.checkpoints.missing_model import CLASSIFIER_CLASSES_NAME, CLASSIFIER_CONFIG_NAME, weights_at
 from seamseg.checkpoints.snapshot import LoadReport, load_module, load_tensors
 from seamseg.classification.checkpoint import checkpoint_files, checkpoint_weights
 from seamseg.classification.config import ClassifierConfig, InputConfig, load_classifier_config, parse_classifier_config
@@ -35,9 +36,6 @@ from seamseg.utils.errors import InputError, flags_in_messages
 from seamseg.utils.files import write_json
 from seamseg.utils.launcher import process_count
 from seamseg.utils.progress import is_quiet
-
-CONFIG_NAME = "config.json"
-CLASSES_NAME = "classes.json"
 
 HISTOGRAM_INTERVAL = 10
 """Steps between histograms."""
@@ -167,8 +165,9 @@ class ClassifierTask(Task):
 
     def load_pretrained(self, net: nn.Module, specification: str) -> LoadReport:
         """Load the weights of a checkpoint as far as they fit, for example those of other classes."""
-        published_name(specification)  # refuses files that no network can use
-        weights = checkpoint_weights(load_tensors(specification, specification), specification, averaged=True)
+        file = str(weights_at(specification))
+        published_name(file)  # refuses files that no network can use
+        weights = checkpoint_weights(load_tensors(file, file), file, averaged=True)
         report = load_module(net.get_submodule("body"), weights, "body")
         if not report.loaded:
             raise InputError(f"{specification}: holds no weights of {self.settings.network.arch}")
@@ -184,8 +183,8 @@ class ClassifierTask(Task):
 
     def describe(self, folder: RunFolder, metadata: Metadata) -> None:
         """Write `config.json` and `classes.json`, the names of the classes."""
-        write_json(folder.path / CONFIG_NAME, self.settings.to_json(), indent=2)
-        write_json(folder.path / CLASSES_NAME, metadata.categories, indent=1)
+        write_json(folder.path / CLASSIFIER_CONFIG_NAME, self.settings.to_json(), indent=2)
+        write_json(folder.path / CLASSIFIER_CLASSES_NAME, metadata.categories, indent=1)
 
     def sample_images(self, metadata: Metadata) -> _TrainingImages:
         """Return what draws training images for TensorBoard."""

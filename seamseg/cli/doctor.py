@@ -40,7 +40,7 @@ _PACKAGES = (
     "zlib-ng",
 )
 _TORCH = ("torch", "torchvision", "tensorboard")
-_OPTIONAL = ("onnxruntime", "inplace-abn")
+_OPTIONAL = ("onnxruntime", "safetensors", "huggingface_hub", "inplace-abn")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

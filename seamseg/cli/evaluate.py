@@ -41,7 +41,7 @@ _CITYSCAPES_OPTIONS = ("command", "gt", "pred", "protocol", "workers", "json", "
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     model = parser.add_argument_group("a model on a data set")
-    model.add_argument("model", nargs="?", metavar="MODEL", help="published zip, run folder, snapshot, .onnx or .pt2")
+    model.add_argument("model", nargs="?", metavar="MODEL", help="zip, folder, snapshot, .onnx, .pt2 or hf://user/repo")
     model.add_argument("data", nargs="?", metavar="DATA", help="data set folder, as `seamseg prepare` writes it")
     model.add_argument("--split", help="split of the data set (default: val_set of the configuration)")
     model.add_argument("--config", metavar="INI", help="configuration of a snapshot without its own")

@@ -4,6 +4,7 @@
     seamseg export model.zip city.onnx --size 1024x2048 --check street.jpg
     seamseg export runs/city city.onnx --dynamic
     seamseg export runs/city int8.onnx --int8 data/city --data data/city
+    seamseg export runs/city_qat int8.onnx
     seamseg export runs/city dense.onnx --part dense
     seamseg export runs/things classifier.onnx
     seamseg predict city.onnx photos/ out/
@@ -25,7 +26,7 @@ from seamseg.utils.errors import InputError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("model", metavar="MODEL", help="published zip, run folder or snapshot; also of a classifier")
+    parser.add_argument("model", metavar="MODEL", help="zip, folder, snapshot or hf://user/repo; also of a classifier")
     parser.add_argument("out", metavar="OUT", help="file to write, *.onnx or *.pt2")
     parser.add_argument(
         "--size",
@@ -44,9 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibrate", type=int, metavar="N", help="pictures of --int8, evenly spaced in its train_set (default: 64)"
     )
-    parser.add_argument(
-        "--opset", type=int, default=20, metavar="N", help="version of the ONNX operators (default: 20)"
-    )
+    parser.add_argument("--opset", type=int, metavar="N", help="version of the operators of an ONNX file (default: 20)")
     parser.add_argument(
         "--check", nargs="+", default=[], metavar="PHOTO", help="photos to compare the file with the network on"
     )

@@ -25,6 +25,8 @@ COMMANDS = {
     "evaluate": "Compute PQ, mIoU, AP and other metrics of a model or of prediction files.",
     "report": "Write an HTML report of an evaluation, or a comparison of two.",
     "export": "Export a trained model to a file for other engines.",
+    "convert-model": "Write a trained model as safetensors, configuration and classes.",
+    "push": "Upload a trained model to the Hugging Face Hub.",
     "classify": "Train and validate ImageNet classifiers.",
     "convert-backbone": "Convert a torchvision ResNet to pre-trained backbone weights.",
     "doctor": "Check the installation; benchmark a prediction; repeat a failed training step.",
@@ -32,6 +34,7 @@ COMMANDS = {
 """Help line of each command; the module of the same name is imported only when the command is used."""
 
 PARAMETER_FLAGS = {
+    "datasets": "--dataset",
     "evaluate": "--eval",
     "formats": "--format",
     "hide": "--anonymize",

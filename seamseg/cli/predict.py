@@ -7,12 +7,13 @@
     seamseg predict runs/city s3://bucket/photos s3://bucket/out
     seamseg predict runs/city photos/ out/part-%06d.tar --format coco,overlay
 
-MODEL is a published zip, a run folder of `seamseg train`, a snapshot, or an exported network (.onnx, .pt2). IN is a
-photo, a folder (with its sub-folders, which are kept in OUT), a quoted glob, LIST.txt or @LIST with one path a line, a
-video (needs PyAV), tar shards in the layout of WebDataset ('part-{000..010}.tar'), or the URL of any of
-these (needs fsspec). The EXIF orientation of a photo is applied, and the output has its size. Photos that cannot be
-read are reported, counted and skipped; the exit code is then 1. Several INs are allowed (photos/*.jpg without quotes);
-OUT is always the last argument.
+MODEL is a published zip, a run folder of `seamseg train`, a folder of `seamseg convert-model`, a snapshot, an exported
+network (.onnx, .pt2), or hf://user/repo[@revision] on the Hugging Face Hub. IN is a photo, a folder (with its
+sub-folders, which are kept in OUT), a quoted glob, LIST.txt or @LIST with one path a line, a video (needs PyAV), tar
+shards in the layout of WebDataset ('part-{000..010}.tar'), or the URL of any of these (needs fsspec). The EXIF
+orientation of a photo is applied, and the output has its size. Photos that cannot be read are reported, counted and
+skipped; the exit code is then 1. Several INs are allowed (photos/*.jpg without quotes); OUT is always
+the last argument.
 
 OUT is a folder, a URL (needs fsspec; not https), or tar shards in the layout of WebDataset in either, with a number in
 their name: part-%06d.tar or 'part-{000000..000999}.tar'. The files of a photo are adjacent in a shard:
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("model", metavar="MODEL", help="zip, run folder, snapshot, .onnx or .pt2")
+    parser.add_argument("model", metavar="MODEL", help="zip, folder, snapshot, .onnx, .pt2 or hf://user/repo")
     parser.add_argument(
         "inputs", metavar="IN", nargs="+", help="photo, folder, glob, list, video, shards or URL; one or several"
     )
@@ -207,7 +208,7 @@ def run(args: argparse.Namespace) -> int:
     """Predict; return 0, or 1 if some photos could not be read."""
     # before the libraries are loaded, which takes seconds
     formats = _check(args)
-    from seamseg.checkpoints.missing_model import is_exported
+    from seamseg.checkpoints.missing_model import is_exported, local_model
     from seamseg.inference.predictor import load_predictor
     from seamseg.predict.job import predict_all
     from seamseg.predict.sinks import open_sink, parse_target
@@ -217,15 +218,15 @@ def run(args: argparse.Namespace) -> int:
     from seamseg.utils.errors import InputError
     from seamseg.utils.parallel import available_cores
 
+    model = local_model(args.model)
     target = parse_target(args.out)
     if target.path is not None and target.path.exists() and not target.path.is_dir():
         raise InputError(f"{target.folder}: the output must be a folder, this is a file; OUT is the last argument")
     sources = find_sources(args.inputs, target.path, target.owns)[: args.limit]
-    with distributed(None if is_exported(args.model) else args.device) as world:
-        predictor = load_predictor(
-            args.model, world.device or args.device, args.config, args.meta, _options(args, formats)
-        )
-        head = _header(args, formats, predictor, None if target.shards is None else target.shards.text)
+    with distributed(None if is_exported(model) else args.device) as world:
+        options = _options(args, formats)
+        predictor = load_predictor(model, world.device or args.device, args.config, args.meta, options)
+        head = _header(args, model, formats, predictor, None if target.shards is None else target.shards.text)
         sink = open_sink(target, _writer_factory(args, formats, predictor), head, args.shard_photos)
         workers = min(4, available_cores()) if args.workers is None else args.workers
         if args.workers is None and len(sources) < 2 * world.size and all(isinstance(s, Source) for s in sources):
@@ -297,10 +298,12 @@ def _print(out: str, summary: RunSummary, averaged: bool) -> None:
 
 def _check(args: argparse.Namespace) -> list[str]:
     """Return the formats; raise InputError if an argument is wrong, as far as can be checked without the model."""
-    from seamseg.checkpoints.missing_model import require_model
+    from seamseg.checkpoints.hub import is_hub_uri
+    from seamseg.checkpoints.missing_model import local_model
     from seamseg.utils.errors import InputError
 
-    require_model(Path(args.model))
+    if not is_hub_uri(args.model):
+        local_model(args.model)
     for name in ("limit", "workers", "batch_size", "shard_photos"):
         value, least = getattr(args, name), 0 if name == "workers" else 1
         if value is not None and value < least:
@@ -341,22 +344,23 @@ _NOT_SETTINGS = {
 
 
 def _header(
-    args: argparse.Namespace, formats: list[str], predictor: Predictor[Any], shards: str | None
+    args: argparse.Namespace, model: Path, formats: list[str], predictor: Predictor[Any], shards: str | None
 ) -> dict[str, Any]:
     """Return the first line of the manifest, with all options that change the outputs."""
-    from seamseg.checkpoints.missing_model import CONFIG_NAME, METADATA_NAME, digest
+    from seamseg.checkpoints.missing_model import CLASSES_NAME, CONFIG_NAME, METADATA_NAME, digest
     from seamseg.predict.manifest import header
 
     settings = {name: value for name, value in vars(args).items() if name not in _NOT_SETTINGS}
-    for name, own in (("config", CONFIG_NAME), ("meta", METADATA_NAME)):
-        # by content: a file, also in the run folder, may change between two runs
-        file = Path(args.model if settings[name] is None else settings[name])
+    classes = METADATA_NAME if (model / METADATA_NAME).is_file() else CLASSES_NAME
+    for name, own in (("config", CONFIG_NAME), ("meta", classes)):
+        # by content: a file, also in the folder of the model, may change between two runs
+        file = model if settings[name] is None else Path(settings[name])
         file = file / own if file.is_dir() else file
-        if file.is_file() and (settings[name] is not None or Path(args.model).is_dir()):
+        if file.is_file() and (settings[name] is not None or model.is_dir()):
             settings[name] = f"{file.name} {digest(file)[:12]}"
     settings["format"] = ",".join(dict.fromkeys(formats))
     # the actual dtype: `auto` depends on the device
     settings["precision"] = predictor.network.precision
     if shards is not None:
         settings["shards"] = shards
-    return header(str(args.model), digest(args.model), settings)
+    return header(str(args.model), digest(model), settings)

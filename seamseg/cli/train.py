@@ -47,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[PART:]F",
         action="append",
         default=[],
-        help="initialise from a snapshot, or one part from its weights: body, rpn_head, roi_head, sem_head, head, cls; "
+        help="initialise from a snapshot, a folder with a model, safetensors or hf://user/repo, or one part from its "
+        "weights: body, rpn_head, roi_head, sem_head, head, cls; "
         "tensors that do not fit are skipped and listed; repeatable, later ones override earlier ones",
     )
     parser.add_argument("--eval", action="store_true", help="only score the weights of --resume or --pre-train")

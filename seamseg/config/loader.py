@@ -232,7 +232,7 @@ MAX_PARAMETERS = 1 << 30
 
 def check(config: Config, source: str) -> None:
     """Raise InputError, prefixed by `source`, if keys contradict each other or describe a network beyond the limits."""
-    checks = (_body_params, _loss_weights, _inputs, _levels, _heads, _thresholds, _parameters)
+    checks = (_body_params, _loss_weights, _inputs, _levels, _heads, _thresholds, _norms, _parameters)
     for problem in (check(config) for check in checks):
         if problem is not None:
             raise InputError(f"{source}: {problem}")
@@ -332,6 +332,13 @@ def _thresholds(config: Config) -> str | None:
     if roi.neg_threshold_lo > roi.neg_threshold_hi:
         return f"[roi] neg_threshold_lo {roi.neg_threshold_lo} is above neg_threshold_hi {roi.neg_threshold_hi}"
     return None
+
+
+def _norms(config: Config) -> str | None:
+    mode = config.body.normalization_mode
+    if not config.general.qat or set(mode.split("+")) <= {"bn", "syncbn"}:
+        return None
+    return f"[general] qat folds the norms into the convolutions, which needs batch norm, not normalization_mode {mode}"
 
 
 def differences(old: Config, new: Config) -> list[str]:

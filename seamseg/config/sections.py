@@ -84,6 +84,11 @@ class General:
         "number of steps between snapshots within an epoch; 0 saves at the end of epochs only", minimum=0, ours=True
     )
     snapshot_keep: int = key("number of newest snapshots to keep", minimum=1, ours=True)
+    qat: bool = key(
+        "train for int8 (quantisation-aware), from a trained network: norms are folded into the convolutions, and int8 "
+        "arithmetic is simulated",
+        ours=True,
+    )
     loss_limit: float = key(
         "training stops with an error if the loss exceeds this value; 0 for no limit", minimum=0, ours=True
     )

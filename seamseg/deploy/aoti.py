@@ -7,6 +7,7 @@ needs no Python. The package itself is a program, too: whoever loads it runs wha
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +15,17 @@ from typing import Any
 
 import torch
 
-from seamseg.deploy.network import ExportNet, output_names, trace
+from seamseg.deploy.network import ExportNet, failures_in_one_line, output_names, trace
 from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, METADATA_KEY, ExportedMetadata
 from seamseg.inference.acceleration import compiler_problem
-from seamseg.inference.package import requirements
-from seamseg.utils.device_memory import lacks_memory
+from seamseg.inference.package import ONEDNN_BF16, cpu_features, requirements
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.parallel import available_cores
 
 _MARCH = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}
-"""What every CPU with a capability of torch has; left alone, the compiler uses all that this CPU has."""
+"""What every CPU with a capability of torch has; left alone, the compiler uses all that this CPU has.
+
+Inductor allows further instruction sets, such as VNNI and AMX; the kernels of oneDNN are chosen when they run."""
 
 
 def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int]) -> None:
@@ -45,22 +47,35 @@ def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size
     problem = compiler_problem(device)
     if problem is not None:
         raise SeamsegError(f"{target}: a package is compiled, but the compiler does not work here ({problem})")
-    program = trace(net, size, None if metadata.size is not None else metadata.multiple)
     sides = CLASSIFIER_SIDES if metadata.kind == "classification" else DYNAMIC_SIDES
-    extra = {**metadata.extra, "outputs": list(output_names(net)), **requirements(device.type)}
+    needed = requirements(device.type, _used_features(metadata.precision))
+    extra = {**metadata.extra, "outputs": list(output_names(net)), **needed}
     stated = replace(metadata, sides=None if metadata.size is not None else sides, extra=extra)
     target.parent.mkdir(parents=True, exist_ok=True)
     # beside the target, so that renaming is atomic
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
         made = Path(folder, "network.pt2")
-        try:
+        with failures_in_one_line(f"{target}: AOTInductor cannot compile this network"):
+            program = trace(net, size, None if metadata.size is not None else metadata.multiple)
             compile_program(program, made, stated)
-        except Exception as error:  # each tool of the compiler has its own type
-            if lacks_memory(error):
-                raise
-            reason = " ".join(str(error).split())[:300]
-            raise SeamsegError(f"{target}: AOTInductor cannot compile this network ({reason})") from error
         os.replace(made, target)
+
+
+def _march() -> str | None:
+    """Return the architecture that the compiler is told; None if it is that of this CPU with all it has."""
+    march = _MARCH.get(torch.backends.cpu.get_cpu_capability())
+    return march if hasattr(torch._inductor.config.cpp, "march") else None
+
+
+def _used_features(precision: str) -> list[str]:
+    """Return the instruction sets that the code of a package may contain, beside those of its architecture."""
+    here = cpu_features()
+    if _march() is None:
+        features = here - {ONEDNN_BF16}
+    else:
+        flags = torch._inductor.cpu_vec_isa.pick_vec_isa().build_arch_flags()
+        features = set(re.findall(r"-m(?!arch)([\w-]+)(?!\S)", flags))
+    return sorted(features | ({ONEDNN_BF16} & here if precision == "bf16" else set()))
 
 
 def compile_program(program: torch.export.ExportedProgram, target: Path, metadata: ExportedMetadata) -> None:
@@ -80,8 +95,7 @@ def compile_program(program: torch.export.ExportedProgram, target: Path, metadat
         "cpp.threads": max(available_cores(), 2),
         "aot_inductor.metadata": {METADATA_KEY: metadata.to_json()},
     }
-    march = _MARCH.get(torch.backends.cpu.get_cpu_capability())
-    if march is not None and hasattr(torch._inductor.config.cpp, "march"):
+    if (march := _march()) is not None:
         settings["cpp.march"] = march
     # gradients switched off: freezing is skipped otherwise
     with torch.no_grad():

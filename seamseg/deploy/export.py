@@ -8,7 +8,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from seamseg.checkpoints.missing_model import is_exported, require_model, snapshot_in
+from seamseg.checkpoints.missing_model import is_exported, local_model, snapshot_in
+from seamseg.classification.checkpoint import class_names, classifier_config, load_classifier
+from seamseg.classification.config import load_classifier_config
 from seamseg.config import config_from_string, config_to_string
-from seamseg.config.experiments import packaged_classifier
 from seamseg.data.input_size import InputSize
 from seamseg.deploy.compare import Agreement, compare
 from seamseg.deploy.network import ExportNet, example_inputs, export_net, output_names
@@ -33,11 +34,10 @@ from seamseg.inference.options import InferenceOptions
 from seamseg.inference.package import PackageSession
 from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.models.folding import PRECISIONS, fold_layers
+from seamseg.models.quantised import is_quantised
 from seamseg.predict.profiling import write_test_image
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, option
-from seamseg.utils.files import read_bytes
-from seamseg.utils.limits import CONFIG_BYTES
 from seamseg.utils.progress import is_quiet, progress
 
 Session = Any
@@ -62,17 +62,21 @@ class Format:
     packages: tuple[str, ...]
     precisions: tuple[str, ...]
     standard_ops: bool
-    write: Callable[[ExportNet, Path, ExportedMetadata, tuple[int, int], int], None]
+    write: Callable[[ExportNet, Path, ExportedMetadata, tuple[int, int], int | None], None]
     open: Callable[[Path], Session]
 
 
-def _write_onnx(net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int], opset: int) -> None:
-    from seamseg.deploy.onnx import write_onnx
+def _write_onnx(
+    net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int], opset: int | None
+) -> None:
+    from seamseg.deploy.onnx import OPSET, write_onnx
 
-    write_onnx(net, target, metadata, size, opset)
+    write_onnx(net, target, metadata, size, OPSET if opset is None else opset)
 
 
-def _write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int], opset: int) -> None:
+def _write_package(
+    net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int], opset: int | None
+) -> None:
     from seamseg.deploy.aoti import write_package
 
     write_package(net, target, metadata, size)
@@ -100,7 +104,7 @@ class ExportOptions:
     part : "all", or "dense": pyramid levels, RPN outputs and semantic logits
     precision : compute type of the file
     int8, calibrate : dataset folder, with whose pictures, at most so many, the network is quantised to int8; ONNX only
-    opset : version of the operators of ONNX
+    opset : version of the operators of ONNX, by default 20; for ONNX files only
     check : photos to compare the file with the network on; a generated picture by default
     force : overwrite an existing file
     config, meta : INI file (of a classifier the JSON file) and `metadata.bin`, if the model does not contain them
@@ -119,7 +123,7 @@ class ExportOptions:
     precision: str = "fp32"
     int8: str | Path | None = None
     calibrate: int = 64
-    opset: int = 20
+    opset: int | None = None
     check: Sequence[str | Path] = ()
     force: bool = False
     config: str | Path | None = None
@@ -185,7 +189,7 @@ def export_model(model: str | Path, out: str | Path, options: ExportOptions = Ex
 
     Parameters
     ----------
-    model : published zip, run folder or snapshot; for a classifier its checkpoint or run folder
+    model : as for :func:`seamseg.checkpoints.bundle.open_model`; for a classifier its checkpoint or folder
     out : file to write; its ending decides the format, see :data:`FORMATS`
     options : size, precision and so on
 
@@ -201,6 +205,8 @@ def export_model(model: str | Path, out: str | Path, options: ExportOptions = Ex
     chosen = check_target(path, options)
     _say(f"reading {model}")
     source = open_source(model, options)
+    if is_quantised(source.net):
+        _check_trained_for_int8(model, path, options)
     try:
         return _export(source, path, chosen, options)
     except (RuntimeError, MemoryError) as error:
@@ -221,7 +227,9 @@ def check_target(path: Path, options: ExportOptions) -> Format:
     if options.precision not in chosen.precisions:
         known = ", ".join(chosen.precisions)
         raise InputError(f"{option('precision', options.precision)}: {chosen.name} files are exported in {known}")
-    if path.suffix == ".onnx" and options.opset not in (20, 21):
+    if options.opset is not None and path.suffix != ".onnx":
+        raise InputError(f"{option('opset', options.opset)}: only ONNX files have such operators, not {path.name}")
+    if options.opset not in (None, 20, 21):
         raise InputError(f"{option('opset', options.opset)}: choose 20 or 21")
     if options.int8 is not None and path.suffix != ".onnx":
         raise InputError(f"{option('int8', options.int8)}: only ONNX files are quantised, not {path.name}")
@@ -231,13 +239,21 @@ def check_target(path: Path, options: ExportOptions) -> Format:
     return chosen
 
 
+def _check_trained_for_int8(model: str | Path, path: Path, options: ExportOptions) -> None:
+    if path.suffix != ".onnx":
+        raise InputError(f"{path}: {model} was trained for int8, which is exported to ONNX only: name it *.onnx")
+    if options.int8 is not None:
+        raise InputError(
+            f"{option('int8', options.int8)}: {model} was trained for int8 and has its ranges: leave it out"
+        )
+
+
 def open_source(model: str | Path, options: ExportOptions) -> ExportSource:
     """Open a trained model for export; errors as of :func:`export_model`."""
-    path = Path(model)
-    require_model(path)
+    path = local_model(model)
     if is_exported(path):
         raise InputError(f"{path}: is an exported network: give the model that it was exported from")
-    classifier = _classifier_config(path, options)
+    classifier = classifier_config(path, options.config)
     if classifier is not None:
         return _open_classifier(path, classifier, options)
     inference = InferenceOptions(overrides=options.overrides, precision=options.precision)
@@ -275,18 +291,7 @@ def _default_size(size: InputSize) -> tuple[int, int]:
     return -(-height // 32) * 32, -(-width // 32) * 32
 
 
-def _classifier_config(path: Path, options: ExportOptions) -> Path | str | None:
-    """Return the configuration of a classifier; None if the model is a network of another kind."""
-    if options.config is not None:
-        name = str(options.config)
-        return name if name.endswith(".json") or packaged_classifier(name) is not None else None
-    found = path / "config.json"
-    return found if found.is_file() else None
-
-
 def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> ExportSource:
-    from seamseg.classification.checkpoint import load_classifier
-    from seamseg.classification.config import load_classifier_config
 
     if options.part != "all":
         raise InputError(f"{option('part', options.part)}: a classifier has no dense part")
@@ -294,9 +299,7 @@ def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> 
         raise InputError(f"{option('overrides')} has no effect on a classifier")
     settings = load_classifier_config(config)
     net = load_classifier(config, snapshot_in(path) if path.is_dir() else path, "cpu")
-    names = [str(number) for number in range(settings.network.classes)]
-    if (listed := path / "classes.json").is_file():
-        names = [str(name) for name in json.loads(read_bytes(listed, "list of classes", CONFIG_BYTES))]
+    names = class_names(path, settings)
     metadata = ExportedMetadata(
         kind="classification",
         config=json.dumps(settings.to_json()),
@@ -328,15 +331,11 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
     eager = export_net(source.net, stated.mean, stated.std, options.part) if chosen.standard_ops else net
     # before the work: a photo may be unreadable
     pictures = _pictures(source, net, size, options, metadata)
-    photos = [] if options.int8 is None else _calibration_photos(source, options)
+    samples = None if options.int8 is None else _samples(source, options, metadata)
     _say(f"tracing the network at {size[0]} x {size[1]} and writing {path}, which takes a minute or more")
-    if source.input_size is None or options.int8 is None:
+    if samples is None and not is_quantised(source.net):
         chosen.write(net, path, metadata, size, options.opset)
     else:
-        scale = source.input_size.within(metadata.size or (DYNAMIC_SIDES[1],) * 2)
-        samples = (
-            metadata.inputs(network_input(as_image(photo), scale)) for photo in progress(photos, desc="calibrate")
-        )
         with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
             plain = Path(folder, "float.onnx")
             chosen.write(net, plain, metadata, size, options.opset)
@@ -368,13 +367,17 @@ def _pictures(
         return {name: metadata.inputs(network_input(as_image(photo), scale)) for name, photo in photos.items()}
 
 
-def _calibration_photos(source: ExportSource, options: ExportOptions) -> list[Path]:
-    """Return the photos to calibrate an int8 file with; errors as of :func:`export_model`."""
+def _samples(
+    source: ExportSource, options: ExportOptions, metadata: ExportedMetadata
+) -> Iterator[dict[str, np.ndarray]]:
+    """Return the inputs to calibrate an int8 file with; errors as of :func:`export_model`, before the first is read."""
     assert options.int8 is not None
     if source.input_size is None:
         raise InputError(f"{option('int8', options.int8)}: classifiers are not quantised")
     config = config_from_string(source.metadata.config, source="the model")
-    return calibration_photos(options.int8, source.metadata.metadata, config.dataloader.train_set, options.calibrate)
+    photos = calibration_photos(options.int8, source.metadata.metadata, config.dataloader.train_set, options.calibrate)
+    scale = source.input_size.within(metadata.size or (DYNAMIC_SIDES[1],) * 2)
+    return (metadata.inputs(network_input(as_image(photo), scale)) for photo in progress(photos, desc="calibrate"))
 
 
 @torch.inference_mode()

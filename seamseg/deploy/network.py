@@ -7,7 +7,8 @@ case: all outputs have as many rows as there can be detections, and `count` stat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from seamseg.models.semantic import SemanticNet
 from seamseg.ops.boxes import decode_boxes
 from seamseg.ops.nms import nms_fixed
 from seamseg.ops.upsample import upsample_argmax
+from seamseg.utils.device_memory import lacks_memory
+from seamseg.utils.errors import SeamsegError
 
 
 class ExportNet(nn.Module):
@@ -297,6 +300,23 @@ def example_inputs(net: ExportNet, size: tuple[int, int]) -> dict[str, Tensor]:
         return {"image": torch.randn((1, 3, *size), generator=generator).to(device)}
     image = torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8, generator=generator)
     return {"image": image.to(device), "size": torch.tensor(size, dtype=torch.int64, device=device)}
+
+
+@contextmanager
+def failures_in_one_line(problem: str) -> Iterator[None]:
+    """Raise SeamsegError `problem (reason)` for errors of a tracer or compiler, each of which has types of its own.
+
+    A lack of memory is passed on, see :func:`seamseg.utils.device_memory.lacks_memory`.
+    """
+    try:
+        yield
+    except SeamsegError:
+        raise
+    except Exception as error:
+        if lacks_memory(error):
+            raise
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise SeamsegError(f"{problem} ({reason})") from error
 
 
 def trace(net: ExportNet, size: tuple[int, int], multiple: int | None = None) -> torch.export.ExportedProgram:

@@ -20,7 +20,7 @@ import onnx
 import torch
 from onnxscript.onnx_opset import opset20
 
-from seamseg.deploy.network import ExportNet, example_inputs, output_names, trace
+from seamseg.deploy.network import ExportNet, example_inputs, failures_in_one_line, output_names, trace
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.files import replacing
@@ -53,7 +53,21 @@ def write_onnx(
     SeamsegError
         if the file would exceed the 2 GiB of the format, or cannot be written
     """
-    program = trace(net, size, metadata.multiple if metadata.size is None else None)
+    with failures_in_one_line(f"{target}: this network cannot be exported to ONNX"):
+        model = _convert(net, size, opset, metadata.multiple if metadata.size is None else None)
+    model.producer_name, model.producer_version = "seamseg", metadata.version
+    onnx.helper.set_model_props(model, {METADATA_KEY: metadata.to_json()})
+    if (length := model.ByteSize()) >= _MAX_BYTES:
+        raise SeamsegError(f"{target}: the network has {length / (1 << 30):.1f} GiB, an ONNX file can have 2 GiB")
+    with failures_in_one_line(f"{target}: the exported network is no valid ONNX file"):
+        onnx.checker.check_model(model, full_check=True)
+    with replacing(target) as temporary:
+        temporary.write_bytes(model.SerializeToString())
+
+
+def _convert(net: ExportNet, size: tuple[int, int], opset: int, multiple: int | None) -> onnx.ModelProto:
+    """Return a network as an ONNX model; `multiple` as for :func:`seamseg.deploy.network.trace`."""
+    program = trace(net, size, multiple)
     with _quiet():
         made = torch.onnx.export(
             program,
@@ -65,16 +79,11 @@ def write_onnx(
             verbose=False,
         )
     assert made is not None
+    # a property that makes a new object each time
     model = made.model_proto
     _strip(model)
     _pool_samples(model.graph)
-    model.producer_name, model.producer_version = "seamseg", metadata.version
-    onnx.helper.set_model_props(model, {METADATA_KEY: metadata.to_json()})
-    if (length := model.ByteSize()) >= _MAX_BYTES:
-        raise SeamsegError(f"{target}: the network has {length / (1 << 30):.1f} GiB, an ONNX file can have 2 GiB")
-    onnx.checker.check_model(model, full_check=True)
-    with replacing(target) as temporary:
-        temporary.write_bytes(model.SerializeToString())
+    return model
 
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
@@ -85,6 +94,8 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         ours.roi_sampling.default: _roi_sampling,
         ours.box_filter_pool.default: _box_filter_pool,
         ours.upsample_argmax.default: _upsample_argmax,
+        torch.ops.aten.fake_quantize_per_tensor_affine.tensor_qparams: _fake_quantise,
+        torch.ops.aten.fake_quantize_per_channel_affine.default: _fake_quantise_weight,
     }
 
 
@@ -249,6 +260,17 @@ def _averages(x: Any, axis: int, window: int) -> Any:
     after = op.Sub(op.Unsqueeze(place, _ints(0)), op.Unsqueeze(first, _ints(1)))
     inside = op.And(op.GreaterOrEqual(after, _int(0)), op.Less(after, window))
     return op.Div(op.Cast(inside, to=1), op.Cast(window, to=1))
+
+
+def _fake_quantise(x: Any, scale: Any, zero_point: Any, lowest: int, highest: int) -> Any:
+    """Translate :class:`seamseg.ops.quantisation.FakeQuantise`, for :func:`seamseg.deploy.quantize.take_ranges`."""
+    zero = op.Cast(zero_point, to=onnx.TensorProto.UINT8)
+    return op.DequantizeLinear(op.QuantizeLinear(x, scale, zero), scale, zero)
+
+
+def _fake_quantise_weight(weight: Any, scale: Any, zero_point: Any, axis: int, lowest: int, highest: int) -> Any:
+    """Leave a weight as it is: :func:`seamseg.deploy.quantize.quantise` chooses the same scales."""
+    return op.Identity(weight)
 
 
 def _upsample_argmax(logits: Any, padded_height: Any, padded_width: Any, height: Any, width: Any) -> Any:

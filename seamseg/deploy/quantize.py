@@ -7,7 +7,6 @@ engine fuses into integer kernels.
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +19,8 @@ import numpy as np
 from seamseg.data.folder import DatasetFolder
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.formats.metadata import Metadata
+from seamseg.models.quantised import FLOAT_LAYERS
+from seamseg.ops.quantisation import LEVELS, Histogram
 from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.files import write_atomically
 from seamseg.validation.evaluate import check_same_classes
@@ -27,86 +28,13 @@ from seamseg.validation.evaluate import check_same_classes
 if TYPE_CHECKING:
     import onnx
 
-FLOAT_LAYERS = ("rpn_head.scores.", "roi_head.roi_", "sem_head.classifiers.", "sem_head.conv_sem.", "net.cls.")
-"""Layers that stay in float, by their place in the network: those that compute the outputs."""
 _WEIGHTED = ("Conv", "Gemm")
 _UNWEIGHTED = ("LeakyRelu", "Relu", "Add", "MaxPool", "Resize", "Concat")
 """Operators that engines run in int8 between two quantised layers."""
+_SAME_RANGE = ("MaxPool", "Resize")
+"""Those whose output has the range of the input."""
 INT8_KERNELS = ("QLinearConv", "QGemm")
 """Operators of ONNX Runtime that compute convolutions and linear layers in int8."""
-_BINS = 8192
-_LEVELS = 255
-_FRACTIONS = np.linspace(0.04, 1.0, 25)
-"""Ends of a range that are tried, as parts of the observed extremes."""
-
-
-class Histogram:
-    """Histogram of the values of a tensor over many runs, with the exact extremes.
-
-    The bins cover a symmetric interval, which is doubled, and pairs of bins merged, when a value lies outside.
-    """
-
-    def __init__(self) -> None:
-        self.counts = np.zeros(_BINS, np.int64)
-        self.limit = 0.0
-        self.low, self.high = 0.0, 0.0
-
-    def add(self, values: np.ndarray) -> None:
-        """Count finite values of any shape."""
-        if not values.size:
-            return
-        low, high = float(values.min()), float(values.max())
-        if not math.isfinite(low) or not math.isfinite(high):
-            raise SeamsegError("int8: the network computes values that are not finite for a calibration picture")
-        self.low, self.high = min(self.low, low), max(self.high, high)
-        largest = max(-low, high, 1e-12)
-        if not self.limit:
-            self.limit = largest
-        while largest > self.limit:
-            self._double()
-        scale = _BINS / (2 * self.limit)
-        index = ((values.reshape(-1) + np.float32(self.limit)) * np.float32(scale)).astype(np.int32)
-        np.clip(index, 0, _BINS - 1, out=index)
-        self.counts += np.bincount(index, minlength=_BINS)
-
-    def _double(self) -> None:
-        quarter = _BINS // 4
-        merged = self.counts.reshape(-1, 2).sum(axis=1)
-        self.counts = np.zeros_like(self.counts)
-        self.counts[quarter : quarter + _BINS // 2] = merged
-        self.limit *= 2
-
-    def best_range(self, slope: float | None = None) -> tuple[float, float]:
-        """Return the ends of the range of 8-bit values with the least mean square error.
-
-        Parameters
-        ----------
-        slope : of the leaky ReLU that all users of the tensor apply first; its result is what counts. Negative values
-            then hardly do, and most of the 255 steps go to the positive ones. None if there is none
-        """
-        (used,) = np.nonzero(self.counts)
-        if not used.size:
-            return 0.0, 0.0
-        values = (used + 0.5) * (2 * self.limit / _BINS) - self.limit
-        values = np.clip(values, self.low, self.high)
-        weights = self.counts[used] / self.counts.sum()
-
-        def activate(x: np.ndarray) -> np.ndarray:
-            return x if slope is None else np.where(x < 0, x * slope, x)
-
-        wanted = activate(values)
-
-        def error(low: float, high: float) -> float:
-            step = max((high - low) / _LEVELS, 1e-12)
-            zero = np.rint(-low / step)
-            got = (np.clip(np.rint(values / step) + zero, 0, _LEVELS) - zero) * step
-            return float(weights @ np.square(activate(got) - wanted))
-
-        low, high = self.low, self.high
-        for _ in range(2):  # one end after the other
-            high = min((self.high * part for part in _FRACTIONS), key=lambda end: error(low, end))
-            low = min((self.low * part for part in _FRACTIONS), key=lambda end: error(end, high))
-        return low, high
 
 
 @dataclass(frozen=True)
@@ -125,19 +53,28 @@ class Selection:
     slopes: Mapping[str, float | None]
 
 
-def select(model: onnx.ModelProto, keep_float: Iterable[str] = FLOAT_LAYERS) -> Selection:
+Ranges = dict[str, tuple[float, float]]
+"""The ends of the range of tensors, by name."""
+
+
+def select(
+    model: onnx.ModelProto, keep_float: Iterable[str] = FLOAT_LAYERS, learned: Ranges | None = None
+) -> Selection:
     """Select the nodes to quantise.
 
     Parameters
     ----------
     model : float32 network
     keep_float : layers whose weight has one of these in its name stay in float
+    learned : ranges from the training: only what has one is quantised. Those of further tensors are added
     """
     keep_float = tuple(keep_float)
     weights = {tensor.name for tensor in model.graph.initializer}
     users = _users(model.graph)
     weighted, unweighted, quantised = [], [], dict[str, None]()
     for node in model.graph.node:  # in topological order
+        if learned is not None and not _has_ranges(node, learned):
+            continue
         if node.op_type in _WEIGHTED and node.input[1] in weights:
             if any(part in node.input[1] for part in keep_float):
                 continue
@@ -150,6 +87,13 @@ def select(model: onnx.ModelProto, keep_float: Iterable[str] = FLOAT_LAYERS) -> 
     return Selection(tuple(weighted), tuple(unweighted), {name: _slope(users.get(name, [])) for name in quantised})
 
 
+def _has_ranges(node: onnx.NodeProto, learned: Ranges) -> bool:
+    """Return whether inputs and output of a node have learned ranges."""
+    if node.op_type in _SAME_RANGE and node.input[0] in learned:
+        learned[node.output[0]] = learned[node.input[0]]
+    return all(name in learned for name in (*_activations(node), node.output[0]))
+
+
 def _activations(node: onnx.NodeProto) -> list[str]:
     """Return the names of the inputs that are neither weights nor sizes."""
     return list(node.input) if node.op_type in ("Add", "Concat") else [node.input[0]]
@@ -160,14 +104,48 @@ def _slope(users: list[onnx.NodeProto]) -> float | None:
     return slopes.pop() if len(slopes) == 1 else None
 
 
-def replace_upsampling(model: onnx.ModelProto) -> None:
+def take_ranges(model: onnx.ModelProto) -> Ranges:
+    """Remove the pairs of `QuantizeLinear` and `DequantizeLinear` of a float network; return the ranges they stand for.
+
+    :class:`seamseg.ops.quantisation.FakeQuantise` is exported as such a pair.
+    """
+    from onnx import numpy_helper
+
+    graph, ranges = model.graph, Ranges()
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    constants |= {node.output[0]: node.attribute[0].t for node in graph.node if node.op_type == "Constant"}
+    made = {node.output[0]: node for node in graph.node}
+    outputs = {value.name for value in graph.output}
+    renamed = {}
+    for last in [node for node in graph.node if node.op_type == "DequantizeLinear"]:
+        first = made[last.input[0]]
+        scale, zero = (float(numpy_helper.to_array(constants[name])) for name in first.input[1:])
+        # the names of the outputs of the network stay
+        name, other = first.input[0], last.output[0]
+        name, other = (other, name) if other in outputs else (name, other)
+        renamed[other] = name
+        ranges[name] = (-zero * scale, (LEVELS - zero) * scale)
+        for node in (first, last):
+            graph.node.remove(node)
+    for node in graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+    return ranges
+
+
+def replace_upsampling(model: onnx.ModelProto) -> dict[str, str]:
     """Replace transposed convolutions whose windows do not overlap by 1x1 convolutions, which have int8 kernels.
 
     The result is the same: a convolution to all cells of a window, and the activation if one follows; then the channels
     are moved to the cells.
+
+    Returns
+    -------
+    the names of the results, each with that of the tensor before the channels are moved
     """
     from onnx import helper, numpy_helper
 
+    moved = {}
     graph = model.graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
     users = _users(graph)
@@ -195,6 +173,8 @@ def replace_upsampling(model: onnx.ModelProto) -> None:
         last.output[0] = cells
         move = helper.make_node("DepthToSpace", [cells], [result], f"{node.name}_move", blocksize=side, mode="CRD")
         graph.node.insert(list(graph.node).index(last) + 1, move)
+        moved[result] = cells
+    return moved
 
 
 def _users(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
@@ -263,7 +243,7 @@ def _settings() -> Any:
 
 def quantise(
     model: onnx.ModelProto,
-    samples: Iterable[Mapping[str, np.ndarray]],
+    samples: Iterable[Mapping[str, np.ndarray]] | None,
     keep_float: Iterable[str] = FLOAT_LAYERS,
 ) -> onnx.ModelProto:
     """Return the network with `QuantizeLinear` and `DequantizeLinear` around its layers; the metadata stays.
@@ -271,7 +251,7 @@ def quantise(
     Parameters
     ----------
     model : float32 network, not changed
-    samples : the inputs of the network by name, a dict a run
+    samples : the inputs of the network by name, a dict a run; None for a network trained for int8, which has ranges
     keep_float : as for :func:`select`
 
     Raises
@@ -288,11 +268,19 @@ def quantise(
 
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    replace_upsampling(copy)
-    selection = select(copy, keep_float)
+    learned = take_ranges(copy) if samples is None else None
+    moved = replace_upsampling(copy)
+    if learned is not None:
+        learned |= {cells: learned[result] for result, cells in moved.items() if result in learned}
+    selection = select(copy, keep_float, learned)
     if not selection.weighted:
         raise InputError("the network has no convolution or linear layer to quantise")
-    ranges = _ranges(observe(copy, selection.slopes, samples), selection)
+    if learned is None:
+        assert samples is not None
+        found = _ranges(observe(copy, selection.slopes, samples), selection)
+    else:
+        found = {name: learned[name] for name in selection.slopes}
+    ranges = {name: tuple(np.asarray(end, np.float32) for end in ends) for name, ends in found.items()}
     quantizer = QDQQuantizer(
         copy,
         per_channel=True,
@@ -309,15 +297,16 @@ def quantise(
     quantizer.model.topological_sort()
     made: onnx.ModelProto = quantizer.model.model
     operators = executed_operators(made)
-    found = sum(operators[name] for name in INT8_KERNELS)
-    if found < len(selection.weighted):
+    integer = sum(operators[name] for name in INT8_KERNELS)
+    if integer < len(selection.weighted):
         raise SeamsegError(
-            f"ONNX Runtime computes {found} of {len(selection.weighted)} quantised layers in int8, the others in float"
+            f"ONNX Runtime computes {integer} of {len(selection.weighted)} quantised layers in int8, the others in "
+            "float"
         )
     return made
 
 
-def _ranges(histograms: Mapping[str, Histogram], selection: Selection) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def _ranges(histograms: Mapping[str, Histogram], selection: Selection) -> Ranges:
     if not any(histogram.counts.any() for histogram in histograms.values()):
         raise InputError("there is no picture to calibrate with")
     ranges = {}
@@ -327,8 +316,7 @@ def _ranges(histograms: Mapping[str, Histogram], selection: Selection) -> dict[s
                 f"the network finds no objects in the calibration pictures, so that {name} has no range: take other "
                 "or more pictures"
             )
-        low, high = histogram.best_range(selection.slopes[name])
-        ranges[name] = (np.asarray(low, np.float32), np.asarray(high, np.float32))
+        ranges[name] = histogram.best_range(selection.slopes[name])
     return ranges
 
 
@@ -370,7 +358,7 @@ def calibration_photos(data: str | Path, metadata: Metadata, split: str | None, 
     return [folder.image_path(images[number].id) for number in chosen]
 
 
-def quantise_file(source: Path, target: Path, samples: Iterable[Mapping[str, np.ndarray]]) -> ExportedMetadata:
+def quantise_file(source: Path, target: Path, samples: Iterable[Mapping[str, np.ndarray]] | None) -> ExportedMetadata:
     """Quantise an exported ONNX file; return the metadata of the new one.
 
     Parameters
@@ -390,7 +378,7 @@ def quantise_file(source: Path, target: Path, samples: Iterable[Mapping[str, np.
 
     def counted() -> Iterator[Mapping[str, np.ndarray]]:
         nonlocal used
-        for sample in samples:
+        for sample in samples or ():
             used += 1
             yield sample
 
@@ -399,8 +387,9 @@ def quantise_file(source: Path, target: Path, samples: Iterable[Mapping[str, np.
     if text is None:
         raise InputError(f"{source}: holds no metadata of seamseg: it was not written by `seamseg export`")
     stated = ExportedMetadata.from_json(text, str(source))
-    made = quantise(model, counted())
-    metadata = replace(stated, precision="int8", extra={**stated.extra, "calibration_pictures": used})
+    made = quantise(model, None if samples is None else counted())
+    origin = {"trained_for_int8": True} if samples is None else {"calibration_pictures": used}
+    metadata = replace(stated, precision="int8", extra={**stated.extra, **origin})
     onnx.helper.set_model_props(made, {METADATA_KEY: metadata.to_json()})
     made.producer_name, made.producer_version = model.producer_name, model.producer_version
     onnx.checker.check_model(made)

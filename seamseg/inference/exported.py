@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from seamseg.checkpoints.missing_model import PACKAGE_ENDING, require_model
+from seamseg.checkpoints.missing_model import PACKAGE_ENDING, local_model
 from seamseg.config import Config, config_from_string, default_config
 from seamseg.data.input_size import InputSize
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
@@ -165,8 +165,7 @@ class ExportedModel:
         meta: str | Path | None,
         options: InferenceOptions,
     ) -> None:
-        path = Path(model)
-        require_model(path)
+        path = local_model(model)
         self.name = str(model)
         for name, value in (("config", config), ("meta", meta)):
             if value is not None:

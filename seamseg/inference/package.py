@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.utils.errors import InputError
+from seamseg.utils.launcher import local_rank
 from seamseg.utils.limits import MIB
 
 _METADATA_BYTES = 8 * MIB
@@ -26,6 +28,10 @@ _MEMBERS = re.compile(
     r"|\.data/serialization_id|\.format_version|\.storage_alignment)"
 )
 """Files of a package; those of other `.pt2` archives hold pickled objects."""
+ONEDNN_BF16 = "convolutions in bfloat16"
+"""What the operators of oneDNN need for bfloat16, among the features of a CPU: more than the code of a package does."""
+
+_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
 """Of x86 CPUs as torch names them, each with all before it."""
 
@@ -46,7 +52,11 @@ def _stated(path: Path) -> dict[str, str]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-            foreign = [member.filename for member in members if not _MEMBERS.fullmatch(member.filename)]
+            foreign = [
+                member.filename
+                for member in members
+                if not _MEMBERS.fullmatch(member.filename) or member.compress_type not in _COMPRESSIONS
+            ]
             texts = [member for member in members if member.filename.endswith("_metadata.json")]
             if foreign or not texts:
                 raise InputError(f"{path}: {_not_ours(foreign)}")
@@ -57,7 +67,7 @@ def _stated(path: Path) -> dict[str, str]:
             content = json.loads(archive.read(texts[0]))
     except OSError as error:
         raise InputError(f"{path}: cannot read the package: {error.strerror or error}") from error
-    except (zipfile.BadZipFile, ValueError, RecursionError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RecursionError, RuntimeError) as error:
         raise InputError(f"{path}: a damaged or truncated package: export it again") from error
     if not isinstance(content, dict) or not isinstance(content.get(METADATA_KEY), str):
         raise InputError(f"{path}: {_not_ours([])}")
@@ -75,7 +85,8 @@ class PackageSession:
     Parameters
     ----------
     path : of the package
-    device : "auto", "cpu" or "cuda", with an index or not: of the type that the package was compiled for
+    device : "auto", "cpu" or "cuda", with an index or not: of the type that the package was compiled for. Without an
+        index the GPU of the local rank of the launcher
 
     Attributes
     ----------
@@ -97,12 +108,14 @@ class PackageSession:
             import torch
 
             import seamseg.ops  # noqa: F401  # the package calls them
+            from seamseg.utils.distributed import choose_device
         except ImportError as error:
             raise InputError(f"{path}: needs PyTorch ({error}), an .onnx file does not") from None
         compiled_for = stated.get("AOTI_DEVICE_KEY", "")
-        self.device = compiled_for if device == "auto" else device
-        _check(path, self.exported, compiled_for, self.device)
-        index = torch.device(self.device).index
+        wanted = compiled_for if device == "auto" else device
+        _check(path, self.exported, compiled_for, wanted)
+        chosen = choose_device(wanted, local_rank())
+        self.device, index = str(chosen), chosen.index
         try:
             # not through torch._inductor.aoti_load_package: that runs the C++ compiler to compare instruction sets
             self._loader = torch._C._aoti.AOTIModelPackageLoader(
@@ -161,14 +174,46 @@ def _checked(inputs: Mapping[str, np.ndarray], exported: ExportedMetadata) -> li
     return [image, size]
 
 
-def requirements(device: str) -> dict[str, str]:
+def requirements(device: str, features: Sequence[str] = ()) -> dict[str, Any]:
     """Return what a package compiled here needs to run, for the `extra` of its metadata.
 
-    `device` is the type that it is compiled for, "cpu" or "cuda".
+    Parameters
+    ----------
+    device : type that it is compiled for, "cpu" or "cuda"
+    features : of the CPU, see :func:`missing_features`
     """
     import torch
 
-    return {"device": device, "torch": _release(torch.__version__), "cpu": torch.backends.cpu.get_cpu_capability()}
+    capability = torch.backends.cpu.get_cpu_capability()
+    return {
+        "device": device,
+        "torch": _release(torch.__version__),
+        "cpu": capability,
+        "cpu_features": list(features),
+    }
+
+
+def cpu_features() -> set[str]:
+    """Return the names of the instruction sets of this CPU as torch writes them, and perhaps :data:`ONEDNN_BF16`."""
+    import torch
+
+    from seamseg.ops.fused import onednn_takes_bf16
+
+    # early releases with packages may lack it
+    known = getattr(torch.cpu, "get_capabilities", dict[str, Any])()
+    found = {name for name, value in known.items() if value is True}
+    return found | ({ONEDNN_BF16} if onednn_takes_bf16() else set())
+
+
+def missing_features(needed: Iterable[str]) -> list[str]:
+    """Return those of some instruction sets that this CPU lacks, by their names in torch or in flags of compilers."""
+    here = {_plain_name(name) for name in cpu_features()}
+    return [name for name in needed if _plain_name(name) not in here]
+
+
+def _plain_name(feature: str) -> str:
+    """Return a name that torch (`avx512_vnni`, `fma3`) and compilers (`avx512vnni`, `amx-tile`, `fma`) share."""
+    return feature.replace("_", "").replace("-", "").replace("fma3", "fma")
 
 
 def _release(version: str) -> str:
@@ -178,6 +223,8 @@ def _release(version: str) -> str:
 def _check(path: Path, metadata: ExportedMetadata, compiled_for: str, device: str) -> None:
     """Raise InputError if a package does not run here."""
     here, wanted = requirements(device.partition(":")[0]), metadata.extra
+    if not compiled_for:
+        raise InputError(f"{path}: does not state the device that it was compiled for: export it again")
     if compiled_for != here["device"]:
         raise InputError(f"{path}: was compiled for {compiled_for!r:.20}, not for {here['device']}: export it again")
     if compiled_for == "cuda" and not _has_gpu():
@@ -187,12 +234,20 @@ def _check(path: Path, metadata: ExportedMetadata, compiled_for: str, device: st
         raise InputError(f"{path}: does not state the version of PyTorch that it needs: export it again")
     if _numbers(release) > _numbers(here["torch"]):
         raise InputError(f"{path}: needs PyTorch {release}, this is {here['torch']}: update it or export again here")
-    needed, mine = wanted.get("cpu"), here["cpu"]
+    _check_cpu(path, wanted.get("cpu"), here["cpu"], wanted.get("cpu_features"))
+
+
+def _check_cpu(path: Path, needed: object, mine: str, features: object) -> None:
+    """Raise InputError if this CPU, of a capability, lacks what a package states that it needs."""
     ranks = {name: rank for rank, name in enumerate(_CAPABILITIES)}
-    if needed != mine and not (needed in ranks and mine in ranks and ranks[needed] < ranks[mine]):
+    if needed != mine and not ranks.get(str(needed), len(ranks)) < ranks.get(mine, 0):
         raise InputError(
             f"{path}: was compiled for CPUs with {needed!s:.20}, this one has {mine}: export it again here"
         )
+    if not isinstance(features, list) or not all(isinstance(name, str) for name in features):
+        raise InputError(f"{path}: does not state the instruction sets that it needs: export it again")
+    if missing := missing_features(features):
+        raise InputError(f"{path}: needs {', '.join(missing)!s:.80}, which this CPU lacks: export it again here")
 
 
 def _has_gpu() -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, overloa
 
 import numpy as np
 
-from seamseg.checkpoints.missing_model import is_exported
+from seamseg.checkpoints.missing_model import is_exported, local_model
 from seamseg.data.input_size import InputSize
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.class_names import choose_classes
@@ -328,7 +328,8 @@ def load_predictor(
 
     Parameters
     ----------
-    model : published zip, run folder, snapshot, or an exported network (.onnx, .pt2)
+    model : published zip, run folder, folder of `seamseg convert-model`, snapshot, exported network (.onnx, .pt2), or
+        `hf://user/repo[@revision][/FILE]`
     device : auto (a GPU if there is one), cpu, cuda or cuda:N; for `.onnx` cpu (ONNX Runtime) or openvino
     config, meta : INI file and `metadata.bin`, if the model does not contain them
     options : see :class:`seamseg.inference.options.InferenceOptions`
@@ -341,6 +342,7 @@ def load_predictor(
         if torch.compile is requested and does not work here
     """
     opened: Any
+    model = local_model(model)
     if is_exported(model):
         from seamseg.inference.exported import ExportedModel
 

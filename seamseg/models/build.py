@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,12 +17,14 @@ from seamseg.models.backbones.base import Backbone, NormFactory
 from seamseg.models.backbones.fpn import FPN, FPNBody
 from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.models.criterion import Criterion, SemanticCriterion, TrainingModule
+from seamseg.models.folding import fold_layers
 from seamseg.models.heads.deeplab import DeeplabV3
 from seamseg.models.heads.roi import DetectionSelector, ROIExtractor, ROIHead
 from seamseg.models.heads.roi_targets import ProposalMatcher
 from seamseg.models.heads.rpn import AnchorGenerator, AnchorMatcher, ProposalGenerator, RPNHead
 from seamseg.models.heads.semantic import SemanticHead
 from seamseg.models.panoptic import NetworkOptions, PanopticNet
+from seamseg.models.quantised import quantised
 from seamseg.models.semantic import SemanticNet, SemanticOptions, SemanticTrainingModule
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
 from seamseg.utils.errors import InputError
@@ -32,7 +35,8 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Any:
 
     Parameters
     ----------
-    config : of any kind: instance segmentation networks have no semantic head, detection networks no mask branch either
+    config : of any kind: instance segmentation networks have no semantic head, detection networks no mask branch
+        either. With `[general] qat` the network is one of :mod:`seamseg.models.quantised`, without ranges
     num_stuff, num_thing : classes of the data set
 
     Returns
@@ -44,6 +48,11 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Any:
     InputError
         if keys of the configuration contradict each other
     """
+    if config.general.qat:
+        net = quantised(fold_layers(build_network(without_quantisation(config), num_stuff, num_thing)))
+        backbone = net.body if config.kind == "semantic" else net.body.backbone
+        backbone.freeze(config.body.num_frozen)
+        return net
     if config.kind == "semantic":
         return _build_semantic_net(config, num_stuff + num_thing)
     if num_thing < 1:
@@ -63,6 +72,11 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Any:
     initialise(net, config.body.activation, config.body.activation_slope)
     net.body.backbone.freeze(config.body.num_frozen)
     return net
+
+
+def without_quantisation(config: Config) -> Config:
+    """Return the configuration of the network from which a training with `[general] qat` starts."""
+    return replace(config, general=replace(config.general, qat=False))
 
 
 def build_criterion(config: Config, num_stuff: int) -> Criterion:

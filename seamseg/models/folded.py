@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seamseg.ops.activation import activate_
+from seamseg.ops.activation import activate, activate_
 from seamseg.ops.fused import FusedConv2d, FusedLinear
 from seamseg.ops.pooling import box_filter_pool
 
@@ -142,7 +142,7 @@ class FoldedDeepLab(nn.Module):
         """Compute what :class:`seamseg.models.heads.semantic.MiniDeepLab` does."""
         # an affine map commutes with the average and its padding
         context = box_filter_pool(self.context(x), self.pooling_size)
-        total = self.joins[0](activate_(context, self.activation, self.activation_param))
+        total = self.joins[0](activate(context, self.activation, self.activation_param))
         total = self.joins[1](self.local(x), total)
         y: Tensor = self.joins[2](self.wide(x), total)
         return y
@@ -185,7 +185,7 @@ class FoldedDeeplabV3(nn.Module):
         else:
             # an affine map commutes with the average and its padding
             pooled = box_filter_pool(self.context(x), self.pooling_size)
-        total: Tensor = self.reduce_context(activate_(pooled, *self.pooled_activation))
+        total: Tensor = self.reduce_context(activate(pooled, *self.pooled_activation))
         if total.shape != x.shape[:1] + total.shape[1:2] + x.shape[2:]:
             total = total.expand(-1, -1, *x.shape[2:]).contiguous(memory_format=torch.channels_last)
         for branch, join in zip(self.branches, self.joins):
@@ -284,9 +284,11 @@ class FoldedUpsampling(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `N x I x h x w` to `N x O x (side h) x (side w)`."""
-        # pixel_shuffle has the cells after the channels
-        y = self.cells(x).unflatten(1, (self.side**2, self.channels)).transpose(1, 2).flatten(1, 2)
-        return functional.pixel_shuffle(y, self.side)
+        n, _, h, w = x.shape
+        # not pixel_shuffle, whose gradient fails for no maps
+        y = self.cells(x).unflatten(1, (self.side, self.side, self.channels)).permute(0, 3, 4, 1, 5, 2)
+        moved: Tensor = y.reshape(n, self.channels, h * self.side, w * self.side)
+        return moved
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return the product of the result's channels and a weight for each map, without moving them all to the cells.

@@ -37,6 +37,7 @@ from seamseg.models.heads.roi import ROIHead
 from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead
 from seamseg.models.panoptic import PanopticNet
+from seamseg.models.quantised import is_quantised
 from seamseg.models.semantic import SemanticNet
 from seamseg.ops.fused import FusedConv2d, FusedLinear, bf16_is_fast
 from seamseg.ops.norm import ABN, InPlaceABN
@@ -62,6 +63,8 @@ def fold_abn(net: Net) -> Net:
 def fold_layers(net: Module) -> Module:
     """Do what :func:`fold_abn` does for any module made of this package's layers, for example a classifier."""
     folded = copy.deepcopy(net).eval().requires_grad_(False)
+    if is_quantised(folded):
+        return folded  # already, before its training
     for parent in list(folded.modules()):
         for name, child in list(parent.named_children()):
             made = _replacement(child)
@@ -100,9 +103,13 @@ def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Ne
     Raises
     ------
     InputError
-        as :func:`choose_precision`
+        as :func:`choose_precision`, or if a network trained for int8 is to compute in another precision than fp32
     """
     dtype = choose_precision(precision, device)
+    if is_quantised(net):
+        if precision not in ("fp32", "auto"):
+            raise InputError(f"{option('precision', precision)}: a network trained for int8 is simulated in fp32 only")
+        return fold_abn(net).to(device)
     folded = fold_abn(net).to(device=device, dtype=dtype)
     if device.type == "cpu" and dtype == torch.float32:
         _use_winograd(folded)

@@ -181,7 +181,7 @@ def _onednn_available() -> bool:
     return available
 
 
-def _onednn_takes_bf16() -> bool:
+def onednn_takes_bf16() -> bool:
     """Return whether the operators of oneDNN accept bfloat16 on this CPU, fast or not."""
     try:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -202,7 +202,7 @@ def _usable(kind: str, x: Tensor, weight: Tensor) -> bool:
         return False
     if not torch.backends.mkldnn.enabled or not _onednn_available():
         return False
-    return x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and _onednn_takes_bf16())
+    return x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and onednn_takes_bf16())
 
 
 def _attempt(kind: str, call: Callable[[], Tensor]) -> Tensor | None:

@@ -5,6 +5,9 @@ and kernel are transformed, multiplied by 36 matrix products over the channels, 
 convolution is an ordinary one on each of the maps of every `dilation`-th pixel. The polynomials are evaluated at 0,
 +-3/4, +-3/2 and infinity: rounding errors are half of those with the usual points 0, +-1, +-2 and infinity, and in a
 whole network like those of the direct sum.
+
+Tiles are computed as a whole: an input that is NaN or infinite makes all 16 outputs of its tile NaN, and may do so to
+those of the tiles beside it (with a dilation, tiles of every `dilation`-th pixel). The direct sum loses 3x3 pixels.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch._dynamo.config
 from torch import nn
@@ -18,6 +19,10 @@ from seamseg.data.loader import index_sampler
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.acceleration import compiler_problem
+from seamseg.models.build import without_quantisation
+from seamseg.models.folding import fold_layers
+from seamseg.models.quantised import choosing_ranges
+from seamseg.structures import PackedSequence
 from seamseg.training.checkpointing.checkpoint import (
     ResumePoint,
     TrainState,
@@ -38,10 +43,13 @@ from seamseg.training.preemption import Preempted
 from seamseg.training.step import Stepper, compute_dtype
 from seamseg.training.task import Task
 from seamseg.training.trainer import Trainer, steps_per_epoch
-from seamseg.utils.distributed import World, barrier, distributed, gather_objects
+from seamseg.utils.distributed import World, barrier, broadcast_buffers, distributed, gather_objects
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.progress import is_quiet
+from seamseg.validation.validator import Validator
 
+CALIBRATION_IMAGES = 64
+"""Largest number of training images by which the ranges of int8 are chosen."""
 AUTO = "auto"
 """The value of `resume` that selects the newest snapshot of the run folder."""
 
@@ -159,8 +167,15 @@ class _TrainingRun:
 
         seed_everything(config.general.seed, -1, 0)
         module = task.build(metadata)
-        _load_initial_weights(options, task, module.net, log)
-        module.net.to(world.device)
+        _check_weights(options, task)
+        if config.general.qat and options.pretrain and not options.evaluate:
+            start = replace(task, config=without_quantisation(config)).build(metadata).net
+            _load_initial_weights(options, task, start, log)
+            module.net.to(world.device)
+            self._quantise(module.net, start)
+        else:
+            _load_initial_weights(options, task, module.net, log)
+            module.net.to(world.device)
         if loader is None:
             assert validator is not None
             if options.resume is not None:
@@ -168,6 +183,21 @@ class _TrainingRun:
             return validator(module.net)
         state, resumed = self._prepare(options, module, metadata, loader)
         return self._train(state, resumed, loader, validator)
+
+    def _quantise(self, net: Any, start: nn.Module) -> None:
+        """Fill a network of `[general] qat` from a float one; its ranges are those of training images."""
+        config, world = self.config, self.world
+        net.load_state_dict(fold_layers(start).state_dict(), strict=False)
+        images = Validator.open(self.options.data, config.dataloader.train_set, config, world).dataset
+        count = min(CALIBRATION_IMAGES, len(images))
+        self.log.info(f"[general] qat: choosing the ranges of int8 by {count} training images")
+        net.eval()
+        # each process does the same, so that none waits for the others
+        with choosing_ranges(net), torch.no_grad():
+            for number in np.linspace(0, len(images) - 1, count).round().astype(int):
+                net.predict(PackedSequence([images[int(number)]["img"].to(world.device)]))
+        net.train()
+        broadcast_buffers(world, net)
 
     def _prepare(
         self, options: TrainingOptions, module: Any, metadata: Metadata, loader: DataLoader
@@ -243,29 +273,36 @@ def _find_snapshot(options: TrainingOptions, world: World, folder: RunFolder, lo
     return replace(options, resume=None)
 
 
+def _check_weights(options: TrainingOptions, task: Task) -> None:
+    if options.resume is not None and options.pretrain:
+        both = f"{option('resume')} and {option('pretrain')}"
+        raise InputError(f"{both} are mutually exclusive: a resumed run has its own weights")
+    if task.config.general.qat and options.resume is None and not options.pretrain:
+        raise InputError(
+            f"[general] qat starts from a trained network: name its snapshot with {option('pretrain', 'F')}"
+        )
+
+
 def _load_initial_weights(options: TrainingOptions, task: Task, net: nn.Module, log: TextLog) -> None:
     if options.resume is not None:
-        if options.pretrain:
-            both = f"{option('resume')} and {option('pretrain')}"
-            raise InputError(f"{both} are mutually exclusive: a resumed run has its own weights")
         return
-    if (body := task.load_body(net)) is not None:
+    # others may leave the rest random
+    complete = options.evaluate or task.config.general.qat
+    why = option("evaluate", True) if options.evaluate else "[general] qat"
+    if not task.config.general.qat and (body := task.load_body(net)) is not None:
         log.info(f"body weights {task.config.body.weights}: {body}")
         if (problem := task.body_problem(net)) is not None:
             log.warning(problem)
     for specification in options.pretrain:
         report = task.load_pretrained(net, specification)
         log.info(f"pre-trained {specification}: {report}")
-        if options.evaluate and report.skipped:
-            where = f"{option('evaluate', True)} {option('pretrain', specification)}"
-            raise InputError(f"{where}: does not fill the network: {report}")
-    if options.evaluate and all(":" in s and s.split(":")[0] in task.parts for s in options.pretrain):
+        if complete and report.skipped:
+            raise InputError(f"{why} {option('pretrain', specification)}: does not fill the network: {report}")
+    if complete and all(":" in s and s.split(":")[0] in task.parts for s in options.pretrain):
         filled = {s.split(":")[0] for s in options.pretrain}
         missing = [part for part in task.parts if part not in filled]
         if missing:
-            raise InputError(
-                f"{option('evaluate', True)}: {option('pretrain')} gives no weights for {', '.join(missing)}"
-            )
+            raise InputError(f"{why}: {option('pretrain')} gives no weights for {', '.join(missing)}")
 
 
 def continue_schedule(schedule: LRSchedule, resumed: ResumePoint, loader: DataLoader, config: Config) -> None:

@@ -14,6 +14,12 @@ def process_count() -> int:
     return int(size) if size.isdigit() else 1
 
 
+def local_rank() -> int:
+    """Return the number of this process on its machine; 0 without a launcher."""
+    rank = os.environ.get("LOCAL_RANK", "0")
+    return int(rank) if rank.isdigit() and process_count() > 1 else 0
+
+
 def is_main_process() -> bool:
     """Return whether this process prints and writes the shared files."""
     # as seamseg.utils.distributed: a single process is the main one, whatever its RANK

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seamseg.checkpoints.bundle import ModelFile, open_model
-from seamseg.checkpoints.missing_model import is_exported
+from seamseg.checkpoints.missing_model import is_exported, local_model
 from seamseg.checkpoints.snapshot import load_into
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
@@ -83,9 +83,10 @@ def evaluate_model(
     InputError
         if something is missing or broken, or the classes of model and data set differ
     """
+    path = local_model(model)
     # exported networks take arrays, and choose their devices themselves
-    with distributed("cpu" if is_exported(model) else options.device) as world:
-        opened = _open(model, options)
+    with distributed("cpu" if is_exported(path) else options.device) as world:
+        opened = _open(path, options)
         split = options.split or opened.config.dataloader.val_set
         if not split:
             raise InputError(
@@ -104,7 +105,7 @@ def evaluate_model(
         return ModelScores(scores, opened.name, split, validator.dataset.metadata)
 
 
-def _open(model: str | Path, options: EvaluationOptions) -> ModelFile | ExportedModel:
+def _open(model: Path, options: EvaluationOptions) -> ModelFile | ExportedModel:
     if not is_exported(model):
         return open_model(model, options.config, options.meta, list(options.overrides))
     settings = InferenceOptions(overrides=options.overrides)

@@ -41,6 +41,7 @@ def refused(seamseg_main: Callable[..., int], capsys: pytest.CaptureFixture[str]
         (("a.onnx", "--precision", "bf16"), "--precision bf16: ONNX files are exported in fp32"),
         (("a.onnx", "--precision", "half"), "--precision half: choose one of fp32, bf16, fp16"),
         (("a.onnx", "--opset", "19"), "--opset 19: choose 20 or 21"),
+        (("a.pt2", "--opset", "20"), "--opset 20: only ONNX files have such operators, not a.pt2"),
         (("a.onnx", "--split", "val"), "--split is the split of --data"),
         (("a.onnx", "--set", "roi.nope=1"), "unknown key"),
         ((".",), "ending decides the format"),
@@ -102,6 +103,34 @@ def test_a_trained_model(
     rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     assert "part dense, input free" in rows["network"]
     assert float(rows["generated picture"].split()[1]) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_package_of_a_trained_model(
+    micro: Path, micro_run: Path, seamseg_main: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Export, prediction and evaluation of a .pt2 file by their commands."""
+    out, photo = tmp_path / "city.pt2", micro / "img" / "val0.png"
+    overrides = ("--set", "roi.score_threshold=0.02")
+    assert seamseg_main("export", micro_run, out, "--size", "96x96", "--check", photo, *overrides, "--quiet") == 0
+    captured = capsys.readouterr()
+    rows = dict(line.split("  ", 1) for line in captured.out.splitlines())
+    assert "AOTInductor" in rows["file"]
+    assert "96 x 96 (height x width), fp32" in rows["network"]
+    assert "classes of 100 % of pixels equal" in rows[str(photo)]
+    assert "tracing" not in captured.err
+    assert list(tmp_path.iterdir()) == [out]
+
+    results = tmp_path / "results"
+    assert seamseg_main("predict", out, micro / "img", results, "--format", "coco", "--quiet") == 0
+    assert len(json.loads((results / "panoptic.json").read_text())["annotations"]) == 7
+    scores = []
+    for model in (micro_run, out):
+        assert seamseg_main("evaluate", model, micro, "--json", tmp_path / "scores.json", "--quiet") == 0
+        scores.append(json.loads((tmp_path / "scores.json").read_text())["PQ"])
+    # not equal: photos of 64 x 96 are padded to the size of the package
+    assert scores[1] == pytest.approx(scores[0], abs=0.01)
+    assert scores[1] > 0.1
 
 
 @pytest.mark.slow

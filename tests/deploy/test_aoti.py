@@ -1,26 +1,32 @@
 """Packages compiled by AOTInductor: outputs, pipeline, and the C++ program that runs them without Python."""
 
+import json
+import os
+import re
 import shutil
 import subprocess
+import sys
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.exported import MEAN, SIZE, STD, assert_same, eager, exported_net, picture
+from support.exported import MEAN, SIZE, STD, assert_same, eager, exported_net, picture, winograd_net
 from support.networks import TINY, TINY_SEMANTIC
 
 import seamseg
 from seamseg.deploy.aoti import write_package
-from seamseg.formats.exported import ExportedMetadata
+from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.package import PackageSession, read_package_metadata, requirements
 from seamseg.utils.errors import InputError, SeamsegError
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-NAMES = ['sky "wide"', "road", "car", "person", "bus"]
+NAMES = ['sky "wide"', "road, [wet]", "car]\\", "Fußgänger\x01", "bus"]
 CLASSES = Metadata(2, 3, NAMES, [(i, i, i) for i in range(5)], list(range(5)))
 THRESHOLDS = {"score_threshold": 0.3, "overlap_threshold": 0.5, "min_stuff_area": 64}
 
@@ -64,10 +70,85 @@ def test_outputs_are_those_of_the_eager_network(package):
 
 def test_what_a_package_states(package):
     stated = read_package_metadata(package)
-    assert stated.extra.items() >= requirements("cpu").items()
+    needed = requirements("cpu", stated.extra["cpu_features"])
+    assert {name: stated.extra[name] for name in needed} == needed
     assert stated.extra["outputs"] == list(stated.outputs)
     assert stated.to_json() == ExportedMetadata.from_json(stated.to_json(), "").to_json()
     assert stated.thresholds == THRESHOLDS
+
+
+def code_of(path):
+    """The generated code of a package, which contains the commands that compiled it."""
+    with zipfile.ZipFile(path) as archive:
+        return "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith(".cpp"))
+
+
+def test_the_instruction_sets_that_the_compiler_may_use_are_stated(package):
+    stated, code = read_package_metadata(package).extra, code_of(package)
+    flags = set(re.findall(r" -m(?!arch)([\w-]+)", code))
+    assert flags == set(stated["cpu_features"])
+    assert ("avx512f" in flags) == (stated["cpu"] == "AVX512")
+    # and what each CPU of the capability has, not what this one has
+    assert "-march=native" not in code
+
+
+IN_ANOTHER_PROCESS = """
+import sys
+import torch
+from pathlib import Path
+from support.exported import picture
+from seamseg.inference.package import ONEDNN_BF16, PackageSession, missing_features
+session, (image, size) = PackageSession(Path(sys.argv[1])), picture()
+found = session.run(session.exported.outputs, {"image": image.numpy(), "size": size.numpy()})
+torch.save([missing_features([ONEDNN_BF16]), *map(torch.from_numpy, found)], sys.argv[2])
+"""
+
+
+def test_onednn_chooses_its_kernels_at_run_time(package, tmp_path):
+    """The weights are packed for this CPU; on a CPU with less they are packed again, and give the same result."""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    words = [sys.executable, "-c", IN_ANOTHER_PROCESS, package, tmp_path / "found.pt"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    missing, *found = torch.load(tmp_path / "found.pt", weights_only=True)
+    assert_same(dict(zip(read_package_metadata(package).outputs, found)), eager(exported_net("panoptic"), *picture()))
+    # why packages in bfloat16 state it
+    assert missing == ["convolutions in bfloat16"]
+
+
+FOR_AVX2 = """
+import sys
+from pathlib import Path
+from support.exported import exported_net
+from seamseg.deploy.aoti import write_package
+from seamseg.formats.exported import ExportedMetadata
+from seamseg.formats.metadata import Metadata
+classes = Metadata(0, 7, list("abcdefg"), [], [])
+metadata = ExportedMetadata("classification", "{}", classes, (64, 64))
+write_package(exported_net("classification"), Path(sys.argv[1]), metadata, (64, 64))
+"""
+
+
+def test_a_package_for_all_cpus_with_avx2(tmp_path):
+    """As docs/how-to/aotinductor.md states."""
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    path = tmp_path / "a.pt2"
+    done = subprocess.run([sys.executable, "-c", FOR_AVX2, path], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    stated = read_package_metadata(path).extra
+    assert (stated["cpu"], stated["cpu_features"]) == ("AVX2", ["avx2", "f16c", "fma"])
+    with zipfile.ZipFile(path) as archive:
+        (library,) = [name for name in archive.namelist() if name.endswith(".so")]
+        archive.extract(library, tmp_path)
+    if shutil.which("objdump"):
+        code = subprocess.run(["objdump", "-d", tmp_path / library], capture_output=True, text=True, check=True).stdout
+        assert "ymm" in code
+        assert "zmm" not in code
+    images = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    (found,) = PackageSession(path).run(["logits"], {"image": images.numpy()})
+    with torch.no_grad():
+        (wanted,) = exported_net("classification")(images)
+    assert (torch.from_numpy(found) - wanted).abs().max() < 1e-5 * wanted.abs().max()
 
 
 def test_inputs_of_another_size(package):
@@ -85,6 +166,18 @@ def test_free_sizes(tmp_path, kind):
     for size, valid in (((256, 320), (250, 301)), ((320, 448), (320, 448))):
         inputs = picture(size, valid)
         assert_same(run(path, *inputs), eager(net, *inputs))
+
+
+def test_a_semantic_network_of_free_size_as_the_command_exports_it(tmp_path, monkeypatch):
+    """Its 3x3 convolutions use Winograd's method in eager mode, and those of oneDNN in the package."""
+    path, net = tmp_path / "net.pt2", winograd_net(monkeypatch)
+    write_package(net, path, metadata("semantic", None, 32), (256, 288))
+    assert "winograd" not in code_of(path)
+    for size, valid in (((256, 288), (250, 270)), ((320, 448), (320, 448))):
+        inputs = picture(size, valid)
+        found, wanted = run(path, *inputs), dict(zip(("classmap", "probability"), net(*inputs)))
+        assert (found["classmap"] == wanted["classmap"]).double().mean() >= 0.9999
+        assert (found["probability"].int() - wanted["probability"].int()).abs().max() <= 1
 
 
 def test_a_compiler_that_fails(tmp_path, monkeypatch):
@@ -118,8 +211,37 @@ def start(program, *words):
     return subprocess.run([program, library, *words], capture_output=True, text=True, env={})
 
 
-@pytest.mark.parametrize("size", [(101, 155), (240, 300)])
-def test_the_cpp_program_equals_predict(package, program, tmp_path, size):
+def with_metadata(package, path, text):
+    """Copy a package, with another text of ours in its metadata."""
+    with zipfile.ZipFile(package) as source, zipfile.ZipFile(path, "w") as target:
+        for member in source.infolist():
+            content = source.read(member)
+            if member.filename.endswith("_metadata.json"):
+                content = json.dumps({**json.loads(content), METADATA_KEY: text}).encode()
+            target.writestr(member, content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("size", "sizes"),
+    [
+        ((101, 155), {}),
+        ((240, 300), {}),
+        # the longest side instead of the shortest
+        ((101, 155), {"longest_size": 155}),
+        # its limit is at least 4 times the shortest
+        ((39, 150), {"shortest_size": 39, "longest_max_size": 100}),
+    ],
+)
+def test_the_cpp_program_equals_predict(package, program, tmp_path, size, sizes):
+    if sizes:
+        stated = read_package_metadata(package)
+        lines = [line for line in CONFIG.splitlines() if line.split(" ")[0] not in sizes]
+        place = lines.index("[dataloader]") + 1
+        lines[place:place] = [f"{name} = {value}" for name, value in sizes.items()]
+        config = "\n".join(lines).replace("score_threshold = 0.3", "score_threshold = 0.1")
+        changed = replace(stated, config=config, thresholds={**THRESHOLDS, "score_threshold": 0.1})
+        package = with_metadata(package, tmp_path / "net.pt2", changed.to_json())
     height, width = size
     pixels = picture((height, width))[0][0].permute(1, 2, 0).contiguous().numpy()
     Image.fromarray(pixels).save(tmp_path / "photo.ppm")
@@ -132,7 +254,7 @@ def test_the_cpp_program_equals_predict(package, program, tmp_path, size):
     lines = [line.rsplit(" ", 2) for line in done.stdout.splitlines()]
     assert len(lines) > 2
     found = [(label.split(" ", 1)[0], label.split(" ", 1)[1], int(area)) for label, _, area in lines]
-    assert found == [(str(s.id), s.name.replace('"', '\\"'), s.area) for s in wanted.segments]
+    assert found == [(str(s.id), s.name, s.area) for s in wanted.segments]
     scores = [1.0 if s.score is None else s.score for s in wanted.segments]
     # a pixel in many is rounded to another side than by Pillow when the photo is scaled
     assert [float(score) for _, score, _ in lines] == pytest.approx(scores, abs=1e-3)
@@ -147,4 +269,32 @@ def test_errors_of_the_cpp_program(package, program, tmp_path):
         assert done.stderr.startswith("panoptic: ")
         assert done.stderr.count("\n") == 1
     assert subprocess.run([program], capture_output=True).returncode == 2
+    assert not (tmp_path / "ids.pgm").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('"kind": "panoptic"', '"kind": "semantic"', "no panoptic network"),
+        ('"size": [128, 160]', '"size": null', "has no fixed size: export it with --size"),
+        ('"num_stuff": 2', '"num_stuff": "2"', "a value has another type"),
+        ('"score_threshold"', '"threshold"', "the metadata lacks score_threshold"),
+        ("[dataloader]", "[dataset]", "the metadata lacks [dataloader] shortest_size"),
+        ('"size": [128, 160]', '"size": [128, 160', "the metadata is no JSON text"),
+        ('"format": 1,', '"format": 1;', "the metadata is no JSON text"),
+        ('"format": 1,', '"format": +1,', "the metadata is no JSON text"),
+        ("sky ", "sky \\x", "the metadata is no JSON text"),
+        ("sky ", "sky \\ud800", "the metadata is no JSON text"),
+        ('"size": [128, 160]', '"size": ' + "[" * 100, "the metadata is no JSON text"),
+    ],
+)
+def test_metadata_that_the_cpp_program_refuses(package, program, tmp_path, old, new, problem):
+    text = read_package_metadata(package).to_json()
+    assert text.count(old) == 1
+    other = with_metadata(package, tmp_path / "net.pt2", text.replace(old, new))
+    Image.new("RGB", (20, 20)).save(tmp_path / "photo.ppm")
+    done = start(program, other, tmp_path / "photo.ppm", tmp_path / "ids.pgm")
+    assert done.returncode == 1
+    assert done.stderr.startswith("panoptic: ")
+    assert problem in done.stderr
     assert not (tmp_path / "ids.pgm").exists()

@@ -2,11 +2,22 @@
 
 import pytest
 import torch
-from support.exported import DETECTORS, SIZE, assert_same, classifier, detector, eager, exported_net, picture
+from support.exported import (
+    DETECTORS,
+    SIZE,
+    assert_same,
+    classifier,
+    detector,
+    eager,
+    exported_net,
+    picture,
+    winograd_net,
+)
 
 from seamseg.deploy.network import dynamic_shapes, export_net, output_names, trace
 from seamseg.formats.exported import ExportedMetadata
 from seamseg.formats.metadata import Metadata
+from seamseg.ops import winograd
 
 
 @torch.no_grad()
@@ -112,6 +123,23 @@ def test_a_traced_network_of_free_size():
     with torch.no_grad():
         found = program.module()(*larger)
     assert_same(dict(zip(output_names(net), found, strict=True)), eager(net, *larger))
+
+
+@pytest.mark.slow
+def test_a_traced_network_with_winograd_convolutions(monkeypatch):
+    """They are traced as plain convolutions, whose size is free."""
+    net = winograd_net(monkeypatch)
+    program = trace(net, (256, 288), multiple=32)
+    assert not any("winograd" in str(node.target) for node in program.graph.nodes)
+    calls = []
+    monkeypatch.setattr(
+        "seamseg.ops.winograd._input", lambda *arguments, op=winograd._input: calls.append(1) or op(*arguments)
+    )
+    inputs = picture((320, 352), (320, 340))
+    found = dict(zip(output_names(net), program.module()(*inputs), strict=True))
+    assert not calls
+    assert_same(found, run(net, *inputs))
+    assert calls
 
 
 def test_free_dimensions():

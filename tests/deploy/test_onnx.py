@@ -111,6 +111,37 @@ def test_a_file_that_is_too_large_is_not_written(panoptic, tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("tool", "message"),
+    [
+        ("torch.onnx.export", "this network cannot be exported to ONNX (of the tool, in lines)"),
+        ("seamseg.deploy.onnx.trace", "this network cannot be exported to ONNX (of the tool, in lines)"),
+        ("onnx.checker.check_model", "the exported network is no valid ONNX file (of the tool, in lines)"),
+    ],
+)
+def test_failures_of_the_exporter_and_the_checker(panoptic, tmp_path, monkeypatch, tool, message):
+    def fail(*arguments, **options):
+        raise error
+
+    path, net = panoptic
+    made = type("Made", (), {"model_proto": onnx.load(path)})
+    monkeypatch.setattr("seamseg.deploy.onnx.trace", lambda *_: None)
+    monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: made)
+    monkeypatch.setattr(tool, fail)
+    target = tmp_path / "a.onnx"
+    target.write_text("mine")
+    error = ValueError("of the tool,\nin lines")
+    with pytest.raises(SeamsegError) as caught:
+        write_onnx(net, target, metadata("panoptic"), SIZE)
+    assert str(caught.value) == f"{target}: {message}"
+    assert caught.value.__cause__ is error
+    error = MemoryError()
+    with pytest.raises(MemoryError):
+        write_onnx(net, target, metadata("panoptic"), SIZE)
+    assert list(tmp_path.iterdir()) == [target]
+    assert target.read_text() == "mine"
+
+
 class Suppression(torch.nn.Module):
     """NMS alone, as the networks use it."""
 

@@ -2,12 +2,22 @@
 
 import json
 import zipfile
+import zlib
 
 import pytest
+import torch
 
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.package import PackageSession, _check, read_package_metadata, requirements
+from seamseg.inference.package import (
+    ONEDNN_BF16,
+    PackageSession,
+    _check,
+    cpu_features,
+    missing_features,
+    read_package_metadata,
+    requirements,
+)
 from seamseg.utils.errors import InputError
 
 CLASSES = Metadata(1, 1, ["road", "car"], [(1, 2, 3), (4, 5, 6)], [7, 26])
@@ -15,12 +25,12 @@ METADATA = ExportedMetadata("panoptic", "[general]\n", CLASSES, (64, 96), extra=
 MODEL = "net/data/aotinductor/model"
 
 
-def package(path, members=None, **metadata):
+def package(path, members=None, compression=zipfile.ZIP_STORED, **metadata):
     """A package without code: `members` by name, `metadata` of AOTInductor."""
     texts = {METADATA_KEY: METADATA.to_json(), "AOTI_DEVICE_KEY": "cpu", **metadata}
     texts = {name: text for name, text in texts.items() if text is not None}
     files = {"net/archive_format": "pt2", f"{MODEL}/a.wrapper_metadata.json": json.dumps(texts), **(members or {})}
-    with zipfile.ZipFile(path, "w") as archive:
+    with zipfile.ZipFile(path, "w", compression) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
     return path
@@ -47,6 +57,7 @@ def test_metadata(tmp_path):
         ({}, {METADATA_KEY: "{"}, "is not JSON"),
         ({}, {METADATA_KEY: '{"format": 99, "version": "9.9"}'}, "update seamseg"),
         ({}, {"AOTI_DEVICE_KEY": "cuda"}, "compiled for 'cuda', not for cpu"),
+        ({}, {"AOTI_DEVICE_KEY": None}, "does not state the device that it was compiled for"),
         # what is left: torch finds no library in it
         ({}, {}, "cannot load the package"),
     ],
@@ -67,12 +78,40 @@ def test_files_that_are_no_packages(tmp_path):
     assert "a damaged package" in refusal(path)
 
 
+@pytest.mark.parametrize("at", [0, 100, 500])
+def test_damaged_members(tmp_path, at):
+    """A stream that zlib cannot decompress; which of its checks fails depends on the place of the damage."""
+    text = "".join(map(str, range(1000)))
+    content = bytearray(package(tmp_path / "a.pt2", {f"{MODEL}/a.so": text}, zipfile.ZIP_DEFLATED).read_bytes())
+    start = content.index(f"{MODEL}/a.so".encode()) + len(f"{MODEL}/a.so")
+    content[start + at : start + at + 20] = b"\xff" * 20
+    (tmp_path / "a.pt2").write_bytes(content)
+    assert "damaged" in refusal(tmp_path / "a.pt2")
+
+
+@pytest.mark.parametrize("error", [zlib.error("Error -3"), EOFError()])
+def test_members_that_cannot_be_read(monkeypatch, tmp_path, error):
+    def fail(self):
+        raise error
+
+    monkeypatch.setattr("zipfile.ZipFile.testzip", fail)
+    assert "a damaged or truncated package: export it again" in refusal(package(tmp_path / "a.pt2"))
+
+
+def test_a_compression_that_torch_does_not_read(tmp_path):
+    assert "it holds 'net/archive_format'" in refusal(package(tmp_path / "a.pt2", compression=zipfile.ZIP_LZMA))
+
+
 @pytest.mark.parametrize(
     ("extra", "reason"),
     [
         ({"torch": "99.0"}, "needs PyTorch 99.0"),
         ({"torch": None}, "does not state the version of PyTorch"),
         ({"cpu": "SVE256"}, "compiled for CPUs with SVE256"),
+        ({"cpu": ["AVX2"]}, "compiled for CPUs with ['AVX2']"),
+        ({"cpu_features": None}, "does not state the instruction sets"),
+        ({"cpu_features": ["avx9", 1]}, "does not state the instruction sets"),
+        ({"cpu_features": ["avx9", "amx-tiles"]}, "needs avx9, amx-tiles, which this CPU lacks"),
     ],
 )
 def test_other_machines(tmp_path, extra, reason):
@@ -95,3 +134,46 @@ def test_instruction_sets(monkeypatch, tmp_path, needed, runs):
     else:
         with pytest.raises(InputError, match="compiled for CPUs with AVX512, this one has AVX2"):
             _check(tmp_path, metadata, "cpu", "cpu")
+
+
+def test_names_of_instruction_sets(monkeypatch):
+    known = {"fma3": True, "avx512_vnni": True, "amx_tile": True, "avx512_bf16": False, "l2_cache_size": 1}
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: known)
+    monkeypatch.setattr("seamseg.ops.fused.onednn_takes_bf16", lambda: False)
+    assert cpu_features() == {"fma3", "avx512_vnni", "amx_tile"}
+    # by their names in torch, and in flags of compilers
+    needed = ["fma", "avx512vnni", "avx512_vnni", "amx-tile", "avx512bf16", "l2-cache-size", ONEDNN_BF16]
+    assert missing_features(needed) == ["avx512bf16", "l2-cache-size", ONEDNN_BF16]
+    monkeypatch.setattr("seamseg.ops.fused.onednn_takes_bf16", lambda: True)
+    assert missing_features([ONEDNN_BF16]) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "environment", "index"),
+    [
+        ("auto", {"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, 1),
+        ("cuda", {"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, 1),
+        ("cuda:0", {"WORLD_SIZE": "2", "LOCAL_RANK": "1"}, 0),
+        # left over in a shell
+        ("auto", {"LOCAL_RANK": "1"}, 0),
+    ],
+)
+def test_each_process_uses_its_own_gpu(monkeypatch, tmp_path, device, environment, index):
+    for name in ("WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    loaded = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr(torch._C._aoti, "AOTIModelPackageLoader", lambda *arguments: loaded.append(arguments))
+    assert PackageSession(package(tmp_path / "a.pt2", AOTI_DEVICE_KEY="cuda"), device).device == f"cuda:{index}"
+    ((*_, used),) = loaded
+    assert used == index
+
+
+def test_a_gpu_that_does_not_exist(monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(InputError, match="needs GPU 3, there are 1"):
+        PackageSession(package(tmp_path / "a.pt2", AOTI_DEVICE_KEY="cuda"), "cuda:3")

@@ -163,9 +163,8 @@ class TestVistas:
 
     @pytest.fixture(scope="class")
     def image(self, photo):
-        transform = InferenceOptions(size=256).transform(load_config("vistas_wrn38"))
-        assert isinstance(transform, TestTransform)
-        return transform(photo)
+        config = load_config("vistas_wrn38")
+        return TestTransform.of(config, InferenceOptions(size=256).input_size(config))(photo)
 
     @staticmethod
     def check_samples(name, value, tolerance):

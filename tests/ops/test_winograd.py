@@ -111,3 +111,18 @@ def test_unsuitable(conv):
     assert not is_suitable(conv)
     with pytest.raises(ValueError, match="needs a 3x3 convolution of stride 1"):
         WinogradConv2d(fused)
+
+
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_a_nan_spreads_over_its_tiles(dilation):
+    """As the docstring of the module states: farther than in the direct sum, but no farther than the tiles."""
+    layer, _ = layer_and_exact(x := torch.randn(1, 64, 32, 32), None, dilation)
+    # the corner of four tiles
+    x[0, 3, 8 * dilation, 8 * dilation] = torch.nan
+    with torch.inference_mode():
+        lost = layer(x)[0, 0].isnan()
+        direct = functional.conv2d(x, layer.weight, padding=dilation, dilation=dilation)[0, 0].isnan()
+    phase = slice(0, None, dilation)
+    assert lost[phase, phase][8:12, 8:12].all()
+    assert 16 < lost.sum() == lost[phase, phase][4:12, 4:12].sum()
+    assert direct.sum() == 9 == (direct & lost).sum()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from seamseg.classification.network import Classifier
 from seamseg.deploy.network import ExportNet, export_net
 from seamseg.models.build import build_network
-from seamseg.models.folding import fold_abn, fold_layers
+from seamseg.models.folding import fold_abn, fold_layers, for_inference
 from seamseg.models.outputs import Features
 from seamseg.models.panoptic import PanopticNet
 from seamseg.ops.norm import InPlaceABN
+from seamseg.ops.winograd import WinogradConv2d
 from support.narrow_backbones import build_narrow
 from support.networks import randomise, tiny_config
 from support.semantic_networks import semantic_net
@@ -49,6 +51,15 @@ def exported_net(kind: str, standard_ops: bool = False, part: str = "all") -> Ex
         return export_net(fold_layers(classifier()), None, None)
     net = fold_abn(semantic_net()) if kind == "semantic" else detector(kind)
     return export_net(net, MEAN, STD, part, standard_ops)
+
+
+def winograd_net(monkeypatch: pytest.MonkeyPatch) -> ExportNet:
+    """A small semantic network for export as commands build it: its convolutions use Winograd's method."""
+    # those of small networks have too few channels to be faster
+    monkeypatch.setattr("seamseg.ops.winograd.LEAST_CHANNELS", 16)
+    net = for_inference(semantic_net("sem.hidden_channels=16"), torch.device("cpu"))
+    assert sum(isinstance(module, WinogradConv2d) for module in net.modules()) > 4
+    return export_net(net, MEAN, STD)
 
 
 def picture(size: tuple[int, int] = SIZE, valid: tuple[int, int] = (101, 155)) -> tuple[Tensor, Tensor]:

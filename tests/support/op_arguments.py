@@ -21,7 +21,7 @@ FLOATING = (torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.f
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 TOLERANCES = {
     torch.float32: (1e-4, 1e-5),
-    torch.float64: (1e-6, 1e-7),
+    torch.float64: (1e-5, 1e-6),
     torch.bfloat16: (1e-2, 1e-2),
     torch.float16: (2e-3, 2e-3),
 }

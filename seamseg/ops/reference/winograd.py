@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+MOST_DILATION = 4096
+"""Largest dilation, so that numbers of tiles do not overflow."""
 _POINTS = (0.0, 0.75, -0.75, 1.5, -1.5)
 
 
@@ -33,7 +35,15 @@ def transforms() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def tile_count(size: int, dilation: int) -> int:
-    """Return the number of tiles along a side of the maps of every `dilation`-th pixel."""
+    """Return the number of tiles along a side of the maps of every `dilation`-th pixel.
+
+    Raises
+    ------
+    ValueError
+        if the dilation is not 1 to :data:`MOST_DILATION`
+    """
+    if not 1 <= dilation <= MOST_DILATION:
+        raise ValueError(f"dilation must be 1 to {MOST_DILATION}, not {dilation}")
     return -(-size // (4 * dilation))
 
 

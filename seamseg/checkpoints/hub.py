@@ -1,0 +1,170 @@
+"""Models on the Hugging Face Hub: download of `hf://user/repo` to the cache of huggingface_hub, upload of a folder."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.files import join_inside
+from seamseg.utils.progress import is_quiet
+from seamseg.utils.urls import describe_error
+from seamseg.version import __version__
+
+_SCHEME = "hf://"
+_NAME = r"[A-Za-z0-9][\w.-]*/[\w.-]+"
+_URI = re.compile(rf"hf://({_NAME})(?:@(refs/pr/\d+|refs/convert/[^/]+|[^/]+))?(?:/([^*?\[]+))?")
+_LIBRARY = {"library_name": "seamseg", "library_version": __version__}
+
+
+def is_hub_uri(model: object) -> bool:
+    """Return whether a model is named by `hf://...` instead of a path."""
+    return str(model).startswith(_SCHEME)
+
+
+def check_repo(repo: str) -> None:
+    """Raise InputError if the name of a repository is not `user/repo`."""
+    if re.fullmatch(_NAME, repo) is None:
+        raise InputError(f"{repo}: not the name of a repository: give user/repo")
+
+
+def fetch(uri: str, files: Sequence[str]) -> Path:
+    """Download a model, or return it from the cache.
+
+    Parameters
+    ----------
+    uri : `hf://user/repo`, with `@REVISION` (branch, tag or commit), and with `/FILE` for one file
+    files : names of the files to download without FILE, as far as the repository holds them; it must hold the first
+
+    Returns
+    -------
+    path of the folder in the cache, or of FILE
+
+    Raises
+    ------
+    InputError
+        if the URI is malformed, huggingface_hub is not installed, the repository, revision or file does not exist or
+        is not accessible, or `HF_HUB_OFFLINE` is set and the model is not in the cache
+    SeamsegError
+        if the hub cannot be reached and the model is not in the cache, or the download fails
+    """
+    match = _URI.fullmatch(uri)
+    if match is None:
+        raise InputError(f"{uri}: malformed: write hf://user/repo, hf://user/repo@revision or hf://user/repo/FILE")
+    repo, revision, file = match.groups()
+    if file is not None and join_inside(Path(), file) is None:
+        raise InputError(f"{uri}: malformed: {file} is not inside of the repository")
+    if file is not None and file.endswith(".pt2"):
+        raise InputError(f"{uri}: not downloaded: a .pt2 package is a program; check and copy it yourself")
+    with _hub(uri) as hub:
+        wanted = [file] if file is not None else list(files)
+        revision = None if revision is None else unquote(revision)
+        folder = Path(hub.snapshot_download(repo, revision=revision, allow_patterns=wanted, **_LIBRARY))
+        offline = hub.constants.HF_HUB_OFFLINE
+    if not (folder / wanted[0]).is_file():
+        where = " in the cache, and HF_HUB_OFFLINE is set" if offline else ""
+        how = "" if file is not None else "; upload a model with `seamseg push`, or name a file: hf://user/repo/FILE"
+        raise InputError(f"{uri}: holds no {wanted[0]}{where}{how}")
+    return folder if file is None else folder / file
+
+
+def upload(folder: Path, repo: str, private: bool = False) -> str:
+    """Upload the files of a folder as one commit; create the repository if it does not exist.
+
+    Parameters
+    ----------
+    folder : without sub-folders
+    repo : `user/repo`
+    private : create a private repository
+
+    Returns
+    -------
+    URI of the uploaded revision: `hf://user/repo@COMMIT`
+
+    Raises
+    ------
+    InputError
+        if the name is invalid, the repository is public but `private` is set, the model card is rejected, or the token
+        does not permit the upload
+    SeamsegError
+        if the hub cannot be reached or the upload fails
+    """
+    check_repo(repo)
+    with _hub(f"{_SCHEME}{repo}") as hub:
+        api = hub.HfApi(**_LIBRARY)
+        api.create_repo(repo, private=private or None, exist_ok=True)
+        if private and not api.repo_info(repo).private:
+            raise InputError(f"{_SCHEME}{repo}: exists and is public, nothing was uploaded; make it private there")
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+        operations = [hub.CommitOperationAdd(path.name, str(path)) for path in files]
+        done = api.create_commit(repo, operations, commit_message=f"Upload with seamseg {__version__}")
+    return f"{_SCHEME}{repo}@{done.oid}"
+
+
+def hub_library(uri: str) -> Any:
+    """Return the module huggingface_hub; InputError, about `uri`, if it is not installed."""
+    try:
+        import huggingface_hub.constants
+        import huggingface_hub.errors
+        import huggingface_hub.utils
+    except ImportError as error:
+        raise InputError(f"{uri}: needs huggingface_hub ({error}): pip install 'seamseg[hub]'") from None
+    return huggingface_hub
+
+
+@contextmanager
+def _hub(uri: str) -> Iterator[Any]:
+    """Yield the module huggingface_hub; convert its errors to one line each, and show its progress on a terminal."""
+    hub = hub_library(uri)
+    silence = (is_quiet() or not sys.stderr.isatty()) and not hub.utils.are_progress_bars_disabled()
+    verbosity = hub.utils.logging.get_verbosity()
+    try:
+        # its warnings repeat what the errors state
+        hub.utils.logging.set_verbosity_error()
+        if silence:
+            hub.utils.disable_progress_bars()
+        yield hub
+    except SeamsegError:
+        raise
+    except Exception as error:  # httpx or httpx2, the file system and the parsers have their own errors
+        raise _problem(uri, error, hub.errors) from error
+    finally:
+        hub.utils.logging.set_verbosity(verbosity)
+        if silence:
+            hub.utils.enable_progress_bars()
+
+
+def _problem(uri: str, error: Exception, errors: Any) -> SeamsegError:
+    """Return the error to raise for one of huggingface_hub."""
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        if isinstance(error.__cause__, errors.OfflineModeIsEnabled):
+            return InputError(f"{uri}: not in the cache, or not completely, and HF_HUB_OFFLINE is set")
+        reason = _reason(error.__cause__ or error, errors)
+        return SeamsegError(f"{uri}: the hub cannot be reached, and the model is not in the cache ({reason})")
+    if isinstance(error, errors.GatedRepoError):
+        return InputError(f"{uri}: access is restricted: ask for it on the page of the repository, then log in")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return InputError(f"{uri}: no such repository; for a private one log in with `hf auth login` or set HF_TOKEN")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return InputError(f"{uri}: the repository has no such revision")
+    if isinstance(error, errors.HfHubHTTPError):
+        reason = _reason(error, errors)
+        if error.response.status_code in (401, 403):
+            return InputError(f"{uri}: not permitted: log in with `hf auth login` or set HF_TOKEN ({reason})")
+        return SeamsegError(f"{uri}: the hub fails: {reason}")
+    if isinstance(error, ValueError):  # an invalid name or model card
+        return InputError(f"{uri}: {' '.join(str(error).split())[:300]}")
+    return SeamsegError(f"{uri}: {describe_error(error)}")
+
+
+def _reason(error: BaseException, errors: Any) -> str:
+    """Return an error in a few words: of the hub, its status and message."""
+    if not isinstance(error, errors.HfHubHTTPError):
+        return describe_error(error)
+    response = error.response
+    return " ".join(f"{response.status_code} {error.server_message or response.reason_phrase}".split())[:200]

@@ -1,0 +1,96 @@
+"""Weights as safetensors: tensors by name without a pickle (docs/contract.md, section 1)."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seamseg.utils.errors import InputError
+from seamseg.utils.files import replacing
+from seamseg.utils.limits import SAFETENSORS_HEADER_BYTES, format_bytes
+
+
+def read_weights(path: str | Path, name: str) -> dict[str, Tensor]:
+    """Read the tensors of a safetensors file, on the CPU; they are mapped into memory.
+
+    Parameters
+    ----------
+    path : of the file
+    name : of the file, for errors
+
+    Raises
+    ------
+    InputError
+        if it is missing, truncated, damaged or another kind of file, or safetensors is not installed
+    """
+    load_file = _library(name).load_file
+    try:
+        with open(path, "rb") as file:
+            start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if length > SAFETENSORS_HEADER_BYTES and os.path.getsize(path) > length:
+            limit = format_bytes(SAFETENSORS_HEADER_BYTES)
+            raise InputError(f"{name}: its header of {format_bytes(length)} is above {limit}, the limit")
+        return dict(load_file(path))
+    except FileNotFoundError:
+        raise InputError(f"{name}: no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"{name}: is a folder, not a file of weights") from None
+    except PermissionError as error:
+        raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
+    except InputError:
+        raise
+    except Exception as error:  # parsing untrusted bytes can raise any exception
+        reason = " ".join(str(error).split())[:120]
+        raise InputError(f"{name}: truncated, damaged, or not a safetensors file ({reason}); copy it again") from None
+
+
+def write_weights(path: Path, state: Mapping[str, Mapping[str, Tensor]] | Mapping[str, Tensor]) -> None:
+    """Write tensors as a safetensors file, atomically.
+
+    Parameters
+    ----------
+    path : of the file
+    state : tensors by name, or state dicts by part, whose tensors get names `PART.KEY`
+
+    Raises
+    ------
+    InputError
+        if safetensors is not installed
+    SeamsegError
+        if the file cannot be written
+    """
+    save_file = _library(str(path)).save_file
+    tensors: dict[str, Tensor] = {}
+    for name, value in state.items():
+        tensors |= {name: value} if isinstance(value, Tensor) else {f"{name}.{k}": v for k, v in value.items()}
+    with replacing(path) as temporary:
+        try:
+            save_file({name: _own_storage(tensor) for name, tensor in tensors.items()}, temporary, {"format": "pt"})
+        except OSError:
+            raise
+        except Exception as error:  # a full disk is an error of the library
+            raise OSError(" ".join(str(error).split())[:200]) from error
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+
+
+def _own_storage(tensor: Tensor) -> Tensor:
+    """Return a tensor that fills its storage, as safetensors requires; a copy if it is part of another."""
+    tensor = tensor.detach().cpu()
+    whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _library(name: str) -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise InputError(f"{name}: needs safetensors ({error}): pip install 'seamseg[hub]'") from None
+    return safetensors.torch

@@ -1,0 +1,65 @@
+"""Write a trained model as a folder without pickles, to share it or to keep it.
+
+    seamseg convert-model runs/city city/
+    seamseg convert-model seamseg_r50_vistas.zip vistas/ --licence cc-by-nc-sa-4.0
+    seamseg predict city/ photos/ out/
+
+The folder holds model.safetensors (the tensors that inference uses, unchanged), config.ini, and metadata.json with
+kind, licence and classes; that of a classifier config.json and classes.json instead of config.ini. It is a MODEL for
+all commands, and F of `seamseg train --pre-train [PART:]F`. `seamseg push` uploads such a folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from seamseg.deploy.model_folder import ConversionOptions
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="published zip, run folder, snapshot or hf://user/repo; also of a classifier",
+    )
+    parser.add_argument("out", metavar="OUT", help="folder to write")
+    add_conversion(parser)
+    parser.add_argument("--force", action="store_true", help="overwrite the folder of an earlier conversion")
+
+
+def add_conversion(parser: argparse.ArgumentParser) -> None:
+    """Add the options that decide what is written."""
+    parser.add_argument(
+        "--licence", default="", metavar="ID", help="licence of the weights, such as cc-by-4.0 (default: as it states)"
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="configuration of a model without its own; JSON of a classifier"
+    )
+    parser.add_argument("--meta", metavar="BIN", help="metadata.bin of a model without its own")
+    parser.add_argument(
+        "--set", action="append", dest="overrides", default=[], metavar="SECTION.KEY=VALUE", help="override a key"
+    )
+
+
+def conversion_options(args: argparse.Namespace, force: bool) -> ConversionOptions:
+    """Return the options of :func:`add_conversion`."""
+    from seamseg.deploy.model_folder import ConversionOptions
+
+    return ConversionOptions(args.licence, args.config, args.meta, args.overrides, force)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert the model and print a summary."""
+    from seamseg.deploy.model_folder import convert_model
+    from seamseg.utils.limits import format_bytes
+
+    made = convert_model(args.model, args.out, conversion_options(args, args.force))
+    for file in sorted(Path(args.out).iterdir()):
+        print(f"{file}  {format_bytes(file.stat().st_size)}")
+    counts = f"{made.metadata.num_classes} classes, {made.num_parameters} parameters"
+    print(f"{made.kind}, {counts}, licence: {made.licence or 'not stated (--licence)'}")
+    return 0

@@ -1,0 +1,55 @@
+"""Upload a trained model to the Hugging Face Hub, with a model card.
+
+    hf auth login
+    seamseg push runs/city user/city --licence cc-by-4.0
+    seamseg evaluate runs/city DATA --json scores.json
+    seamseg push runs/city user/city --licence cc-by-4.0 --dataset cityscapes --scores scores.json
+    seamseg push runs/city user/city --dry-run card/
+    seamseg predict hf://user/city photos/ out/
+
+The repository, which is created if it does not exist, gets the files of `seamseg convert-model` and README.md, in one
+commit. The header of README.md states task, library, licence, data sets and, with --scores, the scores, as
+`model-index`. An earlier README.md is replaced: edit it on the hub after the last upload, or write it with --dry-run
+and upload the folder with `hf upload`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from seamseg.cli.convert_model import add_conversion, conversion_options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="published zip, run folder, snapshot, converted folder; also of a classifier"
+    )
+    parser.add_argument("repo", metavar="USER/REPO", help="repository on the hub")
+    add_conversion(parser)
+    parser.add_argument(
+        "--dataset",
+        dest="datasets",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="data set it was trained on; repeatable, the first is that of --scores",
+    )
+    parser.add_argument("--scores", metavar="JSON", help="scores to state, from `seamseg evaluate --json`")
+    parser.add_argument("--private", action="store_true", help="create a private repository")
+    parser.add_argument("--dry-run", metavar="DIR", help="write the files to this folder instead of uploading them")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Upload the model, and print where it is."""
+    from seamseg.deploy.model_card import CardOptions, push_model
+
+    card = CardOptions(args.scores, args.datasets)
+    uri = push_model(args.model, args.repo, conversion_options(args, False), card, args.private, args.dry_run)
+    if uri is not None:
+        print(uri)
+        return 0
+    for file in sorted(Path(args.dry_run).iterdir()):
+        print(file)
+    return 0

@@ -1,0 +1,287 @@
+"""Upload of a trained model to the Hugging Face Hub, with a model card: its README.md with a YAML header."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seamseg.checkpoints.hub import check_repo, hub_library, upload
+from seamseg.classification.checkpoint import CLASSIFICATION
+from seamseg.config import Config
+from seamseg.deploy.model_folder import (
+    ConversionOptions,
+    ConvertedModel,
+    check_folder,
+    convert_model,
+    filling,
+)
+from seamseg.utils.errors import InputError, option
+from seamseg.utils.files import read_bytes, write_atomically
+from seamseg.utils.limits import EVALUATION_BYTES, parse_json
+
+CARD_NAME = "README.md"
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Texts of a card for a kind of network.
+
+    Attributes
+    ----------
+    pipeline : task of the hub
+    tag : name of the task
+    result : what `predict` returns
+    metrics : key of the scores, as `box.AP`, with identifier and name
+    percent : the scores are in percent, not fractions
+    """
+
+    pipeline: str
+    tag: str
+    result: str
+    metrics: tuple[tuple[str, str, str], ...]
+    percent: bool = False
+
+
+_TASKS = {
+    "panoptic": _Task(
+        "image-segmentation",
+        "panoptic-segmentation",
+        "a panoptic map: class and instance of each pixel",
+        (
+            ("PQ", "pq", "PQ"),
+            ("PQ_things", "pq_things", "PQ, things"),
+            ("PQ_stuff", "pq_stuff", "PQ, stuff"),
+            ("SQ", "sq", "SQ"),
+            ("RQ", "rq", "RQ"),
+            ("mIoU", "mean_iou", "mIoU"),
+        ),
+    ),
+    "instance_seg": _Task(
+        "image-segmentation",
+        "instance-segmentation",
+        "boxes, masks, classes and scores",
+        (("mask.AP", "ap_mask", "mask AP"), ("mask.AP50", "ap50_mask", "mask AP50"), ("box.AP", "ap_box", "box AP")),
+    ),
+    "detection": _Task(
+        "object-detection",
+        "object-detection",
+        "boxes, classes and scores",
+        (("box.AP", "ap_box", "box AP"), ("box.AP50", "ap50_box", "box AP50"), ("box.AP75", "ap75_box", "box AP75")),
+    ),
+    "semantic": _Task(
+        "image-segmentation",
+        "semantic-segmentation",
+        "the class of each pixel",
+        (("mIoU", "mean_iou", "mIoU"), ("accuracy", "accuracy", "pixel accuracy")),
+    ),
+    CLASSIFICATION: _Task(
+        "image-classification",
+        "image-classification",
+        "logits",
+        (("top1", "accuracy", "top-1 accuracy"), ("top5", "top_5_accuracy", "top-5 accuracy")),
+        True,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class CardOptions:
+    """What a model card states besides the model.
+
+    Attributes
+    ----------
+    scores : JSON file of `seamseg evaluate --json`, or of `seamseg classify validate --json`
+    datasets : names of the data sets it was trained on, for example `cityscapes`; the scores are on the first
+
+    Raises
+    ------
+    InputError
+        if there are scores without a data set
+    """
+
+    scores: str | Path | None = None
+    datasets: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.scores is not None and not self.datasets:
+            raise InputError(f"{option('scores', self.scores)}: name the data set with {option('datasets', 'NAME')}")
+
+
+def push_model(
+    model: str | Path,
+    repo: str,
+    conversion: ConversionOptions = ConversionOptions(),  # noqa: B008  # frozen
+    card: CardOptions = CardOptions(),
+    private: bool = False,
+    folder: str | Path | None = None,
+) -> str | None:
+    """Convert a trained model, write its card, and upload both as one commit.
+
+    Parameters
+    ----------
+    model, conversion : see :func:`seamseg.deploy.model_folder.convert_model`
+    repo : `user/repo` on the hub, which is created if it does not exist
+    card : what the card states
+    private : create a private repository
+    folder : write the files there instead of uploading them; those of an earlier conversion are overwritten
+
+    Returns
+    -------
+    URI of the revision, `hf://user/repo@COMMIT`; None with `folder`
+
+    Raises
+    ------
+    InputError
+        if the model or the scores are wrong, a package is missing, the card is rejected, or the upload is not permitted
+    SeamsegError
+        if a file cannot be written, or the upload fails
+    """
+    check_repo(repo)
+    library = hub_library(repo)
+
+    def write(target: Path) -> None:
+        made = convert_model(model, target, conversion)
+        write_atomically(target / CARD_NAME, model_card(made, repo, card, library).encode())
+
+    if folder is not None:
+        check_folder(Path(folder), force=True)
+        with filling(Path(folder)) as scratch:
+            write(scratch)
+        return None
+    with tempfile.TemporaryDirectory(prefix="seamseg-push-") as target:
+        write(Path(target))
+        return upload(Path(target), repo, private)
+
+
+def model_card(made: ConvertedModel, repo: str, options: CardOptions, library: Any) -> str:
+    """Return the text of the card of a converted model; `library` is the module huggingface_hub.
+
+    Raises
+    ------
+    InputError
+        if the scores cannot be read, or are those of another model
+    """
+    task, name = _TASKS[made.kind], repo.partition("/")[2]
+    scores = {} if options.scores is None else _scores(Path(options.scores), made)
+    data = {
+        "library_name": "seamseg",
+        "pipeline_tag": task.pipeline,
+        "tags": [task.tag, _network(made)["backbone"], "safetensors"],
+        "datasets": list(options.datasets) or None,
+        **_licence(made.licence),
+    }
+    if scores:
+        data["model_name"] = name
+        data["eval_results"] = [
+            library.EvalResult(
+                task_type=task.pipeline,
+                dataset_type=options.datasets[0],
+                dataset_name=options.datasets[0],
+                metric_type=identifier,
+                metric_name=metric,
+                metric_value=scores[metric],
+            )
+            for _, identifier, metric in task.metrics
+            if metric in scores
+        ]
+    header = library.ModelCardData(**data).to_yaml()
+    return f"---\n{header}\n---\n\n{_body(made, repo, scores, options.datasets)}"
+
+
+def _licence(licence: str) -> dict[str, str]:
+    """Return the keys of a licence: an identifier such as `cc-by-4.0`, or the name of another one."""
+    if not licence:
+        return {}
+    identifier = licence.lower().replace(" ", "-")
+    if re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", identifier):
+        return {"license": identifier}
+    return {"license": "other", "license_name": licence}
+
+
+def _scores(path: Path, made: ConvertedModel) -> dict[str, float]:
+    """Return the scores of a file by name, in percent."""
+    task = _TASKS[made.kind]
+    try:
+        content = parse_json(read_bytes(path, "file of scores", EVALUATION_BYTES))
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON, or a truncated one ({error})") from None
+    found = {name: _number(content, key) for key, _, name in task.metrics}
+    scores = {
+        name: round(value if task.percent else 100 * value, 2) for name, value in found.items() if value is not None
+    }
+    if task.metrics[0][2] not in scores:
+        raise InputError(f"{path}: no {task.metrics[0][0]}: not the scores of a network of kind {made.kind}")
+    classes = content.get("per_class")
+    if isinstance(classes, Mapping) and len(classes) != made.metadata.num_classes:
+        raise InputError(f"{path}: scores of {len(classes)} classes, the model has {made.metadata.num_classes}")
+    return scores
+
+
+def _number(content: Any, key: str) -> float | None:
+    for name in key.split("."):
+        content = content.get(name) if isinstance(content, Mapping) else None
+    return float(content) if isinstance(content, (int, float)) and not isinstance(content, bool) else None
+
+
+def _network(made: ConvertedModel) -> dict[str, str]:
+    """Return the rows of the table of the network."""
+    rows = {"kind": made.kind}
+    if isinstance(made.config, Config):
+        loading, backbone = made.config.dataloader, made.config.body.body
+        size = f"shortest side {loading.shortest_size}, longest {loading.longest_max_size} pixels"
+        mean, std = loading.rgb_mean, loading.rgb_std
+    else:
+        sizes, backbone = made.config.input, made.config.network.arch
+        size = f"shorter side {sizes.scale_val}, centre crop {sizes.crop_val} pixels"
+        mean, std = sizes.mean, sizes.std
+    rows |= {"backbone": backbone, "input": size, "mean": str(mean), "std": str(std)}
+    return rows | {"parameters": f"{made.num_parameters:,}"}
+
+
+def _body(made: ConvertedModel, repo: str, scores: Mapping[str, float], datasets: Sequence[str]) -> str:
+    """Return the text below the header."""
+    uri, task = f"hf://{repo}", _TASKS[made.kind]
+    if made.kind == CLASSIFICATION:
+        use = f'net = seamseg.classifier("{uri}")  # images N x 3 x H x W, normalised -> {task.result}'
+        command = f"seamseg export {uri} classifier.onnx"
+    else:
+        use = f'model = seamseg.load("{uri}")\nresult = model.predict("street.jpg")  # {task.result}'
+        command = f"seamseg predict {uri} photos/ out/"
+    parts = [
+        f"# {repo.partition('/')[2]}",
+        f"A network for {task.tag.replace('-', ' ')}, trained with seamseg"
+        + (f" on {', '.join(datasets)}." if datasets else "."),
+        f"## Use\n\n```bash\npip install 'seamseg[torch,hub]'\n{command}\n```",
+        f"```python\nimport seamseg\n\n{use}\n```",
+        "The weights are safetensors; loading them executes no code from the files.",
+        "## Network\n\n" + _table(("", ""), _network(made).items()),
+    ]
+    if scores:
+        rows = ((name, f"{value:.2f}") for name, value in scores.items())
+        parts.append(f"## Scores\n\nOn {datasets[0]}, in percent.\n\n" + _table(("score", "value"), rows))
+    parts += [
+        "## Classes\n\n" + _table(("index", "name", "kind", "colour"), _classes(made)),
+        f"## Licence\n\n{made.licence or 'No licence of the weights is stated.'}",
+        "## References\n\n- [Seamless Scene Segmentation](https://arxiv.org/abs/1905.01220), CVPR 2019\n"
+        "- [In-Place Activated BatchNorm](https://arxiv.org/abs/1712.02616), CVPR 2018",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _classes(made: ConvertedModel) -> Iterable[tuple[str, ...]]:
+    classes, single = made.metadata, made.kind == CLASSIFICATION
+    for index, name in enumerate(classes.categories):
+        kind = "" if single else "thing" if classes.is_thing(index) else "stuff"
+        yield str(index), name, kind, "" if single else "#{:02x}{:02x}{:02x}".format(*classes.palette[index])
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table, without the columns that are empty in all rows."""
+    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
+    kept = [number for number in range(len(head)) if any(row[number] for row in cells)]
+    lines = [[head[number] for number in kept], ["---"] * len(kept), *([row[n] for n in kept] for row in cells)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,244 @@
+"""Models on the Hugging Face Hub: what is downloaded, from where it is loaded, and what cannot be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.fake_hub import FakeHub, Repo, fake_hub, serve, variables
+from support.micro import narrow_body
+from support.shared_models import CLASSES, config_of, write_classifier, write_run
+
+import seamseg
+from seamseg.checkpoints.bundle import open_model
+from seamseg.checkpoints.hub import fetch
+from seamseg.checkpoints.missing_model import digest, local_model, weights_at
+from seamseg.checkpoints.pretrained import load_pretrained
+from seamseg.deploy.model_folder import ConversionOptions, convert_model
+from seamseg.models.build import build_network
+from seamseg.utils.errors import InputError, SeamsegError
+
+__all__ = ["fake_hub"]
+FILES = {"model.safetensors", "config.ini", "metadata.json"}
+NAME = "someone/street-1.0"
+URI = f"hf://{NAME}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A converted panoptic model, with more files than are needed; do not write to it."""
+    root = tmp_path_factory.mktemp("models")
+    with narrow_body():
+        convert_model(write_run(root / "run"), root / "out", ConversionOptions("mit"))
+    (root / "out" / "README.md").write_text("# A card\n")
+    (root / "out" / "pytorch_model.bin").write_bytes(b"a pickle" * 1000)
+    return root / "out"
+
+
+@pytest.fixture
+def commit(fake_hub: FakeHub, folder: Path) -> str:
+    """The commit of the model on the hub."""
+    return fake_hub.publish(NAME, folder)
+
+
+def refusal(uri: str, kind: type[SeamsegError] = InputError) -> str:
+    with pytest.raises(SeamsegError) as error:
+        open_model(uri)
+    assert type(error.value) is kind
+    message = str(error.value)
+    assert message.startswith(f"{uri}: ")
+    assert "\n" not in message
+    return message.removeprefix(f"{uri}: ")
+
+
+# --- what is downloaded
+
+
+def test_only_the_needed_files(fake_hub: FakeHub, commit: str, folder: Path, tmp_path: Path) -> None:
+    model = open_model(URI)
+    assert fake_hub.fetched() == FILES
+    place = tmp_path / "cache" / "models--someone--street-1.0" / "snapshots" / commit
+    assert {path.name for path in place.iterdir()} == FILES
+    assert model.name == str(place / "model.safetensors")
+    assert (model.metadata, model.licence, model.config) == (CLASSES, "mit", config_of("panoptic"))
+    assert digest(URI) == digest(folder)
+    # once more: from the cache
+    fake_hub.requests.clear()
+    open_model(URI)
+    assert fake_hub.fetched() == set()
+
+
+def test_revisions(fake_hub: FakeHub, commit: str, tmp_path: Path) -> None:
+    repo = fake_hub.repos[NAME]
+    text = repo.commits[commit]["metadata.json"]
+    repo.revisions["v1.0"] = commit
+    second = repo.commit({"metadata.json": text.replace(b'"mit"', b'"cc-by-4.0"')})
+    third = repo.commit({"metadata.json": text.replace(b'"mit"', b'"other"')}, "main")
+    repo.revisions["refs/pr/2"] = repo.revisions["a/b"] = second
+    found = {
+        name: open_model(f"{URI}@{name}").licence for name in ("v1.0", second, "refs/pr/2", "a%2Fb", "main", third)
+    }
+    assert [*found.values()] == ["mit", "cc-by-4.0", "cc-by-4.0", "cc-by-4.0", "other", "other"]
+    assert open_model(URI).licence == "other"
+    # the weights are the same: downloaded once
+    assert sum(line.startswith("GET /cdn/") for line in fake_hub.requests) == 1
+
+
+def test_one_file(fake_hub: FakeHub, commit: str, folder: Path) -> None:
+    run = write_run(folder.parent / "other-run")
+    data = {"snapshots/last.pth.tar": (run / "model_last.pth.tar").read_bytes(), "a.onnx": b"not a graph"}
+    fake_hub.repos[NAME].commit(data)
+    assert open_model(f"{URI}/snapshots/last.pth.tar").metadata == CLASSES
+    assert open_model(f"{URI}@main/snapshots/last.pth.tar").metadata == CLASSES
+    assert fake_hub.fetched() == {"last.pth.tar"}
+    with pytest.raises(InputError, match=r"a\.onnx: not an ONNX file"):
+        seamseg.load(f"{URI}/a.onnx", "cpu")
+
+
+def test_python_and_pre_training(fake_hub: FakeHub, commit: str, folder: Path, tmp_path: Path) -> None:
+    Image.fromarray(np.full((64, 96, 3), 90, np.uint8)).save(tmp_path / "photo.png")
+    with narrow_body():
+        first, second = (seamseg.load(model, "cpu").predict(tmp_path / "photo.png") for model in (URI, folder))
+        assert first == second
+        net = build_network(config_of("panoptic"), 2, 1)
+    for name in (URI, f"body:{URI}", f"body:{URI}/model.safetensors"):
+        assert load_pretrained(net, name).skipped == []
+    assert weights_at(URI).name == "model.safetensors"
+
+
+@pytest.mark.slow
+def test_commands(fake_hub: FakeHub, commit: str, micro: Path, tmp_path: Path, seamseg_main: Any) -> None:
+    photo = tmp_path / "photo.png"
+    Image.fromarray(np.full((64, 96, 3), 90, np.uint8)).save(photo)
+    with narrow_body():
+        assert seamseg_main("predict", URI, photo, tmp_path / "out", "--device", "cpu", "--quiet") == 0
+        assert seamseg_main("evaluate", URI, micro, "--device", "cpu", "--json", tmp_path / "s.json", "--quiet") == 0
+        assert seamseg_main("convert-model", URI, tmp_path / "copy") == 0
+    assert f'"{URI}"' in (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()[0]
+    assert digest(tmp_path / "copy") == digest(URI)
+
+
+def test_classifier(fake_hub: FakeHub, tmp_path: Path) -> None:
+    convert_model(write_classifier(tmp_path / "run"), tmp_path / "out")
+    fake_hub.publish("someone/things", tmp_path / "out")
+    net = seamseg.classifier("hf://someone/things", device="cpu")
+    own = seamseg.classifier(tmp_path / "out", device="cpu")
+    assert all((value == own.state_dict()[key]).all() for key, value in net.state_dict().items())
+    assert fake_hub.fetched() == {path.name for path in (tmp_path / "out").iterdir()}
+
+
+# --- without a network
+
+
+def test_offline(fake_hub: FakeHub, commit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_model(URI)
+    fake_hub.requests.clear()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert open_model(URI).metadata == CLASSES
+    assert open_model(f"{URI}@{commit}").metadata == CLASSES
+    assert refusal("hf://someone/else") == "not in the cache, or not completely, and HF_HUB_OFFLINE is set"
+    assert refusal(f"{URI}@v2") == "not in the cache, or not completely, and HF_HUB_OFFLINE is set"
+    assert fake_hub.requests == []
+
+
+def test_no_network(fake_hub: FakeHub, commit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_model(URI)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    assert open_model(URI).metadata == CLASSES
+    message = refusal("hf://someone/else", SeamsegError)
+    assert message.startswith("the hub cannot be reached, and the model is not in the cache (ConnectError: ")
+
+
+def test_a_hub_that_fails(fake_hub: FakeHub, commit: str) -> None:
+    fake_hub.failure = 500
+    assert refusal("hf://someone/else", SeamsegError).endswith("(500 the hub is being repaired)")
+
+
+# --- something wrong
+
+
+def test_missing_repository_revision_and_file(fake_hub: FakeHub, commit: str) -> None:
+    log_in = "no such repository; for a private one log in with `hf auth login` or set HF_TOKEN"
+    assert refusal("hf://someone/else") == log_in
+    assert refusal(f"{URI}@v2") == "the repository has no such revision"
+    assert refusal(f"{URI}/model.zip") == "holds no model.zip"
+    fake_hub.repos["someone/empty"] = Repo()
+    fake_hub.repos["someone/empty"].commit({"README.md": b"# nothing"})
+    how = "upload a model with `seamseg push`, or name a file: hf://user/repo/FILE"
+    assert refusal("hf://someone/empty") == f"holds no model.safetensors; {how}"
+
+
+def test_a_private_repository(fake_hub: FakeHub, commit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_hub.repos[NAME].private = True
+    assert open_model(URI).metadata == CLASSES
+    fake_hub.repos["someone/secret"] = fake_hub.repos[NAME]
+    monkeypatch.setenv("HF_TOKEN", "wrong")
+    assert "log in with `hf auth login` or set HF_TOKEN" in refusal("hf://someone/secret")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["hf://", "hf://name", "hf://a/", "hf:///b", "hf://a/b@", "hf://a/b/*.tar", "hf://a b/c", "hf://../b", "hf://a/b/"],
+)
+def test_malformed_names(uri: str) -> None:
+    assert refusal(uri).startswith("malformed: write hf://user/repo, ")
+
+
+@pytest.mark.parametrize("uri", ["hf://a--b/c..d", "hf://datasets/x", "hf://a/b."])
+def test_names_that_the_hub_refuses(fake_hub: FakeHub, uri: str) -> None:
+    refusal(uri)
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [("a.pt2", "not downloaded: a .pt2 package is a program"), ("../../a.tar", "malformed: ../../a.tar is not inside")],
+)
+def test_files_that_are_not_downloaded(fake_hub: FakeHub, commit: str, file: str, expected: str) -> None:
+    assert refusal(f"{URI}/{file}").startswith(expected)
+    assert fake_hub.requests == []
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert refusal(URI).startswith("needs huggingface_hub (")
+    assert refusal(URI).endswith("pip install 'seamseg[hub]'")
+
+
+def test_a_damaged_download(fake_hub: FakeHub, commit: str) -> None:
+    repo = fake_hub.repos[NAME]
+    repo.commit({"model.safetensors": repo.commits[commit]["model.safetensors"][:-9]})
+    with pytest.raises(InputError, match=r"model\.safetensors: truncated, damaged, or not a safetensors file"):
+        open_model(URI)
+
+
+def test_paths_need_no_hub(tmp_path: Path) -> None:
+    assert local_model(tmp_path) == tmp_path
+    with pytest.raises(InputError, match=r"no such model; MODEL is a published \.zip .* or hf://user/repo"):
+        local_model(tmp_path / "hf")
+
+
+def test_the_command_line_with_environment_variables(tmp_path: Path) -> None:
+    """As a user sets the endpoint; a missing model is reported before torch is loaded."""
+    with serve() as hub:
+        environment = {**os.environ, **variables(hub, tmp_path), "PYTHONPATH": str(Path(seamseg.__file__).parents[1])}
+        check = (
+            "import sys; from seamseg.cli.main import main; code = main(sys.argv[1:]); print('torch' in sys.modules)"
+        )
+        words = [sys.executable, "-c", f"{check}; sys.exit(code)", "predict", "hf://a/b", ".", "out"]
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert hub.requests
+    assert done.stderr.startswith("seamseg predict: hf://a/b: no such repository; ")
+    assert done.stderr.count("\n") == 1
+    assert (done.returncode, done.stdout) == (2, "False\n")
+
+
+def test_fetch_needs_its_first_file(fake_hub: FakeHub, commit: str) -> None:
+    assert (fetch(URI, ["config.ini", "no.txt"]) / "config.ini").is_file()
+    with pytest.raises(InputError, match=r"holds no no\.txt"):
+        fetch(URI, ["no.txt", "config.ini"])

@@ -1,0 +1,382 @@
+"""Trained models as folders without pickles: what they hold, and that they load wherever the model does."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
+from support.micro import narrow_body
+from support.shared_models import CLASSES, config_of, write_classifier, write_run, write_zip
+
+import seamseg
+from seamseg.checkpoints.bundle import open_model
+from seamseg.checkpoints.missing_model import digest
+from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained
+from seamseg.config import config_to_string
+from seamseg.deploy.model_folder import ConversionOptions, ConvertedModel, convert_model
+from seamseg.models.build import build_network
+from seamseg.utils.errors import InputError, SeamsegError
+
+FILES = {"model.safetensors", "config.ini", "metadata.json"}
+
+
+def convert(model: Path, out: Path, **options: Any) -> ConvertedModel:
+    with narrow_body():
+        return convert_model(model, out, ConversionOptions(**options))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder of a panoptic network; do not write to it."""
+    return write_run(tmp_path_factory.mktemp("models") / "run")
+
+
+@pytest.fixture(scope="module")
+def folder(run: Path) -> Path:
+    """The same model, converted; do not write to it."""
+    out = run.parent / "converted"
+    convert(run, out, licence="cc-by-4.0")
+    return out
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    """A copy of the converted model, to damage."""
+    (tmp_path / "copy").mkdir()
+    for file in folder.iterdir():
+        (tmp_path / "copy" / file.name).write_bytes(file.read_bytes())
+    return tmp_path / "copy"
+
+
+@pytest.fixture(scope="module")
+def photo(run: Path) -> Path:
+    path = run.parent / "photo.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 96, 3)).astype(np.uint8)).save(path)
+    return path
+
+
+def refusal(model: Path, **options: Any) -> str:
+    with narrow_body(), pytest.raises(InputError) as error:
+        open_model(model, **options)
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def assert_same_weights(model: Path, folder: Path) -> None:
+    with narrow_body():
+        first, second = (open_model(path).snapshot for path in (model, folder))
+    wanted, found = first.weights(), second.state_dict
+    assert set(found) == {part for part in wanted if part in found} != set()
+    for part, tensors in found.items():
+        assert set(tensors) == set(wanted[part])
+        for key, value in tensors.items():
+            assert value.dtype == wanted[part][key].dtype
+            assert torch.equal(value, wanted[part][key]), f"{part}.{key}"
+
+
+# --- what a folder holds
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "kind", ["panoptic", "semantic", pytest.param("instance_seg", marks=SLOW), pytest.param("detection", marks=SLOW)]
+)
+def test_every_kind_keeps_its_weights_and_results(kind: str, tmp_path: Path, photo: Path) -> None:
+    model = write_run(tmp_path / "run", kind)
+    made = convert(model, tmp_path / "out", licence="mit")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+    assert made.kind == kind
+    with narrow_body():
+        net = build_network(config_of(kind), 2, 1)
+    assert made.num_parameters == sum(p.numel() for p in net.parameters())
+    assert_same_weights(model, tmp_path / "out")
+    with narrow_body():
+        first, second = (seamseg.load(path, "cpu").predict(photo) for path in (model, tmp_path / "out"))
+    for name in ("boxes", "scores", "classes", "masks", "classmap"):
+        ours, theirs = (getattr(result.prediction, name, None) for result in (first, second))
+        assert (ours is None) == (theirs is None)
+        assert ours is None or np.array_equal(ours, theirs), name
+
+
+def test_the_files(folder: Path) -> None:
+    with safe_open(folder / "model.safetensors", "np") as file:
+        assert {name.partition(".")[0] for name in file.keys()} == {"body", "rpn_head", "roi_head", "sem_head"}  # noqa: SIM118
+        assert file.metadata() == {"format": "pt"}
+    stated = json.loads((folder / "metadata.json").read_text())
+    assert stated == {
+        "format": 1,
+        "version": seamseg.__version__,
+        "kind": "panoptic",
+        "licence": "cc-by-4.0",
+        "num_stuff": 2,
+        "num_thing": 1,
+        "categories": CLASSES.categories,
+        "palette": [list(rgb) for rgb in CLASSES.palette],
+        "original_ids": CLASSES.original_ids,
+    }
+    assert (folder / "config.ini").read_text() == config_to_string(config_of("panoptic"))
+    assert open_model(folder).metadata == CLASSES
+    assert open_model(folder).licence == "cc-by-4.0"
+
+
+def test_the_moving_average_is_what_is_shared(tmp_path: Path) -> None:
+    model = write_run(tmp_path / "run", average=True)
+    convert(model, tmp_path / "out")
+    assert_same_weights(model, tmp_path / "out")
+    name = "roi_cls.weight"
+    plain = open_model(model).snapshot.state_dict["roi_head"][name]
+    assert torch.equal(open_model(tmp_path / "out").snapshot.state_dict["roi_head"][name], 2 * plain)
+
+
+def test_a_published_zip_and_a_converted_folder_are_models_too(tmp_path: Path) -> None:
+    model = write_zip(tmp_path)
+    convert(model, tmp_path / "out", licence="cc-by-nc-sa-4.0")
+    assert_same_weights(model, tmp_path / "out")
+    again = convert(tmp_path / "out", tmp_path / "again")
+    assert again.licence == "cc-by-nc-sa-4.0"
+    for name in FILES:
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+
+
+def test_a_detector_of_a_panoptic_model_has_its_parts_only(run: Path, tmp_path: Path) -> None:
+    made = convert(run, tmp_path / "out", overrides=["general.kind=detection"])
+    assert made.kind == "detection"
+    state = open_model(tmp_path / "out").snapshot.state_dict
+    assert set(state) == {"body", "rpn_head", "roi_head"}
+    assert not [key for key in state["roi_head"] if "msk" in key]
+
+
+def test_no_path_of_this_machine_is_shared(run: Path, tmp_path: Path) -> None:
+    convert(run, tmp_path / "out", overrides=["body.weights=/home/me/resnet.pth", "dataloader.coco_gt=/home/me/a"])
+    assert "/home/me" not in (tmp_path / "out" / "config.ini").read_text()
+
+
+# --- where it loads
+
+
+def test_commands(folder: Path, photo: Path, micro: Path, tmp_path: Path, seamseg_main: Callable[..., int]) -> None:
+    with narrow_body():
+        assert seamseg_main("predict", folder, photo, tmp_path / "out", "--device", "cpu", "--quiet") == 0
+        head = json.loads((tmp_path / "out" / "predictions.jsonl").read_text().splitlines()[0])
+        assert seamseg_main("evaluate", folder, micro, "--device", "cpu", "--json", tmp_path / "s.json", "--quiet") == 0
+    assert (tmp_path / "out" / "photo.jpg").is_file()
+    assert digest(folder) in json.dumps(head)
+    assert digest(folder / "metadata.json")[:12] in json.dumps(head)
+    assert "PQ" in json.loads((tmp_path / "s.json").read_text())
+
+
+def test_weights_and_metadata_alone(run: Path, folder: Path, tmp_path: Path) -> None:
+    assert_same_weights(run, folder / "model.safetensors")
+    assert open_model(run / "model_last.pth.tar", meta=folder / "metadata.json").metadata == CLASSES
+    (tmp_path / "w.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    assert refusal(tmp_path / "w.safetensors").endswith("holds no configuration; give its INI file with config=FILE")
+    assert open_model(tmp_path / "w.safetensors", folder / "config.ini", folder / "metadata.json").metadata == CLASSES
+
+
+@pytest.mark.parametrize("name", ["{}", "body:{}", "{}/model.safetensors", "body:{}/model.safetensors"])
+def test_pre_training(folder: Path, name: str) -> None:
+    with narrow_body():
+        net = build_network(config_of("panoptic"), 2, 1)
+        report = load_pretrained(net, name.format(folder))
+    assert report.skipped == []
+    state = open_model(folder).snapshot.state_dict
+    for part in ("body",) if name.startswith("body:") else state:
+        for key, value in getattr(net, part).state_dict().items():
+            assert torch.equal(value, state[part][key])
+
+
+def test_pre_training_with_foreign_safetensors(folder: Path, tmp_path: Path) -> None:
+    """Weights of a backbone under bare names, as other projects share them."""
+    body = open_model(folder).snapshot.state_dict["body"]
+    bare = {k.removeprefix("backbone."): v.clone() for k, v in body.items() if k.startswith("backbone.")}
+    path = tmp_path / "bare.safetensors"
+    save_file(bare, path)
+    with narrow_body():
+        net = build_network(config_of("panoptic"), 2, 1)
+    for report in (load_body_weights(net, str(path)), load_pretrained(net, f"body:{path}")):
+        assert (report.loaded, report.skipped) == (len(bare), [])
+    assert torch.equal(net.body.backbone.mod1.conv1.weight, bare["mod1.conv1.weight"])
+    with pytest.raises(InputError, match="not the weights of a network of seamseg"):
+        load_pretrained(net, str(path))
+
+
+def test_classifier(tmp_path: Path) -> None:
+    run = write_classifier(tmp_path / "run")
+    made = convert(run, tmp_path / "out", licence="mit")
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+        "model.safetensors",
+        "config.json",
+        "classes.json",
+        "metadata.json",
+    }
+    assert (made.kind, made.metadata.categories) == ("classification", ["class 0", "class 1", "class 2"])
+    image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    first = seamseg.classifier(run / "config.json", run / "model_best.pth.tar", "cpu")(image)
+    for arguments in (
+        (tmp_path / "out",),
+        (run,),
+        (tmp_path / "out" / "config.json", tmp_path / "out"),
+        (tmp_path / "out" / "config.json", tmp_path / "out" / "model.safetensors"),
+    ):
+        assert torch.equal(seamseg.classifier(*arguments, device="cpu")(image), first)
+    assert convert(tmp_path / "out", tmp_path / "again").licence == "mit"
+    assert convert(tmp_path / "out" / "model.safetensors", tmp_path / "third").metadata == made.metadata
+    assert "another number of classes" not in refusal(tmp_path / "out")
+
+
+# --- something wrong
+
+
+def damaged_weights(data: bytes) -> dict[str, bytes]:
+    length = struct.unpack("<Q", data[:8])[0]
+    return {
+        "truncated": data[:-100],
+        "in the header": data[:50],
+        "empty": b"",
+        "no header": data[:4],
+        "text": b"# not weights at all\n" * 40,
+        "header length": struct.pack("<Q", 1 << 40) + data[8:],
+        "header text": data[:8] + b"[" * length + data[8 + length :],
+        "more data": data + b"\0" * 64,
+    }
+
+
+@pytest.mark.parametrize("name", list(damaged_weights(struct.pack("<Q", 8) + b" " * 8)))
+def test_damaged_weights(copy: Path, name: str) -> None:
+    path = copy / "model.safetensors"
+    path.write_bytes(damaged_weights(path.read_bytes())[name])
+    message = refusal(copy)
+    assert message.startswith(f"{path}: truncated, damaged, or not a safetensors file (")
+
+
+def test_a_large_header(copy: Path) -> None:
+    path, length = copy / "model.safetensors", 9 << 20
+    path.write_bytes(struct.pack("<Q", length) + b"{}" + b" " * length)
+    assert refusal(copy) == f"{path}: its header of 9 MiB is above 8 MiB, the limit"
+
+
+def test_a_pickle_under_another_name_is_not_loaded(run: Path, copy: Path) -> None:
+    (copy / "model.safetensors").write_bytes((run / "model_last.pth.tar").read_bytes())
+    assert "not a safetensors file" in refusal(copy)
+
+
+def test_foreign_weights(copy: Path) -> None:
+    path = copy / "model.safetensors"
+    save_file({"conv1.weight": torch.zeros(2), "fc.weight": torch.zeros(3)}, path)
+    assert refusal(copy) == f"{path}: not the weights of a network of seamseg, whose tensors are named `body.*` etc."
+    save_file({"body.conv1.weight": torch.zeros(2)}, path)
+    assert refusal(copy).endswith("has no rpn_head, roi_head: pre-trained weights, not a whole network")
+
+
+def test_weights_of_another_size(copy: Path, tmp_path: Path) -> None:
+    with narrow_body():
+        state = dict(open_model(copy).snapshot.state_dict)
+    flat = {f"{part}.{key}": value.clone() for part, tensors in state.items() for key, value in tensors.items()}
+    flat["roi_head.fc1.weight"] = torch.zeros(2, 2)
+    save_file(flat, copy / "model.safetensors")
+    with narrow_body(), pytest.raises(InputError, match="does not fit this network: 1 tensors differ"):
+        seamseg.load(copy, "cpu")
+    with pytest.raises(InputError, match="does not fit"):
+        convert(copy, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{", "not JSON, or a truncated one"),
+        ("[]", "states no format: it was not written by `seamseg convert-model`"),
+        ('{"format": 2}', "has format 2, this version reads 1: update seamseg"),
+        ('{"format": 1}', "not a metadata file: the key 'categories' is missing"),
+        ('{"format": 1, "categories": 5}', "not a metadata file"),
+    ],
+)
+def test_damaged_metadata(copy: Path, text: str, expected: str) -> None:
+    (copy / "metadata.json").write_text(text)
+    assert refusal(copy).startswith(f"{copy / 'metadata.json'}: {expected}")
+
+
+def test_lacking_files(copy: Path) -> None:
+    (copy / "metadata.json").unlink()
+    assert "holds no classes; give metadata.bin with meta=FILE" in refusal(copy)
+    (copy / "config.ini").unlink()
+    assert "holds no configuration" in refusal(copy)
+    (copy / "model.safetensors").unlink()
+    assert "nor model.safetensors" in refusal(copy)
+
+
+def test_folders_that_are_not_overwritten(run: Path, folder: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in run.iterdir()}
+    with pytest.raises(InputError, match=r"holds other files \(model_last.pth.tar\): choose a new folder"):
+        convert(run, run, force=True)
+    assert {path: path.read_bytes() for path in run.iterdir()} == before
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("a")
+    with pytest.raises(InputError, match=r"holds other files \(a.txt\)"):
+        convert(run, tmp_path / "notes", force=True)
+    with pytest.raises(InputError, match="exists; use force=True to overwrite it"):
+        convert(run, folder)
+    with pytest.raises(InputError, match="is a file, the output is a folder"):
+        convert(run, tmp_path / "notes" / "a.txt")
+    convert(run, tmp_path / "out")
+    convert(run, tmp_path / "out", licence="mit", force=True)
+    assert open_model(tmp_path / "out").licence == "mit"
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+
+
+def test_nothing_is_left_by_a_failure(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("seamseg.deploy.model_folder.write_json", full)
+    with pytest.raises(SeamsegError, match="No space left"):
+        convert(run, tmp_path / "out")
+    assert [*(tmp_path / "out").iterdir()] == []
+
+
+def test_another_model_in_a_folder_of_a_classifier(run: Path, tmp_path: Path) -> None:
+    """The files of the classifier are left, as in a repository on the hub; metadata.json decides."""
+    convert(write_classifier(tmp_path / "things"), tmp_path / "out")
+    convert(run, tmp_path / "out", force=True)
+    assert (tmp_path / "out" / "config.json").is_file()
+    assert convert(tmp_path / "out", tmp_path / "again").kind == "panoptic"
+
+
+def test_exported_networks_are_not_converted(tmp_path: Path) -> None:
+    (tmp_path / "a.onnx").write_bytes(b"")
+    with pytest.raises(InputError, match="is an exported network: give the model that it was exported from"):
+        convert(tmp_path / "a.onnx", tmp_path / "out")
+
+
+def test_without_safetensors(folder: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "safetensors.torch", None)
+    monkeypatch.setitem(__import__("sys").modules, "safetensors", None)
+    assert refusal(folder).endswith("pip install 'seamseg[hub]'")
+    with pytest.raises(InputError, match=r"needs safetensors .*: pip install 'seamseg\[hub\]'"):
+        convert(run, tmp_path / "out")
+    # other models need no package
+    assert open_model(run).metadata == CLASSES
+
+
+def test_the_command(run: Path, tmp_path: Path, seamseg_main: Callable[..., int], capsys: Any) -> None:
+    with narrow_body():
+        assert seamseg_main("convert-model", run, tmp_path / "out", "--licence", "mit") == 0
+        printed = capsys.readouterr().out
+        assert seamseg_main("convert-model", run, tmp_path / "out") == 2
+    assert [line.split()[0] for line in printed.splitlines()[:3]] == [str(tmp_path / "out" / n) for n in sorted(FILES)]
+    assert "panoptic, 3 classes" in printed
+    assert "licence: mit" in printed
+    error = capsys.readouterr().err
+    assert error == f"seamseg convert-model: {tmp_path / 'out'}: exists; use --force to overwrite it\n"

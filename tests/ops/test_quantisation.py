@@ -1,0 +1,88 @@
+"""The simulated int8 arithmetic is that of its definition, and ranges have the least error."""
+
+import numpy as np
+import pytest
+import torch
+
+from seamseg.ops.quantisation import LEVELS, FakeQuantise, Histogram, fake_quantise_weight
+from seamseg.utils.errors import SeamsegError
+
+
+def test_histogram_of_growing_values():
+    values = np.random.default_rng(0).normal(size=4000).astype(np.float32)
+    values *= np.repeat([0.01, 1, 30, 5], 1000).astype(np.float32)
+    parts = Histogram()
+    for part in np.split(values, 4):
+        parts.add(part)
+    assert (parts.low, parts.high) == (values.min(), values.max())
+    assert parts.limit > 16 * np.abs(values[:1000]).max()  # the interval was doubled
+    # the same bins as if the last interval had been the first; float32 moves values at the edges of bins
+    wanted, _ = np.histogram(values, len(parts.counts), (-parts.limit, parts.limit))
+    assert parts.counts.sum() == 4000
+    assert np.abs(np.cumsum(parts.counts - wanted)).max() <= 5
+
+
+def test_values_that_are_not_finite():
+    with pytest.raises(SeamsegError, match="not finite"):
+        Histogram().add(np.float32([1, np.nan]))
+
+
+def test_range_drops_outliers():
+    histogram = Histogram()
+    histogram.add(np.random.default_rng(0).normal(size=1_000_000).astype(np.float32))
+    histogram.add(np.float32([40, -40]))
+    low, high = histogram.best_range()
+    assert 4 < high < 25
+    assert -25 < low < -4
+
+
+def test_range_before_a_leaky_relu_spends_few_steps_on_negative_values():
+    histogram = Histogram()
+    histogram.add(np.random.default_rng(0).normal(size=100_000).astype(np.float32))
+    low, high = histogram.best_range(slope=0.01)
+    plain, _ = histogram.best_range()
+    assert plain < 2 * low < 0
+    assert high > 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activations(dtype):
+    """Rounded to the levels; gradients pass where values are inside of the range."""
+    place = FakeQuantise()
+    place.set_range(-1.0, 3.0)
+    x = torch.linspace(-2, 4, 1001).to(dtype).requires_grad_()
+    y = place(x)
+    step = 4 / LEVELS
+    zero = round(1 / step)
+    unlimited = np.rint(x.detach().double().numpy() / step) + zero
+    wanted = (np.clip(unlimited, 0, LEVELS) - zero) * step
+    assert y.dtype == dtype
+    difference = np.abs(y.detach().double().numpy() - wanted)
+    # a value halfway between two levels may be rounded to either; bfloat16 has 8 bits, too
+    assert difference.max() < 1.01 * step
+    assert np.quantile(difference, 0.99) < (1e-6 if dtype is torch.float32 else 2**-7)
+    assert len(y.detach().unique()) <= LEVELS + 1
+    y.float().sum().backward()
+    assert np.array_equal(x.grad.float().numpy() != 0, (unlimited >= 0) & (unlimited <= LEVELS))
+    assert place(torch.zeros(1)) == 0
+
+
+def test_values_are_observed_and_not_changed():
+    place = FakeQuantise()
+    place.histogram = Histogram()
+    x = torch.randn(50)
+    assert place(x) is x
+    assert place.histogram.counts.sum() == 50
+
+
+def test_weights():
+    """Each output channel has its own 255 levels; one of zeros stays."""
+    weight = (torch.randn(4, 5, 3, 3) * torch.tensor([1.0, 10, 0.01, 0])[:, None, None, None]).requires_grad_()
+    rounded = fake_quantise_weight(weight)
+    for own, found in zip(*(w.detach().double().numpy() for w in (weight, rounded))):
+        step = np.abs(own).max() / 127
+        wanted = np.rint(own / step) * step if step else own
+        np.testing.assert_allclose(found, wanted, atol=1e-6 * np.abs(own).max() + 1e-30)
+        assert step == 0 or np.abs(found - own).max() > step / 4
+    rounded.sum().backward()
+    assert torch.equal(weight.grad, torch.ones_like(weight))

@@ -1,0 +1,72 @@
+"""Small trained models of every kind, as people share them."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import torch
+
+from seamseg.checkpoints.bundle import metadata_header
+from seamseg.checkpoints.snapshot import Snapshot, network_state, save_snapshot
+from seamseg.classification.config import load_classifier_config
+from seamseg.classification.network import build_classifier
+from seamseg.config import Config, config_from_string, config_to_string
+from seamseg.formats.metadata import Metadata, pack_metadata, write_metadata
+from seamseg.models.build import build_network
+from support.classes import write_config
+from support.micro import CONFIG, narrow_body
+from support.networks import randomise
+from support.semantic_networks import semantic_config
+
+CLASSES = Metadata(2, 1, ["sky", "road|street", "car"], [(70, 130, 180), (128, 64, 128), (0, 0, 142)], [23, 7, 26])
+
+
+def config_of(kind: str) -> Config:
+    """The configuration of a small network."""
+    if kind == "semantic":
+        return semantic_config()
+    return config_from_string(CONFIG.format(norm="bn"), overrides=[f"general.kind={kind}"])
+
+
+def write_run(folder: Path, kind: str = "panoptic", average: bool = False) -> Path:
+    """A run folder with random weights; with `average`, the snapshot also holds a moving average, other than them."""
+    config = config_of(kind)
+    torch.manual_seed(0)
+    with narrow_body():
+        net = build_network(config, CLASSES.num_stuff, CLASSES.num_thing).eval()
+    randomise(net)
+    state = dict(network_state(net))
+    if average:
+        state["ema"] = {part: {k: v * 2 for k, v in tensors.items()} for part, tensors in state.items()}
+    state["optimizer"] = {"state": {0: torch.ones(3)}}
+    folder.mkdir(parents=True)
+    text = config_to_string(config)
+    save_snapshot(folder / "model_last.pth.tar", Snapshot(text, state, {"epoch": 1}, metadata_header(CLASSES)))
+    (folder / "config.ini").write_text(text)
+    write_metadata(folder / "metadata.bin", CLASSES)
+    return folder
+
+
+def write_zip(folder: Path) -> Path:
+    """A published zip of a panoptic network."""
+    run = write_run(folder / "run")
+    path = folder / "model.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(run / "model_last.pth.tar", "model.tar")
+        archive.writestr("config.ini", (run / "config.ini").read_text())
+        archive.writestr("metadata.bin", pack_metadata(CLASSES))
+    return path
+
+
+def write_classifier(folder: Path) -> Path:
+    """A run folder of a classifier with random weights, and a file of the layout of the original in it."""
+    folder.mkdir(parents=True)
+    config = load_classifier_config(write_config(folder / "config.json"))
+    torch.manual_seed(0)
+    net = build_classifier(config).eval()
+    content = {"arch": config.network.arch, "state_dict": {f"module.{k}": v for k, v in net.state_dict().items()}}
+    torch.save(content, folder / "model_best.pth.tar")
+    (folder / "classes.json").write_text(json.dumps([f"class {n}" for n in range(config.network.classes)]))
+    return folder

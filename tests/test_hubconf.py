@@ -1,0 +1,52 @@
+"""The entry points of torch.hub, from this clone."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+import torch
+from support.micro import narrow_body
+from support.shared_models import CLASSES, write_classifier, write_run
+
+from seamseg.utils.errors import InputError
+
+ROOT = Path(__file__).parents[1]
+
+
+def load(entry: str, *arguments: object) -> object:
+    with narrow_body():
+        return torch.hub.load(str(ROOT), entry, *arguments, source="local", device="cpu")
+
+
+def test_entry_points() -> None:
+    # as torch.hub.list, which takes no folder
+    held = runpy.run_path(str(ROOT / "hubconf.py"))
+    listed = sorted(name for name, value in held.items() if callable(value) and not name.startswith("_"))
+    assert listed == ["classifier", "detection", "instance_seg", "panoptic", "semantic"]
+
+
+def test_networks_by_kind(tmp_path: Path) -> None:
+    model = write_run(tmp_path / "panoptic")
+    assert [load(kind, model).kind for kind in ("panoptic", "detection")] == ["panoptic", "detection"]
+    boxes = write_run(tmp_path / "detection", "detection")
+    assert load("detection", boxes).metadata == CLASSES
+    with pytest.raises(InputError, match="has 4 values, panoptic has 6 losses"):
+        load("panoptic", boxes)
+
+
+def test_classifier(tmp_path: Path) -> None:
+    run = write_classifier(tmp_path / "run")
+    assert load("classifier", run)(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
+
+
+def test_the_dependencies_are_those_of_the_package() -> None:
+    needed = re.search(r"^dependencies = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE)
+    assert needed is not None
+    wanted = {*re.findall(r'"([\w-]+)', needed[1]), "torch", "torchvision"}
+    owners = packages_distributions()
+    stated = runpy.run_path(str(ROOT / "hubconf.py"))["dependencies"]
+    assert {owner.lower().replace("_", "-") for name in stated for owner in owners[name]} == wanted
