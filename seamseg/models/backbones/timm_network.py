@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from seamseg.config.bodies import TIMM
 from seamseg.models.backbones.base import Backbone
-from seamseg.ops.abn import apply_plain_norm
+from seamseg.ops.abn import apply_norm
 from seamseg.ops.abn_channels import Norm
 from seamseg.ops.norm import synchronised_over
 from seamseg.utils.errors import InputError, did_you_mean
@@ -270,7 +270,10 @@ class _BatchNorm(nn.BatchNorm2d):
             mean, var, count = mean.clone(), var.clone(), None
         if group is not None:
             norm = Norm(mean, var, True, self.momentum, self.eps, "identity", 1.0, group, count)
-            y = apply_plain_norm(input, self.weight, self.bias, norm)
+            # with the scale by itself, which may be negative
+            y = apply_norm(input, None, None, norm)
+            if self.affine:
+                y = (y * self.weight[:, None, None] + self.bias[:, None, None]).to(input.dtype)
         elif again:
             y = functional.batch_norm(input, mean, var, self.weight, self.bias, True, self.momentum or 0.0, self.eps)
         else:
