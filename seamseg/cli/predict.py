@@ -6,6 +6,7 @@
     torchrun --nproc-per-node 4 -m seamseg predict runs/city photos/ out/
     seamseg predict runs/city s3://bucket/photos s3://bucket/out
     seamseg predict runs/city photos/ out/part-%06d.tar --format coco,overlay
+    seamseg predict runs/city photos/ out/ --part 3/10
 
 MODEL is a published zip, a run folder of `seamseg train`, a snapshot, or an exported network (.onnx, .pt2). IN is a
 photo, a folder (with its sub-folders, which are kept in OUT), a quoted glob, LIST.txt or @LIST with one path a line, a
@@ -21,6 +22,10 @@ predictions.jsonl are written beside the shards.
 
 OUT/predictions.jsonl has a line for each photo. Re-run the same command to resume an interrupted run, with any number
 of processes; photos that are done are not processed again.
+
+--part 3/10 processes the third tenth of the photos: independent runs on any machines, at any time, into one OUT. With
+--part slurm each task of a Slurm job array takes its part. When all have ended, run the same command without --part
+once: it merges their manifests, writes panoptic.json, and processes what is missing.
 
 Formats of panoptic models, separated by commas:
 
@@ -170,6 +175,11 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="processes that decode, threads for .onnx (default: up to 4); 0 for none",
     )
+    group.add_argument(
+        "--part",
+        metavar="k/n",
+        help="only part k of n, such as 3/10, or `slurm`: that of the task of a Slurm job array",
+    )
     group.add_argument("--limit", type=int, metavar="N", help="only the first N photos (of each video or shard)")
     group.add_argument(
         "--shard-photos", type=int, default=1000, metavar="N", help="photos of a shard at most (default: 1000)"
@@ -205,6 +215,9 @@ def run(args: argparse.Namespace) -> int:
     """Predict; return 0, or 1 if some photos could not be read."""
     # before the libraries are loaded, which takes seconds
     formats = _check(args)
+    from seamseg.predict.part import parse_part
+
+    part = None if args.part is None else parse_part(args.part)
     from seamseg.checkpoints.missing_model import is_exported
     from seamseg.inference.predictor import load_predictor
     from seamseg.predict.job import predict_all
@@ -224,13 +237,15 @@ def run(args: argparse.Namespace) -> int:
             args.model, world.device or args.device, args.config, args.meta, _options(args, formats)
         )
         head = _header(args, formats, predictor, None if target.shards is None else target.shards.text)
-        sink = open_sink(target, _writer_factory(args, formats, predictor), head, args.shard_photos)
+        sink = open_sink(target, _writer_factory(args, formats, predictor), head, args.shard_photos, part)
         workers = min(4, available_cores()) if args.workers is None else args.workers
         if args.workers is None and len(sources) < 2 * world.size and all(isinstance(s, Source) for s in sources):
             workers = 0
         summary = predict_all(predictor, sources, sink, world, args.batch_size, workers, args.restart, args.limit)
         if world.is_main and not args.quiet:
             _print(args.out, summary, predictor.network.averaged)
+            if part is not None:
+                print(f"part {part}: run without --part once when all parts have ended", file=sys.stderr)
     return 1 if summary.unreadable else 0
 
 
@@ -330,7 +345,20 @@ def _formats(args: argparse.Namespace) -> list[str]:
 
 
 _NOT_SETTINGS = {
-    *("command", "model", "inputs", "out", "device", "batch_size", "workers", "limit", "restart", "quiet", "debug"),
+    *(
+        "command",
+        "model",
+        "inputs",
+        "out",
+        "device",
+        "batch_size",
+        "workers",
+        "limit",
+        "restart",
+        "part",
+        "quiet",
+        "debug",
+    ),
     "shard_photos",
     # except for rounding
     *("compile", "cuda_graphs"),
