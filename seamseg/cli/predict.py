@@ -36,6 +36,9 @@ Formats of panoptic models, separated by commas:
               with the classes of Cityscapes
   vistas      vistas/{labels/,instances/,panoptic.json,panoptic/}: the layout of Mapillary Vistas and the instance files
               for its evaluation; labels are the original ids of the classes
+  cvat        cvat/{labelmap.txt,ImageSets/,SegmentationClass/,SegmentationObject/}: "Segmentation mask 1.1" of CVAT;
+              zip the folder and upload it as annotations, to correct them
+  labelstudio labelstudio/{tasks/<name>.json,label_config.xml}: tasks of Label Studio, brush regions as predictions
 
 Formats of models for detection and instance segmentation:
 

@@ -67,8 +67,8 @@ class ShardSink(StoredSink):
         self.photos = photos
         if any(writer.member is None for writer in self.writers):
             raise InputError(
-                f"{option('formats')} cityscapes and vistas are layouts of folders for the official tools: write them "
-                f"to a folder or URL; shards take overlay, coco, raw and {option('hide')}"
+                f"{option('formats')} cityscapes, vistas and cvat are layouts of folders for other tools: write them "
+                f"to a folder or URL; shards take overlay, coco, raw, labelstudio and {option('hide')}"
             )
 
     def check(self, sources: Sequence[Source | Container]) -> None:
