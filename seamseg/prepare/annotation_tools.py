@@ -136,10 +136,10 @@ def _cvat_frames(
     file = files[cvat.LABELMAP]
     colors = cvat.parse_labelmap(read_file(file, "labelmap", CONFIG_BYTES).decode("utf-8-sig", "replace"), str(file))
     class_of = {}
-    for number, (label, color) in enumerate(colors.items()):
-        void = label.lower() == cvat.BACKGROUND and label not in listed.classes.categories
+    for number, (word, color) in enumerate(colors.items()):
+        void = word.lower() == cvat.BACKGROUND and word not in listed.classes.categories
         # images of one channel hold the number of the label
-        class_of[cvat.code_of(color)] = class_of[-1 - number] = VOID if void else _class_of(label, listed, str(file))
+        class_of[cvat.code_of(color)] = class_of[-1 - number] = VOID if void else _class_of(word, listed, str(file))
     lists = {name: file for name, file in files.items() if name.startswith(f"{cvat.LISTS}/") and name.endswith(".txt")}
     chosen = lists.get(f"{cvat.LISTS}/{split}.txt") or (next(iter(lists.values())) if len(lists) == 1 else None)
     if chosen is None:
