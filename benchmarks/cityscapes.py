@@ -28,6 +28,7 @@ from timing import Case, options, report
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from support import cityscapes_official as official
 from support.cityscapes_scenes import THINGS, labels_of, save, write_panoptic

@@ -1,99 +1,152 @@
-"""Time one network in eager mode and as an ONNX file in ONNX Runtime and OpenVINO, in turns, on the CPU.
+"""Time a network in every engine on the CPU, in turns: eager, package (.pt2), ONNX Runtime, OpenVINO; fp32 to int8.
 
-    python benchmarks/exported.py [--config vistas_r50] [--size 512x768] [--rounds 7] [onnxruntime openvino]
+    python benchmarks/exported.py [fp32 bf16 pt2 onnx openvino onnx-int8 openvino-int8] [--config vistas_r50]
+                                  [--size 512x768] [--detections 100] [--rounds 7] [--json OUT]
 
-Each side computes all outputs of the file, from the uint8 image to the detections and the class map, with the same
-number of threads. Weights are random, so that there are no detections. The difference is the fraction of pixels with
-another class.
+Every side computes all outputs of an exported file, from the uint8 image to the detections and the class map, with the
+same number of threads; the mask branch runs on as many rows as --detections. Weights are random; a bias of the class
+layer makes every proposal a thing, so that there are detections to calibrate int8 with. Seconds of the wall and of the
+CPU (all threads); the ratio is that of the wall to fp32. `original`: its seconds on this class of machine (2 cores),
+measured once, for vistas_r50 at 512x767 with 100 detections.
 """
 
 from __future__ import annotations
 
+import copy
+import json
+import os
+import statistics
 import tempfile
+import time
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from timing import Case, options, report
+from timing import options, processor
+from torch import nn
 
-from seamseg.deploy.network import ExportNet, example_inputs, export_net, output_names
+from seamseg.deploy.aoti import write_package
+from seamseg.deploy.network import example_inputs, export_net, output_names
 from seamseg.deploy.onnx import write_onnx
+from seamseg.deploy.quantize import quantise_file
 from seamseg.formats.exported import ExportedMetadata
-from seamseg.predict.profiling import random_predictor
+from seamseg.inference.onnx_engines import open_onnx
+from seamseg.inference.package import PackageSession
+from seamseg.models.panoptic import PanopticNet
+from seamseg.predict.profiling import random_predictor, synthetic_image
 
 MEAN, STD = (0.41738699, 0.45732192, 0.46886091), (0.25685097, 0.26509955, 0.29067996)
+SIDES = ("fp32", "bf16", "pt2", "onnx", "openvino", "onnx-int8", "openvino-int8")
+ORIGINAL = {("vistas_r50", "512x768", 100): 11.46}
+"""Seconds by configuration, size and detections."""
+Inputs = dict[str, np.ndarray]
+Run = Callable[[Inputs], object]
+
+
+class Network:
+    """A network with random weights that finds things, and the files that it is exported to."""
+
+    def __init__(self, arguments: Any, folder: Path) -> None:
+        height, width = (int(side) for side in arguments.size.split("x"))
+        self.size = height, width
+        predictor = random_predictor(torch.device("cpu"), self.size[0], config=arguments.config)
+        net = predictor.network.net  # type: ignore[attr-defined]
+        if isinstance(net, PanopticNet):
+            nn.init.constant_(net.roi_head.roi_cls.bias[1:2], 8.0)
+            net = net.with_options(selector=replace(net.options.selector, max_predictions=arguments.detections))
+        self.net, self.folder, self.threads = net, folder, torch.get_num_threads()
+        self.metadata = ExportedMetadata(net.kind, "", predictor.metadata, self.size, mean=MEAN, std=STD)
+
+    def run(self, side: str) -> Run:
+        """Return the function of one side."""
+        if side == "fp32":
+            return self._eager(self.net)
+        if side == "bf16":
+            return self._eager(copy.deepcopy(self.net).to(torch.bfloat16))
+        if side == "pt2":
+            path = self.folder / "network.pt2"
+            write_package(export_net(self.net, MEAN, STD), path, self.metadata, self.size)
+            names, package = list(self.metadata.outputs), PackageSession(path)
+            return lambda inputs: package.run(names, inputs)
+        engine, _, kind = side.partition("-")
+        path = self._onnx(kind)
+        session = open_onnx(path, "cpu" if engine == "onnx" else engine)
+        return lambda inputs: session.run(list(self.metadata.outputs), inputs)
+
+    def _onnx(self, kind: str) -> Path:
+        plain, path = self.folder / "float.onnx", self.folder / f"{kind or 'float'}.onnx"
+        if not plain.exists():
+            write_onnx(export_net(self.net, MEAN, STD, standard_ops=True), plain, self.metadata, self.size)
+        if not path.exists():
+            samples = [self.metadata.inputs(synthetic_image(self.size)), self.noise()]
+            quantise_file(plain, path, samples)
+        return path
+
+    def noise(self) -> Inputs:
+        """Return the picture that is timed."""
+        made = example_inputs(export_net(self.net, MEAN, STD), self.size)
+        return {name: value.numpy() for name, value in made.items()}
+
+    def _eager(self, net: nn.Module) -> Run:
+        module = export_net(net, MEAN, STD)
+        assert output_names(module) == self.metadata.outputs
+
+        def run(inputs: Inputs) -> object:
+            with torch.inference_mode():
+                return module(*(torch.from_numpy(value) for value in inputs.values()))
+
+        return run
 
 
 def main() -> None:
-    """Export the network, then measure the requested engines."""
+    """Export the network, then measure the requested sides."""
     parser = options(__doc__)
     parser.add_argument("--config", default="vistas_r50", help="experiment (default: %(default)s)")
     parser.add_argument("--size", default="512x768", help="HxW of the input (default: %(default)s)")
+    parser.add_argument("--detections", type=int, default=100, help="rows of the outputs (default: %(default)s)")
     arguments = parser.parse_args()
+    unknown = [name for name in arguments.names if name not in SIDES]
+    if unknown:
+        parser.error(f"{unknown[0]}: choose from {', '.join(SIDES)}")
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    height, width = (int(side) for side in arguments.size.split("x"))
-    predictor = random_predictor(torch.device("cpu"), height, config=arguments.config)
-    net = predictor.network.net  # type: ignore[attr-defined]
-    eager = export_net(net, MEAN, STD)
-    inputs = example_inputs(eager, (height, width))
+    # the engines have as many threads as torch
+    os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
     with tempfile.TemporaryDirectory(prefix="seamseg-exported-") as folder:
-        path = Path(folder, "network.onnx")
-        metadata = ExportedMetadata(net.kind, "", predictor.metadata, (height, width))
-        write_onnx(export_net(net, MEAN, STD, standard_ops=True), path, metadata, (height, width))
-        arrays = {name: value.numpy() for name, value in inputs.items()}
-        compared = next(name for name in ("classmap", "scores") if name in output_names(eager))
-        engines: dict[str, Callable[[Path], Callable[[dict[str, Any]], Any]]] = {
-            "onnxruntime": partial(_onnxruntime, compared),
-            "openvino": partial(_openvino, compared),
-        }
-
-        def case(name: str) -> Case:
-            run = engines[name](path)
-            return Case(
-                f"{arguments.config} {arguments.size}",
-                name,
-                lambda: _eager(eager, inputs, compared),
-                lambda: run(arrays),
-            )
-
-        report([(name, partial(case, name)) for name in engines], arguments)
+        network = Network(arguments, Path(folder))
+        runs = {side: network.run(side) for side in arguments.names or SIDES}
+        wall, cpu = times(runs, network.noise(), arguments.rounds)
+    first = next(iter(runs))
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}, {processor()}")
+    print(f"{arguments.config} at {arguments.size}, {arguments.detections} detections\n")
+    print(f"{'side':<16}{'wall s':>9}{'CPU s':>9}{f'x {first}':>12}{'x original':>12}")
+    original = ORIGINAL.get((arguments.config, arguments.size, arguments.detections))
+    for side in runs:
+        ratio = "" if original is None else f"{original / wall[side]:.1f}"
+        print(f"{side:<16}{wall[side]:>9.3f}{cpu[side]:>9.3f}{wall[first] / wall[side]:>12.2f}{ratio:>12}")
+    if arguments.json:
+        facts = {"torch": torch.__version__, "threads": torch.get_num_threads(), "cpu": processor(), "wall": wall}
+        case = {"config": arguments.config, "size": arguments.size, "detections": arguments.detections}
+        Path(arguments.json).write_text(json.dumps({**facts, **case, "CPU seconds": cpu}, indent=1))
 
 
-@torch.inference_mode()
-def _eager(net: ExportNet, inputs: dict[str, torch.Tensor], output: str) -> torch.Tensor:
-    return dict(zip(output_names(net), net(*inputs.values())))[output]
-
-
-def _onnxruntime(output: str, path: Path) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
-    import onnxruntime
-
-    settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
-    names = [value.name for value in session.get_outputs()]
-
-    def run(inputs: dict[str, np.ndarray]) -> np.ndarray:
-        found: np.ndarray = dict(zip(names, session.run(names, inputs)))[output]
-        return found
-
-    return run
-
-
-def _openvino(output: str, path: Path) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
-    import openvino
-
-    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-    compiled = openvino.compile_model(str(path), "CPU", settings)
-
-    def run(inputs: dict[str, np.ndarray]) -> np.ndarray:
-        found: np.ndarray = np.array(compiled(inputs)[compiled.output(output)])
-        return found
-
-    return run
+def times(runs: dict[str, Run], inputs: Inputs, rounds: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the median seconds of the wall and of the CPU of each run, in turns, after one to warm up."""
+    wall: dict[str, list[float]] = {side: [] for side in runs}
+    cpu: dict[str, list[float]] = {side: [] for side in runs}
+    for number in range(rounds + 1):
+        for side, run in runs.items():
+            start, used = time.perf_counter(), time.process_time()
+            run(inputs)
+            if number:
+                wall[side].append(time.perf_counter() - start)
+                cpu[side].append(time.process_time() - used)
+    medians = ({side: statistics.median(values) for side, values in found.items()} for found in (wall, cpu))
+    first, second = medians
+    return first, second
 
 
 if __name__ == "__main__":

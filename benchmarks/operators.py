@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import operator_cases
 from support.op_arguments import TOLERANCES, plausible

@@ -21,7 +21,7 @@ def classifier(config: Any, checkpoint: Any = None, device: Any = "auto") -> nn.
     ----------
     config : JSON file, or the name of a packaged one
     checkpoint : of this project or of the original; random weights if None
-    device : auto (a GPU if there is one), cpu, cuda or cuda:N
+    device : auto (a GPU if there is one), cpu, cuda or cuda:N; for `.onnx` cpu (ONNX Runtime) or openvino
 
     Returns
     -------
@@ -48,7 +48,7 @@ def load(model: Any, device: Any = "auto", config: Any = None, meta: Any = None,
     Parameters
     ----------
     model : published zip, run folder, or snapshot
-    device : auto (a GPU if there is one), cpu, cuda or cuda:N
+    device : auto (a GPU if there is one), cpu, cuda or cuda:N; for `.onnx` cpu (ONNX Runtime) or openvino
     config, meta : INI file and `metadata.bin`, if the model does not contain them
     **options : thresholds, sizes, tiles and so on, see :class:`seamseg.inference.options.InferenceOptions`
 

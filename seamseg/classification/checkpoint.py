@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from seamseg.checkpoints.imagenet import check_network, published_name, without_prefix
-from seamseg.checkpoints.snapshot import LoadReport, Snapshot, load_into, load_tensors
+from seamseg.checkpoints.snapshot import Snapshot, load_into, load_tensors
 from seamseg.classification.config import ClassifierConfig, load_classifier_config
 from seamseg.classification.network import Classifier, build_classifier
 from seamseg.training.checkpointing.run_folder import SnapshotFiles
@@ -137,8 +137,12 @@ def _progress(content: Mapping[str, Any], name: str, epoch_length: int) -> dict[
     return {"epoch": done - 1, "global_step": done * epoch_length, "last_score": best, "best_score": best}
 
 
-def load_checkpoint(net: Classifier, path: str | Path, config: ClassifierConfig) -> LoadReport:
+def load_checkpoint(net: Classifier, path: str | Path, config: ClassifierConfig) -> list[str]:
     """Load the weights of a checkpoint, or its moving average if it has one.
+
+    Returns
+    -------
+    names of its classes; empty if the file does not state them, as those of the original
 
     Raises
     ------
@@ -150,7 +154,9 @@ def load_checkpoint(net: Classifier, path: str | Path, config: ClassifierConfig)
         published_name(path)  # refuses files that no network can use
     if "blocks" not in config.network.params:
         check_network(snapshot.state_dict[_BODY], config.network.arch, net.body.state_dict(), str(path))
-    return load_into(net, snapshot, strict=True, name=str(path))
+    load_into(net, snapshot, strict=True, name=str(path))
+    names = (snapshot.metadata or {}).get("categories")
+    return list(names) if isinstance(names, list) else []
 
 
 def load_classifier(config: str | Path, checkpoint: str | Path | None = None, device: Any = "auto") -> nn.Module:

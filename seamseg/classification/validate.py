@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from seamseg.classification.transforms import TEN_CROPS, test_transform
 from seamseg.evaluation.scores import known, or_none
 from seamseg.training.step import autocast
 from seamseg.utils.distributed import World, distributed, sum_over_processes
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.progress import is_quiet, progress
 
 
@@ -158,6 +160,8 @@ def validate_classifier(options: ValidationOptions) -> ClassifierScores:
     ------
     InputError
         if the configuration, the checkpoint or the data is wrong
+    SeamsegError
+        if the network returns logits that are not finite
     """
     config = load_classifier_config(options.config, options.overrides)
     for name, value in (("crop", options.crop), ("scale", options.scale)):
@@ -167,13 +171,23 @@ def validate_classifier(options: ValidationOptions) -> ClassifierScores:
     dataset = ClassFolders(options.data, VAL, transform, config.training.seed)
     dataset.check_classes(config)
     net = Classifier(build_classifier(config), config.training.channels_last)
-    load_checkpoint(net, options.checkpoint, config)
+    names = load_checkpoint(net, options.checkpoint, config)
+    if names and names != dataset.classes:
+        mine, theirs = next((a, b) for a, b in zip_longest(dataset.classes, names) if a != b)
+        raise InputError(
+            f"{dataset.folder}: its class folders are not those of {options.checkpoint}: {mine!r} instead of {theirs!r}"
+        )
     with distributed(options.device) as world:
         size = config.batch_per_process(world.size)
         # as many crops at a time as images otherwise
         size = max(1, size // TEN_CROPS) if options.ten_crops else size
         validator = ClassifierValidator(dataset, size, config, world, is_quiet())
-        return validator(net.to(world.device))
+        scores = validator(net.to(world.device))
+    if not math.isfinite(scores.loss):
+        raise SeamsegError(
+            f"{options.checkpoint}: the network returns logits that are not finite: its weights are broken"
+        )
+    return scores
 
 
 def open_validator(data: str | Path, config: ClassifierConfig, world: World, quiet: bool) -> ClassifierValidator:

@@ -25,6 +25,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.inference.acceleration import Acceleration
 from seamseg.inference.exported import ExportedNetwork
 from seamseg.inference.network import TorchNetwork
+from seamseg.inference.onnx_engines import OPENVINO, open_onnx
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.predictor import load_predictor
 from seamseg.models.folding import Net
@@ -34,14 +35,14 @@ from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.progress import is_quiet
 
 QUICK = ("fp32", "bf16")
-SLOW = ("onnx", "openvino", "compiled", "pt2")
+SLOW = ("onnx", OPENVINO, "compiled", "pt2")
 """Forms that are exported or compiled first, which takes a minute or more each."""
 _ADVICE = {
     "fp32": "seamseg predict",
     "bf16": "seamseg predict --precision bf16",
     "compiled": "seamseg predict --compile, for many photos: it compiles at each start",
     "onnx": "seamseg export MODEL out.onnx",
-    "openvino": "seamseg export MODEL out.onnx, and OpenVINO in a program of your own",
+    OPENVINO: "seamseg export MODEL out.onnx, then seamseg predict out.onnx --device openvino",
     "pt2": "seamseg export MODEL out.pt2",
 }
 Run = Callable[[np.ndarray], object]
@@ -149,7 +150,7 @@ def recommendation(formats: dict[str, float | str]) -> str:
     advice = _ADVICE.get(best, f"seamseg predict {best}")
     unmeasured = [name for name in (*QUICK, *SLOW) if name not in formats]
     rest = f"; not compared: {', '.join(unmeasured)} (--formats all)" if unmeasured else ""
-    exact = "" if best in ("fp32", "compiled", "onnx", "openvino", "pt2") else "; compare its results, too"
+    exact = "" if best in ("fp32", "compiled", "onnx", OPENVINO, "pt2") else "; compare its results, too"
     return f"fastest here: {best}{ratio}: {advice}{exact}{rest}"
 
 
@@ -178,17 +179,9 @@ def _exported(name: str, bench: Bench, image: np.ndarray, folder: Path) -> Run:
     if not path.exists():
         made = export_net(net, bench.mean, bench.std, standard_ops=chosen.standard_ops)
         chosen.write(made, path, metadata, size, 20)
-    if name == "openvino":
-        return _openvino(path, metadata)
-    network = ExportedNetwork(chosen.open(path), name, metadata, None)
+    session = open_onnx(path, name) if name == OPENVINO else chosen.open(path)
+    network = ExportedNetwork(session, name, metadata, None)
     return lambda pixels: network.run([pixels])
-
-
-def _openvino(path: Path, metadata: ExportedMetadata) -> Run:
-    import openvino
-
-    compiled = openvino.Core().compile_model(str(path), "CPU")
-    return lambda pixels: compiled(metadata.inputs(pixels))
 
 
 def _wait(device: torch.device) -> None:

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--split", help="split of the data set (default: val_set of the configuration)")
     model.add_argument("--config", metavar="INI", help="configuration of a snapshot without its own")
     model.add_argument("--meta", metavar="BIN", help="metadata.bin of a snapshot without its own")
-    model.add_argument("--device", help="auto, cpu, cuda or cuda:N (default: auto)")
+    model.add_argument("--device", help="auto, cpu, cuda or cuda:N; for .onnx cpu or openvino (default: auto)")
     model.add_argument("--set", action="append", metavar="SECTION.KEY=VALUE", help="override a configuration key")
     model.add_argument("--ap", action="store_const", const=True, help="also compute COCO box and mask AP")
 

@@ -90,7 +90,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--config", metavar="F", help="INI file, if the model does not contain one")
     parser.add_argument("--meta", metavar="F", help="metadata.bin, if the model does not contain one")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument(
+        "--device", default="auto", help="auto, cpu, cuda or cuda:N; for .onnx cpu or openvino (default: auto)"
+    )
     parser.add_argument(
         "--precision",
         default="fp32",

@@ -26,9 +26,9 @@ from seamseg.deploy.network import ExportNet, example_inputs, export_net, output
 from seamseg.deploy.quantize import calibration_photos, quantise_file
 from seamseg.formats.exported import DYNAMIC_SIDES, PARTS, ExportedMetadata
 from seamseg.formats.metadata import Metadata
-from seamseg.inference.exported import open_onnx
 from seamseg.inference.images import as_image, network_input
 from seamseg.inference.network import TrainedModel
+from seamseg.inference.onnx_engines import open_onnx
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.package import PackageSession
 from seamseg.models.folding import PRECISIONS, fold_layers
@@ -40,7 +40,7 @@ from seamseg.utils.limits import CONFIG_BYTES
 from seamseg.utils.progress import is_quiet, progress
 
 Session = Any
-"""An opened file: `run(names, inputs)` returns arrays, as that of ONNX Runtime."""
+"""An opened file: :class:`seamseg.inference.onnx_engines.OnnxSession` or `PackageSession`."""
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ def write_onnx(
     assert made is not None
     model = made.model_proto
     _strip(model)
+    _pool_samples(model.graph)
     model.producer_name, model.producer_version = "seamseg", metadata.version
     onnx.helper.set_model_props(model, {METADATA_KEY: metadata.to_json()})
     if (length := model.ByteSize()) >= _MAX_BYTES:
@@ -106,6 +107,32 @@ def _strip(model: onnx.ModelProto) -> None:
     for part in (*graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer, graph):
         del part.metadata_props[:]
         part.doc_string = ""
+
+
+def _pool_samples(graph: onnx.GraphProto) -> None:
+    """Let RoiAlign average the samples that a pooling averages behind it: most of the samples are of the box branch."""
+    users: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            users.setdefault(name, []).append(node)
+    merged: set[str] = set()
+    for node in graph.node:
+        if node.op_type != "RoiAlign" or [user.op_type for user in users[node.output[0]]] != ["AveragePool"]:
+            continue
+        (pool,) = users[node.output[0]]
+        asked = {a.name: onnx.helper.get_attribute_value(a) for a in pool.attribute}
+        sampling = {a.name: a for a in node.attribute}
+        side = asked["kernel_shape"][0]
+        if asked["kernel_shape"] != [side, side] or asked["strides"] != [side, side] or any(asked.get("pads", [0])):
+            continue
+        for name in ("output_height", "output_width"):
+            sampling[name].i //= side
+        sampling["sampling_ratio"].i *= side
+        merged.update((node.output[0], pool.output[0]))
+        node.output[0] = pool.output[0]
+        graph.node.remove(pool)
+    for value in [value for value in graph.value_info if value.name in merged]:
+        graph.value_info.remove(value)
 
 
 def _ints(*values: int) -> Any:

@@ -1,8 +1,7 @@
-"""An exported network for a predictor: ONNX Runtime executes an .onnx file, without torch, and torch a .pt2 package."""
+"""An exported network for a predictor: ONNX Runtime or OpenVINO run an .onnx file, without torch, and torch a .pt2."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -14,12 +13,12 @@ from seamseg.checkpoints.missing_model import PACKAGE_ENDING, require_model
 from seamseg.config import Config, config_from_string, default_config
 from seamseg.data.input_size import InputSize
 from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
+from seamseg.inference.onnx_engines import OnnxSession, open_onnx
 from seamseg.inference.options import InferenceOptions
 from seamseg.predictions import Prediction
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.limits import parse_json
-from seamseg.utils.parallel import available_cores
 
 _INPUTS = ("image", "size")
 _BUILT_IN = ("tta", "tta_fusion", "precision", "compile", "cuda_graphs", "pad_to")
@@ -31,7 +30,7 @@ class ExportedNetwork:
 
     Parameters
     ----------
-    session : `onnxruntime.InferenceSession` of the file, or :class:`seamseg.inference.package.PackageSession`
+    session : :class:`seamseg.inference.onnx_engines.OnnxSession` or :class:`seamseg.inference.package.PackageSession`
     name : of the file, for messages
     exported : what the file states about the network
     nms_threshold : of its detections; None for a network without detections
@@ -55,9 +54,9 @@ class ExportedNetwork:
         self.precision = exported.precision
         self.nms_threshold = nms_threshold
         self._probabilities = probabilities
-        self.device = getattr(session, "device", "cpu")
-        self.on_gpu = self.device != "cpu"
-        self.uses_torch = hasattr(session, "device")
+        self.device = session.device
+        self.on_gpu = self.device.startswith("cuda")
+        self.uses_torch = session.uses_torch
 
     @property
     def tiles_problem(self) -> str | None:
@@ -226,9 +225,7 @@ def _open(path: Path, device: str) -> tuple[Any, ExportedMetadata]:
 
         session = PackageSession(path, device)
         return session, _whole(session.exported, str(path))
-    if device not in ("auto", "cpu"):
-        raise InputError(f"{option('device', device)}: ONNX files run on the CPU")
-    found = open_onnx(path)
+    found = open_onnx(path, device)
     return found, _metadata(found, str(path))
 
 
@@ -239,42 +236,21 @@ def _whole(exported: ExportedMetadata, name: str) -> ExportedMetadata:
     return exported
 
 
-def open_onnx(path: Path) -> Any:
-    """Return the session of an ONNX file.
-
-    Raises
-    ------
-    InputError
-        if onnxruntime is not installed, or cannot read the file
-    """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise InputError(f"{path}: needs onnxruntime ({error}): pip install 'seamseg[onnx]'") from None
-    settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = 3
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    settings.intra_op_num_threads = int(threads) if threads.isdecimal() and int(threads) else available_cores()
-    # threads that spin slow down those that decode and write
-    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    try:
-        return onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its types are known to onnxruntime only
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{path}: not an ONNX file, truncated, or of another version ({reason})") from None
-
-
-def _metadata(session: Any, name: str) -> ExportedMetadata:
+def _metadata(session: OnnxSession, name: str) -> ExportedMetadata:
     """Return what a file states about its network; InputError if it is none of `seamseg export`."""
-    text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
+    text = session.metadata.get(METADATA_KEY)
     if text is None:
         raise InputError(f"{name}: holds no metadata of seamseg: it was not written by `seamseg export`")
     exported = _whole(ExportedMetadata.from_json(text, name), name)
-    inputs, outputs = ([value.name for value in values] for values in (session.get_inputs(), session.get_outputs()))
+    inputs, outputs = session.inputs, session.outputs
     wanted = ("image",) if exported.kind == "classification" else _INPUTS
     if set(inputs) != set(wanted) or not set(exported.outputs) <= set(outputs):
         raise InputError(
             f"{name}: its graph has inputs {', '.join(inputs)} and outputs {', '.join(outputs)}, not those of a "
             f"network of kind {exported.kind}: export it again"
+        )
+    if exported.precision == "int8" and session.integer_layers == 0:
+        raise InputError(
+            f"{name}: an int8 file, but {session.device} computes all of it in float: use {option('device', 'cpu')}"
         )
     return exported

@@ -70,7 +70,7 @@ def _not_ours(foreign: list[str]) -> str:
 
 
 class PackageSession:
-    """A package that is loaded, with the interface of `onnxruntime.InferenceSession`.
+    """A package that is loaded, with the interface of :class:`seamseg.inference.onnx_engines.OnnxSession`.
 
     Parameters
     ----------
@@ -87,6 +87,8 @@ class PackageSession:
     InputError
         if it is no package of this project, or was compiled for another device, CPU or version of PyTorch
     """
+
+    uses_torch = True
 
     def __init__(self, path: Path, device: str = "auto") -> None:
         stated = _stated(path)

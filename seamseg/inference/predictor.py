@@ -329,7 +329,7 @@ def load_predictor(
     Parameters
     ----------
     model : published zip, run folder, snapshot, or an exported network (.onnx, .pt2)
-    device : auto (a GPU if there is one), cpu, cuda or cuda:N
+    device : auto (a GPU if there is one), cpu, cuda or cuda:N; for `.onnx` cpu (ONNX Runtime) or openvino
     config, meta : INI file and `metadata.bin`, if the model does not contain them
     options : see :class:`seamseg.inference.options.InferenceOptions`
 

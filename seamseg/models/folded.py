@@ -267,26 +267,40 @@ class FoldedBoxBranch(nn.Module):
 
 
 class FoldedUpsampling(nn.Module):
-    """A transposed convolution with its activation.
+    """A transposed convolution with its activation, whose windows do not overlap: a 1x1 convolution to all their cells.
 
     Parameters
     ----------
-    weight, bias : `I x O x kh x kw`, `O`
-    stride : of the convolution
+    weight, bias : `I x O x side x side`, `O`; the stride is the side
     activation, activation_param : see :data:`seamseg.ops.activation.ACTIVATIONS`
     """
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor, stride: Sequence[int], activation: str, activation_param: float
-    ) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor, activation: str, activation_param: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
-        self.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
-        self.stride = list(stride)
-        self.activation = activation
-        self.activation_param = activation_param
+        inputs, self.channels, self.side, _ = weight.shape
+        like = nn.Conv2d(1, 1, 1)
+        cells = weight.permute(2, 3, 1, 0).reshape(-1, inputs, 1, 1)
+        self.cells = FusedConv2d(cells, bias.repeat(self.side**2), like, activation, activation_param)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map `N x I x h x w` to `N x O x H x W`."""
-        y = functional.conv_transpose2d(x, self.weight, self.bias, stride=self.stride)
-        return activate_(y, self.activation, self.activation_param)
+        """Map `N x I x h x w` to `N x O x (side h) x (side w)`."""
+        # pixel_shuffle has the cells after the channels
+        y = self.cells(x).unflatten(1, (self.side**2, self.channels)).transpose(1, 2).flatten(1, 2)
+        return functional.pixel_shuffle(y, self.side)
+
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return the product of the result's channels and a weight for each map, without moving them all to the cells.
+
+        Parameters
+        ----------
+        x : `N x I x h x w`
+        weight : `N x O`
+
+        Returns
+        -------
+        `N x (side h) x (side w)`
+        """
+        n, _, h, w = x.shape
+        pixels = self.cells(x).permute(0, 2, 3, 1).reshape(n, h * w * self.side**2, self.channels)
+        products = torch.bmm(pixels, weight[:, :, None]).view(n, h, w, self.side, self.side)
+        return products.transpose(2, 3).reshape(n, h * self.side, w * self.side)

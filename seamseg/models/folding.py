@@ -89,6 +89,8 @@ def _fold_sequences(net: nn.Module) -> None:
 def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Net:
     """Return the folded network on a device, with a compute dtype; its predictions stay float32 or integers.
 
+    In fp32 on a CPU, 3x3 convolutions are computed by Winograd's algorithm, see `seamseg/ops/winograd.py`.
+
     Parameters
     ----------
     net : trained network, not changed
@@ -102,12 +104,12 @@ def for_inference(net: Net, device: torch.device, precision: str = "fp32") -> Ne
     """
     dtype = choose_precision(precision, device)
     folded = fold_abn(net).to(device=device, dtype=dtype)
-    if isinstance(folded, SemanticNet) and device.type == "cpu" and dtype == torch.float32:
+    if device.type == "cpu" and dtype == torch.float32:
         _use_winograd(folded)
     return folded
 
 
-def _use_winograd(net: SemanticNet) -> None:
+def _use_winograd(net: nn.Module) -> None:
     """Replace the 3x3 convolutions of a folded network, most of its time: they have hundreds of channels."""
     for parent in list(net.modules()):
         for name, child in list(parent.named_children()):
@@ -201,9 +203,12 @@ def _fold_pairs(sequence: nn.Sequential) -> None:
         made: nn.Module | None = _fuse(layer, norm)
         if isinstance(layer, nn.Linear):
             made = FusedLinear(*_scaled(layer.weight, layer.bias, *affine), norm.activation, norm.activation_param)
-        elif isinstance(layer, nn.ConvTranspose2d) and layer.groups == 1 and not any(layer.padding):
+        elif isinstance(layer, nn.ConvTranspose2d):
+            assert layer.kernel_size == layer.stride == (layer.stride[0],) * 2, (
+                "windows of the mask branch do not overlap"
+            )
             weight, bias = _scaled(layer.weight, layer.bias, *affine, axis=1)
-            made = FoldedUpsampling(weight, bias, layer.stride, norm.activation, norm.activation_param)
+            made = FoldedUpsampling(weight, bias, norm.activation, norm.activation_param)
         if made is not None:
             setattr(sequence, name, made)
             setattr(sequence, norm_name, nn.Identity())

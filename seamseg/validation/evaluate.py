@@ -31,7 +31,7 @@ class EvaluationOptions:
     ----------
     split : name of the list; `dataloader.val_set` of the configuration if None
     config, meta : instead of the model's own
-    device : auto, cpu, cuda or cuda:N
+    device : auto, cpu, cuda or cuda:N; see :func:`seamseg.inference.onnx_engines.open_onnx` for `.onnx`
     overrides : `section.key=value` each
     quiet : show no progress
     legacy : see :class:`Validator`
@@ -83,7 +83,8 @@ def evaluate_model(
     InputError
         if something is missing or broken, or the classes of model and data set differ
     """
-    with distributed(options.device) as world:
+    # exported networks take arrays, and choose their devices themselves
+    with distributed("cpu" if is_exported(model) else options.device) as world:
         opened = _open(model, options)
         split = options.split or opened.config.dataloader.val_set
         if not split:

@@ -26,7 +26,10 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "boxes": ("--rounds 1 --json OUT 1000", CASE),
     "checkpointing": ("--size 64x128 --rounds 1 --config toy_city_r18", r"body \+ pyramid +\d"),
     "cityscapes": ("pixel --frames 1 --rounds 1 --json OUT", CASE),
-    "exported": ("--config toy_city_r18 --size 64x96 --rounds 1 --json OUT", CASE),
+    "exported": (
+        "fp32 onnx openvino-int8 --config toy_city_r18 --size 64x96 --rounds 1 --json OUT",
+        r"openvino-int8( +\d+\.\d+){3}",
+    ),
     "exports": ("ids --rounds 1 --json OUT", CASE),
     "fixed_samples": ("--side 64 --rounds 1 --config toy_city_r18 --json OUT", CASE),
     "fusion": ("--rounds 1 --json OUT", CASE),

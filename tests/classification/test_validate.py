@@ -12,9 +12,16 @@ from torch.nn import functional
 
 from seamseg.classification.config import InputConfig, load_classifier_config
 from seamseg.classification.data import ClassFolders
+from seamseg.classification.network import Classifier, build_classifier
 from seamseg.classification.transforms import test_transform as validation_transform
-from seamseg.classification.validate import ClassifierScores, ClassifierValidator
+from seamseg.classification.validate import (
+    ClassifierScores,
+    ClassifierValidator,
+    ValidationOptions,
+    validate_classifier,
+)
 from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError, SeamsegError
 
 
 class ByColour(nn.Module):
@@ -54,6 +61,32 @@ def test_scores(root: Path, ten_crops: bool) -> None:
 def test_the_batch_size_does_not_matter(root: Path) -> None:
     first, second = (validator(root, batch_size=n)(ByColour()) for n in (1, 9))
     assert (first.top1, first.loss) == pytest.approx((second.top1, second.loss))
+
+
+def checkpoint(root: Path, names: list[str], broken: bool = False) -> ValidationOptions:
+    """A checkpoint with random weights that states the names of its classes."""
+    path, out = write_config(root.parent / "c.json"), root.parent / "net.pth.tar"
+    config = load_classifier_config(path)
+    net = Classifier(build_classifier(config))
+    if broken:
+        nn.init.constant_(net.body.classifier.fc.bias, float("nan"))
+    weights = {f"module.{key}": value for key, value in net.body.state_dict().items()}
+    ours = {"metadata": {"categories": names}}
+    torch.save({"arch": config.network.arch, "state_dict": weights, "seamseg": ours}, out)
+    return ValidationOptions(path, out, root, device="cpu")
+
+
+def test_classes_in_another_order(root: Path) -> None:
+    names = sorted(folder.name for folder in (root / "val").iterdir())
+    assert validate_classifier(checkpoint(root, names)).n_images == 9
+    assert validate_classifier(checkpoint(root, [])).n_images == 9
+    with pytest.raises(InputError, match=f"class folders are not those of .*: '{names[0]}' instead of '{names[-1]}'"):
+        validate_classifier(checkpoint(root, names[::-1]))
+
+
+def test_logits_that_are_not_finite(root: Path) -> None:
+    with pytest.raises(SeamsegError, match=r"net.pth.tar: the network returns logits that are not finite"):
+        validate_classifier(checkpoint(root, [], broken=True))
 
 
 def test_the_form_of_the_scores() -> None:

@@ -78,6 +78,9 @@ def test_the_file_is_one_standard_graph_with_metadata(panoptic):
     assert not any(onnx.external_data_helper.uses_external_data(tensor) for tensor in model.graph.initializer)
     onnx.checker.check_model(str(path), full_check=True)
     assert list(path.parent.iterdir()) == [path]
+    sizes = [{a.name: a.i for a in n.attribute if a.i} for n in model.graph.node if n.op_type == "RoiAlign"]
+    # box branch: 2 x 2 samples a cell are averaged at once; mask branch: one sample each
+    assert {(a["output_height"], a["sampling_ratio"]) for a in sizes} == {(4, 2), (8, 1)}
     stored = {entry.key: entry.value for entry in model.metadata_props}
     assert ExportedMetadata.from_json(stored[METADATA_KEY], "") == metadata("panoptic", licence="CC0")
     assert [[d.dim_value for d in i.type.tensor_type.shape.dim] for i in model.graph.input] == [[1, 3, *SIZE], [2]]

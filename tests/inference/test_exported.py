@@ -36,9 +36,10 @@ def expected(size):
     return Prediction(BOXES, THINGS, SCORES, masks(), scene(size)[..., 0], size)
 
 
+@pytest.mark.parametrize("device", ["auto", "openvino"])
 @pytest.mark.parametrize("room", [None, (96, 160)])
-def test_panoptic_maps_are_those_of_the_fusion(tmp_path, room):
-    model = load(tmp_path, size=room, shortest_size=90, min_stuff_area=0)
+def test_panoptic_maps_are_those_of_the_fusion(tmp_path, room, device):
+    model = load(tmp_path, size=room, device=device, shortest_size=90, min_stuff_area=0)
     result = model.predict(scene(SIZE))
     assert isinstance(result, Panoptic)
     wanted = to_result(fuse(expected(SIZE), CLASSES.num_stuff, min_stuff_area=0), SIZE, CLASSES.num_stuff)
@@ -136,6 +137,15 @@ def test_photos_are_shrunk_into_a_fixed_input(tmp_path):
         model.raw([scene((65, 64))])
 
 
+def test_results_of_openvino_stay_when_the_next_photo_is_predicted(tmp_path):
+    network = load(tmp_path, "semantic", device="openvino", shortest_size=90).network
+    assert (network.device, network.on_gpu, network.uses_torch) == ("openvino:CPU", False, False)
+    first = network.run([scene(SIZE)])[0].semantic
+    kept = first.copy()
+    network.run([255 - scene(SIZE)])
+    assert np.array_equal(first, kept)
+
+
 def test_tiles(tmp_path):
     photo = scene((300, 420))
     model = load(tmp_path, "semantic", shortest_size=300)
@@ -155,6 +165,11 @@ def test_tiles(tmp_path):
     ("options", "words"),
     [
         ({"device": "cuda"}, "device=cuda: ONNX files run on the CPU"),
+        ({"device": "openvino:TPU"}, "device=openvino:TPU: OpenVINO has openvino:CPU"),
+        (
+            {"device": "openvino", "changes": {"precision": "int8"}},
+            "an int8 file, but openvino:CPU computes all of it in float: use device=cpu",
+        ),
         ({"config": "own.ini"}, "config has no effect"),
         ({"tta": "flip"}, "tta cannot be changed after the export"),
         ({"precision": "bf16"}, "precision cannot be changed"),
@@ -205,22 +220,26 @@ def broken(folder, how):
         ("missing", "no such model"),
     ],
 )
-def test_wrong_files(tmp_path, seamseg_main, capsys, how, words):
+def test_wrong_files(tmp_path, seamseg_main, capfd, how, words):
     path = broken(tmp_path, how)
     Image.fromarray(scene(SIZE)).save(tmp_path / "a.png")
-    assert seamseg_main("predict", path, tmp_path / "a.png", tmp_path / "out", "--quiet") == 2
-    said = capsys.readouterr().err.strip()
-    assert words in said
-    assert path.name in said
-    assert "\n" not in said
-    assert not (tmp_path / "out").exists()
+    for device in ("cpu", "openvino"):
+        assert seamseg_main("predict", path, tmp_path / "a.png", tmp_path / "out", "--quiet", "--device", device) == 2
+        said = capfd.readouterr().err.strip()
+        assert words in said
+        assert path.name in said
+        assert "\n" not in said
+        assert not (tmp_path / "out").exists()
 
 
-def test_a_missing_runtime_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("device", "package", "extra"), [("cpu", "onnxruntime", "onnx"), ("openvino", "openvino", "openvino")]
+)
+def test_a_missing_runtime_is_named(tmp_path, monkeypatch, device, package, extra):
     path = write_network(tmp_path / "net.onnx", record())
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(InputError, match=r"pip install 'seamseg\[onnx\]'"):
-        seamseg.load(path)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InputError, match=rf"pip install 'seamseg\[{extra}\]'"):
+        seamseg.load(path, device=device)
 
 
 PROGRAM = """

@@ -23,8 +23,9 @@ from support.golden_files import has, tensor
 from support.networks import NUM_STUFF, assert_order, golden_image
 from torch.nn import functional
 
-from seamseg.models.folding import fold_abn
+from seamseg.models.folding import for_inference
 from seamseg.models.fusion import fuse
+from seamseg.ops.winograd import WinogradConv2d
 from seamseg.structures import VOID, PackedSequence
 
 CASES = {"single0": ["flower"], "single1": ["china"], "single2": ["astronaut"], "batch01": ["flower", "china"]}
@@ -61,7 +62,14 @@ class Case:
 # predictions are those of the folded network
 @pytest.fixture(scope="module", params=[pytest.param("trained", marks=pytest.mark.slow), "folded"])
 def net(request, golden_net):
-    return golden_net if request.param == "trained" else fold_abn(golden_net)
+    return golden_net if request.param == "trained" else for_inference(golden_net, torch.device("cpu"))
+
+
+def test_winograd_is_used(golden_net):
+    """In fp32; the stages below are compared with it."""
+    for precision, count in (("fp32", 30), ("bf16", 0)):
+        net = for_inference(golden_net, torch.device("cpu"), precision)
+        assert sum(isinstance(layer, WinogradConv2d) for layer in net.modules()) == count
 
 
 # the images of `single0` and `single1` are in `batch01`, too

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seamseg.ops.reference.winograd import tile_count
+
 FLOATING = (torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 TOLERANCES = {
@@ -258,6 +260,23 @@ def _fit_pooling(scene: Scene, v: _Values) -> None:
         v[name] = scene.normal(scene.batch, scene.channels, 3, 5)
 
 
+def _fit_winograd(scene: Scene, v: _Values) -> None:
+    """Maps of whole vectors of channels, and rows of tiles inside of them."""
+    shape = (scene.batch, max(1, scene.height), max(1, scene.width), 16 * scene.dice.randint(0, 3))
+    dilation = scene.dice.randint(1, 3)
+    last = tile_count(shape[1], dilation) - 1
+    v["dilation"], v["first"] = dilation, scene.dice.randint(0, last)
+    v["rows"] = scene.dice.randint(1, last - v["first"] + 1)
+    if "x" in v:
+        v["x"] = scene.normal(*shape, dtype=torch.float32)
+        return
+    tiles = shape[0] * dilation**2 * v["rows"] * tile_count(shape[2], dilation)
+    v["products"] = [scene.normal(tiles, shape[3], dtype=torch.float32) for _ in range(36)]
+    v["bias"], v["out"] = scene.normal(shape[3], dtype=torch.float32), torch.zeros(shape)
+    v["residual"] = scene.normal(*shape, dtype=torch.float32) if v["residual"] is not None else None
+    v["slope"] = scene.one_of(0.01, 1.0, 0.0)
+
+
 def _fit_function(scene: Scene, v: _Values) -> None:
     """Arguments of Python functions, where names say less."""
     if "mask_logits" in v and "box" in v:
@@ -292,6 +311,8 @@ _FITTED: dict[str, Callable[[Scene, _Values], None]] = {
     "upsample_argmax": _fit_upsample,
     "upsample_ohem_loss": _fit_upsample,
     "upsample_ohem_loss_backward": _fit_upsample_backward,
+    "winograd_input": _fit_winograd,
+    "winograd_output": _fit_winograd,
 }
 
 

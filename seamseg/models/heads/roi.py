@@ -139,14 +139,16 @@ class ROIHead(nn.Module):
 
     def masks_of(self, x: Tensor, classes: Tensor) -> Tensor:
         """Return mask logits `K x 28 x 28` of features `K x C x 14 x 14`, for the thing class of each region (`K`)."""
-        x = self.conv(x)
         # without the logits of the other classes
         weight, bias = self.roi_msk.weight.flatten(1)[classes], self.roi_msk.bias
-        pixels = x.permute(0, 2, 3, 1).flatten(1, 2)
-        logits = torch.bmm(pixels, weight[:, :, None]).squeeze(2)
-        if bias is not None:
-            logits = logits + bias[classes, None]
-        return logits.view(x.shape[0], *x.shape[2:])
+        *layers, enlarge, norm = self.conv
+        x = run_layers(layers, x)
+        if isinstance(enlarge, nn.ConvTranspose2d):
+            logits = torch.einsum("kchw,kc->khw", run_layers((enlarge, norm), x), weight)
+        else:
+            # folded for inference
+            logits = enlarge.project(x, weight)  # type: ignore[operator]
+        return logits if bias is None else logits + bias[classes, None, None]
 
     def forward(self, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Run all branches: class logits, box codes and (of `rows` only, if given) mask logits or None."""

@@ -47,7 +47,7 @@ def winograd_input(x: Tensor, dilation: int, first: int, rows: int) -> Tensor:
     phases = padded.reshape(n, height // d, d, width // d, d, channels)
     tiles = phases.unfold(1, 6, 4).unfold(3, 6, 4).permute(6, 7, 0, 2, 1, 4, 3, 5)
     transformed: Tensor = transforms()[0].to(x) @ tiles.reshape(36, -1)
-    return transformed.view(36, -1, channels)
+    return transformed.view(36, n * d * d * rows * columns, channels)
 
 
 def winograd_output(

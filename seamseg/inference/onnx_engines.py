@@ -1,0 +1,135 @@
+"""Engines that run ONNX files, behind one interface: ONNX Runtime and OpenVINO; no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seamseg.formats.exported import METADATA_KEY
+from seamseg.utils.errors import InputError, option
+from seamseg.utils.parallel import available_cores
+
+OPENVINO = "openvino"
+"""Device of files that OpenVINO runs: `openvino` on the CPU, or `openvino:DEVICE`."""
+
+Run = Callable[[Sequence[str], Mapping[str, np.ndarray]], list[np.ndarray]]
+"""From the names of outputs, and the inputs by name, to the outputs."""
+
+
+@dataclass(frozen=True)
+class OnnxSession:
+    """An opened ONNX file.
+
+    Attributes
+    ----------
+    run : see :data:`Run`
+    metadata : texts of the file by their keys, at least that of this project
+    inputs, outputs : names
+    device : that it runs on
+    integer_layers : convolutions and linear layers that the engine computes in int8; None if it does not say
+    """
+
+    uses_torch = False
+
+    run: Run
+    metadata: Mapping[str, str]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    device: str = "cpu"
+    integer_layers: int | None = None
+
+
+def open_onnx(path: Path, device: str = "cpu") -> OnnxSession:
+    """Open an ONNX file.
+
+    Parameters
+    ----------
+    path : of the file
+    device : "auto" or "cpu" for ONNX Runtime; "openvino", or with a device of OpenVINO as "openvino:GPU"
+
+    Raises
+    ------
+    InputError
+        if the engine is not installed, does not have the device, or cannot read the file
+    """
+    engine, _, part = device.partition(":")
+    if engine == OPENVINO:
+        return _open_openvino(path, part or "CPU")
+    if device not in ("auto", "cpu"):
+        raise InputError(f"{option('device', device)}: ONNX files run on the CPU, or on {OPENVINO}[:DEVICE]")
+    return _open_onnxruntime(path)
+
+
+def _open_onnxruntime(path: Path) -> OnnxSession:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise InputError(f"{path}: needs onnxruntime ({error}): pip install 'seamseg[onnx]'") from None
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 3
+    settings.intra_op_num_threads = _threads()
+    # threads that spin slow down those that decode and write
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        session = onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its types are known to onnxruntime only
+        raise _unreadable(path, error) from None
+    inputs, outputs = (tuple(v.name for v in values) for values in (session.get_inputs(), session.get_outputs()))
+    return OnnxSession(session.run, session.get_modelmeta().custom_metadata_map, inputs, outputs)
+
+
+def _open_openvino(path: Path, part: str) -> OnnxSession:
+    try:
+        import openvino
+        from openvino.frontend import FrontEndManager
+    except ImportError as error:
+        raise InputError(f"{path}: needs openvino ({error}): pip install 'seamseg[openvino]'") from None
+    core = openvino.Core()
+    known = core.available_devices
+    if part not in known:
+        shown = ", ".join(f"{OPENVINO}:{name}" for name in known)
+        raise InputError(f"{option('device', f'{OPENVINO}:{part}')}: OpenVINO has {shown}")
+    try:
+        # the reader of all formats prints errors of those that do not fit
+        frontend = FrontEndManager().load_by_framework("onnx")
+        model = frontend.convert(frontend.load(str(path)))
+        stated = ["framework", METADATA_KEY]
+        texts = {METADATA_KEY: model.get_rt_info(stated).astype(str)} if model.has_rt_info(stated) else {}
+        # left alone, some CPUs compute in bfloat16
+        settings: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+        if part == "CPU":
+            settings["INFERENCE_NUM_THREADS"] = _threads()
+        compiled = core.compile_model(model, part, settings)
+    except Exception as error:  # RuntimeError and types of its own
+        raise _unreadable(path, error) from None
+    request = compiled.create_infer_request()
+
+    def run(names: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        found = request.infer(dict(inputs))
+        # the arrays of a request are overwritten by the next one
+        return [np.array(found[name]) for name in names]
+
+    inputs, outputs = (tuple(v.get_any_name() for v in values) for values in (compiled.inputs, compiled.outputs))
+    return OnnxSession(run, texts, inputs, outputs, f"{OPENVINO}:{part}", _integer_layers(compiled))
+
+
+def _integer_layers(compiled: Any) -> int:
+    """Return how many convolutions and linear layers of a network compiled by OpenVINO compute in int8."""
+    facts = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]
+    names = [(fact["layerType"].astype(str), fact["runtimePrecision"].astype(str)) for fact in facts]
+    return sum(layer in ("Convolution", "FullyConnected") and kind in ("i8", "u8") for layer, kind in names)
+
+
+def _threads() -> int:
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    return int(threads) if threads.isdecimal() and int(threads) else available_cores()
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    reason = " ".join(str(error).split())[:200]
+    return InputError(f"{path}: not an ONNX file, truncated, or of another version ({reason})")
