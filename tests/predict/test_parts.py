@@ -128,7 +128,7 @@ def members(out):
 
 
 @pytest.mark.usefixtures("narrow")
-@pytest.mark.parametrize("shards", [False, True])
+@pytest.mark.parametrize("shards", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_parts_and_their_merge_equal_one_run(micro_run, photos, tmp_path, seamseg_main, shards, capsys):
     def predict(out, *words):
         target = tmp_path / out / "p-%d.tar" if shards else tmp_path / out
