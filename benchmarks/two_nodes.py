@@ -152,7 +152,7 @@ def difference(folder: Path, names: tuple[str, str]) -> float:
     states = []
     for name in names:
         saved = load_snapshot(folder / name / "model_last.pth.tar").state_dict
-        states.append({f"{part}.{key}": t for part in NETWORK_MODULES for key, t in saved[part].items()})
+        states.append({f"{part}.{key}": t for part in NETWORK_MODULES for key, t in saved.get(part, {}).items()})
     one, two = states
     if one.keys() != two.keys():
         raise SystemExit("two_nodes.py: the snapshots hold different parts")

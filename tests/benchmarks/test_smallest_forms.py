@@ -62,7 +62,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "toy_city": ("--device cpu --train 2 --val 1 --epochs 1 --log-interval 1 --json OUT", r"PQ +\d"),
     "train_step": ("--device cpu --size 64x128 --rounds 1 --config toy_city_r18 --json OUT", r"checkpointed +\d"),
     "two_nodes": ("--epochs 1 --images 2", r"the same weights to the bit"),
-    "waiting_threads": ("--rounds 1 --steps 1", r"OMP_NUM_THREADS=1 +\d"),
+    "waiting_threads": ("--rounds 1 --settings OMP_NUM_THREADS=1 --neighbours none", r"OMP_NUM_THREADS=1 +\d"),
 }
 """Arguments, and a pattern of the output."""
 

@@ -83,7 +83,8 @@ def test_a_trained_model(
     captured = capsys.readouterr()
     rows = dict(line.split("  ", 1) for line in captured.out.splitlines())
     assert "64 x 128 (height x width), fp32" in rows["network"]
-    assert "classes of 100 % of pixels equal" in rows[str(photo)]
+    # two pixels of 8192 have nearly equal logits of two classes
+    assert float(rows[str(photo)].partition("classes of ")[2].split()[0]) >= 99.97
     # not equal: one of the pictures is upright, which shrinks it to fit
     assert [rows[f"scores, {what}"].strip()[:3] for what in ("network", "file")] == ["PQ ", "PQ "]
     assert "tracing the network" in captured.err
