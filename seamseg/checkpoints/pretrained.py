@@ -20,7 +20,9 @@ from seamseg.checkpoints.snapshot import (
     load_snapshot,
     load_tensors,
 )
+from seamseg.config.sections import Dataloader
 from seamseg.models.backbones import Backbone
+from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.utils.errors import InputError, option
 
 
@@ -59,13 +61,29 @@ def load_pretrained(net: nn.Module, specification: str) -> LoadReport:
 
 
 def load_body_weights(net: nn.Module, path: str) -> LoadReport:
-    """Load the weights of a backbone (`body.weights` of the configuration); errors as :func:`load_pretrained`."""
+    """Load the weights of a backbone (`body.weights` of the configuration); errors as :func:`load_pretrained`.
+
+    Parameters
+    ----------
+    net : the network
+    path : a file, or `timm` for the weights that timm has for a network of its own
+    """
     body: Any = net.body
-    file = str(weights_at(path))
-    report = _load_part(body, load_tensors(file, file), "body", file)
+    backbone: Backbone = body if isinstance(body, Backbone) else body.backbone
+    if path == "timm":
+        if not isinstance(backbone, TimmBackbone):
+            raise InputError(f"[body] weights = timm: {backbone.name} is no network of timm")
+        report = load_module(backbone.model, backbone.download(), "body")
+    else:
+        file = str(weights_at(path))
+        report = _load_part(body, load_tensors(file, file), "body", file)
     if report.loaded == 0:
         raise InputError(f"[body] weights = {path}: nothing in it fits this network: {report}")
     return report
+
+
+_OWN_KEYS = ("backbone.", "fpn.", "model.", "pyramid.")
+"""Beginnings of the keys of the body of a network with a backbone of timm."""
 
 
 def _split(specification: str) -> tuple[str | None, str]:
@@ -97,12 +115,30 @@ def _part_state(content: Any, part: str, path: str) -> tuple[Mapping[str, Tensor
 def _load_part(module: nn.Module, content: Any, part: str, path: str) -> LoadReport:
     state, averaged = _part_state(content, part, path)
     backbone = getattr(module, "backbone", None)
+    network = module if backbone is None else backbone
+    if isinstance(network, TimmBackbone) and not any(key.startswith(_OWN_KEYS) for key in state):
+        # of the network alone, as timm stores it
+        return load_module(network.model, network.without_removed(without_prefix(state)), part)
     if isinstance(backbone, Backbone) and (any(key.startswith("module.") for key in state) or "bn_out.weight" in state):
         return _load_classifier(backbone, without_prefix(state), part, path)
     if isinstance(backbone, nn.Module) and not any(key.startswith(("backbone.", "fpn.")) for key in state):
         # do not report the pyramid as missing for a bare backbone
         module = backbone
     return replace(load_module(module, state, part), averaged=averaged)
+
+
+def normalisation_problem(net: nn.Module, loading: Dataloader) -> str | None:
+    """Return a warning if the weights of timm were trained with images normalised in another way; None if not."""
+    body: Any = net.body
+    backbone = body if isinstance(body, Backbone) else body.backbone
+    trained = backbone.normalisation if isinstance(backbone, TimmBackbone) else None
+    if trained is None or trained == (loading.rgb_mean, loading.rgb_std):
+        return None
+    mean, std = trained
+    return (
+        f"the weights of {backbone.name} were trained with [dataloader] rgb_mean = {mean}, rgb_std = {std}, which "
+        "differ from those of this training"
+    )
 
 
 def _load_classifier(backbone: Backbone, state: Mapping[str, Tensor], part: str, path: str) -> LoadReport:

@@ -1,7 +1,7 @@
 """The backbones that `[body] body` can name, with the channels and strides of their stages.
 
 The numbers are those of :mod:`seamseg.models.backbones`, here without torch. They are the defaults of `[body]
-out_channels`, `[body] out_strides` and `[fpn] inputs`.
+out_channels`, `[body] out_strides` and `[fpn] inputs`. The channels of a network of timm are known to timm only.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 _FIVE = ("mod1", "mod2", "mod3", "mod4", "mod5")
 
+TIMM = "timm:"
+"""What the names of networks of timm begin with in `[body] body`."""
+
 
 @dataclass(frozen=True)
 class BodyLayout:
@@ -19,7 +22,7 @@ class BodyLayout:
 
     Attributes
     ----------
-    out_channels, out_strides : of the output of each stage, by name
+    out_channels, out_strides : of the output of each stage, by name; no channels if they are not known here
     inputs : stages of strides 4, 8, 16 and 32 that are inputs of the pyramid by default
     """
 
@@ -75,3 +78,11 @@ BODIES: dict[str, BodyLayout] = {
     "densenet264": _densenet(6, 12, 64, 48),
 }
 """The backbones by name."""
+
+
+_TIMM_LAYOUT = BodyLayout({}, dict(zip(_FIVE[1:], (4, 8, 16, 32))), _FIVE[1:])
+
+
+def layout_of(body: str) -> BodyLayout | None:
+    """Return the stages of a backbone by its name in `[body] body`; None for an unknown name."""
+    return _TIMM_LAYOUT if body.startswith(TIMM) else BODIES.get(body)

@@ -11,10 +11,10 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from seamseg.config.bodies import BODIES
+from seamseg.config.bodies import TIMM, layout_of
 from seamseg.config.experiments import near_files, packaged
 from seamseg.config.kinds import KINDS, PANOPTIC
-from seamseg.config.sections import SECTIONS, Config
+from seamseg.config.sections import CHANNELS, SECTIONS, Config
 from seamseg.config.values import ValueProblem, format_value, parse_value
 from seamseg.utils.errors import InputError, did_you_mean, option
 from seamseg.utils.files import read_bytes
@@ -173,12 +173,12 @@ def _convert_weights(texts: _Texts, own: str, asked: str) -> None:
 def _describe_body(texts: _Texts, given: _Texts, changed: Iterable[tuple[str, str]]) -> None:
     """Fill in the channels, strides and inputs of the body, unless they are given for it."""
     name, written = texts["body"]["body"], set(changed)
-    if name not in BODIES:
+    if (layout := layout_of(name)) is None:
         return
     # those of a file belong to the body that it names
     if name == given.get("body", {}).get("body") or ("body", "body") not in written:
         written |= {(section, key) for section, values in given.items() for key in values}
-    for (section, key), text in BODIES[name].texts().items():
+    for (section, key), text in layout.texts().items():
         if (section, key) not in written:
             texts[section][key] = text
 
@@ -259,10 +259,13 @@ def head_parameters(config: Config) -> dict[str, int]:
 
 
 def _body_params(config: Config) -> str | None:
-    params = config.body.body_params
-    for name, limit in (("classes", 16_384), ("dilation", 64)):
+    params, of_timm = config.body.body_params, config.body.body.startswith(TIMM)
+    limits = dict.fromkeys(params, CHANNELS) if of_timm else {"classes": 16_384, "dilation": 64}
+    for name, limit in limits.items():
         for number in _numbers(params.get(name, 1)):
             if not isinstance(number, (int, float)):
+                if of_timm:  # names of layers, for example
+                    continue
                 return f"[body] body_params: {name} must be a number or a list of numbers, got {number!s:.80}"
             if abs(number) > limit:
                 return f"[body] body_params: {name} {number} is above the limit of {limit}"
@@ -295,9 +298,12 @@ def _loss_weights(config: Config) -> str | None:
 
 
 def _inputs(config: Config) -> str | None:
+    layout = layout_of(config.body.body)
+    assert layout is not None
     for name in ("out_channels", "out_strides"):
+        known = getattr(config.body, name) or layout.out_strides
         for module in config.fpn.inputs:
-            if module not in getattr(config.body, name):
+            if module not in known:
                 return f"[fpn] inputs names {module!r}, which is not in [body] {name}"
     return None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from seamseg.config.bodies import BODIES
+from seamseg.config.bodies import BODIES, TIMM
 from seamseg.config.kinds import KINDS
 
 CHANNELS = 16_384
@@ -21,6 +21,7 @@ def key(
     doc: str,
     *,
     choices: tuple[str, ...] | None = None,
+    prefix: str | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
     above: float | None = None,
@@ -29,13 +30,13 @@ def key(
 ) -> Any:
     """Declare a key with its documentation and the limits of its value, or of each of its values.
 
-    Keys whose type allows None may be empty, which is read as None. `minimum` and `maximum` are allowed values, `above`
-    is not; `most` is the largest number of values. Maxima of sizes are far above those of any experiment: they protect
-    from a configuration that comes with an untrusted model. `ours` marks keys that the original does not have; their
-    defaults reproduce it.
+    Keys whose type allows None may be empty, which is read as None. Values that begin with `prefix` are allowed besides
+    `choices`. `minimum` and `maximum` are allowed values, `above` is not; `most` is the largest number of values.
+    Maxima of sizes are far above those of any experiment: they protect from a configuration that comes with an
+    untrusted model. `ours` marks keys that the original does not have; their defaults reproduce it.
     """
-    limits = {"choices": choices, "minimum": minimum, "maximum": maximum, "above": above, "most": most}
-    return field(metadata={"doc": doc, "ours": ours, **limits})
+    limits = {"minimum": minimum, "maximum": maximum, "above": above, "most": most}
+    return field(metadata={"doc": doc, "ours": ours, "choices": choices, "prefix": prefix, **limits})
 
 
 @dataclass(frozen=True)
@@ -98,11 +99,14 @@ class Body:
     """The backbone and its normalization."""
 
     body: str = key(
-        "architecture of the backbone; those with `resnext`, `wider` and `dense` end with a norm, bn_out",
+        "architecture of the backbone; those with `resnext`, `wider` and `dense` end with a norm, bn_out; `timm:NAME` "
+        "is a network of timm, with or without a tag of weights",
         choices=tuple(BODIES),
+        prefix=TIMM,
     )
     weights: str = key(
-        "file of pre-trained weights, of `seamseg convert-backbone` or of ImageNet with in-place ABN; empty for none"
+        "file of pre-trained weights, of `seamseg convert-backbone` or of ImageNet with in-place ABN; of a network of "
+        "timm, `timm` downloads its weights, and a file is one of timm (.safetensors or .pth); empty for none"
     )
     normalization_mode: str = key(
         "norm layers; with `a+b`, a in body, FPN and semantic head and b in the RPN and ROI heads",
@@ -112,7 +116,19 @@ class Body:
     activation_slope: float = key("negative slope of leaky_relu, alpha of elu", minimum=0)
     gn_groups: int = key("number of groups of group norm", minimum=1, maximum=CHANNELS)
     body_params: dict[str, Any] = key("further arguments of the backbone: dilation, dropout, input_3x3, ...")
-    num_frozen: int = key("number N of frozen modules mod1..modN", minimum=0, maximum=7)
+    drop_path: float = key(
+        "stochastic depth, arXiv 1603.09382, of a network of timm: probability of skipping its last block in training, "
+        "which earlier blocks approach linearly",
+        minimum=0,
+        maximum=0.9,
+        ours=True,
+    )
+    num_frozen: int = key(
+        "number N of frozen modules mod1..modN; of a network of timm mod1 is the stem, mod2 the stage of stride 4, and "
+        "so on",
+        minimum=0,
+        maximum=7,
+    )
     bn_frozen: bool = key("freeze norm layers: their learning rate is 0")
     out_channels: dict[str, int] = key(
         "channels of the outputs of mod1, mod2, ...; default: those of the body", maximum=CHANNELS
@@ -240,6 +256,16 @@ class Optimizer:
     lr: float = key("base learning rate", minimum=0)
     weight_decay: float = key("weight decay factor", minimum=0)
     weight_decay_norm: bool = key("apply weight decay to norm layers too")
+    body_lr_factor: float = key(
+        "factor of the learning rate of the backbone, without the pyramid", above=0, maximum=1000, ours=True
+    )
+    layer_decay: float = key(
+        "factor of the learning rate of each layer of a network of timm, as timm groups them, relative to the layer "
+        "after it; 1 for none",
+        above=0,
+        maximum=1,
+        ours=True,
+    )
     momentum: float = key("momentum of sgd", minimum=0, maximum=1)
     nesterov: bool = key("Nesterov momentum")
     loss_weights: tuple[float, ...] = key(

@@ -32,6 +32,7 @@ from seamseg.inference.network import TrainedModel
 from seamseg.inference.onnx_engines import open_onnx
 from seamseg.inference.options import InferenceOptions
 from seamseg.inference.package import PackageSession
+from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.models.folding import PRECISIONS, fold_layers
 from seamseg.models.quantised import is_quantised
 from seamseg.predict.profiling import write_test_image
@@ -316,6 +317,12 @@ def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> 
 
 def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOptions) -> ExportReport:
     size, stated = options.size or source.size, source.metadata
+    windowed = next((m for m in source.net.modules() if isinstance(m, TimmBackbone) and m.has_windows), None)
+    if options.dynamic and windowed is not None:
+        raise InputError(
+            f"{option('dynamic', True)}: {windowed.name} attends within windows, which depend on the size: choose a "
+            f"{option('size')}"
+        )
     if options.dynamic:
         most = DYNAMIC_SIDES[1] // stated.multiple * stated.multiple
         size = stated.padded_size((min(size[0], most), min(size[1], most)))

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from seamseg.config import KINDS, Config
+from seamseg.config.bodies import TIMM
 from seamseg.models.backbones import build_backbone
 from seamseg.models.backbones.base import Backbone, NormFactory
 from seamseg.models.backbones.fpn import FPN, FPNBody
+from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.models.criterion import Criterion, SemanticCriterion, TrainingModule
 from seamseg.models.folding import fold_layers
 from seamseg.models.heads.deeplab import DeeplabV3
@@ -156,7 +158,8 @@ def _build_body(config: Config, norm: NormFactory) -> FPNBody:
     if missing:
         raise InputError(f"[fpn] inputs: {body.body} has no {missing[0]}, only {', '.join(backbone.out_channels)}")
     channels = [backbone.out_channels[name] for name in fpn.inputs]
-    if [body.out_channels[name] for name in fpn.inputs] != channels:
+    # those of a network of timm need not be stated
+    if body.out_channels and [body.out_channels[name] for name in fpn.inputs] != channels:
         raise InputError(f"[body] out_channels: {body.body} gives {backbone.out_channels}, not {body.out_channels}")
     strides = [backbone.out_strides[name] for name in fpn.inputs]
     strides += [strides[-1] * 2 ** (i + 1) for i in range(fpn.extra_scales)]
@@ -197,14 +200,23 @@ def build_configured_backbone(config: Config, norm: NormFactory, keep_outputs: b
         if name in body.body_params:
             raise InputError(f"[body] body_params: {name} is no argument of the configuration")
     try:
-        checkpoint = config.general.checkpoint_body
-        backbone = build_backbone(body.body, norm, keep_outputs=keep_outputs, checkpoint=checkpoint, **body.body_params)
+        backbone = _make_backbone(config, norm, keep_outputs)
     except (TypeError, ValueError) as error:
         raise InputError(f"[body] body_params: {error}") from error
-    modules = sum(name.startswith("mod") for name in backbone.out_channels)
-    if body.num_frozen > modules:
-        raise InputError(f"[body] num_frozen: {body.body} has {modules} modules, not {body.num_frozen}")
+    if body.num_frozen > backbone.num_modules:
+        raise InputError(f"[body] num_frozen: {body.body} has {backbone.num_modules} modules, not {body.num_frozen}")
     return backbone
+
+
+def _make_backbone(config: Config, norm: NormFactory, keep_outputs: bool) -> Backbone:
+    body, checkpoint = config.body, config.general.checkpoint_body
+    if body.body.startswith(TIMM):
+        synchronise = body.normalization_mode.startswith("syncbn")
+        name = body.body.removeprefix(TIMM)
+        return TimmBackbone(name, body.body_params, body.drop_path, keep_outputs, checkpoint, synchronise)
+    if body.drop_path > 0:
+        raise InputError(f"[body] drop_path: {body.body} has none, only networks of timm have")
+    return build_backbone(body.body, norm, keep_outputs=keep_outputs, checkpoint=checkpoint, **body.body_params)
 
 
 def _build_semantic(config: Config, norm: NormFactory, num_classes: int) -> SemanticHead | None:
@@ -282,8 +294,10 @@ def initialise(net: nn.Module, activation: str, slope: float) -> None:
     gain_slope = slope if activation == "leaky_relu" else 0.0
     outputs = {"roi_head.roi_msk", "sem_head.conv_sem", "cls", *_OUTPUT_STD}
     body = "body.backbone." if isinstance(net, PanopticNet) else "body."
+    # networks of timm have their own initial weights
+    initialised = tuple(f"{name}.model." for name, module in net.named_modules() if isinstance(module, TimmBackbone))
     for name, module in net.named_modules():
-        if not isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
+        if name.startswith(initialised) or not isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
             continue
         if module.bias is not None:
             nn.init.zeros_(module.bias)

@@ -291,6 +291,8 @@ def _load_initial_weights(options: TrainingOptions, task: Task, net: nn.Module, 
     why = option("evaluate", True) if options.evaluate else "[general] qat"
     if not task.config.general.qat and (body := task.load_body(net)) is not None:
         log.info(f"body weights {task.config.body.weights}: {body}")
+        if (problem := task.body_problem(net)) is not None:
+            log.warning(problem)
     for specification in options.pretrain:
         report = task.load_pretrained(net, specification)
         log.info(f"pre-trained {specification}: {report}")

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained
+from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained, normalisation_problem
 from seamseg.checkpoints.snapshot import LoadReport
 from seamseg.config import Config, config_from_string, config_to_string
 from seamseg.config.kinds import KINDS
@@ -110,12 +110,16 @@ class Task:
         weights = self.config.body.weights
         return load_body_weights(net, weights) if weights else None
 
+    def body_problem(self, net: nn.Module) -> str | None:
+        """Return a warning about the weights that :meth:`load_body` has loaded; None for none."""
+        return normalisation_problem(net, self.config.dataloader)
+
     def load_pretrained(self, net: nn.Module, specification: str) -> LoadReport:
         """Load a file of `pretrain`, `[PART:]FILE`."""
         return load_pretrained(net, specification)
 
     def build_optimizer(self, net: nn.Module) -> torch.optim.Optimizer:
-        """Build the optimizer of a network on its device; it has a group of norm layers, then one of the rest."""
+        """Build the optimizer of a network on its device; its first group has norm layers, its last others."""
         return build_optimizer(net, self.config)
 
     def build_schedule(self, base_lrs: Sequence[float], epoch_length: int) -> LRSchedule:

@@ -73,6 +73,11 @@ class Backbone(nn.Module):
             outputs["classifier"] = x = self.classifier(x)
         return outputs if self.keep_outputs else x
 
+    @property
+    def num_modules(self) -> int:
+        """Number of modules that :meth:`freeze` counts."""
+        return sum(name.startswith("mod") for name in self.out_channels)
+
     def keep_inputs_after(self, names: Sequence[str]) -> None:
         """Note that the outputs of these stages are kept for the backward pass: what follows need not keep as much."""
         for name, following in itertools.pairwise(self._order):

@@ -1,4 +1,4 @@
-"""SGD or AdamW over two groups of parameters: normalisation layers and the others (docs/contract.md, section 2)."""
+"""SGD or AdamW over groups of parameters: normalisation layers and the others (docs/contract.md, section 2)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from seamseg.config import Config
+from seamseg.models.backbones import Backbone
+from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.ops.norm import ABN
 from seamseg.utils.errors import InputError, option
 
@@ -41,27 +43,22 @@ def running_statistics(net: nn.Module) -> Iterator[Tensor]:
 
 
 def build_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
-    """Build SGD or AdamW (`optimizer.type`); group 0 holds the normalisation parameters, group 1 the others.
+    """Build SGD or AdamW (`optimizer.type`); the first group holds normalisation parameters, the last the others.
 
     Normalisation parameters have learning rate 0 when `body.bn_frozen`, and weight decay only with
-    `optimizer.weight_decay_norm`. Frozen parameters are in neither group.
+    `optimizer.weight_decay_norm`. Frozen parameters are in no group. There are further groups, between these two, for
+    parameters of the backbone with another learning rate (`optimizer.body_lr_factor`, `optimizer.layer_decay`) or, in
+    networks of timm, without weight decay.
 
     Raises
     ------
     InputError
-        if a beta of AdamW is 1
+        if a beta of AdamW is 1, or the layers of the backbone cannot be told apart for `optimizer.layer_decay`
     """
     options = config.optimizer
-    norm, other = split_parameters(net)
-    groups = [
-        {
-            "params": norm,
-            "lr": 0.0 if config.body.bn_frozen else options.lr,
-            "weight_decay": options.weight_decay if options.weight_decay_norm else 0.0,
-        },
-        {"params": other, "lr": options.lr, "weight_decay": options.weight_decay},
-    ]
-    fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in (*norm, *other))
+    groups = _parameter_groups(net, config)
+    parameters = [p for group in groups for p in group["params"]]
+    fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
     optimizer: torch.optim.Optimizer
     if options.type == "adamw":
         for name, beta in (("momentum", options.momentum), ("beta2", options.beta2)):
@@ -78,6 +75,41 @@ def build_optimizer(net: nn.Module, config: Config) -> torch.optim.Optimizer:
         )
     fill_state(optimizer)
     return optimizer
+
+
+def _parameter_groups(net: nn.Module, config: Config) -> list[dict[str, Any]]:
+    options = config.optimizer
+    norm, other = split_parameters(net)
+    in_body = _body_parameters(net, config)
+    # in the order of the groups, which is part of the snapshot format
+    members: dict[tuple[bool, float, bool], list[nn.Parameter]] = {(True, 1.0, True): []}
+    for is_norm, parameters in ((True, norm), (False, other)):
+        for parameter in parameters:
+            factor, decayed = in_body.get(parameter, (1.0, True))
+            members.setdefault((is_norm, factor, decayed or is_norm), []).append(parameter)
+    members[False, 1.0, True] = members.pop((False, 1.0, True), [])
+    groups = []
+    for (is_norm, factor, decayed), parameters in members.items():
+        rate = 0.0 if is_norm and config.body.bn_frozen else options.lr * factor
+        decays = options.weight_decay_norm if is_norm else decayed
+        groups.append({"params": parameters, "lr": rate, "weight_decay": options.weight_decay if decays else 0.0})
+    return groups
+
+
+def _body_parameters(net: nn.Module, config: Config) -> dict[nn.Parameter, tuple[float, bool]]:
+    """Return the factor of the learning rate, and whether it is decayed, of each parameter of the backbone."""
+    factor, decay = config.optimizer.body_lr_factor, config.optimizer.layer_decay
+    backbone = next((module for module in net.modules() if isinstance(module, Backbone)), None)
+    if isinstance(backbone, TimmBackbone):
+        # without the pyramid of a plain network: it is not pre-trained
+        named, undecayed = dict(backbone.model.named_parameters()), backbone.undecayed()
+        layers = backbone.layer_ids() if decay < 1 else {}
+        above = max(layers.values(), default=-1) + 1
+        factors = {name: factor * decay ** (above - layers.get(name, above)) for name in named}
+        return {parameter: (factors[name], name not in undecayed) for name, parameter in named.items()}
+    if decay < 1:
+        raise InputError(f"[optimizer] layer_decay: {config.body.body} is no network of timm, only those have layers")
+    return {} if backbone is None else dict.fromkeys(backbone.parameters(), (factor, True))
 
 
 def fill_state(optimizer: torch.optim.Optimizer) -> None:
@@ -154,7 +186,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
     if found != counts:
         raise InputError(
             f"{source}: its optimizer holds {found} parameters a group, this training {counts}; "
-            f"{option('body.num_frozen')} or the architecture may have changed; "
+            f"{option('body.num_frozen')}, {option('optimizer.layer_decay')} or the architecture may have changed; "
             f"use {option('pretrain', source)} to start from its weights"
         )
     adam = type(optimizer).__name__.lower() if isinstance(optimizer, torch.optim.Adam) else "adamw"

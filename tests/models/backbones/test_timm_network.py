@@ -1,0 +1,265 @@
+"""Networks of timm as backbones, each family once; nothing is downloaded."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from support.micro import CONFIG
+from torch import nn
+from torch.testing import assert_close
+
+from seamseg.checkpoints.pretrained import load_body_weights, normalisation_problem
+from seamseg.config import Config, config_from_string, config_to_string
+from seamseg.models.backbones.timm_network import TimmBackbone
+from seamseg.models.build import build_network
+from seamseg.training.optim.optimizer import build_optimizer, load_optimizer_state
+from seamseg.utils.errors import InputError
+
+SWIN = {"embed_dim": 16, "depths": (1, 1, 1, 2), "num_heads": (1, 1, 1, 1)}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "test_convnext": {},
+    "test_resnet": {},
+    "test_efficientnet": {},
+    "regnetx_002": {},
+    "swin_tiny_patch4_window7_224": SWIN,
+}
+PLAIN = "test_vit"
+
+
+def config(body: str, *overrides: str) -> Config:
+    """The configuration of the micro network with another body."""
+    text = "\n".join(line for line in CONFIG.format(norm="bn").splitlines() if not line.startswith("out_channels = {"))
+    return config_from_string(text.replace("resnet18", body), overrides=overrides)
+
+
+def problem(body: str, *overrides: str) -> str:
+    """The message of the error that the configuration of a network raises, a line."""
+    with pytest.raises(InputError) as error:
+        build_network(config(body, *overrides), 2, 1)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def backbone(name: str, **options: Any) -> TimmBackbone:
+    torch.manual_seed(0)
+    return TimmBackbone(name, FAMILIES.get(name, {}), **options)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_levels_are_the_maps_of_timm_cropped_to_the_image(name: str) -> None:
+    body = backbone(name).eval()
+    free = {key: value for key, value in body.arguments.items() if key != "drop_path_rate"}
+    whole = timm.create_model(name, num_classes=0, **free).eval()
+    whole.load_state_dict(body.model.state_dict(), strict=False)
+    images = torch.randn(2, 3, 67, 98)
+    padded = nn.functional.pad(images, (0, 30, 0, 29))
+    with torch.no_grad():
+        found = body(images)
+        maps = whole.forward_intermediates(padded, output_fmt="NCHW", intermediates_only=True)
+    wanted = [x for x in maps if 128 // x.shape[-1] >= 4]
+    assert list(found) == ["mod2", "mod3", "mod4", "mod5"]
+    assert {key: x.shape[1] for key, x in found.items()} == body.out_channels
+    for x, y, stride in zip(found.values(), wanted, (4, 8, 16, 32), strict=True):
+        height, width = -(-67 // stride), -(-98 // stride)
+        assert x.shape[2:] == (height, width)
+        assert_close(x, y[..., :height, :width])
+
+
+def test_a_plain_network_has_a_pyramid() -> None:
+    body = backbone(PLAIN).eval()
+    images = torch.randn(1, 3, 64, 96)
+    with torch.no_grad():
+        found = body(images)
+        tokens = body.model.forward_features(images)[:, body.model.num_prefix_tokens :]
+        body.keep_outputs = False
+    assert body.out_channels == {"mod2": 16, "mod3": 32, "mod4": 64, "mod5": 64}
+    assert [tuple(x.shape[2:]) for x in found.values()] == [(16, 24), (8, 12), (4, 6), (2, 3)]
+    assert_close(found["mod4"], tokens.transpose(1, 2).reshape(1, 64, 4, 6))
+    assert_close(found["mod5"], nn.functional.max_pool2d(found["mod4"], 2))
+    alone = TimmBackbone(PLAIN, {}, keep_outputs=False)
+    assert (alone.pyramid, alone.out_strides) == (None, {"mod5": 16})
+
+
+@pytest.mark.parametrize(
+    ("name", "frozen", "prefixes"),
+    [
+        ("test_convnext", 1, ("stem.",)),
+        ("test_convnext", 3, ("stem.", "stages.0.", "stages.1.")),
+        ("test_resnet", 2, ("conv1.", "bn1.", "layer1.")),
+        (PLAIN, 1, ("patch_embed.", "pos_embed", "cls_token", "reg_token")),
+        (PLAIN, 3, ("patch_embed.", "pos_embed", "cls_token", "reg_token", "blocks.0.", "blocks.1.", "blocks.2.")),
+    ],
+)
+def test_frozen_modules_are_stem_and_stages(name: str, frozen: int, prefixes: tuple[str, ...]) -> None:
+    body = backbone(name)
+    body.freeze(frozen)
+    found = {key for key, p in body.model.named_parameters() if not p.requires_grad}
+    assert found == {key for key, _ in body.model.named_parameters() if key.startswith(prefixes)}
+    assert found
+    body.freeze(5)
+    assert not any(p.requires_grad for p in body.model.parameters())
+
+
+@pytest.mark.parametrize("name", ["test_convnext", "test_resnet", PLAIN])
+def test_recomputation_changes_nothing(name: str) -> None:
+    """Neither gradients nor running statistics, and it keeps less for the backward pass."""
+    images, results = torch.randn(2, 3, 64, 64), []
+    for checkpoint in (False, True):
+        body = backbone(name, checkpoint=checkpoint)
+        kept: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor, kept: dict[int, int] = kept) -> torch.Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = sum((x**2).mean() for x in body(images).values())
+        loss.backward()
+        gradients = {key: p.grad for key, p in body.named_parameters()}
+        results.append((gradients, dict(body.named_buffers()), sum(kept.values())))
+    (gradients, buffers, size), (again, buffers_again, smaller) = results
+    assert_close(again, gradients, rtol=1e-4, atol=1e-6)
+    assert_close(buffers_again, buffers, rtol=0, atol=0)
+    assert smaller < 0.8 * size
+
+
+def test_groups_of_the_optimizer() -> None:
+    keys = ("optimizer.type=adamw", "optimizer.lr=0.01", "optimizer.weight_decay=0.1", "optimizer.body_lr_factor=0.5")
+    wanted = config("timm:test_convnext", *keys, "optimizer.layer_decay=0.9", "body.num_frozen=1")
+    net = build_network(wanted, 2, 1)
+    optimizer = build_optimizer(net, wanted)
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    body = net.body.backbone
+    rates = {key: groups[id(p)]["lr"] for key, p in body.model.named_parameters() if p.requires_grad}
+    layers = body.layer_ids()
+    assert rates == {key: pytest.approx(0.005 * 0.9 ** (max(layers.values()) + 1 - layers[key])) for key in rates}
+    assert len(set(rates.values())) > 4
+    assert min(rates, key=rates.get).startswith("stages.0.")
+    decays = {key: groups[id(p)]["weight_decay"] for key, p in body.model.named_parameters() if p.requires_grad}
+    assert {key for key, decay in decays.items() if decay} == {
+        key for key, p in body.model.named_parameters() if p.requires_grad and p.dim() > 1
+    }
+    assert groups[id(net.roi_head.roi_cls.weight)] is optimizer.param_groups[-1]
+    assert groups[id(net.roi_head.fc.bn1.weight)] is optimizer.param_groups[0]
+    plain = build_optimizer(net, config("timm:test_convnext", *keys, "body.num_frozen=1"))
+    with pytest.raises(InputError, match=r"optimizer\.layer_decay"):
+        load_optimizer_state(plain, optimizer.state_dict(), "a.pth")
+
+
+def test_the_learning_rate_of_other_bodies() -> None:
+    wanted = config("resnet18", "optimizer.body_lr_factor=0.5")
+    net = build_network(wanted, 2, 1)
+    optimizer = build_optimizer(net, wanted)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.005, 0.0025, 0.0025, 0.005]
+    halved = [id(p) for group in optimizer.param_groups[1:3] for p in group["params"]]
+    assert sorted(halved) == sorted(id(p) for p in net.body.backbone.parameters())
+    plain = build_optimizer(net, config("resnet18"))
+    assert [group["lr"] for group in plain.param_groups] == [0.005, 0.005]
+    with pytest.raises(InputError, match="layer_decay: resnet18 is no network of timm"):
+        build_optimizer(net, config("resnet18", "optimizer.layer_decay=0.9"))
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_weights_of_a_file(suffix: str, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    state = timm.create_model("test_convnext").state_dict()
+    path = tmp_path / f"weights{suffix}"
+    save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
+    net = build_network(config("timm:test_convnext"), 2, 1)
+    report = load_body_weights(net, str(path))
+    own = net.body.backbone.model.state_dict()
+    assert (report.loaded, report.skipped) == (len(own), [])
+    assert all(torch.equal(value, state[key]) for key, value in own.items())
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(InputError, match="truncated"):
+        load_body_weights(net, str(path))
+
+
+def test_weights_of_timm(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    state = timm.create_model("test_convnext").state_dict()
+    missing = "stages.1.blocks.0.conv_dw.weight"
+    torch.save({key: value for key, value in state.items() if key != missing}, tmp_path / "file.pth")
+    wanted = config("timm:test_convnext", "dataloader.rgb_mean=(0.1, 0.2, 0.3)")
+    net = build_network(wanted, 2, 1)
+    create = timm.create_model
+
+    def offline(name: str, pretrained: bool = False, **options: Any) -> nn.Module:
+        """With a file in the place of the hub."""
+        cfg = {"file": str(tmp_path / "file.pth")} if pretrained else {}
+        return create(name, pretrained=pretrained, pretrained_cfg_overlay=cfg, **options)
+
+    with mock.patch.object(timm, "create_model", offline):
+        report = load_body_weights(net, "timm")
+    assert report.skipped == [f"body.{missing} (not in the file)"]
+    own = net.body.backbone.model.state_dict()
+    assert all(torch.equal(value, state[key]) for key, value in own.items() if key != missing)
+    found = normalisation_problem(net, wanted.dataloader)
+    assert found is not None
+    assert "rgb_mean = (0.5, 0.5, 0.5)" in found
+    halves = ("dataloader.rgb_mean=(.5, .5, .5)", "dataloader.rgb_std=(.5, .5, .5)")
+    assert normalisation_problem(net, config("timm:test_convnext", *halves).dataloader) is None
+
+    def unreachable(*_: Any, **options: Any) -> nn.Module:
+        if options.get("pretrained"):
+            raise OSError("no route\nto the hub")
+        return create(*_, **options)
+
+    with mock.patch.object(timm, "create_model", unreachable), pytest.raises(InputError, match="no route to the hub"):
+        load_body_weights(net, "timm")
+    with pytest.raises(InputError, match="resnet18 is no network of timm"):
+        load_body_weights(build_network(config("resnet18"), 2, 1), "timm")
+
+
+def test_building_downloads_nothing() -> None:
+    with mock.patch("timm.models._builder.load_pretrained", side_effect=AssertionError):
+        build_network(config("timm:test_convnext.r160_in1k", "body.weights=timm"), 2, 1)
+
+
+def test_the_configuration_survives_its_text() -> None:
+    wanted = config("timm:test_convnext", "body.drop_path=0.1", "optimizer.layer_decay=0.75")
+    again = config_from_string(config_to_string(wanted))
+    assert again == wanted
+    assert (again.body.out_channels, again.fpn.inputs) == ({}, ["mod2", "mod3", "mod4", "mod5"])
+    assert config("timm:test_convnext", "body.body=resnet50").body.out_channels["mod5"] == 2048
+
+
+@pytest.mark.parametrize(
+    ("body", "overrides", "words"),
+    [
+        ("timm:convnext_tny", (), "has no such network; did you mean 'convnext_tiny'?"),
+        ("timm:hf-hub:timm/resnet18", (), "has no such network"),
+        ("timm:test_convnext.nothing", (), "nothing"),
+        ("timm:beit_base_patch16_224", ("body.body_params={'depth': 2}",), "images of one size"),
+        ("timm:vit_tiny_patch16_224", ("body.body_params={'patch_size': 14, 'depth': 2}",), "patches have 14 pixels"),
+        ("timm:efficientvit_m0", (), "strides 16, 32, 64"),
+        ("timm:test_convnext", ("body.body_params={'pretrained': True}",), "set [body] weights = timm instead"),
+        ("timm:test_convnext", ("body.body_params={'checkpoint_path': 'x'}",), "set [body] weights instead"),
+        ("timm:test_convnext", ("body.body_params={'colour': 1}",), "colour"),
+        ("timm:test_convnext", ("body.num_frozen=6",), "has 5 modules, not 6"),
+        ("timm:twins_svt_small", ("body.num_frozen=2",), "give 0 or 5"),
+        ("timm:test_convnext", ("fpn.out_strides=(4, 8, 16, 64)",), "gives (4, 8, 16, 32)"),
+        ("timm:vgg11", ("body.drop_path=0.1",), "drop_path: timm:vgg11 has none"),
+        ("resnet18", ("body.drop_path=0.1",), "only networks of timm"),
+        ("timm:vgg11", ("general.checkpoint_body=yes",), "vgg11 does not support it"),
+    ],
+)
+def test_mistakes_are_a_line(body: str, overrides: tuple[str, ...], words: str) -> None:
+    assert words in problem(body, *overrides)
+
+
+def test_sizes_of_untrusted_configurations_are_limited() -> None:
+    with pytest.raises(InputError, match="above the limit"):
+        config("timm:test_convnext", "body.body_params={'dims': (24, 1000000000, 48, 64)}")
+
+
+def test_without_timm() -> None:
+    with mock.patch.dict(sys.modules, timm=None):
+        assert "pip install 'seamseg[timm]'" in problem("timm:test_convnext")
