@@ -5,7 +5,7 @@ the main process merges them, in the order of the names, at the end of a run and
 written in one piece when the outputs of its photo are in place. So a kill can tear only the last line, which is then
 ignored.
 
-Runs of parts (`--part 3/10`) keep their lines apart, in `predictions.part3of10.rank<k>.jsonl`, merged into
+Runs of parts (3 of 10, say) keep their lines apart, in `predictions.part3of10.rank<k>.jsonl`, merged into
 `predictions.part3of10.jsonl`. They read the manifests without a part, but do not change them. A run without a part
 merges all.
 """

@@ -1,4 +1,4 @@
-"""`--part k/n`: independent runs that divide the photos among themselves and write to one place; no process group."""
+"""Parts of a prediction: independent runs that divide the photos and write to one place; no process group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from seamseg.utils.errors import InputError, option
 T = TypeVar("T")
 
 SLURM = "slurm"
-"""Value of `--part` that reads the variables of a Slurm job array."""
+"""Text of a part that reads the variables of a Slurm job array."""
 
 _SLURM = tuple(f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "COUNT"))
 
@@ -75,7 +75,7 @@ def _of_array(environment: Mapping[str, str]) -> Part:
     missing = [name for name in _SLURM if not environment.get(name, "").isdecimal()]
     if missing:
         raise InputError(
-            f"{given}: {missing[0]} is not set to a number; start a job array (sbatch --array=1-100), or use "
+            f"{given}: {missing[0]} is not set to a number; start a job array of Slurm, or use "
             f"{option('part')} k/n"
         )
     task, first, last, count = (int(environment[name]) for name in _SLURM)
