@@ -1,13 +1,14 @@
 """Time a network in every engine on the CPU, in turns: eager, package (.pt2), ONNX Runtime, OpenVINO; fp32 to int8.
 
-    python benchmarks/exported.py [fp32 bf16 pt2 onnx openvino onnx-int8 openvino-int8] [--config vistas_r50]
+    python benchmarks/exported.py [fp32 direct bf16 pt2 onnx openvino onnx-int8 openvino-int8] [--config vistas_r50]
                                   [--size 512x768] [--detections 100] [--rounds 7] [--json OUT]
 
 Every side computes all outputs of an exported file, from the uint8 image to the detections and the class map, with the
-same number of threads; the mask branch runs on as many rows as --detections. Weights are random; a bias of the class
-layer makes every proposal a thing, so that there are detections to calibrate int8 with. Seconds of the wall and of the
-CPU (all threads); the ratio is that of the wall to fp32. `original`: its seconds on this class of machine (2 cores),
-measured once, for vistas_r50 at 512x767 with 100 detections.
+same number of threads; the mask branch runs on as many rows as --detections. `direct` is the network without Winograd's
+algorithm. Weights are random; a bias of the class layer makes every proposal a thing, so that there are detections to
+calibrate int8 with. Seconds of the wall and of the CPU (all threads); the ratio is that of the wall to the first side.
+`x original`: against its seconds on this class of machine (2 cores), measured once, for vistas_r50 at 512x767 with 100
+detections.
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ from seamseg.formats.exported import ExportedMetadata
 from seamseg.inference.onnx_engines import open_onnx
 from seamseg.inference.package import PackageSession
 from seamseg.models.panoptic import PanopticNet
+from seamseg.ops.fused import FusedConv2d
+from seamseg.ops.winograd import WinogradConv2d
 from seamseg.predict.profiling import random_predictor, synthetic_image
 
 MEAN, STD = (0.41738699, 0.45732192, 0.46886091), (0.25685097, 0.26509955, 0.29067996)
-SIDES = ("fp32", "bf16", "pt2", "onnx", "openvino", "onnx-int8", "openvino-int8")
+SIDES = ("fp32", "direct", "bf16", "pt2", "onnx", "openvino", "onnx-int8", "openvino-int8")
 ORIGINAL = {("vistas_r50", "512x768", 100): 11.46}
 """Seconds by configuration, size and detections."""
 Inputs = dict[str, np.ndarray]
@@ -64,6 +67,8 @@ class Network:
         """Return the function of one side."""
         if side == "fp32":
             return self._eager(self.net)
+        if side == "direct":
+            return self._eager(_without_winograd(self.net))
         if side == "bf16":
             return self._eager(copy.deepcopy(self.net).to(torch.bfloat16))
         if side == "pt2":
@@ -99,6 +104,17 @@ class Network:
                 return module(*(torch.from_numpy(value) for value in inputs.values()))
 
         return run
+
+
+def _without_winograd(net: nn.Module) -> nn.Module:
+    """Return a copy of a network whose 3x3 convolutions are direct sums."""
+    net = copy.deepcopy(net)
+    for parent in list(net.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, WinogradConv2d):
+                plain = FusedConv2d(child.weight, child.bias, child, child.activation, child.activation_param)
+                setattr(parent, name, plain)
+    return net
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="run folder, zip or snapshot")
     parser.add_argument("--data", help="data set folder of --model")
-    parser.add_argument("--size", metavar="HxW", help="input of the files (default: that of seamseg export)")
+    parser.add_argument("--size", metavar="HxW", help="input of the files (default: that of seamseg export), or free")
     parser.add_argument("--calibrate", type=int, default=64, metavar="N")
     parser.add_argument("--split", default="val")
     parser.add_argument("--rounds", type=int, default=5)
@@ -92,10 +92,10 @@ def export(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
     """Return the exported files by format."""
     from seamseg.deploy.export import ExportOptions, export_model
 
-    match = re.fullmatch(r"(\d+)x(\d+)", args.size) if args.size else None
+    match = re.fullmatch(r"(\d+)x(\d+)", args.size or "")
     size = None if match is None else (int(match[1]), int(match[2]))
     files = {name: folder / f"{name.split()[1]}.onnx" for name in FILES}
-    plain = ExportOptions(size, overrides=OVERRIDES)
+    plain = ExportOptions(size, dynamic=args.size == "free", overrides=OVERRIDES)
     export_model(args.model, files["onnx fp32"], plain)
     export_model(args.model, files["onnx int8"], replace(plain, int8=args.data, calibrate=args.calibrate))
     if args.qat:

@@ -6,6 +6,7 @@
     torchrun --nproc-per-node 4 -m seamseg predict runs/city photos/ out/
     seamseg predict runs/city s3://bucket/photos s3://bucket/out
     seamseg predict runs/city photos/ out/part-%06d.tar --format coco,overlay
+    seamseg predict runs/city photos/ out/ --part 3/10
 
 MODEL is a published zip, a run folder of `seamseg train`, a folder of `seamseg convert-model`, a snapshot, an exported
 network (.onnx, .pt2), or hf://user/repo[@revision] on the Hugging Face Hub. IN is a photo, a folder (with its
@@ -23,6 +24,10 @@ predictions.jsonl are written beside the shards.
 OUT/predictions.jsonl has a line for each photo. Re-run the same command to resume an interrupted run, with any number
 of processes; photos that are done are not processed again.
 
+--part 3/10 processes the third tenth of the photos: independent runs on any machines, at any time, into one OUT. With
+--part slurm each task of a Slurm job array takes its part. When all have ended, run the same command without --part
+once: it merges their manifests, writes panoptic.json, and processes what is missing.
+
 Formats of panoptic models, separated by commas:
 
   overlay     <name>.jpg, the photo blended with the colours of its segments
@@ -32,6 +37,9 @@ Formats of panoptic models, separated by commas:
               with the classes of Cityscapes
   vistas      vistas/{labels/,instances/,panoptic.json,panoptic/}: the layout of Mapillary Vistas and the instance files
               for its evaluation; labels are the original ids of the classes
+  cvat        cvat/{labelmap.txt,ImageSets/,SegmentationClass/,SegmentationObject/}: "Segmentation mask 1.1" of CVAT;
+              zip the folder and upload it as annotations, to correct them
+  labelstudio labelstudio/{tasks/<name>.json,label_config.xml}: tasks of Label Studio, brush regions as predictions
 
 Formats of models for detection and instance segmentation:
 
@@ -173,6 +181,11 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="processes that decode, threads for .onnx (default: up to 4); 0 for none",
     )
+    group.add_argument(
+        "--part",
+        metavar="k/n",
+        help="only part k of n, such as 3/10, or `slurm`: that of the task of a Slurm job array",
+    )
     group.add_argument("--limit", type=int, metavar="N", help="only the first N photos (of each video or shard)")
     group.add_argument(
         "--shard-photos", type=int, default=1000, metavar="N", help="photos of a shard at most (default: 1000)"
@@ -208,6 +221,9 @@ def run(args: argparse.Namespace) -> int:
     """Predict; return 0, or 1 if some photos could not be read."""
     # before the libraries are loaded, which takes seconds
     formats = _check(args)
+    from seamseg.predict.part import parse_part
+
+    part = None if args.part is None else parse_part(args.part)
     from seamseg.checkpoints.missing_model import is_exported, local_model
     from seamseg.inference.predictor import load_predictor
     from seamseg.predict.job import predict_all
@@ -227,13 +243,15 @@ def run(args: argparse.Namespace) -> int:
         options = _options(args, formats)
         predictor = load_predictor(model, world.device or args.device, args.config, args.meta, options)
         head = _header(args, model, formats, predictor, None if target.shards is None else target.shards.text)
-        sink = open_sink(target, _writer_factory(args, formats, predictor), head, args.shard_photos)
+        sink = open_sink(target, _writer_factory(args, formats, predictor), head, args.shard_photos, part)
         workers = min(4, available_cores()) if args.workers is None else args.workers
         if args.workers is None and len(sources) < 2 * world.size and all(isinstance(s, Source) for s in sources):
             workers = 0
         summary = predict_all(predictor, sources, sink, world, args.batch_size, workers, args.restart, args.limit)
         if world.is_main and not args.quiet:
             _print(args.out, summary, predictor.network.averaged)
+            if part is not None:
+                print(f"part {part}: run without --part once when all parts have ended", file=sys.stderr)
     return 1 if summary.unreadable else 0
 
 
@@ -335,7 +353,20 @@ def _formats(args: argparse.Namespace) -> list[str]:
 
 
 _NOT_SETTINGS = {
-    *("command", "model", "inputs", "out", "device", "batch_size", "workers", "limit", "restart", "quiet", "debug"),
+    *(
+        "command",
+        "model",
+        "inputs",
+        "out",
+        "device",
+        "batch_size",
+        "workers",
+        "limit",
+        "restart",
+        "part",
+        "quiet",
+        "debug",
+    ),
     "shard_photos",
     # except for rounding
     *("compile", "cuda_graphs"),

@@ -6,6 +6,8 @@ seamseg prepare coco ROOT OUT                 COCO panoptic
 seamseg prepare panoptic OUT --split ...      custom data: COCO panoptic JSON and PNG
 seamseg prepare folders OUT --split ...       custom data: photos, label images, instance images
 seamseg prepare instances OUT --split ...     custom data: COCO instances, and label images for the stuff
+seamseg prepare cvat OUT --split ...          photos annotated with CVAT (Segmentation mask 1.1)
+seamseg prepare labelstudio OUT --split ...   photos annotated with Label Studio (brush, polygons)
 seamseg prepare merge DATA DATA OUT           merge dataset folders
 seamseg prepare export DATA OUT               export a dataset folder to COCO panoptic, Cityscapes or Vistas
 seamseg prepare --check DATA                  check a dataset folder
@@ -90,6 +92,17 @@ def _add_custom(sources: argparse._SubParsersAction) -> None:
     _add_out(instances)
     _add_split_files(instances, ("NAME", "PHOTOS JSON [LABELS]"), "+")
     instances.add_argument("--classes", metavar="FILE", help="class list, INI or JSON; required with label images")
+
+    for name, text, words, convert in (
+        ("cvat", texts.CVAT, ("NAME", "PHOTOS", "EXPORT"), _cvat),
+        ("labelstudio", texts.LABEL_STUDIO, ("NAME", "PHOTOS", "TASKS"), _label_studio),
+    ):
+        tool = _converter(sources, name, text, convert)
+        _add_out(tool)
+        _add_split_files(tool, words, 3)
+        tool.add_argument(
+            "--classes", metavar="FILE", help=f"class list, INI or JSON (default: classes.json in {words[2]})"
+        )
 
 
 def _add_folder_tools(sources: argparse._SubParsersAction) -> None:
@@ -252,6 +265,20 @@ def _instances(args: argparse.Namespace) -> int:
 
     splits = _split_files(args, "PHOTOS JSON [LABELS]", (2, 3))
     return _report(args, prepare_instances(args.out, splits, args.classes, _options(args)))
+
+
+def _cvat(args: argparse.Namespace) -> int:
+    from seamseg.prepare.annotation_tools import prepare_cvat
+
+    splits = _split_files(args, "PHOTOS EXPORT", (2,))
+    return _report(args, prepare_cvat(args.out, splits, args.classes, _options(args)))
+
+
+def _label_studio(args: argparse.Namespace) -> int:
+    from seamseg.prepare.annotation_tools import prepare_label_studio
+
+    splits = _split_files(args, "PHOTOS TASKS", (2,))
+    return _report(args, prepare_label_studio(args.out, splits, args.classes, _options(args)))
 
 
 def _merge(args: argparse.Namespace) -> int:

@@ -87,6 +87,28 @@ prepare folders`). Overlapping objects are stored in layers. Without label image
 --classes the categories of the JSON are the things.
 """
 
+CVAT = """Convert photos that were annotated with CVAT, exported as "Segmentation mask 1.1".
+
+  seamseg prepare cvat data/mine --split train photos/ task_12.zip --classes classes.ini
+  seamseg prepare cvat data/mine --split train photos/ out/cvat
+
+EXPORT is the zip file or its folder: labelmap.txt, ImageSets/Segmentation/*.txt, SegmentationClass/ and
+SegmentationObject/. If it has several lists, NAME selects one. With "Save images" PHOTOS may be the same file.
+The class list (see the help of `seamseg prepare folders`) names the labels of CVAT and their kinds; the output of
+`seamseg predict --format cvat` holds one. The label background is void. Pixels of things without an object are a crowd.
+"""
+
+LABEL_STUDIO = """Convert photos that were annotated with Label Studio, exported as JSON.
+
+  seamseg prepare labelstudio data/mine --split train photos/ project-3.json --classes classes.ini
+  seamseg prepare labelstudio data/mine --split train photos/ out/labelstudio
+
+TASKS is a JSON file, or a folder or zip file of them. Of each task the last annotation counts that was not cancelled,
+else its last prediction; brush regions and polygons are read. The class list (see the help of `seamseg prepare
+folders`) names the labels and their kinds; the output of `seamseg predict --format labelstudio` holds one. Overlapping
+objects are stored in layers; stuff gets the pixels that no object covers.
+"""
+
 MERGE = """Merge dataset folders.
 
   seamseg prepare merge data/cityscapes data/mine data/both

@@ -94,7 +94,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         ours.roi_sampling.default: _roi_sampling,
         ours.box_filter_pool.default: _box_filter_pool,
         ours.upsample_argmax.default: _upsample_argmax,
-        torch.ops.aten.fake_quantize_per_tensor_affine.tensor_qparams: _fake_quantise,
+        torch.ops.seamseg_deploy.fake_quantise.default: _fake_quantise,
         torch.ops.aten.fake_quantize_per_channel_affine.default: _fake_quantise_weight,
     }
 
@@ -262,7 +262,7 @@ def _averages(x: Any, axis: int, window: int) -> Any:
     return op.Div(op.Cast(inside, to=1), op.Cast(window, to=1))
 
 
-def _fake_quantise(x: Any, scale: Any, zero_point: Any, lowest: int, highest: int) -> Any:
+def _fake_quantise(x: Any, scale: Any, zero_point: Any) -> Any:
     """Translate :class:`seamseg.ops.quantisation.FakeQuantise`, for :func:`seamseg.deploy.quantize.take_ranges`."""
     zero = op.Cast(zero_point, to=onnx.TensorProto.UINT8)
     return op.DequantizeLinear(op.QuantizeLinear(x, scale, zero), scale, zero)

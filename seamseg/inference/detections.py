@@ -14,11 +14,13 @@ from seamseg.evaluation.coco_ap import encode_crop
 from seamseg.evaluation.detections import PastedDetection, paste_detections
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.class_names import choose_classes
+from seamseg.inference.fiftyone_labels import LabelledObject, cropped, detections_label
 from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, SourceImage, import_supervision
 from seamseg.predictions import Prediction
 from seamseg.visualize.detections import draw_detections
 
 if TYPE_CHECKING:
+    import fiftyone
     import supervision
 
 _MASK_BYTES = 1 << 30
@@ -278,6 +280,27 @@ class Detections(PhotoResult, Sequence[Detection]):
             data={"class_name": np.array(self.names, dtype=str)},
         )
         return found
+
+    def to_fiftyone(self) -> dict[str, fiftyone.Label]:
+        """Return labels of FiftyOne: `detections`, with masks if the network has them.
+
+        The box of an object with a mask is that of its pixels, which FiftyOne stretches over the box.
+
+        Raises
+        ------
+        SeamsegError
+            if the library is not installed
+
+        Examples
+        --------
+        >>> for name, label in result.to_fiftyone().items():  # doctest: +SKIP
+        ...     sample[name] = label
+        """
+        objects = []
+        for d in self:
+            crop = None if d.crop is None else cropped(d.crop, d.corner)
+            objects.append(LabelledObject(d.name, d.score, *((d.box, None) if crop is None else crop)))
+        return {"detections": detections_label(objects, self.size)}
 
     def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         entries = [

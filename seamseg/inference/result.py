@@ -16,12 +16,14 @@ from seamseg.formats.coco_writer import CocoPanopticWriter, encode_panoptic
 from seamseg.formats.id_png import id_image
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.class_names import choose_classes
+from seamseg.inference.fiftyone_labels import LabelledObject, cropped, detections_label, segmentation_label
 from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, SourceImage, import_supervision
 from seamseg.panoptic_map import VOID, PanopticResult, Segment, class_infos
 from seamseg.predictions import Prediction
 from seamseg.visualize import draw_overlay
 
 if TYPE_CHECKING:
+    import fiftyone
     import supervision
 
 
@@ -201,6 +203,28 @@ class Panoptic(PanopticResult, PhotoResult):
             data={"class_name": np.array([s.name for s in shown], dtype=str)},
         )
         return found
+
+    def to_fiftyone(self) -> dict[str, fiftyone.Label]:
+        """Return labels of FiftyOne: `segmentation`, class index + 1 (0 void), and `detections`, the things.
+
+        The box of a thing is that of its pixels. Crowds are in the mask only.
+
+        Raises
+        ------
+        SeamsegError
+            if the library is not installed
+
+        Examples
+        --------
+        >>> for name, label in result.to_fiftyone().items():  # doctest: +SKIP
+        ...     sample[name] = label
+        """
+        things = []
+        for segment in self.segments:
+            crop = cropped(self.mask(segment)) if segment.isthing and not segment.iscrowd else None
+            if crop is not None:
+                things.append(LabelledObject(segment.name, segment.score, *crop))
+        return {"segmentation": segmentation_label(self.classes), "detections": detections_label(things, self.size)}
 
     def _save_json(self, path: Path) -> None:
         # the id image is written to a folder of the same name, as usual for the format

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -14,11 +14,15 @@ from seamseg.evaluation.coco_ap import encode_crop
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
 from seamseg.inference.class_names import choose_classes
+from seamseg.inference.fiftyone_labels import segmentation_label
 from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, SourceImage
 from seamseg.panoptic_map import VOID, PanopticResult, class_map_result
 from seamseg.predictions import Prediction
 from seamseg.utils.errors import InputError
 from seamseg.visualize import draw_overlay
+
+if TYPE_CHECKING:
+    import fiftyone
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -159,6 +163,21 @@ class SemanticMap(PhotoResult):
             mask = {"size": list(self.size), "counts": counts}
             entries.append({"image_id": image_id, "category_id": category, "segmentation": mask, "score": 1.0})
         return entries
+
+    def to_fiftyone(self) -> dict[str, fiftyone.Label]:
+        """Return labels of FiftyOne: `segmentation`, the mask of class index + 1, 0 void.
+
+        Raises
+        ------
+        SeamsegError
+            if the library is not installed
+
+        Examples
+        --------
+        >>> for name, label in result.to_fiftyone().items():  # doctest: +SKIP
+        ...     sample[name] = label
+        """
+        return {"segmentation": segmentation_label(self.classes)}
 
     def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         maps = {"class_map": self.classes}

@@ -124,8 +124,24 @@ class FakeQuantise(nn.Module):
         if self.histogram is not None:
             self.histogram.add(x.detach().float().cpu().numpy())
             return x
-        rounded = torch.fake_quantize_per_tensor_affine(x.float(), self.scale, self.zero_point, 0, LEVELS)
-        return rounded.to(x.dtype)
+        # torch cannot trace its operator for free sizes
+        rounding = _traced_rounding if torch.compiler.is_exporting() else _rounding
+        return rounding(x.float(), self.scale, self.zero_point).to(x.dtype)
+
+
+def _rounding(x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+    return torch.fake_quantize_per_tensor_affine(x, scale, zero_point, 0, LEVELS)
+
+
+@torch.library.custom_op("seamseg_deploy::fake_quantise", mutates_args=())
+def _traced_rounding(x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+    """Do what :func:`_rounding` does, as one operator for the translation to other formats."""
+    return _rounding(x, scale, zero_point)
+
+
+@_traced_rounding.register_fake
+def _(x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+    return torch.empty_like(x)
 
 
 def fake_quantise_weight(weight: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from seamseg.inference.images import ImagePreparation, PreparedImage, equal_size
 from seamseg.inference.predictor import Predictor
 from seamseg.predict.manifest import Line
 from seamseg.predict.sinks.base import EarlierResults, Sink, SinkWriter
-from seamseg.predict.sources.base import Container, Source
+from seamseg.predict.sources.base import Container, Source, of_part
 from seamseg.predict.sources.find import refuse_overwriting, refuse_sharing
 from seamseg.predict.sources.share import Decoders, DecoderShare, ThreadDecoders, retry_on_worker_death
 from seamseg.predict.writers import Writer
@@ -68,7 +68,7 @@ def predict_all(
     Parameters
     ----------
     predictor : on the device of this process
-    sources : all photos, the same list in every process
+    sources : all photos, the same list in every process; also if `sink` is that of a part
     sink : target of the outputs, with their formats and manifest
     world : the processes
     batch_size : photos of equal network size that the network processes together
@@ -94,7 +94,7 @@ def predict_all(
         sink.lock.acquire_shared()
         keep_rgb = any(w.needs_photo for w in sink.writers)
         prepare = ImagePreparation(predictor.input_size, keep_rgb)
-        share = DecoderShare(sources, prepare, earlier.done, world.rank, world.size, limit)
+        share = DecoderShare(sources, prepare, earlier.done, world.rank, world.size, limit, sink.part)
         loop = _PredictionLoop(predictor, sink.open_writer(world, earlier, shared_counter(world)))
         decoders = _decoders(predictor, share, workers)
         with graceful_termination(RESUME):
@@ -141,7 +141,7 @@ def _begin(
     if world.is_main:
         try:
             sink.lock.acquire_exclusive()
-            found = sink.begin(sources, restart)
+            found = sink.begin(of_part(sources, sink.part), restart)
             sink.lock.acquire_shared()
         except SeamsegError as error:
             found = error

@@ -4,12 +4,17 @@ The first line names the model and the settings. Each process appends to a file 
 the main process merges them, in the order of the names, at the end of a run and at the start of the next. A line is
 written in one piece when the outputs of its photo are in place. So a kill can tear only the last line, which is then
 ignored.
+
+Runs of parts (3 of 10, say) keep their lines apart, in `predictions.part3of10.rank<k>.jsonl`, merged into
+`predictions.part3of10.jsonl`. They read the manifests without a part, but do not change them. A run without a part
+merges all.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,12 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seamseg.predict.part import Part
 from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.files import cannot_write, replacing
 from seamseg.utils.limits import parse_json
 
 MANIFEST = "predictions.jsonl"
-_RANK = "predictions.rank{}.jsonl"
+_NAME = re.compile(r"predictions(?:\.part(\d+)of(\d+))?(?:\.rank(\d+))?\.jsonl")
 _FORMAT = 1
 _SYNC_SECONDS = 2.0
 """Time between two fsyncs: the work that a power failure may cost; a kill costs nothing."""
@@ -58,6 +64,56 @@ def differences(old: Line, new: Line) -> list[str]:
         if before.get(key) != now.get(key):
             found.append(f"{key} {before.get(key)} (now {now.get(key)})")
     return found
+
+
+@dataclass(frozen=True)
+class ManifestNames:
+    """Names of the manifests of a run, and what it does with those of others.
+
+    Attributes
+    ----------
+    part : of this run; None for all photos
+    """
+
+    part: Part | None = None
+
+    @property
+    def merged(self) -> str:
+        """The manifest of all processes."""
+        return self._name("")
+
+    def of_rank(self, rank: int) -> str:
+        """Return the manifest of a process."""
+        return self._name(f".rank{rank}")
+
+    def _name(self, end: str) -> str:
+        return f"predictions{f'.{self.part.word}' if self.part else ''}{end}.jsonl"
+
+    def is_own(self, name: str) -> bool:
+        """Return whether this run replaces a manifest: one of the same part; without a part any."""
+        match = _NAME.fullmatch(name)
+        return match is not None and (self.part is None or (match[1] is not None and self._is_same(match)))
+
+    def is_read(self, name: str) -> bool:
+        """Return whether the lines of a manifest count for this run: its own, and those without a part.
+
+        Raises
+        ------
+        InputError
+            if it is of a division into another number of parts
+        """
+        match = _NAME.fullmatch(name)
+        if match is None or self.part is None or match[1] is None:
+            return match is not None
+        if int(match[2]) != self.part.count:
+            raise InputError(
+                f"{option('part', self.part)}: the output holds {name}, of a division into {match[2]} parts; keep to "
+                f"it, or run the same command without {option('part')} first, which merges the parts and does the rest"
+            )
+        return self._is_same(match)
+
+    def _is_same(self, match: re.Match[str]) -> bool:
+        return self.part == Part(int(match[1]), int(match[2]))
 
 
 class ManifestWriter:
@@ -127,23 +183,25 @@ class ManifestFolder:
     ----------
     out : folder of the outputs
     head : of this run, see :func:`header`
+    part : of this run; None for all photos
     """
 
-    def __init__(self, out: Path, head: Line) -> None:
+    def __init__(self, out: Path, head: Line, part: Part | None = None) -> None:
         self.out = out
         self.head = head
-        self.path = out / MANIFEST
+        self.names = ManifestNames(part)
+        self.path = out / self.names.merged
 
     def rank_path(self, rank: int) -> Path:
         """Return the file of a process."""
-        return self.out / _RANK.format(rank)
+        return self.out / self.names.of_rank(rank)
 
     def exists(self) -> bool:
-        """Return whether there is a manifest of any run."""
-        return any(path.exists() for path in (self.path, *self._parts()))
+        """Return whether there is a manifest whose lines count for this run."""
+        return bool(self._found(self.names.is_read))
 
     def begin(self, restart: bool = False) -> dict[str, Done]:
-        """Merge the files of earlier runs.
+        """Merge the files of earlier runs, those of the same part only if this is the run of a part.
 
         Parameters
         ----------
@@ -160,20 +218,29 @@ class ManifestFolder:
         SeamsegError
             if they cannot be read or written
         """
-        left = [path for path in (self.path, *self._parts()) if path.exists()]
+        own = self._found(self.names.is_own)
         if restart:
-            for path in left:
+            for path in self._found(self.names.is_read):
+                if path not in own:
+                    self._belongs(path)
+            for path in own:
                 _unlink(path)
             return {}
-        left = [path for path in left if self._belongs(path)]
-        if left and left != [self.path]:
+        own = [path for path in own if self._belongs(path)]
+        if own and own != [self.path]:
             self.merge()
         return self.done(self._is_complete)
 
     def done(self, is_complete: Callable[[Line], bool]) -> dict[str, Done]:
-        """Return the photos of the merged file whose outputs exist, by name."""
-        lines = (line for line in self.lines() if line["status"] == "ok" and is_complete(line))
-        return {line["name"]: Done(line["relative"], line["stamp"]) for line in lines}
+        """Return the photos whose outputs exist, by name, after the own files have been merged."""
+        found = {}
+        for path in self._found(self.names.is_read):
+            for line in self._lines_of(path) if self._belongs(path) else ():
+                if line["status"] == "ok" and is_complete(line):
+                    found[line["name"]] = Done(line["relative"], line["stamp"])
+                else:
+                    found.pop(line["name"], None)
+        return found
 
     def merge(
         self, written: Mapping[Path, int] | None = None, keep: Callable[[Line], bool] = lambda line: True
@@ -190,7 +257,7 @@ class ManifestFolder:
         SeamsegError
             if lines are missing, because machines do not share the storage
         """
-        paths = [path for path in (self.path, *self._parts()) if path.exists()]
+        paths = self._found(self.names.is_own)
         places: dict[str, tuple[int, int]] = {}
         with ExitStack() as stack:
             files = []
@@ -222,9 +289,17 @@ class ManifestFolder:
     def lines(self) -> Iterator[Line]:
         """Iterate over the lines of the merged file."""
         if self.path.exists():
-            with open(self.path, "rb") as file:
-                for _, line in _read(self.path, file):
-                    yield line
+            yield from self._lines_of(self.path)
+
+    def all_lines(self) -> Iterator[Line]:
+        """Iterate over the lines of all files that count for this run."""
+        for path in self._found(self.names.is_read):
+            yield from self._lines_of(path)
+
+    def _lines_of(self, path: Path) -> Iterator[Line]:
+        with open(path, "rb") as file:
+            for _, line in _read(path, file):
+                yield line
 
     def records(self, position: int) -> Callable[[], Iterator[Any]]:
         """Return an iterator factory over the records of the format at a position, see `writers.base.Records`."""
@@ -236,8 +311,10 @@ class ManifestFolder:
 
         return read
 
-    def _parts(self) -> list[Path]:
-        return sorted(self.out.glob(_RANK.format("*")))
+    def _found(self, wanted: Callable[[str], bool]) -> list[Path]:
+        """Return existing files in the order in which their lines replace each other: the own merged file first."""
+        paths = [path for path in self.out.glob("predictions.*") if wanted(path.name)]
+        return sorted(paths, key=lambda path: (self.names.is_own(path.name), path != self.path, path.name))
 
     def _belongs(self, path: Path) -> bool:
         """Return whether a file has lines to keep; InputError if it is of another run."""
@@ -245,15 +322,16 @@ class ManifestFolder:
             first = file.readline()
         head = parsed(first)
         if head is None:
-            if path == self.path and first:
+            if path.name == MANIFEST and first:
                 raise InputError(f"{path}: not a manifest of `seamseg predict`; {option('restart', True)} replaces it")
             # the process was killed before it had written the first line
-            _unlink(path)
+            if self.names.is_own(path.name):
+                _unlink(path)
             return False
         if found := differences(head, self.head):
             raise InputError(
                 f"{self.out}: holds predictions of another run: {', '.join(found)}; choose another folder, or start "
-                f"over with {option('restart', True)}"
+                f"over with {option('restart', True)}{without_part(self.names.part)}"
             )
         return True
 
@@ -263,6 +341,11 @@ class ManifestFolder:
             return all(os.stat(self.out / output).st_size > 0 for output in line["outputs"])
         except OSError:
             return False
+
+
+def without_part(part: Part | None) -> str:
+    """Return the end of an advice to start over, which is not the matter of a part."""
+    return "" if part is None else f" and without {option('part')}"
 
 
 def _read(path: Path, file: Any) -> Iterator[tuple[int, Line]]:

@@ -37,11 +37,15 @@ def read_class_list(path: str | Path) -> ClassList:
     InputError
         naming file and class, if something is missing or duplicate
     """
-    path = Path(path)
-    text = read_bytes(path, "class list", CONFIG_BYTES).decode("utf-8-sig", errors="replace")
-    is_json = path.suffix.lower() == ".json" or re.match(r"\s*(\{|\[\s*\{)", text) is not None
-    entries, void = _from_json(text, path) if is_json else _from_ini(text, path)
-    return build_class_list(entries, void, str(path))
+    return parse_class_list(read_bytes(Path(path), "class list", CONFIG_BYTES), str(path))
+
+
+def parse_class_list(data: bytes, source: str) -> ClassList:
+    """Return the class list of a file's content, see :func:`read_class_list`; `source` names it in errors."""
+    text = data.decode("utf-8-sig", errors="replace")
+    is_json = source.lower().endswith(".json") or re.match(r"\s*(\{|\[\s*\{)", text) is not None
+    entries, void = _from_json(text, source) if is_json else _from_ini(text, source)
+    return build_class_list(entries, void, source)
 
 
 def build_class_list(entries: list[dict[str, Any]], void: list[int], source: str) -> ClassList:
@@ -69,7 +73,7 @@ def coco_categories(categories: Any, source: str) -> list[dict[str, Any]]:
     return [_entry(c, f"{source}: category {k}", "isthing") for k, c in enumerate(categories)]
 
 
-def _from_json(text: str, path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+def _from_json(text: str, path: str) -> tuple[list[dict[str, Any]], list[int]]:
     try:
         content = parse_json(text)
     except ValueError as error:
@@ -81,10 +85,10 @@ def _from_json(text: str, path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     void = content.get("void", [])
     if not isinstance(void, list) or not all(isinstance(v, int) for v in void):
         raise InputError(f"{path}: `void` must be a list of integers")
-    return coco_categories(content["categories"], str(path)), void
+    return coco_categories(content["categories"], path), void
 
 
-def _from_ini(text: str, path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+def _from_ini(text: str, path: str) -> tuple[list[dict[str, Any]], list[int]]:
     parser = configparser.ConfigParser(interpolation=None, default_section="\0")
     try:
         parser.read_string(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from seamseg.prepare.pairs import FilesByName, by_stem, number_segments, tree_fi
 from seamseg.prepare.panoptic import load_json
 from seamseg.prepare.writer import Instances, SourceFrame
 from seamseg.utils.errors import InputError, option
+
+Mask = tuple[np.ndarray, tuple[slice, slice], int, int]
+"""Mask of an object at the size of the image, the box of its pixels, class and crowd flag"""
 
 _FARTHEST = 16
 """Largest distance of a polygon corner, in multiples of the longer image side."""
@@ -107,26 +110,44 @@ def find_frames(
 def read_instances(frame: SourceFrame, listed: ClassList) -> Instances:
     """Read the instances of an image in as many layers as needed; InputError if a value or a size is invalid."""
     height, width = photo_size(frame.photo)
-    masks = [(*decode_segmentation(s, height, width, frame), c, crowd) for c, crowd, s in frame.info]
-    masks = sorted((m for m in masks if m[0].any()), key=lambda m: (m[3], int(m[0].sum())))
-    layers: list[np.ndarray] = [np.zeros((height, width), dtype=np.int32)]
-    cat, iscrowd = [VOID], [0]
-    for mask, box, category, crowd in masks:
-        part = mask[box]
-        free = next((layer for layer in layers if not (layer[box] * part).any()), None)
-        if free is None:
-            free = np.zeros((height, width), dtype=np.int32)
-            layers.append(free)
-        free[box][part] = len(cat)
-        cat.append(listed.class_of[category])
-        iscrowd.append(crowd)
+    masks = [(*decode_segmentation(s, height, width, frame), listed.class_of[c], crowd) for c, crowd, s in frame.info]
+    background = None
     if frame.second is not None:
-        ids, more, crowds = _background(frame, listed.classes, listed.class_of)
+        background = _background(frame, listed.classes, listed.class_of)
+        ids = background[0]
         if ids.shape != (height, width):
             raise InputError(
                 f"{frame.second}: {ids.shape[1]} x {ids.shape[0]} pixels (width x height), but the photo "
                 f"{frame.photo} has {width} x {height}"
             )
+    return stack_masks(masks, (height, width), background)
+
+
+def stack_masks(
+    masks: Sequence[Mask], size: tuple[int, int], background: tuple[np.ndarray, list[int], list[int]] | None = None
+) -> Instances:
+    """Store objects in as many layers as needed, the smallest in the first.
+
+    Parameters
+    ----------
+    masks : of the objects; empty ones are omitted
+    size : `(height, width)` of the image
+    background : ids, class and crowd flag by id, for the pixels that no object covers
+    """
+    masks = sorted((m for m in masks if m[0].any()), key=lambda m: (m[3], int(m[0].sum())))
+    layers: list[np.ndarray] = [np.zeros(size, dtype=np.int32)]
+    cat, iscrowd = [VOID], [0]
+    for mask, box, category, crowd in masks:
+        part = mask[box]
+        free = next((layer for layer in layers if not (layer[box] * part).any()), None)
+        if free is None:
+            free = np.zeros(size, dtype=np.int32)
+            layers.append(free)
+        free[box][part] = len(cat)
+        cat.append(category)
+        iscrowd.append(crowd)
+    if background is not None:
+        ids, more, crowds = background
         # stuff in the first layer would hide an object of another layer
         bare = ~np.any(layers, axis=0) & (ids > 0)
         layers[0][bare] = ids[bare].astype(np.int32) + len(cat) - 1

@@ -12,6 +12,7 @@ from seamseg.prepare.archives import ArchiveMember, File
 from seamseg.prepare.writer import DatasetWriter, Link, Reader, SourceFrame, no_progress
 from seamseg.utils.errors import InputError
 from seamseg.utils.progress import ProgressCallback
+from seamseg.visualize.palette import voc_color
 
 T = TypeVar("T")
 
@@ -158,18 +159,10 @@ def ordered_classes(entries: Sequence[Mapping[str, Any]]) -> tuple[Metadata, dic
         num_stuff=sum(not e["thing"] for e in ordered),
         num_thing=sum(bool(e["thing"]) for e in ordered),
         categories=[str(e["name"]) for e in ordered],
-        palette=[_triple(e.get("color") or distinct_colour(k + 1)) for k, e in enumerate(ordered)],
+        palette=[_triple(e.get("color") or voc_color(k + 1)) for k, e in enumerate(ordered)],
         original_ids=[int(e["id"]) for e in ordered],
     )
     return classes, {int(e["id"]): k for k, e in enumerate(ordered)}
-
-
-def distinct_colour(number: int) -> tuple[int, int, int]:
-    """Return a distinct colour for a number: its bits alternate as high bits of red, green, blue."""
-    channels = [0, 0, 0]
-    for bit in range(24):
-        channels[bit % 3] |= (number >> bit & 1) << 7 - bit // 3
-    return _triple(channels)
 
 
 def _triple(colour: Sequence[int]) -> tuple[int, int, int]:

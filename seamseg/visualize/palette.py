@@ -27,6 +27,12 @@ def distinct_colors(count: int) -> np.ndarray:
     return np.array(colors, np.uint8).reshape(-1, 3)
 
 
+def voc_color(number: int) -> tuple[int, int, int]:
+    """Return a colour of the palette of Pascal VOC, continued to 2^24: bits alternate as high bits of its channels."""
+    red, green, blue = (sum((number >> 3 * k + c & 1) << 7 - k for k in range(8)) for c in range(3))
+    return red, green, blue
+
+
 def text_color(background: Sequence[int] | np.ndarray) -> tuple[int, int, int]:
     """Return black or white, whichever has the higher contrast to a background colour."""
     r, g, b = (int(c) for c in background)

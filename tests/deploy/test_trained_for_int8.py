@@ -46,12 +46,13 @@ def simulated(folded, values):
     return net
 
 
-def write(net, kind, folder, size, part="all"):
-    """The exported int8 file, and the module that it is an export of."""
+def write(net, kind, folder, size, part="all", free=False):
+    """The exported int8 file, and the module that it is an export of; with `free`, its input has any size."""
     normalisation = (None, None) if kind == "classification" else (MEAN, STD)
     module = export_net(net, *normalisation, part, standard_ops=True)
     path = folder / "int8.onnx"
-    write_onnx(module, folder / "float.onnx", ExportedMetadata(kind, "", CLASSES, size, part=part), size)
+    stated = ExportedMetadata(kind, "", CLASSES, None if free else size, 128 if free else 1, part=part)
+    write_onnx(module, folder / "float.onnx", stated, (256, 384) if free else size)
     stated = quantise_file(folder / "float.onnx", path, None)
     assert stated.precision == "int8"
     assert stated.extra == {"trained_for_int8": True}
@@ -119,14 +120,14 @@ def test_each_sort_of_layer(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["panoptic", "detection", "semantic"])
-def test_network(kind, tmp_path):
+@pytest.mark.parametrize(("kind", "free"), [("panoptic", False), ("detection", True), ("semantic", False)])
+def test_network(kind, free, tmp_path):
     net = quantised(semantic_folded() if kind == "semantic" else detector(kind)).eval()
     image, size = picture(valid=SIZE)
     module = export_net(net, MEAN, STD, "all")
     with choosing_ranges(net), torch.no_grad():
         module(image, size)
-    path, module = write(net, kind, tmp_path, SIZE, "dense")
+    path, module = write(net, kind, tmp_path, SIZE, "dense", free)
     assert executed_operators(onnx.load(path))["QLinearConv"] > 15
     assert_same_scales(path, net)
     plain, rounded = float_and_simulated(net, module, [image, size])

@@ -1,6 +1,7 @@
 """Prediction through the Python API and the command: formats, options, and unreadable or unusual photos."""
 
 import json
+import tarfile
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from PIL import Image
 from support.micro import make_dataset
 
 import seamseg
+from seamseg.data.folder import DatasetFolder
 from seamseg.formats.coco_panoptic import read_id_png
 from seamseg.predict import job, writers
 from seamseg.structures import PanopticResult
@@ -46,6 +48,22 @@ def predict(main, model, photos, out, *words):
 
 def written(out):
     return sorted(p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file())
+
+
+def test_formats_of_annotation_tools(micro_run, micro, tmp_path, seamseg_main):
+    """What the network finds, read back as a data set."""
+    out = tmp_path / "out"
+    assert predict(seamseg_main, micro_run, micro / "img", out, "--format", "coco,cvat,labelstudio") == 0
+    segments = sum(len(a["segments_info"]) for a in json.loads((out / "panoptic.json").read_text())["annotations"])
+    for tool in ("cvat", "labelstudio"):
+        words = ("prepare", tool, tmp_path / tool, "--split", "val", micro / "img", out / tool, "--workers", "1")
+        assert seamseg_main(*words) == 0
+        data = DatasetFolder(tmp_path / tool)
+        assert data.metadata.without_images() == DatasetFolder(micro).metadata.without_images()
+        assert sum(len(i.cat) - 1 - sum(i.iscrowd) for i in data.metadata.images) == segments > 0
+    assert predict(seamseg_main, micro_run, micro / "img", tmp_path / "s" / "p-%d.tar", "--format", "labelstudio") == 0
+    with tarfile.open(tmp_path / "s" / "p-0.tar") as archive:
+        assert sum(name.endswith(".labelstudio.json") for name in archive.getnames()) == 7
 
 
 def test_all_formats(micro_run, photos, tmp_path, seamseg_main, capsys):

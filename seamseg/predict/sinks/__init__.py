@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from seamseg.predict.manifest import Line
+from seamseg.predict.part import Part
 from seamseg.predict.sinks.base import Sink
 from seamseg.predict.sinks.folder import FolderSink
 from seamseg.predict.sinks.remote import UrlSink
@@ -15,7 +16,13 @@ from seamseg.predict.sinks.target import OutputTarget, parse_target
 __all__ = ["SHARD_PHOTOS", "FolderSink", "OutputTarget", "Sink", "open_sink", "parse_target"]
 
 
-def open_sink(target: OutputTarget, make_writers: MakeWriters, head: Line, shard_photos: int = SHARD_PHOTOS) -> Sink:
+def open_sink(
+    target: OutputTarget,
+    make_writers: MakeWriters,
+    head: Line,
+    shard_photos: int = SHARD_PHOTOS,
+    part: Part | None = None,
+) -> Sink:
     """Return the sink for a target.
 
     Parameters
@@ -24,6 +31,7 @@ def open_sink(target: OutputTarget, make_writers: MakeWriters, head: Line, shard
     make_writers : creates the formats for a folder
     head : of the manifest
     shard_photos : photos of a shard at most
+    part : of this run, beside those of other runs; None for all photos
 
     Raises
     ------
@@ -31,8 +39,8 @@ def open_sink(target: OutputTarget, make_writers: MakeWriters, head: Line, shard
         if the target cannot be written to, or the formats cannot be written there
     """
     if target.shards is not None:
-        return ShardSink(target, make_writers, head, shard_photos)
+        return ShardSink(target, make_writers, head, part, shard_photos)
     if target.is_url:
-        return UrlSink(target, make_writers, head)
+        return UrlSink(target, make_writers, head, part)
     out = Path(target.folder)
-    return FolderSink(out, make_writers(out), head)
+    return FolderSink(out, make_writers(out), head, part)

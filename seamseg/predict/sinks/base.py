@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from seamseg.predict.manifest import MANIFEST, Done, Line, ManifestFolder
+from seamseg.predict.part import Part
 from seamseg.predict.sinks.lock import FolderLock
 from seamseg.predict.sinks.scratch import ScratchDir
 from seamseg.predict.sources.base import Container, Source
@@ -59,16 +60,23 @@ class Sink(Protocol):
     ----------
     writers : the formats, for their properties and file names only
     lock : of the target
+    part : of this run; None for all photos
     """
 
     writers: Sequence[Writer[Any]]
     lock: FolderLock
+    part: Part | None
 
     def check(self, sources: Sequence[Source | Container]) -> None:
         """Raise InputError if the photos cannot be written to this target."""
 
     def begin(self, sources: Sequence[Source | Container], restart: bool) -> EarlierResults:
         """Tidy up and return the results of earlier runs; called by the main process before the others start.
+
+        Parameters
+        ----------
+        sources : of this run, those of its part only
+        restart : forget earlier results
 
         Raises
         ------
@@ -81,6 +89,8 @@ class Sink(Protocol):
 
     def finish(self, lines: Sequence[int]) -> None:
         """Merge the manifests and write the summary files of formats; called by the main process after all are closed.
+
+        The run of a part merges its own manifests only, and writes no summary.
 
         Parameters
         ----------

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seamseg.predict.manifest import Line, ManifestFolder, ManifestWriter
+from seamseg.predict.part import Part
 from seamseg.predict.sinks.base import (
     EarlierResults,
     SinkWriter,
@@ -31,12 +32,14 @@ class FolderSink:
     out : the folder
     writers : formats that write there
     head : of the manifest
+    part : of this run; None for all photos
     """
 
-    def __init__(self, out: Path, writers: Sequence[Writer[Any]], head: Line) -> None:
+    def __init__(self, out: Path, writers: Sequence[Writer[Any]], head: Line, part: Part | None = None) -> None:
         self.writers = writers
-        self.lock = FolderLock(out)
-        self.manifest = ManifestFolder(out, head)
+        self.part = part
+        self.lock = FolderLock(out, part)
+        self.manifest = ManifestFolder(out, head, part)
 
     def check(self, sources: Sequence[Source | Container]) -> None:
         """See `Sink`."""
@@ -59,7 +62,8 @@ class FolderSink:
     def finish(self, lines: Sequence[int]) -> None:
         """See `Sink`."""
         self.manifest.merge({self.manifest.rank_path(rank): count for rank, count in enumerate(lines)})
-        finish_formats(self.writers, self.manifest)
+        if self.part is None:
+            finish_formats(self.writers, self.manifest)
 
 
 class _FolderWriter:

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from seamseg.predict.part import Part
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.files import cannot_write
 
@@ -21,7 +26,10 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+_PART_LOCK = "predictions.{}.lock"
 _BUSY = (errno.EAGAIN, errno.EACCES)
+_PART_SECONDS = 30.0
+"""Time for which a part waits while others are starting."""
 _held: set[int] = set()
 """Open locked files of this process"""
 
@@ -63,13 +71,18 @@ class FolderLock:
     share it, so the main process of another run cannot acquire it. On file systems without locks (some NFS) a warning
     is printed and the run continues.
 
+    The run of a part locks the folder only for the moment in which it locks a file of its own there, in the same way.
+    So it cannot start beside a run without a part, nor such a run beside it, which also removes these files.
+
     Parameters
     ----------
     folder : is made; None locks nothing
+    part : of this run; None for all photos
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, part: Part | None = None) -> None:
         self.folder = folder
+        self.part = part
         self._file: int | None = None
 
     def __enter__(self) -> FolderLock:
@@ -81,14 +94,21 @@ class FolderLock:
             self._file = None
 
     def acquire_exclusive(self) -> None:
-        """Lock the folder for this process only.
+        """Lock the folder, or the part, for this process only.
 
         Raises
         ------
         SeamsegError
-            if another run uses the folder, or the folder cannot be made
+            if another run uses it, or the folder cannot be made
         """
-        self._acquire(True)
+        if self.folder is None or fcntl is None:
+            return
+        if self.part is None:
+            self._acquire(True)
+            self._remove_parts(self.folder)
+        else:
+            with _alone(self.folder):
+                self._acquire(True)
 
     def acquire_shared(self) -> None:
         """Lock the folder together with the other processes of this run; SeamsegError as `acquire_exclusive`."""
@@ -100,20 +120,77 @@ class FolderLock:
         try:
             if self._file is None:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                self._file = open_locked(self.folder, os.O_RDONLY)
+                if self.part is None:
+                    self._file = open_locked(self.folder, os.O_RDONLY)
+                else:
+                    # open for writing: some NFS locks no other files
+                    self._file = open_locked(self.folder / _PART_LOCK.format(self.part.word), os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise cannot_write(self.folder, error) from error
         try:
             flock(self._file, exclusive)
         except OSError as error:
             if error.errno in _BUSY:
-                raise SeamsegError(
-                    f"{self.folder}: another `seamseg predict` is writing to this folder; wait until it ends, or "
-                    "choose another folder (for more processes in one run use torchrun)"
-                ) from error
+                raise _busy(self.folder, self.part) from error
             if exclusive:
-                reason = error.strerror or error
-                print(f"{self.folder}: cannot be locked ({reason}); do not start a second run", file=sys.stderr)
+                _warn(self.folder, error)
+
+    def _remove_parts(self, folder: Path) -> None:
+        """Remove the lock files of parts; SeamsegError if one is locked."""
+        for path in folder.glob(_PART_LOCK.format("part*")):
+            try:
+                file = os.open(path, os.O_RDWR)
+            except OSError as error:
+                raise cannot_write(path, error) from error
+            try:
+                flock(file)
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                if error.errno in _BUSY:
+                    raise SeamsegError(
+                        f"{folder}: another `seamseg predict` is still writing a part ({path.name}); wait until it ends"
+                    ) from error
+            finally:
+                os.close(file)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Lock a folder for a moment; SeamsegError if a run without a part holds it for long."""
+    end = time.monotonic() + _PART_SECONDS
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open_locked(folder, os.O_RDONLY)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    try:
+        while True:
+            try:
+                flock(file)
+                break
+            except OSError as error:
+                if error.errno not in _BUSY:
+                    _warn(folder, error)
+                    break
+                if time.monotonic() > end:
+                    raise _busy(folder, None) from error
+            time.sleep(random.uniform(0.02, 0.2))
+        yield
+    finally:
+        close_locked(file)
+
+
+def _busy(folder: Path, part: Part | None) -> SeamsegError:
+    if part is not None:
+        return SeamsegError(f"{folder}: another `seamseg predict` is writing part {part}; wait until it ends")
+    return SeamsegError(
+        f"{folder}: another `seamseg predict` is writing to this folder; wait until it ends, or choose another folder "
+        "(for more processes in one run use torchrun)"
+    )
+
+
+def _warn(folder: Path, error: OSError) -> None:
+    print(f"{folder}: cannot be locked ({error.strerror or error}); do not start a second run", file=sys.stderr)
 
 
 def _close_in_child() -> None:

@@ -2,7 +2,7 @@
 
 Files of a store cannot be appended to. So each process puts its lines of the manifest there in parts,
 `predictions.rank<k>.<n>.jsonl`, each a manifest of its own. The main process merges them into `predictions.jsonl` at
-the start and at the end of a run.
+the start and at the end of a run. Their names begin as those of :class:`seamseg.predict.manifest.ManifestNames`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from seamseg.predict.manifest import MANIFEST, Done, Line, ManifestFolder, differences, parsed
+from seamseg.predict.manifest import Done, Line, ManifestFolder, ManifestNames, differences, parsed, without_part
+from seamseg.predict.part import Part
 from seamseg.predict.sinks.base import (
     EarlierResults,
     SinkWriter,
@@ -35,7 +36,8 @@ from seamseg.utils.errors import InputError, SeamsegError, option
 PART_SECONDS = 20.0
 """Time between two parts of the manifest of a URL: the work that a kill may cost."""
 
-_PART = re.compile(r"predictions\.rank(\d+)\.\d+\.jsonl")
+_PART = re.compile(r"(predictions(?:\.part\d+of\d+)?\.rank\d+)\.\d+\.jsonl")
+"""Part of the manifest of a process; group 1 is the name of that without `.jsonl`."""
 _PARTIAL = re.compile(r"(.*/)?\.[^/]*\.partial")
 
 
@@ -47,38 +49,49 @@ class ManifestParts:
     store : of the outputs
     head : of this run
     folder : local, for copies
+    part : of this run; None for all photos
     """
 
-    def __init__(self, store: Store, head: Line, folder: Path) -> None:
+    def __init__(self, store: Store, head: Line, folder: Path, part: Part | None) -> None:
         self.store = store
         self.head = head
         self.folder = folder
+        self.manifest = ManifestFolder(folder, head, part)
 
     def fetch(self, names: Mapping[str, int]) -> ManifestFolder:
-        """Copy all manifests among these names to the local folder, the parts of each process as one file.
+        """Copy the manifests among these names that count for this run, the parts of each process as one file.
 
         Raises
         ------
         InputError
             if one is of another run, or not a manifest
         """
-        local = ManifestFolder(self.folder, self.head)
         for path in self.folder.glob("*.jsonl"):
             path.unlink()
         for name in sorted(names):
-            if name == MANIFEST:
-                self.store.fetch(name, local.path)
-                with open(local.path, "rb") as file:
+            whole = _whole(name)
+            if not self.manifest.names.is_read(whole):
+                continue
+            local = self.folder / whole
+            if name == whole:
+                self.store.fetch(name, local)
+                with open(local, "rb") as file:
                     self._check(name, file.readline())
-            elif part := _PART.fullmatch(name):
+            else:
                 first, _, rest = self.store.read(name).partition(b"\n")
                 self._check(name, first + b"\n")
-                with open(local.rank_path(int(part[1])), "ab") as file:
+                with open(local, "ab") as file:
                     if file.tell() == 0:
                         file.write(first + b"\n")
                     # a store whose writes are not atomic may hold a torn line
                     file.write(rest[: rest.rfind(b"\n") + 1])
-        return local
+        return self.manifest
+
+    def check_others(self, names: Mapping[str, int]) -> None:
+        """Raise InputError if a manifest that counts for this run, but is not its own, is of another run."""
+        for name in names:
+            if self.manifest.names.is_read(_whole(name)) and not self._is_own(name):
+                self._check(name, self.store.read(name).partition(b"\n")[0] + b"\n")
 
     def _check(self, name: str, first: bytes) -> None:
         head = parsed(first)
@@ -90,28 +103,28 @@ class ManifestParts:
         if found := differences(head, self.head):
             raise InputError(
                 f"{self.store.address('')}: holds predictions of another run: {', '.join(found)}; choose another "
-                f"folder or URL, or start over with {option('restart', True)}"
+                f"folder or URL, or start over with {option('restart', True)}{without_part(self.manifest.names.part)}"
             )
 
     def lines(self, names: Mapping[str, int]) -> Iterator[Line]:
-        """Iterate over the lines of all manifests, whatever run they are of."""
+        """Iterate over the lines of all manifests that this run replaces, whatever model they are of."""
         copy = self.folder / "any.jsonl"
         for name in names:
-            if _is_manifest(name):
+            if self._is_own(name):
                 self.store.fetch(name, copy)
                 with open(copy, "rb") as file:
                     yield from filter(None, map(parsed, file))
 
     def replace(self, local: ManifestFolder, names: Mapping[str, int]) -> None:
         """Put the merged manifest in the store, then remove the parts among the names."""
-        self.store.put(local.path, MANIFEST)
+        self.store.put(local.path, local.path.name)
         for name in names:
-            if _PART.fullmatch(name):
+            if self._is_own(name) and name != local.path.name:
                 self.store.remove(name)
 
     def remove(self, names: Mapping[str, int]) -> None:
-        """Remove all manifests, the merged one last."""
-        for name in sorted(filter(_is_manifest, names), key=lambda name: name == MANIFEST):
+        """Remove all manifests that this run replaces, the merged one last."""
+        for name in sorted(filter(self._is_own, names), key=lambda name: name == self.manifest.path.name):
             self.store.remove(name)
 
     def remove_partial(self, names: Mapping[str, int]) -> None:
@@ -120,18 +133,23 @@ class ManifestParts:
             if _PARTIAL.fullmatch(name):
                 self.store.remove(name)
 
+    def _is_own(self, name: str) -> bool:
+        return self.manifest.names.is_own(_whole(name))
 
-def _is_manifest(name: str) -> bool:
-    return name == MANIFEST or _PART.fullmatch(name) is not None
+
+def _whole(name: str) -> str:
+    """Return the name of the manifest that a file is a part of, or its own."""
+    part = _PART.fullmatch(name)
+    return name if part is None else f"{part[1]}.jsonl"
 
 
 class PartWriter:
-    """Writes the parts of the manifest of one process; may be used from several threads."""
+    """Writes the parts of the manifest of one process, of that name; may be used from several threads."""
 
-    def __init__(self, store: Store, head: Line, rank: int) -> None:
+    def __init__(self, store: Store, head: Line, name: str) -> None:
         self._store = store
         self._head = head
-        self._rank = rank
+        self._stem = name.removesuffix(".jsonl")
         self._parts = 0
         self._lock = threading.Lock()
 
@@ -141,7 +159,7 @@ class PartWriter:
             self._parts += 1
             number = self._parts
         text = "".join(json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n" for line in (self._head, *lines))
-        self._store.put_bytes(text.encode(), f"predictions.rank{self._rank}.{number:06}.jsonl")
+        self._store.put_bytes(text.encode(), f"{self._stem}.{number:06}.jsonl")
 
 
 class StoredSink:
@@ -152,6 +170,7 @@ class StoredSink:
     target : OUT
     make_writers : creates the formats for a folder
     head : of the manifest
+    part : of this run; None for all photos
 
     Raises
     ------
@@ -162,14 +181,15 @@ class StoredSink:
     deep = False
     """Whether outputs are in sub-folders of the target."""
 
-    def __init__(self, target: OutputTarget, make_writers: MakeWriters, head: Line) -> None:
+    def __init__(self, target: OutputTarget, make_writers: MakeWriters, head: Line, part: Part | None = None) -> None:
         self.target = target
         self.head = head
+        self.part = part
         self.make_writers = make_writers
         self.writers = make_writers(target.path or Path(target.folder))
         # files are moved from the scratch folder, which must be on the same file system
         self._scratch_parent: Path | None = None if target.is_url else target.path
-        self.lock = FolderLock(self._scratch_parent)
+        self.lock = FolderLock(self._scratch_parent, part)
         self.store: Store = (
             UrlStore(target.folder) if self._scratch_parent is None else FolderStore(self._scratch_parent)
         )
@@ -181,8 +201,10 @@ class StoredSink:
         """See `Sink`."""
         names = self.store.sizes(self.deep)
         with self._manifests() as (parts, _):
-            parts.remove_partial(names)
+            if self.part is None:  # other parts may be writing theirs
+                parts.remove_partial(names)
             if restart:
+                parts.check_others(names)
                 self.remove_earlier(parts, names)
                 return self.earlier({}, names)
             local = parts.fetch(names)
@@ -203,17 +225,18 @@ class StoredSink:
         with self._manifests() as (parts, staging):
             local = parts.fetch(names)
             local.merge({local.rank_path(rank): count for rank, count in enumerate(lines)})
-            with staging.scratch_dir() as scratch:
-                finish_formats(scratch.writers, local)
-                for name in scratch.files():
-                    self.store.put(scratch.folder / name, name)
+            if self.part is None:
+                with staging.scratch_dir() as scratch:
+                    finish_formats(scratch.writers, local)
+                    for name in scratch.files():
+                        self.store.put(scratch.folder / name, name)
             parts.replace(local, names)
 
     @contextmanager
     def _manifests(self) -> Iterator[tuple[ManifestParts, Staging]]:
-        staging = Staging(self._scratch_parent, self.make_writers)
+        staging = self.staging(alone=self.part is None)
         try:
-            yield ManifestParts(self.store, self.head, staging.folder), staging
+            yield ManifestParts(self.store, self.head, staging.folder, self.part), staging
         except OSError as error:
             raise SeamsegError(f"{error.filename or staging.folder}: {error.strerror or error}") from error
         finally:
@@ -232,9 +255,13 @@ class StoredSink:
         """Return the results of earlier runs."""
         return EarlierResults(done)
 
-    def staging(self) -> Staging:
-        """Return the temporary folder of a process that works together with others."""
-        return Staging(self._scratch_parent, self.make_writers, sweep=self._scratch_parent is None)
+    def staging(self, alone: bool = False) -> Staging:
+        """Return the temporary folder of a process that works together with others, or alone."""
+        return Staging(self._scratch_parent, self.make_writers, sweep=alone or self._scratch_parent is None)
+
+    def part_writer(self, rank: int) -> PartWriter:
+        """Return the writer of the manifest of a process."""
+        return PartWriter(self.store, self.head, ManifestNames(self.part).of_rank(rank))
 
     def open_writer(self, world: World, earlier: EarlierResults, next_number: Callable[[], int]) -> SinkWriter:
         """See `Sink`."""
@@ -269,7 +296,7 @@ class UrlSink(StoredSink):
 
     def open_writer(self, world: World, earlier: EarlierResults, next_number: Callable[[], int]) -> SinkWriter:
         """See `Sink`."""
-        return _UrlWriter(self.store, self.staging(), PartWriter(self.store, self.head, world.rank))
+        return _UrlWriter(self.store, self.staging(), self.part_writer(world.rank))
 
 
 class _UrlWriter:

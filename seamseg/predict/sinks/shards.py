@@ -17,12 +17,13 @@ from pathlib import Path, PurePosixPath
 
 from seamseg.inference.photo_result import COUNTED
 from seamseg.predict.manifest import Done, Line, ManifestFolder
+from seamseg.predict.part import Part
 from seamseg.predict.sinks.base import EarlierResults, SinkWriter
 from seamseg.predict.sinks.remote import ManifestParts, PartWriter, StoredSink
 from seamseg.predict.sinks.scratch import MakeWriters, ScratchDir, Staging
 from seamseg.predict.sinks.store import Store
 from seamseg.predict.sinks.target import OutputTarget, ShardPattern
-from seamseg.predict.sources.base import Container, Source
+from seamseg.predict.sources.base import Container, Source, of_part
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.files import cannot_write
@@ -43,7 +44,7 @@ class ShardSink(StoredSink):
 
     Parameters
     ----------
-    target, make_writers, head : as of :class:`seamseg.predict.sinks.remote.StoredSink`
+    target, make_writers, head, part : as of :class:`seamseg.predict.sinks.remote.StoredSink`
     photos : of a shard at most
 
     Raises
@@ -52,22 +53,30 @@ class ShardSink(StoredSink):
         if a format is a layout of folders
     """
 
-    def __init__(self, target: OutputTarget, make_writers: MakeWriters, head: Line, photos: int = SHARD_PHOTOS) -> None:
-        super().__init__(target, make_writers, head)
+    def __init__(
+        self,
+        target: OutputTarget,
+        make_writers: MakeWriters,
+        head: Line,
+        part: Part | None = None,
+        photos: int = SHARD_PHOTOS,
+    ) -> None:
+        super().__init__(target, make_writers, head, part)
         assert target.shards is not None
         self.pattern: ShardPattern = target.shards
         self.photos = photos
         if any(writer.member is None for writer in self.writers):
             raise InputError(
-                f"{option('formats')} cityscapes and vistas are layouts of folders for the official tools: write them "
-                f"to a folder or URL; shards take overlay, coco, raw and {option('hide')}"
+                f"{option('formats')} cityscapes, vistas and cvat are layouts of folders for other tools: write them "
+                f"to a folder or URL; shards take overlay, coco, raw, labelstudio and {option('hide')}"
             )
 
     def check(self, sources: Sequence[Source | Container]) -> None:
         """Raise InputError if the pattern has too few numbers."""
         if self.pattern.last is None:
             return
-        shards, count = self.pattern.last - self.pattern.first + 1, sum(isinstance(s, Source) for s in sources)
+        mine = of_part(sources, self.part)
+        shards, count = len(self._numbers(self.pattern.last)), sum(isinstance(s, Source) for s in mine)
         if count > shards * self.photos:
             raise InputError(
                 f"{self.store.address(self.pattern.text)}: {count} photos do not fit into {shards} shards of "
@@ -91,7 +100,7 @@ class ShardSink(StoredSink):
         local.merge()
         stamps = _Stamps(sources)
         known: set[str] = set()
-        for line in local.lines():
+        for line in local.all_lines():
             if line["status"] != "ok":
                 continue
             known.update(line["outputs"])
@@ -104,7 +113,7 @@ class ShardSink(StoredSink):
         self._refuse_unknown(known, names)
 
     def _refuse_unknown(self, known: set[str], names: Mapping[str, int]) -> None:
-        others = sorted(name for name in names if self.pattern.number(name) is not None and name not in known)
+        others = sorted(name for name in names if self._number(name) is not None and name not in known)
         if others:
             raise InputError(
                 f"{self.store.address(others[0])}: exists already and is not of this run; choose another name for the "
@@ -113,16 +122,29 @@ class ShardSink(StoredSink):
 
     def earlier(self, done: Mapping[str, Done], names: Mapping[str, int]) -> EarlierResults:
         """See `StoredSink`."""
-        numbers = (number for name in names if (number := self.pattern.number(name)) is not None)
+        numbers = (number for name in names if (number := self._number(name)) is not None)
         return EarlierResults(done, tuple(sorted(numbers)))
+
+    def _number(self, name: str) -> int | None:
+        """Return the number of a shard that this run may write, by its file name; None for other files."""
+        number = self.pattern.number(name)
+        if number is None or self.part is None:
+            return number
+        return number if self.part.has(number - self.pattern.first) else None
+
+    def _numbers(self, last: int) -> range:
+        """Return the numbers of this run's shards up to the last: parts take turns."""
+        first, step = (0, 1) if self.part is None else (self.part.number - 1, self.part.count)
+        return range(self.pattern.first + first, last + 1, step)
 
     def open_writer(self, world: World, earlier: EarlierResults, next_number: Callable[[], int]) -> SinkWriter:
         """See `Sink`."""
 
         def free_name() -> str:
-            chosen = self.pattern.first + next_number()
+            numbers = self._numbers(0)
+            chosen = numbers.start + numbers.step * next_number()
             for taken in earlier.shard_numbers:
-                chosen += self.pattern.first <= taken <= chosen
+                chosen += numbers.step * (numbers.start <= taken <= chosen)
             if self.pattern.last is not None and chosen > self.pattern.last:
                 raise SeamsegError(
                     f"{self.store.address(self.pattern.text)}: more photos than shards; re-run the same command with a "
@@ -130,8 +152,7 @@ class ShardSink(StoredSink):
                 )
             return self.pattern.name(chosen)
 
-        parts = PartWriter(self.store, self.head, world.rank)
-        return _ShardWriter(self.store, self.staging(), parts, self.photos, free_name)
+        return _ShardWriter(self.store, self.staging(), self.part_writer(world.rank), self.photos, free_name)
 
 
 class _Stamps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -11,6 +11,7 @@ from typing import Protocol
 from PIL import Image
 
 from seamseg.data.images import open_image
+from seamseg.predict.part import Part
 from seamseg.utils.errors import UnreadableImage
 from seamseg.utils.urls import is_url, read_url
 
@@ -101,6 +102,16 @@ class Container(Protocol):
 
     def stamp(self) -> str:
         """See :meth:`Source.stamp`."""
+
+
+def of_part(sources: Sequence[Source | Container], part: Part | None) -> list[Source | Container]:
+    """Return the photos and containers of a part; all containers if there are fewer than parts, which divide them."""
+    if part is None:
+        return list(sources)
+    photos = [source for source in sources if isinstance(source, Source)]
+    containers = [source for source in sources if not isinstance(source, Source)]
+    whole = len(containers) >= part.count
+    return [*part.select(photos), *(part.select(containers) if whole else containers)]
 
 
 def file_stamp(path: Path) -> str:

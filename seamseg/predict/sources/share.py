@@ -9,7 +9,8 @@ from PIL import Image
 
 from seamseg.inference.images import PreparedImage
 from seamseg.predict.manifest import Done
-from seamseg.predict.sources.base import Container, Source, SourceItem
+from seamseg.predict.part import Part
+from seamseg.predict.sources.base import Container, Source, SourceItem, of_part
 from seamseg.utils.errors import InputError, UnreadableImage
 from seamseg.utils.parallel import threaded_map
 from seamseg.utils.urls import describe_error
@@ -37,7 +38,8 @@ class DecoderShare:
     """The photos of one process; its decoders divide them further.
 
     Single photos are assigned in turn. If there are enough containers for all decoders, each reads whole ones;
-    otherwise each decoder goes through every container and decodes its part of the photos.
+    otherwise each decoder goes through every container and decodes its part of the photos. The run of a part has the
+    photos and containers of :func:`seamseg.predict.sources.base.of_part`.
 
     Parameters
     ----------
@@ -46,6 +48,7 @@ class DecoderShare:
     done : photos that earlier runs have done, the same in every process
     rank, size : of the processes
     limit : photos of each container at most
+    part : of this run
     """
 
     def __init__(
@@ -56,9 +59,12 @@ class DecoderShare:
         rank: int = 0,
         size: int = 1,
         limit: int | None = None,
+        part: Part | None = None,
     ) -> None:
-        self.photos = [s for s in sources if isinstance(s, Source) and not _is_done(s, s.stamp, done)]
-        self.containers = [s for s in sources if not isinstance(s, Source)]
+        mine = of_part(sources, part)
+        self.photos = [s for s in mine if isinstance(s, Source) and not _is_done(s, s.stamp, done)]
+        self.containers = [s for s in mine if not isinstance(s, Source)]
+        self.divided_by = part if len(self.containers) == sum(not isinstance(s, Source) for s in sources) else None
         self.mine = self.photos[rank::size]
         self.prepare = prepare
         self.done = done
@@ -84,9 +90,11 @@ class DecoderShare:
 
     def _missing(self, container: Container, stamp: str) -> Iterator[SourceItem]:
         """Iterate over the photos of a container that are not done, up to the limit."""
-        for count, item in enumerate(container.items(), 1):
-            if self.limit is not None and count > self.limit:
+        for count, item in enumerate(container.items()):
+            if self.limit is not None and count >= self.limit:
                 return
+            if self.divided_by is not None and not self.divided_by.has(count):
+                continue
             if not _is_done(item.source, lambda: stamp, self.done):
                 yield item
 

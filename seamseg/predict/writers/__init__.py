@@ -8,6 +8,7 @@ from typing import Any
 
 from seamseg.formats.metadata import Metadata
 from seamseg.predict.sources.base import Source
+from seamseg.predict.writers.annotation_tools import CvatWriter, LabelStudioWriter
 from seamseg.predict.writers.base import Writer
 from seamseg.predict.writers.detections import (
     CocoResultsWriter,
@@ -39,6 +40,8 @@ FORMATS: dict[str, dict[str, _MakeWriter]] = {
         "raw": RawWriter,
         "cityscapes": CityscapesWriter,
         "vistas": VistasWriter,
+        "cvat": CvatWriter,
+        "labelstudio": LabelStudioWriter,
     },
     "instance_seg": _OF_DETECTIONS,
     "detection": _OF_DETECTIONS,

@@ -1,0 +1,115 @@
+"""Formats of annotation tools, for review and correction: CVAT and Label Studio. `seamseg prepare` reads them back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+
+from seamseg.formats import cvat, label_studio
+from seamseg.formats.id_png import write_id_png
+from seamseg.formats.metadata import Metadata
+from seamseg.inference.result import Panoptic
+from seamseg.panoptic_map import class_infos
+from seamseg.predict.sources.base import Source
+from seamseg.predict.writers.base import Record, Records, Writer
+from seamseg.predictions import Prediction
+from seamseg.utils.files import replacing, write_atomically, write_json
+
+CLASSES = "classes.json"
+"""Class list for `seamseg prepare`: neither tool knows which classes are things."""
+
+LOCAL_FILES = "/data/local-files/?d="
+"""Start of the addresses of photos below LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT."""
+
+
+class _ToolWriter(Writer[Panoptic]):
+    """Base of the formats with a class list."""
+
+    needs_photo = False
+
+    def __init__(self, out: Path, metadata: Metadata) -> None:
+        self.out = out
+        self.metadata = metadata
+
+    def finals(self) -> list[Path]:
+        """Return the class list."""
+        return [self.out / CLASSES]
+
+    def finish(self, records: Records) -> None:
+        """Write the class list."""
+        classes = zip(class_infos(self.metadata), self.metadata.palette)
+        entries = [{"id": c.id, "name": c.name, "isthing": int(c.isthing), "color": list(rgb)} for c, rgb in classes]
+        write_json(self.out / CLASSES, entries, indent=1)
+
+
+class CvatWriter(_ToolWriter):
+    """The layout "Segmentation mask 1.1" of CVAT in `OUT/cvat/`, see :mod:`seamseg.formats.cvat`.
+
+    Raises
+    ------
+    InputError
+        if the name of a class cannot be a label, or a photo has too many segments
+    """
+
+    member = None
+
+    def __init__(self, out: Path, metadata: Metadata) -> None:
+        super().__init__(out / "cvat", metadata)
+        self._colors = cvat.label_colors(metadata)
+        self._list = self.out / cvat.LISTS / "default.txt"
+
+    def paths(self, source: Source) -> list[Path]:
+        """Return the images of labels and of objects."""
+        return [self.out / folder / f"{source.name}.png" for folder in (cvat.CLASS_FOLDER, cvat.OBJECT_FOLDER)]
+
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Panoptic) -> Record:
+        """Write both images and return the name."""
+        masks = cvat.encode_masks(result.id_map, result.segments, self._colors, source.name)
+        for path, codes in zip(self.paths(source), masks):
+            write_id_png(path, codes)
+        return {"listed": source.name}
+
+    def finals(self) -> list[Path]:
+        """Return the class list, `labelmap.txt` and the list of names."""
+        return [*super().finals(), self.out / cvat.LABELMAP, self._list]
+
+    def finish(self, records: Records) -> None:
+        """Write them."""
+        super().finish(records)
+        write_atomically(self.out / cvat.LABELMAP, cvat.labelmap_text(self.metadata, self._colors).encode())
+        with replacing(self._list) as temporary, open(temporary, "w", encoding="utf-8") as file:
+            file.writelines(f"{record['listed']}\n" for record in records())
+
+
+class LabelStudioWriter(_ToolWriter):
+    """Tasks of Label Studio in `OUT/labelstudio/tasks/<name>.json`, see :mod:`seamseg.formats.label_studio`.
+
+    A photo of a URL keeps its address; others have that of Label Studio's local file serving, relative to the input.
+    """
+
+    member = "labelstudio.json"
+
+    def __init__(self, out: Path, metadata: Metadata) -> None:
+        super().__init__(out / "labelstudio", metadata)
+
+    def paths(self, source: Source) -> list[Path]:
+        """Return the file of the task."""
+        return [self.out / label_studio.TASKS / f"{source.name}.json"]
+
+    def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: Panoptic) -> None:
+        """Write the task."""
+        address = source.address if "://" in source.address else f"{LOCAL_FILES}{quote(source.relative)}"
+        content = [label_studio.task(result, self.metadata, address)]
+        write_atomically(self.paths(source)[0], json.dumps(content, separators=(",", ":"), allow_nan=False).encode())
+
+    def finals(self) -> list[Path]:
+        """Return the class list and the labelling interface."""
+        return [*super().finals(), self.out / label_studio.CONFIG]
+
+    def finish(self, records: Records) -> None:
+        """Write them."""
+        super().finish(records)
+        write_atomically(self.out / label_studio.CONFIG, label_studio.labeling_config(self.metadata).encode())

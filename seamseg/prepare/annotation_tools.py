@@ -1,0 +1,291 @@
+"""Converts exports of annotation tools: CVAT's "Segmentation mask 1.1", and tasks of Label Studio.
+
+Neither tool knows which labels are things. A class list defines the classes by their names; `classes.json` beside the
+annotations is one, which `seamseg predict` writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import numpy as np
+
+from seamseg.formats import cvat, label_studio
+from seamseg.panoptic_map import VOID
+from seamseg.prepare.archives import File, photo_size, read_file
+from seamseg.prepare.class_file import ClassList, parse_class_list, read_class_list
+from seamseg.prepare.coco_instances import Mask, decode_segmentation, stack_masks
+from seamseg.prepare.convert import DEFAULTS, ConversionOptions, ConversionResult, convert_splits, distinct_ids, id_of
+from seamseg.prepare.pairs import FilesByName, by_stem, is_photo, number_segments, tree_files
+from seamseg.prepare.panoptic import read_ids
+from seamseg.prepare.writer import Instances, SourceFrame
+from seamseg.utils.errors import InputError, option
+from seamseg.utils.limits import ANNOTATION_BYTES, CONFIG_BYTES, parse_json
+
+CLASSES = "classes.json"
+_LABEL_SHIFT = 32
+_UPLOAD_PREFIX = re.compile(r"[0-9a-f]{8}-")
+"""Start of the names of files that were uploaded to Label Studio."""
+
+
+def prepare_cvat(
+    out: str | Path,
+    splits: Mapping[str, tuple[str, ...]],
+    class_list: str | Path | None = None,
+    options: ConversionOptions = DEFAULTS,
+) -> ConversionResult:
+    """Convert exports "Segmentation mask 1.1" of CVAT.
+
+    Pixels of things without an object are a crowd; the label `background` is void unless the class list has it.
+
+    Parameters
+    ----------
+    out : the dataset folder
+    splits : by name of the list `(photos, export)`, folders or archives. If an export has several lists, that of this
+        name is used
+    class_list : see :func:`seamseg.prepare.class_file.read_class_list`; None for `classes.json` in the first export
+    options : of the conversion
+
+    Raises
+    ------
+    InputError
+        if a file is missing or invalid, or a label is not in the class list
+    """
+    exports = {name: _files_below(given[1], cvat.LABELMAP) for name, given in splits.items()}
+    listed = _class_list(class_list, next(iter(splits.values()))[1], next(iter(exports.values())))
+    frames = {name: _cvat_frames(name, given, exports[name], listed, options) for name, given in splits.items()}
+    read = partial(read_cvat, listed=listed)
+    return convert_splits(out, listed.classes, distinct_ids(frames), read, options)
+
+
+def prepare_label_studio(
+    out: str | Path,
+    splits: Mapping[str, tuple[str, ...]],
+    class_list: str | Path | None = None,
+    options: ConversionOptions = DEFAULTS,
+) -> ConversionResult:
+    """Convert tasks of Label Studio: brush regions and polygons.
+
+    The last annotation of a task counts that was not cancelled, else its last prediction. Overlapping things are stored
+    in layers of the mask, the smallest in the first; stuff gets the pixels that no thing covers.
+
+    Parameters
+    ----------
+    out : the dataset folder
+    splits : by name of the list `(photos, tasks)`; tasks are a JSON file, or a folder or archive of them
+    class_list : see :func:`seamseg.prepare.class_file.read_class_list`; None for `classes.json` beside the first tasks
+    options : of the conversion
+
+    Raises
+    ------
+    InputError
+        if a file is missing or invalid, or a label is not in the class list
+    """
+    files = {name: _task_files(given[1]) for name, given in splits.items()}
+    listed = _class_list(class_list, next(iter(splits.values()))[1], next(iter(files.values())))
+    frames = {name: _label_studio_frames(given, files[name], listed, options) for name, given in splits.items()}
+    read = partial(read_label_studio, listed=listed)
+    return convert_splits(out, listed.classes, distinct_ids(frames), read, options)
+
+
+def _files_below(given: str, marker: str) -> dict[str, File]:
+    """Return the files of an export by path relative to the folder with `marker`."""
+    files = tree_files(given, "export of CVAT")
+    found = min((name for name in files if PurePosixPath(name).name == marker), key=len, default=None)
+    if found is None:
+        raise InputError(f"{given}: not an export 'Segmentation mask 1.1' of CVAT: it has no {marker}")
+    prefix = found.removesuffix(marker)
+    return {name.removeprefix(prefix): file for name, file in files.items() if name.startswith(prefix)}
+
+
+def _class_list(given: str | Path | None, where: str, files: Mapping[str, File]) -> ClassList:
+    if given is not None:
+        return read_class_list(given)
+    file = files.get(CLASSES)
+    if file is None:
+        raise InputError(
+            f"{where}: does not say which labels are things, and has no {CLASSES}: pass a class list with the names of "
+            f"its labels ({option('classes')})"
+        )
+    return parse_class_list(read_file(file, "class list", CONFIG_BYTES), str(file))
+
+
+def _class_of(label: str, listed: ClassList, where: str) -> int:
+    names = listed.classes.categories
+    if label not in names:
+        raise InputError(f"{where}: the label {label!r} is not in the class list; it has {', '.join(names)}")
+    return names.index(label)
+
+
+def _photos(folder: str) -> dict[str, File]:
+    """Return the photos of a folder, or of an export of CVAT with its images, by path without extension."""
+    masks = (f"{cvat.CLASS_FOLDER}/", f"{cvat.OBJECT_FOLDER}/")
+    files = {name: file for name, file in tree_files(folder, "photos").items() if not any(m in name for m in masks)}
+    return by_stem(files, is_photo)
+
+
+def _cvat_frames(
+    split: str, given: tuple[str, ...], files: Mapping[str, File], listed: ClassList, options: ConversionOptions
+) -> list[SourceFrame]:
+    """Return the listed images of an export by name, with the class of each colour."""
+    file = files[cvat.LABELMAP]
+    colors = cvat.parse_labelmap(read_file(file, "labelmap", CONFIG_BYTES).decode("utf-8-sig", "replace"), str(file))
+    class_of = {}
+    for number, (word, color) in enumerate(colors.items()):
+        void = word.lower() == cvat.BACKGROUND and word not in listed.classes.categories
+        # images of one channel hold the number of the label
+        class_of[cvat.code_of(color)] = class_of[-1 - number] = VOID if void else _class_of(word, listed, str(file))
+    lists = {name: file for name, file in files.items() if name.startswith(f"{cvat.LISTS}/") and name.endswith(".txt")}
+    chosen = lists.get(f"{cvat.LISTS}/{split}.txt") or (next(iter(lists.values())) if len(lists) == 1 else None)
+    if chosen is None:
+        raise InputError(
+            f"{given[1]}: has {', '.join(map(repr, lists)) or 'no list'}, none for {split}; name the split as one of "
+            "them"
+        )
+    photos, frames = FilesByName(_photos(given[0])), []
+    for name in filter(None, map(str.strip, read_file(chosen, "list").decode("utf-8-sig", "replace").splitlines())):
+        photo, label = photos.find(name), files.get(f"{cvat.CLASS_FOLDER}/{name}.png")
+        if photo is None or label is None:
+            missing = f"photos in {given[0]}" if photo is None else f"images of {given[1]} in {cvat.CLASS_FOLDER}"
+            raise InputError(f"{chosen}: lists {name!r}, but it is not among the {missing}")
+        objects = files.get(f"{cvat.OBJECT_FOLDER}/{name}.png")
+        frames.append(SourceFrame(id_of(f"{name}.png"), photo, label, photo.name, objects, class_of))
+    if not frames:
+        raise InputError(f"{chosen}: 0 images found")
+    if all(frame.second is None for frame in frames):
+        options.log(f"{given[1]}: no {cvat.OBJECT_FOLDER}: things become crowds, which are ignored in training")
+    return sorted(frames, key=lambda frame: frame.id)
+
+
+def read_cvat(frame: SourceFrame, listed: ClassList) -> Instances:
+    """Read the instances of an image of CVAT; InputError if a file is invalid or has a colour without a label."""
+    labels, is_index = _colors_of(frame.annotation)
+    if is_index:
+        labels = -1 - labels
+    objects = np.zeros_like(labels) if frame.second is None else _colors_of(frame.second)[0]
+    if objects.shape != labels.shape:
+        raise InputError(f"{frame.second}: its size is not that of {frame.annotation}")
+
+    def describe(value: int) -> tuple[int, int]:
+        code, number = value >> _LABEL_SHIFT, value & (1 << _LABEL_SHIFT) - 1
+        if code not in frame.info:
+            what = f"value {-1 - code}" if code < 0 else f"colour {code & 255},{code >> 8 & 255},{code >> 16}"
+            raise InputError(f"{frame.annotation}: {what} is not in {cvat.LABELMAP}")
+        return frame.info[code], int(number == 0)
+
+    return Instances(*number_segments(labels << _LABEL_SHIFT | objects, describe, listed.classes))
+
+
+def _colors_of(file: File) -> tuple[np.ndarray, bool]:
+    """Read the codes of the colours of an image, `H x W` int64, and whether they are the values of one channel."""
+    data = read_file(file, "image of CVAT")
+    # the type of a PNG: 0 grey, 2 RGB, 3 palette
+    return read_ids(file).astype(np.int64), data[:4] == b"\x89PNG" and data[25:26] == b"\0"
+
+
+def _task_files(given: str) -> dict[str, File]:
+    """Return the JSON files of tasks, and the class list beside them."""
+    path = Path(given)
+    if path.is_file() and path.suffix.lower() == ".json":
+        beside = path.with_name(CLASSES)
+        return {path.name: path, **({CLASSES: beside} if beside.is_file() else {})}
+    files = tree_files(given, "tasks of Label Studio")
+    return {name: file for name, file in files.items() if name.lower().endswith(".json")}
+
+
+def _label_studio_frames(
+    given: tuple[str, ...], files: Mapping[str, File], listed: ClassList, options: ConversionOptions
+) -> list[SourceFrame]:
+    """Return the annotated images, with their regions as `(class, RLE bytes or corners)`."""
+    found, frames, bare, other = _photos(given[0]), [], 0, 0
+    photos, ids = FilesByName(found), {str(file): id_of(f"{stem}.png") for stem, file in found.items()}
+    for name, file in files.items():
+        if name == CLASSES:
+            continue
+        try:
+            tasks = parse_json(read_file(file, "tasks", ANNOTATION_BYTES))
+            for task in tasks if isinstance(tasks, list) else [tasks]:
+                photo = _photo_of(task["data"], photos, f"{file}: task {task.get('id', '')}".rstrip(), given[0])
+                result = _result_of(task)
+                if result is None:
+                    bare += 1
+                    continue
+                regions = [_region(region, listed, str(file)) for region in result]
+                other += regions.count(None)
+                info = [region for region in regions if region is not None]
+                frames.append(SourceFrame(ids[str(photo)], photo, file, photo.name, info=info))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise InputError(
+                f"{file}: not tasks of Label Studio ({type(error).__name__}: {error}); expected `data` and "
+                "`annotations` or `predictions`"
+            ) from None
+    if not frames:
+        raise InputError(f"{given[1]}: 0 images found that have an annotation or prediction")
+    if bare or other:
+        options.log(f"{given[1]}: {bare} tasks without annotation, {other} regions without a mask or label, skipped")
+    return sorted(frames, key=lambda frame: frame.id)
+
+
+def _photo_of(data: Mapping[str, Any], photos: FilesByName, where: str, folder: str) -> File:
+    """Return the photo of a task: by its path in a URL, or in the address of a local or uploaded file."""
+    address = data.get(label_studio.TO_NAME) or next(v for v in data.values() if isinstance(v, str))
+    url = urlsplit(str(address))
+    path = parse_qs(url.query).get("d", [unquote(url.path)])[0].strip("/")
+    stem = str(PurePosixPath(path).with_suffix(""))
+    name = PurePosixPath(stem).name
+    found = photos.find(stem) or photos.find(_UPLOAD_PREFIX.sub("", name, count=1))
+    if found is None:
+        raise InputError(f"{where}: {address!r} is not among the {len(photos)} photos in {folder}")
+    return found
+
+
+def _result_of(task: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Return the regions that count; None if there are none."""
+    annotations = [a for a in task.get("annotations") or [] if not a.get("was_cancelled")]
+    chosen = (annotations or task.get("predictions") or [None])[-1]
+    return None if chosen is None else list(chosen["result"])
+
+
+def _region(region: Mapping[str, Any], listed: ClassList, where: str) -> tuple[int, bytes | list[list[float]]] | None:
+    """Return class and shape of a region; None if it has no mask or no label."""
+    value = region.get("value") or {}
+    label = label_studio.region_label(value)
+    if label is None or not ("rle" in value or "points" in value):
+        return None
+    if region.get("image_rotation"):
+        raise InputError(f"{where}: has a region on a rotated image; rotate the photo itself")
+    shape = bytes(value["rle"]) if "rle" in value else [[float(x), float(y)] for x, y in value["points"]]
+    return _class_of(label, listed, where), shape
+
+
+def read_label_studio(frame: SourceFrame, listed: ClassList) -> Instances:
+    """Read the regions of an image; InputError if one is invalid."""
+    size = photo_size(frame.photo)
+    things: list[Mask] = []
+    stuff = np.zeros(size, np.int64)
+    for category, shape in frame.info:
+        pixels, box = _decode(shape, size, frame)
+        if listed.classes.is_thing(category):
+            things.append((pixels, box, category, 0))
+        else:
+            stuff[pixels] = category + 1
+    background = number_segments(stuff, lambda value: (value - 1 if value else VOID, 0), listed.classes)
+    return stack_masks(things, size, background)
+
+
+def _decode(
+    shape: bytes | list[list[float]], size: tuple[int, int], frame: SourceFrame
+) -> tuple[np.ndarray, tuple[slice, slice]]:
+    height, width = size
+    if not isinstance(shape, bytes):
+        corners = [value for x, y in shape for value in (x * width / 100, y * height / 100)]
+        return decode_segmentation([corners], height, width, frame)
+    try:
+        return label_studio.decode_brush(shape, size), (slice(0, height), slice(0, width))
+    except ValueError as error:
+        raise InputError(f"{frame.annotation}: a region of {frame.photo}: {error}") from None

@@ -1,0 +1,286 @@
+"""Results of a panoptic network in the layouts of CVAT and Label Studio, read back by `prepare`; and their exports."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from seamseg.data.folder import DatasetFolder
+from seamseg.formats import label_studio
+from seamseg.formats.cvat import encode_masks, label_colors, parse_labelmap
+from seamseg.formats.metadata import Metadata
+from seamseg.inference.result import Panoptic
+from seamseg.panoptic_map import PanopticResult, Segment
+from seamseg.predict.sources.base import Source
+from seamseg.predict.writers import make_writers
+from seamseg.prepare.annotation_tools import prepare_cvat, prepare_label_studio
+from seamseg.prepare.convert import ConversionOptions
+from seamseg.utils.errors import InputError
+
+PREPARE = {"cvat": prepare_cvat, "labelstudio": prepare_label_studio}
+ONE = ConversionOptions(workers=1)
+# the last colour is that of another class, that of the third is black
+CLASSES = Metadata(
+    2, 3, ["sky", "road & co", "car", "person", "bus"], [(70, 130, 180), (9, 9, 9), (0, 0, 0), (128, 0, 0), (9, 9, 9)],
+    [23, 7, 26, 24, 28],
+)  # fmt: skip
+CLASS_LIST = "[sky]\nid = 0\nkind = stuff\n[car]\nid = 1\nkind = thing\n"
+
+
+def scene(seed, size=(40, 56)):
+    """Stuff, things, a crowd and void."""
+    rng = np.random.default_rng(seed)
+    ids = np.ones(size, np.int32)
+    ids[size[0] // 2 :] = 7
+    classes = {1: 0, 7: 1}
+    for identity in range(10, 22):
+        y, x = rng.integers(0, size[0] - 9), rng.integers(0, size[1] - 9)
+        ids[y : y + 9, x : x + 9] = identity
+        classes[identity] = 2 + identity % 3
+    ids[-6:, -6:], classes[30] = 30, 3
+    ids[:3, :5] = 0
+    segments = [
+        Segment(i, c, c > 1, 0.5 if c > 1 else None, int((ids == i).sum()), (0, 0, 1, 1), i == 30)
+        for i, c in classes.items()
+        if (ids == i).any()
+    ]
+    return Panoptic.of(PanopticResult(ids, segments), CLASSES)
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Photos in two folders with the same file names, and both formats."""
+    results = {}
+    writers = make_writers(["cvat", "labelstudio"], tmp_path, CLASSES)
+    records = []
+    for seed, name in enumerate(("a", "sub/a")):
+        source = Source(tmp_path / "photos" / f"{name}.jpg", name, f"{name}.jpg")
+        result = results[name.replace("/", "_")] = scene(seed)
+        source.path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", result.size[::-1]).save(source.path)
+        records.append([writer.write(source, None, None, result) for writer in writers])
+        assert all(path.is_file() for writer in writers for path in writer.paths(source))
+    for k, writer in enumerate(writers):
+        writer.finish(lambda k=k: (record[k] for record in records))
+        assert all(path.is_file() for path in writer.finals())
+    return tmp_path, results
+
+
+def segments_of(root):
+    """Class, crowd flag and pixels of each segment, by image."""
+    folder = DatasetFolder(root)
+    found = {}
+    for info in folder.metadata.images:
+        (mask,) = folder.read_mask(info.id)
+        names = [folder.metadata.categories[c] for c in info.cat[1:]]
+        found[info.id] = {(n, info.iscrowd[k], (mask == k).tobytes()) for k, n in enumerate(names, 1)}
+    return found, folder.metadata
+
+
+@pytest.mark.parametrize("tool", PREPARE)
+@pytest.mark.parametrize("packed", [False, True])
+def test_results_are_read_back_equal(written, tmp_path, tool, packed):
+    root, results = written
+    export = shutil.make_archive(tmp_path / "export", "zip", root / tool) if packed else root / tool
+    PREPARE[tool](tmp_path / "data", {"val": (str(root / "photos"), str(export))}, options=ONE)
+    found, metadata = segments_of(tmp_path / "data")
+    assert metadata.without_images() == CLASSES
+    # tasks of Label Studio hold objects only
+    assert found == {
+        name: {
+            (s.name, int(s.iscrowd), result.mask(s).tobytes())
+            for s in result.segments
+            if tool == "cvat" or not s.iscrowd
+        }
+        for name, result in results.items()
+    }
+
+
+def test_the_files_of_cvat(written):
+    root, results = written
+    assert (root / "cvat" / "ImageSets" / "Segmentation" / "default.txt").read_text() == "a\nsub/a\n"
+    colors = parse_labelmap((root / "cvat" / "labelmap.txt").read_text(), "labelmap.txt")
+    assert list(colors) == ["background", *CLASSES.categories]
+    assert colors["background"] == (0, 0, 0)
+    assert [colors[name] for name in ("sky", "road & co", "person")] == [CLASSES.palette[k] for k in (0, 1, 3)]
+    labels, objects = (
+        np.asarray(Image.open(root / "cvat" / f / "a.png")) for f in ("SegmentationClass", "SegmentationObject")
+    )
+    result = results["a"]
+    for segment in result.segments:
+        assert np.unique(labels[result.mask(segment)], axis=0).tolist() == [list(colors[segment.name])]
+    first = [s for s in result.segments if not s.iscrowd][:3]
+    # the palette of Pascal VOC
+    voc = [[128, 0, 0], [0, 128, 0], [128, 128, 0]]
+    assert [objects[result.mask(s)][0].tolist() for s in first] == voc
+    assert not objects[result.id_map == 0].any()
+    assert not objects[result.id_map == 30].any()
+
+
+def test_classes_and_images_that_cvat_cannot_hold():
+    with pytest.raises(InputError, match="the class 'a:b' cannot be a label"):
+        label_colors(Metadata(1, 0, ["a:b"], [(1, 2, 3)], [0]))
+    with pytest.raises(InputError, match="the class 'Background' cannot be a label"):
+        label_colors(Metadata(1, 0, ["Background"], [(1, 2, 3)], [0]))
+    ids = np.arange(1, 257, dtype=np.int32)[None]
+    segments = [Segment(int(k), 0, True, 1.0, 1, (0, 0, 1, 1)) for k in ids[0]]
+    with pytest.raises(InputError, match="image x: 256 segments, more than the 255 objects"):
+        encode_masks(ids, segments, [(1, 2, 3)], "x")
+
+
+def cvat_export(root, labels, objects=None, labelmap="background:0,0,0::\nsky:1,2,3::\ncar:0,0,9::\n"):
+    for folder, pixels in (("SegmentationClass", labels), ("SegmentationObject", objects)):
+        if pixels is not None:
+            (root / folder).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.asarray(pixels, np.uint8)).save(root / folder / "a.png")
+    (root / "ImageSets" / "Segmentation").mkdir(parents=True, exist_ok=True)
+    (root / "ImageSets" / "Segmentation" / "default.txt").write_text("a\n")
+    (root / "labelmap.txt").write_text(labelmap)
+    (root / "JPEGImages").mkdir(exist_ok=True)
+    Image.new("RGB", (3, 1)).save(root / "JPEGImages" / "a.jpg")
+    (root.parent / "classes.ini").write_text(CLASS_LIST)
+    return root
+
+
+def read_export(root):
+    prepare_cvat(root.parent / "out", {"train": (str(root), str(root))}, root.parent / "classes.ini", ONE)
+    return segments_of(root.parent / "out")[0]["a"]
+
+
+def test_one_channel_holds_the_number_of_the_label_and_objects_are_optional(tmp_path):
+    found = read_export(cvat_export(tmp_path / "export", [[0, 1, 2]]))
+    assert {(name, crowd) for name, crowd, _ in found} == {("sky", 0), ("car", 1)}
+    found = read_export(cvat_export(tmp_path / "b" / "export", [[0, 2, 2]], [[0, 1, 2]]))
+    assert [(name, crowd) for name, crowd, _ in found] == [("car", 0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"labels": [[0, 1, 3]]}, "value 3 is not in labelmap.txt"),
+        ({"labels": [[[1, 2, 3]] * 2 + [[5, 6, 7]]]}, "colour 5,6,7 is not in labelmap.txt"),
+        ({"objects": [[0, 1]]}, "its size is not that of"),
+        ({"labelmap": "sky:1,2::\n"}, "line 1: expected label:red,green,blue::"),
+        ({"labelmap": "sky:1,2,3::\ncar:1,2,3::\n"}, "line 2: the label 'car' or its colour occurs twice"),
+        ({"labelmap": "# none\n"}, "labelmap.txt: no labels"),
+        ({"labelmap": "sky:1,2,3::\ntram:0,0,9::\n"}, "the label 'tram' is not in the class list; it has sky, car"),
+        ({"remove": "SegmentationClass/a.png"}, "lists 'a', but it is not among the images of"),
+        ({"remove": "JPEGImages/a.jpg"}, "lists 'a', but it is not among the photos in"),
+        ({"remove": "labelmap.txt"}, "it has no labelmap.txt"),
+        ({"remove": "ImageSets/Segmentation/default.txt"}, "has no list, none for train"),
+    ],
+)
+def test_broken_exports_of_cvat(tmp_path, change, reason):
+    given = dict(change)
+    gone = given.pop("remove", None)
+    root = cvat_export(tmp_path / "export", **{"labels": [[0, 1, 2]], **given})
+    if gone:
+        (root / gone).unlink()
+    with pytest.raises(InputError, match=reason):
+        read_export(root)
+    assert not (tmp_path / "out" / "metadata.bin").exists()
+
+
+def test_without_a_class_list(tmp_path, written, seamseg_main, capsys):
+    export = cvat_export(tmp_path / "e", [[0, 1, 2]])
+    assert seamseg_main("prepare", "cvat", tmp_path / "o", "--split", "train", export, export, "--quiet") == 2
+    assert "has no classes.json: pass a class list with the names of its labels (--classes)" in capsys.readouterr().err
+    words = ("prepare", "labelstudio", tmp_path / "o", "--split", "train", tmp_path / "photos")
+    assert seamseg_main(*words, tmp_path / "labelstudio", "--quiet", "--workers", "1") == 0
+    assert "2 images in train; 2 stuff and 3 thing classes" in capsys.readouterr().out
+
+
+def region(label, mask=None, points=None, kind="brushlabels"):
+    if mask is not None:
+        return {"type": kind, "value": {"format": "rle", "rle": label_studio.encode_brush(mask), kind: [label]}}
+    return {"type": kind, "value": {"points": points, kind: [label]}}
+
+
+def label_studio_export(root, tasks):
+    root.mkdir(parents=True)
+    (root / "p.json").write_text(json.dumps(tasks))
+    (root / "photos").mkdir()
+    Image.new("RGB", (20, 10)).save(root / "photos" / "a.jpg")
+    (root.parent / "classes.ini").write_text(CLASS_LIST)
+    return root
+
+
+def box(y0, x0, y1, x1):
+    mask = np.zeros((10, 20), bool)
+    mask[y0:y1, x0:x1] = True
+    return mask
+
+
+@pytest.mark.parametrize(
+    "address", ["/data/local-files/?d=here%2Fa.jpg", "/data/upload/3/0a1b2c3d-a.jpg", "s3://bucket/x/a.jpg", "a.jpg"]
+)
+def test_tasks_of_label_studio(tmp_path, address):
+    """Polygons and brush; the last annotation that was not cancelled; stuff below things; overlap in layers."""
+    left, right = [[0, 0], [50, 0], [50, 100], [0, 100]], [[25, 0], [100, 0], [100, 100], [25, 100]]
+    result = [
+        region("sky", box(0, 0, 10, 20)),
+        region("car", points=left, kind="polygonlabels"),
+        region("car", points=right, kind="polygonlabels"),
+        {"type": "rectanglelabels", "value": {"x": 1, "y": 1, "width": 2, "height": 2, "rectanglelabels": ["car"]}},
+        {"type": "brushlabels", "value": {"rle": [1]}},
+    ]
+    task = {
+        "id": 4,
+        "data": {"image": address},
+        "annotations": [{"result": []}, {"result": result}, {"result": [], "was_cancelled": True}],
+        "predictions": [{"result": []}],
+    }
+    root = label_studio_export(tmp_path / "e", [task])
+    logged = []
+    options = ConversionOptions(workers=1, log=logged.append)
+    prepare_label_studio(
+        tmp_path / "out", {"train": (root / "photos", root / "p.json")}, tmp_path / "classes.ini", options
+    )
+    assert logged == [f"{root / 'p.json'}: 0 tasks without annotation, 2 regions without a mask or label, skipped"]
+    folder = DatasetFolder(tmp_path / "out")
+    (info,) = folder.metadata.images
+    assert [folder.metadata.categories[c] for c in info.cat[1:]] == ["car", "car"]
+    layers = folder.read_mask("a")
+    assert len(layers) == 2
+    assert sorted(int((layers == k).sum()) for k in (1, 2)) == [100, 150]
+
+
+def test_stuff_gets_the_pixels_that_no_thing_covers(tmp_path):
+    result = [
+        region("car", box(2, 2, 6, 6)),
+        region("sky", box(0, 0, 5, 20)),
+        region("sky", box(8, 0, 10, 20), kind="labels"),
+    ]
+    root = label_studio_export(tmp_path / "e", {"data": {"photo": "a.jpg"}, "annotations": [{"result": result}]})
+    prepare_label_studio(tmp_path / "out", {"t": (root / "photos", root / "p.json")}, tmp_path / "classes.ini", ONE)
+    found, _ = segments_of(tmp_path / "out")
+    sky = (box(0, 0, 5, 20) | box(8, 0, 10, 20)) & ~box(2, 2, 6, 6)
+    assert found["a"] == {("car", 0, box(2, 2, 6, 6).tobytes()), ("sky", 0, sky.tobytes())}
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        ({"annotations": []}, r"not tasks of Label Studio \(KeyError: 'data'\)"),
+        ({"data": {"image": "b.jpg"}}, "task: 'b.jpg' is not among the 1 photos in"),
+        ({"data": {"image": "a.jpg"}}, "0 images found that have an annotation"),
+        ({"regions": [region("tram", box(0, 0, 1, 1))]}, "the label 'tram' is not in the class list"),
+        ({"regions": [region("car", np.ones((3, 3), bool))]}, "a region of .*a.jpg: its RLE has 36 values"),
+        ({"regions": [{**region("car", box(0, 0, 1, 1)), "image_rotation": 90}]}, "on a rotated image"),
+        ({"regions": [region("car", points=[[0]])]}, "not tasks of Label Studio"),
+        ({"regions": [{"value": {"rle": [300], "brushlabels": ["car"]}}]}, "not tasks of Label Studio"),
+        ({"regions": [region("car", points=[[0, 0], [9e9, 0], [0, 9]])]}, "an invalid `segmentation`"),
+        ("text", "not tasks of Label Studio"),
+    ],
+)
+def test_broken_tasks(tmp_path, task, reason):
+    if "regions" in task:
+        task = {"data": {"image": "a.jpg"}, "predictions": [{"result": task["regions"]}]}
+    root = label_studio_export(tmp_path / "e", [task])
+    with pytest.raises(InputError, match=reason):
+        prepare_label_studio(tmp_path / "out", {"t": (root / "photos", root / "p.json")}, tmp_path / "classes.ini", ONE)
+    (root / "p.json").write_text("[")
+    with pytest.raises(InputError, match="not tasks of Label Studio"):
+        prepare_label_studio(tmp_path / "out", {"t": (root / "photos", root / "p.json")}, tmp_path / "classes.ini", ONE)
