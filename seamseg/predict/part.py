@@ -75,8 +75,7 @@ def _of_array(environment: Mapping[str, str]) -> Part:
     missing = [name for name in _SLURM if not environment.get(name, "").isdecimal()]
     if missing:
         raise InputError(
-            f"{given}: {missing[0]} is not set to a number; start a job array of Slurm, or use "
-            f"{option('part')} k/n"
+            f"{given}: {missing[0]} is not set to a number; start a job array of Slurm, or use {option('part')} k/n"
         )
     task, first, last, count = (int(environment[name]) for name in _SLURM)
     # SLURM_ARRAY_TASK_STEP is 1 for any list of numbers; the step follows from the other three
