@@ -59,7 +59,9 @@ def fetch(uri: str, files: Sequence[str]) -> Path:
     repo, revision, file = match.groups()
     if file is not None and join_inside(Path(), file) is None:
         raise InputError(f"{uri}: malformed: {file} is not inside of the repository")
-    if file is not None and file.endswith(".pt2"):
+    if file is not None and file.endswith("/"):
+        raise InputError(f"{uri}: malformed: {file} is a folder, name a file in it")
+    if file is not None and file.lower().endswith(".pt2"):
         raise InputError(f"{uri}: not downloaded: a .pt2 package is a program; check and copy it yourself")
     with _hub(uri) as hub:
         wanted = [file] if file is not None else list(files)

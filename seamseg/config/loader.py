@@ -336,6 +336,8 @@ def _thresholds(config: Config) -> str | None:
 
 def _norms(config: Config) -> str | None:
     mode = config.body.normalization_mode
+    if config.general.qat and config.body.body.startswith(TIMM):
+        return f"[general] qat needs a body whose norms can be folded, not {config.body.body}"
     if not config.general.qat or set(mode.split("+")) <= {"bn", "syncbn"}:
         return None
     return f"[general] qat folds the norms into the convolutions, which needs batch norm, not normalization_mode {mode}"

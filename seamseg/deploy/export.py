@@ -25,7 +25,7 @@ from seamseg.data.input_size import InputSize
 from seamseg.deploy.compare import Agreement, compare
 from seamseg.deploy.network import ExportNet, example_inputs, export_net, output_names
 from seamseg.deploy.quantize import calibration_photos, quantise_file
-from seamseg.formats.exported import DYNAMIC_SIDES, PARTS, ExportedMetadata
+from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, PARTS, ExportedMetadata
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.images import as_image, network_input
 from seamseg.inference.network import TrainedModel
@@ -323,6 +323,13 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
             f"{option('dynamic', True)}: {windowed.name} attends within windows, which depend on the size: choose a "
             f"{option('size')}"
         )
+    if options.dynamic and source.input_size is None and path.suffix == ".pt2":
+        least, most = CLASSIFIER_SIDES
+        if size[0] % stated.multiple or not least <= size[0] <= most:
+            raise InputError(
+                f"{option('dynamic', True)}: input.crop_val {size[0]} is no multiple of {stated.multiple} from {least} "
+                f"to {most}: export it with a fixed size"
+            )
     if options.dynamic:
         most = DYNAMIC_SIDES[1] // stated.multiple * stated.multiple
         size = stated.padded_size((min(size[0], most), min(size[1], most)))

@@ -131,7 +131,8 @@ def filling(folder: Path) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".", suffix=PARTIAL, dir=folder) as scratch:
             yield Path(scratch)
-            # a folder without weights is not a model: they come last
+            # a folder without weights is not a model: they go first and come last
+            (folder / WEIGHTS_NAME).unlink(missing_ok=True)
             for file in sorted(Path(scratch).iterdir(), key=lambda file: file.name == WEIGHTS_NAME):
                 os.replace(file, folder / file.name)
     except OSError as error:
@@ -157,10 +158,13 @@ def check_folder(folder: Path, force: bool) -> None:
         raise InputError(f"{folder}: is a file, the output is a folder")
     held = {path.name for path in folder.iterdir() if not path.name.startswith(".")} if folder.is_dir() else set()
     other = held & {*SNAPSHOT_NAMES}
-    if other or (held and WEIGHTS_NAME not in held):
+    if other or (held and not {WEIGHTS_NAME, CLASSES_NAME} <= held):
         raise InputError(f"{folder}: holds other files ({min(other or held)}): choose a new folder")
     if held and not force:
         raise InputError(f"{folder}: exists; use {option('force', True)} to overwrite it")
+    if held:
+        # of this project, not only files of these names
+        read_statement(folder / CLASSES_NAME)
 
 
 def _network(path: Path, options: ConversionOptions) -> ConvertedModel:
@@ -182,7 +186,7 @@ def _classifier(path: Path, config: str | Path, options: ConversionOptions) -> C
     settings = load_classifier_config(config)
     names = class_names(path, settings)
     state: dict[str, Tensor] = load_classifier(config, weights_at(path), "cpu").state_dict()
-    stated = path / CLASSES_NAME
+    stated = (path if path.is_dir() else path.parent) / CLASSES_NAME
     licence = options.licence or (str(read_statement(stated).get("licence", "")) if stated.is_file() else "")
     metadata = Metadata(0, len(names), names, [], [])
     return ConvertedModel(CLASSIFICATION, settings, metadata, state, licence)

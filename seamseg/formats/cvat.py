@@ -8,6 +8,7 @@ colours of the palette of Pascal VOC, whose index is the number of the object in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -70,7 +71,7 @@ def parse_labelmap(text: str, source: str) -> dict[str, Color]:
             continue
         name, _, rest = line.strip().partition(":")
         channels = [word.strip() for word in rest.partition(":")[0].split(",")]
-        if len(channels) != 3 or not all(word.isdecimal() and int(word) < 256 for word in channels):
+        if len(channels) != 3 or not all(re.fullmatch("[0-9]{1,3}", word) and int(word) < 256 for word in channels):
             raise InputError(f"{source}: line {number}: expected label:red,green,blue::, not {line.strip()!r}")
         color = (int(channels[0]), int(channels[1]), int(channels[2]))
         if name in found or color in found.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,21 +108,25 @@ def _open_openvino(path: Path, part: str) -> OnnxSession:
         compiled = core.compile_model(model, part, settings)
     except Exception as error:  # RuntimeError and types of its own
         raise _unreadable(path, error) from None
-    request = compiled.create_infer_request()
+    request, turn = compiled.create_infer_request(), threading.Lock()
 
     def run(names: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        found = request.infer(dict(inputs))
-        # the arrays of a request are overwritten by the next one
-        return [np.array(found[name]) for name in names]
+        # a request takes one caller at a time; its results are copies
+        with turn:
+            found = request.infer(dict(inputs))
+        return [found[name] for name in names]
 
     inputs, outputs = (tuple(v.get_any_name() for v in values) for values in (compiled.inputs, compiled.outputs))
     return OnnxSession(run, texts, inputs, outputs, f"{OPENVINO}:{part}", _integer_layers(compiled))
 
 
-def _integer_layers(compiled: Any) -> int:
-    """Return how many convolutions and linear layers of a network compiled by OpenVINO compute in int8."""
-    facts = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]
-    names = [(fact["layerType"].astype(str), fact["runtimePrecision"].astype(str)) for fact in facts]
+def _integer_layers(compiled: Any) -> int | None:
+    """Return how many convolutions and linear layers OpenVINO computes in int8; None if its plugin does not say."""
+    try:
+        facts = [node.get_rt_info() for node in compiled.get_runtime_model().get_ops()]
+        names = [(fact["layerType"].astype(str), fact["runtimePrecision"].astype(str)) for fact in facts]
+    except (RuntimeError, KeyError):
+        return None
     return sum(layer in ("Convolution", "FullyConnected") and kind in ("i8", "u8") for layer, kind in names)
 
 

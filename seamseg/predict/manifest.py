@@ -314,7 +314,10 @@ class ManifestFolder:
     def _found(self, wanted: Callable[[str], bool]) -> list[Path]:
         """Return existing files in the order in which their lines replace each other: the own merged file first."""
         paths = [path for path in self.out.glob("predictions.*") if wanted(path.name)]
-        return sorted(paths, key=lambda path: (self.names.is_own(path.name), path != self.path, path.name))
+        # a run without a part merges the lines of parts before it adds its own, which are older than theirs otherwise
+        return sorted(
+            paths, key=lambda path: (self.names.is_own(path.name), path != self.path, ".part" in path.name, path.name)
+        )
 
     def _belongs(self, path: Path) -> bool:
         """Return whether a file has lines to keep; InputError if it is of another run."""

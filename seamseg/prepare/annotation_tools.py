@@ -233,7 +233,7 @@ def _label_studio_frames(
 
 def _photo_of(data: Mapping[str, Any], photos: FilesByName, where: str, folder: str) -> File:
     """Return the photo of a task: by its path in a URL, or in the address of a local or uploaded file."""
-    address = data.get(label_studio.TO_NAME) or next(v for v in data.values() if isinstance(v, str))
+    address = data.get(label_studio.TO_NAME) or next((v for v in data.values() if isinstance(v, str)), "")
     url = urlsplit(str(address))
     path = parse_qs(url.query).get("d", [unquote(url.path)])[0].strip("/")
     stem = str(PurePosixPath(path).with_suffix(""))
@@ -259,7 +259,7 @@ def _region(region: Mapping[str, Any], listed: ClassList, where: str) -> tuple[i
         return None
     if region.get("image_rotation"):
         raise InputError(f"{where}: has a region on a rotated image; rotate the photo itself")
-    shape = bytes(value["rle"]) if "rle" in value else [[float(x), float(y)] for x, y in value["points"]]
+    shape = bytes(list(value["rle"])) if "rle" in value else [[float(x), float(y)] for x, y in value["points"]]
     return _class_of(label, listed, where), shape
 
 

@@ -197,7 +197,12 @@ def test_names_that_the_hub_refuses(fake_hub: FakeHub, uri: str) -> None:
 
 @pytest.mark.parametrize(
     ("file", "expected"),
-    [("a.pt2", "not downloaded: a .pt2 package is a program"), ("../../a.tar", "malformed: ../../a.tar is not inside")],
+    [
+        ("a.pt2", "not downloaded: a .pt2 package is a program"),
+        ("a.PT2", "not downloaded: a .pt2 package is a program"),
+        ("a/", "malformed: a/ is a folder"),
+        ("../../a.tar", "malformed: ../../a.tar is not inside"),
+    ],
 )
 def test_files_that_are_not_downloaded(fake_hub: FakeHub, commit: str, file: str, expected: str) -> None:
     assert refusal(f"{URI}/{file}").startswith(expected)

@@ -44,7 +44,7 @@ def check_equal(name, results, expected):
             x, y = x[both], y[both]
         if name == "upsample_argmax" and x.shape == y.shape and x.numel():
             # logits of few bits have ties
-            assert (x != y).double().mean() <= 0.05
+            assert (x != y).sum() <= max(3, 0.05 * x.numel())
             continue
         rtol, atol = TOLERANCES.get(x.dtype, (0, 0))
         # sums of many terms cancel each other

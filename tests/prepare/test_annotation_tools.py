@@ -264,6 +264,7 @@ def test_stuff_gets_the_pixels_that_no_thing_covers(tmp_path):
     ("task", "reason"),
     [
         ({"annotations": []}, r"not tasks of Label Studio \(KeyError: 'data'\)"),
+        ({"regions": [{"value": {"rle": 20_000_000_000, "brushlabels": ["car"]}}]}, "not tasks of Label Studio"),
         ({"data": {"image": "b.jpg"}}, "task: 'b.jpg' is not among the 1 photos in"),
         ({"data": {"image": "a.jpg"}}, "0 images found that have an annotation"),
         ({"regions": [region("tram", box(0, 0, 1, 1))]}, "the label 'tram' is not in the class list"),

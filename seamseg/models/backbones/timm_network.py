@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.config.bodies import TIMM
+from seamseg.config.loader import MAX_PARAMETERS
 from seamseg.models.backbones.base import Backbone
 from seamseg.ops.abn import apply_norm
 from seamseg.ops.abn_channels import Norm
@@ -84,6 +85,8 @@ class TimmBackbone(Backbone):
         super().__init__(keep_outputs=keep_outputs, checkpoint=checkpoint)
         self.name = TIMM + name
         self.arguments, shape = _arguments(name, params, drop_path)
+        if (count := sum(p.numel() for p in shape.parameters())) > MAX_PARAMETERS:
+            raise InputError(f"[body] body = {self.name}: has {count} parameters, the limit is {MAX_PARAMETERS}")
         levels = _Levels.of(shape, self.name, all_strides=keep_outputs)
         self._modules_of_stages = levels.modules
         self._norm = levels.is_plain
@@ -420,7 +423,7 @@ def _arguments(name: str, params: Mapping[str, Any], drop_path: float) -> tuple[
             raise ValueError(f"{key} is no argument of the configuration: {advice}")
     try:
         model = create_model(name, params, meta=True)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, LookupError, ArithmeticError, AttributeError) as error:
         raise InputError(f"[body] body = {TIMM}{name}: {' '.join(str(error).split()) or 'timm refuses it'}") from error
     known = inspect.signature(type(model)).parameters
     arguments = {key: value for key, value in _FREE_SIZE.items() if key in known} | dict(params)

@@ -65,6 +65,7 @@ class ShardSink(StoredSink):
         assert target.shards is not None
         self.pattern: ShardPattern = target.shards
         self.photos = photos
+        self._listed: set[str] = set()
         if any(writer.member is None for writer in self.writers):
             raise InputError(
                 f"{option('formats')} cityscapes, vistas and cvat are layouts of folders for other tools: write them "
@@ -111,6 +112,8 @@ class ShardSink(StoredSink):
                     f"over with {option('restart', True)}, or choose another folder or URL"
                 )
         self._refuse_unknown(known, names)
+        # lines may name a shard that was not written: a part cannot drop them, so it must not use the number
+        self._listed = set() if self.part is None else known
 
     def _refuse_unknown(self, known: set[str], names: Mapping[str, int]) -> None:
         others = sorted(name for name in names if self._number(name) is not None and name not in known)
@@ -122,7 +125,7 @@ class ShardSink(StoredSink):
 
     def earlier(self, done: Mapping[str, Done], names: Mapping[str, int]) -> EarlierResults:
         """See `StoredSink`."""
-        numbers = (number for name in names if (number := self._number(name)) is not None)
+        numbers = {number for name in {*names, *self._listed} if (number := self._number(name)) is not None}
         return EarlierResults(done, tuple(sorted(numbers)))
 
     def _number(self, name: str) -> int | None:
