@@ -244,7 +244,11 @@ def test_the_configuration_survives_its_text() -> None:
         ("timm:test_convnext", ("body.body_params={'checkpoint_path': 'x'}",), "set [body] weights instead"),
         ("timm:test_convnext", ("body.body_params={'colour': 1}",), "colour"),
         ("timm:test_convnext", ("body.body_params={'act_layer': 'nope'}",), "nope"),
-        ("timm:vit_tiny_patch16_224", ("body.body_params={'embed_dim': 12288, 'num_heads': 3, 'depth': 100}",), "the limit is"),
+        (
+            "timm:vit_tiny_patch16_224",
+            ("body.body_params={'embed_dim': 12288, 'num_heads': 3, 'depth': 100}",),
+            "the limit is",
+        ),
         ("timm:test_convnext", ("general.qat=yes",), "qat needs a body whose norms can be folded"),
         ("timm:test_convnext", ("body.num_frozen=6",), "has 5 modules, not 6"),
         ("timm:twins_svt_small", ("body.num_frozen=2",), "give 0 or 5"),
