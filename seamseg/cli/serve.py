@@ -24,6 +24,7 @@ in progress.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -68,17 +69,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve; return 0 after a signal, or 1 if requests in progress were cut off."""
-    from seamseg.utils.errors import SeamsegError
+    from seamseg.utils.errors import InputError
 
     try:
         from seamseg.serve.app import ServeOptions, Service, build_app
-        from seamseg.serve.server import accepted_hosts, address_of, bind, run_server
+        from seamseg.serve.server import AppServer, accepted_hosts, address_of, bind
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("seamseg"):
             raise
-        raise SeamsegError(f"needs {error.name}: pip install 'seamseg[serve]'") from None
+        raise InputError(f"needs {error.name}: pip install 'seamseg[serve]'") from None
     from seamseg.inference.predictor import load_predictor
 
+    # a line for each broken form
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
     batch_size = 1 if args.batch_size is None else args.batch_size
     options = ServeOptions(batch_size, args.batch_wait, args.queue, args.max_upload, args.max_megapixels, args.timeout)
     with bind(args.host, args.port) as bound:
@@ -88,15 +91,15 @@ def run(args: argparse.Namespace) -> int:
             options = replace(options, batch_size=4)
         service = Service(predictor, name := Path(args.model).name, options, args.debug)
         line = f"serving {name} ({predictor.kind}, {predictor.network.device}) at {address_of(bound)}"
+        app = build_app(service, accepted_hosts(bound))
+        server = AppServer(app, lambda: print(line, flush=True), options.timeout)
         try:
-            finished = run_server(
-                build_app(service, accepted_hosts(bound)), bound, lambda: print(line, flush=True), options.timeout
-            )
+            server.run_on(bound)
         finally:
             service.close()
-    if not finished:
-        print("requests in progress were cut off", file=sys.stderr)
-    return 0 if finished else 1
+    if service.cut_off:
+        print(f"{service.cut_off} requests in progress were cut off", file=sys.stderr)
+    return 1 if service.cut_off else 0
 
 
 def _warm_up(predictor: Predictor[Any]) -> None:

@@ -107,7 +107,7 @@ def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None = N
             if image.width * image.height > max_pixels:
                 raise UnreadableImage(
                     f"{path}: {image.width} x {image.height} pixels are above the limit of "
-                    f"{max_pixels / 1e6:.0f} megapixels"
+                    f"{max_pixels / 1e6:.3g} megapixels"
                 )
             return read(image)
     except (InputError, MemoryError):

@@ -120,10 +120,15 @@ class Service:
     name : of the model
     options : see :class:`ServeOptions`
     debug : print tracebacks of unexpected errors
+
+    Attributes
+    ----------
+    cut_off : number of requests that the end of the server has cut off
     """
 
     def __init__(self, predictor: Predictor[Any], name: str, options: ServeOptions, debug: bool = False) -> None:
         self.options = options
+        self.cut_off = 0
         self._name = name
         self._debug = debug
         self.metrics = Metrics()
@@ -178,6 +183,9 @@ class Service:
             content = await self._predict(Request(request.scope, body), start + self.options.timeout)
         except ClientDisconnect:
             return Response(status_code=DISCONNECTED)
+        except asyncio.CancelledError:
+            self.cut_off += 1
+            raise
         except HTTPException:
             # a client that waits for a go-ahead sends nothing
             if "expect" not in request.headers:

@@ -70,66 +70,58 @@ def accepted_hosts(bound: socket.socket) -> Sequence[str]:
     return (*LOCAL_NAMES, host, f"[{host}]") if local else ("*",)
 
 
-def run_server(app: ASGIApp, bound: socket.socket, on_start: Callable[[], None], grace: float) -> bool:
-    """Serve until SIGINT or SIGTERM; then finish the requests in progress.
+class AppServer(uvicorn.Server):
+    """Serves an application until SIGINT or SIGTERM, or :meth:`stop`; then finishes the requests in progress.
 
     A second SIGINT ends at once.
 
     Parameters
     ----------
     app : to serve
-    bound : see :func:`bind`; is closed
     on_start : called when clients can connect
     grace : seconds for the requests in progress
-
-    Returns
-    -------
-    whether all requests in progress were finished
-
-    Raises
-    ------
-    SeamsegError
-        if another process listens on the port by now
     """
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        log_level="error",
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        proxy_headers=False,
-        server_header=False,
-        # connections that wait until they are accepted
-        backlog=128,
-        timeout_graceful_shutdown=math.ceil(grace),
-    )
-    server = _Server(config, on_start)
-    host, port = bound.getsockname()[:2]
-    try:
-        with _signals_ignored_at_the_end():
-            server.run(sockets=[bound])
-    except OSError as error:
-        raise _cannot_listen(host, port, error) from error
-    finally:
-        bound.close()
-    return server.finished
 
-
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None]) -> None:
+    def __init__(self, app: ASGIApp, on_start: Callable[[], None], grace: float) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=math.ceil(grace),
+        )
         super().__init__(config)
         self._on_start = on_start
-        self.finished = True
+
+    def run_on(self, bound: socket.socket) -> None:
+        """Serve on a socket of :func:`bind`, and close it.
+
+        Raises
+        ------
+        SeamsegError
+            if another process listens on the port by now
+        """
+        host, port = bound.getsockname()[:2]
+        try:
+            with _signals_ignored_at_the_end():
+                self.run(sockets=[bound])
+        except OSError as error:
+            raise _cannot_listen(host, port, error) from error
+        finally:
+            bound.close()
+
+    def stop(self) -> None:
+        """Begin to end, as SIGTERM does; from any thread."""
+        self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
         await super().startup(sockets)
         self._on_start()
-
-    async def _wait_tasks_to_complete(self) -> None:
-        self.finished = False
-        await super()._wait_tasks_to_complete()
-        self.finished = not self.force_exit
 
 
 @contextmanager
