@@ -31,7 +31,7 @@ FAILS = 250
 
 @dataclass
 class RedNetwork:
-    """A semantic network: the class of a pixel is its red value, void if there is none. It waits at a gate, and remembers its batches."""
+    """A semantic network: the class of a pixel is its red value. It waits at a gate, and remembers its batches."""
 
     gate: threading.Event = field(default_factory=threading.Event)
     started: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))

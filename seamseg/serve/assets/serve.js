@@ -94,7 +94,7 @@ async function send(file) {
     if (!response.ok) throw new Error(await errorOf(response));
     await show(await response.json());
     const seconds = (performance.now() - start) / 1000;
-    setStatus(`${file.name}: ${image.full.join(" × ")}, ${plural(image.segments.length, "segment")}, ${seconds.toFixed(1)} s`);
+    setStatus(`${file.name}: ${image.full.join(" x ")}, ${plural(image.segments.length, "segment")}, ${seconds.toFixed(1)} s`);
     document.body.dataset.shown = file.name;
   } catch (error) {
     if (mine.signal.aborted) return;
