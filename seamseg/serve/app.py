@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, fields
@@ -385,7 +385,7 @@ async def _file_of_form(request: Request, limit: int) -> bytes:
         await form.close()
 
 
-async def _limited(request: Request, limit: int) -> AsyncIterator[bytes]:
+async def _limited(request: Request, limit: int) -> AsyncGenerator[bytes, None]:
     size = 0
     async with aclosing(request.stream()) as stream:
         async for block in stream:
