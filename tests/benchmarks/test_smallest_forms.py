@@ -54,6 +54,10 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "scaling": ("--rounds 1 --side 64 --config toy_city_r18", r"scaling efficiency \d"),
     "semantic": ("19 --rounds 1 --json OUT", CASE),
     "semantic_network": ("fp32 --size 64 --rounds 1 --json OUT", CASE),
+    "serving": (
+        "--config toy_city_r18 --size 64x96 --clients 1 2 --batch-size 2 --requests 4 --rounds 1 --json OUT",
+        r"calls +1 +\d(.|\n)*batch 2 +2 +\d",
+    ),
     "soak_predict": ("--images 12 --kills 1", r"every photo once"),
     "throughput": (
         "plain --device cpu --size 64x96 --rounds 1 --photos 2 --workers 0 --config toy_city_r18 --json OUT",

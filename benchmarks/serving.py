@@ -1,0 +1,213 @@
+"""Load test of `seamseg serve`: requests per second and latencies of 1, 4 and 16 clients; calls without a server.
+
+    python benchmarks/serving.py                                       # a network of random weights
+    python benchmarks/serving.py --model runs/city --size 1024x2048 --batch-size 1 4 --device cuda
+
+`calls`: one photo after the other in this process, by the library: decode a JPEG, `predict`, encode the JSON.
+`batch N`: a server with `--batch-size N` on a free port, and clients that send the same JPEG and read the same JSON,
+each its next request when it has the answer to the last one. The server is in this process, and the clients are threads
+of it, so they share its processors. The forms take turns, in every round all of them; figures are medians over the
+rounds, and percentiles over all requests. `ratio` is the requests per second relative to the calls of the same round.
+
+Random weights find 100 made-up things on every photo, as in throughput.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from seamseg.inference.predictor import Predictor
+
+Latencies = list[float]
+
+
+def make(arguments: argparse.Namespace) -> Predictor[Any]:
+    """Load the model, or make one."""
+    import torch
+    from throughput import busy
+
+    import seamseg
+    from seamseg.predict.profiling import random_predictor
+    from seamseg.utils.distributed import choose_device
+
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    if arguments.model:
+        return seamseg.load(arguments.model, arguments.device, precision=arguments.precision)
+    predictor = random_predictor(
+        choose_device(arguments.device), min(arguments.size), arguments.precision, arguments.config
+    )
+    busy(predictor)
+    return predictor
+
+
+def photo(size: tuple[int, int]) -> bytes:
+    """Encode a photo of `(height, width)` as JPEG."""
+    from PIL import Image
+
+    from seamseg.predict.profiling import synthetic_image
+
+    buffer = BytesIO()
+    Image.fromarray(synthetic_image(size)).save(buffer, "JPEG", quality=92)
+    return buffer.getvalue()
+
+
+def calls(predictor: Predictor[Any], data: bytes, requests: int) -> tuple[float, Latencies]:
+    """Predict one photo after the other; return requests per second, and the seconds of each."""
+    from seamseg.data.images import open_image
+    from seamseg.serve.encoding import ResultEncoder
+
+    encoder = ResultEncoder(predictor)
+    latencies = []
+    begin = time.perf_counter()
+    for _ in range(requests):
+        start = time.perf_counter()
+        json.dumps(encoder.segments(predictor.predict(open_image("photo", data), keep_photo=False)))
+        latencies.append(time.perf_counter() - start)
+    return requests / (time.perf_counter() - begin), latencies
+
+
+@contextmanager
+def server(predictor: Predictor[Any], batch_size: int) -> Iterator[tuple[int, Callable[[], tuple[float, float]]]]:
+    """Serve a predictor; yield the port, and a function that returns the photos and the batches so far."""
+    from seamseg.serve.app import ServeOptions, Service, build_app
+    from seamseg.serve.server import AppServer, accepted_hosts, bind
+
+    bound = bind("127.0.0.1", 0)
+    port = bound.getsockname()[1]
+    service = Service(predictor, "benchmark", ServeOptions(batch_size, timeout=600))
+    started = threading.Event()
+    running = AppServer(build_app(service, accepted_hosts(bound)), started.set, 60)
+    thread = threading.Thread(target=running.run_on, args=(bound,))
+    thread.start()
+    started.wait()
+
+    def batches() -> tuple[float, float]:
+        value = service.metrics.registry.get_sample_value
+        return value("seamseg_batch_size_sum") or 0.0, value("seamseg_batch_size_count") or 0.0
+
+    try:
+        yield port, batches
+    finally:
+        running.stop()
+        thread.join()
+        service.close()
+
+
+def clients(port: int, data: bytes, requests: int, count: int) -> tuple[float, Latencies]:
+    """Send requests from `count` threads; return requests per second, and the seconds of each."""
+    latencies: Latencies = []
+    remaining = iter(range(requests))
+    lock = threading.Lock()
+
+    def client() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        while True:
+            with lock:
+                if next(remaining, None) is None:
+                    break
+            start = time.perf_counter()
+            connection.request("POST", "/predict", data)
+            response = connection.getresponse()
+            answer = response.read()
+            if response.status != 200:
+                raise SystemExit(f"status {response.status}: {answer.decode()}")
+            latencies.append(time.perf_counter() - start)
+        connection.close()
+
+    threads = [threading.Thread(target=client) for _ in range(count)]
+    begin = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    rate = requests / (time.perf_counter() - begin)
+    if len(latencies) != requests:
+        raise SystemExit(f"{requests - len(latencies)} of {requests} requests failed")
+    return rate, latencies
+
+
+def percentile(values: Latencies, part: float) -> float:
+    """Return the smallest value that is not below this part of all."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+
+
+def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure all forms in turns, and return a row for each."""
+    predictor, data = make(arguments), photo(arguments.size)
+    forms: dict[tuple[int, int], list[tuple[float, Latencies]]] = {(0, 1): []}
+    mean_batches: dict[tuple[int, int], list[float]] = {}
+    calls(predictor, data, 2)
+    for _ in range(arguments.rounds):
+        forms[0, 1].append(calls(predictor, data, arguments.requests))
+        for batch_size in arguments.batch_size:
+            with server(predictor, batch_size) as (port, batches):
+                clients(port, data, batch_size, batch_size)
+                for count in arguments.clients:
+                    before = batches()
+                    found = clients(port, data, max(arguments.requests, 2 * count), count)
+                    photos, number = (now - then for now, then in zip(batches(), before))
+                    forms.setdefault((batch_size, count), []).append(found)
+                    mean_batches.setdefault((batch_size, count), []).append(photos / number)
+    rows = []
+    for (batch_size, count), runs in forms.items():
+        latencies = [seconds for _, found in runs for seconds in found]
+        rows.append(
+            {
+                "form": f"batch {batch_size}" if batch_size else "calls",
+                "clients": count,
+                "requests/s": statistics.median(rate for rate, _ in runs),
+                "ratio": statistics.median(rate / base for (rate, _), (base, _) in zip(runs, forms[0, 1])),
+                "p50 ms": 1e3 * percentile(latencies, 0.5),
+                "p99 ms": 1e3 * percentile(latencies, 0.99),
+                "mean batch": statistics.median(mean_batches.get((batch_size, count), [1.0])),
+            }
+        )
+    return rows
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="as of `seamseg serve` (default: random weights)")
+    parser.add_argument("--config", default="vistas_r50", help="of the random weights (default: %(default)s)")
+    parser.add_argument("--size", default="512x767", help="HxW of the photo (default: %(default)s)")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16], help="(default: 1 4 16)")
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 4], help="of the servers (default: 1 4)")
+    parser.add_argument("--requests", type=int, default=32, help="of each form and round (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--precision", default="fp32", help="(default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="of torch (default: its own choice)")
+    parser.add_argument("--json", help="also write the numbers to this file")
+    arguments = parser.parse_args()
+    height, width = arguments.size.split("x")
+    arguments.size = int(height), int(width)
+    from seamseg.cli import process_settings
+
+    process_settings.apply()
+    rows = measure(arguments)
+    print(f"{height} x {width}, {arguments.device} {arguments.precision}, load {os.getloadavg()[0]:.1f}")
+    print(f"{'form':<10}{'clients':>8}{'requests/s':>12}{'ratio':>8}{'p50 ms':>10}{'p99 ms':>10}{'mean batch':>12}")
+    for row in rows:
+        numbers = f"{row['requests/s']:>12.2f}{row['ratio']:>8.2f}{row['p50 ms']:>10.1f}{row['p99 ms']:>10.1f}"
+        print(f"{row['form']:<10}{row['clients']:>8}{numbers}{row['mean batch']:>12.2f}")
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(rows, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
