@@ -101,7 +101,7 @@ def test_a_full_batch_overtakes_an_older_photo_that_waits(network: RedNetwork, o
 
 
 def test_cancelled_photos_are_not_computed(network: RedNetwork, open_batcher: Any) -> None:
-    batcher = open_batcher(4)
+    batcher = open_batcher(2)
     occupy(network, batcher)
     futures = [batcher.submit(photo(k)) for k in range(3)]
     assert futures[1].cancel()
@@ -109,6 +109,7 @@ def test_cancelled_photos_are_not_computed(network: RedNetwork, open_batcher: An
     network.gate.set()
     futures[2].result(10)
     assert network.seen == [99, 0, 2]
+    assert [len(batch) for batch in network.batches] == [1, 2], "nor do they take a place in a batch"
 
 
 def test_a_photo_that_fails_fails_alone(network: RedNetwork, open_batcher: Any) -> None:
