@@ -15,14 +15,14 @@ from PIL import Image
 
 from seamseg.formats.metadata import Metadata
 from seamseg.idmaps.resize import resize_nearest
-from seamseg.idmaps.segments import areas_and_boxes
+from seamseg.idmaps.segments import areas_and_boxes, count_classes
 from seamseg.inference.classification import Classification
 from seamseg.inference.detections import Detections
 from seamseg.inference.photo_result import PhotoResult
 from seamseg.inference.predictor import Predictor
 from seamseg.inference.result import Panoptic
 from seamseg.inference.semantic import SemanticMap
-from seamseg.panoptic_map import VOID, class_infos, class_map_result
+from seamseg.panoptic_map import VOID, class_infos
 from seamseg.predict.writers import FORMATS as FILE_FORMATS
 from seamseg.predict.writers.images import ImageWriter
 from seamseg.predictions import Prediction
@@ -154,7 +154,8 @@ class ResultEncoder:
         return found
 
     def _regions(self, result: SemanticMap) -> list[Entry]:
-        areas, boxes = areas_and_boxes(class_map_result(result.classes).id_map, VOID + 1)
+        ids = result.classes.astype(np.int32) + 1
+        areas, boxes = areas_and_boxes(ids, VOID + 1)
         found = []
         for category in _categories(result):
             y0, x0, y1, x1 = (int(v) for v in boxes[category + 1])
@@ -186,6 +187,8 @@ def _categories(result: PhotoResult) -> list[int]:
         return [s.category for s in result.segments if not s.iscrowd]
     if isinstance(result, Detections):
         return [d.category for d in result]
+    if isinstance(result, SemanticMap):
+        return np.flatnonzero(count_classes(result.classes)[:VOID]).tolist()
     return [category for _, category, _, _ in result.shares()]
 
 
@@ -198,15 +201,16 @@ def _index_map(result: PhotoResult, shape: tuple[int, int]) -> np.ndarray:
         shown = [s.id for s in result.segments if not s.iscrowd]
         ids = result.id_map
     elif isinstance(result, SemanticMap):
-        shown = [category + 1 for category in _categories(result)]
-        ids = class_map_result(result.classes).id_map
+        shown = _categories(result)
+        ids = result.classes
     elif isinstance(result, Detections):
         return resize_nearest(_painted(result), shape)
     else:
         return np.zeros(shape, np.int32)
-    index = np.zeros(max(int(ids.max(initial=0)), *shown, 0) + 1, np.int32)
+    small = resize_nearest(ids, shape)
+    index = np.zeros(max(int(small.max(initial=0)), *shown, 0) + 1, np.int32)
     index[shown] = np.arange(1, len(shown) + 1)
-    return index[resize_nearest(ids, shape)]
+    return index[small]
 
 
 def _painted(result: Detections) -> np.ndarray:
