@@ -162,7 +162,7 @@ setup(
     package_dir={"seamseg.configs": "configs"},
     package_data={
         "seamseg": ["py.typed", "config/defaults/*.ini", "kernels.json", "ops/schemas.inc", "report/assets/*"],
-        "seamseg.configs": ["*.ini", "imagenet/*.json"],
+        "seamseg.configs": ["*.ini", "classes/*.ini", "imagenet/*.json"],
     },
     include_package_data=False,
     ext_modules=[

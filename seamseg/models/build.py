@@ -60,12 +60,11 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Any:
     body_norm, head_norm = norm_factories(
         config.body.normalization_mode, config.body.activation, config.body.activation_slope, config.body.gn_groups
     )
-    rpn, roi, width = config.rpn, config.roi, config.fpn.out_channels
-    roi_size = (roi.roi_size[0], roi.roi_size[1])
+    rpn, width = config.rpn, config.fpn.out_channels
     net = PanopticNet(
         _build_body(config, body_norm),
         RPNHead(width, len(rpn.anchor_ratios), rpn.hidden_channels, head_norm, stride=rpn.stride),
-        ROIHead(width, num_thing, head_norm, roi_size, roi.fc_channels, roi.conv_channels, _has_masks(config)),
+        _build_roi_head(config, head_norm, num_thing),
         _build_semantic(config, body_norm, num_stuff + num_thing),
         _network_options(config, num_stuff),
     )
@@ -94,6 +93,7 @@ def build_criterion(config: Config, num_stuff: int) -> Criterion:
         void_is_background=roi.void_is_background,
         ohem=config.sem.ohem,
         with_semantic=config.kind == "panoptic",
+        crop_aware=frozenset(name for name in ("rpn", "roi") if getattr(config, name).bbx_loss == "cabb"),
     )
 
 
@@ -231,6 +231,20 @@ def _build_semantic(config: Config, norm: NormFactory, num_classes: int) -> Sema
         sem.fpn_levels,
         sem.hidden_channels,
         (sem.pooling_size[0], sem.pooling_size[1]),
+    )
+
+
+def _build_roi_head(config: Config, norm: NormFactory, num_thing: int) -> ROIHead:
+    roi = config.roi
+    return ROIHead(
+        config.fpn.out_channels,
+        num_thing,
+        norm,
+        (roi.roi_size[0], roi.roi_size[1]),
+        roi.fc_channels,
+        roi.conv_channels,
+        _has_masks(config),
+        roi.box_convs,
     )
 
 
