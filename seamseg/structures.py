@@ -224,8 +224,10 @@ class Batch:
 
     With `deferred`, one an image, the images are uint8 `3 x H x W` and not normalised, and images, masks (of any
     integer type) and boxes are not flipped: :func:`seamseg.training.prefetch.prepare_batch` applies these
-    transforms. `cut` states for each image, as it is after these transforms, whether the photo continues beyond its top,
-    left, bottom and right border; None if the images are no crops. `unreadable` are the training images that could not be read and were replaced by others: `(id, reason)`.
+    transforms. `unreadable` are the training images that could not be read and were replaced by others: `(id, reason)`.
+
+    `cut` states for each image, as it is after these transforms, whether the photo continues beyond its top, left,
+    bottom and right border; None if the images are no crops.
     """
 
     images: PackedSequence

@@ -95,8 +95,8 @@ def open_weights(path: str | Path) -> tuple[Snapshot, Metadata]:
     found = _find(path)
     if found.metadata is None and found.snapshot.metadata is None:
         raise InputError(
-            f"{found.name}: holds no names of classes: name a folder that holds the snapshot and the {METADATA_NAME} of "
-            "its training"
+            f"{found.name}: holds no names of classes: name a folder that holds the snapshot and the "
+            f"{METADATA_NAME} of its training"
         )
     metadata = _metadata(found, None)
     check_classes(found.snapshot, metadata, found.name)

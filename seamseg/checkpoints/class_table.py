@@ -68,8 +68,8 @@ class ClassTable:
             found = [self._source(entries.get(_key(c)), known, name) for c in self.classes.categories]
         if all(source is None for source in found):
             raise InputError(
-                f"{option('pretrain_classes', self.table)}: no class of the data set is one of {name}, whose classes are "
-                f"{', '.join(trained.categories[:5])}, ...: give a table of classes"
+                f"{option('pretrain_classes', self.table)}: no class of the data set is one of {name}, whose classes "
+                f"are {', '.join(trained.categories[:5])}, ...: give a table of classes"
             )
         return found
 

@@ -179,8 +179,8 @@ class Rpn:
     fpn_levels: int = key("number of pyramid levels", minimum=1, maximum=16)
     sigma: float = key("sigma of the smooth L1 loss: it is quadratic up to 1 / sigma²", above=0)
     bbx_loss: str = key(
-        "loss of the boxes: smooth L1, or the crop-aware one (cabb, arXiv 2012.07717), which does not penalise boxes for "
-        "extending beyond the border of a training crop that cuts their thing",
+        "loss of the boxes: smooth L1, or the crop-aware one (cabb, arXiv 2012.07717), which does not penalise boxes "
+        "for extending beyond the border of a training crop that cuts their thing",
         choices=("smooth_l1", "cabb"),
         ours=True,
     )
@@ -210,8 +210,8 @@ class Roi:
     sigma: float = key("sigma of the smooth L1 loss: it is quadratic up to 1 / sigma²", above=0)
     bbx_reg_weights: tuple[float, float, float, float] = key("factors of the box codes", above=0)
     bbx_loss: str = key(
-        "loss of the boxes: smooth L1, or the crop-aware one (cabb, arXiv 2012.07717), which does not penalise boxes for "
-        "extending beyond the border of a training crop that cuts their thing",
+        "loss of the boxes: smooth L1, or the crop-aware one (cabb, arXiv 2012.07717), which does not penalise boxes "
+        "for extending beyond the border of a training crop that cuts their thing",
         choices=("smooth_l1", "cabb"),
         ours=True,
     )

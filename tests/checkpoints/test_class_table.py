@@ -79,7 +79,7 @@ def test_each_row_is_that_of_its_class_or_the_initial_one(own, trained, own_stuf
     own_classes = classes_of(own[:own_stuff], own[own_stuff:])
     trained_classes = classes_of(trained[:trained_stuff], trained[trained_stuff:])
     if not set(own) & set(trained):
-        with pytest.raises(InputError, match="no class of the data set is one of m.tar"):
+        with pytest.raises(InputError, match=r"no class of the data set is one of m\.tar"):
             remapped(own_classes, trained_classes)
         return
     made, fresh, before, lines = remapped(own_classes, trained_classes)

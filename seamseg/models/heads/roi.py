@@ -71,8 +71,8 @@ class ROIHead(nn.Module):
     roi_size : `(height, width)` of the features of a region
     fc_channels, conv_channels : widths of the fully connected layers and of the convolutions
     with_masks : False leaves the mask branch out (detection)
-    box_convs : 3x3 convolutions of the box branch, before one fully connected layer (4: 4conv1fc, Wu and He 2018); 0 for
-        two fully connected layers
+    box_convs : 3x3 convolutions of the box branch, before one fully connected layer (4: 4conv1fc, Wu and He 2018); 0
+        for two fully connected layers
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The ROI head: samples, targets, losses and detections against the original, and their properties."""
 
-import numpy as np
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
