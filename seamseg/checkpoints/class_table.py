@@ -23,7 +23,7 @@ NAMES = "names"
 _LAYERS = {
     "sem_head": {"conv_sem": "all"},
     "cls": {"": "all"},
-    "roi_head": {"roi_cls": "scores", "roi_bbx": "things", "roi_msk": "things"},
+    "roi_head": {"roi_cls": "scores", "roi_bbx": "things", "roi_msk": "things", "roi_pts.output": "things"},
 }
 """Layers with rows for each class, by part: rows for all classes, for background and things, or equal numbers of rows
 for each thing."""

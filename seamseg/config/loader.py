@@ -256,7 +256,8 @@ def head_parameters(config: Config) -> dict[str, int]:
         "roi": box_convs
         + box_width * (roi.roi_size[0] // 2) * (roi.roi_size[1] // 2) * roi.fc_channels
         + roi.fc_channels**2 * (not roi.box_convs)
-        + 9 * (width + 4 * roi.conv_channels) * roi.conv_channels,
+        + 9 * (width + 4 * roi.conv_channels) * roi.conv_channels
+        + (width + 2 * roi.conv_channels) * roi.conv_channels * (roi.mask_points > 0),
         "sem": 9 * (width + config.sem.hidden_channels) * config.sem.hidden_channels * config.sem.fpn_levels,
     }
 

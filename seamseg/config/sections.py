@@ -219,6 +219,19 @@ class Roi:
     conv_channels: int = key(
         "channels of the convolutions of the mask branch, and of the box branch", minimum=1, maximum=CHANNELS, ours=True
     )
+    mask_points: int = key(
+        "points of each mask in training that a small network predicts from the finest level, to refine the edges of "
+        "masks (PointRend, arXiv 1912.08193: 196); their loss is part of roi_msk; 0 for none",
+        minimum=0,
+        maximum=10_000,
+        ours=True,
+    )
+    mask_subdivisions: int = key(
+        "with mask_points, how often the masks of 28 x 28 are doubled in size at inference",
+        minimum=0,
+        maximum=4,
+        ours=True,
+    )
     box_convs: int = key(
         "number N of 3x3 convolutions of the box branch, with a norm each, before a single fully connected layer (4: "
         "the head 4conv1fc of Mask R-CNN with group norm, arXiv 1803.08494); 0: two fully connected layers",

@@ -19,6 +19,7 @@ from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.models.criterion import Criterion, SemanticCriterion, TrainingModule
 from seamseg.models.folding import fold_layers
 from seamseg.models.heads.deeplab import DeeplabV3
+from seamseg.models.heads.points import PointHead
 from seamseg.models.heads.roi import DetectionSelector, ROIExtractor, ROIHead
 from seamseg.models.heads.roi_targets import ProposalMatcher
 from seamseg.models.heads.rpn import AnchorGenerator, AnchorMatcher, ProposalGenerator, RPNHead
@@ -235,9 +236,9 @@ def _build_semantic(config: Config, norm: NormFactory, num_classes: int) -> Sema
 
 
 def _build_roi_head(config: Config, norm: NormFactory, num_thing: int) -> ROIHead:
-    roi = config.roi
-    return ROIHead(
-        config.fpn.out_channels,
+    roi, width = config.roi, config.fpn.out_channels
+    head = ROIHead(
+        width,
         num_thing,
         norm,
         (roi.roi_size[0], roi.roi_size[1]),
@@ -246,6 +247,9 @@ def _build_roi_head(config: Config, norm: NormFactory, num_thing: int) -> ROIHea
         _has_masks(config),
         roi.box_convs,
     )
+    if roi.mask_points and head.with_masks:
+        head.roi_pts = PointHead(width, roi.conv_channels, num_thing, roi.mask_points, roi.mask_subdivisions)
+    return head
 
 
 def _has_masks(config: Config) -> bool:
@@ -290,6 +294,7 @@ _OUTPUT_STD = {
     "rpn_head.conv_bbx": 0.01,
     "roi_head.roi_cls": 0.01,
     "roi_head.roi_bbx": 0.001,
+    "roi_head.roi_pts.output": 0.001,
 }
 """Standard deviation of the weights of output layers; small outputs at the start, as usual for Faster R-CNN."""
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.models.heads.crop_aware import consistent_codes, cut_sides
+from seamseg.models.heads.points import PointOutputs, point_loss, point_targets
 from seamseg.models.heads.roi import box_loss, class_loss, codes_of_class, mask_loss
 from seamseg.models.heads.roi_targets import box_targets, mask_targets
 from seamseg.models.heads.rpn import AnchorMatcher, rpn_losses
@@ -134,7 +135,10 @@ class Criterion:
         if rois.samples.all_none:
             # sums of no rows: their backward pass runs the collectives of the head on this rank too
             logits = (rois.cls_logits, rois.bbx_logits, rois.msk_logits)
-            return [(x.float().sum(), 0) for x in logits if x is not None]
+            nothing: list[_Term] = [(x.float().sum(), 0) for x in logits if x is not None]
+            if rois.points is not None:
+                nothing[-1] = (nothing[-1][0] + rois.points.logits.float().sum(), 0)
+            return nothing
         roi_targets = self._roi_targets(rois, outputs.things, targets)
         weights, _ = rois.weights.concatenated()
         count = roi_targets.labels.shape[0] if weights is None else weights.sum()
@@ -146,12 +150,28 @@ class Criterion:
             (box_loss(rois.bbx_logits, roi_targets.labels, codes, self.roi_sigma, weights), count),
         ]
         if rois.msk_logits is not None:
-            terms.append(mask_loss(rois.msk_logits, roi_targets.mask_labels, roi_targets.masks))
+            loss, count = mask_loss(rois.msk_logits, roi_targets.mask_labels, roi_targets.masks)
+            if rois.points is not None:
+                loss = loss + self._point_loss(rois, rois.points, outputs.things, targets)
+            terms.append((loss, count))
         return terms
+
+    def _point_loss(self, rois: ROIOutputs, points: PointOutputs, things: list[Things], targets: Batch) -> Tensor:
+        """Return the loss of the points at which masks are refined, a part of roi_msk_loss."""
+        wanted = []
+        places = torch.split(points.places, list(rois.leading))
+        for place, match, leading, thing, ids in zip(
+            places, rois.matches, rois.leading, things, targets.masks, strict=True
+        ):
+            if match is not None:
+                assert ids is not None
+                wanted.append(point_targets(place, match[:leading], thing.ids, ids, self.void_is_background))
+        return point_loss(points.logits, torch.cat(wanted))
 
     def _cut(self, outputs: TrainingOutputs, targets: Batch) -> list[Tensor]:
         """Return which sides of the things of each image the crop cuts, bool `G x 4`."""
-        images = zip(outputs.things, outputs.valid_sizes, targets.cut or [None] * len(targets), strict=True)
+        whole = (False, False, False, False)
+        images = zip(outputs.things, outputs.valid_sizes, targets.cut or [whole] * len(targets), strict=True)
         return [cut_sides(things.boxes, size, cut) for things, size, cut in images]
 
     def _crop_aware_codes(self, outputs: TrainingOutputs, roi_targets: _ROITargets, targets: Batch) -> Tensor:

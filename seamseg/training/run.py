@@ -302,15 +302,14 @@ def _load_initial_weights(
         log.info(f"body weights {task.config.body.weights}: {body}")
         if (problem := task.body_problem(net)) is not None:
             log.warning(problem)
-    # other tasks have no table
-    table = () if options.pretrain_classes is None else (ClassTable(metadata, options.pretrain_classes),)
+    table = None if options.pretrain_classes is None else ClassTable(metadata, options.pretrain_classes)
     for specification in options.pretrain:
-        report = task.load_pretrained(net, specification, *table)
+        report = task.load_pretrained(net, specification, table)
         log.info(f"pre-trained {specification}: {report}")
         for line in report.fresh:
             log.info(f"pre-trained {specification}: {line}")
         if complete and (report.skipped or report.fresh):
-            problem = report if report.skipped else report.fresh[0]
+            problem = str(report) if report.skipped else report.fresh[0]
             raise InputError(f"{why} {option('pretrain', specification)}: does not fill the network: {problem}")
     if complete and all(":" in s and s.split(":")[0] in task.parts for s in options.pretrain):
         filled = {s.split(":")[0] for s in options.pretrain}

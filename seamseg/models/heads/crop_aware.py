@@ -19,21 +19,21 @@ _STEPS, _ROUNDS = 17, 4
 its error is below a thousandth of the pixels between the border and the predicted side."""
 
 
-def cut_sides(boxes: Tensor, size: tuple[int, int], cut: tuple[bool, bool, bool, bool] | None) -> Tensor:
+def cut_sides(boxes: Tensor, size: tuple[int, int], cut: tuple[bool, bool, bool, bool]) -> Tensor:
     """Return which sides of boxes lie on a border of the crop where the photo continues.
 
     Parameters
     ----------
     boxes : `G x 4`, within the crop
     size : `(height, width)` of the crop
-    cut : whether the photo continues beyond the top, left, bottom and right border; None if it does nowhere
+    cut : whether the photo continues beyond the top, left, bottom and right border
 
     Returns
     -------
     bool `G x 4`, in the order of the corners
     """
     on_border = torch.stack((boxes[:, 0] <= 0, boxes[:, 1] <= 0, boxes[:, 2] >= size[0], boxes[:, 3] >= size[1]), dim=1)
-    for side, continues in enumerate(cut or (False,) * 4):
+    for side, continues in enumerate(cut):
         if not continues:
             on_border[:, side] = False
     return on_border
@@ -72,8 +72,8 @@ def consistent_codes(
     """
     axes = []
     for axis in (0, 1):
-        of_axis = [values[:, axis::2].unbind(1) for values in (predicted, anchors, targets, cut)]
-        axes.append(_axis_codes(*of_axis, (weights[axis], weights[axis + 2]), sigma))
+        pairs = [(values[:, axis], values[:, axis + 2]) for values in (predicted, anchors, targets, cut)]
+        axes.append(_axis_codes(pairs[0], pairs[1], pairs[2], pairs[3], (weights[axis], weights[axis + 2]), sigma))
     found = torch.stack([part for parts in zip(*axes) for part in parts], dim=1)
     is_cut = cut[:, :2] | cut[:, 2:]
     return torch.where(torch.cat((is_cut, is_cut), dim=1), found, codes)

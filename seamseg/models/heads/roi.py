@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.models.backbones.base import NormFactory
+from seamseg.models.heads.points import PointHead
 from seamseg.models.heads.roi_targets import IGNORED_PIXEL
 from seamseg.ops.boxes import box_area, smooth_l1
 from seamseg.ops.nms import nms
@@ -90,7 +91,8 @@ class ROIHead(nn.Module):
         self.num_things = num_things
         self.with_masks = with_masks
         # snapshots of networks with masks have them, too
-        self.unused_layers = () if with_masks else ("conv.", "roi_msk.")
+        self.unused_layers = () if with_masks else ("conv.", "roi_msk.", "roi_pts.")
+        self.roi_pts: PointHead | None = None
         self.roi_size = roi_size
         cells = (roi_size[0] // 2) * (roi_size[1] // 2)
         self.box_conv = None

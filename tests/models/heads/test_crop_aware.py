@@ -43,7 +43,7 @@ def test_sides_on_a_border_where_the_photo_continues():
         [False, True, False, False],
         *[[False] * 4] * 2,
     ]
-    assert not cut_sides(boxes, SIZE, None).any()
+    assert not cut_sides(boxes, SIZE, (False,) * 4).any()
     assert cut_sides(boxes[:0], SIZE, (True,) * 4).shape == (0, 4)
 
 
