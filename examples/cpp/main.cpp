@@ -158,7 +158,8 @@ void run(const std::string& library, const std::string& package, const std::stri
   for (size_t i = 0; i < segments.size(); ++i) {
     const auto area = areas[static_cast<int64_t>(i) + 1].item<int64_t>();
     if (area == 0) continue;  // too small for the size of the photo
-    std::cout << i + 1 << " " << metadata.categories().at(segments[i].category).as<std::string>() << " " << segments[i].score << " " << area << "\n";
+    const auto name = metadata.categories().at(segments[i].category).as<std::string>();
+    std::cout << i + 1 << " " << name << " " << segments[i].score << " " << area << "\n";
   }
   write_pgm(target, ids);
 }

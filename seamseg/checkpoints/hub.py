@@ -39,7 +39,8 @@ def fetch(uri: str, files: Sequence[str]) -> Path:
     Parameters
     ----------
     uri : `hf://user/repo`, with `@REVISION` (branch, tag or commit), and with `/FILE` for one file
-    files : names of the files to download without FILE, as far as the repository holds them; it must hold the first
+    files : names of the files to download without FILE, or if FILE is the first of them, as far as the repository
+        holds them; it must hold the first
 
     Returns
     -------
@@ -64,7 +65,7 @@ def fetch(uri: str, files: Sequence[str]) -> Path:
     if file is not None and file.lower().endswith(".pt2"):
         raise InputError(f"{uri}: not downloaded: a .pt2 package is a program; check and copy it yourself")
     with _hub(uri) as hub:
-        wanted = [file] if file is not None else list(files)
+        wanted = list(files) if file in (None, files[0]) else [file]
         revision = None if revision is None else unquote(revision)
         folder = Path(hub.snapshot_download(repo, revision=revision, allow_patterns=wanted, **_LIBRARY))
         offline = hub.constants.HF_HUB_OFFLINE

@@ -90,8 +90,9 @@ def _sha256(stream: IO[bytes]) -> str:
 
 
 def snapshot_in(folder: Path) -> Path:
-    """Return the preferred snapshot of a run folder, or the weights of another one; InputError if there are none."""
-    found = next((folder / name for name in (*SNAPSHOT_NAMES, WEIGHTS_NAME) if (folder / name).is_file()), None)
+    """Return the weights of a converted folder, or the preferred snapshot of a run; InputError if there are none."""
+    # in this order: the cache of a hub keeps all files of a repository that were ever downloaded in one folder
+    found = next((folder / name for name in (WEIGHTS_NAME, *SNAPSHOT_NAMES) if (folder / name).is_file()), None)
     if found is None:
         others = sorted(folder.glob("*.tar")) + sorted(folder.glob("*.pth"))
         if len(others) != 1:

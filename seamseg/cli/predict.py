@@ -70,10 +70,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from seamseg.inference.options import InferenceOptions
     from seamseg.inference.predictor import Predictor
     from seamseg.predict.job import RunSummary
     from seamseg.predict.sinks.scratch import MakeWriters
+    from seamseg.predict.sources.base import Container, Source
     from seamseg.predict.writers import Writer
 
 
@@ -243,7 +246,7 @@ def run(args: argparse.Namespace) -> int:
         options = _options(args, formats)
         predictor = load_predictor(model, world.device or args.device, args.config, args.meta, options)
         head = _header(args, model, formats, predictor, None if target.shards is None else target.shards.text)
-        sink = open_sink(target, _writer_factory(args, formats, predictor), head, args.shard_photos, part)
+        sink = open_sink(target, _writer_factory(args, formats, predictor, sources), head, args.shard_photos, part)
         workers = min(4, available_cores()) if args.workers is None else args.workers
         if args.workers is None and len(sources) < 2 * world.size and all(isinstance(s, Source) for s in sources):
             workers = 0
@@ -280,14 +283,23 @@ def _options(args: argparse.Namespace, formats: list[str]) -> InferenceOptions:
     )
 
 
-def _writer_factory(args: argparse.Namespace, formats: list[str], predictor: Predictor[Any]) -> MakeWriters:
+def _writer_factory(
+    args: argparse.Namespace, formats: list[str], predictor: Predictor[Any], sources: Sequence[Source | Container]
+) -> MakeWriters:
     """Return a function that creates the writers for a folder."""
     from seamseg.inference.anonymize import LEAST_SCORE, NOT_LOCATED
+    from seamseg.predict.sources.base import Source
     from seamseg.predict.writers import AnonymizeWriter, DetectionChoice, make_writers
     from seamseg.utils.errors import InputError, option
 
     if "raw" in formats and not predictor.network.uses_torch:
         raise InputError(f"{option('formats', 'raw')}: format raw holds tensors, an exported network returns none")
+    inner = next((s for s in sources if not isinstance(s, Source)), None) if "labelstudio" in formats else None
+    if inner is not None:
+        raise InputError(
+            f"{option('formats', 'labelstudio')}: Label Studio shows photos that are files or have a URL, not those in "
+            f"{inner.relative}; unpack it first"
+        )
     if args.anonymize is not None and predictor.kind == "classification":
         raise InputError(f"{option('anonymize', args.anonymize)}: {NOT_LOCATED}")
     choice = DetectionChoice(args.score_threshold or 0.0, predictor.classes)

@@ -38,7 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--scores", metavar="JSON", help="scores to state, from `seamseg evaluate --json`")
     parser.add_argument("--private", action="store_true", help="create a private repository")
-    parser.add_argument("--dry-run", metavar="DIR", help="write the files to this folder instead of uploading them")
+    parser.add_argument(
+        "--dry-run",
+        metavar="DIR",
+        help="write the files to this folder, over those of an earlier time, instead of uploading",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

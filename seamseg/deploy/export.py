@@ -25,7 +25,7 @@ from seamseg.data.input_size import InputSize
 from seamseg.deploy.compare import Agreement, compare
 from seamseg.deploy.network import ExportNet, example_inputs, export_net, output_names
 from seamseg.deploy.quantize import calibration_photos, quantise_file
-from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, PARTS, ExportedMetadata
+from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, OPSETS, PARTS, ExportedMetadata
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.images import as_image, network_input
 from seamseg.inference.network import TrainedModel
@@ -69,9 +69,9 @@ class Format:
 def _write_onnx(
     net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int], opset: int | None
 ) -> None:
-    from seamseg.deploy.onnx import OPSET, write_onnx
+    from seamseg.deploy.onnx import write_onnx
 
-    write_onnx(net, target, metadata, size, OPSET if opset is None else opset)
+    write_onnx(net, target, metadata, size, opset or OPSETS[0])
 
 
 def _write_package(
@@ -229,8 +229,8 @@ def check_target(path: Path, options: ExportOptions) -> Format:
         raise InputError(f"{option('precision', options.precision)}: {chosen.name} files are exported in {known}")
     if options.opset is not None and path.suffix != ".onnx":
         raise InputError(f"{option('opset', options.opset)}: only ONNX files have such operators, not {path.name}")
-    if options.opset not in (None, 20, 21):
-        raise InputError(f"{option('opset', options.opset)}: choose 20 or 21")
+    if options.opset not in (None, *OPSETS):
+        raise InputError(f"{option('opset', options.opset)}: choose {' or '.join(map(str, OPSETS))}")
     if options.int8 is not None and path.suffix != ".onnx":
         raise InputError(f"{option('int8', options.int8)}: only ONNX files are quantised, not {path.name}")
     missing = [name for name in chosen.packages if importlib.util.find_spec(name) is None]
@@ -292,7 +292,6 @@ def _default_size(size: InputSize) -> tuple[int, int]:
 
 
 def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> ExportSource:
-
     if options.part != "all":
         raise InputError(f"{option('part', options.part)}: a classifier has no dense part")
     if options.overrides:

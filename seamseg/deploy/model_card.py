@@ -196,9 +196,9 @@ def _licence(licence: str) -> dict[str, str]:
     """Return the keys of a licence: an identifier such as `cc-by-4.0`, or the name of another one."""
     if not licence:
         return {}
-    identifier = licence.lower().replace(" ", "-")
-    if re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", identifier):
-        return {"license": identifier}
+    # one word, or a few with a version, as CC BY 4.0
+    if re.fullmatch(r"[a-z0-9][a-z0-9.+-]*|([a-z0-9-]+ ){1,2}\d\.\d", licence, re.IGNORECASE):
+        return {"license": licence.lower().replace(" ", "-")}
     return {"license": "other", "license_name": licence}
 
 

@@ -21,21 +21,17 @@ import torch
 from onnxscript.onnx_opset import opset20
 
 from seamseg.deploy.network import ExportNet, example_inputs, failures_in_one_line, output_names, trace
-from seamseg.formats.exported import METADATA_KEY, ExportedMetadata
+from seamseg.formats.exported import METADATA_KEY, OPSETS, ExportedMetadata
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.files import replacing
 
 op: Any = opset20
-OPSET = 20
-"""Version of the operators by default: the lowest that has all of them."""
-OPSETS = (20, 21)
-"""The lowest and the highest version: later ones have a RoiAlign that engines lack."""
 _MAX_BYTES = 2 << 30
 _LOWEST = float(np.finfo(np.float32).min)
 
 
 def write_onnx(
-    net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int], opset: int = OPSET
+    net: ExportNet, target: Path, metadata: ExportedMetadata, size: tuple[int, int], opset: int = OPSETS[0]
 ) -> None:
     """Write a network as an ONNX file, atomically.
 
@@ -46,7 +42,7 @@ def write_onnx(
     metadata : stored in the file, under :data:`seamseg.formats.exported.METADATA_KEY`; with `size` None height and
         width are free
     size : `(height, width)` of the example that is traced: that of the metadata, or any that is allowed
-    opset : version of the operators, within :data:`OPSETS`
+    opset : version of the operators, within :data:`seamseg.formats.exported.OPSETS`
 
     Raises
     ------

@@ -133,19 +133,14 @@ def take_ranges(model: onnx.ModelProto) -> Ranges:
     return ranges
 
 
-def replace_upsampling(model: onnx.ModelProto) -> dict[str, str]:
+def replace_upsampling(model: onnx.ModelProto) -> None:
     """Replace transposed convolutions whose windows do not overlap by 1x1 convolutions, which have int8 kernels.
 
     The result is the same: a convolution to all cells of a window, and the activation if one follows; then the channels
     are moved to the cells.
-
-    Returns
-    -------
-    the names of the results, each with that of the tensor before the channels are moved
     """
     from onnx import helper, numpy_helper
 
-    moved = {}
     graph = model.graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
     users = _users(graph)
@@ -173,8 +168,6 @@ def replace_upsampling(model: onnx.ModelProto) -> dict[str, str]:
         last.output[0] = cells
         move = helper.make_node("DepthToSpace", [cells], [result], f"{node.name}_move", blocksize=side, mode="CRD")
         graph.node.insert(list(graph.node).index(last) + 1, move)
-        moved[result] = cells
-    return moved
 
 
 def _users(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
@@ -269,9 +262,7 @@ def quantise(
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     learned = take_ranges(copy) if samples is None else None
-    moved = replace_upsampling(copy)
-    if learned is not None:
-        learned |= {cells: learned[result] for result, cells in moved.items() if result in learned}
+    replace_upsampling(copy)
     selection = select(copy, keep_float, learned)
     if not selection.weighted:
         raise InputError("the network has no convolution or linear layer to quantise")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from seamseg.formats.metadata import Metadata
+from seamseg.inference.fiftyone_labels import classification_label
 from seamseg.inference.photo_result import Photo, PhotoResult, ResultFile, SourceImage
 from seamseg.predictions import Prediction
+
+if TYPE_CHECKING:
+    import fiftyone
 
 TOP = 5
 """Classes that are shown and saved."""
@@ -107,6 +111,9 @@ class Classification(PhotoResult):
     def to_coco(self, image_id: int | str = 0) -> list[dict[str, Any]]:
         """Return the most probable classes as entries with `image_id`, `category_id` and `score`."""
         return [{"image_id": image_id, "category_id": k, "score": share} for _, k, _, share in self.shares()]
+
+    def _fiftyone_labels(self) -> dict[str, fiftyone.Label]:
+        return {"classification": classification_label(*self.top(1)[0])}
 
     def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         return {"size": self.size}, {"probabilities": self.probabilities}

@@ -281,21 +281,7 @@ class Detections(PhotoResult, Sequence[Detection]):
         )
         return found
 
-    def to_fiftyone(self) -> dict[str, fiftyone.Label]:
-        """Return labels of FiftyOne: `detections`, with masks if the network has them.
-
-        The box of an object with a mask is that of its pixels, which FiftyOne stretches over the box.
-
-        Raises
-        ------
-        SeamsegError
-            if the library is not installed
-
-        Examples
-        --------
-        >>> for name, label in result.to_fiftyone().items():  # doctest: +SKIP
-        ...     sample[name] = label
-        """
+    def _fiftyone_labels(self) -> dict[str, fiftyone.Label]:
         objects = []
         for d in self:
             crop = None if d.crop is None else cropped(d.crop, d.corner)

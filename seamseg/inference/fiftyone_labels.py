@@ -30,6 +30,11 @@ def segmentation_label(classes: np.ndarray) -> Any:
     return _import().Segmentation(mask=mask.astype(np.uint8))
 
 
+def classification_label(name: str, probability: float) -> Any:
+    """Return `fiftyone.Classification` of the most probable class."""
+    return _import().Classification(label=name, confidence=probability)
+
+
 def detections_label(objects: Iterable[LabelledObject], size: tuple[int, int]) -> Any:
     """Return `fiftyone.Detections`, with boxes `[x, y, width, height]` relative to a photo of `(height, width)`."""
     fiftyone, (height, width) = _import(), size

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
 
 import numpy as np
 from PIL import Image
@@ -25,6 +25,9 @@ from seamseg.utils.errors import InputError, SeamsegError
 from seamseg.utils.files import replacing, write_atomically, write_json
 from seamseg.utils.limits import MODEL_METADATA_BYTES, check_member, check_method, packed_size, parse_json
 from seamseg.visualize.overlay import encode_thumbnail, figure_html
+
+if TYPE_CHECKING:
+    import fiftyone
 
 OVERLAY_FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG", ".webp": "WEBP"}
 """File endings for which :meth:`PhotoResult.save` writes the overlay."""
@@ -223,6 +226,28 @@ class PhotoResult(ABC):
     @abstractmethod
     def to_coco(self, image_id: int | str = 0) -> Any:
         """Return the result in the COCO format of its kind."""
+
+    def to_fiftyone(self) -> dict[str, fiftyone.Label]:
+        """Return labels of FiftyOne by name.
+
+        `segmentation`, of networks with a class map: class index + 1, 0 void, crowds included. `detections`: the things
+        of a panoptic map, or the detections, with masks if the network has them; the box of an object with a mask is
+        that of its pixels, over which FiftyOne stretches the mask. `classification`: the most probable class.
+
+        Raises
+        ------
+        SeamsegError
+            if the library is not installed
+
+        Examples
+        --------
+        >>> for name, label in result.to_fiftyone().items():  # doctest: +SKIP
+        ...     sample[name] = label
+        """
+        return self._fiftyone_labels()
+
+    @abstractmethod
+    def _fiftyone_labels(self) -> dict[str, fiftyone.Label]: ...
 
     def _save_json(self, path: Path) -> None:
         """Write the COCO format."""

@@ -204,21 +204,7 @@ class Panoptic(PanopticResult, PhotoResult):
         )
         return found
 
-    def to_fiftyone(self) -> dict[str, fiftyone.Label]:
-        """Return labels of FiftyOne: `segmentation`, class index + 1 (0 void), and `detections`, the things.
-
-        The box of a thing is that of its pixels. Crowds are in the mask only.
-
-        Raises
-        ------
-        SeamsegError
-            if the library is not installed
-
-        Examples
-        --------
-        >>> for name, label in result.to_fiftyone().items():  # doctest: +SKIP
-        ...     sample[name] = label
-        """
+    def _fiftyone_labels(self) -> dict[str, fiftyone.Label]:
         things = []
         for segment in self.segments:
             crop = cropped(self.mask(segment)) if segment.isthing and not segment.iscrowd else None

@@ -164,19 +164,7 @@ class SemanticMap(PhotoResult):
             entries.append({"image_id": image_id, "category_id": category, "segmentation": mask, "score": 1.0})
         return entries
 
-    def to_fiftyone(self) -> dict[str, fiftyone.Label]:
-        """Return labels of FiftyOne: `segmentation`, the mask of class index + 1, 0 void.
-
-        Raises
-        ------
-        SeamsegError
-            if the library is not installed
-
-        Examples
-        --------
-        >>> for name, label in result.to_fiftyone().items():  # doctest: +SKIP
-        ...     sample[name] = label
-        """
+    def _fiftyone_labels(self) -> dict[str, fiftyone.Label]:
         return {"segmentation": segmentation_label(self.classes)}
 
     def _content(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

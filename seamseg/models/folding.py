@@ -210,10 +210,7 @@ def _fold_pairs(sequence: nn.Sequential) -> None:
         made: nn.Module | None = _fuse(layer, norm)
         if isinstance(layer, nn.Linear):
             made = FusedLinear(*_scaled(layer.weight, layer.bias, *affine), norm.activation, norm.activation_param)
-        elif isinstance(layer, nn.ConvTranspose2d):
-            assert layer.kernel_size == layer.stride == (layer.stride[0],) * 2, (
-                "windows of the mask branch do not overlap"
-            )
+        elif isinstance(layer, nn.ConvTranspose2d) and layer.kernel_size == layer.stride == (layer.stride[0],) * 2:
             weight, bias = _scaled(layer.weight, layer.bias, *affine, axis=1)
             made = FoldedUpsampling(weight, bias, norm.activation, norm.activation_param)
         if made is not None:

@@ -214,15 +214,16 @@ class ManifestFolder:
         Raises
         ------
         InputError
-            if they are of another model or other settings
+            if they, or those of other parts, are of another model or other settings
         SeamsegError
             if they cannot be read or written
         """
         own = self._found(self.names.is_own)
+        # all parts are merged in the end
+        for path in self._found(lambda name: _NAME.fullmatch(name) is not None):
+            if path not in own:
+                self._belongs(path)
         if restart:
-            for path in self._found(self.names.is_read):
-                if path not in own:
-                    self._belongs(path)
             for path in own:
                 _unlink(path)
             return {}

@@ -101,6 +101,17 @@ def test_one_file(fake_hub: FakeHub, commit: str, folder: Path) -> None:
         seamseg.load(f"{URI}/a.onnx", "cpu")
 
 
+def test_weights_and_a_snapshot_in_one_repository(fake_hub: FakeHub, folder: Path, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    fake_hub.publish(NAME, folder)
+    fake_hub.repos[NAME].commit({"model_best.pth.tar": (run / "model_last.pth.tar").read_bytes()})
+    assert open_model(f"{URI}/model.safetensors").licence == "mit"
+    assert fake_hub.fetched() == FILES
+    # the snapshot is in the folder of the cache, then
+    assert open_model(f"{URI}/model_best.pth.tar").name.endswith("model_best.pth.tar")
+    assert open_model(URI).name.endswith("model.safetensors")
+
+
 def test_python_and_pre_training(fake_hub: FakeHub, commit: str, folder: Path, tmp_path: Path) -> None:
     Image.fromarray(np.full((64, 96, 3), 90, np.uint8)).save(tmp_path / "photo.png")
     with narrow_body():

@@ -151,6 +151,7 @@ def test_the_card(run: Path, tmp_path: Path) -> None:
     ("licence", "stated"),
     [
         ("CC BY-NC-SA 4.0", {"license": "cc-by-nc-sa-4.0"}),
+        ("internal use only", {"license": "other", "license_name": "internal use only"}),
         ("Ask us: a@b.c", {"license": "other", "license_name": "Ask us: a@b.c"}),
         ("", {}),
     ],

@@ -14,6 +14,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from seamseg.formats.metadata import Metadata
+from seamseg.inference.classification import Classification
 from seamseg.inference.detections import Detection, Detections
 from seamseg.inference.result import Panoptic
 from seamseg.inference.semantic import SemanticMap
@@ -41,7 +42,7 @@ def segmentation_of(*, mask):
 
 STAND_IN = SimpleNamespace(
     Detection=detection_of, Detections=lambda *, detections: SimpleNamespace(detections=detections),
-    Segmentation=segmentation_of,
+    Segmentation=segmentation_of, Classification=lambda *, label, confidence: (label, confidence),
 )  # fmt: skip
 
 
@@ -97,6 +98,12 @@ def test_detections(masks):
 def test_a_class_map():
     classes = np.array([[0, 3, VOID]], np.uint8)
     assert SemanticMap(classes, metadata=CLASSES).to_fiftyone()["segmentation"].mask.tolist() == [[1, 4, 0]]
+
+
+def test_a_classification():
+    probabilities = np.array([0.25, 0.0, 0.625, 0.125], np.float32)
+    label = Classification(probabilities, (2, 3), CLASSES).to_fiftyone()["classification"]
+    assert (label if isinstance(label, tuple) else (label.label, label.confidence)) == ("person", 0.625)
 
 
 def test_without_the_library(monkeypatch):

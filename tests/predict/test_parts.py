@@ -148,6 +148,9 @@ def test_parts_and_their_merge_equal_one_run(micro_run, photos, tmp_path, seamse
     (error,) = capsys.readouterr().err.splitlines()
     assert "--part 1/4: the output holds predictions.part" in error
     assert "of a division into 3 parts" in error
+    for restart in ((), ("--restart",)):
+        assert predict("out", "--part", "2/3", "--min-area", "7", *restart) == 2
+        assert "holds predictions of another run: min_area" in capsys.readouterr().err
     # the run without a part does what the second part has not done, merges and tidies up
     assert predict("out") == 0
     assert files(tmp_path / "out") == files(tmp_path / "whole")

@@ -50,7 +50,7 @@ def written(out):
     return sorted(p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file())
 
 
-def test_formats_of_annotation_tools(micro_run, micro, tmp_path, seamseg_main):
+def test_formats_of_annotation_tools(micro_run, micro, tmp_path, seamseg_main, capsys):
     """What the network finds, read back as a data set."""
     out = tmp_path / "out"
     assert predict(seamseg_main, micro_run, micro / "img", out, "--format", "coco,cvat,labelstudio") == 0
@@ -64,6 +64,13 @@ def test_formats_of_annotation_tools(micro_run, micro, tmp_path, seamseg_main):
     assert predict(seamseg_main, micro_run, micro / "img", tmp_path / "s" / "p-%d.tar", "--format", "labelstudio") == 0
     with tarfile.open(tmp_path / "s" / "p-0.tar") as archive:
         assert sum(name.endswith(".labelstudio.json") for name in archive.getnames()) == 7
+    # a photo in a shard has no address that Label Studio could show
+    with tarfile.open(tmp_path / "photos.tar", "w") as archive:
+        archive.add(next((micro / "img").glob("*.*")), "1.png")
+    capsys.readouterr()
+    assert predict(seamseg_main, micro_run, tmp_path / "photos.tar", tmp_path / "t", "--format", "labelstudio") == 2
+    assert "not those in photos.tar; unpack it first" in capsys.readouterr().err
+    assert not (tmp_path / "t").exists()
 
 
 def test_all_formats(micro_run, photos, tmp_path, seamseg_main, capsys):
