@@ -319,7 +319,7 @@ class PanopticNet(Network):
         return torch.cat([cls for cls, _ in parts]), torch.cat([bbx for _, bbx in parts])
 
     def mask(self, features: Features, boxes: list[Tensor], classes: list[Tensor]) -> list[Tensor | None]:
-        """Return mask logits `D x 28 x 28` (or larger, if refined) of the detections of each image; None without masks."""
+        """Return mask logits `D x 28 x 28` of the detections of each image, larger if refined; None without masks."""
         if not self.roi_head.with_masks:
             return [None] * len(boxes)
         all_boxes, all_classes = torch.cat(boxes), torch.cat(classes)

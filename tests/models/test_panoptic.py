@@ -172,7 +172,13 @@ def test_state_dict_survives_a_round_trip():
 
 # Optional layers and losses
 
-RECIPES = ("roi.box_convs=2", "rpn.bbx_loss=cabb", "roi.bbx_loss=cabb", "dataloader.crop_size=(64, 64)")
+RECIPES = (
+    "roi.box_convs=2",
+    "roi.mask_points=12",
+    "rpn.bbx_loss=cabb",
+    "roi.bbx_loss=cabb",
+    "dataloader.crop_size=(64, 64)",
+)
 
 
 @pytest.mark.parametrize("fixed", ["yes", "no"])
@@ -187,7 +193,7 @@ def test_the_crop_aware_loss_of_a_network(fixed):
         ("cut", "cabb", True),
     ):
         sides = [(False, True, False, False), (True,) * 4, (True,) * 4] if cut else None
-        overrides = (f"rpn.bbx_loss={loss}", f"roi.bbx_loss={loss}", *RECIPES[3:], f"roi.fixed_samples={fixed}")
+        overrides = (f"rpn.bbx_loss={loss}", f"roi.bbx_loss={loss}", *RECIPES[-1:], f"roi.fixed_samples={fixed}")
         module = training_module(overrides=overrides)
         torch.manual_seed(1)
         losses = module(replace(batch, cut=sides)).means
@@ -210,9 +216,35 @@ def test_a_crop_aware_loss_needs_crops():
         tiny_config(overrides=("roi.bbx_loss=cabb",))
 
 
+def test_masks_refined_at_points():
+    """The loss of points is a part of that of masks; predicted masks are larger, those before refinement the same."""
+    batch = toy_batch((64, 96), (80, 64), empty=(1,))
+    # points are drawn before the anchors: all of these are used
+    every = ("rpn.num_samples=100000",)
+    plain, module = training_module(overrides=every), training_module(overrides=(*every, "roi.mask_points=12"))
+    # more layers change the random weights of those after them
+    module.net.load_state_dict(plain.net.state_dict(), strict=False)
+    losses = []
+    for one in (plain, module):
+        torch.manual_seed(1)
+        losses.append({name: value.item() for name, value in one(batch).means.items()})
+    for name in losses[0]:
+        assert (losses[0][name] == losses[1][name]) == (name != "roi_msk_loss"), name
+    assert losses[1]["roi_msk_loss"] > losses[0]["roi_msk_loss"]
+    net = module.net.eval()
+    (found,) = net.predict(PackedSequence([batch.images[0]]))
+    assert found.mask_logits.shape == (len(found.classes), 64, 64)
+    net.roi_head.roi_pts.subdivisions = 0
+    (coarse,) = net.predict(PackedSequence([batch.images[0]]))
+    assert coarse.mask_logits.shape == (len(found.classes), 16, 16)
+    assert len(found.classes) > 0
+    assert torch.equal(coarse.boxes, found.boxes)
+
+
+@pytest.mark.parametrize("fixed", ["yes", "no"])
 @pytest.mark.parametrize("mode", ["bn", "syncbn+gn"])
-def test_optional_layers_and_losses_train(mode):
-    module = training_module(mode=mode, overrides=RECIPES)
+def test_optional_layers_and_losses_train(mode, fixed):
+    module = training_module(mode=mode, overrides=(*RECIPES, f"roi.fixed_samples={fixed}"))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.02, momentum=0.9)
     batch = replace(toy_batch((64, 96), (80, 64), empty=(1,)), cut=[(False, True, True, False), (True,) * 4])
     totals = []

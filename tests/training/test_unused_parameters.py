@@ -18,7 +18,7 @@ from seamseg.utils.distributed import World, gather_objects
 NORMS = ("syncbn", "syncbn+gn", "bn")
 
 
-RECIPES = ("roi.box_convs=2",)
+RECIPES = ("roi.box_convs=2", "roi.mask_points=8")
 """Layers that networks have on demand."""
 
 

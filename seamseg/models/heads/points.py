@@ -29,7 +29,7 @@ _CHUNK = 32
 
 
 class PointOutputs(NamedTuple):
-    """Points of the leading samples in training: `P x n x 2` (`y, x` in pixels of the image), and their logits `P x n`."""
+    """Points of the leading samples in training, `P x n x 2` (`y, x` in pixels of the image), and logits `P x n`."""
 
     places: Tensor
     logits: Tensor

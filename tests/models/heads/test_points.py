@@ -47,7 +47,7 @@ def test_samples_of_the_coarse_mask_are_bilinear(count, height, width, seed):
 
 
 def test_features_are_those_of_the_finest_level_at_the_point():
-    """Levels that hold the places of their cells, as ROI features do: cell k is at pixel 4 k, whose centre is 4 k + .5."""
+    """As for the features of regions, cell k of a level is at pixel 4 k of the image, whose centre is 4 k + .5."""
     head, source = head_of(), source_of()
     rows = torch.arange(16.0)[:, None].expand(16, 24) * 4 + 0.5
     columns = torch.arange(24.0).expand(16, 24) * 4 + 0.5
@@ -69,7 +69,8 @@ def test_most_points_are_where_the_mask_is_uncertain():
     torch.manual_seed(0)
     points = sample_points(coarse, 40)
     assert points.shape == (4, 40, 2)
-    assert points.min() >= 0 and points.max() <= 1
+    assert points.min() >= 0
+    assert points.max() <= 1
     near = (points[..., 1] - 0.5).abs() < 0.2
     # of 120 candidates, about 48 lie there, of which the 30 next to the edge are taken
     assert near[:, :30].all()
@@ -158,7 +159,7 @@ def test_without_regions_every_parameter_has_a_gradient_of_zero():
 
 
 def test_an_edge_is_learnt_from_fine_features():
-    """Points near an edge that only the fine level shows; after some steps they are right, and enlarged masks sharper."""
+    """An edge that only the fine level shows: after some steps enlarged masks follow it."""
     torch.manual_seed(0)
     edge = 44
     fine = torch.full((1, 5, 16, 24), -1.0)
