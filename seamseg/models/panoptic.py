@@ -203,14 +203,14 @@ class PanopticNet(Network):
         boxes, index = _rows(samples, features)
         x = self.options.rois(features.levels, boxes, index, features.padded_size)
         rows = leading_rows(sampled, boxes.device)
-        logits = self.roi_head(x, rows)
+        cls_logits, bbx_logits, msk_logits = self.roi_head(x, rows)
         points = None
         if self.roi_head.roi_pts is not None:
             classes = leading_classes(sampled, [t.classes for t in things], boxes.device)
-            coarse = logits[2][torch.arange(classes.shape[0], device=boxes.device), classes].float()
+            coarse = msk_logits[torch.arange(classes.shape[0], device=boxes.device), classes].float()
             source = (features.levels[0], features.padded_size, boxes[rows], index[rows], classes, coarse)
             points = self.roi_head.roi_pts.in_training(PointSource(*source))
-        return ROIOutputs(samples, matches, weights, leading, *logits, points)
+        return ROIOutputs(samples, matches, weights, leading, cls_logits, bbx_logits, msk_logits, points)
 
     # Inference
 

@@ -19,6 +19,7 @@ from seamseg.ops.nms import nms
 from seamseg.utils.errors import SeamsegError
 
 CLASSES = Metadata(2, 3, list("abcde"), [(0, 0, 0)] * 5, [0] * 5)
+RECIPES = ("roi.box_convs=2", "roi.mask_points=9")
 ENGINES = ("onnxruntime", "openvino")
 
 
@@ -225,6 +226,18 @@ def test_other_options_of_the_network(tmp_path):
     path, _ = write(tmp_path, "instance_seg", net, opset=21)
     assert onnx.load(path).opset_import[0].version == 21
     assert check("onnxruntime", path, net, *picture()) == 16
+
+
+@pytest.mark.slow
+def test_optional_layers(tmp_path):
+    """Convolutions of the box branch, and masks refined at points."""
+    net = export_net(detector("panoptic", *RECIPES), MEAN, STD, standard_ops=True)
+    path, _ = write(tmp_path, "panoptic", net)
+    for engine in ENGINES:
+        assert check(engine, path, net, *picture()) > 2
+    image, size = picture()
+    found = run(ENGINES[0], path, {"image": image.numpy(), "size": size.numpy()})
+    assert found["mask_logits"].shape[1:] == (64, 64)
 
 
 @pytest.mark.slow

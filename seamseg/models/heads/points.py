@@ -41,7 +41,7 @@ class PointSource(NamedTuple):
     fine : finest level of the pyramid, `N x C x h x w`
     padded_size : `(height, width)` of the padded images that it comes from
     boxes : regions `P x 4`
-    index : int64 `P`, the image of each region
+    image : int64 `P`, the image of each region
     classes : int64 `P`, the thing class of each region
     coarse : mask logits `P x H x W` of those classes
     """
@@ -49,7 +49,7 @@ class PointSource(NamedTuple):
     fine: Tensor
     padded_size: tuple[int, int]
     boxes: Tensor
-    index: Tensor
+    image: Tensor
     classes: Tensor
     coarse: Tensor
 
@@ -88,17 +88,18 @@ class PointHead(nn.Module):
         """Return the logits `P x n` (float32 at least) at points `P x n x 2`, `(y, x)` in fractions of the boxes."""
         count, number = points.shape[:2]
         boxes = _as_boxes(source.places(points))
-        index = source.index[:, None].expand(count, number).reshape(-1)
+        index = source.image[:, None].expand(count, number).reshape(-1)
         fine = roi_features([source.fine], boxes, index, torch.zeros_like(index), source.padded_size, (1, 1))
         coarse = sample_coarse(source.coarse, points)
         given = coarse.reshape(-1, 1).to(fine.dtype)
         x = fine.flatten(1)
         for layer in self.layers:
             x = functional.relu(layer(torch.cat((x, given), dim=1)))
-        x = torch.cat((x, given), dim=1).unflatten(0, (count, number))
-        weight = self.output.weight[source.classes].to(x.dtype)
+        rows = torch.cat((x, given), dim=1)
+        rows = rows.view(count, number, rows.shape[1])
+        weight = self.output.weight[source.classes].to(rows.dtype)
         bias = self.output.bias[source.classes]
-        difference = torch.bmm(x, weight[:, :, None])[:, :, 0].to(coarse.dtype)
+        difference = torch.bmm(rows, weight[:, :, None])[:, :, 0].to(coarse.dtype)
         return coarse + difference + bias[:, None].to(coarse.dtype)
 
     def in_training(self, source: PointSource) -> PointOutputs:
