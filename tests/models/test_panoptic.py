@@ -181,7 +181,7 @@ RECIPES = (
 )
 
 
-@pytest.mark.parametrize("fixed", ["yes", "no"])
+@pytest.mark.parametrize("fixed", [pytest.param("yes", marks=pytest.mark.slow), "no"])
 def test_the_crop_aware_loss_of_a_network(fixed):
     """Without cut boxes it is the plain one to the bit; boxes that are cut cost less, and other losses are the same."""
     batch = toy_batch((64, 96), (80, 64), (48, 48), empty=(2,))
@@ -241,8 +241,7 @@ def test_masks_refined_at_points():
     assert torch.equal(coarse.boxes, found.boxes)
 
 
-@pytest.mark.parametrize("fixed", ["yes", "no"])
-@pytest.mark.parametrize("mode", ["bn", "syncbn+gn"])
+@pytest.mark.parametrize(("mode", "fixed"), [("bn", "yes"), ("syncbn+gn", "no")])
 def test_optional_layers_and_losses_train(mode, fixed):
     module = training_module(mode=mode, overrides=(*RECIPES, f"roi.fixed_samples={fixed}"))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.02, momentum=0.9)
