@@ -232,7 +232,7 @@ MAX_PARAMETERS = 1 << 30
 
 def check(config: Config, source: str) -> None:
     """Raise InputError, prefixed by `source`, if keys contradict each other or describe a network beyond the limits."""
-    checks = (_body_params, _loss_weights, _inputs, _levels, _heads, _thresholds, _norms, _parameters)
+    checks = (_body_params, _loss_weights, _inputs, _levels, _heads, _thresholds, _norms, _parameters, _crops)
     for problem in (check(config) for check in checks):
         if problem is not None:
             raise InputError(f"{source}: {problem}")
@@ -341,6 +341,20 @@ def _norms(config: Config) -> str | None:
     if not config.general.qat or set(mode.split("+")) <= {"bn", "syncbn"}:
         return None
     return f"[general] qat folds the norms into the convolutions, which needs batch norm, not normalization_mode {mode}"
+
+
+def _crops(config: Config) -> str | None:
+    loading = config.dataloader
+    sizes, scales = loading.instance_scale_uniform, loading.random_scale
+    if sizes is None:
+        return None
+    if sizes[0] > sizes[1]:
+        return f"[dataloader] instance_scale_uniform {sizes} must be (smallest, largest)"
+    if loading.crop_size is None:
+        return "[dataloader] instance_scale_uniform needs crop_size, the size of the crops around instances"
+    if scales is None or len(scales) != 2:
+        return "[dataloader] instance_scale_uniform needs random_scale of two values, the limits of the scale"
+    return None
 
 
 def differences(old: Config, new: Config) -> list[str]:

@@ -46,6 +46,9 @@ SETTINGS = (
     "general.log_interval=3",
     "dataloader.random_flip=yes",
     "dataloader.random_scale=(0.8, 1)",
+    "dataloader.crop_size=(56, 80)",
+    "dataloader.instance_scale_uniform=(12, 48)",
+    "dataloader.copy_paste=0.5",
 )
 STEPS = 8  # seven images, two a step, two epochs
 
