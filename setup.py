@@ -161,7 +161,14 @@ setup(
     packages=[*find_packages(include=["seamseg", "seamseg.*"]), "seamseg.configs"],
     package_dir={"seamseg.configs": "configs"},
     package_data={
-        "seamseg": ["py.typed", "config/defaults/*.ini", "kernels.json", "ops/schemas.inc", "report/assets/*"],
+        "seamseg": [
+            "py.typed",
+            "config/defaults/*.ini",
+            "kernels.json",
+            "ops/schemas.inc",
+            "report/assets/*",
+            "serve/assets/*",
+        ],
         "seamseg.configs": ["*.ini", "imagenet/*.json"],
     },
     include_package_data=False,

@@ -17,8 +17,8 @@ PACKAGE = Path(seamseg.__file__).parent
 SCRIPTS = PACKAGE.parent / "scripts"
 
 ROOMS = (
-    "__main__", "cli", "demo", "integrations", "deploy", "classification", "training", "predict", "validation",
-    "inference", "checkpoints", "report", "prepare",
+    "__main__", "cli", "demo", "integrations", "serve", "deploy", "classification", "training", "predict",
+    "validation", "inference", "checkpoints", "report", "prepare",
     "toy_city", "evaluation", "data", "models", "formats", "visualize", "config", "inplace_abn", "ops", "idmaps",
     "structures", "predictions", "panoptic_map", "utils", "version",
 )  # fmt: skip

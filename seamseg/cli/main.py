@@ -22,6 +22,7 @@ COMMANDS = {
     "prepare": "Convert a data set to the dataset folder format.",
     "train": "Train a network from an INI config.",
     "predict": "Predict segmentations or detections of images and videos.",
+    "serve": "Serve a trained model over HTTP.",
     "evaluate": "Compute PQ, mIoU, AP and other metrics of a model or of prediction files.",
     "report": "Write an HTML report of an evaluation, or a comparison of two.",
     "export": "Export a trained model to a file for other engines.",

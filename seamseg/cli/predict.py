@@ -69,10 +69,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seamseg.cli.model_options import add_model_options, inference_options
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from seamseg.inference.options import InferenceOptions
     from seamseg.inference.predictor import Predictor
     from seamseg.predict.job import RunSummary
     from seamseg.predict.sinks.scratch import MakeWriters
@@ -92,77 +93,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="see above (default: overlay; with --anonymize none)",
     )
-    parser.add_argument("--config", metavar="F", help="INI file, if the model does not contain one")
-    parser.add_argument("--meta", metavar="F", help="metadata.bin, if the model does not contain one")
-    parser.add_argument(
-        "--device", default="auto", help="auto, cpu, cuda or cuda:N; for .onnx cpu or openvino (default: auto)"
-    )
-    parser.add_argument(
-        "--precision",
-        default="fp32",
-        metavar="P",
-        help="fp32, bf16, fp16 (GPU only), or auto: bf16 where it is fast (default: fp32)",
-    )
-    _add_fusion(parser.add_argument_group("fusion to a panoptic map (defaults: the model's configuration)"))
-    _add_input_size(parser.add_argument_group("size of the network's input"))
-    _add_views(parser.add_argument_group("views and classes"))
+    add_model_options(parser)
     _add_anonymisation(parser.add_argument_group("anonymisation"))
-    _add_acceleration(parser.add_argument_group("acceleration for many photos of few sizes, after a slow start"))
     _add_run(parser.add_argument_group("run"))
-
-
-def _add_fusion(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--score-threshold", type=float, metavar="P", help="minimum score of a detection")
-    group.add_argument(
-        "--overlap-threshold",
-        "--iou-threshold",
-        type=float,
-        metavar="P",
-        help="omit a detection if more than this part of it is hidden",
-    )
-    group.add_argument("--min-area", type=int, metavar="N", help="minimum pixels of stuff, at network size, else void")
-
-
-def _add_input_size(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--shortest-size", type=int, metavar="N", help="shortest side (default: as configured)")
-    group.add_argument(
-        "--size", type=int, metavar="N", help="longest side, exactly, up or down, instead of the other two sizes"
-    )
-    group.add_argument(
-        "--longest-max-size",
-        type=int,
-        metavar="N",
-        help="maximum of the longest side, to which panoramas are shrunk "
-        "(default: 4 times the shortest size, or the configured longest_max_size if that is larger)",
-    )
-    group.add_argument(
-        "--tiles",
-        default="auto",
-        metavar="auto|off|N",
-        help="process large photos in overlapping tiles, which bounds the memory: auto, inputs above 16 Mi pixels in "
-        "tiles of side 2048; N, inputs larger than a tile in tiles of side N; off, never (default: auto)",
-    )
-    group.add_argument("--tile-overlap", type=int, metavar="N", help="overlap of tiles in pixels (default: a quarter)")
-    group.add_argument(
-        "--preview", action="store_true", help="half the size: a quarter of the time, small objects are missed"
-    )
-
-
-def _add_views(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--tta",
-        metavar="LIST",
-        help="test-time augmentation with several views of each photo, such as flip,0.75,1.0,1.25: mirrored, and "
-        "scaled by these factors; multiplies the time by the sum of their squares, twice that with flip",
-    )
-    group.add_argument(
-        "--tta-fusion",
-        default="mean",
-        metavar="M",
-        help="merge the views of a semantic model by mean (of the probabilities), max (the surest view) or voting "
-        "(default: mean)",
-    )
-    group.add_argument("--classes", metavar="LIST", help="only these classes, such as person,car; others are void")
 
 
 def _add_anonymisation(group: argparse._ArgumentGroup) -> None:
@@ -194,30 +127,6 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         "--shard-photos", type=int, default=1000, metavar="N", help="photos of a shard at most (default: 1000)"
     )
     group.add_argument("--restart", action="store_true", help="process all photos again, and replace earlier outputs")
-    group.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any configuration key")
-
-
-def _add_acceleration(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--compile",
-        action="store_true",
-        help="compile the network with torch.compile: takes minutes at the start, once for all sizes; on a CPU, which "
-        "needs a C++ compiler, it is slower than the default",
-    )
-    group.add_argument(
-        "--cuda-graphs",
-        action="store_true",
-        help="GPU only: record a CUDA graph for each input size that occurs twice (the last 8 sizes); can be combined "
-        "with --compile",
-    )
-    group.add_argument(
-        "--pad-to",
-        type=int,
-        default=1,
-        metavar="N",
-        help="pad the network's input to multiples of N, such as 128, for fewer sizes; results differ slightly near "
-        "the right and lower edge (default: 1, no padding)",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -243,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{target.folder}: the output must be a folder, this is a file; OUT is the last argument")
     sources = find_sources(args.inputs, target.path, target.owns)[: args.limit]
     with distributed(None if is_exported(model) else args.device) as world:
-        options = _options(args, formats)
+        options = inference_options(args, "probabilities" in formats)
         predictor = load_predictor(model, world.device or args.device, args.config, args.meta, options)
         head = _header(args, model, formats, predictor, None if target.shards is None else target.shards.text)
         sink = open_sink(target, _writer_factory(args, formats, predictor, sources), head, args.shard_photos, part)
@@ -256,31 +165,6 @@ def run(args: argparse.Namespace) -> int:
             if part is not None:
                 print(f"part {part}: run without --part once when all parts have ended", file=sys.stderr)
     return 1 if summary.unreadable else 0
-
-
-def _options(args: argparse.Namespace, formats: list[str]) -> InferenceOptions:
-    from seamseg.inference.options import InferenceOptions
-
-    return InferenceOptions(
-        score_threshold=args.score_threshold,
-        overlap_threshold=args.overlap_threshold,
-        min_stuff_area=args.min_area,
-        shortest_size=args.shortest_size,
-        longest_max_size=args.longest_max_size,
-        tiles=int(args.tiles) if args.tiles.isdecimal() else args.tiles,
-        tile_overlap=args.tile_overlap,
-        size=args.size,
-        tta=args.tta,
-        tta_fusion=args.tta_fusion,
-        probabilities="probabilities" in formats,
-        classes=args.classes,
-        preview=args.preview,
-        overrides=args.set,
-        precision=args.precision,
-        compile=args.compile,
-        cuda_graphs=args.cuda_graphs,
-        pad_to=args.pad_to,
-    )
 
 
 def _writer_factory(

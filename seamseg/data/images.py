@@ -25,7 +25,9 @@ _pillow_limit = threading.Lock()
 T = TypeVar("T")
 
 
-def open_image(path: str | Path, data: bytes | None = None, upright: bool = True) -> Image.Image:
+def open_image(
+    path: str | Path, data: bytes | None = None, upright: bool = True, max_pixels: int = MAX_PIXELS
+) -> Image.Image:
     """Decode an image to 8-bit RGB.
 
     The EXIF orientation is applied if `upright`. 16-bit and floating-point grey are scaled to 8 bits, CMYK and palettes
@@ -35,9 +37,9 @@ def open_image(path: str | Path, data: bytes | None = None, upright: bool = True
     Raises
     ------
     UnreadableImage
-        if the file is missing, empty, truncated, not an image or larger than :data:`MAX_PIXELS`
+        if the file is missing, empty, truncated, not an image or larger than `max_pixels`
     """
-    return _decode(Path(path), _upright_rgb if upright else _stored_rgb, data)
+    return _decode(Path(path), _upright_rgb if upright else _stored_rgb, data, max_pixels)
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
@@ -94,7 +96,7 @@ def image_size(path: str | Path, data: bytes | None = None) -> tuple[int, int]:
     return _decode(Path(path), size, data)
 
 
-def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None = None) -> T:
+def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None = None, max_pixels: int = MAX_PIXELS) -> T:
     try:
         if (path.stat().st_size if data is None else len(data)) == 0:
             raise UnreadableImage(f"{path}: the file is empty (0 bytes)")
@@ -102,10 +104,10 @@ def _decode(path: Path, read: Callable[[Image.Image], T], data: bytes | None = N
             image = Image.open(path if data is None else BytesIO(data))
         with image:
             refuse_postscript(image)
-            if image.width * image.height > MAX_PIXELS:
+            if image.width * image.height > max_pixels:
                 raise UnreadableImage(
                     f"{path}: {image.width} x {image.height} pixels are above the limit of "
-                    f"{MAX_PIXELS / 1e6:.0f} megapixels"
+                    f"{max_pixels / 1e6:.3g} megapixels"
                 )
             return read(image)
     except (InputError, MemoryError):

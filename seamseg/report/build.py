@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from seamseg.evaluation.record import IMAGES, SUMMARY, Evaluation, ImageRecord, read_evaluation
 from seamseg.report.images import image_block
+from seamseg.report.page import Page, page_frame
 from seamseg.report.summary import ImageEntry, ReportRun, collect_statistics, run_titles, summary_block
 from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing
@@ -80,7 +77,7 @@ def write_report(
     chosen = [joined[k] for k in select_extremes(values, options.images)]
     photos = options.photos or evaluation.photos
     without = 0
-    before, after = page_frame(" vs. ".join(run_titles(evaluations)))
+    before, after = page_frame(" vs. ".join(run_titles(evaluations)), PAGE)
 
     def build(images: list[tuple[Evaluation, ImageRecord]]) -> tuple[dict[str, Any], bool]:
         return image_block(images, photos, options.size)
@@ -158,25 +155,7 @@ def _records(
             yield [(first, image), *((other, found[image.image_id]) for other, found in zip(others, by_id))]
 
 
-SCRIPTS = ("helpers", "data", "summary", "images", "gallery", "viewer", "page")
-"""The script files in the order in which they are joined."""
-
-
-def page_frame(title: str) -> tuple[str, str]:
-    """Build the page before and after the data.
-
-    Nothing is loaded from outside the page: its content security policy allows one style and one script, by their
-    hashes, and images of the page itself.
-    """
-    style = _asset("style.css")
-    script = '"use strict";\n(() => {\n' + "\n".join(_asset(f"{name}.js") for name in SCRIPTS) + "})();\n"
-    policy = (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    before, _, after = _asset("page.html").partition("{{data}}")
-    before = before.replace("{{policy}}", html.escape(policy)).replace("{{style}}", style)
-    return before.replace("{{title}}", html.escape(title)), after.replace("{{script}}", script)
+PAGE = Page("seamseg.report", ("helpers", "maps", "data", "summary", "images", "gallery", "viewer", "page"))
 
 
 def json_block(kind: str, content: Any) -> Iterator[str]:
@@ -185,14 +164,6 @@ def json_block(kind: str, content: Any) -> Iterator[str]:
     # without `<`, no name can end the block or start a comment
     yield json.dumps(content, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     yield "</script>\n"
-
-
-def _asset(name: str) -> str:
-    return (resources.files("seamseg.report") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
 
 
 EVALUATION_FOLDER = "evaluation"

@@ -49,7 +49,7 @@ def image_block(
         if a map is missing, broken or not of the evaluated size
     """
     record = runs[0][1]
-    shape = _shape(record, size)
+    shape = reduced_shape(record.height, record.width, size)
     results = []
     for k, (evaluation, image) in enumerate(runs):
         same = k > 0 and _truth_key(image) == _truth_key(record)
@@ -78,9 +78,18 @@ def encode_index_map(indices: np.ndarray, segments: int) -> str:
     return base64.b64encode(zlib.compress(values.tobytes(), 9)).decode("ascii")
 
 
-def _shape(record: ImageRecord, size: int) -> tuple[int, int]:
-    scale = min(1.0, size / max(record.width, record.height))
-    return max(1, round(record.height * scale)), max(1, round(record.width * scale))
+def reduced_shape(height: int, width: int, size: int) -> tuple[int, int]:
+    """Return `(height, width)` of an image whose longest side is reduced to `size` pixels; it is never enlarged."""
+    scale = min(1.0, size / max(width, height))
+    return max(1, round(height * scale)), max(1, round(width * scale))
+
+
+def encode_photo(image: Image.Image, shape: tuple[int, int]) -> bytes:
+    """Encode an RGB image, resized to `(height, width)`, as JPEG."""
+    small = image.resize(shape[::-1], Image.Resampling.LANCZOS, reducing_gap=2.0)
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=JPEG_QUALITY, optimize=True, progressive=False)
+    return buffer.getvalue()
 
 
 def _truth_key(image: ImageRecord) -> list[tuple[int, int, int]]:
@@ -126,16 +135,11 @@ def _photo(folder: Path | None, name: str | None, shape: tuple[int, int]) -> byt
     path = None if folder is None or name is None else join_inside(folder, name)
     if path is None:
         return None
-    size = shape[::-1]
     try:
         with Image.open(path) as image:
             refuse_postscript(image)
-            longest = max(size)
+            longest = max(shape)
             image.draft("RGB", (longest, longest))  # decodes a JPEG at a fraction of its size
-            upright = ImageOps.exif_transpose(image).convert("RGB")
-            small = upright.resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
+            return encode_photo(ImageOps.exif_transpose(image).convert("RGB"), shape)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None
-    buffer = io.BytesIO()
-    small.save(buffer, "JPEG", quality=JPEG_QUALITY, optimize=True, progressive=False)
-    return buffer.getvalue()

@@ -89,7 +89,7 @@ def test_find_and_fake_give_the_same_weights_in_three_processes():
 
 
 def asymmetric_steps(world, number, way):
-    """The numbers of threads and file descriptors stay constant, whichever processes have regions in a step."""
+    """The numbers of threads and file descriptors do not grow, whichever processes have regions in a step."""
     config = config_of("syncbn", f"general.unused_parameters={way}")
     torch.manual_seed(0)
     module = build_training_module(config, 2, 2).double()
@@ -99,11 +99,12 @@ def asymmetric_steps(world, number, way):
     active = [every_set[0]] * 3 + every_set * (number // len(every_set))
     for step, flags in enumerate(active):
         stepper([batches[flags[world.rank]]], [0.0, 0.0])
-        if step == 2:
+        # every set was there once; a connection of the start may still close later
+        if step == 2 + len(every_set):
             before = open_resources()
     after = open_resources()
     print(f"{way}, {number} steps: {before} threads and file descriptors before, {after} after")
-    assert after == before
+    assert all(now <= then for now, then in zip(after, before)), (before, after)
 
 
 @pytest.mark.slow

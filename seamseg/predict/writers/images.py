@@ -54,13 +54,17 @@ class ImageWriter(Writer[R]):
 
     def write(self, source: Source, rgb: np.ndarray | None, prediction: Prediction, result: R) -> None:
         """Draw and write the image."""
+        write_atomically(self.paths(source)[0], self.encode(rgb, prediction, result))
+
+    def encode(self, rgb: np.ndarray | None, prediction: Prediction, result: R) -> bytes:
+        """Draw the image and return the content of its file."""
         buffer = BytesIO()
         image = self.image(rgb, prediction, result)
         if self.ending.endswith(".jpg"):
             image.save(buffer, "JPEG", **self.encoding)
         else:
             image.save(buffer, "PNG", compress_type=zlib.Z_RLE)
-        write_atomically(self.paths(source)[0], buffer.getvalue())
+        return buffer.getvalue()
 
     @abstractmethod
     def image(self, rgb: np.ndarray | None, prediction: Prediction, result: R) -> Image.Image:

@@ -35,12 +35,10 @@ const VIEWS = [
   { key: "errors", name: "Errors" },
   { key: "photo", name: "Photo" },
 ];
-const GREY = [128, 128, 128];
-const offscreen = document.createElement("canvas");
 
 /** Pixel value of each segment of a map, entry 0 for void. */
 function segmentColours(segments) {
-  return Uint32Array.from(segments, (s) => (s === null ? pixel([0, 0, 0], 110) : pixel(report.classes[s.category].color, 135)));
+  return Uint32Array.from(segments, (s) => (s === null ? VOID_PIXEL : pixel(report.classes[s.category].color, SEGMENT_ALPHA)));
 }
 
 /** Pixel value of each pair of segments, row = ground truth. */
@@ -62,25 +60,15 @@ function outlinedMap(result, view) {
  * `highlighted`: {map: "truth" or "prediction", index} of a segment while the others are darkened, or null.
  */
 function paint(canvas, image, result, view, highlighted) {
-  const { width, height } = image;
-  if (canvas.width !== width || canvas.height !== height) [canvas.width, canvas.height] = [width, height];
-  const context = canvas.getContext("2d");
-  if (image.photo) context.drawImage(image.photo, 0, 0, width, height);
-  else {
-    context.fillStyle = css(GREY);
-    context.fillRect(0, 0, width, height);
-  }
-  if (view === "photo" && !highlighted) return;
-  const layer = new ImageData(width, height);
-  const out = new Uint32Array(layer.data.buffer);
-  if (view !== "photo") {
-    paintColours(out, result, view);
-    paintOutlines(out, result, view, width);
-  }
-  if (highlighted) paintHighlight(out, highlighted.map === "truth" ? result.truthMap : result.predictionMap, highlighted.index, width);
-  [offscreen.width, offscreen.height] = [width, height];
-  offscreen.getContext("2d").putImageData(layer, 0, 0);
-  context.drawImage(offscreen, 0, 0);
+  if (view === "photo" && !highlighted) return paintLayers(canvas, image, null);
+  paintLayers(canvas, image, (out) => {
+    if (view !== "photo") {
+      paintColours(out, result, view);
+      const [map, segments] = outlinedMap(result, view);
+      paintOutlines(out, map, segments.map((s) => s !== null && report.classes[s.category].thing), image.width);
+    }
+    if (highlighted) paintHighlight(out, highlighted.map === "truth" ? result.truthMap : result.predictionMap, highlighted.index, image.width);
+  });
 }
 
 function paintColours(out, result, view) {
@@ -94,30 +82,6 @@ function paintColours(out, result, view) {
   const [map, segments] = outlinedMap(result, view);
   const colours = segmentColours(segments);
   for (let k = 0; k < out.length; k++) out[k] = colours[map[k]];
-}
-
-/** Draw lines between segments: strong around things, faint around stuff. */
-function paintOutlines(out, result, view, width) {
-  const [map, segments] = outlinedMap(result, view);
-  const thing = segments.map((s) => s !== null && report.classes[s.category].thing);
-  const [strong, faint] = [pixel([255, 255, 255], 235), pixel([255, 255, 255], 95)];
-  for (let k = 0; k < out.length; k++) {
-    const right = (k + 1) % width ? map[k + 1] : map[k];
-    const under = k + width < out.length ? map[k + width] : map[k];
-    if (right !== map[k] || under !== map[k]) out[k] = thing[map[k]] || thing[right] || thing[under] ? strong : faint;
-  }
-}
-
-/** Darken all but one segment and outline it. */
-function paintHighlight(out, map, index, width) {
-  const [shade, line] = [pixel([0, 0, 0], 150), pixel([255, 255, 255], 255)];
-  for (let k = 0; k < out.length; k++) {
-    const inside = map[k] === index;
-    const right = (k + 1) % width ? map[k + 1] === index : inside;
-    const under = k + width < out.length ? map[k + width] === index : inside;
-    if (inside !== right || inside !== under) out[k] = line;
-    else if (!inside) out[k] = shade;
-  }
 }
 
 /** The canvas of an image in one run, with a tooltip of the segments under the pointer. */
@@ -162,15 +126,10 @@ class Panel {
 
   /** Indices of the two segments at a point of the window, null outside the image. */
   segmentsAt(clientX, clientY) {
-    const { width, height, results } = this.image;
-    const box = this.canvas.getBoundingClientRect();
-    // `object-fit: contain` centres the image in its canvas
-    const scale = Math.min(box.width / width, box.height / height);
-    const x = Math.floor((clientX - box.left - (box.width - width * scale) / 2) / scale);
-    const y = Math.floor((clientY - box.top - (box.height - height * scale) / 2) / scale);
-    if (x < 0 || y < 0 || x >= width || y >= height) return null;
-    const result = results[this.run];
-    return { truth: result.truthMap[y * width + x], prediction: result.predictionMap[y * width + x] };
+    const at = pixelAt(this.canvas, this.image, clientX, clientY);
+    if (at === null) return null;
+    const result = this.image.results[this.run];
+    return { truth: result.truthMap[at], prediction: result.predictionMap[at] };
   }
 
   point(event, onHover) {

@@ -1,0 +1,132 @@
+"""Options of the commands that run a trained model on photos: predict, serve."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from seamseg.inference.options import InferenceOptions
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of opening a model and running it: those of :func:`inference_options`, and the device."""
+    parser.add_argument("--config", metavar="F", help="INI file, if the model does not contain one")
+    parser.add_argument("--meta", metavar="F", help="metadata.bin, if the model does not contain one")
+    parser.add_argument(
+        "--device", default="auto", help="auto, cpu, cuda or cuda:N; for .onnx cpu or openvino (default: auto)"
+    )
+    parser.add_argument(
+        "--precision",
+        default="fp32",
+        metavar="P",
+        help="fp32, bf16, fp16 (GPU only), or auto: bf16 where it is fast (default: fp32)",
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any configuration key")
+    _add_fusion(parser.add_argument_group("fusion to a panoptic map (defaults: the model's configuration)"))
+    _add_input_size(parser.add_argument_group("size of the network's input"))
+    _add_views(parser.add_argument_group("views and classes"))
+    _add_acceleration(parser.add_argument_group("acceleration for many photos of few sizes, after a slow start"))
+
+
+def inference_options(args: argparse.Namespace, probabilities: bool = False) -> InferenceOptions:
+    """Return the options of a predictor; `probabilities` are those of the class of each pixel."""
+    from seamseg.inference.options import InferenceOptions
+
+    return InferenceOptions(
+        score_threshold=args.score_threshold,
+        overlap_threshold=args.overlap_threshold,
+        min_stuff_area=args.min_area,
+        shortest_size=args.shortest_size,
+        longest_max_size=args.longest_max_size,
+        tiles=int(args.tiles) if args.tiles.isdecimal() else args.tiles,
+        tile_overlap=args.tile_overlap,
+        size=args.size,
+        tta=args.tta,
+        tta_fusion=args.tta_fusion,
+        probabilities=probabilities,
+        classes=args.classes,
+        preview=args.preview,
+        overrides=args.set,
+        precision=args.precision,
+        compile=args.compile,
+        cuda_graphs=args.cuda_graphs,
+        pad_to=args.pad_to,
+    )
+
+
+def _add_fusion(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--score-threshold", type=float, metavar="P", help="minimum score of a detection")
+    group.add_argument(
+        "--overlap-threshold",
+        "--iou-threshold",
+        type=float,
+        metavar="P",
+        help="omit a detection if more than this part of it is hidden",
+    )
+    group.add_argument("--min-area", type=int, metavar="N", help="minimum pixels of stuff, at network size, else void")
+
+
+def _add_input_size(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--shortest-size", type=int, metavar="N", help="shortest side (default: as configured)")
+    group.add_argument(
+        "--size", type=int, metavar="N", help="longest side, exactly, up or down, instead of the other two sizes"
+    )
+    group.add_argument(
+        "--longest-max-size",
+        type=int,
+        metavar="N",
+        help="maximum of the longest side, to which panoramas are shrunk "
+        "(default: 4 times the shortest size, or the configured longest_max_size if that is larger)",
+    )
+    group.add_argument(
+        "--tiles",
+        default="auto",
+        metavar="auto|off|N",
+        help="process large photos in overlapping tiles, which bounds the memory: auto, inputs above 16 Mi pixels in "
+        "tiles of side 2048; N, inputs larger than a tile in tiles of side N; off, never (default: auto)",
+    )
+    group.add_argument("--tile-overlap", type=int, metavar="N", help="overlap of tiles in pixels (default: a quarter)")
+    group.add_argument(
+        "--preview", action="store_true", help="half the size: a quarter of the time, small objects are missed"
+    )
+
+
+def _add_views(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--tta",
+        metavar="LIST",
+        help="test-time augmentation with several views of each photo, such as flip,0.75,1.0,1.25: mirrored, and "
+        "scaled by these factors; multiplies the time by the sum of their squares, twice that with flip",
+    )
+    group.add_argument(
+        "--tta-fusion",
+        default="mean",
+        metavar="M",
+        help="merge the views of a semantic model by mean (of the probabilities), max (the surest view) or voting "
+        "(default: mean)",
+    )
+    group.add_argument("--classes", metavar="LIST", help="only these classes, such as person,car; others are void")
+
+
+def _add_acceleration(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile the network with torch.compile: takes minutes at the start, once for all sizes; on a CPU, which "
+        "needs a C++ compiler, it is slower than the default",
+    )
+    group.add_argument(
+        "--cuda-graphs",
+        action="store_true",
+        help="GPU only: record a CUDA graph for each input size that occurs twice (the last 8 sizes); can be combined "
+        "with --compile",
+    )
+    group.add_argument(
+        "--pad-to",
+        type=int,
+        default=1,
+        metavar="N",
+        help="pad the network's input to multiples of N, such as 128, for fewer sizes; results differ slightly near "
+        "the right and lower edge (default: 1, no padding)",
+    )

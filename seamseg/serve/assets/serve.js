@@ -1,0 +1,125 @@
+// The page of the server: sends a photo, paints its segments over it, and describes the one under the pointer.
+
+const canvas = byId("canvas");
+let image = null;
+let highlighted = 0;
+let request = null;
+
+function setStatus(text, problem = false) {
+  byId("status").textContent = text || "\u00a0";
+  byId("status").classList.toggle("problem", problem);
+}
+
+/** Class, score and area of a segment. */
+function describe({ score, area }) {
+  const parts = [];
+  if (score !== null) parts.push(`score ${score.toFixed(2)}`);
+  if (area !== null) {
+    const [width, height] = image.full;
+    parts.push(`${count(Math.round(area))} px`, `${percent(area / (width * height))} %`);
+  }
+  return parts.join(" · ");
+}
+
+function repaint() {
+  if (!image) return;
+  const { map, segments } = image;
+  const alpha = Number(byId("opacity").value);
+  paintLayers(canvas, image, (out) => {
+    const colours = Uint32Array.from([0, ...segments.map((s) => pixel(s.color, alpha))]);
+    for (let k = 0; k < out.length; k++) out[k] = colours[map[k]];
+    if (alpha) paintOutlines(out, map, [false, ...segments.map((s) => s.thing)], image.width);
+    if (highlighted) paintHighlight(out, map, highlighted, image.width);
+  });
+}
+
+/** Highlight the segment with this number, 0 for none, in the image and in the list. */
+function highlight(number) {
+  if (number === highlighted) return;
+  highlighted = number;
+  byId("segments").querySelectorAll(".segment").forEach((button, k) => button.classList.toggle("highlighted", k + 1 === number));
+  repaint();
+}
+
+function listSegments() {
+  const buttons = image.segments.map((segment, k) => {
+    const button = make("button.segment", { type: "button" }, swatch(css(segment.color)), make("span", {}, segment.class), make("small", {}, describe(segment)));
+    for (const event of ["focus", "pointerenter"]) button.addEventListener(event, () => highlight(k + 1));
+    for (const event of ["blur", "pointerleave"]) button.addEventListener(event, () => highlight(0));
+    return make("li", {}, button);
+  });
+  byId("segments").replaceChildren(...buttons);
+}
+
+function point(event) {
+  const at = image ? pixelAt(canvas, image, event.clientX, event.clientY) : null;
+  const number = at === null ? 0 : image.map[at];
+  highlight(number);
+  if (!number) return hideTooltip();
+  const segment = image.segments[number - 1];
+  showTooltip(event, make("div", {}, swatch(css(segment.color)), segment.class), make("div", {}, describe(segment)));
+}
+
+async function show(view) {
+  const map = await decodeIndexMap(view.map, view.width, view.height, view.segments.length);
+  const photo = await decodePhoto(view.photo);
+  if (image) image.photo.close();
+  image = { ...view, map, photo };
+  highlighted = 0;
+  listSegments();
+  byId("result").hidden = false;
+  repaint();
+}
+
+/** The error in a response, whoever sent it. */
+async function errorOf(response) {
+  const text = await response.text();
+  try {
+    return JSON.parse(text).error || text;
+  } catch {
+    return text || `status ${response.status}`;
+  }
+}
+
+async function send(file) {
+  // a photo replaces the one before, whose request is dropped
+  if (request) request.abort();
+  const mine = (request = new AbortController());
+  document.body.classList.add("busy");
+  delete document.body.dataset.shown;
+  setStatus(`${file.name}: waiting for the result`);
+  try {
+    const start = performance.now();
+    const response = await fetch("predict?format=view", { method: "POST", body: file, signal: mine.signal });
+    if (!response.ok) throw new Error(await errorOf(response));
+    await show(await response.json());
+    const seconds = (performance.now() - start) / 1000;
+    setStatus(`${file.name}: ${image.full.join(" x ")}, ${plural(image.segments.length, "segment")}, ${seconds.toFixed(1)} s`);
+    document.body.dataset.shown = file.name;
+  } catch (error) {
+    if (mine.signal.aborted) return;
+    setStatus(`${file.name}: ${error.message}`, true);
+    document.body.dataset.shown = "";
+  } finally {
+    if (request === mine) document.body.classList.remove("busy");
+  }
+}
+
+function initDrop() {
+  const drop = byId("drop");
+  byId("file").addEventListener("change", (event) => event.target.files.length && send(event.target.files[0]));
+  // a file that is dropped beside the field must not replace the page
+  for (const name of ["dragover", "drop"]) document.addEventListener(name, (event) => event.preventDefault());
+  for (const name of ["dragenter", "dragover"]) drop.addEventListener(name, () => drop.classList.add("over"));
+  for (const name of ["dragleave", "drop"]) drop.addEventListener(name, () => drop.classList.remove("over"));
+  document.addEventListener("drop", (event) => event.dataTransfer.files.length && send(event.dataTransfer.files[0]));
+}
+
+initDrop();
+byId("opacity").addEventListener("input", repaint);
+for (const name of ["pointermove", "pointerdown"]) canvas.addEventListener(name, point);
+canvas.addEventListener("pointerleave", () => {
+  hideTooltip();
+  highlight(0);
+});
+document.documentElement.dataset.ready = "yes";

@@ -1,0 +1,164 @@
+"""One thread that runs the network on photos of concurrent requests, in batches."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from seamseg.inference.predictor import Predictor
+from seamseg.predictions import Prediction
+
+LONGEST_RETRY = 60
+"""Seconds after which a refused client is told to try again, at most."""
+
+_SMOOTHING = 0.2
+
+
+@dataclass(eq=False)
+class _Job:
+    pixels: np.ndarray
+    future: Future[Prediction] = field(default_factory=Future)
+    arrived: float = field(default_factory=time.monotonic)
+
+
+class Batcher:
+    """Runs a network in a thread of its own, on batches of what arrives.
+
+    Photos that arrive while a batch is computed form the next ones. A batch holds photos of equal network size only, so
+    that none is padded and no result depends on other photos. One that is processed in tiles is a batch of its own.
+
+    Parameters
+    ----------
+    predictor : owns the network; nothing else may run it
+    batch_size : photos of a batch at most
+    wait : seconds that an incomplete batch waits for more photos
+    on_batch : called in the thread with the size of each batch before it is computed
+    """
+
+    def __init__(
+        self, predictor: Predictor, batch_size: int, wait: float, on_batch: Callable[[int], None] | None = None
+    ) -> None:
+        self._predictor = predictor
+        self._batch_size = batch_size
+        self._wait = wait
+        self._on_batch = on_batch
+        self._jobs: deque[_Job] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._seconds = 0.0
+        self._thread = threading.Thread(target=self._loop, name="network", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Number of photos that wait for the network."""
+        with self._changed:
+            return sum(not job.future.cancelled() for job in self._jobs)
+
+    @property
+    def alive(self) -> bool:
+        """Whether photos are computed."""
+        return self._thread.is_alive() and not self._closing
+
+    @property
+    def retry_after(self) -> int:
+        """Seconds until the photos that wait now will have been computed, from 1 to :data:`LONGEST_RETRY`."""
+        return min(LONGEST_RETRY, max(1, math.ceil((self.waiting + 1) * self._seconds)))
+
+    def submit(self, pixels: np.ndarray) -> Future[Prediction]:
+        """Have a prepared image computed.
+
+        A future that is cancelled before its batch has started is never computed. An error of the network is that of
+        the future.
+
+        Parameters
+        ----------
+        pixels : see :meth:`seamseg.inference.predictor.Predictor.raw`
+        """
+        job = _Job(pixels)
+        with self._changed:
+            if self._closing:
+                raise RuntimeError("the batcher is closed")
+            self._jobs.append(job)
+            self._changed.notify()
+        return job.future
+
+    def close(self) -> None:
+        """Compute what waits, and end the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                batch = self._next_batch()
+            if batch is None:
+                return
+            running = [job for job in batch if job.future.set_running_or_notify_cancel()]
+            if running:
+                start = time.perf_counter()
+                self._compute(running)
+                seconds = (time.perf_counter() - start) / len(running)
+                self._seconds += (seconds - self._seconds) * (_SMOOTHING if self._seconds else 1)
+            # the photos would stay in memory until the next batch
+            del batch, running
+
+    def _next_batch(self) -> list[_Job] | None:
+        """Wait for a batch and remove it from the queue; None if there will be none."""
+        while True:
+            self._jobs = deque(job for job in self._jobs if not job.future.cancelled())
+            groups = self._groups()
+            if groups:
+                left = groups[0][0].arrived + self._wait - time.monotonic()
+                full = next((group for group in groups if len(group) == self._most(group[0])), None)
+                batch = groups[0] if left <= 0 or self._closing else full
+                if batch is not None:
+                    taken = set(map(id, batch))
+                    self._jobs = deque(job for job in self._jobs if id(job) not in taken)
+                    return batch
+                self._changed.wait(left)
+            elif self._closing:
+                return None
+            else:
+                self._changed.wait()
+
+    def _groups(self) -> list[list[_Job]]:
+        """Return the first batch of each network size, the one with the oldest photo first."""
+        groups: dict[tuple[int, ...], list[_Job]] = {}
+        for job in self._jobs:
+            group = groups.setdefault(job.pixels.shape, [])
+            if len(group) < self._most(job):
+                group.append(job)
+        return list(groups.values())
+
+    def _most(self, job: _Job) -> int:
+        """Return the largest size of a batch with a photo."""
+        height, width = job.pixels.shape[:2]
+        return self._batch_size if self._predictor.tiling.side_for((height, width)) is None else 1
+
+    def _compute(self, batch: Sequence[_Job]) -> None:
+        if self._on_batch is not None:
+            self._on_batch(len(batch))
+        try:
+            # as arrays of their own: slices would keep the outputs of the whole batch in memory
+            predictions = [p.copy() for p in self._predictor.raw([job.pixels for job in batch])]
+        except Exception as error:
+            if len(batch) == 1:
+                batch[0].future.set_exception(error)
+                return
+        else:
+            for job, prediction in zip(batch, predictions, strict=True):
+                job.future.set_result(prediction)
+            return
+        # only the photo that fails alone has failed
+        for job in batch:
+            self._compute([job])

@@ -1,0 +1,144 @@
+"""Running the application with uvicorn: its socket, its signals, its end."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from seamseg.utils.errors import InputError, SeamsegError, option
+
+LOCAL_NAMES = ("localhost", "127.0.0.1", "::1", "[::1]")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound and does not listen yet, so that clients are refused until the model is loaded.
+
+    Parameters
+    ----------
+    host : name or address
+    port : 0 for a free one
+
+    Raises
+    ------
+    InputError
+        if the port is out of range, or the host unknown
+    SeamsegError
+        if the port is in use or not allowed
+    """
+    if not 0 <= port < 1 << 16:
+        raise InputError(f"{option('port', port)}: must be 0 (any free port) to {(1 << 16) - 1}")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"{option('host', host)}: unknown: {getattr(error, 'strerror', None) or error}") from None
+    bound = socket.socket(family, kind, protocol)
+    try:
+        if os.name == "posix":
+            # a port whose last server has just ended
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise _cannot_listen(host, port, error) from None
+    return bound
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> SeamsegError:
+    return SeamsegError(f"{host}:{port}: cannot listen: {error.strerror or error}; choose another {option('port')}")
+
+
+def address_of(bound: socket.socket) -> str:
+    """Return the URL of a bound socket."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def accepted_hosts(bound: socket.socket) -> Sequence[str]:
+    """Return the names in the header `Host` that are accepted: those of this machine if it only listens to itself."""
+    host = bound.getsockname()[0]
+    local = ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    return (*LOCAL_NAMES, host, f"[{host}]") if local else ("*",)
+
+
+class AppServer(uvicorn.Server):
+    """Serves an application until SIGINT or SIGTERM, or :meth:`stop`; then finishes the requests in progress.
+
+    A second SIGINT ends at once.
+
+    Parameters
+    ----------
+    app : to serve
+    on_start : called when clients can connect
+    grace : seconds for the requests in progress
+    """
+
+    def __init__(self, app: ASGIApp, on_start: Callable[[], None], grace: float) -> None:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=math.ceil(grace),
+        )
+        super().__init__(config)
+        self._on_start = on_start
+
+    def run_on(self, bound: socket.socket) -> None:
+        """Serve on a socket of :func:`bind`, and close it.
+
+        Raises
+        ------
+        SeamsegError
+            if another process listens on the port by now
+        """
+        host, port = bound.getsockname()[:2]
+        try:
+            with _signals_ignored_at_the_end():
+                self.run(sockets=[bound])
+        except OSError as error:
+            raise _cannot_listen(host, port, error) from error
+        finally:
+            bound.close()
+
+    def stop(self) -> None:
+        """Begin to end, as SIGTERM does; from any thread."""
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        await super().startup(sockets)
+        self._on_start()
+
+
+@contextmanager
+def _signals_ignored_at_the_end() -> Iterator[None]:
+    """Keep uvicorn, which raises the signal again that has ended it, from killing the process."""
+
+    def ignore(*_: object) -> None:
+        return
+
+    try:
+        before = {number: signal.signal(number, ignore) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:
+        # signals are for the main thread; uvicorn leaves them alone in others
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,124 @@
+"""`seamseg serve` as a process: its line, its signals, its errors, and that it starts without torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.onnx_scenes import record, scene, write_network
+from support.serving import Client, in_thread, png
+
+import seamseg
+from seamseg.cli.main import main
+from seamseg.inference.exported import ExportedNetwork
+
+SLOW = """
+import sys, time
+from seamseg.cli.main import main
+from seamseg.inference.exported import ExportedNetwork
+compute = ExportedNetwork.run
+def slow(self, images):
+    print("computing", flush=True)
+    time.sleep(1)
+    return compute(self, images)
+ExportedNetwork.run = slow
+code = main(sys.argv[1:])
+print("torch" in sys.modules)
+sys.exit(code)
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_network(tmp_path / "net.onnx", record("semantic"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_ends_it_after_the_requests_in_progress(model: Path, number: int) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1])}
+    command = [sys.executable, "-c", SLOW, "serve", str(model), "--port", "0"]
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "computing\n", "the network is tried before clients come"
+        line = process.stdout.readline()
+        found = re.fullmatch(r"serving net\.onnx \(semantic, cpu\) at http://127\.0\.0\.1:(\d+)\n", line)
+        assert found, line
+        client: Any = Client(int(found[1]), None)  # type: ignore[arg-type]
+        sent = [in_thread(client.predict, png(scene((90, 140)))) for _ in range(2)]
+        assert process.stdout.readline() == "computing\n"
+        # the other one waits, or is computed, too
+        process.send_signal(number)
+        for thread, _ in sent:
+            thread.join(20)
+        assert [answers[0].status for _, answers in sent] == [200, 200]
+        out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, out.replace("computing\n", ""), err) == (0, "False\n", "")
+
+
+def test_a_port_in_use(model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ExportedNetwork, "run", lambda *_: pytest.fail("the port is tried first"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", str(model), "--port", str(port)]) == 1
+    expected = f"seamseg serve: 127.0.0.1:{port}: cannot listen: Address already in use; choose another --port\n"
+    assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--port", "70000"], "--port 70000: must be 0 (any free port) to 65535"),
+        (["--host", "no.such.host.invalid"], "--host no.such.host.invalid: unknown: "),
+        (["--queue", "0"], "--queue 0: must be positive and finite"),
+        (["--max-megapixels", "999"], "--max-megapixels 999.0: no photo above 201 megapixels is decoded"),
+        (["--batch-size", "0"], "--batch-size 0: must be positive"),
+        (["--score-threshold", "0.5"], "--score-threshold has no effect: the model is of kind semantic"),
+    ],
+)
+def test_wrong_options(words: list[str], message: str, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", str(model), *words]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"seamseg serve: {message}")
+    assert err.count("\n") == 1
+
+
+def test_a_missing_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "none.zip", "--port", "0"]) == 2
+    assert capsys.readouterr().err.startswith("seamseg serve: none.zip: no such model")
+
+
+def test_a_network_that_fails_ends_it(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("the device is broken")
+
+    monkeypatch.setattr(ExportedNetwork, "run", fail)
+    before = threading.active_count()
+    assert main(["serve", str(model), "--port", "0"]) == 1
+    assert "the device is broken" in capsys.readouterr().err
+    assert threading.active_count() == before
+
+
+def test_the_extra_is_named(model: Path) -> None:
+    program = (
+        "import sys\nsys.modules['uvicorn'] = None\n"
+        "from seamseg.cli.main import main\nsys.exit(main(['serve', sys.argv[1]]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", program, str(model)], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "seamseg serve: needs uvicorn: pip install 'seamseg[serve]'\n")

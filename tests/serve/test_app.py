@@ -1,0 +1,292 @@
+"""The server through real connections: uploads, limits, errors, metrics; it goes on whatever it gets."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Iterator
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from support.processes import open_resources
+from support.serving import FAILS, Client, RedNetwork, in_thread, photo, png, red_predictor, serving
+
+from seamseg.serve.app import ServeOptions
+from seamseg.utils.errors import InputError
+
+FORM = {"Content_Type": "multipart/form-data; boundary=XX"}
+
+
+def form(data: bytes, name: str = "file", filename: str = '; filename="../../etc/passwd"') -> bytes:
+    head = f'--XX\r\nContent-Disposition: form-data; name="{name}"{filename}\r\n\r\n'
+    return head.encode() + data + b"\r\n--XX--\r\n"
+
+
+def until(condition: Any, seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def network() -> RedNetwork:
+    return RedNetwork()
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """A server whose network is never busy."""
+    network = RedNetwork()
+    network.gate.set()
+    with serving(red_predictor(network), max_upload=0.25, max_megapixels=0.01) as one:
+        yield one
+
+
+def test_body_and_form(client: Client) -> None:
+    data = png(photo(red=2))
+    answers = [client.predict(data), client.predict(form(data), **FORM)]
+    assert [a.status for a in answers] == [200, 200]
+    assert answers[0].json == answers[1].json
+    assert answers[0].json["segments"] == [
+        {"category_id": 2, "class": "tree", "score": None, "bbox": [0, 0, 20, 12], "area": 240}
+    ]
+    assert answers[0].headers["content-type"] == "application/json"
+
+
+def test_a_stream_without_a_stated_length(client: Client) -> None:
+    assert client.predict(iter([png(photo(red=2))[:20], png(photo(red=2))[20:]])).status == 200
+    refused = client.predict(iter([bytes(200_000)] * 2))
+    assert refused.status == 413
+
+
+def test_the_orientation_of_a_photo_is_applied(client: Client) -> None:
+    pixels = photo(red=0)
+    pixels[:, :5] = 255, 0, 0
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be rotated clockwise
+    answer = client.predict(png(pixels, "PNG", exif=exif))
+    assert (answer.json["width"], answer.json["height"]) == (12, 20)
+    assert answer.json["segments"][0]["bbox"] == [0, 5, 12, 15], "what is red is void"
+
+
+@pytest.mark.parametrize(
+    ("data", "query", "headers", "status", "message"),
+    [
+        (b"", "", {}, 400, "photo: empty: send an image as the body, or as `file` of a form"),
+        (b"text", "", {}, 400, "photo: not an image, or of a format that Pillow cannot read"),
+        (png(photo())[:50], "", {}, 400, "photo: corrupt image: .*"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "", {}, 400, "photo: corrupt image: it is EPS, .*"),
+        (png(photo(size=(101, 101))), "", {}, 400, "photo: 101 x 101 pixels are above the limit of 0.01 megapixels"),
+        (bytes(300_000), "", {}, 413, "photo: is larger than 256 KiB, the limit of an upload"),
+        (bytes(400_000), "", {}, 413, "photo: is larger than 256 KiB, the limit of an upload"),
+        (form(bytes(300_000)), "", FORM, 413, "photo: is larger than 256 KiB, the limit of an upload"),
+        (form(b""), "", FORM, 400, "photo: empty: .*"),
+        (form(png(photo()), "picture"), "", FORM, 400, "the form has no file named `file`"),
+        (form(png(photo()), filename=""), "", FORM, 400, "the form has no file named `file`"),
+        (b"nonsense", "", FORM, 400, "broken form: .*"),
+        (b"", "", {"Content_Type": "multipart/form-data"}, 400, "broken form: Missing boundary.*"),
+        (png(photo()), "?format=gif", {}, 400, "format=gif: a model of kind semantic has json, png, overlay, view"),
+        (png(photo()), "", {"Sec_Fetch_Site": "cross-site"}, 403, "requests from pages of other sites are refused"),
+        (png(photo(red=FAILS)), "", {}, 500, "the prediction failed; the log of the server has the reason"),
+    ],
+)
+def test_bad_uploads_are_a_line_of_json(
+    client: Client, data: bytes, query: str, headers: dict[str, str], status: int, message: str, capfd: Any
+) -> None:
+    answer = client.predict(data, query, **headers)
+    assert answer.status == status, answer.body
+    assert list(answer.json) == ["error"]
+    assert re.fullmatch(message, answer.json["error"])
+    assert capfd.readouterr().err == ("POST /predict: ValueError: a red pixel\n" if status == 500 else "")
+    assert client.predict(png(photo())).status == 200, "the server goes on"
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_any_upload_is_answered(client: Client, data: Any) -> None:
+    good = data.draw(st.sampled_from([png(photo()), png(photo(), "JPEG"), png(photo(), "TIFF"), png(photo(), "GIF")]))
+    at = data.draw(st.integers(0, len(good)))
+    noise = data.draw(st.binary(max_size=40))
+    body = good[:at] + noise + good[at + data.draw(st.integers(0, 40)) :]
+    headers = {}
+    if data.draw(st.booleans()):
+        body = form(body)
+        body = body[: data.draw(st.integers(0, len(body)))] + data.draw(st.binary(max_size=10))
+        headers = FORM
+    answer = client.predict(body, **headers)
+    assert answer.status in (200, 400)
+    assert ("error" in answer.json) == (answer.status == 400)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("GET", "/../../etc/passwd", {}, 404),
+        ("GET", "/predict", {}, 405),
+        ("POST", "/", {}, 405),
+        ("GET", "/health", {"Host": "evil.example"}, 400),
+        ("GET", "/health", {"Host": "evil.example:80"}, 400),
+        ("GET", "/health", {"Host": "localhost:99"}, 200),
+        ("GET", "/health", {"Host": "[::1]:99"}, 200),
+    ],
+)
+def test_routes_and_hosts(client: Client, method: str, path: str, headers: dict[str, str], status: int) -> None:
+    answer = client.request(method, path, None, headers)
+    assert answer.status == status
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_health_and_metrics(network: RedNetwork) -> None:
+    network.gate.set()
+    with serving(red_predictor(network)) as client:
+        health = client.request("GET", "/health")
+        assert health.status == 200
+        assert {"status": "ready", "model": "test.onnx", "kind": "semantic"}.items() <= health.json.items()
+        for data in (png(photo()), png(photo()), b"text"):
+            client.predict(data)
+        metrics = client.request("GET", "/metrics")
+        assert metrics.headers["content-type"].startswith("text/plain; version=")
+        lines = metrics.body.decode().splitlines()
+    for line in (
+        'seamseg_requests_total{path="/predict",status="200"} 2.0',
+        'seamseg_requests_total{path="/predict",status="400"} 1.0',
+        'seamseg_requests_total{path="/health",status="200"} 1.0',
+        "seamseg_request_seconds_count 2.0",
+        "seamseg_batch_size_count 2.0",
+        "seamseg_queue_length 0.0",
+        "seamseg_in_progress 0.0",
+    ):
+        assert line in lines, line
+
+
+def test_photos_of_concurrent_requests_are_batched(network: RedNetwork) -> None:
+    with serving(red_predictor(network), batch_size=4) as client:
+        threads = [in_thread(client.predict, png(photo()), "?format=json")]
+        assert network.started.acquire(timeout=10)
+        threads += [in_thread(client.predict, png(photo(k, red=k % 3)), "?format=json") for k in range(1, 6)]
+        until(lambda: client.metric("seamseg_queue_length") == 5)
+        network.gate.set()
+        for thread, _ in threads:
+            thread.join(20)
+    assert [a[0].json["segments"][0]["category_id"] for _, a in threads] == [1, 1, 2, 0, 1, 2]
+    assert [len(batch) for batch in network.batches] == [1, 4, 1]
+
+
+def test_a_full_queue_refuses_at_once(network: RedNetwork) -> None:
+    with serving(red_predictor(network), queue=2) as client:
+        threads = [in_thread(client.predict, png(photo(k))) for k in range(2)]
+        until(lambda: client.metric("seamseg_in_progress") == 2)
+        refused = client.predict(png(photo(2)))
+        assert refused.status == 503
+        assert refused.json["error"].startswith("busy: 2 requests are in progress")
+        assert int(refused.headers["retry-after"]) >= 1
+        network.gate.set()
+        for thread, _ in threads:
+            thread.join(20)
+        assert client.predict(png(photo(3))).status == 200
+    assert [a[0].status for _, a in threads] == [200, 200]
+    assert 2 not in network.seen
+
+
+def test_the_time_limit(network: RedNetwork) -> None:
+    with serving(red_predictor(network), timeout=0.4) as client:
+        threads = [in_thread(client.predict, png(photo(k))) for k in range(2)]
+        for thread, _ in threads:
+            thread.join(20)
+        for _, answers in threads:
+            assert answers[0].status == 504
+            assert answers[0].json == {"error": "no result within 0.4 seconds"}
+        network.gate.set()
+        until(lambda: client.predict(png(photo(7))).status == 200)
+    assert len([k for k in network.seen if k != 7]) == 1, "what waited is not computed"
+
+
+def test_a_slow_upload(network: RedNetwork) -> None:
+    with serving(red_predictor(network), timeout=0.3) as client:
+        with socket.create_connection(("127.0.0.1", client.port), timeout=20) as slow:
+            slow.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
+            time.sleep(0.5)
+            # the rest comes after the limit; what it is answered then is nobody's loss
+            slow.sendall(bytes(97))
+            assert slow.recv(1000).startswith(b"HTTP/1.1 408 ")
+        assert client.metric("seamseg_in_progress") == 0
+
+
+@pytest.mark.parametrize("sent", [b"abc", png(photo(5))], ids=["during the upload", "while it waits"])
+def test_clients_that_go_away_are_dropped(network: RedNetwork, sent: bytes) -> None:
+    length = len(sent) + (sent == b"abc")
+    with serving(red_predictor(network)) as client:
+        thread, _ = in_thread(client.predict, png(photo(1)))
+        assert network.started.acquire(timeout=10)
+        with socket.create_connection(("127.0.0.1", client.port)) as gone:
+            head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
+            gone.sendall(head.encode() + sent)
+            until(lambda: client.metric("seamseg_in_progress") == 2)
+            if sent != b"abc":
+                until(lambda: client.metric("seamseg_queue_length") == 1)
+        until(lambda: client.metric("seamseg_in_progress") == 1)
+        assert client.metric("seamseg_queue_length") == 0
+        network.gate.set()
+        thread.join(20)
+        assert client.predict(png(photo(2))).status == 200
+        assert client.metric("seamseg_requests_total", path="/predict", status="499") == 1
+    assert network.seen == [1, 2]
+
+
+def test_requests_in_progress_are_finished_at_the_end(network: RedNetwork) -> None:
+    with serving(red_predictor(network), timeout=20) as client:
+        threads = [in_thread(client.predict, png(photo(k))) for k in range(3)]
+        until(lambda: client.metric("seamseg_queue_length") == 2)
+        # the context stops the server, then opens the gate
+    for thread, _ in threads:
+        thread.join(20)
+    assert [a[0].status for _, a in threads] == [200] * 3
+    assert client.service.cut_off == 0
+
+
+def test_nothing_is_left_behind(network: RedNetwork) -> None:
+    network.gate.set()
+
+    def run() -> None:
+        with serving(red_predictor(network), max_upload=0.25) as client:
+            assert client.predict(png(photo())).status == 200
+            assert client.predict(form(bytes(300_000)), **FORM).status == 413
+
+    run()
+    before = open_resources()
+    for _ in range(3):
+        run()
+    assert all(now <= then for now, then in zip(open_resources(), before)), "threads and open files"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"queue": 0}, "queue=0: must be positive"),
+        ({"batch_size": -1}, "batch_size=-1: must be positive"),
+        ({"batch_wait": -1}, "batch_wait=-1: must be positive"),
+        ({"timeout": float("nan")}, "timeout=nan: must be positive"),
+        ({"max_upload": float("inf")}, "max_upload=inf: must be positive and finite"),
+        ({"max_megapixels": 300}, "max_megapixels=300: no photo above 201 megapixels is decoded"),
+    ],
+)
+def test_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        ServeOptions(**options)
+
+
+def test_photos_are_not_written_to_disk(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.SpooledTemporaryFile.rollover", lambda self: pytest.fail("written to disk"))
+    noise = np.random.default_rng(0).integers(0, 3, (64, 64, 3), dtype=np.uint8)
+    buffer = BytesIO()
+    Image.fromarray(noise).save(buffer, "BMP")
+    padded = buffer.getvalue() + bytes(200_000)
+    assert client.predict(form(padded), **FORM).status == 200

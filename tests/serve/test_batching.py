@@ -1,0 +1,150 @@
+"""The thread of the network: which photos form a batch, and what happens to those that fail or are cancelled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support.serving import FAILS, RedNetwork, photo, red_predictor
+
+from seamseg.inference.tiling.tiles import Tiling
+from seamseg.serve.batching import Batcher
+
+
+@pytest.fixture
+def network() -> RedNetwork:
+    return RedNetwork()
+
+
+@pytest.fixture
+def open_batcher(network: RedNetwork) -> Iterator[Any]:
+    opened = []
+
+    def open_one(batch_size: int = 4, wait: float = 0.0, tiling: Tiling = Tiling("off")) -> Batcher:  # noqa: B008
+        opened.append(Batcher(red_predictor(network, tiling), batch_size, wait))
+        return opened[-1]
+
+    yield open_one
+    network.gate.set()
+    for batcher in opened:
+        batcher.close()
+
+
+def occupy(network: RedNetwork, batcher: Batcher) -> Any:
+    """Start a batch, which stays in the network until its gate is opened."""
+    future = batcher.submit(photo(99))
+    assert network.started.acquire(timeout=10)
+    return future
+
+
+def test_what_arrives_during_a_batch_forms_the_next_ones(network: RedNetwork, open_batcher: Any) -> None:
+    batcher = open_batcher(4)
+    futures = [occupy(network, batcher), *(batcher.submit(photo(k, red=k % 3)) for k in range(6))]
+    assert batcher.waiting == 6
+    network.gate.set()
+    maps = [future.result(10).semantic for future in futures]
+    assert [len(batch) for batch in network.batches] == [1, 4, 2]
+    assert [m.flat[0] for m in maps] == [1, 0, 1, 2, 0, 1, 2]
+    assert all(m.base is None for m in maps), "no slice of the arrays of a batch"
+    assert batcher.waiting == 0
+
+
+def test_photos_of_other_sizes_are_in_other_batches_and_the_oldest_is_first(
+    network: RedNetwork, open_batcher: Any
+) -> None:
+    batcher = open_batcher(3)
+    occupy(network, batcher)
+    sizes = [(8, 16), (16, 8), (8, 16), (16, 8), (8, 16), (8, 16)]
+    futures = [batcher.submit(photo(k, size=size)) for k, size in enumerate(sizes)]
+    network.gate.set()
+    assert [f.result(10).semantic.shape for f in futures] == sizes
+    assert network.batches[1:] == [[(8, 16)] * 3, [(16, 8)] * 2, [(8, 16)]]
+    assert network.seen[1:] == [0, 2, 4, 1, 3, 5]
+
+
+def test_a_photo_in_tiles_is_a_batch_of_its_own(network: RedNetwork, open_batcher: Any) -> None:
+    batcher = open_batcher(4, tiling=Tiling(128))
+    occupy(network, batcher)
+    futures = [batcher.submit(photo(k, size=(100, 180))) for k in range(2)]
+    network.gate.set()
+    assert [f.result(20).semantic.shape for f in futures] == [(100, 180)] * 2
+    assert all(len(batch) == 1 for batch in network.batches)
+    assert len(network.batches) > 3, "several tiles each"
+
+
+def test_an_incomplete_batch_waits_and_a_full_one_does_not(network: RedNetwork, open_batcher: Any) -> None:
+    network.gate.set()
+    batcher = open_batcher(2, wait=0.4)
+    start = time.monotonic()
+    pair = [batcher.submit(photo(0)), batcher.submit(photo(1))]
+    [f.result(10) for f in pair]
+    assert time.monotonic() - start < 0.35
+    start = time.monotonic()
+    batcher.submit(photo(2)).result(10)
+    assert time.monotonic() - start > 0.39
+    assert [len(batch) for batch in network.batches] == [2, 1]
+
+
+def test_a_full_batch_overtakes_an_older_photo_that_waits(network: RedNetwork, open_batcher: Any) -> None:
+    network.gate.set()
+    batcher = open_batcher(2, wait=5)
+    alone = batcher.submit(photo(0, size=(8, 8)))
+    for k in (1, 2):
+        last = batcher.submit(photo(k))
+    last.result(3)
+    assert not alone.done()
+    batcher.close()
+    assert alone.result(0).size == (8, 8), "closing does not wait for more photos"
+
+
+def test_cancelled_photos_are_not_computed(network: RedNetwork, open_batcher: Any) -> None:
+    batcher = open_batcher(4)
+    occupy(network, batcher)
+    futures = [batcher.submit(photo(k)) for k in range(3)]
+    assert futures[1].cancel()
+    assert batcher.waiting == 2
+    network.gate.set()
+    futures[2].result(10)
+    assert network.seen == [99, 0, 2]
+
+
+def test_a_photo_that_fails_fails_alone(network: RedNetwork, open_batcher: Any) -> None:
+    batcher = open_batcher(4)
+    occupy(network, batcher)
+    futures = [batcher.submit(photo(k, red=FAILS if k == 1 else 2)) for k in range(3)]
+    network.gate.set()
+    for k in (0, 2):
+        assert np.array_equal(futures[k].result(10).semantic, np.full((12, 20), 2))
+    with pytest.raises(ValueError, match="a red pixel"):
+        futures[1].result(10)
+    assert batcher.submit(photo(7)).result(10).size == (12, 20), "the thread goes on"
+    assert batcher.alive
+
+
+def test_closing_computes_what_waits_and_takes_nothing_more(network: RedNetwork, open_batcher: Any) -> None:
+    batcher = open_batcher(1, wait=60)
+    network.gate.set()
+    futures = [batcher.submit(photo(k)) for k in range(3)]
+    batcher.close()
+    assert all(f.done() for f in futures)
+    assert not batcher.alive
+    with pytest.raises(RuntimeError, match="closed"):
+        batcher.submit(photo(0))
+
+
+def test_the_time_until_a_retry_grows_with_the_queue(network: RedNetwork, open_batcher: Any) -> None:
+    batcher = open_batcher(1)
+    first = occupy(network, batcher)
+    time.sleep(0.6)
+    network.gate.set()
+    first.result(10)
+    time.sleep(0.05)
+    network.gate.clear()
+    for k in range(4):
+        batcher.submit(photo(k))
+    # one is computed
+    assert network.started.acquire(timeout=10)
+    assert 2 <= batcher.retry_after <= 10

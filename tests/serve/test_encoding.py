@@ -1,0 +1,161 @@
+"""Responses hold what the library returns and `seamseg predict` writes; concurrent requests get the same."""
+
+from __future__ import annotations
+
+import base64
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.exported import detector
+from support.onnx_scenes import record, scene, write_classifier, write_network
+from support.predictors import predictor_of
+from support.report_pages import decode_index_map
+from support.serving import in_thread, png, serving
+
+import seamseg
+from seamseg.cli.main import main
+from seamseg.data.input_size import InputSize
+from seamseg.formats.metadata import Metadata
+from seamseg.inference.options import Thresholds
+from seamseg.inference.predictor import Predictor
+from seamseg.serve import encoding
+from seamseg.serve.encoding import ResultEncoder
+
+SIZE = (90, 140)
+KINDS = ("panoptic", "semantic", "instance_seg", "detection", "classification")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "panoptic": {"shortest_size": 90, "min_stuff_area": 0},
+    "classification": {},
+}
+FLAGS = {"panoptic": ["--shortest-size", "90", "--min-area", "0"], "classification": []}
+
+
+def write_model(kind: str, folder: Path) -> Path:
+    path = folder / f"{kind}.onnx"
+    return write_classifier(path) if kind == "classification" else write_network(path, record(kind))
+
+
+@pytest.fixture(params=KINDS)
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Predictor[Any]]:
+    path = write_model(request.param, tmp_path)
+    return path, seamseg.load(path, **OPTIONS.get(request.param, {"shortest_size": 90}))
+
+
+def encoded(predictor: Predictor[Any], name: str) -> encoding.Content:
+    pixels = scene(SIZE)
+    result = predictor.predict(pixels)
+    return ResultEncoder(predictor).encode(name, result.prediction, SIZE, lambda: Image.fromarray(pixels))
+
+
+def test_images_are_the_files_of_predict(model: tuple[Path, Predictor[Any]], tmp_path: Path) -> None:
+    path, predictor = model
+    Image.fromarray(scene(SIZE)).save(tmp_path / "a.png")
+    ids = {"panoptic": ("coco", "panoptic/a.png"), "semantic": ("labels", "a.png")}.get(predictor.kind)
+    flags = [*FLAGS.get(predictor.kind, ["--shortest-size", "90"]), "--workers", "0", "--quiet"]
+    words = ["predict", str(path), str(tmp_path / "a.png"), str(tmp_path / "out")]
+    formats = "overlay" if ids is None else f"overlay,{ids[0]}"
+    assert main([*words, "--format", formats, *flags]) == 0
+    assert encoded(predictor, "overlay").data == (tmp_path / "out" / "a.jpg").read_bytes()
+    if ids is not None:
+        assert encoded(predictor, "png").data == (tmp_path / "out" / ids[1]).read_bytes()
+    else:
+        assert "png" not in ResultEncoder(predictor).formats
+
+
+def test_segments_of_panoptic_maps(tmp_path: Path) -> None:
+    predictor = seamseg.load(write_model("panoptic", tmp_path), **OPTIONS["panoptic"])
+    result = predictor.predict(scene(SIZE))
+    segments = ResultEncoder(predictor).segments(result)
+    ids = np.asarray(Image.open(BytesIO(encoded(predictor, "png").data)), np.int64) @ [1, 256, 65536]
+    assert [s["class"] for s in segments] == ["car", "person", "road", "sky"]
+    assert [s["score"] for s in segments] == [0.9, 0.7, None, None]
+    assert [s["category_id"] for s in segments] == [26, 24, 7, 23], "the ids of the data set"
+    for s in segments:
+        rows, columns = np.nonzero(ids == s["id"])
+        assert s["area"] == len(rows)
+        x, y, width, height = s["bbox"]
+        assert (y, x, y + height, x + width) == (rows.min(), columns.min(), rows.max() + 1, columns.max() + 1)
+
+
+@pytest.mark.parametrize("kind", ["instance_seg", "detection"])
+def test_objects(kind: str, tmp_path: Path) -> None:
+    predictor = seamseg.load(write_model(kind, tmp_path), shortest_size=90)
+    result = predictor.predict(scene(SIZE))
+    segments = ResultEncoder(predictor).segments(result)
+    assert [{k: s[k] for k in ("class", "score", "area")} for s in segments] == [
+        {"class": d.name, "score": d.score, "area": d.area} for d in result
+    ]
+    assert [{**s, "image_id": 0} for s in result.to_coco()] == [
+        {k: v for k, v in {**s, "image_id": 0}.items() if k not in ("class", "area")} for s in segments
+    ]
+
+
+def test_view(model: tuple[Path, Predictor[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, predictor = model
+    monkeypatch.setattr(encoding, "VIEW_SIZE", 70)
+    content = encoding.json.loads(encoded(predictor, "view").data)
+    assert (content["width"], content["height"], content["full"]) == (70, 45, [140, 90])
+    assert Image.open(BytesIO(base64.b64decode(content["photo"]))).size == (70, 45)
+    shown = content["segments"]
+    found = decode_index_map(content["map"], 45, 70, len(shown))
+    classes = np.array(["void", *(s["class"] for s in shown)])[found]
+    names = [s["class"] for s in shown]
+    if predictor.kind == "classification":
+        assert names == [name for name, _ in predictor.predict(scene(SIZE)).top()]
+        assert not found.any()
+        assert [s["area"] for s in shown] == [None] * 3
+    elif predictor.kind in ("panoptic", "semantic"):
+        assert (classes[0, 69], classes[44, 0]) == ("sky", "road")
+        assert names == (["car", "person", "road", "sky"] if predictor.kind == "panoptic" else ["road", "sky"])
+    else:
+        assert names == ["car", "person"]
+        # of 30 x 48 and 30 x 40 pixels, of which half if there are masks, at half the size
+        assert (classes[12, 15], classes[22, 50], classes[0, 0]) == ("car", "person", "void")
+        assert (classes[22, 38] == "person") == (predictor.kind == "detection")
+
+
+def test_the_best_of_overlapping_objects_is_on_top(tmp_path: Path) -> None:
+    from seamseg.inference.detections import Detection, Detections
+
+    names = Metadata(0, 2, ["a", "b"], [(9, 9, 9), (8, 8, 8)], [0, 1])
+    full, part = np.ones((6, 8), bool), np.ones((3, 4), bool)
+    low = Detection("a", 0, 0.2, (0, 0, 6, 8), (10, 10), full)
+    high = Detection("b", 1, 0.9, (2, 2, 5, 6), (10, 10), part, (2, 2))
+    for shown in ([low, high], [high, low]):
+        ids = encoding._painted(Detections(shown, (10, 10), True, names))
+        assert shown[ids[3, 3] - 1] is high
+        assert shown[ids[0, 0] - 1] is low
+        assert ids[9, 9] == 0
+    boxes = [Detection("a", 0, s, box, (10, 10)) for s, box in ((0.1, (4, 4, 6, 6)), (0.9, (0.2, 0.1, 10.2, 9.9)))]
+    ids = encoding._painted(Detections(boxes, (10, 10), False, names))
+    assert (ids[5, 5], ids[0, 0]) == (1, 2), "the smallest box can be pointed at"
+
+
+def test_concurrent_requests_get_the_results_of_single_predictions() -> None:
+    metadata = Metadata(2, 3, list("abcde"), [(40 * k, 0, 0) for k in range(5)], list(range(5)))
+    predictor = predictor_of(detector(), metadata, Thresholds(0.1, 0.5, 16), InputSize(96))
+    rng = np.random.default_rng(0)
+    sizes = [(96, 128), (128, 96), (96, 128), (100, 140)] * 3
+    photos = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
+    encoder = ResultEncoder(predictor)
+    wanted = [predictor.predict(pixels) for pixels in photos]
+    assert len({len(result.segments) for result in wanted}) > 1, "the photos differ"
+    with serving(predictor, batch_size=3, batch_wait=200) as client:
+        sent = [in_thread(client.predict, png(pixels)) for pixels in photos]
+        images = [in_thread(client.predict, png(pixels), "?format=png") for pixels in photos]
+        for thread, _ in (*sent, *images):
+            thread.join(60)
+        sizes_of_batches = client.metric("seamseg_batch_size_sum") / client.metric("seamseg_batch_size_count")
+    assert sizes_of_batches > 1.5, "they are batched"
+    for result, (_, answers), (_, pngs) in zip(wanted, sent, images):
+        found, segments = answers[0].json["segments"], encoder.segments(result)
+        assert [s["class"] for s in found] == [s["class"] for s in segments]
+        for a, b in zip(found, segments):
+            assert (a["score"] is None) == (b["score"] is None)
+            assert a["score"] is None or a["score"] == pytest.approx(b["score"], abs=1e-5)
+            assert (a["bbox"], a["area"], a["id"]) == (b["bbox"], b["area"], b["id"])
+        assert Image.open(BytesIO(pngs[0].body)).tobytes() == result.to_coco()[1].tobytes()

@@ -1,0 +1,207 @@
+"""The page of the server in a headless browser: choosing and dropping photos, hover, errors, its policy."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.onnx_scenes import record, scene, write_network
+from support.serving import FAILS, Client, RedNetwork, photo, png, red_predictor, serving
+
+import seamseg
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+if BROWSER is None:
+    pytest.skip("no Chromium or Chrome is installed: the tests in a browser are left out", allow_module_level=True)
+
+SIZE = (90, 140)
+DROP = """([name, bytes]) => {
+    const data = new DataTransfer();
+    data.items.add(new File([new Uint8Array(bytes)], name));
+    for (const kind of ["dragenter", "dragover", "drop"])
+        document.getElementById("drop").dispatchEvent(new DragEvent(kind, {bubbles: true, cancelable: true, dataTransfer: data}));
+}"""  # noqa: E501
+PIXEL = """(canvas, [x, y]) => {
+    const copy = document.createElement("canvas");
+    [copy.width, copy.height] = [canvas.width, canvas.height];
+    const context = copy.getContext("2d", {willReadFrequently: true});
+    context.drawImage(canvas, 0, 0);
+    return [...context.getImageData(x, y, 1, 1).data].slice(0, 3);
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=BROWSER)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def panoptic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    path = write_network(tmp_path_factory.mktemp("page") / "net.onnx", record())
+    with serving(seamseg.load(path, shortest_size=90, min_stuff_area=0)) as client:
+        yield client
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Callable[[Client], Any]]:
+    """Open the page of a server; fails if it has broken its policy or asked for anything but the server."""
+    contexts, messages, requests = [], [], []
+
+    def go(client: Client) -> Any:
+        contexts.append(browser.new_context(viewport={"width": 1300, "height": 900}))
+        page = contexts[-1].new_page()
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(f"http://127.0.0.1:{client.port}/")
+        page.wait_for_selector("html[data-ready]")
+        return page
+
+    yield go
+    for context in contexts:
+        context.close()
+    # the browser reports responses above 399, which some tests are about
+    assert [m for m in messages if "Failed to load resource" not in m] == []
+    assert [url for url in requests if not url.startswith(("http://127.0.0.1:", "data:", "blob:"))] == []
+
+
+def choose(page: Any, data: bytes, name: str = "a.png") -> None:
+    page.set_input_files("#file", {"name": name, "mimeType": "image/png", "buffer": data})
+
+
+def until_shown(page: Any, name: str) -> None:
+    page.wait_for_selector(f'body[data-shown="{name}"]')
+
+
+def at(page: Any, x: int, y: int) -> tuple[float, float]:
+    """The point of the window where a pixel of the picture is."""
+    box = page.locator("#canvas").bounding_box()
+    width, height = page.locator("#canvas").evaluate("c => [c.width, c.height]")
+    scale = min(box["width"] / width, box["height"] / height)
+    left = box["x"] + (box["width"] - width * scale) / 2
+    return left + (x + 0.5) * scale, box["y"] + (box["height"] - height * scale) / 2 + (y + 0.5) * scale
+
+
+def colour(page: Any, x: int, y: int) -> np.ndarray:
+    return np.array(page.locator("#canvas").evaluate(PIXEL, [x, y]))
+
+
+def test_a_photo_is_shown_with_its_segments(panoptic: Client, open_page: Any) -> None:
+    page = open_page(panoptic)
+    assert page.title() == "test.onnx · seamseg"
+    assert "up to 32 MiB" in page.locator("#drop").inner_text()
+    assert page.locator("#result").is_hidden()
+    choose(page, png(scene(SIZE)))
+    until_shown(page, "a.png")
+    assert page.locator("#status").inner_text().startswith("a.png: 140 x 90, 4 segments, ")
+    listed = page.locator(".segment").all_inner_texts()
+    assert [text.split("\n")[0] for text in listed] == ["car", "person", "road", "sky"]
+    assert "score 0.90" in listed[0]
+    assert "score" not in listed[3]
+    # the colours of classes over the dark photo: the road is violet, the sky blue
+    road, sky = colour(page, 5, 80), colour(page, 100, 5)
+    assert road[0] > road[1]
+    assert sky[2] > sky[0]
+
+
+def test_hover_describes_and_highlights(panoptic: Client, open_page: Any) -> None:
+    page = open_page(panoptic)
+    choose(page, png(scene(SIZE)))
+    until_shown(page, "a.png")
+    before = colour(page, 5, 80), colour(page, 30, 20)
+    page.mouse.move(*at(page, 30, 20))
+    tooltip = page.locator("#tooltip").inner_text()
+    assert tooltip.split("\n")[0] == "car"
+    result = panoptic.predict(png(scene(SIZE))).json["segments"][0]
+    assert tooltip.split("\n")[1].startswith(
+        f"score {result['score']:.2f} · {result['area']:,} px".replace(",", "\u202f")
+    )
+    assert page.locator(".segment.highlighted").inner_text().startswith("car")
+    assert colour(page, 5, 80).sum() < before[0].sum(), "the others are darkened"
+    assert abs(colour(page, 30, 20) - before[1]).max() <= 1
+    page.mouse.move(5, 5)
+    assert page.locator("#tooltip").is_hidden()
+    assert page.locator(".segment.highlighted").count() == 0
+    assert (colour(page, 5, 80) == before[0]).all()
+    # by keyboard
+    page.locator(".segment").nth(2).focus()
+    assert page.locator(".segment.highlighted").inner_text().startswith("road")
+    assert colour(page, 100, 5).sum() < 250
+
+
+def test_the_opacity_of_the_overlay(panoptic: Client, open_page: Any) -> None:
+    page = open_page(panoptic)
+    choose(page, png(scene(SIZE)))
+    until_shown(page, "a.png")
+    page.locator("#opacity").fill("0")
+    # the photo itself, after its JPEG
+    assert abs(colour(page, 100, 80) - scene(SIZE)[80, 100]).max() <= 6
+    page.locator("#opacity").fill("255")
+    assert (colour(page, 100, 80) == [128, 64, 128]).all()
+
+
+def test_a_dropped_photo_and_errors(open_page: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    network = RedNetwork()
+    network.gate.set()
+    with serving(red_predictor(network), max_upload=0.01) as client:
+        page = open_page(client)
+        for data, status in (
+            (b"text", "a.png: photo: not an image, or of a format that Pillow cannot read"),
+            (bytes(20_000), "a.png: photo: is larger than 10.24 KiB, the limit of an upload"),
+            (png(photo(red=FAILS)), "a.png: the prediction failed; the log of the server has the reason"),
+        ):
+            choose(page, data)
+            page.wait_for_selector("#status.problem")
+            end = time.monotonic() + 10
+            while (text := page.locator("#status").inner_text()) != status:
+                assert time.monotonic() < end, text
+                page.wait_for_timeout(30)
+        page.evaluate(DROP, ["<b>b.tif", list(png(photo(red=2), "TIFF"))])
+        until_shown(page, "<b>b.tif")
+        assert page.locator("#status").inner_text().startswith("<b>b.tif: 20 x 12, 1 segment, ")
+        assert page.locator(".segment").inner_text().startswith("tree")
+        assert page.locator("#status.problem").count() == 0
+    capfd.readouterr()
+
+
+def test_a_new_photo_replaces_the_one_that_waits(open_page: Any) -> None:
+    network = RedNetwork()
+    with serving(red_predictor(network)) as client:
+        page = open_page(client)
+        choose(page, png(photo(1, red=0)), "first.png")
+        assert network.started.acquire(timeout=10)
+        choose(page, png(photo(2, red=0)), "second.png")
+        while client.metric("seamseg_queue_length") != 1:
+            page.wait_for_timeout(20)
+        choose(page, png(photo(3, red=1)), "third.png")
+        while client.metric("seamseg_requests_total", path="/predict", status="499") != 2:
+            page.wait_for_timeout(20)
+        network.gate.set()
+        until_shown(page, "third.png")
+        assert page.locator(".segment").inner_text().startswith("sky")
+    assert network.seen == [1, 3], "the second is never computed"
+
+
+def test_pages_of_other_sites_cannot_use_it(panoptic: Client, browser: Any, tmp_path: Path) -> None:
+    page = browser.new_page()
+    (tmp_path / "evil.html").write_text("<p>evil</p>")
+    page.goto((tmp_path / "evil.html").as_uri())
+    url = f"http://127.0.0.1:{panoptic.port}"
+    send = "url => fetch(url + '/predict', {method: 'POST', body: 'x'}).then(() => 'read', () => 'refused')"
+    assert page.evaluate(send, url) == "refused"
+    assert panoptic.metric("seamseg_requests_total", path="/predict", status="403") == 1
+    assert page.evaluate("url => fetch(url + '/health').then(() => 'read', () => 'refused')", url) == "refused"
+    frame = "url => { const f = document.createElement('iframe'); f.src = url; document.body.append(f); }"
+    page.evaluate(frame, url)
+    page.wait_for_timeout(300)
+    assert page.frames[1].url.startswith(("chrome-error:", "about:")), "not in a frame"
+    page.close()

@@ -1,0 +1,144 @@
+"""Servers on free ports, a network that waits and fails as a test wants, and clients."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from seamseg.data.input_size import InputSize
+from seamseg.formats.metadata import Metadata
+from seamseg.inference.options import Thresholds
+from seamseg.inference.predictor import Predictor
+from seamseg.inference.tiling.tiles import Tiling
+from seamseg.panoptic_map import VOID
+from seamseg.predictions import Prediction
+from seamseg.serve.app import ServeOptions, Service, build_app
+from seamseg.serve.server import AppServer, accepted_hosts, bind
+
+CLASSES = Metadata(3, 0, ["road", "sky", "tree"], [(128, 64, 128), (70, 130, 180), (107, 142, 35)], [7, 23, 21])
+FAILS = 250
+"""A photo whose first pixel has this red value makes the network fail."""
+
+
+@dataclass
+class RedNetwork:
+    """A semantic network: the class of a pixel is its red value. It waits at a gate, and remembers its batches."""
+
+    gate: threading.Event = field(default_factory=threading.Event)
+    started: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    batches: list[list[tuple[int, int]]] = field(default_factory=list)
+    seen: list[int] = field(default_factory=list)
+    kind: str = "semantic"
+    precision: str = "fp32"
+    device: str = "cpu"
+    on_gpu: bool = False
+    uses_torch: bool = False
+    averaged: bool = False
+    nms_threshold: None = None
+    tiles_problem: None = None
+
+    def run(self, images: Sequence[np.ndarray]) -> list[Prediction]:
+        self.batches.append([image.shape[:2] for image in images])
+        self.seen += [int(image[0, 0, 1]) for image in images]
+        self.started.release()
+        assert self.gate.wait(30), "nobody opened the gate"
+        if any(image[0, 0, 0] == FAILS for image in images):
+            raise ValueError("a red pixel")
+        nothing = np.zeros(0, np.float32)
+        none = (nothing.reshape(0, 4), nothing.astype(np.int64), nothing, None)
+        maps = [np.where(image[..., 0] < CLASSES.num_classes, image[..., 0], VOID) for image in images]
+        return [Prediction(*none, found.astype(np.uint8), found.shape) for found in maps]
+
+
+def red_predictor(network: RedNetwork, tiling: Tiling = Tiling("off")) -> Predictor[Any]:  # noqa: B008  # frozen
+    """A predictor of such a network, whose input has the size of the photo."""
+    return Predictor(network, CLASSES, InputSize(), Thresholds(), tiling)
+
+
+def photo(number: int = 0, red: int = 1, size: tuple[int, int] = (12, 20)) -> np.ndarray:
+    """A photo of one class; `number` is its green value."""
+    pixels = np.zeros((*size, 3), np.uint8)
+    pixels[..., 0], pixels[..., 1] = red, number
+    return pixels
+
+
+def png(pixels: np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
+    """A photo as a file."""
+    buffer = BytesIO()
+    Image.fromarray(pixels).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+@dataclass
+class Answer:
+    """A response."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Client:
+    """Sends requests to a server."""
+
+    port: int
+    service: Service
+
+    def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request(method, path, body, headers or {})
+            response = connection.getresponse()
+            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        finally:
+            connection.close()
+
+    def predict(self, data: Any, query: str = "", **headers: str) -> Answer:
+        return self.request("POST", f"/predict{query}", data, {k.replace("_", "-"): v for k, v in headers.items()})
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.service.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@contextmanager
+def serving(predictor: Predictor[Any], **options: Any) -> Iterator[Client]:
+    """Serve a predictor on a free port."""
+    bound = bind("127.0.0.1", 0)
+    service = Service(predictor, "test.onnx", ServeOptions(**options))
+    started = threading.Event()
+    server = AppServer(build_app(service, accepted_hosts(bound)), started.set, 10)
+    port = bound.getsockname()[1]
+    thread = threading.Thread(target=server.run_on, args=(bound,))
+    thread.start()
+    try:
+        assert started.wait(30)
+        yield Client(port, service)
+    finally:
+        server.stop()
+        if isinstance(predictor.network, RedNetwork):
+            predictor.network.gate.set()
+        thread.join(30)
+        service.close()
+        assert not thread.is_alive()
+
+
+def in_thread(function: Any, *args: Any, **options: Any) -> tuple[threading.Thread, list[Any]]:
+    """Call a function in a thread; its result is in the list when the thread has ended."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(function(*args, **options)))
+    thread.start()
+    return thread, results
