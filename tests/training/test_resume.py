@@ -225,7 +225,7 @@ def test_killed_run_resumes_from_a_snapshot_within_an_epoch(seven, straight, tmp
 
 def test_images_before_the_position_are_not_read(seven, tmp_path, monkeypatch):
     run = tmp_path / "run"
-    options = again(seven, run, "scheduler.epochs=1", "dataloader.val_set=")
+    options = again(seven, run, "scheduler.epochs=1", "dataloader.val_set=", "dataloader.copy_paste=0")
     with signals_at([3]), pytest.raises(Preempted):
         run_training(options)
     read, reader = [], PanopticDataset.read
