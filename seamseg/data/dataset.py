@@ -20,7 +20,6 @@ from seamseg.data.samplers import SampleIndex, is_wide
 from seamseg.data.transforms import AugmentationParams, AugmentedImage, TrainTransform, augment
 from seamseg.formats.metadata import ImageInfo, Metadata
 from seamseg.panoptic_map import VOID
-from seamseg.structures import DeferredTransform
 from seamseg.utils.errors import InputError
 
 MAX_ATTEMPTS = 10
@@ -193,11 +192,11 @@ class PanopticDataset(Dataset):
     def _item(self, index: int, seed: str, category: int | None, unreadable: list[tuple[str, str]]) -> dict[str, Any]:
         info = self.images[index]
         if isinstance(self.transform, TrainTransform):
-            augmented, deferred = self._augmented(index, Random(seed), category)
+            augmented, params = self._augmented(index, Random(seed), category)
             if self.instances.copy_paste:
                 # random numbers of its own: the other augmentation is that of a run without it
                 augmented = self._with_pasted(augmented, Random(f"paste/{seed}"), unreadable)
-            item = self.transform.finish(augmented, deferred)
+            item = self.transform.finish(augmented, params)
         else:
             image, mask, _ = self.read(index)
             item = self.transform(image, mask, info.cat, info.iscrowd, Random(seed))
@@ -205,8 +204,8 @@ class PanopticDataset(Dataset):
 
     def _augmented(
         self, index: int, rng: Random, category: int | None = None
-    ) -> tuple[AugmentedImage, DeferredTransform]:
-        """Read, scale and crop an image; return what is to be done with it, too."""
+    ) -> tuple[AugmentedImage, AugmentationParams]:
+        """Read, scale and crop an image."""
         transform, info, sizes = self.transform, self.images[index], self.instances.scale_uniform
         assert isinstance(transform, TrainTransform)
 
@@ -224,7 +223,7 @@ class PanopticDataset(Dataset):
         else:
             image, mask, _ = self.read(index)
             params = sample(mask)
-        return augment(image, mask, info.cat, info.iscrowd, params), params.deferred
+        return augment(image, mask, info.cat, info.iscrowd, params), params
 
     def _with_pasted(self, augmented: AugmentedImage, rng: Random, unreadable: list[tuple[str, str]]) -> AugmentedImage:
         """Paste instances of another image, which is augmented like any, onto an image."""
@@ -234,13 +233,15 @@ class PanopticDataset(Dataset):
         for other in others:
             self._record_reading(other)
             try:
-                source, deferred = self._augmented(other, rng)
+                source, params = self._augmented(other, rng)
             except InputError as error:
                 if not self.replace_unreadable:
                     raise
                 unreadable.append((self.images[other].id, str(error)))
             else:
-                return paste_instances(augmented, source.mirrored() if deferred.flip else source, self.num_stuff, rng)
+                return paste_instances(
+                    augmented, source.mirrored() if params.deferred.flip else source, self.num_stuff, rng
+                )
         return augmented
 
     @cached_property

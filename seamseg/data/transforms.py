@@ -355,23 +355,26 @@ class TrainTransform:
         Returns
         -------
         dict of `img` `3 x H x W` float32, `msk` `L x H x W` int64, `cat` `n` int64, `iscrowd` `n` uint8, `bbx` `n x 4`
-        float32 (`(y0, x0, y1, x1)`, row 0 is the box of the void pixels). With `on_device` not flipped, `img` uint8,
-        `msk` uint8 or int32, and `deferred` in addition.
+        float32 (`(y0, x0, y1, x1)`, row 0 is the box of the void pixels). With a crop size, `cut` of
+        :func:`cut_sides`. With `on_device` not flipped, `img` uint8, `msk` uint8 or int32, and `deferred` in addition.
         """
         source: Any = global_random if rng is None else rng
         params = self.sample_params((mask.shape[-2], mask.shape[-1]), source)
-        return self.finish(augment(image, mask, cat, iscrowd, params), params.deferred)
+        return self.finish(augment(image, mask, cat, iscrowd, params), params)
 
-    def finish(self, augmented: AugmentedImage, deferred: DeferredTransform) -> dict[str, Any]:
+    def finish(self, augmented: AugmentedImage, params: AugmentationParams) -> dict[str, Any]:
         """Return network input and targets as :meth:`__call__` does."""
+        deferred = params.deferred
         mirror = deferred.flip and not self.on_device
         narrow = torch.from_numpy(augmented.ids[..., ::-1].copy() if mirror else augmented.ids)
-        item = {
+        item: dict[str, Any] = {
             "msk": narrow if self.on_device else narrow.long(),
             "cat": torch.from_numpy(augmented.cat),
             "iscrowd": torch.from_numpy(augmented.iscrowd),
             "bbx": extract_boxes(narrow, len(augmented.cat)),
         }
+        if self.augmentation.crop_size is not None:
+            item["cut"] = cut_sides(params)
         pixels = torch.from_numpy(augmented.pixels).permute(2, 0, 1)
         if self.on_device:
             return {"img": pixels.contiguous(), **item, "deferred": deferred}
@@ -411,6 +414,15 @@ def _offset(
     else:
         first, last = max(low, pixel - crop + 1), min(high - crop, pixel)
     return rng.randint(max(first, 0), min(last, length - crop))
+
+
+def cut_sides(params: AugmentationParams) -> tuple[bool, bool, bool, bool]:
+    """Return whether the photo continues beyond the top, left, bottom and right border of its crop, after the flip."""
+    (height, width), (y, x, h, w) = params.size, params.window
+    left, right = x > 0, x + w < width
+    if params.deferred.flip:
+        left, right = right, left
+    return y > 0, left, y + h < height, right
 
 
 def _scale_and_crop(image: Image.Image, params: AugmentationParams) -> Image.Image:

@@ -106,6 +106,32 @@ def test_interrupted_anywhere(seven, straight, tmp_path, workers, seed):
     assert len(loss_lines(run)) == 4
 
 
+RECIPES = (
+    "dataloader.crop_size=(40, 48)",
+    "roi.box_convs=2",
+    "roi.mask_points=8",
+    "rpn.bbx_loss=cabb",
+    "roi.bbx_loss=cabb",
+)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("dataloader.device_transforms=yes", "roi.fixed_samples=yes"),
+        pytest.param((), marks=pytest.mark.slow),
+    ],
+)
+def test_optional_layers_and_losses(seven, tmp_path, more):
+    """Points and crops are drawn anew in each step; a resumed run draws the same."""
+    options = again(seven, tmp_path / "straight", *RECIPES, *more)
+    run_training(options)
+    with signals_at([3]):
+        assert train_until_done(replace(options, log_dir=tmp_path / "run")) == 1
+    assert result(tmp_path / "run") == result(tmp_path / "straight")
+    assert loss_lines(tmp_path / "run") == loss_lines(tmp_path / "straight")
+
+
 @pytest.mark.slow
 def test_workers_ignore_a_signal_to_the_process_group(seven, straight, tmp_path, monkeypatch):
     step, run = Trainer._step, tmp_path / "run"
