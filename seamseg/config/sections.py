@@ -392,6 +392,21 @@ class Dataloader:
         maximum=1,
         ours=True,
     )
+    instance_scale_uniform: tuple[float, float] | None = key(
+        "crop training images around instances, arXiv 2012.07717: a class of the image and one of its segments are "
+        "drawn uniformly, and the longest side of a thing gets a length between these two, in pixels of the network "
+        "input, uniform in octaves; needs crop_size, and random_scale of two values, the limits of the scale; empty "
+        "for ordinary crops",
+        above=0,
+        maximum=32_768,
+        ours=True,
+    )
+    copy_paste: float = key(
+        "probability of pasting random instances of another training image onto one, arXiv 2012.07177; 0 for never",
+        minimum=0,
+        maximum=1,
+        ours=True,
+    )
     device_transforms: bool = key(
         "transfer training images as uint8 and apply flip, color jitter and normalization on the device", ours=True
     )
