@@ -169,7 +169,7 @@ setup(
             "report/assets/*",
             "serve/assets/*",
         ],
-        "seamseg.configs": ["*.ini", "imagenet/*.json"],
+        "seamseg.configs": ["*.ini", "classes/*.ini", "imagenet/*.json"],
     },
     include_package_data=False,
     ext_modules=[

@@ -28,6 +28,7 @@ from timing import Case, options, report
 from torch.utils.data import DataLoader, Dataset
 
 from seamseg.data.dataset import PanopticDataset
+from seamseg.data.instances import InstanceOptions
 from seamseg.data.loader import LoaderOptions, set_epoch, train_loader
 from seamseg.data.transforms import AugmentationOptions, TrainTransform, scaled_size
 from seamseg.formats.metadata import ImageInfo, Metadata, write_metadata
@@ -43,6 +44,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "crop 512 x 1024": {"crop_size": (512, 1024)},
     "fast_decode": {"fast_decode": True},
     "color_jitter": {"color_jitter": (0.3, 0.3, 0.3, 0.1)},
+    "crop around instances": {"crop_size": (512, 1024), "instances": InstanceOptions((16, 512))},
+    "crop, copy_paste": {"crop_size": (512, 1024), "instances": InstanceOptions(copy_paste=1)},
     "crop, device, fast_decode": {"crop_size": (512, 1024), "on_device": True, "fast_decode": True},
 }
 
@@ -121,10 +124,11 @@ def dataset(root: Path, split: str, shortest: int, option: dict[str, Any]) -> Pa
     given = dict(option)
     fast = given.pop("fast_decode", False)
     on_device = given.pop("on_device", False)
+    instances = given.pop("instances", InstanceOptions())
     transform = TrainTransform(
         shortest, 2048, MEAN, STD, AugmentationOptions(True, SCALE, **given), on_device=on_device
     )
-    return PanopticDataset(root, split, transform, fast_decode=fast)
+    return PanopticDataset(root, split, transform, fast_decode=fast, instances=instances)
 
 
 def item_case(name: str, root: Path, split: str, shortest: int, option: dict[str, Any]) -> Case:

@@ -66,6 +66,7 @@ def test_a_wheel_holds_code_defaults_experiments_and_types(wheel: Path) -> None:
     code = {str(path.relative_to(ROOT)) for path in (ROOT / "seamseg").rglob("*.py")}
     defaults = {f"seamseg/config/defaults/{path.name}" for path in (ROOT / "seamseg/config/defaults").glob("*.ini")}
     packaged = [*(ROOT / "configs").glob("*.ini"), *(ROOT / "configs").glob("imagenet/*.json")]
+    packaged += (ROOT / "configs").glob("classes/*.ini")
     configs = {f"seamseg/{path.relative_to(ROOT).as_posix()}" for path in packaged}
     assert len(defaults) == 5
     assert len(configs) >= 4 + 9

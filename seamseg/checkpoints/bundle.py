@@ -72,6 +72,38 @@ def open_model(
     InputError
         if something is missing or inconsistent
     """
+    found = _find(path)
+    own = kind_of(found.snapshot, found.name)
+    chosen = _config(found, config, overrides, own)
+    model = ModelFile(chosen, _metadata(found, meta), found.snapshot, found.name, found.licence)
+    check_kind(model.snapshot, kind or model.config.kind, model.name)
+    if kind not in (None, model.config.kind):
+        raise InputError(f"{model.name}: is a model for {model.config.kind}, not for {kind}")
+    check_classes(model.snapshot, model.metadata, model.name)
+    _check_size(model)
+    return model
+
+
+def open_weights(path: str | Path) -> tuple[Snapshot, Metadata]:
+    """Open the weights of a model, of whatever configuration, with their classes; arguments as :func:`open_model`.
+
+    Raises
+    ------
+    InputError
+        if it is missing or broken, or its classes are not known
+    """
+    found = _find(path)
+    if found.metadata is None and found.snapshot.metadata is None:
+        raise InputError(
+            f"{found.name}: holds no names of classes: name a folder that holds the snapshot and the "
+            f"{METADATA_NAME} of its training"
+        )
+    metadata = _metadata(found, None)
+    check_classes(found.snapshot, metadata, found.name)
+    return found.snapshot, metadata
+
+
+def _find(path: str | Path) -> _Parts:
     path = local_model(path)
     if path.is_dir():
         found = _beside(snapshot_in(path))
@@ -81,16 +113,7 @@ def open_model(
         found = _from_zip(path)
     else:
         found = _Parts(load_snapshot(path), None, None, str(path))
-    own = kind_of(found.snapshot, found.name)
-    found = _with_published_classes(found)
-    chosen = _config(found, config, overrides, own)
-    model = ModelFile(chosen, _metadata(found, meta), found.snapshot, found.name, found.licence)
-    check_kind(model.snapshot, kind or model.config.kind, model.name)
-    if kind not in (None, model.config.kind):
-        raise InputError(f"{model.name}: is a model for {model.config.kind}, not for {kind}")
-    check_classes(model.snapshot, model.metadata, model.name)
-    _check_size(model)
-    return model
+    return _with_published_classes(found)
 
 
 VISTAS_EXPERIMENT = "vistas_wrn38"

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from seamseg.checkpoints.bundle import open_weights
+from seamseg.checkpoints.class_table import PARTS, ClassTable
 from seamseg.checkpoints.hub import is_hub_uri
 from seamseg.checkpoints.imagenet import check_network, published_name, without_prefix
 from seamseg.checkpoints.missing_model import weights_at
@@ -26,7 +28,7 @@ from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.utils.errors import InputError, option
 
 
-def load_pretrained(net: nn.Module, specification: str) -> LoadReport:
+def load_pretrained(net: nn.Module, specification: str, classes: ClassTable | None = None) -> LoadReport:
     """Load the weights of a file that fit a network.
 
     Parameters
@@ -36,19 +38,27 @@ def load_pretrained(net: nn.Module, specification: str) -> LoadReport:
         (body, rpn_head, ...); FILE is then a snapshot or a state dict of that part alone. It may be a safetensors
         file, a folder with a model, or `hf://user/repo`. The moving average of the weights is loaded if the snapshot
         has one
+    classes : by which the rows of the file's classes become those of the network; None loads layers as they are, if
+        their shapes fit
 
     Returns
     -------
-    LoadReport, with the tensors that did not fit
+    LoadReport, with the tensors that did not fit, and the classes that start at random
 
     Raises
     ------
     InputError
-        if the file is missing, broken, or nothing in it fits
+        if the file is missing, broken, or nothing in it fits; with `classes`, if the classes of the file are not
+        known, or do not fit the table
     """
     part, path = _split(specification)
-    if part is None:
-        report = load_into(net, load_snapshot(weights_at(path)), strict=False, name=path)
+    if classes is not None and (part is None or part in PARTS):
+        report = _load_other_classes(net, path, part, classes)
+    elif part is None:
+        snapshot = load_snapshot(weights_at(path))
+        stated = (snapshot.metadata or {}).get("categories")
+        report = load_into(net, snapshot, strict=False, name=path)
+        report = replace(report, classes=tuple(map(str, stated)) if isinstance(stated, list) else ())
     else:
         module = getattr(net, part, None)
         if module is None:
@@ -58,6 +68,21 @@ def load_pretrained(net: nn.Module, specification: str) -> LoadReport:
     if report.loaded == 0:
         raise InputError(f"{option('pretrain', specification)}: nothing in it fits this network: {report}")
     return report
+
+
+def _load_other_classes(net: nn.Module, path: str, part: str | None, classes: ClassTable) -> LoadReport:
+    """Load all parts of a model that was trained for other classes, or one."""
+    snapshot, trained = open_weights(path)
+    state, fresh = classes.remap(snapshot.weights(), net, trained, path)
+    if part is None:
+        # the average is among the weights already
+        remapped = replace(snapshot, state_dict={name: value for name, value in state.items() if name != "ema"})
+        report = load_into(net, remapped, strict=False, name=path)
+    elif (module := getattr(net, part, None)) is None:
+        raise InputError(f"{option('pretrain', f'{part}:{path}')}: this network has no {part}")
+    else:
+        report = _load_part(module, {part: state[part]} if part in state else {}, part, path)
+    return replace(report, averaged=snapshot.has_average, fresh=tuple(fresh))
 
 
 def load_body_weights(net: nn.Module, path: str) -> LoadReport:

@@ -127,7 +127,7 @@ class ClassFolders(Dataset):
         InputError
             if the image cannot be read, or is too small for the crops
         """
-        epoch, index, _ = key if isinstance(key, tuple) else (0, key, key)
+        epoch, index = key[:2] if isinstance(key, tuple) else (0, key)
         path, label = self.samples[index]
         if self.reading is not None:
             self.reading[0] = index

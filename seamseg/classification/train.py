@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from seamseg.checkpoints.class_table import ClassTable
 from seamseg.checkpoints.imagenet import published_name
 from seamseg.checkpoints.missing_model import CLASSIFIER_CLASSES_NAME, CLASSIFIER_CONFIG_NAME, weights_at
 from seamseg.checkpoints.snapshot import LoadReport, load_module, load_tensors
@@ -32,7 +33,7 @@ from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.task import Task
 from seamseg.training.trainer import steps_per_epoch
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError, flags_in_messages
+from seamseg.utils.errors import InputError, flags_in_messages, option
 from seamseg.utils.files import write_json
 from seamseg.utils.launcher import process_count
 from seamseg.utils.progress import is_quiet
@@ -163,8 +164,10 @@ class ClassifierTask(Task):
     def load_body(self, net: nn.Module) -> None:
         """Load nothing: a configuration names no weights."""
 
-    def load_pretrained(self, net: nn.Module, specification: str) -> LoadReport:
+    def load_pretrained(self, net: nn.Module, specification: str, classes: ClassTable | None = None) -> LoadReport:
         """Load the weights of a checkpoint as far as they fit, for example those of other classes."""
+        if classes is not None:
+            raise InputError(f"{option('pretrain_classes', classes.table)}: classifiers have no table of classes")
         file = str(weights_at(specification))
         published_name(file)  # refuses files that no network can use
         weights = checkpoint_weights(load_tensors(file, file), file, averaged=True)

@@ -44,6 +44,7 @@ PARAMETER_FLAGS = {
     "min_stuff_area": "--min-area",
     "overrides": "--set",
     "pretrain": "--pre-train",
+    "pretrain_classes": "--pre-train-classes",
 }
 """Flags of parameters that have another name than their flag."""
 

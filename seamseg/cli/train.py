@@ -51,6 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "weights: body, rpn_head, roi_head, sem_head, head, cls; "
         "tensors that do not fit are skipped and listed; repeatable, later ones override earlier ones",
     )
+    parser.add_argument(
+        "--pre-train-classes",
+        metavar="TABLE",
+        help="the weights of --pre-train were trained on another data set: copy those of its classes to the classes "
+        "here by the names of a table: names (equal names), vistas_cityscapes, or an INI file",
+    )
     parser.add_argument("--eval", action="store_true", help="only score the weights of --resume or --pre-train")
     add_set_and_device(parser)
 
@@ -80,6 +86,7 @@ def run_trainer(module: str, function: str, args: argparse.Namespace, **options:
     from seamseg.training.run import TrainingOptions
 
     options |= {"config": args.config, "data": args.data, "resume": args.resume, "pretrain": args.pre_train}
+    options |= {"pretrain_classes": getattr(args, "pre_train_classes", None)}
     options |= {"log_dir": args.log_dir or Path("runs") / Path(args.config).stem, "device": args.device}
     try:
         scores = getattr(import_module(module), function)(TrainingOptions(**options))

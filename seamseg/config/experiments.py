@@ -14,9 +14,12 @@ _FOLDERS = (_PACKAGE / "configs", _PACKAGE.parent / "configs")
 CLASSIFIERS = "imagenet/*.json"
 """Pattern of the configurations of classifiers."""
 
+CLASS_TABLES = "classes/*.ini"
+"""Pattern of the tables of classes, see :mod:`seamseg.checkpoints.class_table`."""
+
 
 def experiments(pattern: str = "*.ini") -> dict[str, Path]:
-    """Return the file of each packaged experiment by name; with :data:`CLASSIFIERS`, those of classifiers."""
+    """Return the file of each packaged experiment by name; with :data:`CLASSIFIERS`, those of classifiers etc."""
     for folder in _FOLDERS:
         found = {path.stem: path for path in sorted(folder.glob(pattern))}
         if found:

@@ -232,7 +232,7 @@ MAX_PARAMETERS = 1 << 30
 
 def check(config: Config, source: str) -> None:
     """Raise InputError, prefixed by `source`, if keys contradict each other or describe a network beyond the limits."""
-    checks = (_body_params, _loss_weights, _inputs, _levels, _heads, _thresholds, _norms, _parameters)
+    checks = (_body_params, _loss_weights, _inputs, _levels, _heads, _thresholds, _norms, _crops, _parameters)
     for problem in (check(config) for check in checks):
         if problem is not None:
             raise InputError(f"{source}: {problem}")
@@ -248,12 +248,16 @@ def head_parameters(config: Config) -> dict[str, int]:
     levels = len(config.fpn.out_strides)
     body = sum(config.body.out_channels.get(name, 0) for name in config.fpn.inputs)
     rpn = config.rpn.hidden_channels
+    box_width = roi.conv_channels if roi.box_convs else width
+    box_convs = 9 * (width + max(roi.box_convs - 1, 0) * roi.conv_channels) * roi.conv_channels * (roi.box_convs > 0)
     return {
         "fpn": width * body + 9 * width * width * levels,
         "rpn": 9 * width * rpn + 5 * rpn * len(config.rpn.anchor_ratios),
-        "roi": width * (roi.roi_size[0] // 2) * (roi.roi_size[1] // 2) * roi.fc_channels
-        + roi.fc_channels**2
-        + 9 * (width + 4 * roi.conv_channels) * roi.conv_channels,
+        "roi": box_convs
+        + box_width * (roi.roi_size[0] // 2) * (roi.roi_size[1] // 2) * roi.fc_channels
+        + roi.fc_channels**2 * (not roi.box_convs)
+        + 9 * (width + 4 * roi.conv_channels) * roi.conv_channels
+        + (width + 2 * roi.conv_channels) * roi.conv_channels * (roi.mask_points > 0),
         "sem": 9 * (width + config.sem.hidden_channels) * config.sem.hidden_channels * config.sem.fpn_levels,
     }
 
@@ -341,6 +345,23 @@ def _norms(config: Config) -> str | None:
     if not config.general.qat or set(mode.split("+")) <= {"bn", "syncbn"}:
         return None
     return f"[general] qat folds the norms into the convolutions, which needs batch norm, not normalization_mode {mode}"
+
+
+def _crops(config: Config) -> str | None:
+    for name in ("rpn", "roi"):
+        if getattr(config, name).bbx_loss == "cabb" and config.dataloader.crop_size is None:
+            return f"[{name}] bbx_loss = cabb is for training on crops: set [dataloader] crop_size, or smooth_l1"
+    loading = config.dataloader
+    sizes, scales = loading.instance_scale_uniform, loading.random_scale
+    if sizes is None:
+        return None
+    if sizes[0] > sizes[1]:
+        return f"[dataloader] instance_scale_uniform {sizes} must be (smallest, largest)"
+    if loading.crop_size is None:
+        return "[dataloader] instance_scale_uniform needs crop_size, the size of the crops around instances"
+    if scales is None or len(scales) != 2:
+        return "[dataloader] instance_scale_uniform needs random_scale of two values, the limits of the scale"
+    return None
 
 
 def differences(old: Config, new: Config) -> list[str]:

@@ -178,6 +178,12 @@ class Rpn:
     fpn_min_level: int = key("first pyramid level", minimum=0, maximum=16)
     fpn_levels: int = key("number of pyramid levels", minimum=1, maximum=16)
     sigma: float = key("sigma of the smooth L1 loss: it is quadratic up to 1 / sigma²", above=0)
+    bbx_loss: str = key(
+        "loss of the boxes: smooth L1, or the crop-aware one (cabb, arXiv 2012.07717), which does not penalise boxes "
+        "for extending beyond the border of a training crop that cuts their thing",
+        choices=("smooth_l1", "cabb"),
+        ours=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -203,8 +209,36 @@ class Roi:
     fpn_canonical_level: int = key("pyramid level of such a box")
     sigma: float = key("sigma of the smooth L1 loss: it is quadratic up to 1 / sigma²", above=0)
     bbx_reg_weights: tuple[float, float, float, float] = key("factors of the box codes", above=0)
-    fc_channels: int = key("channels of the two fully connected layers", minimum=1, maximum=65_536, ours=True)
-    conv_channels: int = key("channels of the mask branch", minimum=1, maximum=CHANNELS, ours=True)
+    bbx_loss: str = key(
+        "loss of the boxes: smooth L1, or the crop-aware one (cabb, arXiv 2012.07717), which does not penalise boxes "
+        "for extending beyond the border of a training crop that cuts their thing",
+        choices=("smooth_l1", "cabb"),
+        ours=True,
+    )
+    fc_channels: int = key("channels of the fully connected layers", minimum=1, maximum=65_536, ours=True)
+    conv_channels: int = key(
+        "channels of the convolutions of the mask branch, and of the box branch", minimum=1, maximum=CHANNELS, ours=True
+    )
+    mask_points: int = key(
+        "points of each mask in training that a small network predicts from the finest level, to refine the edges of "
+        "masks (PointRend, arXiv 1912.08193: 196); their loss is part of roi_msk; 0 for none",
+        minimum=0,
+        maximum=10_000,
+        ours=True,
+    )
+    mask_subdivisions: int = key(
+        "with mask_points, how often the masks of 28 x 28 are doubled in size at inference",
+        minimum=0,
+        maximum=4,
+        ours=True,
+    )
+    box_convs: int = key(
+        "number N of 3x3 convolutions of the box branch, with a norm each, before a single fully connected layer (4: "
+        "the head 4conv1fc of Mask R-CNN with group norm, arXiv 1803.08494); 0: two fully connected layers",
+        minimum=0,
+        maximum=16,
+        ours=True,
+    )
     sample_empty_images: bool = key(
         "sample negatives from images without things; the original skips these images", ours=True
     )
@@ -354,6 +388,21 @@ class Dataloader:
     )
     class_uniform: float = key(
         "fraction of the training images that is sampled uniformly over the classes",
+        minimum=0,
+        maximum=1,
+        ours=True,
+    )
+    instance_scale_uniform: tuple[float, float] | None = key(
+        "crop training images around instances, arXiv 2012.07717: a class of the image and one of its segments are "
+        "drawn uniformly, and the longest side of a thing gets a length between these two, in pixels of the network "
+        "input, uniform in octaves; needs crop_size, and random_scale of two values, the limits of the scale; empty "
+        "for ordinary crops",
+        above=0,
+        maximum=32_768,
+        ours=True,
+    )
+    copy_paste: float = key(
+        "probability of pasting random instances of another training image onto one, arXiv 2012.07177; 0 for never",
         minimum=0,
         maximum=1,
         ours=True,

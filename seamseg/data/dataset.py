@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from seamseg.data.folder import DatasetFolder
+from seamseg.data.instances import InstanceOptions, draw_focus, paste_instances
 from seamseg.data.samplers import SampleIndex, is_wide
-from seamseg.data.transforms import TrainTransform
+from seamseg.data.transforms import AugmentationParams, AugmentedImage, TrainTransform, augment
 from seamseg.formats.metadata import ImageInfo, Metadata
+from seamseg.panoptic_map import VOID
 from seamseg.utils.errors import InputError
 
 MAX_ATTEMPTS = 10
@@ -49,6 +51,7 @@ class PanopticDataset(Dataset):
     fast_decode : decode JPEG at the smallest sufficient size; needs a :class:`TrainTransform`
     replace_unreadable : replace an image that cannot be read by another one of the same orientation, drawn by `seed`,
         epoch and index
+    instances : scale-uniform crops and copy-paste; need a :class:`TrainTransform`
 
     Attributes
     ----------
@@ -61,7 +64,7 @@ class PanopticDataset(Dataset):
     Raises
     ------
     InputError
-        if the folder, its metadata or the split is missing, invalid or empty
+        if the folder, its metadata or the split is missing, invalid or empty, or there is nothing to copy and paste
     """
 
     def __init__(
@@ -72,9 +75,10 @@ class PanopticDataset(Dataset):
         seed: int = 0,
         fast_decode: bool = False,
         replace_unreadable: bool = False,
+        instances: InstanceOptions = InstanceOptions(),  # noqa: B008  # frozen
     ) -> None:
-        if fast_decode and not isinstance(transform, TrainTransform):
-            raise ValueError("fast_decode needs a TrainTransform, whose size is known beforehand")
+        if (fast_decode or instances != InstanceOptions()) and not isinstance(transform, TrainTransform):
+            raise ValueError("fast_decode and instances need a TrainTransform, whose size is known beforehand")
         self.folder = DatasetFolder(root)
         self.split = split
         self.images: list[ImageInfo] = self.folder.split(split)
@@ -82,8 +86,11 @@ class PanopticDataset(Dataset):
         self.seed = seed
         self.fast_decode = fast_decode
         self.replace_unreadable = replace_unreadable
+        self.instances = instances
         self.reading: Tensor | None = None
         self.epoch = 0
+        if instances.copy_paste and not self._with_things:
+            raise InputError(f"copy_paste: no image of split {split} of {self.folder.root} has an instance of a thing")
 
     @property
     def metadata(self) -> Metadata:
@@ -161,12 +168,17 @@ class PanopticDataset(Dataset):
         InputError
             if the image cannot be read; with `replace_unreadable`, if none of :data:`MAX_ATTEMPTS` can
         """
-        epoch, index, slot = key if isinstance(key, tuple) else (self.epoch, key, key)
+        epoch, index, slot, category = (
+            SampleIndex(*key) if isinstance(key, tuple) else SampleIndex(self.epoch, key, key)
+        )
         unreadable: list[tuple[str, str]] = []
         for candidate in islice(self._candidates(epoch, index, slot), MAX_ATTEMPTS if self.replace_unreadable else 1):
             self._record_reading(candidate)
             try:
-                item = self._item(candidate, f"{self.seed}/{epoch}/{candidate}", slot)
+                seed = f"{self.seed}/{epoch}/{candidate}"
+                if slot != candidate:
+                    seed += f"/{slot}"  # an image that fills several slots is augmented differently in each
+                item = self._item(candidate, seed, category, unreadable)
             except InputError as error:
                 unreadable.append((self.images[candidate].id, str(error)))
             else:
@@ -177,16 +189,70 @@ class PanopticDataset(Dataset):
         tried = f"; the {others} images tried as replacements cannot be read either" if others else ""
         raise InputError(f"{unreadable[0][1]}{tried}")
 
-    def _item(self, index: int, seed: str, slot: int) -> dict[str, Any]:
-        if slot != index:
-            seed += f"/{slot}"  # an image that fills several slots is augmented differently in each
-        at_least = None
-        if self.fast_decode:
-            assert isinstance(self.transform, TrainTransform)
-            at_least = self.transform.sample_params(self.images[index].size, Random(seed)).size
-        image, mask, info = self.read(index, at_least)
-        item = self.transform(image, mask, info.cat, info.iscrowd, Random(seed))
+    def _item(self, index: int, seed: str, category: int | None, unreadable: list[tuple[str, str]]) -> dict[str, Any]:
+        info = self.images[index]
+        if isinstance(self.transform, TrainTransform):
+            augmented, params = self._augmented(index, Random(seed), category)
+            if self.instances.copy_paste:
+                # random numbers of its own: the other augmentation is that of a run without it
+                augmented = self._with_pasted(augmented, Random(f"paste/{seed}"), unreadable)
+            item = self.transform.finish(augmented, params)
+        else:
+            image, mask, _ = self.read(index)
+            item = self.transform(image, mask, info.cat, info.iscrowd, Random(seed))
         return {**item, "id": info.id, "size": info.size}
+
+    def _augmented(
+        self, index: int, rng: Random, category: int | None = None
+    ) -> tuple[AugmentedImage, AugmentationParams]:
+        """Read, scale and crop an image."""
+        transform, info, sizes = self.transform, self.images[index], self.instances.scale_uniform
+        assert isinstance(transform, TrainTransform)
+
+        def sample(mask: np.ndarray | None) -> AugmentationParams:
+            focus = None
+            if sizes is not None:
+                assert mask is not None
+                focus = draw_focus(mask, info.cat, info.iscrowd, self.num_stuff, sizes, rng, category)
+            return transform.sample_params(info.size, rng, focus)
+
+        if self.fast_decode:
+            # a crop around an instance needs the mask, which is read once more
+            params = sample(None if sizes is None else self.folder.read_mask(info.id))
+            image, mask, _ = self.read(index, params.size)
+        else:
+            image, mask, _ = self.read(index)
+            params = sample(mask)
+        return augment(image, mask, info.cat, info.iscrowd, params), params
+
+    def _with_pasted(self, augmented: AugmentedImage, rng: Random, unreadable: list[tuple[str, str]]) -> AugmentedImage:
+        """Paste instances of another image, which is augmented like any, onto an image."""
+        if rng.random() >= self.instances.copy_paste:
+            return augmented
+        others = rng.sample(self._with_things, min(MAX_ATTEMPTS, len(self._with_things)))
+        for other in others:
+            self._record_reading(other)
+            try:
+                source, params = self._augmented(other, rng)
+            except InputError as error:
+                if not self.replace_unreadable:
+                    raise
+                unreadable.append((self.images[other].id, str(error)))
+            else:
+                return paste_instances(
+                    augmented, source.mirrored() if params.deferred.flip else source, self.num_stuff, rng
+                )
+        return augmented
+
+    @cached_property
+    def _with_things(self) -> list[int]:
+        """The images with instances that can be pasted."""
+        first = self.num_stuff
+
+        def has_things(image: ImageInfo) -> bool:
+            return any(first <= c != VOID and not crowd for c, crowd in zip(image.cat, image.iscrowd))
+
+        return [i for i, image in enumerate(self.images) if has_things(image)]
 
     def _record_reading(self, index: int) -> None:
         if self.reading is not None:

@@ -250,11 +250,13 @@ class SampleIndex(NamedTuple):
     epoch : of the training; augmentation depends on it
     image : index of the image in the data set
     slot : the index that the sampler drew; differs from `image` where class-uniform sampling replaced the image
+    category : class for which class-uniform sampling drew the image; None if it was not drawn for one
     """
 
     epoch: int
     image: int
     slot: int
+    category: int | None = None
 
 
 class EpochBatchSampler(Sampler[list[SampleIndex]]):
@@ -266,10 +268,13 @@ class EpochBatchSampler(Sampler[list[SampleIndex]]):
     Parameters
     ----------
     sampler : yields lists of indices; decides the order and, with its `set_epoch`, where an epoch starts
-    replace : maps `(epoch, index)` to the index of the image to load; None to load the drawn image
+    replace : maps `(epoch, index)` to the index of the image to load and the class it is drawn for, see
+        :class:`ClassUniformSampling`; None to load the drawn image
     """
 
-    def __init__(self, sampler: Sampler[list[int]], replace: Callable[[int, int], int] | None = None) -> None:
+    def __init__(
+        self, sampler: Sampler[list[int]], replace: Callable[[int, int], tuple[int, int | None]] | None = None
+    ) -> None:
         self.sampler = sampler
         self.replace = replace
         self.epoch = 0
@@ -285,9 +290,10 @@ class EpochBatchSampler(Sampler[list[SampleIndex]]):
         return len(self.sampler)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[list[SampleIndex]]:
-        replace = self.replace or (lambda epoch, index: index)
+        replace = self.replace or (lambda epoch, index: (index, None))
         for batch in self.sampler:
-            yield [SampleIndex(self.epoch, replace(self.epoch, index), index) for index in batch]
+            drawn = [(*replace(self.epoch, index), index) for index in batch]
+            yield [SampleIndex(self.epoch, image, slot, category) for image, category, slot in drawn]
 
 
 class ClassUniformSampling:
@@ -319,13 +325,16 @@ class ClassUniformSampling:
         for index, image in enumerate(images):
             for category in sorted(set(image.cat) - {VOID}):
                 containing[self._wide[index]].setdefault(category, []).append(index)
-        self._containing = {wide: [by_class[c] for c in sorted(by_class)] for wide, by_class in containing.items()}
+        self._containing = {wide: sorted(by_class.items()) for wide, by_class in containing.items()}
 
-    def __call__(self, epoch: int, index: int) -> int:
-        """Return the image to load instead of image `index` in an epoch, often `index` itself."""
+    def __call__(self, epoch: int, index: int) -> tuple[int, int | None]:
+        """Return the image to load instead of image `index` in an epoch, often `index` itself, and the drawn class."""
         rng = Random(f"class/{self.seed}/{epoch}/{index}")
         classes = self._containing[self._wide[index]]
-        return rng.choice(rng.choice(classes)) if classes and rng.random() < self.fraction else index
+        if not classes or rng.random() >= self.fraction:
+            return index, None
+        category, images = rng.choice(classes)
+        return rng.choice(images), category
 
 
 def is_wide(image: ImageInfo) -> bool:

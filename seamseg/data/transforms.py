@@ -6,11 +6,12 @@ to the device (:func:`finish_image`).
 
 from __future__ import annotations
 
+import math
 import random as global_random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -235,6 +236,41 @@ class AugmentationParams:
     deferred: DeferredTransform
 
 
+class Focus(NamedTuple):
+    """What a crop is to contain, in pixels of the image before scaling.
+
+    Attributes
+    ----------
+    box : `(y0, x0, y1, x1)`
+    pixel : `(y, x)` in the box; the crop contains it where it cannot contain the box
+    scale : factor by which to scale the image, within the limits of the random scale; None for a random scale
+    """
+
+    box: tuple[int, int, int, int]
+    pixel: tuple[int, int]
+    scale: float | None
+
+
+class AugmentedImage(NamedTuple):
+    """An image and its targets after scaling and cropping, before colour jitter, flip and normalisation.
+
+    Attributes
+    ----------
+    pixels : `H x W x 3` uint8
+    ids : `L x H x W` instance ids without gaps in the narrowest type, 0 void
+    cat, iscrowd : class, int64, and crowd flag, uint8, by id
+    """
+
+    pixels: np.ndarray
+    ids: np.ndarray
+    cat: np.ndarray
+    iscrowd: np.ndarray
+
+    def mirrored(self) -> AugmentedImage:
+        """Return the image and its ids mirrored left-right."""
+        return self._replace(pixels=self.pixels[:, ::-1], ids=self.ids[..., ::-1])
+
+
 class TrainTransform:
     """Converts an image and its mask to network input and targets, with random augmentation.
 
@@ -261,14 +297,21 @@ class TrainTransform:
         self.on_device = on_device
         self._normalise = Normalise(rgb_mean, rgb_std)
 
-    def sample_params(self, size: tuple[int, int], rng: _RandomSource) -> AugmentationParams:
-        """Sample the augmentation of an image of a size `(height, width)`."""
+    def sample_params(
+        self, size: tuple[int, int], rng: _RandomSource, focus: Focus | None = None
+    ) -> AugmentationParams:
+        """Sample the augmentation of an image of a size `(height, width)`, cropped around `focus` if it is given."""
         flip = self.augmentation.random_flip and rng.random() < 0.5
-        height, width = scaled_size(size, self._sample_shortest(rng), self.longest_max_size)
+        shortest = self._sample_shortest(rng) if focus is None else self._shortest_for(focus, size, rng)
+        height, width = scaled_size(size, shortest, self.longest_max_size)
         window = (0, 0, height, width)
         if (crop := self.augmentation.crop_size) is not None:
             h, w = min(height, crop[0]), min(width, crop[1])
-            window = (rng.randint(0, height - h), rng.randint(0, width - w), h, w)
+            if focus is None:
+                window = (rng.randint(0, height - h), rng.randint(0, width - w), h, w)
+            else:
+                y, x = (_offset(focus, axis, size, (height, width), (h, w), rng) for axis in (0, 1))
+                window = (y, x, h, w)
         return AugmentationParams((height, width), window, DeferredTransform(flip, self._sample_jitter(rng)))
 
     def _sample_shortest(self, rng: _RandomSource) -> int:
@@ -277,6 +320,13 @@ class TrainTransform:
             return self.shortest_size
         factor = rng.uniform(*scale) if len(scale) == 2 else rng.choice(scale)
         return max(int(self.shortest_size * factor), 1)
+
+    def _shortest_for(self, focus: Focus, size: tuple[int, int], rng: _RandomSource) -> int:
+        if focus.scale is None:
+            return self._sample_shortest(rng)
+        factor = focus.scale * min(size) / self.shortest_size
+        limits = self.augmentation.random_scale or (1,)
+        return max(round(self.shortest_size * min(max(factor, min(limits)), max(limits))), 1)
 
     def _sample_jitter(self, rng: _RandomSource) -> tuple[float, float, float, float] | None:
         limits = self.augmentation.color_jitter
@@ -305,23 +355,74 @@ class TrainTransform:
         Returns
         -------
         dict of `img` `3 x H x W` float32, `msk` `L x H x W` int64, `cat` `n` int64, `iscrowd` `n` uint8, `bbx` `n x 4`
-        float32 (`(y0, x0, y1, x1)`, row 0 is the box of the void pixels). With `on_device` not flipped, `img` uint8,
-        `msk` uint8 or int32, and `deferred` in addition.
+        float32 (`(y0, x0, y1, x1)`, row 0 is the box of the void pixels). With a crop size, `cut` of
+        :func:`cut_sides`. With `on_device` not flipped, `img` uint8, `msk` uint8 or int32, and `deferred` in addition.
         """
         source: Any = global_random if rng is None else rng
         params = self.sample_params((mask.shape[-2], mask.shape[-1]), source)
-        ids, classes, crowds = compact_ids(_transform_mask(mask, params, not self.on_device, len(cat)), cat, iscrowd)
-        narrow = torch.from_numpy(ids)
-        item = {
+        return self.finish(augment(image, mask, cat, iscrowd, params), params)
+
+    def finish(self, augmented: AugmentedImage, params: AugmentationParams) -> dict[str, Any]:
+        """Return network input and targets as :meth:`__call__` does."""
+        deferred = params.deferred
+        mirror = deferred.flip and not self.on_device
+        narrow = torch.from_numpy(augmented.ids[..., ::-1].copy() if mirror else augmented.ids)
+        item: dict[str, Any] = {
             "msk": narrow if self.on_device else narrow.long(),
-            "cat": torch.from_numpy(classes),
-            "iscrowd": torch.from_numpy(crowds),
-            "bbx": extract_boxes(narrow, len(classes)),
+            "cat": torch.from_numpy(augmented.cat),
+            "iscrowd": torch.from_numpy(augmented.iscrowd),
+            "bbx": extract_boxes(narrow, len(augmented.cat)),
         }
-        pixels = pil_to_tensor(_scale_and_crop(image, params))
+        if self.augmentation.crop_size is not None:
+            item["cut"] = cut_sides(params)
+        pixels = torch.from_numpy(augmented.pixels).permute(2, 0, 1)
         if self.on_device:
-            return {"img": pixels.contiguous(), **item, "deferred": params.deferred}
-        return {"img": finish_image(pixels, params.deferred, self._normalise), **item}
+            return {"img": pixels.contiguous(), **item, "deferred": deferred}
+        return {"img": finish_image(pixels, deferred, self._normalise), **item}
+
+
+def augment(
+    image: Image.Image, mask: np.ndarray, cat: Sequence[int], iscrowd: Sequence[int], params: AugmentationParams
+) -> AugmentedImage:
+    """Scale and crop an image and its mask; see :class:`TrainTransform`."""
+    ids = _transform_mask(mask, params, len(cat))
+    return AugmentedImage(np.array(_scale_and_crop(image, params), dtype=np.uint8), *compact_ids(ids, cat, iscrowd))
+
+
+def _offset(
+    focus: Focus,
+    axis: int,
+    size: tuple[int, int],
+    scaled: tuple[int, int],
+    window: tuple[int, int],
+    rng: _RandomSource,
+) -> int:
+    """Draw where a crop begins along an axis.
+
+    It contains the box of `focus`, if that fits into the crop; otherwise it is within the box and contains its pixel.
+
+    Parameters
+    ----------
+    size, scaled, window : `(height, width)` of the image, of the scaled image and of the crop
+    """
+    length, crop, factor = scaled[axis], window[axis], scaled[axis] / size[axis]
+    pixel = min(int((focus.pixel[axis] + 0.5) * factor), length - 1)
+    low = min(int(focus.box[axis] * factor), pixel)
+    high = max(min(math.ceil(focus.box[axis + 2] * factor), length), pixel + 1)
+    if high - low <= crop:
+        first, last = high - crop, low
+    else:
+        first, last = max(low, pixel - crop + 1), min(high - crop, pixel)
+    return rng.randint(max(first, 0), min(last, length - crop))
+
+
+def cut_sides(params: AugmentationParams) -> tuple[bool, bool, bool, bool]:
+    """Return whether the photo continues beyond the top, left, bottom and right border of its crop, after the flip."""
+    (height, width), (y, x, h, w) = params.size, params.window
+    left, right = x > 0, x + w < width
+    if params.deferred.flip:
+        left, right = right, left
+    return y > 0, left, y + h < height, right
 
 
 def _scale_and_crop(image: Image.Image, params: AugmentationParams) -> Image.Image:
@@ -334,15 +435,13 @@ def _scale_and_crop(image: Image.Image, params: AugmentationParams) -> Image.Ima
     return image.resize((w, h), Image.Resampling.BILINEAR, box=box)
 
 
-def _transform_mask(mask: np.ndarray, params: AugmentationParams, flip: bool, count: int) -> np.ndarray:
-    """Scale and crop ids, `L x h x w` in the narrowest type; with `flip`, apply the sampled flip too."""
+def _transform_mask(mask: np.ndarray, params: AugmentationParams, count: int) -> np.ndarray:
+    """Scale and crop ids, `L x h x w` in the narrowest type; the sampled flip is not applied."""
     y, x, h, w = params.window
     rows, columns = (nearest_index(have, wanted) for have, wanted in zip(mask.shape[-2:], params.size))
     if params.deferred.flip:
         # the original mirrors before it scales, which decides the rounding of centres between two pixels
         columns = mask.shape[-1] - 1 - columns[::-1]
     columns = columns[x : x + w]
-    if params.deferred.flip and flip:
-        columns = columns[::-1]
     narrow = mask.astype(np.uint8 if count <= 256 else np.int32, copy=False)
     return narrow.take(rows[y : y + h], axis=-2).take(columns, axis=-1)

@@ -19,6 +19,7 @@ from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.models.criterion import Criterion, SemanticCriterion, TrainingModule
 from seamseg.models.folding import fold_layers
 from seamseg.models.heads.deeplab import DeeplabV3
+from seamseg.models.heads.points import PointHead
 from seamseg.models.heads.roi import DetectionSelector, ROIExtractor, ROIHead
 from seamseg.models.heads.roi_targets import ProposalMatcher
 from seamseg.models.heads.rpn import AnchorGenerator, AnchorMatcher, ProposalGenerator, RPNHead
@@ -60,12 +61,11 @@ def build_network(config: Config, num_stuff: int, num_thing: int) -> Any:
     body_norm, head_norm = norm_factories(
         config.body.normalization_mode, config.body.activation, config.body.activation_slope, config.body.gn_groups
     )
-    rpn, roi, width = config.rpn, config.roi, config.fpn.out_channels
-    roi_size = (roi.roi_size[0], roi.roi_size[1])
+    rpn, width = config.rpn, config.fpn.out_channels
     net = PanopticNet(
         _build_body(config, body_norm),
         RPNHead(width, len(rpn.anchor_ratios), rpn.hidden_channels, head_norm, stride=rpn.stride),
-        ROIHead(width, num_thing, head_norm, roi_size, roi.fc_channels, roi.conv_channels, _has_masks(config)),
+        _build_roi_head(config, head_norm, num_thing),
         _build_semantic(config, body_norm, num_stuff + num_thing),
         _network_options(config, num_stuff),
     )
@@ -94,6 +94,7 @@ def build_criterion(config: Config, num_stuff: int) -> Criterion:
         void_is_background=roi.void_is_background,
         ohem=config.sem.ohem,
         with_semantic=config.kind == "panoptic",
+        crop_aware=frozenset(name for name in ("rpn", "roi") if getattr(config, name).bbx_loss == "cabb"),
     )
 
 
@@ -234,6 +235,23 @@ def _build_semantic(config: Config, norm: NormFactory, num_classes: int) -> Sema
     )
 
 
+def _build_roi_head(config: Config, norm: NormFactory, num_thing: int) -> ROIHead:
+    roi, width = config.roi, config.fpn.out_channels
+    head = ROIHead(
+        width,
+        num_thing,
+        norm,
+        (roi.roi_size[0], roi.roi_size[1]),
+        roi.fc_channels,
+        roi.conv_channels,
+        _has_masks(config),
+        roi.box_convs,
+    )
+    if roi.mask_points and head.with_masks:
+        head.roi_pts = PointHead(width, roi.conv_channels, num_thing, roi.mask_points, roi.mask_subdivisions)
+    return head
+
+
 def _has_masks(config: Config) -> bool:
     return KINDS[config.kind].has_masks
 
@@ -276,6 +294,7 @@ _OUTPUT_STD = {
     "rpn_head.conv_bbx": 0.01,
     "roi_head.roi_cls": 0.01,
     "roi_head.roi_bbx": 0.001,
+    "roi_head.roi_pts.output": 0.001,
 }
 """Standard deviation of the weights of output layers; small outputs at the start, as usual for Faster R-CNN."""
 

@@ -8,7 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from seamseg.models.heads.roi import box_loss, class_loss, mask_loss
+from seamseg.models.heads.crop_aware import consistent_codes, cut_sides
+from seamseg.models.heads.points import PointOutputs, point_loss, point_targets
+from seamseg.models.heads.roi import box_loss, class_loss, codes_of_class, mask_loss
 from seamseg.models.heads.roi_targets import box_targets, mask_targets
 from seamseg.models.heads.rpn import AnchorMatcher, rpn_losses
 from seamseg.models.heads.semantic import semantic_loss, semantic_target
@@ -78,6 +80,7 @@ class Criterion:
     void_is_background : whether void pixels of a mask count as background or not at all
     ohem : fraction of the pixels of an image, the hardest ones, that the semantic loss averages over
     with_semantic : whether there is a semantic head
+    crop_aware : the parts, of rpn and roi, whose box loss is :mod:`seamseg.models.heads.crop_aware`
     """
 
     num_stuff: int
@@ -89,6 +92,7 @@ class Criterion:
     void_is_background: bool = False
     ohem: float | None = 0.25
     with_semantic: bool = True
+    crop_aware: frozenset[str] = frozenset()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -102,7 +106,7 @@ class Criterion:
 
     def __call__(self, outputs: TrainingOutputs, targets: Batch) -> Losses:
         """Compute the losses; those of the ROI head are 0, with a count and gradients of 0, if it ran on zero rows."""
-        terms = [*self._rpn(outputs), *self._roi(outputs, targets)]
+        terms = [*self._rpn(outputs, targets), *self._roi(outputs, targets)]
         if outputs.semantic_logits is not None:
             terms.append(SemanticCriterion(self.ohem).term(outputs.semantic_logits, outputs.padded_size, targets))
         device = outputs.obj_logits.device
@@ -111,7 +115,7 @@ class Criterion:
             {name: _as_count(count, device) for name, (_, count) in zip(self.names, terms)},
         )
 
-    def _rpn(self, outputs: TrainingOutputs) -> list[_Term]:
+    def _rpn(self, outputs: TrainingOutputs, targets: Batch) -> list[_Term]:
         boxes = [t.boxes for t in outputs.things]
         crowds = [t.crowd for t in outputs.things]
         objectness, regression, count = rpn_losses(
@@ -122,6 +126,7 @@ class Criterion:
             boxes,
             self.rpn_sigma,
             self.anchor_matcher.num_samples,
+            self._cut(outputs, targets) if "rpn" in self.crop_aware else None,
         )
         return [(objectness, count), (regression, count)]
 
@@ -130,17 +135,58 @@ class Criterion:
         if rois.samples.all_none:
             # sums of no rows: their backward pass runs the collectives of the head on this rank too
             logits = (rois.cls_logits, rois.bbx_logits, rois.msk_logits)
-            return [(x.float().sum(), 0) for x in logits if x is not None]
+            nothing: list[_Term] = [(x.float().sum(), 0) for x in logits if x is not None]
+            if rois.points is not None:
+                nothing[-1] = (nothing[-1][0] + rois.points.logits.float().sum(), 0)
+            return nothing
         roi_targets = self._roi_targets(rois, outputs.things, targets)
         weights, _ = rois.weights.concatenated()
         count = roi_targets.labels.shape[0] if weights is None else weights.sum()
+        codes = roi_targets.codes
+        if "roi" in self.crop_aware:
+            codes = self._crop_aware_codes(outputs, roi_targets, targets)
         terms: list[_Term] = [
             (class_loss(rois.cls_logits, roi_targets.labels, weights), count),
-            (box_loss(rois.bbx_logits, roi_targets.labels, roi_targets.codes, self.roi_sigma, weights), count),
+            (box_loss(rois.bbx_logits, roi_targets.labels, codes, self.roi_sigma, weights), count),
         ]
         if rois.msk_logits is not None:
-            terms.append(mask_loss(rois.msk_logits, roi_targets.mask_labels, roi_targets.masks))
+            loss, count = mask_loss(rois.msk_logits, roi_targets.mask_labels, roi_targets.masks)
+            if rois.points is not None:
+                loss = loss + self._point_loss(rois, rois.points, outputs.things, targets)
+            terms.append((loss, count))
         return terms
+
+    def _point_loss(self, rois: ROIOutputs, points: PointOutputs, things: list[Things], targets: Batch) -> Tensor:
+        """Return the loss of the points at which masks are refined, a part of roi_msk_loss."""
+        wanted = []
+        places = torch.split(points.places, list(rois.leading))
+        for place, match, leading, thing, ids in zip(
+            places, rois.matches, rois.leading, things, targets.masks, strict=True
+        ):
+            if match is not None:
+                assert ids is not None
+                wanted.append(point_targets(place, match[:leading], thing.ids, ids, self.void_is_background))
+        return point_loss(points.logits, torch.cat(wanted))
+
+    def _cut(self, outputs: TrainingOutputs, targets: Batch) -> list[Tensor]:
+        """Return which sides of the things of each image the crop cuts, bool `G x 4`."""
+        whole = (False, False, False, False)
+        images = zip(outputs.things, outputs.valid_sizes, targets.cut or [whole] * len(targets), strict=True)
+        return [cut_sides(things.boxes, size, cut) for things, size, cut in images]
+
+    def _crop_aware_codes(self, outputs: TrainingOutputs, roi_targets: _ROITargets, targets: Batch) -> Tensor:
+        """Return the codes, `M x 4`, that the crop-aware loss compares the predicted ones with."""
+        rois, parts = outputs.rois, []
+        images = zip(rois.samples, rois.matches, outputs.things, self._cut(outputs, targets), strict=True)
+        for samples, match, things, cut in images:
+            if samples is None or match is None:
+                continue
+            row = match.clamp(min=0)
+            found = things.boxes.shape[0] > 0
+            parts.append((samples, things.boxes[row] if found else samples, cut[row] if found else samples > torch.inf))
+        samples, boxes, cut = (torch.cat(part) for part in zip(*parts, strict=True))
+        predicted = codes_of_class(rois.bbx_logits, roi_targets.labels)
+        return consistent_codes(predicted, roi_targets.codes, samples, boxes, cut, self.roi_sigma, self.bbx_reg_weights)
 
     @torch.no_grad()
     def _roi_targets(self, rois: ROIOutputs, things: list[Things], targets: Batch) -> _ROITargets:

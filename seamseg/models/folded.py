@@ -248,22 +248,23 @@ class FoldedRPNHead(nn.Module):
 
 
 class FoldedBoxBranch(nn.Module):
-    """The two hidden layers of the box branch, on regions in channels-last order.
+    """The fully connected layers of the box branch, on regions in channels-last order.
 
     Parameters
     ----------
-    first, second : with activation; the first takes a region flattened as `h x w x C` rather than `C x h x w`
+    first, second : with activation; the first takes a region flattened as `h x w x C` rather than `C x h x w`; there is
+        no second one after convolutions
     """
 
-    def __init__(self, first: FusedLinear, second: FusedLinear) -> None:
+    def __init__(self, first: FusedLinear, second: FusedLinear | None) -> None:
         super().__init__()
         self.first = first
         self.second = second
 
     def forward(self, x: Tensor) -> Tensor:
         """Map pooled features `K x C x h x w` to `K x fc_channels`."""
-        hidden: Tensor = self.second(self.first(x.permute(0, 2, 3, 1).flatten(1)))
-        return hidden
+        hidden: Tensor = self.first(x.permute(0, 2, 3, 1).flatten(1))
+        return hidden if self.second is None else self.second(hidden)
 
 
 class FoldedUpsampling(nn.Module):

@@ -347,8 +347,8 @@ def _fold_rpn(head: RPNHead) -> FoldedRPNHead | None:
 
 def _fold_roi_head(head: ROIHead) -> None:
     _fold_pairs(head.fc)
-    first, second = head.fc[0], head.fc[2]
-    if isinstance(first, FusedLinear) and isinstance(second, FusedLinear):
+    first, second = head.fc[0], head.fc[2] if len(head.fc) > 2 else None
+    if isinstance(first, FusedLinear) and (second is None or isinstance(second, FusedLinear)):
         outputs = first.weight.shape[0]
         h, w = (side // 2 for side in head.roi_size)
         weight = first.weight.view(outputs, -1, h, w).permute(0, 2, 3, 1).reshape(outputs, -1)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from seamseg.models.heads.points import PointOutputs
 from seamseg.models.heads.select import upload
 from seamseg.panoptic_map import VOID
 from seamseg.structures import Batch, PackedSequence, TargetInfo
@@ -36,7 +37,8 @@ class ROIOutputs:
     -1, weights: float32 `M_i`, 0 for samples that count in no loss; all entries None if all count. The matched ones of
     an image are among its first `leading` samples, 0 for an image without samples. Over all images, M samples of which
     P are leading: cls_logits `M x (things + 1)`, bbx_logits `M x things x 4`, msk_logits `P x things x 28 x 28` of the
-    leading ones, None without a mask branch. Without samples in any image M and P are 0.
+    leading ones, None without a mask branch; points: of the leading ones, too, None without their refinement. Without
+    samples in any image M and P are 0.
     """
 
     samples: PackedSequence
@@ -46,6 +48,7 @@ class ROIOutputs:
     cls_logits: Tensor
     bbx_logits: Tensor
     msk_logits: Tensor | None
+    points: PointOutputs | None = None
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from seamseg.models.backbones.fpn import FPNBody
+from seamseg.models.heads.points import PointSource
 from seamseg.models.heads.roi import DetectionSelector, ROIExtractor, ROIHead
-from seamseg.models.heads.roi_targets import ProposalMatcher, leading_rows
+from seamseg.models.heads.roi_targets import ProposalMatcher, leading_classes, leading_rows
 from seamseg.models.heads.rpn import AnchorGenerator, ProposalGenerator, RPNHead
 from seamseg.models.heads.semantic import SemanticHead
 from seamseg.models.network import BatchOptions, Network, mark_sizes_dynamic
@@ -201,8 +202,15 @@ class PanopticNet(Network):
         leading = tuple(0 if s is None else s.leading for s in sampled)
         boxes, index = _rows(samples, features)
         x = self.options.rois(features.levels, boxes, index, features.padded_size)
-        logits = self.roi_head(x, leading_rows(sampled, boxes.device))
-        return ROIOutputs(samples, matches, weights, leading, *logits)
+        rows = leading_rows(sampled, boxes.device)
+        cls_logits, bbx_logits, msk_logits = self.roi_head(x, rows)
+        points = None
+        if self.roi_head.roi_pts is not None:
+            classes = leading_classes(sampled, [t.classes for t in things], boxes.device)
+            coarse = msk_logits[torch.arange(classes.shape[0], device=boxes.device), classes].float()
+            source = (features.levels[0], features.padded_size, boxes[rows], index[rows], classes, coarse)
+            points = self.roi_head.roi_pts.in_training(PointSource(*source))
+        return ROIOutputs(samples, matches, weights, leading, cls_logits, bbx_logits, msk_logits, points)
 
     # Inference
 
@@ -311,7 +319,7 @@ class PanopticNet(Network):
         return torch.cat([cls for cls, _ in parts]), torch.cat([bbx for _, bbx in parts])
 
     def mask(self, features: Features, boxes: list[Tensor], classes: list[Tensor]) -> list[Tensor | None]:
-        """Return mask logits `D x 28 x 28` of the detections of each image; None without a mask branch."""
+        """Return mask logits `D x 28 x 28` of the detections of each image, larger if refined; None without masks."""
         if not self.roi_head.with_masks:
             return [None] * len(boxes)
         all_boxes, all_classes = torch.cat(boxes), torch.cat(classes)
@@ -321,7 +329,11 @@ class PanopticNet(Network):
             chunk = slice(start, start + _ROI_CHUNK)
             x = self.options.rois(features.levels, all_boxes[chunk], index[chunk], features.padded_size)
             parts.append(self.roi_head.masks_of(x, all_classes[chunk]).float())
-        return list(torch.split(torch.cat(parts), [b.shape[0] for b in boxes]))
+        masks = torch.cat(parts)
+        if self.roi_head.roi_pts is not None:
+            source = PointSource(features.levels[0], features.padded_size, all_boxes, index, all_classes, masks)
+            masks = self.roi_head.roi_pts.refine(source)
+        return list(torch.split(masks, [b.shape[0] for b in boxes]))
 
     def segment(self, features: Features) -> list[Tensor | None]:
         """Return the class map `H x W` (int64) of each image; None without a semantic head."""

@@ -170,7 +170,8 @@ def _layers(net: nn.Module) -> Iterator[tuple[str, _Layer, bool, bool]]:
 def _first_layers(head: ROIHead) -> Sequence[nn.Module]:
     branch: nn.Module = head.fc
     assert isinstance(branch, FoldedBoxBranch)
-    return [branch.first, head.conv[0]] if head.with_masks else [branch.first]
+    first = branch.first if head.box_conv is None else head.box_conv[0]
+    return [first, head.conv[0]] if head.with_masks else [first]
 
 
 def _make(layer: _Layer, quantised: bool, float_input: bool, residual: bool) -> nn.Module:

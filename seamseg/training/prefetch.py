@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from seamseg.config import Config
 from seamseg.config.sections import Dataloader
 from seamseg.data.dataset import PanopticDataset
+from seamseg.data.instances import InstanceOptions
 from seamseg.data.loader import BatchLoader, LoaderOptions, UnreadableImages, train_loader, translate_worker_errors
 from seamseg.data.samplers import DistributedARBatchSampler
 from seamseg.data.transforms import AugmentationOptions, Normalise, TrainTransform, finish_image, flip_boxes
@@ -55,7 +56,13 @@ def open_loader(config: Config, data: str | Path, source: str | Path, world: Wor
         loading.device_transforms,
     )
     dataset = PanopticDataset(
-        data, loading.train_set, transform, seed, loading.fast_decode, replace_unreadable=loading.broken_limit > 0
+        data,
+        loading.train_set,
+        transform,
+        seed,
+        loading.fast_decode,
+        replace_unreadable=loading.broken_limit > 0,
+        instances=InstanceOptions(loading.instance_scale_uniform, loading.copy_paste),
     )
     sampler = DistributedARBatchSampler(
         dataset.img_sizes, loading.train_batch_size, world.size, world.rank, loading.drop_last, seed=seed

@@ -13,6 +13,7 @@ import torch._dynamo.config
 from torch import nn
 from torch.utils.data import DataLoader
 
+from seamseg.checkpoints.class_table import ClassTable
 from seamseg.config import Config, load_config
 from seamseg.config.kinds import PANOPTIC
 from seamseg.data.loader import index_sampler
@@ -65,6 +66,8 @@ class TrainingOptions:
     log_dir : run folder, created if needed
     resume : snapshot to resume from; `auto` selects the newest undamaged one of the run folder, if there is one
     pretrain : `[part:]FILE` to start from, see :func:`seamseg.checkpoints.pretrained.load_pretrained`
+    pretrain_classes : table by which `pretrain` maps the classes of another data set to those of this one, see
+        :class:`seamseg.checkpoints.class_table.ClassTable`; None if they are the same
     evaluate : only score the weights of `resume` or `pretrain`
     overrides : `section.key=value` each
     device : auto, cpu, cuda or cuda:N
@@ -75,6 +78,7 @@ class TrainingOptions:
     log_dir: str | Path
     resume: str | Path | None = None
     pretrain: Sequence[str] = ()
+    pretrain_classes: str | None = None
     evaluate: bool = False
     overrides: Sequence[str] = ()
     device: str = "auto"
@@ -170,11 +174,11 @@ class _TrainingRun:
         _check_weights(options, task)
         if config.general.qat and options.pretrain and not options.evaluate:
             start = replace(task, config=without_quantisation(config)).build(metadata).net
-            _load_initial_weights(options, task, start, log)
+            _load_initial_weights(options, task, start, log, metadata)
             module.net.to(world.device)
             self._quantise(module.net, start)
         else:
-            _load_initial_weights(options, task, module.net, log)
+            _load_initial_weights(options, task, module.net, log, metadata)
             module.net.to(world.device)
         if loader is None:
             assert validator is not None
@@ -277,13 +281,18 @@ def _check_weights(options: TrainingOptions, task: Task) -> None:
     if options.resume is not None and options.pretrain:
         both = f"{option('resume')} and {option('pretrain')}"
         raise InputError(f"{both} are mutually exclusive: a resumed run has its own weights")
+    if options.pretrain_classes is not None and not options.pretrain and options.resume is None:
+        given = option("pretrain_classes", options.pretrain_classes)
+        raise InputError(f"{given} is for weights of another data set: name them with {option('pretrain', 'F')}")
     if task.config.general.qat and options.resume is None and not options.pretrain:
         raise InputError(
             f"[general] qat starts from a trained network: name its snapshot with {option('pretrain', 'F')}"
         )
 
 
-def _load_initial_weights(options: TrainingOptions, task: Task, net: nn.Module, log: TextLog) -> None:
+def _load_initial_weights(
+    options: TrainingOptions, task: Task, net: nn.Module, log: TextLog, metadata: Metadata
+) -> None:
     if options.resume is not None:
         return
     # others may leave the rest random
@@ -293,11 +302,20 @@ def _load_initial_weights(options: TrainingOptions, task: Task, net: nn.Module, 
         log.info(f"body weights {task.config.body.weights}: {body}")
         if (problem := task.body_problem(net)) is not None:
             log.warning(problem)
+    table = None if options.pretrain_classes is None else ClassTable(metadata, options.pretrain_classes)
     for specification in options.pretrain:
-        report = task.load_pretrained(net, specification)
+        report = task.load_pretrained(net, specification, table)
         log.info(f"pre-trained {specification}: {report}")
-        if complete and report.skipped:
-            raise InputError(f"{why} {option('pretrain', specification)}: does not fill the network: {report}")
+        if report.classes and report.classes != tuple(metadata.categories):
+            log.warning(
+                f"pre-trained {specification}: its classes are not those of the data set; "
+                f"{option('pretrain_classes', 'TABLE')} copies weights by the names of classes"
+            )
+        for line in report.fresh:
+            log.info(f"pre-trained {specification}: {line}")
+        if complete and (report.skipped or report.fresh):
+            problem = str(report) if report.skipped else report.fresh[0]
+            raise InputError(f"{why} {option('pretrain', specification)}: does not fill the network: {problem}")
     if complete and all(":" in s and s.split(":")[0] in task.parts for s in options.pretrain):
         filled = {s.split(":")[0] for s in options.pretrain}
         missing = [part for part in task.parts if part not in filled]

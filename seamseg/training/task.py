@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from seamseg.checkpoints.class_table import ClassTable
 from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained, normalisation_problem
 from seamseg.checkpoints.snapshot import LoadReport
 from seamseg.config import Config, config_from_string, config_to_string
@@ -114,9 +115,9 @@ class Task:
         """Return a warning about the weights that :meth:`load_body` has loaded; None for none."""
         return normalisation_problem(net, self.config.dataloader)
 
-    def load_pretrained(self, net: nn.Module, specification: str) -> LoadReport:
-        """Load a file of `pretrain`, `[PART:]FILE`."""
-        return load_pretrained(net, specification)
+    def load_pretrained(self, net: nn.Module, specification: str, classes: ClassTable | None = None) -> LoadReport:
+        """Load a file of `pretrain`, `[PART:]FILE`, of the classes of the data set, or of others with their table."""
+        return load_pretrained(net, specification, classes)
 
     def build_optimizer(self, net: nn.Module) -> torch.optim.Optimizer:
         """Build the optimizer of a network on its device; its first group has norm layers, its last others."""

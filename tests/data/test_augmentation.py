@@ -123,6 +123,30 @@ def test_a_crop_is_a_window_of_the_scaled_image(size, crop):
     assert len(corners) == 1 if crop == (64, 64) else len(corners) > 10
 
 
+@pytest.mark.parametrize("on_device", [False, True])
+def test_cut_states_where_the_photo_continues_beyond_the_crop(on_device):
+    """Beyond a border, the whole photo has the pixels that a crop lacks; a flip exchanges left and right."""
+    image, mask, cat, crowd = scene((50, 70))
+    transform = TrainTransform(50, None, augmentation=AugmentationOptions(True, None, (30, 70)), on_device=on_device)
+    wide = TrainTransform(50, None, augmentation=AugmentationOptions(True, None, (50, 40)), on_device=on_device)
+    seen = set()
+    for seed in range(30):
+        for one, axis in ((transform, 0), (wide, 1)):
+            item = one(image, mask, cat, crowd, Random(seed))
+            (_, _), (y, x, h, w) = (params := one.sample_params((50, 70), Random(seed))).size, params.window
+            first, last = (y > 0, y + h < 50) if axis == 0 else (x > 0, x + w < 70)
+            if axis == 1 and params.deferred.flip:
+                first, last = last, first
+            assert item["cut"] == ((first, False, last, False) if axis == 0 else (False, first, False, last))
+            seen.add((axis, params.deferred.flip, *item["cut"]))
+            assert batch_of([item]).cut == [item["cut"]]
+    # first, last or both, in both axes, flipped and not: those at one end alone are rare
+    assert len({key[:2] for key in seen}) == 4
+    plain = TrainTransform(50, None)(image, mask, cat, crowd, Random(0))
+    assert "cut" not in plain
+    assert batch_of([plain]).cut is None
+
+
 def test_instances_outside_the_crop_are_dropped():
     mask = np.ones((1, 40, 40), np.int32)
     mask[0, 25:, 25:] = 2

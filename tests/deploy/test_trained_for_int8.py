@@ -10,7 +10,7 @@ from support.networks import randomise
 from support.semantic_networks import semantic_net
 from torch import nn
 
-from seamseg.deploy.network import export_net
+from seamseg.deploy.network import export_net, output_names
 from seamseg.deploy.onnx import write_onnx
 from seamseg.deploy.quantize import executed_operators, quantise_file
 from seamseg.formats.exported import ExportedMetadata
@@ -138,6 +138,24 @@ def test_network(kind, free, tmp_path):
         # the errors are not equal, but correlated, and of one size
         assert np.corrcoef((a - c).flatten(), (b - c).flatten())[0, 1] > 0.3
         assert 0.7 < np.abs(a - c).mean() / np.abs(b - c).mean() < 1.4
+
+
+@pytest.mark.slow
+def test_optional_layers_are_trained():
+    """Convolutions of the box branch in int8, the layers that refine masks in float; all of them learn."""
+    net = quantised(detector("panoptic", "roi.box_convs=2", "roi.mask_points=9"))
+    module = export_net(net.eval(), MEAN, STD, "all")
+    with choosing_ranges(net), torch.no_grad():
+        module(*picture(valid=SIZE))
+    head = net.roi_head
+    assert head.box_conv[0].before is not None
+    assert head.fc.first.after is not None
+    assert not any(isinstance(layer, FakeQuantise) for layer in head.roi_pts.modules())
+    outputs = dict(zip(output_names(module), module(*picture(valid=SIZE)), strict=True))
+    assert outputs["count"] > 2
+    sum(outputs[name].sum() for name in ("boxes", "scores", "mask_logits")).backward()
+    for name, parameter in head.named_parameters():
+        assert parameter.grad is not None, name
 
 
 def semantic_folded():

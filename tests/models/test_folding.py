@@ -17,7 +17,7 @@ from seamseg.cli.doctor_bench import hints
 from seamseg.models.backbones.densenet import DenseModule
 from seamseg.models.backbones.preactivation import PreActivationBlock
 from seamseg.models.build import build_network
-from seamseg.models.folded import FoldedBlock, FoldedRPNHead, FoldedSemanticHead
+from seamseg.models.folded import FoldedBlock, FoldedBoxBranch, FoldedRPNHead, FoldedSemanticHead
 from seamseg.models.folding import choose_precision, fold_abn, for_inference
 from seamseg.ops import fused
 from seamseg.ops.fused import FusedConv2d, FusedLinear
@@ -65,6 +65,17 @@ def test_same_outputs(kind, mode, plain, monkeypatch):
         monkeypatch.setattr(fused, "_FAILED", {"convolution", "linear"})
     net = network(kind=kind, mode=mode)
     same(outputs(fold_abn(net)), outputs(net))
+
+
+@pytest.mark.parametrize("mode", ["bn", "syncbn+gn"])
+def test_convolutions_of_the_box_branch(mode):
+    net = network(mode=mode, overrides=("roi.box_convs=4", "roi.mask_points=9"))
+    folded = fold_abn(net)
+    same(outputs(folded), outputs(net))
+    # the layers that refine masks have no norms
+    assert torch.equal(folded.roi_head.roi_pts.layers[1].weight, net.roi_head.roi_pts.layers[1].weight)
+    assert isinstance(folded.roi_head.box_conv[0], FusedConv2d) == (mode == "bn")
+    assert isinstance(folded.roi_head.fc, FoldedBoxBranch) == (mode == "bn")
 
 
 @pytest.mark.parametrize("kind", ["panoptic", "instance_seg", "detection"])

@@ -1,5 +1,7 @@
 """Number of values that a training step reads from the device: the host waits for a GPU each time."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.host_reads import HostReads
@@ -16,6 +18,9 @@ EXACT = 3
 """Reads of a step whose samples are drawn as the original does: the numbers of proposals, of candidates for the ROI
 head, and of anchors to draw from, each once for all images."""
 FIXED = ("roi.fixed_samples=yes",)
+CROPS = ("rpn.bbx_loss=cabb", "roi.bbx_loss=cabb", "dataloader.crop_size=(64, 64)")
+RECIPES = ("roi.box_convs=1", "roi.mask_points=9", *CROPS)
+"""Optional layers and losses."""
 
 
 def reads_of_a_step(batch, *overrides, kind="panoptic", mode="bn"):
@@ -104,10 +109,12 @@ def test_exact_samples_are_read_a_few_times_whatever_the_number_of_images(batch)
         (("rpn.min_size=1000",), "panoptic", "gn"),
         (("roi.sample_empty_images=yes", "roi.num_samples=500"), "instance_seg", "bn"),
         ((), "detection", "bn"),
+        (RECIPES, "panoptic", "syncbn+gn"),
     ],
 )
 def test_fixed_samples_are_never_read(batch, overrides, kind, mode):
-    reads = reads_of_a_step(batch.with_target_info(), *FIXED, *overrides, kind=kind, mode=mode)
+    batch = replace(batch.with_target_info(), cut=[(True, True, False, False)] * len(batch))
+    reads = reads_of_a_step(batch, *FIXED, *overrides, kind=kind, mode=mode)
     assert reads.count == 0, reads
 
 

@@ -1,5 +1,7 @@
 """How the network behaves: batches of several sizes, images with nothing to learn, determinism, misuse."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.networks import tiny_config, toy_batch
@@ -8,6 +10,7 @@ from torch.testing import assert_close
 from seamseg.models.build import build_network, build_training_module
 from seamseg.models.outputs import Things
 from seamseg.structures import PackedSequence
+from seamseg.utils.errors import InputError
 
 
 def training_module(**arguments):
@@ -165,3 +168,90 @@ def test_state_dict_survives_a_round_trip():
     other = build_network(tiny_config(), 2, 3)
     other.load_state_dict(net.state_dict())
     assert all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), other.state_dict().values()))
+
+
+# Optional layers and losses
+
+RECIPES = (
+    "roi.box_convs=2",
+    "roi.mask_points=12",
+    "rpn.bbx_loss=cabb",
+    "roi.bbx_loss=cabb",
+    "dataloader.crop_size=(64, 64)",
+)
+
+
+@pytest.mark.parametrize("fixed", [pytest.param("yes", marks=pytest.mark.slow), "no"])
+def test_the_crop_aware_loss_of_a_network(fixed):
+    """Without cut boxes it is the plain one to the bit; boxes that are cut cost less, and other losses are the same."""
+    batch = toy_batch((64, 96), (80, 64), (48, 48), empty=(2,))
+    batch.boxes[0][3, 1] = 0
+    values = {}
+    for name, loss, cut in (
+        ("plain", "smooth_l1", True),
+        ("whole", "cabb", False),
+        ("cut", "cabb", True),
+    ):
+        sides = [(False, True, False, False), (True,) * 4, (True,) * 4] if cut else None
+        overrides = (f"rpn.bbx_loss={loss}", f"roi.bbx_loss={loss}", *RECIPES[-1:], f"roi.fixed_samples={fixed}")
+        module = training_module(overrides=overrides)
+        torch.manual_seed(1)
+        losses = module(replace(batch, cut=sides)).means
+        sum(losses.values()).backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters())
+        values[name] = {key: value.item() for key, value in losses.items()}
+    assert values["whole"] == values["plain"]
+    assert values["cut"]["roi_bbx_loss"] < values["plain"]["roi_bbx_loss"]
+    assert values["cut"]["bbx_loss"] <= values["plain"]["bbx_loss"]
+    boxes = ("bbx_loss", "roi_bbx_loss")
+    assert {k: v for k, v in values["cut"].items() if k not in boxes} == {
+        k: v for k, v in values["plain"].items() if k not in boxes
+    }
+
+
+def test_a_crop_aware_loss_needs_crops():
+    with pytest.raises(
+        InputError, match=r"\[roi\] bbx_loss = cabb is for training on crops: set \[dataloader\] crop_size"
+    ):
+        tiny_config(overrides=("roi.bbx_loss=cabb",))
+
+
+def test_masks_refined_at_points():
+    """The loss of points is a part of that of masks; predicted masks are larger, those before refinement the same."""
+    batch = toy_batch((64, 96), (80, 64), empty=(1,))
+    # points are drawn before the anchors: all of these are used
+    every = ("rpn.num_samples=100000",)
+    plain, module = training_module(overrides=every), training_module(overrides=(*every, "roi.mask_points=12"))
+    # more layers change the random weights of those after them
+    module.net.load_state_dict(plain.net.state_dict(), strict=False)
+    losses = []
+    for one in (plain, module):
+        torch.manual_seed(1)
+        losses.append({name: value.item() for name, value in one(batch).means.items()})
+    for name in losses[0]:
+        assert (losses[0][name] == losses[1][name]) == (name != "roi_msk_loss"), name
+    assert losses[1]["roi_msk_loss"] > losses[0]["roi_msk_loss"]
+    net = module.net.eval()
+    (found,) = net.predict(PackedSequence([batch.images[0]]))
+    assert found.mask_logits.shape == (len(found.classes), 64, 64)
+    net.roi_head.roi_pts.subdivisions = 0
+    (coarse,) = net.predict(PackedSequence([batch.images[0]]))
+    assert coarse.mask_logits.shape == (len(found.classes), 16, 16)
+    assert len(found.classes) > 0
+    assert torch.equal(coarse.boxes, found.boxes)
+
+
+@pytest.mark.parametrize(("mode", "fixed"), [("bn", "yes"), ("syncbn+gn", "no")])
+def test_optional_layers_and_losses_train(mode, fixed):
+    module = training_module(mode=mode, overrides=(*RECIPES, f"roi.fixed_samples={fixed}"))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.02, momentum=0.9)
+    batch = replace(toy_batch((64, 96), (80, 64), empty=(1,)), cut=[(False, True, True, False), (True,) * 4])
+    totals = []
+    for _ in range(8):
+        total = sum(module(batch).means.values())
+        optimizer.zero_grad()
+        total.backward()
+        assert all(p.grad is not None for p in module.parameters())
+        optimizer.step()
+        totals.append(total.item())
+    assert totals[-1] < totals[0]

@@ -46,6 +46,9 @@ SETTINGS = (
     "general.log_interval=3",
     "dataloader.random_flip=yes",
     "dataloader.random_scale=(0.8, 1)",
+    "dataloader.crop_size=(56, 80)",
+    "dataloader.instance_scale_uniform=(12, 48)",
+    "dataloader.copy_paste=0.5",
 )
 STEPS = 8  # seven images, two a step, two epochs
 
@@ -101,6 +104,32 @@ def test_interrupted_anywhere(seven, straight, tmp_path, workers, seed):
     assert result(run, "model_best.pth.tar") == result(straight, "model_best.pth.tar")
     assert loss_lines(run) == loss_lines(straight)
     assert len(loss_lines(run)) == 4
+
+
+RECIPES = (
+    "dataloader.crop_size=(40, 48)",
+    "roi.box_convs=2",
+    "roi.mask_points=8",
+    "rpn.bbx_loss=cabb",
+    "roi.bbx_loss=cabb",
+)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("dataloader.device_transforms=yes", "roi.fixed_samples=yes"),
+        pytest.param((), marks=pytest.mark.slow),
+    ],
+)
+def test_optional_layers_and_losses(seven, tmp_path, more):
+    """Points and crops are drawn anew in each step; a resumed run draws the same."""
+    options = again(seven, tmp_path / "straight", *RECIPES, *more)
+    run_training(options)
+    with signals_at([3]):
+        assert train_until_done(replace(options, log_dir=tmp_path / "run")) == 1
+    assert result(tmp_path / "run") == result(tmp_path / "straight")
+    assert loss_lines(tmp_path / "run") == loss_lines(tmp_path / "straight")
 
 
 @pytest.mark.slow
@@ -222,7 +251,7 @@ def test_killed_run_resumes_from_a_snapshot_within_an_epoch(seven, straight, tmp
 
 def test_images_before_the_position_are_not_read(seven, tmp_path, monkeypatch):
     run = tmp_path / "run"
-    options = again(seven, run, "scheduler.epochs=1", "dataloader.val_set=")
+    options = again(seven, run, "scheduler.epochs=1", "dataloader.val_set=", "dataloader.copy_paste=0")
     with signals_at([3]), pytest.raises(Preempted):
         run_training(options)
     read, reader = [], PanopticDataset.read

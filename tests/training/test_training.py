@@ -217,6 +217,50 @@ def test_pre_training(micro, micro_config, micro_run, tmp_path, seamseg_main, ca
     assert torch.equal(start["roi_head"]["roi_cls.weight"], weights["roi_head"]["roi_cls.weight"])
 
 
+def test_pre_training_on_other_classes(micro, micro_config, micro_run, tmp_path, seamseg_main, capsys):
+    """The classes of another data set, by the names of a table: a line for each class that starts at random."""
+    data = tmp_path / "data"
+    shutil.copytree(micro, data)
+    classes = read_metadata(micro / "metadata.bin")
+    # what was class 0 is class 1, and a class of things is new
+    images = [replace(image, cat=[{0: 1, 1: 0}.get(c, c) for c in image.cat]) for image in classes.images]
+    names = {"num_thing": 2, "categories": ["street", "sky", "car", "cow"], "images": images}
+    palette, ids = [*classes.palette, (1, 2, 3)], [*classes.original_ids, 99]
+    write_metadata(data / "metadata.bin", replace(classes, **names, palette=palette, original_ids=ids))
+    (tmp_path / "table.ini").write_text("[classes]\nStreet = road\nsky = sky\ncar = truck, car\n")
+    words = ["train", micro_config, data, "--log-dir", tmp_path / "run", "--set", "scheduler.epochs=1"]
+    words += ["--set", "optimizer.lr=0", *CPU, "--pre-train-classes", tmp_path / "table.ini"]
+    assert seamseg_main(*words) == 2
+    error = capsys.readouterr().err.strip()
+    assert "seamseg train: --pre-train-classes " in error
+    assert error.endswith("is for weights of another data set: name them with --pre-train F")
+    last = micro_run / "model_last.pth.tar"
+    assert seamseg_main(*words, "--pre-train", last) == 0
+    output = capsys.readouterr().err
+    assert f"pre-trained {last}: class 'cow' starts at random: no class of the pre-training\n" in output
+    assert "skipped" not in output
+    before, after = (load_snapshot(path).state_dict for path in (last, tmp_path / "run" / "model_last.pth.tar"))
+    old, new = (state["sem_head"]["conv_sem.weight"] for state in (before, after))
+    assert torch.equal(new[:3], old[[1, 0, 2]])
+    old, new = (state["roi_head"]["roi_bbx.weight"] for state in (before, after))
+    assert torch.equal(new[:4], old)
+    assert new.shape[0] == 8
+    assert "classes are not those" not in output
+    assert seamseg_main(*words[:-2], "--pre-train", last) == 0
+    output = capsys.readouterr().err
+    assert "skipped" in output
+    assert f"pre-trained {last}: its classes are not those of the data set; --pre-train-classes TABLE copies" in output
+    for part in ("sem_head", "roi_head"):
+        assert seamseg_main(*words, "--pre-train", f"{part}:{last}") == 0
+        assert "'cow' starts at random" in capsys.readouterr().err
+    assert seamseg_main(*words, "--pre-train", last, "--eval") == 2
+    assert "does not fill the network: class 'cow' starts at random" in capsys.readouterr().err
+    content = torch.load(last, weights_only=False)
+    torch.save({k: v for k, v in content.items() if k != "metadata"}, tmp_path / "nameless.tar")
+    assert seamseg_main(*words, "--pre-train", tmp_path / "nameless.tar") == 2
+    assert "nameless.tar: holds no names of classes: name a folder that holds" in capsys.readouterr().err
+
+
 def test_body_weights_of_the_configuration(micro, micro_config, micro_run, tmp_path):
     weights = load_snapshot(micro_run / "model_last.pth.tar").state_dict["body"]
     torch.save({k.removeprefix("backbone."): v for k, v in weights.items() if "fpn" not in k}, tmp_path / "body.pth")

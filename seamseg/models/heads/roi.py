@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.models.backbones.base import NormFactory
+from seamseg.models.heads.points import PointHead
 from seamseg.models.heads.roi_targets import IGNORED_PIXEL
 from seamseg.ops.boxes import box_area, smooth_l1
 from seamseg.ops.nms import nms
@@ -69,8 +70,10 @@ class ROIHead(nn.Module):
     num_things : thing classes
     norm : factory of norm + activation layers
     roi_size : `(height, width)` of the features of a region
-    fc_channels, conv_channels : widths of the box and of the mask branch
+    fc_channels, conv_channels : widths of the fully connected layers and of the convolutions
     with_masks : False leaves the mask branch out (detection)
+    box_convs : 3x3 convolutions of the box branch, before one fully connected layer (4: 4conv1fc, Wu and He 2018); 0
+        for two fully connected layers
     """
 
     def __init__(
@@ -82,31 +85,30 @@ class ROIHead(nn.Module):
         fc_channels: int = 1024,
         conv_channels: int = 256,
         with_masks: bool = True,
+        box_convs: int = 0,
     ) -> None:
         super().__init__()
         self.num_things = num_things
         self.with_masks = with_masks
         # snapshots of networks with masks have them, too
-        self.unused_layers = () if with_masks else ("conv.", "roi_msk.")
+        self.unused_layers = () if with_masks else ("conv.", "roi_msk.", "roi_pts.")
+        self.roi_pts: PointHead | None = None
         self.roi_size = roi_size
         cells = (roi_size[0] // 2) * (roi_size[1] // 2)
-        self.fc = NormSequential(
-            OrderedDict(
-                fc1=nn.Linear(cells * in_channels, fc_channels, bias=False),
-                bn1=norm(fc_channels),
-                fc2=nn.Linear(fc_channels, fc_channels, bias=False),
-                bn2=norm(fc_channels),
-            )
-        )
+        self.box_conv = None
+        if box_convs:
+            self.box_conv = NormSequential(_convolutions(in_channels, conv_channels, norm, box_convs))
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        for i in (1,) if box_convs else (1, 2):
+            inputs = fc_channels if i > 1 else cells * (conv_channels if box_convs else in_channels)
+            layers[f"fc{i}"] = nn.Linear(inputs, fc_channels, bias=False)
+            layers[f"bn{i}"] = norm(fc_channels)
+        self.fc = NormSequential(layers)
         self.roi_cls = nn.Linear(fc_channels, num_things + 1)
         self.roi_bbx = nn.Linear(fc_channels, num_things * 4)
 
         if with_masks:
-            layers: OrderedDict[str, nn.Module] = OrderedDict()
-            for i in range(1, 5):
-                width = in_channels if i == 1 else conv_channels
-                layers[f"conv{i}"] = nn.Conv2d(width, conv_channels, 3, padding=1, bias=False)
-                layers[f"bn{i}"] = norm(conv_channels)
+            layers = _convolutions(in_channels, conv_channels, norm, 4)
             layers["conv_up"] = nn.ConvTranspose2d(conv_channels, conv_channels, 2, stride=2, bias=False)
             layers["bn_up"] = norm(conv_channels)
             self.conv = NormSequential(layers)
@@ -115,6 +117,7 @@ class ROIHead(nn.Module):
     def boxes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map features `K x C x roi_size` to logits `K x (things + 1)` (0: background), codes `K x things x 4`."""
         x = functional.avg_pool2d(x, 2)
+        x = x if self.box_conv is None else self.box_conv(x)
         # folded for inference, the branch flattens regions itself, channels last
         x = self.fc(x.flatten(1) if isinstance(self.fc, nn.Sequential) else x)
         return self.roi_cls(x), self.roi_bbx(x).reshape(x.shape[0], self.num_things, 4)
@@ -154,6 +157,14 @@ class ROIHead(nn.Module):
         """Run all branches: class logits, box codes and (of `rows` only, if given) mask logits or None."""
         cls_logits, bbx_logits = self.boxes(x)
         return cls_logits, bbx_logits, self.masks(x, rows) if self.with_masks else None
+
+
+def _convolutions(inputs: int, channels: int, norm: NormFactory, count: int) -> OrderedDict[str, nn.Module]:
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for i in range(1, count + 1):
+        layers[f"conv{i}"] = nn.Conv2d(inputs if i == 1 else channels, channels, 3, padding=1, bias=False)
+        layers[f"bn{i}"] = norm(channels)
+    return layers
 
 
 @dataclass(frozen=True)
@@ -219,10 +230,15 @@ def box_loss(bbx_logits: Tensor, labels: Tensor, codes: Tensor, sigma: float, we
     sigma : of the smooth L1 loss
     weights : `M`, the number of samples is their sum; None for 1 each. Positives have weight 1
     """
-    rows = torch.arange(labels.shape[0], device=labels.device)
-    predicted = bbx_logits[rows, (labels - 1).clamp(min=0)].float()
+    predicted = codes_of_class(bbx_logits, labels)
     loss = torch.where((labels > 0)[:, None], smooth_l1(predicted, codes, sigma), 0.0).sum()
     return loss / (labels.shape[0] if weights is None else weights.sum().clamp(min=1))
+
+
+def codes_of_class(bbx_logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the codes `M x 4` of the true class from `M x things x 4`; those of the first class for background."""
+    rows = torch.arange(labels.shape[0], device=labels.device)
+    return bbx_logits[rows, (labels - 1).clamp(min=0)].float()
 
 
 def mask_loss(msk_logits: Tensor, labels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -185,6 +185,23 @@ def leading_rows(samples: Sequence[ROISample | None], device: torch.device) -> T
     return torch.cat(rows)
 
 
+def leading_classes(samples: Sequence[ROISample | None], classes: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return the thing class, int64 `P`, of the leading samples of each image; 0 for those without a match.
+
+    Parameters
+    ----------
+    samples : of each image
+    classes : int64 `G`, of the ground-truth boxes of each image
+    """
+    found = [torch.zeros(0, dtype=torch.long, device=device)]
+    for sample, of_boxes in zip(samples, classes, strict=True):
+        if sample is not None:
+            match = sample.match[: sample.leading]
+            known = of_boxes[match.clamp(min=0)] if of_boxes.shape[0] > 0 else torch.zeros_like(match)
+            found.append(torch.where(match == BACKGROUND, 0, known))
+    return torch.cat(found)
+
+
 def box_targets(samples: Tensor, boxes: Tensor, match: Tensor, weights: tuple[float, ...]) -> Tensor:
     """Compute the target box codes of samples.
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seamseg.models.backbones.base import NormFactory
+from seamseg.models.heads.crop_aware import consistent_codes
 from seamseg.models.heads.select import first_true, nth_true, random_subset, upload
 from seamseg.ops.boxes import clip_boxes, crowd_fraction, decode_boxes, encode_boxes, match_boxes, smooth_l1
 from seamseg.ops.nms import nms_fixed
@@ -368,6 +369,7 @@ def rpn_losses(
     boxes: Sequence[Tensor | None],
     sigma: float,
     limit: int | None = None,
+    cut: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute objectness and box loss (docs/contract.md, section 4 "RPN targets").
 
@@ -379,6 +381,8 @@ def rpn_losses(
     boxes : ground-truth boxes of each image, `G x 4` or None
     sigma : of the smooth L1 loss
     limit : largest number of sampled anchors of an image; None if it is unknown, which takes more memory
+    cut : which sides of the ground-truth boxes of each image the crop cuts, bool `G x 4`, for the crop-aware loss; None
+        for the plain one
 
     Returns
     -------
@@ -399,7 +403,11 @@ def rpn_losses(
     obj_loss = torch.where(counts, errors, 0.0).sum()
 
     codes = torch.stack([_codes(anchors[row], gt, m) for row, gt, m in zip(rows, boxes, match)])
-    errors = smooth_l1(bbx_logits[image, rows].float(), codes, sigma)
+    predicted = bbx_logits[image, rows].float()
+    if cut is not None:
+        parts = zip(predicted, codes, rows, boxes, match, cut)
+        codes = torch.stack([_crop_aware(p, code, anchors[row], gt, m, c, sigma) for p, code, row, gt, m, c in parts])
+    errors = smooth_l1(predicted, codes, sigma)
     bbx_loss = torch.where(positive[:, :, None], errors, 0.0).sum()
     return obj_loss / count.clamp(min=1), bbx_loss / count.clamp(min=1), count
 
@@ -409,3 +417,13 @@ def _codes(anchors: Tensor, boxes: Tensor | None, match: Tensor) -> Tensor:
     if boxes is None or boxes.shape[0] == 0:
         return torch.zeros_like(anchors)
     return encode_boxes(anchors, boxes[match.clamp(min=0)])
+
+
+def _crop_aware(
+    predicted: Tensor, codes: Tensor, anchors: Tensor, boxes: Tensor | None, match: Tensor, cut: Tensor, sigma: float
+) -> Tensor:
+    """Return the codes that the crop-aware loss of an image compares the predicted ones with."""
+    if boxes is None or boxes.shape[0] == 0:
+        return codes
+    row = match.clamp(min=0)
+    return consistent_codes(predicted, codes, anchors, boxes[row], cut[row], sigma)

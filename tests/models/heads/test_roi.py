@@ -1,5 +1,7 @@
 """The ROI head: samples, targets, losses and detections against the original, and their properties."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -158,6 +160,24 @@ def test_head_shapes_with_and_without_regions():
     assert detection(torch.randn(2, 6, 14, 14))[2] is None
 
 
+def test_head_with_convolutions_before_one_layer():
+    head = ROIHead(6, 3, partial(ActivatedGroupNorm, num_groups=2), (8, 8), fc_channels=8, conv_channels=4, box_convs=4)
+    shapes = {
+        name: tuple(p.shape) for name, p in head.named_parameters() if name.startswith(("box_conv.conv", "fc.fc"))
+    }
+    convs = {f"box_conv.conv{i}.weight": (4, 6 if i == 1 else 4, 3, 3) for i in range(1, 5)}
+    assert shapes == {**convs, "fc.fc1.weight": (8, 4 * 16)}
+    x = torch.randn(3, 6, 8, 8)
+    assert [tuple(y.shape) for y in head.boxes(x)] == [(3, 4), (3, 3, 4)]
+    before = head.boxes(x)[0]
+    # four convolutions carry a cell to all others: without them, equal weights would see only the sum
+    head.fc.fc1.weight.data[:] = 0.01
+    moved = torch.roll(x, (2, 2), (-2, -1))
+    assert (head.boxes(x)[0] - head.boxes(moved)[0]).abs().max() > 1e-6
+    head.box_conv.conv1.weight.data *= -1
+    assert (head.boxes(x)[0] - before).abs().max() > 1e-6
+
+
 def test_mask_logits_of_some_rows_still_use_the_statistics_of_all():
     torch.manual_seed(0)
     head = ROIHead(6, 3, ABN, fc_channels=8, conv_channels=4)
@@ -204,12 +224,14 @@ def test_masks_that_are_all_void_cost_nothing():
 
 @pytest.mark.parametrize("norm", [ABN, InPlaceABN, InPlaceABNSync, ActivatedGroupNorm, ActivatedIdentity])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("channels_last", [True, False])
-def test_zero_rows(norm, dtype, channels_last):
+@pytest.mark.parametrize(("channels_last", "box_convs"), [(True, 0), (False, 0), (True, 2)])
+def test_zero_rows(norm, dtype, channels_last, box_convs):
     """All of the head runs; every parameter and every level gets a gradient of 0, and no statistics move."""
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    head = ROIHead(16, 3, norm, fc_channels=32, conv_channels=16).to(wide, memory_format=memory_format)
+    head = ROIHead(16, 3, norm, fc_channels=32, conv_channels=16, box_convs=box_convs).to(
+        wide, memory_format=memory_format
+    )
     levels = [torch.randn(2, 16, 32 >> i, 32 >> i, dtype=wide).to(memory_format=memory_format) for i in range(4)]
     leaves = [level.requires_grad_() for level in levels]
     before = {name: buffer.clone() for name, buffer in head.named_buffers()}

@@ -1,0 +1,183 @@
+"""Pre-training on another data set: the rows of classification layers follow the names of the classes."""
+
+from __future__ import annotations
+
+import configparser
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seamseg.config.experiments import CLASS_TABLES, experiments
+from seamseg.formats.metadata import Metadata
+from seamseg.utils.errors import InputError, did_you_mean, option
+from seamseg.utils.files import read_bytes
+from seamseg.utils.limits import CONFIG_BYTES
+
+NAMES = "names"
+"""The table by which classes of equal names correspond."""
+
+_LAYERS = {
+    "sem_head": {"conv_sem": "all"},
+    "cls": {"": "all"},
+    "roi_head": {"roi_cls": "scores", "roi_bbx": "things", "roi_msk": "things", "roi_pts.output": "things"},
+}
+"""Layers with rows for each class, by part: rows for all classes, for background and things, or equal numbers of rows
+for each thing."""
+
+PARTS = tuple(_LAYERS)
+"""Parts of a network that have such layers."""
+
+
+@dataclass(frozen=True)
+class ClassTable:
+    """Which class of a pre-trained model each class of a data set starts from.
+
+    Attributes
+    ----------
+    classes : of the data set, which the network is trained for
+    table : :data:`NAMES`; the name of a packaged table; or an INI file whose section `[classes]` has entries
+        `class = pre-trained class`, or several of those separated by commas, of which the first one counts that the
+        model has. Upper and lower case are equal. Classes without an entry start at random
+    """
+
+    classes: Metadata
+    table: str
+
+    def sources(self, trained: Metadata, name: str) -> list[int | None]:
+        """Return the index of the pre-trained class of each class, None where there is none.
+
+        Parameters
+        ----------
+        trained : the classes of the pre-trained model
+        name : of the model, for errors
+
+        Raises
+        ------
+        InputError
+            if the table is missing or damaged, or names unknown classes; or no class has a pre-trained one
+        """
+        known = {_key(category): index for index, category in enumerate(trained.categories)}
+        if self.table == NAMES:
+            found = [known.get(_key(category)) for category in self.classes.categories]
+        else:
+            entries = self._entries()
+            found = [self._source(entries.get(_key(c)), known, name) for c in self.classes.categories]
+        if all(source is None for source in found):
+            raise InputError(
+                f"{option('pretrain_classes', self.table)}: no class of the data set is one of {name}, whose classes "
+                f"are {', '.join(trained.categories[:5])}, ...: give a table of classes"
+            )
+        return found
+
+    def _entries(self) -> dict[str, str]:
+        """Return the pre-trained classes of each class as written."""
+        source = option("pretrain_classes", self.table)
+        tables = experiments(CLASS_TABLES)
+        path = Path(self.table)
+        if not path.is_file():
+            path = tables.get(self.table, path)
+        if not path.is_file():
+            known = [NAMES, *tables]
+            meant = did_you_mean(self.table, known) or f"; packaged are {', '.join(known)}"
+            raise InputError(f"{source}: no such table of classes{meant}")
+        parser = configparser.ConfigParser(interpolation=None, default_section="\0", delimiters="=")
+        parser.optionxform = _key  # type: ignore[assignment,method-assign]
+        try:
+            parser.read_string(read_bytes(path, "table of classes", CONFIG_BYTES).decode("utf-8-sig"), str(path))
+        except (configparser.Error, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: not a table of classes: {' '.join(str(error).split())}") from None
+        if parser.sections() != ["classes"]:
+            raise InputError(f"{path}: not a table of classes: it must have one section, [classes]")
+        entries = dict(parser["classes"])
+        own = {_key(category) for category in self.classes.categories}
+        unknown = next((entry for entry in entries if entry not in own), None)
+        if unknown is not None:
+            raise InputError(f"{path}: the data set has no class {unknown!r}{did_you_mean(unknown, own)}")
+        return entries
+
+    def _source(self, names: str | None, known: Mapping[str, int], model: str) -> int | None:
+        if names is None:
+            return None
+        words = [_key(word) for word in names.split(",")]
+        found = next((known[word] for word in words if word in known), None)
+        if found is None:
+            meant = did_you_mean(words[0], known)
+            raise InputError(f"{option('pretrain_classes', self.table)}: {model} has no class {words[0]!r}{meant}")
+        return found
+
+    def remap(
+        self, state: Mapping[str, Any], net: nn.Module, trained: Metadata, name: str
+    ) -> tuple[dict[str, Any], list[str]]:
+        """Return the state of a pre-trained network for the classes of the data set.
+
+        Rows of classes that no pre-trained one exists for are those of `net`, as are the box and mask layers of things
+        that were stuff in the pre-training.
+
+        Parameters
+        ----------
+        state : by part
+        net : the network that is to load it, with its random weights
+        trained, name : as for :meth:`sources`
+
+        Returns
+        -------
+        state : by part; only parts in :data:`PARTS` change
+        fresh : a line for each class of which some layers start at random
+
+        Raises
+        ------
+        InputError
+            as :meth:`sources`, or if the state does not have the rows that its classes require
+        """
+        sources = self.sources(trained, name)
+        first, of_things = trained.num_stuff, sources[self.classes.num_stuff :]
+        things = [s - first if s is not None and s >= first else None for s in of_things]
+        rows = {"all": (sources, trained.num_classes), "things": (things, trained.num_thing)}
+        scores = [0, *(None if thing is None else thing + 1 for thing in things)]
+        rows["scores"] = (scores, trained.num_thing + 1)
+        made = dict(state)
+        for part, layers in _LAYERS.items():
+            module = getattr(net, part, None)
+            if module is None or not isinstance(state.get(part), Mapping):
+                continue
+            made[part], own = dict(state[part]), module.state_dict()
+            for layer, kind in layers.items():
+                for key in (f"{layer}.weight".lstrip("."), f"{layer}.bias".lstrip(".")):
+                    if isinstance(found := made[part].get(key), Tensor) and key in own:
+                        made[part][key] = _rows_of(found, own[key], *rows[kind], f"{name}: {part}.{key}")
+        return made, self._fresh(sources, trained, hasattr(net, "roi_head"))
+
+    def _fresh(self, sources: list[int | None], trained: Metadata, has_boxes: bool) -> list[str]:
+        lines = []
+        for index, (category, source) in enumerate(zip(self.classes.categories, sources)):
+            if source is None:
+                lines.append(f"class {category!r} starts at random: no class of the pre-training")
+            elif has_boxes and self.classes.is_thing(index) and not trained.is_thing(source):
+                stuff = trained.categories[source]
+                lines.append(
+                    f"class {category!r}: boxes and masks start at random: {stuff!r} is stuff in the pre-training"
+                )
+        return lines
+
+
+def _key(name: str) -> str:
+    return " ".join(name.casefold().split())
+
+
+def _rows_of(values: Tensor, own: Tensor, sources: list[int | None], count: int, name: str) -> Tensor:
+    """Return the rows of `values`, in `count` equal groups, in the order of `sources`; those of `own` for None."""
+    each = own.shape[0] // len(sources)
+    if values.shape[1:] != own.shape[1:]:
+        return values  # of another architecture: skipped, as any tensor that does not fit
+    if values.shape[:1] != (count * each,):
+        raise InputError(f"{name} has {tuple(values.shape)} numbers, which are not those of {count} classes")
+    made = own.detach().clone().unflatten(0, (len(sources), each))
+    groups = values.to(made.dtype).unflatten(0, (count, each))
+    for row, source in enumerate(sources):
+        if source is not None:
+            made[row] = groups[source]
+    return torch.flatten(made, 0, 1)

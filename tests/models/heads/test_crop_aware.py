@@ -1,0 +1,101 @@
+"""The crop-aware box loss is the smallest loss among the boxes that are consistent with what a crop shows."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from seamseg.models.heads.crop_aware import consistent_codes, cut_sides
+from seamseg.ops.boxes import clip_boxes, encode_boxes, smooth_l1
+
+SIZE = (60, 80)
+WEIGHTS = (10.0, 10.0, 5.0, 5.0)
+numbers = st.floats(0, 1, allow_subnormal=False)
+
+
+def boxes_of(values, height=SIZE[0], width=SIZE[1], least=8):
+    """A box inside `height x width` from four numbers in 0..1."""
+    y, x, h, w = values
+    h, w = least + h * (height - least), least + w * (width - least)
+    y, x = y * (height - h), x * (width - w)
+    return torch.tensor([[y, x, y + h, x + w]], dtype=torch.float64)
+
+
+def code(anchors, boxes):
+    return encode_boxes(anchors, boxes) * torch.tensor(WEIGHTS, dtype=torch.float64)
+
+
+def loss(predicted, codes, sigma=1.0):
+    return smooth_l1(predicted, codes, sigma).sum(dim=1)
+
+
+def crop_aware(predicted, anchors, visible, cut, sigma=1.0):
+    codes = consistent_codes(predicted, code(anchors, visible), anchors, visible, cut, sigma, WEIGHTS)
+    return loss(predicted, codes, sigma)
+
+
+def test_sides_on_a_border_where_the_photo_continues():
+    boxes = torch.tensor([[0.0, 0, 60, 80], [0, 3, 59, 80], [5, 5, 60, 9]])
+    everywhere = [[True] * 4, [True, False, False, True], [False, False, True, False]]
+    assert cut_sides(boxes, SIZE, (True, True, True, True)).tolist() == everywhere
+    assert cut_sides(boxes, SIZE, (False, True, False, False)).tolist() == [
+        [False, True, False, False],
+        *[[False] * 4] * 2,
+    ]
+    assert not cut_sides(boxes, SIZE, (False,) * 4).any()
+    assert cut_sides(boxes[:0], SIZE, (True,) * 4).shape == (0, 4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(*[st.tuples(*[numbers] * 4)] * 2, st.tuples(*[numbers] * 4), st.tuples(*[st.booleans()] * 4))
+def test_a_box_that_equals_the_visible_one_within_the_crop_costs_nothing(box, anchor, beyond, cut):
+    visible, anchors, cut = boxes_of(box), boxes_of(anchor), torch.tensor([cut])
+    corners = torch.tensor([[0.0, 0, *SIZE]], dtype=torch.float64)
+    visible = torch.where(cut, corners, visible)
+    outwards = torch.tensor([[-1.0, -1, 1, 1]], dtype=torch.float64)
+    whole = torch.where(cut, corners + outwards * 100 * torch.tensor([beyond], dtype=torch.float64), visible)
+    assert torch.equal(clip_boxes(whole, SIZE), visible)
+    assert float(crop_aware(code(anchors, whole), anchors, visible, cut)) < 1e-6
+
+
+@settings(max_examples=25, deadline=None)
+@given(*[st.tuples(*[numbers] * 4)] * 3, st.tuples(*[st.booleans()] * 4), st.integers(0, 1000))
+def test_no_consistent_box_costs_less(box, anchor, predicted, cut, seed):
+    """Compared with 2000 random ones and with the visible box."""
+    visible, anchors, cut = boxes_of(box), boxes_of(anchor), torch.tensor([cut])
+    corners = torch.tensor([[0.0, 0, *SIZE]], dtype=torch.float64)
+    visible = torch.where(cut, corners, visible)
+    wanted = (torch.tensor([predicted], dtype=torch.float64) - 0.5) * torch.tensor([20.0, 20, 10, 10])
+    found = float(crop_aware(wanted, anchors, visible, cut))
+    assert found <= float(loss(wanted, code(anchors, visible))) + 1e-9
+    generator = torch.Generator().manual_seed(seed)
+    away = torch.rand(2000, 4, generator=generator, dtype=torch.float64) ** 3 * 300
+    outwards = torch.tensor([-1.0, -1, 1, 1], dtype=torch.float64)
+    others = torch.where(cut, corners + outwards * away, visible)
+    assert found <= float(loss(wanted.expand(2000, 4), code(anchors.expand(2000, 4), others)).min()) + 1e-3
+    if not cut.any():
+        assert found == float(loss(wanted, code(anchors, visible)))
+
+
+@pytest.mark.parametrize("sigma", [1.0, 3.0])
+def test_gradients_are_those_of_the_minimum(sigma):
+    generator = torch.Generator().manual_seed(0)
+    count = 40
+    anchors = torch.cat([boxes_of(torch.rand(4, generator=generator)) for _ in range(count)])
+    visible = torch.cat([boxes_of(torch.rand(4, generator=generator)) for _ in range(count)])
+    cut = torch.rand(count, 4, generator=generator) < 0.5
+    predicted = torch.randn(count, 4, generator=generator, dtype=torch.float64).mul_(3).requires_grad_()
+    crop_aware(predicted, anchors, visible, cut, sigma).sum().backward()
+    step = 1e-3
+    for column in range(4):
+        moved = torch.zeros(4, dtype=torch.float64)
+        moved[column] = step
+        with torch.no_grad():
+            up, down = (crop_aware(predicted + sign * moved, anchors, visible, cut, sigma) for sign in (1, -1))
+        assert_close((up - down) / (2 * step), predicted.grad[:, column], rtol=0.02, atol=0.02)
+
+
+def test_without_rows():
+    empty = torch.zeros(0, 4)
+    assert consistent_codes(empty, empty, empty, empty, empty.bool(), 1.0).shape == (0, 4)

@@ -1,0 +1,189 @@
+"""Refinement of masks at points: places and values of samples, uncertain points first, gradients, fixed shapes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+from torch.testing import assert_close
+
+from seamseg.models.heads.points import (
+    PointHead,
+    PointSource,
+    point_loss,
+    point_targets,
+    sample_coarse,
+    sample_points,
+)
+from seamseg.models.heads.roi_targets import IGNORED_PIXEL, mask_targets
+
+PADDED = (64, 96)
+
+
+def source_of(count=3, images=2, channels=5, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    fine = torch.randn(images, channels, 16, 24, generator=generator, dtype=dtype)
+    corners = torch.rand(count, 2, generator=generator) * 30
+    boxes = torch.cat((corners, corners + 10 + torch.rand(count, 2, generator=generator) * 20), dim=1)
+    index = torch.arange(count) % images
+    coarse = torch.randn(count, 8, 8, generator=generator, dtype=dtype) * 3
+    return PointSource(fine, PADDED, boxes, index, torch.arange(count) % 3, coarse)
+
+
+def head_of(points=16, subdivisions=2):
+    torch.manual_seed(0)
+    return PointHead(5, 6, 3, points, subdivisions)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 5), st.integers(1, 9), st.integers(1, 9), st.integers(0, 1000))
+def test_samples_of_the_coarse_mask_are_bilinear(count, height, width, seed):
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.randn(count, height, width, generator=generator)
+    points = torch.rand(count, 7, 2, generator=generator)
+    grid = (2 * points - 1).flip(-1)[:, None]
+    wanted = functional.grid_sample(coarse[:, None], grid, padding_mode="border", align_corners=False)[:, 0, 0]
+    assert_close(sample_coarse(coarse, points), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_features_are_those_of_the_finest_level_at_the_point():
+    """As for the features of regions, cell k of a level is at pixel 4 k of the image, whose centre is 4 k + .5."""
+    head, source = head_of(), source_of()
+    rows = torch.arange(16.0)[:, None].expand(16, 24) * 4 + 0.5
+    columns = torch.arange(24.0).expand(16, 24) * 4 + 0.5
+    source = source._replace(fine=torch.stack((rows, columns)).repeat(2, 3, 1, 1)[:, :5])
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.zero_()
+        for layer in head.layers:
+            layer.weight[:2, :2] = torch.eye(2)
+        head.output.weight[:, 0], head.output.weight[:, 1] = 1, 100
+    points = torch.rand(3, 9, 2) * 0.8 + 0.1
+    places = source.places(points)
+    found = head(source, points) - sample_coarse(source.coarse, points)
+    assert_close(found, places[..., 0] + 100 * places[..., 1], rtol=1e-4, atol=1e-2)
+
+
+def test_most_points_are_where_the_mask_is_uncertain():
+    coarse = torch.linspace(-6, 6, 28).expand(4, 28, 28)
+    torch.manual_seed(0)
+    points = sample_points(coarse, 40)
+    assert points.shape == (4, 40, 2)
+    assert points.min() >= 0
+    assert points.max() <= 1
+    near = (points[..., 1] - 0.5).abs() < 0.2
+    # of 120 candidates, about 48 lie there, of which the 30 next to the edge are taken
+    assert near[:, :30].all()
+    assert 0.1 < near[:, 30:].float().mean() < 0.7
+    assert torch.equal(sample_points(coarse[:0], 40), torch.zeros(0, 40, 2))
+
+
+def test_targets_are_those_of_the_mask():
+    """At the centres of the cells of a mask target."""
+    masks = torch.randint(0, 4, (1, 40, 50), generator=torch.Generator().manual_seed(0))
+    boxes = torch.tensor([[3.0, 5, 31, 44], [0, 0, 40, 50], [10, 10, 20, 20]])
+    match, ids = torch.tensor([0, 1, -1]), torch.tensor([2, 3])
+    centres = (torch.arange(6) + 0.5) / 6
+    grid = torch.stack(torch.meshgrid(centres, centres, indexing="ij"), dim=-1).view(1, 36, 2).expand(3, 36, 2)
+    places = boxes[:, None, :2] + grid * (boxes[:, None, 2:] - boxes[:, None, :2])
+    for void in (True, False):
+        wanted = mask_targets(boxes, match, ids, masks, (6, 6), void).flatten(1)
+        assert torch.equal(point_targets(places, match, ids, masks, void), wanted)
+    assert wanted.unique().tolist() == [IGNORED_PIXEL, 0, 1]
+
+
+def test_points_that_are_ignored_cost_nothing():
+    logits = torch.randn(2, 5, requires_grad=True)
+    targets = torch.tensor([[1.0, 0, 1, -1, 0], [-1.0] * 5])
+    loss = point_loss(logits, targets)
+    loss.backward()
+    kept = targets[0] >= 0
+    wanted = functional.binary_cross_entropy_with_logits(logits[0][kept], targets[0][kept])
+    assert_close(loss, wanted)
+    assert not logits.grad[targets < 0].any()
+    assert point_loss(logits, torch.full((2, 5), -1.0)) == 0
+
+
+@pytest.mark.parametrize("subdivisions", [0, 1, 2])
+def test_only_the_most_uncertain_cells_are_predicted(subdivisions):
+    head, source = head_of(subdivisions=subdivisions), source_of()
+    with torch.no_grad():
+        # far from what it would be otherwise
+        head.output.bias += 1000
+        masks = head.refine(source)
+        plain = functional.interpolate(source.coarse[:, None], scale_factor=2.0, mode="bilinear")[:, 0]
+    assert masks.shape == (3, 8 << subdivisions, 8 << subdivisions)
+    if subdivisions == 0:
+        assert torch.equal(masks, source.coarse)
+    if subdivisions == 1:
+        predicted = masks > 500
+        assert predicted.flatten(1).sum(dim=1).tolist() == [64] * 3
+        assert torch.equal(masks[~predicted], plain[~predicted])
+        for one, chosen in zip(plain.abs(), predicted):
+            assert one[chosen].max() <= one[~chosen].min()
+    assert head.refine(source.part(slice(0, 0))).shape == (0, 8 << subdivisions, 8 << subdivisions)
+
+
+def test_chunks_of_regions_do_not_matter(monkeypatch):
+    head, source = head_of(), source_of(count=7)
+    with torch.no_grad():
+        wanted = head.refine(source)
+        monkeypatch.setattr("seamseg.models.heads.points._CHUNK", 3)
+        assert_close(head.refine(source), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients():
+    head = head_of().double()
+    source = source_of(dtype=torch.float64)
+    source = source._replace(fine=source.fine[:, :, :3, :2].clone(), coarse=source.coarse[:, :3, :2].clone())
+    points = torch.rand(3, 4, 2, dtype=torch.float64)
+
+    def call(fine, coarse):
+        return head(source._replace(fine=fine, coarse=coarse), points)
+
+    leaves = [source.fine.requires_grad_(), source.coarse.requires_grad_()]
+    assert torch.autograd.gradcheck(call, leaves)
+    call(*leaves).sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in head.parameters())
+
+
+def test_without_regions_every_parameter_has_a_gradient_of_zero():
+    head = head_of()
+    source = source_of()
+    none = source.part(slice(0, 0))._replace(fine=source.fine.requires_grad_())
+    outputs = head.in_training(none)
+    assert outputs.logits.shape == (0, 16)
+    outputs.logits.sum().backward()
+    assert all(p.grad is not None and not p.grad.any() for p in head.parameters())
+    assert not source.fine.grad.any()
+
+
+def test_an_edge_is_learnt_from_fine_features():
+    """An edge that only the fine level shows: after some steps enlarged masks follow it."""
+    torch.manual_seed(0)
+    edge = 44
+    fine = torch.full((1, 5, 16, 24), -1.0)
+    fine[..., edge // 4 :] = 1.0
+    ids = torch.ones(1, *PADDED, dtype=torch.long)
+    ids[..., edge:] = 2
+    boxes = torch.tensor([[8.0, 20, 56, 76]])
+    coarse = functional.interpolate(torch.tensor([[[[-2.0, 2.0]]]]), size=(8, 8), mode="bilinear")[0]
+    source = PointSource(fine, PADDED, boxes, torch.tensor([0]), torch.tensor([1]), coarse)
+    head = PointHead(5, 8, 3, 64, 2)
+    torch.nn.init.normal_(head.output.weight, std=0.001)
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.02)
+    match, thing = torch.tensor([0]), torch.tensor([2])
+    losses = []
+    for _ in range(60):
+        places, logits = head.in_training(source)
+        loss = point_loss(logits, point_targets(places, match, thing, ids, False))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.3 * losses[0]
+    wanted = mask_targets(boxes, match, thing, ids, (32, 32), False)[0] > 0.5
+    with torch.no_grad():
+        refined = head.refine(source)[0] > 0
+    plain = functional.interpolate(coarse[None], size=(32, 32), mode="bilinear")[0, 0] > 0
+    assert (refined != wanted).sum() < 0.5 * (plain != wanted).sum()
