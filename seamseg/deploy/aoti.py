@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 
+from seamseg.deploy.integers import check_kernels, fuse_pooling, integer_form
 from seamseg.deploy.network import ExportNet, failures_in_one_line, output_names, trace
 from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, METADATA_KEY, ExportedMetadata
 from seamseg.inference.acceleration import compiler_problem
 from seamseg.inference.package import ONEDNN_BF16, cpu_features, requirements
+from seamseg.models.quantised import is_quantised
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.parallel import available_cores
 
@@ -33,7 +35,8 @@ def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size
 
     Parameters
     ----------
-    net : from :func:`seamseg.deploy.network.export_net`, on the device that the package is for
+    net : from :func:`seamseg.deploy.network.export_net`, on the device that the package is for; one that simulates int8
+        arithmetic is compiled to int8 kernels
     target : file to write; nothing is left there if the compiler fails
     metadata : what the file states about its network; with `size` None height and width are free
     size : `(height, width)` of the example that the compiler sees: that of the metadata, or any that is allowed
@@ -41,9 +44,14 @@ def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size
     Raises
     ------
     SeamsegError
-        if the compiler does not work here, or fails
+        if the compiler does not work here, fails, or would compute a quantised layer in float
+    InputError
+        if torchao is not installed, for int8
     """
     device = next(net.parameters()).device
+    in_int8 = is_quantised(net)
+    if in_int8:
+        net = integer_form(net)
     problem = compiler_problem(device)
     if problem is not None:
         raise SeamsegError(f"{target}: a package is compiled, but the compiler does not work here ({problem})")
@@ -57,7 +65,11 @@ def write_package(net: ExportNet, target: Path, metadata: ExportedMetadata, size
         made = Path(folder, "network.pt2")
         with failures_in_one_line(f"{target}: AOTInductor cannot compile this network"):
             program = trace(net, size, None if metadata.size is not None else metadata.multiple)
+            if in_int8:
+                fuse_pooling(program)
             compile_program(program, made, stated)
+        if in_int8:
+            check_kernels(made, program)
         os.replace(made, target)
 
 

@@ -22,7 +22,9 @@ from seamseg.classification.checkpoint import class_names, classifier_config, lo
 from seamseg.classification.config import load_classifier_config
 from seamseg.config import config_from_string, config_to_string
 from seamseg.data.input_size import InputSize
+from seamseg.data.transforms import Normalise
 from seamseg.deploy.compare import Agreement, compare
+from seamseg.deploy.integers import calibrated
 from seamseg.deploy.network import ExportNet, example_inputs, export_net, output_names
 from seamseg.deploy.quantize import calibration_photos, quantise_file
 from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, OPSETS, PARTS, ExportedMetadata
@@ -103,7 +105,7 @@ class ExportOptions:
     dynamic : height and width of the input are free, instead of a size
     part : "all", or "dense": pyramid levels, RPN outputs and semantic logits
     precision : compute type of the file
-    int8, calibrate : dataset folder, with whose pictures, at most so many, the network is quantised to int8; ONNX only
+    int8, calibrate : dataset folder, with whose pictures, at most so many, the network is quantised to int8
     opset : version of the operators of ONNX, by default 20; for ONNX files only
     check : photos to compare the file with the network on; a generated picture by default
     force : overwrite an existing file
@@ -206,7 +208,7 @@ def export_model(model: str | Path, out: str | Path, options: ExportOptions = Ex
     _say(f"reading {model}")
     source = open_source(model, options)
     if is_quantised(source.net):
-        _check_trained_for_int8(model, path, options)
+        _check_trained_for_int8(model, options)
     try:
         return _export(source, path, chosen, options)
     except (RuntimeError, MemoryError) as error:
@@ -231,17 +233,13 @@ def check_target(path: Path, options: ExportOptions) -> Format:
         raise InputError(f"{option('opset', options.opset)}: only ONNX files have such operators, not {path.name}")
     if options.opset not in (None, *OPSETS):
         raise InputError(f"{option('opset', options.opset)}: choose {' or '.join(map(str, OPSETS))}")
-    if options.int8 is not None and path.suffix != ".onnx":
-        raise InputError(f"{option('int8', options.int8)}: only ONNX files are quantised, not {path.name}")
     missing = [name for name in chosen.packages if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"{path}: needs {', '.join(missing)}: pip install 'seamseg[export]'")
     return chosen
 
 
-def _check_trained_for_int8(model: str | Path, path: Path, options: ExportOptions) -> None:
-    if path.suffix != ".onnx":
-        raise InputError(f"{path}: {model} was trained for int8, which is exported to ONNX only: name it *.onnx")
+def _check_trained_for_int8(model: str | Path, options: ExportOptions) -> None:
     if options.int8 is not None:
         raise InputError(
             f"{option('int8', options.int8)}: {model} was trained for int8 and has its ranges: leave it out"
@@ -316,20 +314,8 @@ def _open_classifier(path: Path, config: Path | str, options: ExportOptions) -> 
 
 def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOptions) -> ExportReport:
     size, stated = options.size or source.size, source.metadata
-    windowed = next((m for m in source.net.modules() if isinstance(m, TimmBackbone) and m.has_windows), None)
-    if options.dynamic and windowed is not None:
-        raise InputError(
-            f"{option('dynamic', True)}: {windowed.name} attends within windows, which depend on the size: choose a "
-            f"{option('size')}"
-        )
-    if options.dynamic and source.input_size is None and path.suffix == ".pt2":
-        least, most = CLASSIFIER_SIDES
-        if size[0] % stated.multiple or not least <= size[0] <= most:
-            raise InputError(
-                f"{option('dynamic', True)}: input.crop_val {size[0]} is no multiple of {stated.multiple} from {least} "
-                f"to {most}: export it with a fixed size"
-            )
     if options.dynamic:
+        _check_dynamic(source, path, size)
         most = DYNAMIC_SIDES[1] // stated.multiple * stated.multiple
         size = stated.padded_size((min(size[0], most), min(size[1], most)))
     metadata = stated if options.dynamic else replace(stated, size=size, multiple=1)
@@ -337,15 +323,13 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
     eager = export_net(source.net, stated.mean, stated.std, options.part) if chosen.standard_ops else net
     # before the work: a photo may be unreadable
     pictures = _pictures(source, net, size, options, metadata)
-    samples = None if options.int8 is None else _samples(source, options, metadata)
+    photos = None if options.int8 is None else _calibration_photos(source, options)
     _say(f"tracing the network at {size[0]} x {size[1]} and writing {path}, which takes a minute or more")
-    if samples is None and not is_quantised(source.net):
+    if photos is None and not is_quantised(source.net):
         chosen.write(net, path, metadata, size, options.opset)
     else:
-        with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
-            plain = Path(folder, "float.onnx")
-            chosen.write(net, plain, metadata, size, options.opset)
-            metadata = quantise_file(plain, path, samples)
+        write = _write_int8_onnx if chosen.standard_ops else _write_int8_package
+        metadata = write(source, photos, path, metadata, size, options)
     _say("comparing the file with the network")
     session, names = chosen.open(path), list(output_names(net))
     differences, times = {}, []
@@ -354,6 +338,59 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
         times += _times(eager, session, inputs)
     eager_seconds, seconds = (statistics.median(column) for column in zip(*times))
     return ExportReport(path, path.stat().st_size, chosen.name, metadata, seconds, eager_seconds, differences)
+
+
+def _check_dynamic(source: ExportSource, path: Path, size: tuple[int, int]) -> None:
+    windowed = next((m for m in source.net.modules() if isinstance(m, TimmBackbone) and m.has_windows), None)
+    if windowed is not None:
+        raise InputError(
+            f"{option('dynamic', True)}: {windowed.name} attends within windows, which depend on the size: choose a "
+            f"{option('size')}"
+        )
+    least, most = CLASSIFIER_SIDES
+    multiple = source.metadata.multiple
+    if source.input_size is None and path.suffix == ".pt2" and (size[0] % multiple or not least <= size[0] <= most):
+        raise InputError(
+            f"{option('dynamic', True)}: input.crop_val {size[0]} is no multiple of {multiple} from {least} to {most}: "
+            "export it with a fixed size"
+        )
+
+
+def _write_int8_onnx(
+    source: ExportSource,
+    photos: Sequence[Path] | None,
+    path: Path,
+    metadata: ExportedMetadata,
+    size: tuple[int, int],
+    options: ExportOptions,
+) -> ExportedMetadata:
+    """Write an int8 file, calibrated with photos, or None of a network trained for int8; return its metadata."""
+    net = export_net(source.net, metadata.mean, metadata.std, options.part, standard_ops=True)
+    samples = None if photos is None else map(metadata.inputs, _images(source, photos, metadata))
+    with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
+        plain = Path(folder, "float.onnx")
+        _write_onnx(net, plain, metadata, size, options.opset)
+        return quantise_file(plain, path, samples)
+
+
+def _write_int8_package(
+    source: ExportSource,
+    photos: Sequence[Path] | None,
+    path: Path,
+    metadata: ExportedMetadata,
+    size: tuple[int, int],
+    options: ExportOptions,
+) -> ExportedMetadata:
+    """Do what :func:`_write_int8_onnx` does, in the other format."""
+    net: Any = source.net
+    origin: dict[str, Any] = {"trained_for_int8": True}
+    if photos is not None:
+        net = calibrated(net, Normalise(metadata.mean, metadata.std), _images(source, photos, metadata))
+        origin = {"calibration_pictures": len(photos)}
+    metadata = replace(metadata, precision="int8", extra={**metadata.extra, **origin})
+    made = export_net(net, metadata.mean, metadata.std, options.part)
+    _write_package(made, path, metadata, size, None)
+    return metadata
 
 
 def _pictures(
@@ -373,17 +410,20 @@ def _pictures(
         return {name: metadata.inputs(network_input(as_image(photo), scale)) for name, photo in photos.items()}
 
 
-def _samples(
-    source: ExportSource, options: ExportOptions, metadata: ExportedMetadata
-) -> Iterator[dict[str, np.ndarray]]:
-    """Return the inputs to calibrate an int8 file with; errors as of :func:`export_model`, before the first is read."""
+def _calibration_photos(source: ExportSource, options: ExportOptions) -> list[Path]:
+    """Return the photos to calibrate an int8 file with; errors as of :func:`export_model`."""
     assert options.int8 is not None
     if source.input_size is None:
         raise InputError(f"{option('int8', options.int8)}: classifiers are not quantised")
     config = config_from_string(source.metadata.config, source="the model")
-    photos = calibration_photos(options.int8, source.metadata.metadata, config.dataloader.train_set, options.calibrate)
+    return calibration_photos(options.int8, source.metadata.metadata, config.dataloader.train_set, options.calibrate)
+
+
+def _images(source: ExportSource, photos: Sequence[Path], metadata: ExportedMetadata) -> Iterator[np.ndarray]:
+    """Return photos at the size of the network, `H x W x 3`, which are read one by one."""
+    assert source.input_size is not None
     scale = source.input_size.within(metadata.size or (DYNAMIC_SIDES[1],) * 2)
-    return (metadata.inputs(network_input(as_image(photo), scale)) for photo in progress(photos, desc="calibrate"))
+    return (network_input(as_image(photo), scale) for photo in progress(photos, desc="calibrate"))
 
 
 @torch.inference_mode()

@@ -26,7 +26,7 @@ from seamseg.models.folded import (
 from seamseg.models.heads.roi import ROIHead
 from seamseg.ops.activation import activate_
 from seamseg.ops.fused import FusedConv2d, FusedLinear
-from seamseg.ops.quantisation import FakeQuantise, Histogram, fake_quantise_weight
+from seamseg.ops.quantisation import FakeQuantise, Histogram, RoundedWeight
 from seamseg.utils.errors import InputError
 
 FLOAT_LAYERS = ("rpn_head.scores.", "roi_head.roi_", "sem_head.classifiers.", "sem_head.conv_sem.", "net.cls.")
@@ -36,7 +36,7 @@ Module = TypeVar("Module", bound=nn.Module)
 _Layer = FusedConv2d | FusedLinear | nn.Conv2d | nn.Linear
 
 
-class _Quantised(nn.Module):
+class QuantisedLayer(nn.Module):
     """A trainable layer with its activation, and the places where values are rounded.
 
     Parameters
@@ -59,13 +59,14 @@ class _Quantised(nn.Module):
         self.after = FakeQuantise(None if residual else slope) if quantised else None
         self.total = FakeQuantise(slope) if quantised and residual else None
         self.activated = FakeQuantise() if quantised and active else None
+        self.rounded_weight: nn.Module = RoundedWeight()
 
     def _rounded(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the input and the weight, rounded; the weight is not while ranges are being chosen."""
         if self.after is None:
             return x, self.weight
         x = x if self.before is None else self.before(x)
-        return x, self.weight if self.after.histogram is not None else fake_quantise_weight(self.weight)
+        return x, self.weight if self.after.histogram is not None else self.rounded_weight(self.weight)
 
     def _finish(self, y: Tensor, residual: Tensor | None = None) -> Tensor:
         y = y if self.after is None else self.after(y)
@@ -76,7 +77,7 @@ class _Quantised(nn.Module):
         return y if self.activated is None else self.activated(y)
 
 
-class QuantisedConv2d(_Quantised):
+class QuantisedConv2d(QuantisedLayer):
     """The counterpart of :class:`seamseg.ops.fused.FusedConv2d`; parameters as of the base."""
 
     def __init__(
@@ -91,7 +92,7 @@ class QuantisedConv2d(_Quantised):
         return self._finish(functional.conv2d(x, weight, self.bias, *self.options), residual)
 
 
-class QuantisedLinear(_Quantised):
+class QuantisedLinear(QuantisedLayer):
     """The counterpart of :class:`seamseg.ops.fused.FusedLinear`; parameters as of the base."""
 
     def forward(self, x: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ from seamseg.utils.errors import SeamsegError
 _BINS = 8192
 LEVELS = 255
 """Steps of the range of activations."""
-_WEIGHT_LEVELS = 127
+WEIGHT_LEVELS = 127
+"""Largest level of weights, which are symmetric to 0."""
 _FRACTIONS = np.linspace(0.04, 1.0, 25)
 """Ends of a range that are tried, as parts of the observed extremes."""
 
@@ -144,10 +145,18 @@ def _(x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-def fake_quantise_weight(weight: Tensor) -> Tensor:
-    """Round a weight `O x ...` to 255 levels, symmetric to 0, for each output channel."""
-    scale = weight.detach().float().flatten(1).abs().amax(dim=1) / _WEIGHT_LEVELS
-    scale = torch.where(scale >= torch.finfo(torch.float32).tiny, scale, 1.0)
-    # zero points of a float type: the host need not check them
-    zero = torch.zeros_like(scale)
-    return torch.fake_quantize_per_channel_affine(weight, scale, zero, 0, -_WEIGHT_LEVELS, _WEIGHT_LEVELS)
+def weight_scales(weight: Tensor) -> Tensor:
+    """Return the step of the levels of each output channel of a weight `O x ...`, float32 `O`."""
+    scale = weight.detach().float().flatten(1).abs().amax(dim=1) / WEIGHT_LEVELS
+    return torch.where(scale >= torch.finfo(torch.float32).tiny, scale, 1.0)
+
+
+class RoundedWeight(nn.Module):
+    """Rounds a weight to 255 levels, symmetric to 0, for each output channel."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Round a weight `O x ...`; gradients pass unchanged."""
+        scale = weight_scales(weight)
+        # zero points of a float type: the host need not check them
+        zero = torch.zeros_like(scale)
+        return torch.fake_quantize_per_channel_affine(weight, scale, zero, 0, -WEIGHT_LEVELS, WEIGHT_LEVELS)

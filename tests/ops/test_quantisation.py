@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from seamseg.ops.quantisation import LEVELS, FakeQuantise, Histogram, fake_quantise_weight
+from seamseg.ops.quantisation import LEVELS, FakeQuantise, Histogram, RoundedWeight
 from seamseg.utils.errors import SeamsegError
 
 
@@ -78,7 +78,7 @@ def test_values_are_observed_and_not_changed():
 def test_weights():
     """Each output channel has its own 255 levels; one of zeros stays."""
     weight = (torch.randn(4, 5, 3, 3) * torch.tensor([1.0, 10, 0.01, 0])[:, None, None, None]).requires_grad_()
-    rounded = fake_quantise_weight(weight)
+    rounded = RoundedWeight()(weight)
     for own, found in zip(*(w.detach().double().numpy() for w in (weight, rounded))):
         step = np.abs(own).max() / 127
         wanted = np.rint(own / step) * step if step else own
