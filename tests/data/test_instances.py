@@ -136,7 +136,7 @@ def rectangles(seed: int) -> tuple[np.ndarray, list[int], list[int]]:
 def test_a_crop_contains_the_instance_it_is_drawn_for(seed):
     mask, cat, iscrowd = rectangles(seed)
     rng = Random(seed)
-    focus = draw_focus(mask, cat, iscrowd, STUFF, (8, 64), rng)
+    focus = draw_focus(mask, cat, iscrowd, STUFF, (8, 200), rng)
     assert focus is not None
     y, x = focus.pixel
     segment = int(mask[0, y, x])
@@ -157,7 +157,7 @@ def test_a_crop_contains_the_instance_it_is_drawn_for(seed):
     length = max(focus.box[2] - focus.box[0], focus.box[3] - focus.box[1])
     if 16 < min(params.size) < 256:  # not at a limit of the scale
         rounded = length / min(mask.shape[1:])  # the shortest side has whole pixels
-        assert 8 - rounded <= length * factor <= 64 + rounded
+        assert 8 - rounded <= length * factor <= 200 + rounded
     for low, high, pixel, side, scaled, start, size in zip(
         focus.box[:2], focus.box[2:], focus.pixel, mask.shape[1:], params.size, params.window[:2], params.window[2:]
     ):
