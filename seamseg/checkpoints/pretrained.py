@@ -55,7 +55,10 @@ def load_pretrained(net: nn.Module, specification: str, classes: ClassTable | No
     if classes is not None and (part is None or part in PARTS):
         report = _load_other_classes(net, path, part, classes)
     elif part is None:
-        report = load_into(net, load_snapshot(weights_at(path)), strict=False, name=path)
+        snapshot = load_snapshot(weights_at(path))
+        stated = (snapshot.metadata or {}).get("categories")
+        report = load_into(net, snapshot, strict=False, name=path)
+        report = replace(report, classes=tuple(map(str, stated)) if isinstance(stated, list) else ())
     else:
         module = getattr(net, part, None)
         if module is None:

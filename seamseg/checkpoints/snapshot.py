@@ -71,7 +71,7 @@ class LoadReport:
     """The skipped tensors as `part.key (reason)`, the number of loaded ones, and whether those are averages.
 
     `source` is the name of a known published file. `fresh` are lines about classes that start at random, where the
-    classes of the file are others.
+    classes of the file are others; `classes` are the names of those, if the file states them and they were not mapped.
     """
 
     skipped: list[str]
@@ -79,6 +79,7 @@ class LoadReport:
     averaged: bool = False
     source: str = ""
     fresh: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         of = " of the moving average" if self.averaged else f" of {self.source}" if self.source else ""

@@ -306,6 +306,11 @@ def _load_initial_weights(
     for specification in options.pretrain:
         report = task.load_pretrained(net, specification, table)
         log.info(f"pre-trained {specification}: {report}")
+        if report.classes and report.classes != tuple(metadata.categories):
+            log.warning(
+                f"pre-trained {specification}: its classes are not those of the data set; "
+                f"{option('pretrain_classes', 'TABLE')} copies weights by the names of classes"
+            )
         for line in report.fresh:
             log.info(f"pre-trained {specification}: {line}")
         if complete and (report.skipped or report.fresh):

@@ -245,6 +245,11 @@ def test_pre_training_on_other_classes(micro, micro_config, micro_run, tmp_path,
     old, new = (state["roi_head"]["roi_bbx.weight"] for state in (before, after))
     assert torch.equal(new[:4], old)
     assert new.shape[0] == 8
+    assert "classes are not those" not in output
+    assert seamseg_main(*words[:-2], "--pre-train", last) == 0
+    output = capsys.readouterr().err
+    assert "skipped" in output
+    assert f"pre-trained {last}: its classes are not those of the data set; --pre-train-classes TABLE copies" in output
     for part in ("sem_head", "roi_head"):
         assert seamseg_main(*words, "--pre-train", f"{part}:{last}") == 0
         assert "'cow' starts at random" in capsys.readouterr().err
