@@ -136,7 +136,7 @@ def rectangles(seed: int) -> tuple[np.ndarray, list[int], list[int]]:
 def test_a_crop_contains_the_instance_it_is_drawn_for(seed):
     mask, cat, iscrowd = rectangles(seed)
     rng = Random(seed)
-    focus = draw_focus(mask, cat, iscrowd, STUFF, (8, 64), rng)
+    focus = draw_focus(mask, cat, iscrowd, STUFF, (8, 200), rng)
     assert focus is not None
     y, x = focus.pixel
     segment = int(mask[0, y, x])
@@ -157,11 +157,12 @@ def test_a_crop_contains_the_instance_it_is_drawn_for(seed):
     length = max(focus.box[2] - focus.box[0], focus.box[3] - focus.box[1])
     if 16 < min(params.size) < 256:  # not at a limit of the scale
         rounded = length / min(mask.shape[1:])  # the shortest side has whole pixels
-        assert 8 - rounded <= length * factor <= 64 + rounded
-    for low, high, side, scaled, start, size in zip(
-        focus.box[:2], focus.box[2:], mask.shape[1:], params.size, params.window[:2], params.window[2:]
+        assert 8 - rounded <= length * factor <= 200 + rounded
+    for low, high, pixel, side, scaled, start, size in zip(
+        focus.box[:2], focus.box[2:], focus.pixel, mask.shape[1:], params.size, params.window[:2], params.window[2:]
     ):
         low, high = low * scaled / side, high * scaled / side
+        assert start <= (pixel + 0.5) * scaled / side <= start + size
         if math.ceil(high) - math.floor(low) <= size:
             assert start <= low
             assert high <= start + size
@@ -230,6 +231,21 @@ def test_copy_paste_changes_only_what_is_pasted(streets):
     assert 3 < changed < 20
     always = opened(streets, copy_paste=1)
     assert all(2 in always[i]["cat"] for i in range(6))
+
+
+def test_the_source_is_flipped_for_itself(tmp_path):
+    root = make_dataset(tmp_path, [0, 0, 1], [1])
+    flip = TrainTransform(64, 1000, augmentation=AugmentationOptions(random_flip=True), on_device=True)
+    data = opened(root, flip, copy_paste=1)
+    _, x0, _, x1 = opened(root, TrainTransform(64, 1000))[2]["bbx"][3].tolist()
+    found = set()
+    for epoch in range(20):
+        item = data[SampleIndex(epoch, 0, 0)]
+        _, left, _, right = item["bbx"][3].tolist()
+        found.add((left, right))
+        assert (item["img"][0, item["msk"][0] == 3] > 200).all()
+    assert found == {(x0, x1), (96 - x1, 96 - x0)}
+    assert x0 + x1 != 96
 
 
 def test_samples_depend_neither_on_order_nor_on_workers(streets):
