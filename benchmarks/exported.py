@@ -1,7 +1,7 @@
 """Time a network in every engine on the CPU, in turns: eager, package (.pt2), ONNX Runtime, OpenVINO; fp32 to int8.
 
-    python benchmarks/exported.py [fp32 direct bf16 pt2 onnx openvino onnx-int8 openvino-int8] [--config vistas_r50]
-                                  [--size 512x768] [--detections 100] [--rounds 7] [--json OUT]
+    python benchmarks/exported.py [fp32 direct bf16 pt2 onnx openvino pt2-int8 onnx-int8 openvino-int8]
+                                  [--config vistas_r50] [--size 512x768] [--detections 100] [--rounds 7] [--json OUT]
 
 Every side computes all outputs of an exported file, from the uint8 image to the detections and the class map, with the
 same number of threads; the mask branch runs on as many rows as --detections. `direct` is the network without Winograd's
@@ -29,7 +29,9 @@ import torch
 from timing import options, processor
 from torch import nn
 
+from seamseg.data.transforms import Normalise
 from seamseg.deploy.aoti import write_package
+from seamseg.deploy.integers import calibrated
 from seamseg.deploy.network import example_inputs, export_net, output_names
 from seamseg.deploy.onnx import write_onnx
 from seamseg.deploy.quantize import quantise_file
@@ -42,7 +44,7 @@ from seamseg.ops.winograd import WinogradConv2d
 from seamseg.predict.profiling import random_predictor, synthetic_image
 
 MEAN, STD = (0.41738699, 0.45732192, 0.46886091), (0.25685097, 0.26509955, 0.29067996)
-SIDES = ("fp32", "direct", "bf16", "pt2", "onnx", "openvino", "onnx-int8", "openvino-int8")
+SIDES = ("fp32", "direct", "bf16", "pt2", "onnx", "openvino", "pt2-int8", "onnx-int8", "openvino-int8")
 ORIGINAL = {("vistas_r50", "512x768", 100): 11.46}
 """Seconds by configuration, size and detections."""
 Inputs = dict[str, np.ndarray]
@@ -71,9 +73,12 @@ class Network:
             return self._eager(_without_winograd(self.net))
         if side == "bf16":
             return self._eager(copy.deepcopy(self.net).to(torch.bfloat16))
-        if side == "pt2":
-            path = self.folder / "network.pt2"
-            write_package(export_net(self.net, MEAN, STD), path, self.metadata, self.size)
+        if side.startswith("pt2"):
+            path, net = self.folder / f"{side}.pt2", self.net
+            if side == "pt2-int8":
+                images = [value["image"][0].transpose(1, 2, 0) for value in self.samples()]
+                net = calibrated(net, Normalise(MEAN, STD), images)
+            write_package(export_net(net, MEAN, STD), path, self.metadata, self.size)
             names, package = list(self.metadata.outputs), PackageSession(path)
             return lambda inputs: package.run(names, inputs)
         engine, _, kind = side.partition("-")
@@ -86,9 +91,12 @@ class Network:
         if not plain.exists():
             write_onnx(export_net(self.net, MEAN, STD, standard_ops=True), plain, self.metadata, self.size)
         if not path.exists():
-            samples = [self.metadata.inputs(synthetic_image(self.size)), self.noise()]
-            quantise_file(plain, path, samples)
+            quantise_file(plain, path, self.samples())
         return path
+
+    def samples(self) -> list[Inputs]:
+        """Return the pictures to calibrate int8 with."""
+        return [self.metadata.inputs(synthetic_image(self.size)), self.noise()]
 
     def noise(self) -> Inputs:
         """Return the picture that is timed."""

@@ -7,6 +7,7 @@
 By default the model and the data are those of `seamseg demo`, made in a temporary folder (`--train`, `--val` and
 `--epochs` make a smaller one). Prints the scores on the split, and the median CPU seconds (all threads) of a picture,
 as others may use the machine; the formats take turns. `--qat` also trains the network for int8, for an epoch.
+Packages (.pt2) need a C++ compiler.
 
 `--linear` instead measures the linear layers of a box head, 1000 regions of 7 x 7 x 256 features: float, dynamic
 quantisation, and static quantisation as in int8 files.
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 NETWORKS = ("fp32", "bf16")
-FILES = ("onnx fp32", "onnx int8")
+FILES = ("onnx fp32", "onnx int8", "pt2 int8")
 OVERRIDES = ("general.eval_coco=yes",)
 """The scores include AP."""
 
@@ -94,13 +95,16 @@ def export(args: argparse.Namespace, folder: Path) -> dict[str, Path]:
 
     match = re.fullmatch(r"(\d+)x(\d+)", args.size or "")
     size = None if match is None else (int(match[1]), int(match[2]))
-    files = {name: folder / f"{name.split()[1]}.onnx" for name in FILES}
+    files = {name: folder / f"{name.split()[1]}.{name.split()[0]}" for name in FILES}
     plain = ExportOptions(size, dynamic=args.size == "free", overrides=OVERRIDES)
     export_model(args.model, files["onnx fp32"], plain)
-    export_model(args.model, files["onnx int8"], replace(plain, int8=args.data, calibrate=args.calibrate))
+    for name in FILES[1:]:
+        export_model(args.model, files[name], replace(plain, int8=args.data, calibrate=args.calibrate))
     if args.qat:
-        files["onnx qat"] = folder / "qat.onnx"
-        export_model(train_for_int8(args, folder / "qat"), files["onnx qat"], plain)
+        trained = train_for_int8(args, folder / "qat")
+        for ending in ("onnx", "pt2"):
+            files[f"{ending} qat"] = folder / f"qat.{ending}"
+            export_model(trained, files[f"{ending} qat"], plain)
     return files
 
 

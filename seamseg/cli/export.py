@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--precision", default="fp32", metavar="P", help="compute type of the file (default: fp32)")
     parser.add_argument(
-        "--int8", metavar="DATA", help="quantise an ONNX file to int8, calibrated with pictures of this data set folder"
+        "--int8", metavar="DATA", help="quantise to int8, calibrated with pictures of this data set folder"
     )
     parser.add_argument(
         "--calibrate", type=int, metavar="N", help="pictures of --int8, evenly spaced in its train_set (default: 64)"

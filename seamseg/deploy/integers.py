@@ -31,6 +31,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 _KERNELS = re.compile(r"aoti_torch_cpu__q(?:conv|linear)\w*_pointwise\w*\(")
 """Calls of integer kernels in the source of a package."""
+_NORMS = (ABN, nn.GroupNorm, nn.LayerNorm, nn.modules.batchnorm._BatchNorm)
 
 
 def calibrated(
@@ -49,7 +50,7 @@ def calibrated(
     InputError
         if a norm is not folded, there is no picture, or the network finds no objects in them
     """
-    left = next((name for name, module in net.named_modules() if isinstance(module, (ABN, nn.GroupNorm))), None)
+    left = next((name for name, module in net.named_modules() if isinstance(module, _NORMS)), None)
     if left is not None:
         raise InputError(f"int8: the norm {left} cannot be folded: only an ONNX file is quantised around it")
     made = quantised(copy.deepcopy(net)).eval()

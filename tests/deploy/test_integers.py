@@ -2,18 +2,16 @@
 
 import sys
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from support.exported import MEAN, SIZE, STD, detector, picture
 from support.semantic_networks import semantic_net
 from torch import nn
 
 from seamseg.data.transforms import Normalise
 from seamseg.deploy import aoti
-from seamseg.deploy.integers import calibrated, check_kernels, integer_form
-from seamseg.deploy.network import export_net, trace
+from seamseg.deploy.integers import calibrated, integer_form
+from seamseg.deploy.network import export_net
 from seamseg.formats.exported import ExportedMetadata
 from seamseg.formats.metadata import Metadata
 from seamseg.inference.package import PackageSession, read_package_metadata
@@ -41,11 +39,11 @@ def outputs_of(module):
     return [value.float() for value in module(*picture())]
 
 
-def assert_near(found, wanted):
+def assert_near(found, wanted, part=0.02):
     """A value halfway between two levels may be rounded to either, which the layers after it amplify."""
     for one, other in zip(found, wanted, strict=True):
         assert one.shape == other.shape
-        assert (one - other).abs().mean() <= 0.02 * other.abs().mean()
+        assert (one - other).abs().mean() <= part * other.abs().mean()
 
 
 @pytest.mark.parametrize("kind", ["panoptic", "semantic"])
@@ -98,8 +96,9 @@ def test_a_package(kind, free, tmp_path):
     with torch.no_grad():
         wanted = [value.float() for value in module_of(net, "dense")(image, valid)]
     session = PackageSession(path)
-    found = session.run(session.exported.outputs, {"image": image.numpy(), "size": valid.numpy()})
-    assert_near([torch.from_numpy(value).float() for value in found], wanted)
+    found = session.run(session.exported.extra["outputs"], {"image": image.numpy(), "size": valid.numpy()})
+    # other kernels, on a deep network of noise
+    assert_near([torch.from_numpy(value).float() for value in found], wanted, 0.05)
 
 
 @pytest.mark.slow
