@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,5 +111,7 @@ def compile_program(program: torch.export.ExportedProgram, target: Path, metadat
     if (march := _march()) is not None:
         settings["cpp.march"] = march
     # gradients switched off: freezing is skipped otherwise
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        # of the passes for int8, about themselves
+        warnings.filterwarnings("ignore", "To copy construct from a tensor")
         torch._inductor.aoti_compile_and_package(program, package_path=str(target), inductor_configs=settings)

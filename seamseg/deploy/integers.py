@@ -8,6 +8,7 @@ silently compute in float, so the kernels are counted (docs/how-to/int8.md).
 from __future__ import annotations
 
 import copy
+import logging
 import re
 import zipfile
 from collections.abc import Iterable
@@ -154,7 +155,13 @@ def check_kernels(package: Path, program: torch.export.ExportedProgram) -> None:
 
 def _load_passes() -> None:
     """Register the passes of torchao with the compiler."""
+    log = logging.getLogger("torch.utils._pytree")
+    level = log.level
     try:
+        # of an Enum that torch registers itself by now
+        log.setLevel(logging.ERROR)
         import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer  # noqa: F401
     except ImportError as error:
         raise InputError(f"int8 packages need torchao ({error}): pip install 'seamseg[export]'") from None
+    finally:
+        log.setLevel(level)
