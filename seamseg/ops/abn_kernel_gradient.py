@@ -42,8 +42,26 @@ def defer_scale_gradient(kernel: Tensor, weight: Tensor, dim: int = 0) -> tuple[
 
 def scale_gradient(kernel: Tensor, dkernel: Tensor, factor: Tensor, dim: int = 0) -> Tensor:
     """Compute `factor <kernel, dkernel>` over all dimensions but `dim`: `C`, in the precision of `factor`."""
+    product = _needed_product if factor.device.type == "cpu" else _product
+    result: Tensor = product(kernel.detach(), dkernel, factor, dim)
+    return result
+
+
+def _product(kernel: Tensor, dkernel: Tensor, factor: Tensor, dim: int) -> Tensor:
     dims = [d for d in range(kernel.dim()) if d != dim]
-    return (kernel.detach().to(factor.dtype) * dkernel.to(factor.dtype)).sum(dims) * factor
+    return (kernel.to(factor.dtype) * dkernel.to(factor.dtype)).sum(dims) * factor
+
+
+# an operator, since what it does depends on values: on a GPU the host would have to wait for them
+@torch.library.custom_op("seamseg_training::scale_gradient", mutates_args=(), device_types="cpu")
+def _needed_product(kernel: Tensor, dkernel: Tensor, factor: Tensor, dim: int) -> Tensor:
+    """Compute :func:`_product` unless all factors are 0, as nearly always in float32: it reads all weights."""
+    return _product(kernel, dkernel, factor, dim) if factor.any() else torch.zeros_like(factor)
+
+
+@_needed_product.register_fake
+def _(kernel: Tensor, dkernel: Tensor, factor: Tensor, dim: int) -> Tensor:
+    return torch.empty_like(factor)
 
 
 class _DeferScaleGradient(torch.autograd.Function):
@@ -58,4 +76,5 @@ class _DeferScaleGradient(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dkernel: Tensor, factor: Tensor) -> tuple[Tensor, Tensor | None, None]:
         (kernel,) = ctx.saved_tensors
+        # on a CPU the host knows without waiting; in float32 there is hardly ever such a channel
         return dkernel, scale_gradient(kernel, dkernel, factor, ctx.dim).to(ctx.dtype), None

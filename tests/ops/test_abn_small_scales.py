@@ -16,6 +16,7 @@ from seamseg.models.heads.rpn import RPNHead
 from seamseg.models.heads.semantic import MiniDeepLab
 from seamseg.ops import abn_channels
 from seamseg.ops.abn import inplace_abn
+from seamseg.ops.abn_kernel_gradient import scale_gradient
 from seamseg.ops.norm import InPlaceABN, NormSequential
 
 
@@ -211,3 +212,19 @@ def test_kernels_that_cannot_be_exchanged(layer):
         y = run(x)
         found.append(torch.autograd.grad(y.pow(2).sum(), [*layer.parameters(), *norm.parameters()]))
     assert_close(*found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_the_gradient_through_the_kernel_is_computed_where_it_is_needed(dtype, dim):
+    generator = torch.Generator().manual_seed(0)
+    kernel, dkernel = (torch.randn(4, 6, 3, 3, generator=generator).to(dtype) for _ in range(2))
+    factor = torch.zeros(kernel.shape[dim])
+    operator = torch.ops.seamseg_training.scale_gradient
+    for some in (False, True):
+        if some:
+            factor[1] = 2.5
+        torch.library.opcheck(operator, (kernel, dkernel, factor, dim))
+        product = kernel.float() * dkernel.float()
+        wanted = product.sum([d for d in range(4) if d != dim]) * factor
+        assert_close(scale_gradient(kernel, dkernel, factor, dim), wanted)
