@@ -328,8 +328,13 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
     if photos is None and not is_quantised(source.net):
         chosen.write(net, path, metadata, size, options.opset)
     else:
-        write = _write_int8_onnx if chosen.standard_ops else _write_int8_package
-        metadata = write(source, photos, path, metadata, size, options)
+        images = None if photos is None else _images(source, photos, metadata)
+        if chosen.standard_ops:
+            metadata = _write_int8_onnx(net, images, path, metadata, size, options.opset)
+        else:
+            origin = {"trained_for_int8": True} if photos is None else {"calibration_pictures": len(photos)}
+            metadata = replace(metadata, precision="int8", extra={**metadata.extra, **origin})
+            _write_int8_package(source.net, images, path, metadata, size)
     _say("comparing the file with the network")
     session, names = chosen.open(path), list(output_names(net))
     differences, times = {}, []
@@ -357,40 +362,28 @@ def _check_dynamic(source: ExportSource, path: Path, size: tuple[int, int]) -> N
 
 
 def _write_int8_onnx(
-    source: ExportSource,
-    photos: Sequence[Path] | None,
+    net: ExportNet,
+    images: Iterator[np.ndarray] | None,
     path: Path,
     metadata: ExportedMetadata,
     size: tuple[int, int],
-    options: ExportOptions,
+    opset: int | None,
 ) -> ExportedMetadata:
-    """Write an int8 file, calibrated with photos, or None of a network trained for int8; return its metadata."""
-    net = export_net(source.net, metadata.mean, metadata.std, options.part, standard_ops=True)
-    samples = None if photos is None else map(metadata.inputs, _images(source, photos, metadata))
+    """Write an int8 file, calibrated with images, or None of a network trained for int8; return its metadata."""
+    samples = None if images is None else map(metadata.inputs, images)
     with tempfile.TemporaryDirectory(prefix="seamseg-export-") as folder:
         plain = Path(folder, "float.onnx")
-        _write_onnx(net, plain, metadata, size, options.opset)
+        _write_onnx(net, plain, metadata, size, opset)
         return quantise_file(plain, path, samples)
 
 
 def _write_int8_package(
-    source: ExportSource,
-    photos: Sequence[Path] | None,
-    path: Path,
-    metadata: ExportedMetadata,
-    size: tuple[int, int],
-    options: ExportOptions,
-) -> ExportedMetadata:
+    net: Any, images: Iterator[np.ndarray] | None, path: Path, metadata: ExportedMetadata, size: tuple[int, int]
+) -> None:
     """Do what :func:`_write_int8_onnx` does, in the other format."""
-    net: Any = source.net
-    origin: dict[str, Any] = {"trained_for_int8": True}
-    if photos is not None:
-        net = calibrated(net, Normalise(metadata.mean, metadata.std), _images(source, photos, metadata))
-        origin = {"calibration_pictures": len(photos)}
-    metadata = replace(metadata, precision="int8", extra={**metadata.extra, **origin})
-    made = export_net(net, metadata.mean, metadata.std, options.part)
-    _write_package(made, path, metadata, size, None)
-    return metadata
+    if images is not None:
+        net = calibrated(net, Normalise(metadata.mean, metadata.std), images)
+    _write_package(export_net(net, metadata.mean, metadata.std, metadata.part), path, metadata, size, None)
 
 
 def _pictures(

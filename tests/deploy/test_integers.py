@@ -86,8 +86,8 @@ def test_without_torchao(monkeypatch):
 @pytest.mark.parametrize(("kind", "free"), [("panoptic", False), ("detection", True), ("semantic", False)])
 def test_a_package(kind, free, tmp_path):
     net = network(kind)
-    stated = ExportedMetadata(kind, "", CLASSES, None if free else SIZE, 128 if free else 1, part="dense")
-    stated = stated.__class__(**{**vars(stated), "precision": "int8", "mean": MEAN, "std": STD})
+    limits = (None, 128) if free else (SIZE, 1)
+    stated = ExportedMetadata(kind, "", CLASSES, *limits, part="dense", precision="int8", mean=MEAN, std=STD)
     size = (256, 384) if free else SIZE
     path = tmp_path / "net.pt2"
     aoti.write_package(module_of(net, "dense"), path, stated, size)
@@ -103,7 +103,7 @@ def test_a_package(kind, free, tmp_path):
 
 @pytest.mark.slow
 def test_a_package_that_would_compute_in_float_is_refused(tmp_path, monkeypatch):
-    """Each layer needs a weight of its own: without that those of the RPN, which runs on all levels, stay in float."""
+    """Without `fuse_pooling` the convolution after the max pooling stays in float."""
     monkeypatch.setattr(aoti, "fuse_pooling", lambda program: None)
     net = network("panoptic")
     stated = ExportedMetadata("panoptic", "", CLASSES, SIZE, 1, part="dense", precision="int8")
