@@ -42,7 +42,7 @@ def page_frame(title: str, page: Page) -> tuple[str, str]:
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data: blob:; "
         f"{'connect-src ' + repr('self') + '; ' if page.connects else ''}base-uri 'none'; form-action 'none'"
     )
-    before, _, after = _asset(page, "page.html").partition("{{data}}")
+    before, _, after = (_asset(page, "head.html") + _asset(page, "page.html")).partition("{{data}}")
     before = before.replace("{{policy}}", html.escape(policy)).replace("{{style}}", style)
     return before.replace("{{title}}", html.escape(title)), after.replace("{{script}}", script)
 
