@@ -20,6 +20,10 @@ MODULES = {"timing", "street", "operator_cases", "gpu_machine", "gpu_steps", "gp
 CASE = r"\d  .+ +\d+\.\d\d +\d+\.\d\d"
 """A row of `timing.report`: milliseconds, the peer, its milliseconds, the ratio."""
 SMALLEST: dict[str, tuple[str, str]] = {
+    "ablation": (
+        "cabb pretrained --epochs 1 --seeds 1 --train 2 --val 1 --out OUT.runs --json OUT",
+        r"\| cabb \| \d+\.\d.* crop .*\n\| pretrained ",
+    ),
     "abn": ("layer --rounds 1 --json OUT", CASE),
     "abn_precision": ("gradients", r"identity \+ residual +1e-06 +\d"),
     "backbones": ("resnet18 --body-size 64 128 --size 64 128 --rounds 1 --json OUT", r"resnet18 .*0?\.\d"),
