@@ -3,10 +3,10 @@
     python benchmarks/ablation.py [NAMES] [--epochs 4] [--seeds 3] [--processes 2] [--out RUNS] [--json OUT]
 
 Every run is `seamseg train toy_city_r18` with one thread and the same number of steps; a seed decides the initial
-weights, the order of the images and the augmentation. The scenes are those of `seamseg demo`. Rows are compared with
-the row that they change: `recipe`, or `crop` for keys that need a crop. `pretrained` starts from a network trained as
-long on another city, whose classes are found by name. Run folders are kept in --out, and finished ones are not
-repeated.
+weights, the order of the images and the augmentation. Each row is compared with the row that it changes. `pretrained`
+and the rows on top of it start, by `--pre-train-classes names`, from --model, a network trained on other scenes: that
+of `seamseg demo`, or by default one trained there for --epochs. Run folders are kept in --out, and finished ones are
+not repeated.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from seamseg.training.logging.metrics import read_metrics
 
 CROP = ("dataloader.crop_size=(128, 192)",)
 WIDE = ("dataloader.random_scale=(0.5, 2)", "dataloader.longest_max_size=1024")
-OTHER_CITY = 1000
-"""Seed of the scenes for pre-training."""
+SEED = 1
+"""Of the scenes; those of the demo, for pre-training, have seed 0."""
 
 
 @dataclass(frozen=True)
@@ -38,32 +38,27 @@ class Variant:
     ----------
     settings : `section.key=value`
     against : row that it is compared with
-    pretrained : start from a network of another city
+    pretrained : start from a network trained on other scenes, whose classes are found by name
     """
 
     settings: tuple[str, ...] = ()
-    against: str = "recipe"
+    against: str = "scratch"
     pretrained: bool = False
 
 
 VARIANTS = {
-    "recipe": Variant(),
-    "crop": Variant(CROP),
-    "large_scale_jitter": Variant((*CROP, *WIDE), "crop"),
-    "instance_scale_uniform": Variant(
-        (*CROP, *WIDE, "dataloader.instance_scale_uniform=(16, 128)", "dataloader.class_uniform=1"), "crop"
-    ),
-    "cabb": Variant((*CROP, "rpn.bbx_loss=cabb", "roi.bbx_loss=cabb"), "crop"),
-    "copy_paste": Variant(("dataloader.copy_paste=0.5",)),
+    "scratch": Variant(),
     "box_convs": Variant(("roi.box_convs=4",)),
     "box_convs_gn": Variant(("roi.box_convs=4", "body.normalization_mode=bn+gn", "body.gn_groups=16")),
     "mask_points": Variant(("roi.mask_points=196",)),
     "pretrained": Variant(pretrained=True),
-    "no_ema": Variant(("optimizer.ema=0",)),
-    "equal_loss_weights": Variant(("optimizer.loss_weights=(1, 1, 1, 1, 1, 1)",)),
-    "low_rate": Variant(("optimizer.lr=0.05",)),
-    "ohem": Variant(("sem.ohem=0.25",)),
-    "loss_max_pooling": Variant(("sem.ohem=0.25", "sem.loss=loss_max_pooling")),
+    "copy_paste": Variant(("dataloader.copy_paste=0.5",), "pretrained", True),
+    "crop": Variant(CROP, "pretrained", True),
+    "cabb": Variant((*CROP, "rpn.bbx_loss=cabb", "roi.bbx_loss=cabb"), "crop", True),
+    "large_scale_jitter": Variant((*CROP, *WIDE), "crop", True),
+    "instance_scale_uniform": Variant(
+        (*CROP, *WIDE, "dataloader.instance_scale_uniform=(16, 128)", "dataloader.class_uniform=1"), "crop", True
+    ),
 }
 
 
@@ -71,6 +66,7 @@ def main() -> None:
     """Train, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAMES", help=f"of {', '.join(VARIANTS)} (default: all)")
+    parser.add_argument("--model", type=Path, help="trained on other scenes, as that of seamseg demo")
     parser.add_argument("--epochs", type=int, default=4, help="default: %(default)s")
     parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--train", type=int, default=300, help="scenes (default: %(default)s)")
@@ -83,7 +79,10 @@ def main() -> None:
     if unknown:
         parser.error(f"{unknown[0]}: choose from {', '.join(VARIANTS)}")
     names = arguments.names or list(VARIANTS)
-    names = [name for name in VARIANTS if name in {*names, *(VARIANTS[name].against for name in names), "recipe"}]
+    for name in names:
+        # rows that others are compared with come along
+        names += [VARIANTS[name].against] if VARIANTS[name].against not in names else []
+    names = [name for name in VARIANTS if name in names]
     rows = train_all(names, arguments)
     print(table(rows))
     if arguments.json:
@@ -94,12 +93,11 @@ def main() -> None:
 def train_all(names: list[str], arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
     """Return the scores in percent and the CPU seconds of each row, one for each seed."""
     out: Path = arguments.out
-    data = city(out / "city", 0, arguments)
-    start: tuple[str, ...] = ()
-    if any(VARIANTS[name].pretrained for name in names):
-        other = city(out / "other_city", OTHER_CITY, arguments)
-        train(out / "pretraining", other, (), (), 0, arguments.epochs)
-        start = ("--pre-train", str(out / "pretraining"), "--pre-train-classes", "names")
+    data = city(out / "city", SEED, arguments)
+    model = arguments.model or out / "pretraining"
+    if any(VARIANTS[name].pretrained for name in names) and arguments.model is None:
+        train(model, city(out / "other_city", 0, arguments), (), (), 0, arguments.epochs)
+    start = ("--pre-train", str(model), "--pre-train-classes", "names")
     with ThreadPoolExecutor(arguments.processes) as pool:
         runs = {
             name: [

@@ -21,8 +21,8 @@ CASE = r"\d  .+ +\d+\.\d\d +\d+\.\d\d"
 """A row of `timing.report`: milliseconds, the peer, its milliseconds, the ratio."""
 SMALLEST: dict[str, tuple[str, str]] = {
     "ablation": (
-        "cabb pretrained --epochs 1 --seeds 1 --train 2 --val 1 --out OUT.runs --json OUT",
-        r"\| cabb \| \d+\.\d.* crop .*\n\| pretrained ",
+        "cabb mask_points --epochs 1 --seeds 1 --train 2 --val 3 --out OUT.runs --json OUT",
+        r"\| mask_points \| \d+\.\d.* scratch .*\n(.*\n)*\| cabb \| \d+\.\d.* crop ",
     ),
     "abn": ("layer --rounds 1 --json OUT", CASE),
     "abn_precision": ("gradients", r"identity \+ residual +1e-06 +\d"),
