@@ -1,6 +1,6 @@
 """Train the toy city with each key of docs/how-to/recipes.md and several seeds; print PQ: mean, range, difference.
 
-    python benchmarks/ablation.py [NAMES] [--epochs 4] [--seeds 3] [--processes 2] [--out RUNS] [--json OUT]
+    python benchmarks/ablation.py [NAMES] [--epochs 3] [--seeds 3] [--processes 2] [--out RUNS] [--json OUT]
 
 Every run is `seamseg train toy_city_r18` with one thread and the same number of steps; a seed decides the initial
 weights, the order of the images and the augmentation. Each row is compared with the row that it changes. `pretrained`
@@ -48,8 +48,7 @@ class Variant:
 
 VARIANTS = {
     "scratch": Variant(),
-    "box_convs": Variant(("roi.box_convs=4",)),
-    "box_convs_gn": Variant(("roi.box_convs=4", "body.normalization_mode=bn+gn", "body.gn_groups=16")),
+    "box_convs": Variant(("roi.box_convs=4", "body.normalization_mode=bn+gn", "body.gn_groups=16")),
     "mask_points": Variant(("roi.mask_points=196",)),
     "pretrained": Variant(pretrained=True),
     "copy_paste": Variant(("dataloader.copy_paste=0.5",), "pretrained", True),
@@ -67,7 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAMES", help=f"of {', '.join(VARIANTS)} (default: all)")
     parser.add_argument("--model", type=Path, help="trained on other scenes, as that of seamseg demo")
-    parser.add_argument("--epochs", type=int, default=4, help="default: %(default)s")
+    parser.add_argument("--epochs", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--train", type=int, default=300, help="scenes (default: %(default)s)")
     parser.add_argument("--val", type=int, default=40, help="held-out scenes (default: %(default)s)")
@@ -138,7 +137,8 @@ def train(
         scores: dict[str, float] = json.loads(done.read_text())
         return scores
     command = [sys.executable, "-m", "seamseg", "train", "toy_city_r18", str(data), "--log-dir", str(run), "--quiet"]
-    for setting in (f"scheduler.epochs={epochs}", f"general.seed={seed}", *settings):
+    short = (f"scheduler.epochs={epochs}", "scheduler.burn_in_steps=25")
+    for setting in (*short, f"general.seed={seed}", *settings):
         command += ["--set", setting]
     print(f"training {run}", file=sys.stderr, flush=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--calibrate", type=int, default=64, metavar="N")
     parser.add_argument("--split", default="val")
     parser.add_argument("--rounds", type=int, default=5)
-    for name, value in (("train", 300), ("val", 40), ("epochs", 12)):
+    for name, value in (("train", 600), ("val", 40), ("epochs", 8)):
         parser.add_argument(f"--{name}", type=int, default=value, help="of the toy city (default: %(default)s)")
     parser.add_argument("--qat", action="store_true", help="also train for int8, for an epoch, and score that file")
     parser.add_argument("--linear", action="store_true", help="measure dynamic quantisation of linear layers instead")
@@ -67,7 +67,7 @@ def train_toy_city(args: argparse.Namespace, run: Path) -> None:
     """Make the toy city, train the network of the demo, and set `args.model` and `args.data`."""
     from seamseg.demo import DemoOptions, run_demo
 
-    overrides = (f"scheduler.epochs={args.epochs}", f"dataloader.train_batch_size={min(4, args.train)}")
+    overrides = (f"scheduler.epochs={args.epochs}", f"dataloader.train_batch_size={min(8, args.train)}")
     run_demo(DemoOptions(run, args.train, args.val, overrides=overrides, device="cpu"))
     args.model, args.data = run, run / "toy_city" / "data"
 

@@ -29,7 +29,7 @@ def train(precision: str, folder: Path, arguments: argparse.Namespace) -> dict[s
     for setting in (
         f"general.precision={precision}",
         f"scheduler.epochs={arguments.epochs}",
-        f"dataloader.train_batch_size={min(4, arguments.train)}",
+        f"dataloader.train_batch_size={min(8, arguments.train)}",
         f"dataloader.num_workers={arguments.workers}",
         f"general.log_interval={arguments.log_interval}",
     ):

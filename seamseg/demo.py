@@ -50,7 +50,7 @@ class DemoOptions:
     """
 
     out: Path
-    train: int = 300
+    train: int = 600
     val: int = 40
     seed: int = 0
     overrides: tuple[str, ...] = ()
