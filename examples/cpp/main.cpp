@@ -14,39 +14,44 @@
 #include <cmath>
 #include <fstream>
 #include <iostream>
-#include <regex>
+#include <sstream>
 #include <stdexcept>
-
-#include "json.h"
+#include <unordered_map>
 
 using at::Tensor;
 using torch::inductor::AOTIModelPackageLoader;
 
-// What a package states about its network: the JSON text under "seamseg".
+// What a package states about its network: texts under "seamseg.NAME".
 struct Metadata {
-  Json json;
+  std::unordered_map<std::string, std::string> texts;
 
-  explicit Metadata(const std::string& package) {
-    // only reads the file: loading it runs the code in it
-    const std::string text = AOTIModelPackageLoader::load_metadata_from_package(package, "model")["seamseg"];
-    if (text.empty()) throw std::runtime_error(package + ": was not exported by seamseg");
-    json = JsonReader(text).document();
-    if (json["kind"].as<std::string>() != "panoptic" || json["part"].as<std::string>() != "all")
-      throw std::runtime_error(package + ": no panoptic network");
-    if (json["size"].is_null()) throw std::runtime_error(package + ": has no fixed size: export it with --size");
+  // only reads the file: loading it runs the code in it
+  explicit Metadata(const std::string& package)
+      : texts(AOTIModelPackageLoader::load_metadata_from_package(package, "model")) {
+    if (texts["seamseg.part"] != "all")
+      throw std::runtime_error(package + ": no panoptic network, exported by seamseg");
+    if (texts["seamseg.height"].empty())
+      throw std::runtime_error(package + ": has no fixed size: export it with --size");
   }
 
-  double threshold(const std::string& name) const { return json["thresholds"][name].as<double>(); }
-  const Json::List& categories() const { return json["metadata"]["categories"].as<Json::List>(); }
-  // Height or width of the network's input.
-  int64_t size(int axis) const { return static_cast<int64_t>(json["size"].as<Json::List>().at(axis).as<double>()); }
+  // A number; 0 if it is not set.
+  double number(const std::string& name) const {
+    const auto found = texts.find("seamseg." + name);
+    if (found == texts.end()) throw std::runtime_error("the metadata lacks " + name);
+    if (found->second.empty()) return 0;
+    double value = 0;
+    std::istringstream text(found->second);
+    text.imbue(std::locale::classic());
+    if (!(text >> value && text.eof())) throw std::runtime_error("the metadata has no number as " + name);
+    return value;
+  }
+  int64_t count(const std::string& name) const { return static_cast<int64_t>(number(name)); }
 
-  // A number in section [dataloader] of the configuration, the text of an INI file; 0 if it is not set.
-  double option(const std::string& name) const {
-    const std::string& config = json["config"].as<std::string>();
-    const std::regex line("(?:^|\n)\\[dataloader\\]\n(?:[^[\n][^\n]*\n|\n)*?" + name + " *= *([0-9]+)");
-    std::smatch match;
-    return std::regex_search(config, match, line) ? std::stod(match[1]) : 0;
+  std::vector<std::string> categories() const {
+    std::vector<std::string> names;
+    std::istringstream lines(texts.at("seamseg.categories"));
+    for (std::string line; std::getline(lines, line);) names.push_back(line);
+    return names;
   }
 };
 
@@ -88,17 +93,17 @@ struct Segment {
 
 // The fusion of docs/contract.md, section 4, at the size of the network's input; segment i has id i + 1.
 std::vector<Segment> fuse(const std::vector<Tensor>& outputs, const Metadata& metadata, Tensor ids) {
-  const auto num_stuff = static_cast<int64_t>(metadata.json["metadata"]["num_stuff"].as<double>());
+  const int64_t num_stuff = metadata.count("num_stuff");
   const int64_t count = outputs[4].item<int64_t>();
   const Tensor scores = outputs[2].narrow(0, 0, count);
-  Tensor kept = at::nonzero(scores > metadata.threshold("score_threshold")).flatten();
+  Tensor kept = at::nonzero(scores > metadata.number("score_threshold")).flatten();
   kept = kept.index_select(0, at::argsort(scores.index_select(0, kept), /*stable=*/true, 0, /*descending=*/true));
   std::vector<Segment> segments;
   if (kept.numel() > 0) {
     const Tensor masks = outputs[3].index_select(0, kept).sigmoid(), boxes = outputs[0].index_select(0, kept);
     const Tensor placed =
         op<Tensor(const Tensor&, const Tensor&, const Tensor&, double, int64_t, bool)>("seamseg::paste_masks_into")
-            .call(ids, masks, boxes, metadata.threshold("overlap_threshold"), /*first_id=*/1, /*keep_empty=*/false);
+            .call(ids, masks, boxes, metadata.number("overlap_threshold"), /*first_id=*/1, /*keep_empty=*/false);
     kept = kept.index({placed});
     for (int64_t i = 0; i < kept.numel(); ++i) {
       const int64_t row = kept[i].item<int64_t>();
@@ -111,7 +116,7 @@ std::vector<Segment> fuse(const std::vector<Tensor>& outputs, const Metadata& me
   Tensor id_of_class = at::zeros_like(areas);
   for (int64_t category = 0; category < areas.numel(); ++category) {
     const int64_t area = areas[category].item<int64_t>();
-    if (area == 0 || area < metadata.threshold("min_stuff_area")) continue;
+    if (area == 0 || area < metadata.number("min_stuff_area")) continue;
     segments.push_back({category, 1});
     id_of_class[category] = static_cast<int64_t>(segments.size());
   }
@@ -128,12 +133,12 @@ Tensor nearest(int64_t size, int64_t wanted) {
 // Height and width of the photo in the input of the network: the longer side gets `longest_size`, or the shorter one
 // `shortest_size`, unless the longer one would then exceed its limit.
 std::pair<int64_t, int64_t> scaled_size(double height, double width, const Metadata& metadata) {
-  const double shortest = metadata.option("shortest_size"), longest = metadata.option("longest_size");
-  if (shortest == 0) throw std::runtime_error("the metadata lacks [dataloader] shortest_size");
-  const double limit = std::max(4 * shortest, metadata.option("longest_max_size"));
+  const double shortest = metadata.number("shortest_size"), longest = metadata.number("longest_size");
+  if (shortest == 0) throw std::runtime_error("the metadata has no shortest_size");
+  const double limit = std::max(4 * shortest, metadata.number("longest_max_size"));
   double scale = longest > 0 ? longest / std::max(height, width) : shortest / std::min(height, width);
   if (longest == 0 && std::floor(std::max(height, width) * scale) > limit) scale = limit / std::max(height, width);
-  const double room_height = metadata.size(0), room_width = metadata.size(1);
+  const double room_height = metadata.number("height"), room_width = metadata.number("width");
   if (std::floor(height * scale) > room_height || std::floor(width * scale) > room_width)
     scale = std::min(room_height / height, room_width / width);
   return {std::max<int64_t>(height * scale, 1), std::max<int64_t>(width * scale, 1)};
@@ -144,7 +149,7 @@ void run(const std::string& library, const std::string& package, const std::stri
   const Metadata metadata(package);
   const Tensor native = read_ppm(photo);
   const auto [height, width] = scaled_size(native.size(1), native.size(2), metadata);
-  Tensor image = at::zeros({1, 3, metadata.size(0), metadata.size(1)}, at::kByte);
+  Tensor image = at::zeros({1, 3, metadata.count("height"), metadata.count("width")}, at::kByte);
   image.narrow(2, 0, height).narrow(3, 0, width).copy_(
       at::_upsample_bilinear2d_aa(native.unsqueeze(0), {height, width}, /*align_corners=*/false));
 
@@ -158,7 +163,7 @@ void run(const std::string& library, const std::string& package, const std::stri
   for (size_t i = 0; i < segments.size(); ++i) {
     const auto area = areas[static_cast<int64_t>(i) + 1].item<int64_t>();
     if (area == 0) continue;  // too small for the size of the photo
-    const auto name = metadata.categories().at(segments[i].category).as<std::string>();
+    const auto name = metadata.categories().at(segments[i].category);
     std::cout << i + 1 << " " << name << " " << segments[i].score << " " << area << "\n";
   }
   write_pgm(target, ids);

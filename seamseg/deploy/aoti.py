@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from seamseg.config import config_from_string
 from seamseg.deploy.integers import check_kernels, fuse_pooling, integer_form
 from seamseg.deploy.network import ExportNet, failures_in_one_line, output_names, trace
 from seamseg.formats.exported import CLASSIFIER_SIDES, DYNAMIC_SIDES, METADATA_KEY, ExportedMetadata
@@ -91,6 +92,28 @@ def _used_features(precision: str) -> list[str]:
     return sorted(features | ({ONEDNN_BF16} & here if precision == "bf16" else set()))
 
 
+def package_metadata(metadata: ExportedMetadata) -> dict[str, str]:
+    """Return the metadata of a package: all as JSON, and for C++ programs those of a panoptic network in plain text.
+
+    Single values are decimal numbers or words, empty if there is none; `categories` has a line for each class.
+    """
+    entries = {METADATA_KEY: metadata.to_json()}
+    if metadata.kind != "panoptic":
+        return entries
+    height, width = metadata.size or ("", "")
+    sizes = config_from_string(metadata.config).dataloader
+    plain = {
+        "part": metadata.part,
+        "height": height,
+        "width": width,
+        "num_stuff": metadata.metadata.num_stuff,
+        "categories": "\n".join(name.replace("\n", " ") for name in metadata.metadata.categories),
+        **{name: getattr(sizes, name) or "" for name in ("shortest_size", "longest_size", "longest_max_size")},
+        **metadata.thresholds,
+    }
+    return entries | {f"{METADATA_KEY}.{name}": str(value) for name, value in plain.items()}
+
+
 def compile_program(program: torch.export.ExportedProgram, target: Path, metadata: ExportedMetadata) -> None:
     """Compile an exported program into a package.
 
@@ -106,7 +129,7 @@ def compile_program(program: torch.export.ExportedProgram, target: Path, metadat
         # as many threads as the program has, not as many as the compiler had
         "cpp.dynamic_threads": True,
         "cpp.threads": max(available_cores(), 2),
-        "aot_inductor.metadata": {METADATA_KEY: metadata.to_json()},
+        "aot_inductor.metadata": package_metadata(metadata),
     }
     if (march := _march()) is not None:
         settings["cpp.march"] = march
