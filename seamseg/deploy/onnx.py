@@ -132,8 +132,12 @@ def _pool_samples(graph: onnx.GraphProto) -> None:
         side = asked["kernel_shape"][0]
         if asked["kernel_shape"] != [side, side] or asked["strides"] != [side, side] or any(asked.get("pads", [0])):
             continue
-        for name in ("output_height", "output_width"):
-            sampling[name].i //= side
+        sides = [sampling[name] for name in ("output_height", "output_width")]
+        if any(value.i % side for value in sides):
+            # the pooling leaves out the last samples
+            continue
+        for value in sides:
+            value.i //= side
         sampling["sampling_ratio"].i *= side
         merged.update((node.output[0], pool.output[0]))
         node.output[0] = pool.output[0]

@@ -228,19 +228,20 @@ def test_other_options_of_the_network(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layers", ["roi.box_convs=2", "roi.mask_points=9"])
-def test_optional_layers(layers, tmp_path):
-    """Convolutions of the box branch, and masks refined at points."""
+@pytest.mark.parametrize(
+    ("layers", "side"), [("roi.box_convs=2", 16), ("roi.mask_points=9", 64), ("roi.roi_size=(7, 7)", 14)]
+)
+def test_optional_layers(layers, side, tmp_path):
+    """Convolutions of the box branch, masks refined at points, and an odd number of cells, whose last is not pooled."""
     folded = detector("panoptic", layers)
-    refined = folded.roi_head.roi_pts is not None
-    if refined:
+    if folded.roi_head.roi_pts is not None:
         torch.nn.init.normal_(folded.roi_head.roi_pts.output.weight, std=1)
     net = export_net(folded, MEAN, STD, standard_ops=True)
     path, _ = write(tmp_path, "panoptic", net)
     for engine in ENGINES:
         assert check(engine, path, net, *picture()) > 2
     shapes = {o.name: [d.dim_value for d in o.type.tensor_type.shape.dim] for o in onnx.load(path).graph.output}
-    assert shapes["mask_logits"] == ([20, 64, 64] if refined else [20, 16, 16])
+    assert shapes["mask_logits"] == [20, side, side]
 
 
 @pytest.mark.slow
