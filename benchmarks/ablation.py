@@ -48,7 +48,7 @@ class Variant:
 
 VARIANTS = {
     "scratch": Variant(),
-    "box_convs": Variant(("roi.box_convs=4", "body.normalization_mode=bn+gn", "body.gn_groups=16")),
+    "box_convs": Variant(("roi.box_convs=4", "body.normalization_mode=syncbn+gn", "body.gn_groups=16")),
     "mask_points": Variant(("roi.mask_points=196",)),
     "pretrained": Variant(pretrained=True),
     "copy_paste": Variant(("dataloader.copy_paste=0.5",), "pretrained", True),
