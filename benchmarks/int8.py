@@ -1,4 +1,4 @@
-"""Score a model in every format it can be exported to: the network in fp32 and bf16, ONNX in fp32 and int8.
+"""Score a model in every format it can be exported to: the network, ONNX files and packages, in fp32, bf16 and int8.
 
     python benchmarks/int8.py [--model runs/demo --data runs/demo/toy_city/data] [--size 256x256] [--calibrate 64]
     python benchmarks/int8.py --model runs/demo --data runs/demo/toy_city/data --qat
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--calibrate", type=int, default=64, metavar="N")
     parser.add_argument("--split", default="val")
     parser.add_argument("--rounds", type=int, default=5)
-    for name, value in (("train", 600), ("val", 40), ("epochs", 8)):
+    for name, value in (("train", 560), ("val", 40), ("epochs", 8)):
         parser.add_argument(f"--{name}", type=int, default=value, help="of the toy city (default: %(default)s)")
     parser.add_argument("--qat", action="store_true", help="also train for int8, for an epoch, and score that file")
     parser.add_argument("--linear", action="store_true", help="measure dynamic quantisation of linear layers instead")

@@ -50,7 +50,7 @@ class DemoOptions:
     """
 
     out: Path
-    train: int = 600
+    train: int = 560
     val: int = 40
     seed: int = 0
     overrides: tuple[str, ...] = ()

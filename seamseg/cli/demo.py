@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("runs/demo"), metavar="RUN", help="run folder (default: %(default)s)"
     )
-    parser.add_argument("--train", type=int, default=600, metavar="N", help="training scenes (default: %(default)s)")
+    parser.add_argument("--train", type=int, default=560, metavar="N", help="training scenes (default: %(default)s)")
     parser.add_argument("--val", type=int, default=40, metavar="N", help="held-out scenes (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the scenes (default: %(default)s)")
     add_set_and_device(parser)

@@ -107,7 +107,7 @@ def save_png(path: Path, array: np.ndarray) -> None:
 
 
 def check_settings(folder: Path, settings: dict, name: str = "toy_city.json") -> None:
-    """Write the settings to the file `name` of a folder; InputError if it has other ones, to not mix their scenes."""
+    """Write the settings to the file `name` of a folder; InputError if it has other ones, to not mix their files."""
     path = folder / name
     if path.is_file():
         try:
@@ -115,7 +115,7 @@ def check_settings(folder: Path, settings: dict, name: str = "toy_city.json") ->
         except ValueError as error:
             raise InputError(f"{path}: not readable ({error}); delete the folder and generate it again") from None
         if found != settings:
-            raise InputError(f"{folder}: has a toy city generated with {found}, not {settings}; choose another folder")
+            raise InputError(f"{path}: made with {found}, not {settings}; choose another folder")
         return
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(settings).encode() + b"\n")
