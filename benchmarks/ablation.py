@@ -1,12 +1,13 @@
-"""Train the toy city with each key of docs/how-to/recipes.md and several seeds; print PQ: mean, range, difference.
+"""Train the toy city with the recipes of docs/how-to/recipes.md and several seeds; print PQ: mean, range, difference.
 
-    python benchmarks/ablation.py [NAMES] [--epochs 3] [--seeds 3] [--processes 2] [--out RUNS] [--json OUT]
+    python benchmarks/ablation.py [NAMES] [--epochs 8] [--seeds 3] [--processes 2] [--out RUNS] [--json OUT]
 
-Every run is `seamseg train toy_city_r18` with one thread and the same number of steps; a seed decides the initial
-weights, the order of the images and the augmentation. Each row is compared with the row that it changes. `pretrained`
-and the rows on top of it start, by `--pre-train-classes names`, from --model, a network trained on other scenes: that
-of `seamseg demo`, or by default one trained there for --epochs. Run folders are kept in --out, and finished ones are
-not repeated.
+Every run is `seamseg train toy_city_r18` with one thread; a seed decides the initial weights, the order of the images
+and the augmentation. Each row is compared with the row that it changes, at an equal number of steps. `pretrained` and
+the rows on top of it start, by `--pre-train-classes names`, from --model, a network trained on other scenes: that of
+`seamseg demo`, or by default one that the script trains. They are trained for half the epochs at a tenth of the
+learning rate; the scores of that network as it is are printed, too. Run folders are kept in --out, and finished ones
+are not repeated.
 """
 
 from __future__ import annotations
@@ -22,10 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seamseg.toy_city.writer import check_settings
 from seamseg.training.logging.metrics import read_metrics
+from seamseg.utils.errors import InputError
 
+FINE_TUNING = ("optimizer.lr=0.03",)
 CROP = ("dataloader.crop_size=(128, 192)",)
 WIDE = ("dataloader.random_scale=(0.5, 2)", "dataloader.longest_max_size=1024")
+SCORES = ("PQ", "PQ_things", "PQ_stuff", "mIoU")
 SEED = 1
 """Of the scenes; those of the demo, for pre-training, have seed 0."""
 
@@ -38,7 +43,7 @@ class Variant:
     ----------
     settings : `section.key=value`
     against : row that it is compared with
-    pretrained : start from a network trained on other scenes, whose classes are found by name
+    pretrained : fine-tune a network trained on other scenes, whose classes are found by name
     """
 
     settings: tuple[str, ...] = ()
@@ -48,9 +53,9 @@ class Variant:
 
 VARIANTS = {
     "scratch": Variant(),
-    "box_convs": Variant(("roi.box_convs=4", "body.normalization_mode=syncbn+gn", "body.gn_groups=16")),
+    "box_convs": Variant(("roi.box_convs=4", "body.normalization_mode=syncbn+gn")),
     "mask_points": Variant(("roi.mask_points=196",)),
-    "pretrained": Variant(pretrained=True),
+    "pretrained": Variant(against="pretrained", pretrained=True),
     "copy_paste": Variant(("dataloader.copy_paste=0.5",), "pretrained", True),
     "crop": Variant(CROP, "pretrained", True),
     "cabb": Variant((*CROP, "rpn.bbx_loss=cabb", "roi.bbx_loss=cabb"), "crop", True),
@@ -65,8 +70,8 @@ def main() -> None:
     """Train, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAMES", help=f"of {', '.join(VARIANTS)} (default: all)")
-    parser.add_argument("--model", type=Path, help="trained on other scenes, as that of seamseg demo")
-    parser.add_argument("--epochs", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--model", type=Path, help="trained on other scenes (default: one trained for --epochs)")
+    parser.add_argument("--epochs", type=int, default=8, help="from scratch (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--train", type=int, default=300, help="scenes (default: %(default)s)")
     parser.add_argument("--val", type=int, default=40, help="held-out scenes (default: %(default)s)")
@@ -82,39 +87,53 @@ def main() -> None:
         # rows that others are compared with come along
         names += [VARIANTS[name].against] if VARIANTS[name].against not in names else []
     names = [name for name in VARIANTS if name in names]
-    rows = train_all(names, arguments)
+    facts = {key: getattr(arguments, key) for key in ("epochs", "train", "val")}
+    try:
+        check_settings(arguments.out, {**facts, "model": str(arguments.model)}, "ablation.json")
+    except InputError as error:
+        parser.error(str(error))
+    rows, model = train_all(names, arguments)
     print(table(rows))
+    if model:
+        print("the network that was fine-tuned:", ", ".join(f"{key} {value:.1f}" for key, value in model.items()))
     if arguments.json:
-        facts = {"epochs": arguments.epochs, "train": arguments.train, "val": arguments.val}
-        arguments.json.write_text(json.dumps({**facts, "rows": rows}, indent=1))
+        arguments.json.write_text(json.dumps({**facts, "model": model, "rows": rows}, indent=1))
 
 
-def train_all(names: list[str], arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
-    """Return the scores in percent and the CPU seconds of each row, one for each seed."""
+def train_all(
+    names: list[str], arguments: argparse.Namespace
+) -> tuple[dict[str, dict[str, list[float]]], dict[str, float]]:
+    """Return scores in percent and CPU seconds of each row, one for each seed; and the scores of --model, if used."""
     out: Path = arguments.out
     data = city(out / "city", SEED, arguments)
-    model = arguments.model or out / "pretraining"
-    if any(VARIANTS[name].pretrained for name in names) and arguments.model is None:
-        train(model, city(out / "other_city", 0, arguments), (), (), 0, arguments.epochs)
+    model, scores = arguments.model or out / "pretraining", {}
+    if any(VARIANTS[name].pretrained for name in names):
+        if arguments.model is None:
+            train(model, city(out / "other_city", 0, arguments), (f"scheduler.epochs={arguments.epochs}",), ())
+        scores = evaluate(model, data, out / "model.json")
     start = ("--pre-train", str(model), "--pre-train-classes", "names")
+    runs = {}
     with ThreadPoolExecutor(arguments.processes) as pool:
-        runs = {
-            name: [
+        for name in names:
+            variant = VARIANTS[name]
+            epochs = max(1, arguments.epochs // 2) if variant.pretrained else arguments.epochs
+            settings = (f"scheduler.epochs={epochs}", *(FINE_TUNING if variant.pretrained else ()), *variant.settings)
+            runs[name] = [
                 pool.submit(
                     train,
                     out / f"{name}_{seed}",
                     data,
-                    VARIANTS[name].settings,
-                    start if VARIANTS[name].pretrained else (),
-                    seed,
-                    arguments.epochs,
+                    (*settings, f"general.seed={seed}"),
+                    start if variant.pretrained else (),
                 )
                 for seed in range(arguments.seeds)
             ]
-            for name in names
-        }
-        found = {name: [run.result() for run in futures] for name, futures in runs.items()}
-    return {name: {key: [one[key] for one in scores] for key in scores[0]} for name, scores in found.items()}
+        try:
+            found = {name: [run.result() for run in futures] for name, futures in runs.items()}
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return {name: {key: [one[key] for one in each] for key in each[0]} for name, each in found.items()}, scores
 
 
 def city(folder: Path, seed: int, arguments: argparse.Namespace) -> Path:
@@ -128,17 +147,14 @@ def city(folder: Path, seed: int, arguments: argparse.Namespace) -> Path:
     return data
 
 
-def train(
-    run: Path, data: Path, settings: tuple[str, ...], more: tuple[str, ...], seed: int, epochs: int
-) -> dict[str, float]:
+def train(run: Path, data: Path, settings: tuple[str, ...], more: tuple[str, ...]) -> dict[str, float]:
     """Train in a process with one thread, unless the run is complete; return its scores and CPU seconds."""
     done = run / "ablation.json"
     if done.exists():
         scores: dict[str, float] = json.loads(done.read_text())
         return scores
     command = [sys.executable, "-m", "seamseg", "train", "toy_city_r18", str(data), "--log-dir", str(run), "--quiet"]
-    short = (f"scheduler.epochs={epochs}", "scheduler.burn_in_steps=25")
-    for setting in (*short, f"general.seed={seed}", *settings):
+    for setting in ("scheduler.burn_in_steps=25", *settings):
         command += ["--set", setting]
     print(f"training {run}", file=sys.stderr, flush=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -147,10 +163,19 @@ def train(
     if status:
         raise SystemExit(f"{run}: the training failed")
     last = [line for line in read_metrics(run) if line["kind"] == "validation"][-1]
-    scores = {key: 100 * last[key] for key in ("PQ", "PQ_things", "PQ_stuff", "mIoU")}
+    scores = {key: 100 * last[key] for key in SCORES}
     scores["CPU seconds"] = used.ru_utime + used.ru_stime
     done.write_text(json.dumps(scores))
     return scores
+
+
+def evaluate(model: Path, data: Path, out: Path) -> dict[str, float]:
+    """Return the scores of a model on the held-out scenes, in percent."""
+    if not out.exists():
+        command = [sys.executable, "-m", "seamseg", "evaluate", str(model), str(data), "--json", str(out), "--quiet"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    scores = json.loads(out.read_text())
+    return {key: 100 * scores[key] for key in SCORES}
 
 
 def table(rows: dict[str, dict[str, list[float]]]) -> str:
