@@ -3,7 +3,7 @@
     python benchmarks/waiting_threads.py [--rounds 5] [--settings NAME=VALUE ...] [training] [predict]
 
 The threads of an operator wait for each other at its end. libgomp lets them spin first (`GOMP_SPINCOUNT`), then sleep.
-`training`: a step of the demo (toy_city_r18, 4 images of 128x256); `predict`: vistas_r50 at 512x767, from file to file.
+`training`: a step of toy_city_r18, 4 images of 128x256; `predict`: vistas_r50 at 512x767, from file to file.
 Both run alone, beside one niced busy loop, and beside as many busy loops as there are cores. The loops have a session
 of their own, as programs of another terminal have: Linux divides the CPU between sessions first (sched_autogroup), and
 `nice` counts within one only.
@@ -37,7 +37,7 @@ REPEATS = {"training": 3, "predict": 1}
 
 
 def training() -> Callable[[], object]:
-    """Make a training step of the demo, four images."""
+    """Make a training step of toy_city_r18, four images."""
     import torch
     from street import CITYSCAPES, noise, street
 
