@@ -72,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
     from seamseg.utils.errors import InputError
 
     try:
+        import python_multipart  # noqa: F401  # starlette needs it for the first form only
+
         from seamseg.serve.app import ServeOptions, Service, build_app
         from seamseg.serve.server import AppServer, accepted_hosts, address_of, bind
     except ModuleNotFoundError as error:

@@ -184,8 +184,9 @@ class Service:
         except ClientDisconnect:
             return Response(status_code=DISCONNECTED)
         except asyncio.CancelledError:
+            # uvicorn cancels a request only at its end; it would print a traceback of what is raised
             self.cut_off += 1
-            raise
+            return JSONResponse({"error": "the server was stopped before the result"}, 503)
         except HTTPException:
             # a client that waits for a go-ahead sends nothing
             if "expect" not in request.headers:
@@ -348,7 +349,8 @@ class _Body:
             while not self._complete and size <= limit:
                 size += len((await self()).get("body", b""))
 
-        with suppress(asyncio.TimeoutError):
+        # cancelled at the end of the server: the answer goes out all the same
+        with suppress(asyncio.TimeoutError, asyncio.CancelledError):
             await asyncio.wait_for(read(), _DISCARD_SECONDS)
 
 

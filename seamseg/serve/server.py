@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import math
 import os
@@ -10,8 +11,10 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from seamseg.utils.errors import InputError, SeamsegError, option
 
@@ -70,6 +73,34 @@ def accepted_hosts(bound: socket.socket) -> Sequence[str]:
     return (*LOCAL_NAMES, host, f"[{host}]") if local else ("*",)
 
 
+class _TimedHead(H11Protocol):
+    """Closes a connection on which no whole head of a request comes in time, which uvicorn waits for without end."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._watch()
+
+    def _watch(self) -> None:
+        waits = self.conn.their_state is h11.IDLE and not self.transport.is_closing()
+        if self._timer is not None and not waits:
+            self._timer.cancel()
+            self._timer = None
+        elif self._timer is None and waits:
+            seconds = self.config.timeout_graceful_shutdown
+            assert seconds is not None  # AppServer sets it
+            self._timer = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+
+
 class AppServer(uvicorn.Server):
     """Serves an application until SIGINT or SIGTERM, or :meth:`stop`; then finishes the requests in progress.
 
@@ -79,12 +110,13 @@ class AppServer(uvicorn.Server):
     ----------
     app : to serve
     on_start : called when clients can connect
-    grace : seconds for the requests in progress
+    grace : seconds for the requests in progress, and for the head of each
     """
 
     def __init__(self, app: ASGIApp, on_start: Callable[[], None], grace: float) -> None:
         config = uvicorn.Config(
             app,
+            http=_TimedHead,
             log_config=None,
             log_level="error",
             access_log=False,

@@ -122,3 +122,11 @@ def test_the_extra_is_named(model: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", program, str(model)], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "seamseg serve: needs uvicorn: pip install 'seamseg[serve]'\n")
+
+
+def test_the_library_of_forms_is_needed_from_the_start(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "python_multipart", None)
+    assert main(["serve", str(model), "--port", "70000"]) == 2
+    assert capsys.readouterr().err == "seamseg serve: needs python_multipart: pip install 'seamseg[serve]'\n"

@@ -221,6 +221,24 @@ def test_a_slow_upload(network: RedNetwork) -> None:
         assert client.metric("seamseg_in_progress") == 0
 
 
+def test_heads_of_requests_have_a_time_limit(network: RedNetwork) -> None:
+    request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+    with serving(red_predictor(network), grace=1, timeout=20) as client:
+        waiting, answers = in_thread(client.predict, png(photo()))
+        # nothing, a part, and a part after a whole request
+        slow = [socket.create_connection(("127.0.0.1", client.port), timeout=3) for _ in range(3)]
+        slow[1].sendall(request)
+        slow[2].sendall(request + b"\r\n")
+        assert slow[2].recv(4000).startswith(b"HTTP/1.1 200 ")
+        slow[2].sendall(request)
+        for connection in slow:
+            with connection:
+                until(lambda connection=connection: connection.recv(4000) == b"")
+        network.gate.set()
+        waiting.join(20)
+    assert answers[0].status == 200, "a request itself may take longer"
+
+
 @pytest.mark.parametrize("sent", [b"abc", png(photo(5))], ids=["during the upload", "while it waits"])
 def test_clients_that_go_away_are_dropped(network: RedNetwork, sent: bytes) -> None:
     length = len(sent) + (sent == b"abc")
@@ -251,6 +269,27 @@ def test_requests_in_progress_are_finished_at_the_end(network: RedNetwork) -> No
         thread.join(20)
     assert [a[0].status for _, a in threads] == [200] * 3
     assert client.service.cut_off == 0
+
+
+@pytest.mark.parametrize("sent", [png(photo()), bytes(300_000)], ids=["computed", "refused"])
+def test_requests_that_the_end_cuts_off_are_answered(network: RedNetwork, sent: bytes, capfd: Any) -> None:
+    with serving(red_predictor(network), max_upload=0.25) as client:
+        with socket.create_connection(("127.0.0.1", client.port), timeout=20) as waiting:
+            # of the refused one a byte is missing, for which the server waits
+            length = len(sent) + (len(sent) > 1000)
+            waiting.sendall(f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode())
+            waiting.sendall(sent)
+            until(lambda: network.batches or len(sent) > 1000)
+            time.sleep(0.2)
+            # as a second SIGINT
+            client.server.should_exit = client.server.force_exit = True
+            answer = b"".join(iter(lambda: waiting.recv(1000), b""))
+        network.gate.set()
+    cut = len(sent) < 1000
+    assert answer.startswith(b"HTTP/1.1 503 " if cut else b"HTTP/1.1 413 ")
+    assert answer.endswith(b'{"error":"the server was stopped before the result"}' if cut else b'of an upload"}')
+    assert client.service.cut_off == cut
+    assert capfd.readouterr().err == ""
 
 
 def test_nothing_is_left_behind(network: RedNetwork) -> None:

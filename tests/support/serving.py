@@ -97,6 +97,7 @@ class Client:
 
     port: int
     service: Service
+    server: AppServer | None = None
 
     def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
@@ -115,18 +116,18 @@ class Client:
 
 
 @contextmanager
-def serving(predictor: Predictor[Any], **options: Any) -> Iterator[Client]:
+def serving(predictor: Predictor[Any], grace: float = 10, **options: Any) -> Iterator[Client]:
     """Serve a predictor on a free port."""
     bound = bind("127.0.0.1", 0)
     service = Service(predictor, "test.onnx", ServeOptions(**options))
     started = threading.Event()
-    server = AppServer(build_app(service, accepted_hosts(bound)), started.set, 10)
+    server = AppServer(build_app(service, accepted_hosts(bound)), started.set, grace)
     port = bound.getsockname()[1]
     thread = threading.Thread(target=server.run_on, args=(bound,))
     thread.start()
     try:
         assert started.wait(30)
-        yield Client(port, service)
+        yield Client(port, service, server)
     finally:
         server.stop()
         if isinstance(predictor.network, RedNetwork):
