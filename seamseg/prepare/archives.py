@@ -7,6 +7,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -29,6 +30,8 @@ from seamseg.utils.limits import (
 )
 
 _STORED, _DEFLATED, _TAR = 0, 8, -1
+_UTF8 = 1 << 11
+"""Flag of a zip file: the name is UTF-8."""
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
@@ -227,9 +230,17 @@ def _zip_members(archive: Path) -> list[ArchiveMember]:
         if info.flag_bits & 1 or info.compress_type not in (_STORED, _DEFLATED):
             raise InputError(f"{archive}: {info.filename} is encrypted or packed in an unusual way; unpack the archive")
     return [
-        ArchiveMember(archive, i.filename, i.compress_type, i.header_offset, i.compress_size, i.file_size, i.CRC)
+        ArchiveMember(archive, _path_in_zip(i), i.compress_type, i.header_offset, i.compress_size, i.file_size, i.CRC)
         for i in entries
     ]
+
+
+def _path_in_zip(info: zipfile.ZipInfo) -> str:
+    """Return the path of a file. Info-ZIP stores UTF-8 on Linux without a flag, and `zipfile` takes it for cp437."""
+    if not info.flag_bits & _UTF8:
+        with suppress(UnicodeError):
+            return info.filename.encode("cp437").decode()
+    return info.filename
 
 
 def _tar_members(archive: Path) -> list[ArchiveMember]:

@@ -57,6 +57,23 @@ def test_members(source, tmp_path, kind):
     assert found.file("none") is None
 
 
+@pytest.mark.parametrize(
+    ("name", "coding", "flag"),
+    [("Straße ü.txt", "utf-8", 0), ("Straße ü.txt", "utf-8", 1 << 11), ("Straße ü.txt", "cp437", 0)],
+)
+def test_names_in_zip_files(name, coding, flag, tmp_path):
+    """Info-ZIP stores UTF-8 without the flag."""
+    raw = name.encode(coding)
+    with zipfile.ZipFile(tmp_path / "all.zip", "w") as file:
+        file.writestr("x" * len(raw), "text")
+    data = bytearray((tmp_path / "all.zip").read_bytes().replace(b"x" * len(raw), raw))
+    for header, at in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        start = data.index(header) + at
+        data[start : start + 2] = flag.to_bytes(2, "little")
+    (tmp_path / "all.zip").write_bytes(data)
+    assert SourceTree(tmp_path).file(name).read_bytes() == b"text"
+
+
 def test_files_on_disk_take_precedence_over_archives(source, tmp_path):
     root = packed(source, tmp_path, "deflated")
     (root / "a").mkdir()
