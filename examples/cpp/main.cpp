@@ -11,12 +11,16 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <iostream>
+#include <locale>
 #include <sstream>
 #include <stdexcept>
+#include <string>
 #include <unordered_map>
+#include <vector>
 
 using at::Tensor;
 using torch::inductor::AOTIModelPackageLoader;
@@ -29,27 +33,31 @@ struct Metadata {
   explicit Metadata(const std::string& package)
       : texts(AOTIModelPackageLoader::load_metadata_from_package(package, "model")) {
     if (texts["seamseg.part"] != "all")
-      throw std::runtime_error(package + ": no panoptic network, exported by seamseg");
+      throw std::runtime_error(package + ": is not a panoptic network, or was exported by an older seamseg: export it again");
     if (texts["seamseg.height"].empty())
       throw std::runtime_error(package + ": has no fixed size: export it with --size");
   }
 
-  // A number; 0 if it is not set.
-  double number(const std::string& name) const {
+  std::string text(const std::string& name) const {
     const auto found = texts.find("seamseg." + name);
     if (found == texts.end()) throw std::runtime_error("the metadata lacks " + name);
-    if (found->second.empty()) return 0;
+    return found->second;
+  }
+
+  // A number; 0 if it is not set.
+  double number(const std::string& name) const {
     double value = 0;
-    std::istringstream text(found->second);
-    text.imbue(std::locale::classic());
-    if (!(text >> value && text.eof())) throw std::runtime_error("the metadata has no number as " + name);
+    std::istringstream words(text(name));
+    words.imbue(std::locale::classic());
+    if (!words.str().empty() && !(words >> value && words.eof()))
+      throw std::runtime_error("the metadata has no number as " + name);
     return value;
   }
   int64_t count(const std::string& name) const { return static_cast<int64_t>(number(name)); }
 
   std::vector<std::string> categories() const {
     std::vector<std::string> names;
-    std::istringstream lines(texts.at("seamseg.categories"));
+    std::istringstream lines(text("categories"));
     for (std::string line; std::getline(lines, line);) names.push_back(line);
     return names;
   }
@@ -134,7 +142,6 @@ Tensor nearest(int64_t size, int64_t wanted) {
 // `shortest_size`, unless the longer one would then exceed its limit.
 std::pair<int64_t, int64_t> scaled_size(double height, double width, const Metadata& metadata) {
   const double shortest = metadata.number("shortest_size"), longest = metadata.number("longest_size");
-  if (shortest == 0) throw std::runtime_error("the metadata has no shortest_size");
   const double limit = std::max(4 * shortest, metadata.number("longest_max_size"));
   double scale = longest > 0 ? longest / std::max(height, width) : shortest / std::min(height, width);
   if (longest == 0 && std::floor(std::max(height, width) * scale) > limit) scale = limit / std::max(height, width);

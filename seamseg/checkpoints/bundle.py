@@ -79,6 +79,10 @@ def open_model(
     check_kind(model.snapshot, kind or model.config.kind, model.name)
     if kind not in (None, model.config.kind):
         raise InputError(f"{model.name}: is a model for {model.config.kind}, not for {kind}")
+    given = config is not None or any(text.startswith("general.kind") for text in overrides)
+    if not given and found.kind not in (None, chosen.kind):
+        stated = f"{CLASSES_NAME} states kind {found.kind!s:.40}"
+        raise InputError(f"{model.name}: {stated}, its {CONFIG_NAME} {chosen.kind}: copy the model again")
     check_classes(model.snapshot, model.metadata, model.name)
     _check_size(model)
     return model
@@ -141,6 +145,7 @@ class _Parts:
     metadata: Metadata | None
     name: str
     licence: str = ""
+    kind: object = None  # as stated beside the weights
 
 
 def _check_size(model: ModelFile) -> None:
@@ -159,18 +164,20 @@ def _check_size(model: ModelFile) -> None:
 def _beside(found: Path) -> _Parts:
     """Return a snapshot or a file of weights, with the configuration and classes in its folder."""
     config, metadata, stated = (found.with_name(name) for name in (CONFIG_NAME, METADATA_NAME, CLASSES_NAME))
-    classes, licence = None, ""
+    classes, content = None, {}
     if metadata.is_file():
         classes = read_metadata(metadata, MODEL_METADATA_BYTES)
     elif stated.is_file():
         content = read_statement(stated)
-        classes, licence = metadata_of(content, str(stated)), content.get("licence", "")
+        classes = metadata_of(content, str(stated))
+    licence = content.get("licence")
     return _Parts(
         load_snapshot(found),
         _decoded(read_bytes(config, "configuration", CONFIG_BYTES), str(config)) if config.is_file() else None,
         classes,
         str(found),
         licence if isinstance(licence, str) else "",
+        content.get("kind"),
     )
 
 

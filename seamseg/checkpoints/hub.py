@@ -64,7 +64,7 @@ def fetch(uri: str, files: Sequence[str]) -> Path:
         raise InputError(f"{uri}: malformed: {file} is a folder, name a file in it")
     if file is not None and file.lower().endswith(".pt2"):
         raise InputError(f"{uri}: not downloaded: a .pt2 package is a program; check and copy it yourself")
-    with _hub(uri) as hub:
+    with quiet_hub(uri) as hub:
         wanted = list(files) if file in (None, files[0]) else [file]
         revision = None if revision is None else unquote(revision)
         folder = Path(hub.snapshot_download(repo, revision=revision, allow_patterns=wanted, **_LIBRARY))
@@ -98,7 +98,7 @@ def upload(folder: Path, repo: str, private: bool = False) -> str:
         if the hub cannot be reached or the upload fails
     """
     check_repo(repo)
-    with _hub(f"{_SCHEME}{repo}") as hub:
+    with quiet_hub(f"{_SCHEME}{repo}") as hub:
         api = hub.HfApi(**_LIBRARY)
         api.create_repo(repo, private=private or None, exist_ok=True)
         if private and not api.repo_info(repo).private:
@@ -121,8 +121,20 @@ def hub_library(uri: str) -> Any:
 
 
 @contextmanager
-def _hub(uri: str) -> Iterator[Any]:
-    """Yield the module huggingface_hub; convert its errors to one line each, and show its progress on a terminal."""
+def quiet_hub(uri: str) -> Iterator[Any]:
+    """Yield the module huggingface_hub; convert errors to one line each, and show its progress on a terminal only.
+
+    Parameters
+    ----------
+    uri : of what is transferred, for errors
+
+    Raises
+    ------
+    InputError
+        if it does not exist, is not permitted, or is not in the cache and `HF_HUB_OFFLINE` is set
+    SeamsegError
+        for other errors, such as a hub that cannot be reached
+    """
     hub = hub_library(uri)
     silence = (is_quiet() or not sys.stderr.isatty()) and not hub.utils.are_progress_bars_disabled()
     verbosity = hub.utils.logging.get_verbosity()

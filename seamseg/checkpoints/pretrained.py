@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from seamseg.checkpoints.bundle import open_weights
 from seamseg.checkpoints.class_table import PARTS, ClassTable
-from seamseg.checkpoints.hub import is_hub_uri
+from seamseg.checkpoints.hub import is_hub_uri, quiet_hub
 from seamseg.checkpoints.imagenet import check_network, published_name, without_prefix
 from seamseg.checkpoints.missing_model import weights_at
 from seamseg.checkpoints.snapshot import (
@@ -98,7 +98,9 @@ def load_body_weights(net: nn.Module, path: str) -> LoadReport:
     if path == "timm":
         if not isinstance(backbone, TimmBackbone):
             raise InputError(f"[body] weights = timm: {backbone.name} is no network of timm")
-        report = load_module(backbone.model, backbone.download(), "body")
+        with quiet_hub(f"[body] weights = timm: {backbone.name}"):
+            state = backbone.download()
+        report = load_module(backbone.model, state, "body")
     else:
         file = str(weights_at(path))
         report = _load_part(body, load_tensors(file, file), "body", file)

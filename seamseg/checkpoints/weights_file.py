@@ -29,7 +29,7 @@ def read_weights(path: str | Path, name: str) -> dict[str, Tensor]:
     InputError
         if it is missing, truncated, damaged or another kind of file, or safetensors is not installed
     """
-    load_file = _library(name).load_file
+    load_file = weights_library(name).load_file
     try:
         with open(path, "rb") as file:
             start = file.read(8)
@@ -66,17 +66,21 @@ def write_weights(path: Path, state: Mapping[str, Mapping[str, Tensor]] | Mappin
     SeamsegError
         if the file cannot be written
     """
-    save_file = _library(str(path)).save_file
+    save_file = weights_library(str(path)).save_file
     tensors: dict[str, Tensor] = {}
     for name, value in state.items():
         tensors |= {name: value} if isinstance(value, Tensor) else {f"{name}.{k}": v for k, v in value.items()}
     with replacing(path) as temporary:
+        # the library makes files that only their owner may read
+        temporary.touch()
+        mode = temporary.stat().st_mode
         try:
             save_file({name: _own_storage(tensor) for name, tensor in tensors.items()}, temporary, {"format": "pt"})
         except OSError:
             raise
         except Exception as error:  # a full disk is an error of the library
             raise OSError(" ".join(str(error).split())[:200]) from error
+        temporary.chmod(mode)
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
 
@@ -88,7 +92,8 @@ def _own_storage(tensor: Tensor) -> Tensor:
     return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _library(name: str) -> Any:
+def weights_library(name: str) -> Any:
+    """Return the module safetensors.torch; InputError, about `name`, if it is not installed."""
     try:
         import safetensors.torch
     except ImportError as error:

@@ -48,8 +48,11 @@ PARAMETER_FLAGS = {
 }
 """Flags of parameters that have another name than their flag."""
 
-TORCH_EXTRA = ("torch", "torchvision", "tensorboard")
-"""Packages of the extra `torch`; exported networks do without."""
+EXTRAS = dict.fromkeys(("torch", "torchvision", "tensorboard"), "torch") | {
+    "onnx": "export",
+    "onnxruntime": "export",
+}
+"""Extra of packages; exported networks do without those of `torch`."""
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -190,7 +193,8 @@ def _one_line(error: Exception) -> str:
         return words
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != "seamseg":
         package = error.name.partition(".")[0]
-        how = "pip install 'seamseg[torch]'" if package in TORCH_EXTRA else "`seamseg doctor` lists what is missing"
+        extra = EXTRAS.get(package)
+        how = f"pip install 'seamseg[{extra}]'" if extra else "`seamseg doctor` lists what is missing"
         return f"needs {package}, which is not installed; {how}"
     return f"unexpected {type(error).__name__}: {words[:300]} (run with --debug to see where)"
 

@@ -24,9 +24,9 @@ predictions.jsonl are written beside the shards.
 OUT/predictions.jsonl has a line for each photo. Re-run the same command to resume an interrupted run, with any number
 of processes; photos that are done are not processed again.
 
---part 3/10 processes the third tenth of the photos: independent runs on any machines, at any time, into one OUT. With
---part slurm each task of a Slurm job array takes its part. When all have ended, run the same command without --part
-once: it merges their manifests, writes panoptic.json, and processes what is missing.
+--part 3/10 processes every tenth photo from the third on: independent runs on any machines, at any time, into one OUT.
+With --part slurm each task of a Slurm job array takes its part. When all have ended, run the same command without
+--part once: it merges their manifests, writes panoptic.json, and processes what is missing.
 
 Formats of panoptic models, separated by commas:
 

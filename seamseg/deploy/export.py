@@ -334,7 +334,7 @@ def _export(source: ExportSource, path: Path, chosen: Format, options: ExportOpt
         else:
             origin = {"trained_for_int8": True} if photos is None else {"calibration_pictures": len(photos)}
             metadata = replace(metadata, precision="int8", extra={**metadata.extra, **origin})
-            _write_int8_package(source.net, images, path, metadata, size)
+            _write_int8_package(source.net, net, images, path, metadata, size)
     _say("comparing the file with the network")
     session, names = chosen.open(path), list(output_names(net))
     differences, times = {}, []
@@ -378,12 +378,18 @@ def _write_int8_onnx(
 
 
 def _write_int8_package(
-    net: Any, images: Iterator[np.ndarray] | None, path: Path, metadata: ExportedMetadata, size: tuple[int, int]
+    source: Any,
+    net: ExportNet,
+    images: Iterator[np.ndarray] | None,
+    path: Path,
+    metadata: ExportedMetadata,
+    size: tuple[int, int],
 ) -> None:
-    """Do what :func:`_write_int8_onnx` does, in the other format."""
+    """Write an int8 package: of `net`, trained for int8, or of its `source`, calibrated with images."""
     if images is not None:
-        net = calibrated(net, Normalise(metadata.mean, metadata.std), images)
-    _write_package(export_net(net, metadata.mean, metadata.std, metadata.part), path, metadata, size, None)
+        quantised = calibrated(source, Normalise(metadata.mean, metadata.std), images)
+        net = export_net(quantised, metadata.mean, metadata.std, metadata.part)
+    _write_package(net, path, metadata, size, None)
 
 
 def _pictures(

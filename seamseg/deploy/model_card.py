@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from seamseg.checkpoints.hub import check_repo, hub_library, upload
+from seamseg.checkpoints.weights_file import weights_library
 from seamseg.classification.checkpoint import CLASSIFICATION
 from seamseg.config import Config
+from seamseg.config.bodies import TIMM
 from seamseg.deploy.model_folder import (
     ConversionOptions,
     ConvertedModel,
@@ -142,6 +144,7 @@ def push_model(
     """
     check_repo(repo)
     library = hub_library(repo)
+    weights_library(repo)
 
     def write(target: Path) -> None:
         made = convert_model(model, target, conversion)
@@ -170,7 +173,8 @@ def model_card(made: ConvertedModel, repo: str, options: CardOptions, library: A
     data = {
         "library_name": "seamseg",
         "pipeline_tag": task.pipeline,
-        "tags": [task.tag, _network(made)["backbone"], "safetensors"],
+        # of `timm:NAME` both words
+        "tags": [task.tag, *_network(made)["backbone"].split(":"), "safetensors"],
         "datasets": list(options.datasets) or None,
         **_licence(made.licence),
     }
@@ -251,11 +255,12 @@ def _body(made: ConvertedModel, repo: str, scores: Mapping[str, float], datasets
     else:
         use = f'model = seamseg.load("{uri}")\nresult = model.predict("street.jpg")  # {task.result}'
         command = f"seamseg predict {uri} photos/ out/"
+    extras = "torch,hub,timm" if _network(made)["backbone"].startswith(TIMM) else "torch,hub"
     parts = [
         f"# {repo.partition('/')[2]}",
         f"A network for {task.tag.replace('-', ' ')}, trained with seamseg"
         + (f" on {', '.join(datasets)}." if datasets else "."),
-        f"## Use\n\n```bash\npip install 'seamseg[torch,hub]'\n{command}\n```",
+        f"## Use\n\n```bash\npip install 'seamseg[{extras}]'\n{command}\n```",
         f"```python\nimport seamseg\n\n{use}\n```",
         "The weights are safetensors; loading them executes no code from the files.",
         "## Network\n\n" + _table(("", ""), _network(made).items()),

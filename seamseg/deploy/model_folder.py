@@ -25,7 +25,7 @@ from seamseg.checkpoints.missing_model import (
     weights_at,
 )
 from seamseg.checkpoints.snapshot import load_into, network_state
-from seamseg.checkpoints.weights_file import write_weights
+from seamseg.checkpoints.weights_file import weights_library, write_weights
 from seamseg.classification.checkpoint import CLASSIFICATION, class_names, classifier_config, load_classifier
 from seamseg.classification.config import ClassifierConfig, load_classifier_config
 from seamseg.config import Config, config_to_string
@@ -111,6 +111,7 @@ def convert_model(
     if is_exported(path):
         raise InputError(f"{path}: is an exported network: give the model that it was exported from")
     check_folder(folder, options.force)
+    weights_library(str(folder / WEIGHTS_NAME))
     config = classifier_config(path, options.config)
     made = _network(path, options) if config is None else _classifier(path, config, options)
     with filling(folder) as scratch:

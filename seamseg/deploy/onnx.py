@@ -134,7 +134,7 @@ def _pool_samples(graph: onnx.GraphProto) -> None:
             continue
         sides = [sampling[name] for name in ("output_height", "output_width")]
         if any(value.i % side for value in sides):
-            # the pooling leaves out the last samples
+            # the pooling drops the last samples, which RoiAlign cannot do
             continue
         for value in sides:
             value.i //= side

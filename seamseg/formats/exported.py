@@ -1,7 +1,7 @@
 """The metadata of an exported network: one JSON text inside the file, all that is needed to use it without a snapshot.
 
 It is stored under the key :data:`METADATA_KEY`, in the `metadata_props` of ONNX and in the metadata of an AOTInductor
-package.
+package. Packages of panoptic networks also have plain texts, for C++ programs (:mod:`seamseg.deploy.aoti`).
 """
 
 from __future__ import annotations

@@ -319,5 +319,6 @@ def import_supervision() -> Any:
     try:
         import supervision
     except ImportError as error:
-        raise SeamsegError("to_supervision() needs the library: pip install supervision") from error
+        advice = "pip install 'seamseg[supervision]'"
+        raise SeamsegError(f"to_supervision() needs supervision ({error}): {advice}") from error
     return supervision

@@ -203,7 +203,9 @@ def build_configured_backbone(config: Config, norm: NormFactory, keep_outputs: b
     try:
         backbone = _make_backbone(config, norm, keep_outputs)
     except (TypeError, ValueError) as error:
-        raise InputError(f"[body] body_params: {error}") from error
+        # errors of timm do not name the network
+        name = f"{body.body}: " if body.body.startswith(TIMM) else ""
+        raise InputError(f"[body] body_params: {name}{error}") from error
     if body.num_frozen > backbone.num_modules:
         raise InputError(f"[body] num_frozen: {body.body} has {backbone.num_modules} modules, not {body.num_frozen}")
     return backbone

@@ -64,6 +64,8 @@ def parse_part(text: str, environment: Mapping[str, str] = os.environ) -> Part:
     if match is None:
         raise InputError(f"{option('part', text)}: must be k/n, such as 3/10, or {SLURM} in a Slurm job array")
     part = Part(int(match[1]), int(match[2]))
+    if part.count == 0:
+        raise InputError(f"{option('part', text)}: the number of parts must be positive")
     if not 1 <= part.number <= part.count:
         raise InputError(f"{option('part', text)}: parts are counted from 1 to {part.count}")
     return part

@@ -28,8 +28,8 @@ def file_system(url: str) -> tuple[Any, str]:
     """
     try:
         import fsspec
-    except ImportError:
-        raise InputError(f"{url}: URLs need fsspec, which is not installed; run `pip install fsspec`") from None
+    except ImportError as error:
+        raise InputError(f"{url}: needs fsspec ({error}): pip install 'seamseg[urls]'") from None
     try:
         return fsspec.core.url_to_fs(url)
     except ImportError as error:

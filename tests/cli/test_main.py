@@ -142,11 +142,15 @@ def test_a_command_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, caps
     assert capsys.readouterr().err.startswith("seamseg absent: unexpected ModuleNotFoundError")
 
 
-def test_a_missing_library_is_named(command: Callable, capsys: pytest.CaptureFixture[str]) -> None:
-    command(_fail(ModuleNotFoundError("No module named 'torch'", name="torch")))
+@pytest.mark.parametrize(("package", "extra"), [("torch", "torch"), ("onnx.helper", "export")])
+def test_a_missing_library_is_named(
+    package: str, extra: str, command: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(_fail(ModuleNotFoundError(f"No module named '{package}'", name=package)))
     assert main(["fake"]) == 1
     said = capsys.readouterr().err
-    assert said == "seamseg fake: needs torch, which is not installed; pip install 'seamseg[torch]'\n"
+    name = package.partition(".")[0]
+    assert said == f"seamseg fake: needs {name}, which is not installed; pip install 'seamseg[{extra}]'\n"
 
 
 def test_exit_codes_of_commands(command: Callable) -> None:

@@ -273,11 +273,17 @@ def test_errors_of_the_cpp_program(package, program, tmp_path):
     assert not (tmp_path / "ids.pgm").exists()
 
 
+def test_a_class_is_a_line_of_the_metadata():
+    classes = Metadata(1, 1, ["ro\nad", "car"], [(0, 0, 0)] * 2, [0, 1])
+    texts = package_metadata(replace(metadata("panoptic"), metadata=classes))
+    assert texts["seamseg.categories"] == "ro ad\ncar"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
-        ("part", None, "no panoptic network, exported by seamseg"),
-        ("part", "dense", "no panoptic network, exported by seamseg"),
+        ("part", None, "is not a panoptic network"),
+        ("part", "dense", "is not a panoptic network"),
         ("height", "", "has no fixed size: export it with --size"),
         ("num_stuff", "2x", "the metadata has no number as num_stuff"),
         ("score_threshold", None, "the metadata lacks score_threshold"),

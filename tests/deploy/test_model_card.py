@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 from huggingface_hub import ModelCard
 from support.fake_hub import FakeHub, Repo, fake_hub
 from support.micro import narrow_body
-from support.shared_models import CLASSES, write_classifier, write_run
+from support.shared_models import CLASSES, config_of, write_classifier, write_run
 
 from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.missing_model import digest
-from seamseg.deploy.model_card import CardOptions, push_model
-from seamseg.deploy.model_folder import ConversionOptions
+from seamseg.deploy.model_card import CardOptions, model_card, push_model
+from seamseg.deploy.model_folder import ConversionOptions, ConvertedModel
 from seamseg.utils.errors import InputError, SeamsegError
 
 __all__ = ["fake_hub"]
@@ -145,6 +147,14 @@ def test_the_card(run: Path, tmp_path: Path) -> None:
     assert "\nseamseg predict hf://someone/street photos/ out/\n" in card.text
     assert "| 1 | road\\|street | stuff | #804080 |" in card.text
     assert "| 2 | car | thing | #00008e |" in card.text
+
+
+def test_a_body_of_timm() -> None:
+    config = config_of("panoptic")
+    config = replace(config, body=replace(config.body, body="timm:convnext_atto"))
+    text = model_card(ConvertedModel("panoptic", config, CLASSES, {}, ""), NAME, CardOptions(), huggingface_hub)
+    assert ModelCard(text).data.tags == ["panoptic-segmentation", "timm", "convnext_atto", "safetensors"]
+    assert "\npip install 'seamseg[torch,hub,timm]'\n" in text
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.missing_model import digest
 from seamseg.checkpoints.pretrained import load_body_weights, load_pretrained
 from seamseg.config import config_to_string
+from seamseg.deploy.model_card import push_model
 from seamseg.deploy.model_folder import ConversionOptions, ConvertedModel, convert_model
 from seamseg.models.build import build_network
 from seamseg.utils.errors import InputError, SeamsegError
@@ -126,6 +128,7 @@ def test_the_files(folder: Path) -> None:
         "palette": [list(rgb) for rgb in CLASSES.palette],
         "original_ids": CLASSES.original_ids,
     }
+    assert len({path.stat().st_mode for path in folder.iterdir()}) == 1, "all are readable by whom the umask says"
     assert (folder / "config.ini").read_text() == config_to_string(config_of("panoptic"))
     assert open_model(folder).metadata == CLASSES
     assert open_model(folder).licence == "cc-by-4.0"
@@ -308,6 +311,14 @@ def test_damaged_metadata(copy: Path, text: str, expected: str) -> None:
     assert refusal(copy).startswith(f"{copy / 'metadata.json'}: {expected}")
 
 
+@pytest.mark.parametrize("kind", ["evil", "semantic", 5])
+def test_another_kind(copy: Path, kind: object) -> None:
+    stated = json.loads((copy / "metadata.json").read_text())
+    (copy / "metadata.json").write_text(json.dumps(stated | {"kind": kind}))
+    wanted = f"{copy / 'model.safetensors'}: metadata.json states kind {kind}, its config.ini panoptic"
+    assert refusal(copy).startswith(wanted)
+
+
 def test_lacking_files(copy: Path) -> None:
     (copy / "metadata.json").unlink()
     assert "holds no classes; give metadata.bin with meta=FILE" in refusal(copy)
@@ -364,8 +375,12 @@ def test_without_safetensors(folder: Path, run: Path, tmp_path: Path, monkeypatc
     monkeypatch.setitem(__import__("sys").modules, "safetensors.torch", None)
     monkeypatch.setitem(__import__("sys").modules, "safetensors", None)
     assert refusal(folder).endswith("pip install 'seamseg[hub]'")
-    with pytest.raises(InputError, match=r"needs safetensors .*: pip install 'seamseg\[hub\]'"):
+    stated = re.escape(f"{tmp_path / 'out' / 'model.safetensors'}: needs safetensors ")
+    with pytest.raises(InputError, match=stated + r".*: pip install 'seamseg\[hub\]'"):
         convert(run, tmp_path / "out")
+    with pytest.raises(InputError, match=r"^a/b: needs safetensors "):
+        push_model(run, "a/b", folder=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
     # other models need no package
     assert open_model(run).metadata == CLASSES
 

@@ -264,5 +264,5 @@ def test_supervision(result):
 
 def test_without_supervision(result, monkeypatch):
     monkeypatch.setitem(sys.modules, "supervision", None)
-    with pytest.raises(SeamsegError, match="pip install supervision"):
+    with pytest.raises(SeamsegError, match=r"needs supervision .*: pip install 'seamseg\[supervision\]'"):
         result.to_supervision()

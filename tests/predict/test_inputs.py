@@ -143,7 +143,7 @@ def test_without_a_decoder_the_message_names_it(tmp_path, monkeypatch):
         builtins, "__import__", lambda name, *a: (_ for _ in ()).throw(problem) if name == "av" else load(name, *a)
     )
     problem = ModuleNotFoundError("av")
-    with pytest.raises(InputError, match=r"drive\.mp4: videos need PyAV, .* run `pip install av`"):
+    with pytest.raises(InputError, match=r"drive\.mp4: needs PyAV \(.*\): pip install 'seamseg\[video\]'"):
         find_sources(tmp_path / "drive.mp4")
     problem = ImportError("libavformat.so.61: no such file")
     with pytest.raises(InputError, match=r"PyAV, which is installed but cannot be loaded: libavformat\.so\.61"):
@@ -219,7 +219,7 @@ def test_urls_that_cannot_be_read(bucket, monkeypatch):
     with pytest.raises(UnreadableImage, match=r"a\.png: cannot be read: no such file"):
         gone.open()
     monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
-    with pytest.raises(InputError, match="URLs need fsspec, which is not installed; run `pip install fsspec`"):
+    with pytest.raises(InputError, match=r"city: needs fsspec \(.*\): pip install 'seamseg\[urls\]'"):
         find_sources(f"{bucket}/city")
 
 

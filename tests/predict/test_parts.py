@@ -48,7 +48,7 @@ def test_parts_that_are_understood(text, environment, part):
         ("a/b", {}, "must be k/n"),
         ("0/3", {}, "counted from 1 to 3"),
         ("4/3", {}, "counted from 1 to 3"),
-        ("1/0", {}, "counted from 1 to 0"),
+        ("1/0", {}, "the number of parts must be positive"),
         ("slurm", {}, "SLURM_ARRAY_TASK_ID is not set"),
         ("slurm", {**slurm(1, 1, 3, 3), "SLURM_ARRAY_TASK_COUNT": "x"}, "SLURM_ARRAY_TASK_COUNT is not set"),
         ("slurm", slurm(1, 1, 8, 3), "no equal steps"),  # --array=1,5,8

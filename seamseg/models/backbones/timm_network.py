@@ -168,7 +168,9 @@ class TimmBackbone(Backbone):
         Raises
         ------
         InputError
-            if there are none, or they cannot be downloaded
+            if there are none
+        Exception
+            of the hub or the cache, if they cannot be downloaded
         """
         name = self.name.removeprefix(TIMM)
         try:
@@ -177,11 +179,9 @@ class TimmBackbone(Backbone):
                 for pretrained in (True, False):
                     torch.manual_seed(0)
                     states.append(create_model(name, self.arguments, pretrained=pretrained).state_dict())
-        except InputError:
-            raise
-        except Exception as error:  # of the network, the cache or the hub
-            reason = " ".join(str(error).split()).strip() or type(error).__name__
-            raise InputError(f"[body] weights = timm: no weights of {self.name}: {reason:.200}") from error
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"[body] weights = timm: no weights of {self.name}: {reason:.300}") from error
         loaded, initial = states
         return {key: loaded[key] for key in self.model.state_dict() if not _is_untouched(loaded[key], initial[key])}
 

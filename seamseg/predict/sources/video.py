@@ -33,8 +33,8 @@ def require_decoder(address: str) -> Any:
     """
     try:
         import av
-    except ModuleNotFoundError:
-        raise InputError(f"{address}: videos need PyAV, which is not installed; run `pip install av`") from None
+    except ModuleNotFoundError as error:
+        raise InputError(f"{address}: needs PyAV ({error}): pip install 'seamseg[video]'") from None
     except ImportError as error:
         raise InputError(f"{address}: videos need PyAV, which is installed but cannot be loaded: {error}") from None
     return av

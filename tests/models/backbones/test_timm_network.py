@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import huggingface_hub
 import pytest
 import timm
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import save_file
 from support.micro import CONFIG
 from torch import nn
@@ -20,7 +23,7 @@ from seamseg.config import Config, config_from_string, config_to_string
 from seamseg.models.backbones.timm_network import TimmBackbone
 from seamseg.models.build import build_network
 from seamseg.training.optim.optimizer import build_optimizer, load_optimizer_state
-from seamseg.utils.errors import InputError
+from seamseg.utils.errors import InputError, SeamsegError
 
 SWIN = {"embed_dim": 16, "depths": (1, 1, 1, 2), "num_heads": (1, 1, 1, 1)}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -209,10 +212,12 @@ def test_weights_of_timm(tmp_path: Path) -> None:
 
     def unreachable(*_: Any, **options: Any) -> nn.Module:
         if options.get("pretrained"):
-            raise OSError("no route\nto the hub")
+            assert huggingface_hub.utils.logging.get_verbosity() == logging.ERROR, "retries are not reported"
+            raise LocalEntryNotFoundError("cannot find") from OSError("no route\nto the hub")
         return create(*_, **options)
 
-    with mock.patch.object(timm, "create_model", unreachable), pytest.raises(InputError, match="no route to the hub"):
+    said = r"timm: timm:test_convnext: the hub cannot be reached, .* in the cache \(OSError: no route to the hub"
+    with mock.patch.object(timm, "create_model", unreachable), pytest.raises(SeamsegError, match=said):
         load_body_weights(net, "timm")
     with pytest.raises(InputError, match="resnet18 is no network of timm"):
         load_body_weights(build_network(config("resnet18"), 2, 1), "timm")
@@ -244,6 +249,7 @@ def test_the_configuration_survives_its_text() -> None:
         ("timm:test_convnext", ("body.body_params={'checkpoint_path': 'x'}",), "set [body] weights instead"),
         ("timm:test_convnext", ("body.body_params={'colour': 1}",), "colour"),
         ("timm:test_convnext", ("body.body_params={'act_layer': 'nope'}",), "nope"),
+        ("timm:test_convnext", ("body.body_params={'depths': 'abc'}",), "[body] body_params: timm:test_convnext: "),
         (
             "timm:vit_tiny_patch16_224",
             ("body.body_params={'embed_dim': 12288, 'num_heads': 3, 'depth': 100}",),
