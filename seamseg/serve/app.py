@@ -220,9 +220,10 @@ class Service:
                     raise ClientDisconnect
                 raise HTTPException(504, f"no result within {self.options.timeout:g} seconds")
             finally:
-                # what waits for the network is dropped
+                # what waits for the network is dropped, before another request takes its place
                 work.cancel()
                 gone.cancel()
+                await asyncio.wait({work})
 
     @contextmanager
     def _admitted(self) -> Iterator[None]:
