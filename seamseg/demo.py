@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,10 +24,10 @@ from seamseg.prepare.convert import ConversionOptions
 from seamseg.prepare.export import dataset_to_coco_panoptic
 from seamseg.report import write_report
 from seamseg.toy_city import generate_toy_city
+from seamseg.toy_city.writer import check_settings
 from seamseg.training.checkpointing.run_folder import RunFolder
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.utils.distributed import World
-from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import write_json
 from seamseg.utils.progress import counter, progress
 
@@ -78,7 +77,8 @@ def run_demo(options: DemoOptions, print_line: Callable[[str], None] = print) ->
         if the folder holds a demo with other settings
     """
     out = options.out
-    _claim(options)
+    settings = {"train": options.train, "val": options.val, "seed": options.seed, "overrides": list(options.overrides)}
+    check_settings(out, settings, "demo.json")
     raw, data = out / "toy_city" / "raw", out / "toy_city" / "data"
     stage = _Stages(print_line)
 
@@ -162,20 +162,3 @@ class _Stages:
     def finish(self) -> None:
         self._close()
         self._print(f"done in {(time.monotonic() - self._begin) / 60:.1f} minutes")
-
-
-def _claim(options: DemoOptions) -> None:
-    """Write the settings to the run folder, or raise InputError if it has other ones."""
-    settings = {"train": options.train, "val": options.val, "seed": options.seed, "overrides": list(options.overrides)}
-    path = options.out / "demo.json"
-    if path.exists():
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            found = None
-        if found != settings:
-            raise InputError(
-                f"{options.out}: holds a demo with other settings; choose another {option('out')} or delete it"
-            )
-        return
-    write_json(path, settings)

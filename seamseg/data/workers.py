@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import connection, get_context
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -121,8 +121,12 @@ def failed_workers(error: BaseException, workers: Sequence[BaseProcess]) -> list
         return []
     # those that the loader terminates itself during shutdown do not count
     orderly = (None, 0, -signal.SIGTERM)
+    # the connection breaks before the process has ended, on a busy machine by seconds, and that before its exit code
+    patience = 5 if isinstance(error, (ConnectionError, EOFError)) else 0.2
+    ended = connection.wait([worker.sentinel for worker in workers if worker.is_alive()], patience)
     for worker in workers:
-        worker.join(timeout=0.2)  # the connection may break before the exit code is available
+        if worker.sentinel in ended:
+            worker.join(timeout=5)
     return [number for number, worker in enumerate(workers) if worker.exitcode not in orderly]
 
 

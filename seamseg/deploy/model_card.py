@@ -248,14 +248,14 @@ def _network(made: ConvertedModel) -> dict[str, str]:
 
 def _body(made: ConvertedModel, repo: str, scores: Mapping[str, float], datasets: Sequence[str]) -> str:
     """Return the text below the header."""
-    uri, task = f"hf://{repo}", _TASKS[made.kind]
+    uri, task, network = f"hf://{repo}", _TASKS[made.kind], _network(made)
     if made.kind == CLASSIFICATION:
         use = f'net = seamseg.classifier("{uri}")  # images N x 3 x H x W, normalised -> {task.result}'
         command = f"seamseg export {uri} classifier.onnx"
     else:
         use = f'model = seamseg.load("{uri}")\nresult = model.predict("street.jpg")  # {task.result}'
         command = f"seamseg predict {uri} photos/ out/"
-    extras = "torch,hub,timm" if _network(made)["backbone"].startswith(TIMM) else "torch,hub"
+    extras = "torch,hub,timm" if network["backbone"].startswith(TIMM) else "torch,hub"
     parts = [
         f"# {repo.partition('/')[2]}",
         f"A network for {task.tag.replace('-', ' ')}, trained with seamseg"
@@ -263,7 +263,7 @@ def _body(made: ConvertedModel, repo: str, scores: Mapping[str, float], datasets
         f"## Use\n\n```bash\npip install 'seamseg[{extras}]'\n{command}\n```",
         f"```python\nimport seamseg\n\n{use}\n```",
         "The weights are safetensors; loading them executes no code from the files.",
-        "## Network\n\n" + _table(("", ""), _network(made).items()),
+        "## Network\n\n" + _table(("", ""), network.items()),
     ]
     if scores:
         rows = ((name, f"{value:.2f}") for name, value in scores.items())

@@ -113,9 +113,12 @@ def check_settings(folder: Path, settings: dict, name: str = "toy_city.json") ->
         try:
             found = json.loads(path.read_text())
         except ValueError as error:
-            raise InputError(f"{path}: not readable ({error}); delete the folder and generate it again") from None
+            raise InputError(f"{path}: not readable ({error}); delete the folder") from None
         if found != settings:
-            raise InputError(f"{path}: made with {found}, not {settings}; choose another folder")
+            raise InputError(
+                f"{folder}: holds files of other settings ({name} has {found}, not {settings}); choose another folder "
+                "or delete it"
+            )
         return
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(settings).encode() + b"\n")

@@ -279,7 +279,7 @@ def test_requests_that_the_end_cuts_off_are_answered(network: RedNetwork, sent: 
             length = len(sent) + (len(sent) > 1000)
             waiting.sendall(f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode())
             waiting.sendall(sent)
-            until(lambda: network.batches or len(sent) > 1000)
+            until(lambda: client.server.server_state.tasks and (network.batches or len(sent) > 1000))
             time.sleep(0.2)
             # as a second SIGINT
             client.server.should_exit = client.server.force_exit = True

@@ -202,6 +202,10 @@ def test_pages_of_other_sites_cannot_use_it(panoptic: Client, browser: Any, tmp_
     assert page.evaluate("url => fetch(url + '/health').then(() => 'read', () => 'refused')", url) == "refused"
     frame = "url => { const f = document.createElement('iframe'); f.src = url; document.body.append(f); }"
     page.evaluate(frame, url)
+    end = time.monotonic() + 10
+    while len(page.frames) < 2 or not page.frames[1].url:
+        assert time.monotonic() < end
+        page.wait_for_timeout(30)
     page.wait_for_timeout(300)
     assert page.frames[1].url.startswith(("chrome-error:", "about:")), "not in a frame"
     page.close()
