@@ -36,7 +36,7 @@ $(READY): pyproject.toml setup.py constraints.txt $(wildcard csrc/*.h csrc/*/*)
 kernels: setup  ## recompile what changed in csrc
 	$(BIN)/python setup.py --quiet build_ext --inplace
 
-demo: setup  ## run the toy city end to end (6 to 12 minutes on 2 cores)
+demo: setup  ## run the toy city end to end (5 to 12 minutes on 2 cores)
 	$(BIN)/seamseg demo --out $(RUN)
 
 # one process per core with one thread each: torch's threads oversubscribe the cores otherwise;
