@@ -187,7 +187,8 @@ def test_loss_kernel_equals_plain(shape, padded, cut, kind, dtype, layout, ohem,
     logits = list(layouts(logits_of(kind, shape, dtype, seed) * 4))[layout]
     loss, gradient, expected, wanted = both_losses(logits, padded, target, ohem)
     assert loss.dtype == expected.dtype
-    assert_close(loss, expected, rtol=1e-6, atol=1e-7)
+    # positions are float32 for all types, and may differ in the last bit: 4e-6 of a cell, times steep logits
+    assert_close(loss, expected, rtol=1e-5, atol=1e-7)
     if ohem is None:  # otherwise rounding decides which of two nearly equal pixels counts
         tolerance = 1e-5 if dtype in (torch.float32, torch.float64) else 1e-2
         assert_close(gradient, wanted, rtol=tolerance, atol=tolerance * float(wanted.abs().max()) + 2e-7)
