@@ -1,8 +1,10 @@
-"""Fixtures for all tests, and the order of their files."""
+"""Fixtures for all tests, the order of their files, and the settings of property-based tests."""
 
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from support.folders import make_folder
 from support.micro import memory, micro, micro_config, micro_run, narrow, published_config, seamseg_main
 from support.networks import cityscapes, golden_net
@@ -43,6 +45,11 @@ __all__ = [
     "semantic_model",
     "semantic_predictor",
 ]
+
+
+# no deadline: the first call of an operator is slow, and so are busy machines; in CI the examples are always the same
+settings.register_profile("seamseg", deadline=None, max_examples=50, derandomize="CI" in os.environ)
+settings.load_profile("seamseg")
 
 
 def pytest_configure(config: pytest.Config) -> None:

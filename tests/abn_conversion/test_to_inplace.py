@@ -87,7 +87,7 @@ ACTIVATION = st.sampled_from(
 PART = st.sampled_from(["conv bn act", "conv bn", "bn act conv", "block", "block functional", "block in place"])
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15, derandomize=True)
 @given(st.lists(st.tuples(PART, NORM, ACTIVATION), min_size=1, max_size=3), st.booleans(), st.sampled_from([0.0, 0.5]))
 def test_random_networks(parts, shared, negative):
     torch.manual_seed(0)

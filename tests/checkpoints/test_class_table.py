@@ -72,7 +72,7 @@ def test_rows_follow_the_names():
 names = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8, unique=True)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(names, names, st.integers(0, 7), st.integers(0, 7))
 def test_each_row_is_that_of_its_class_or_the_initial_one(own, trained, own_stuff, trained_stuff):
     own_stuff, trained_stuff = min(own_stuff, len(own) - 1), min(trained_stuff, len(trained) - 1)

@@ -46,7 +46,7 @@ def options(tmp_path):
     return replace(loading, rgb_mean=MEAN, rgb_std=STD)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 80), st.integers(0, 9))
 def test_flip_and_scale_match_the_original(height, width, shortest, seed):
     """The original mirrors before it scales; here the scaled image is mirrored."""

@@ -46,7 +46,7 @@ def scene(seed: int, size: tuple[int, int], layers: int, marker: int) -> Augment
 sides = st.tuples(st.integers(1, 20), st.integers(1, 20))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 10_000), sides, sides, st.integers(1, 2), st.integers(1, 2))
 def test_pasted_instances_are_whole_and_the_rest_is_unchanged(seed, size, other, layers, other_layers):
     target, source = scene(seed, size, layers, 0), scene(seed + 1, other, other_layers, 1)
@@ -131,7 +131,7 @@ def rectangles(seed: int) -> tuple[np.ndarray, list[int], list[int]]:
     return ids, classes.tolist(), crowds.tolist()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 10_000))
 def test_a_crop_contains_the_instance_it_is_drawn_for(seed):
     mask, cat, iscrowd = rectangles(seed)

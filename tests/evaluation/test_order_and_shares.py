@@ -34,7 +34,7 @@ def whole(request):
     return evaluator_of(range(IMAGES), request.param), [evaluator_of([s], request.param) for s in range(IMAGES)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(order=st.permutations(range(IMAGES)), cuts=st.lists(st.integers(0, IMAGES), max_size=6), draw=st.integers(0, 99))
 def test_shares_merged_in_any_order(whole, order, cuts, draw):
     expected, single = whole

@@ -11,7 +11,7 @@ from PIL import Image
 from seamseg.formats.cityscapes.instance_files import mask_png
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_pillow_reads_it(data):
     height, width = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 70))

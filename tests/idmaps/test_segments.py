@@ -23,7 +23,7 @@ def detections(seed, size, count):
     return masks, boxes
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), st.tuples(st.integers(1, 90), st.integers(1, 90)), st.integers(0, 8), st.booleans())
 def test_pasting(seed, size, count, keep_empty):
     masks, boxes = detections(seed, size, count)
@@ -41,7 +41,7 @@ def test_pasting(seed, size, count, keep_empty):
         assert crop.shape == (region[2] - region[0], region[3] - region[1])
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(0, 10**6), st.tuples(st.integers(1, 40), st.integers(1, 150)), st.integers(1, 300))
 def test_counting_filling_and_measuring(seed, size, count):
     rng = np.random.default_rng(seed)

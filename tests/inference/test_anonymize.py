@@ -46,7 +46,7 @@ def test_noise_is_averaged_away(style, height, width):
     st.integers(-30, 90),
     st.sampled_from(["blur", "pixels"]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_only_the_region_and_its_margin_change(height, width, y, x, style):
     photo = noise(80, 100)
     before = photo.copy()
@@ -124,7 +124,7 @@ def test_bad_arguments():
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.floats(0, 0.3), st.integers(1, 64), st.integers(0, 9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_clusters_partition_the_mask(height, width, density, cells, seed):
     mask = np.random.default_rng(seed).random((height, width)) < density
     count = np.zeros(mask.shape, int)

@@ -171,7 +171,7 @@ def test_the_map_has_the_photos_own_size(rgb):
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(128, 256), st.integers(16500, 90000))
 def test_too_little_memory_changes_nothing(height, width, side, room):
     """Whatever fits into the memory: the map is the same as with more memory."""

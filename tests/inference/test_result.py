@@ -117,7 +117,7 @@ def test_draw(result):
 
 
 @given(st.floats(0, 1), st.integers(0, 255), st.integers(0, 255))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_opacity_mixes(opacity, photo, colour):
     classes = Metadata(1, 0, ["x"], [(colour,) * 3], [0])
     whole = PanopticResult(np.ones((1, 1), np.int32), [Segment(1, 0, False, None, 1, (0, 0, 1, 1))])

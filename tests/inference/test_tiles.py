@@ -97,7 +97,7 @@ def category_map(result):
     return categories[result.id_map]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.tuples(st.integers(1, 400), st.integers(1, 400)) | st.tuples(st.just(1), st.integers(1, 2000)),
     st.integers(64, 200),
@@ -129,7 +129,7 @@ def apart(draw):
     return size, boxes
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(apart(), st.integers(96, 200), st.floats(0.25, 0.5), st.integers(0, 2**31))
 @example(((413, 387), [(35, 74, 93, 82)]), 96, 0.5, 0)  # close to the edges of two tiles, and two coarse pixels wide
 @example(((109, 282), [(35, 33, 93, 65)]), 96, 0.5, 0)  # of which one tile contains a sliver

@@ -75,7 +75,7 @@ def plain_fuse(prediction, num_stuff, score_threshold, overlap_threshold, min_st
     return ids, categories
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(0, 12), st.sampled_from([0.0, 0.3, 0.9]))
 def test_fusion_equals_its_plain_form(seed, count, overlap):
     generator = torch.Generator().manual_seed(seed)
@@ -114,7 +114,7 @@ def test_detections_without_masks_are_an_error():
         fuse(prediction, 2)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 90), st.integers(1, 90))
 def test_native_size_is_that_of_pillow(height, width, new_height, new_width):
     ids = np.arange(height * width, dtype=np.int32).reshape(height, width)

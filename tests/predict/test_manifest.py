@@ -54,7 +54,7 @@ def test_a_kill_after_any_byte_loses_only_the_torn_line(tmp_path):
         assert sorted(p.name for p in tmp_path.iterdir() if p.suffix == ".jsonl") == [MANIFEST]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_after_any_kills_every_photo_has_one_line(tmp_path_factory, data):
     out = tmp_path_factory.mktemp("out")

@@ -109,7 +109,7 @@ def test_bad_uploads_are_a_line_of_json(
     assert client.predict(png(photo())).status == 200, "the server goes on"
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_upload_is_answered(client: Client, data: Any) -> None:
     good = data.draw(st.sampled_from([png(photo()), png(photo(), "JPEG"), png(photo(), "TIFF"), png(photo(), "GIF")]))

@@ -47,7 +47,7 @@ def test_sides_on_a_border_where_the_photo_continues():
     assert cut_sides(boxes[:0], SIZE, (True,) * 4).shape == (0, 4)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(*[st.tuples(*[numbers] * 4)] * 2, st.tuples(*[numbers] * 4), st.tuples(*[st.booleans()] * 4))
 def test_a_box_that_equals_the_visible_one_within_the_crop_costs_nothing(box, anchor, beyond, cut):
     visible, anchors, cut = boxes_of(box), boxes_of(anchor), torch.tensor([cut])
@@ -59,7 +59,7 @@ def test_a_box_that_equals_the_visible_one_within_the_crop_costs_nothing(box, an
     assert float(crop_aware(code(anchors, whole), anchors, visible, cut)) < 1e-6
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(*[st.tuples(*[numbers] * 4)] * 3, st.tuples(*[st.booleans()] * 4), st.integers(0, 1000))
 def test_no_consistent_box_costs_less(box, anchor, predicted, cut, seed):
     """Compared with 2000 random ones and with the visible box."""

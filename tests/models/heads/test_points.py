@@ -35,7 +35,7 @@ def head_of(points=16, subdivisions=2):
     return PointHead(5, 6, 3, points, subdivisions)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 5), st.integers(1, 9), st.integers(1, 9), st.integers(0, 1000))
 def test_samples_of_the_coarse_mask_are_bilinear(count, height, width, seed):
     generator = torch.Generator().manual_seed(seed)

@@ -136,7 +136,7 @@ def test_levels_equal_the_original():
     assert level[~wanted.isnan()].tolist() == wanted[~wanted.isnan()].tolist()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(*[st.floats(-50, 2000)] * 4), min_size=1, max_size=8))
 def test_levels_are_always_in_use(boxes):
     boxes = torch.tensor(boxes)

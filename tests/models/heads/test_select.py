@@ -9,7 +9,7 @@ from seamseg.models.heads.select import first_true, nth_true, random_subset, upl
 masks = st.lists(st.booleans(), max_size=40).map(lambda values: torch.tensor(values, dtype=torch.bool))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(masks, st.integers(1, 12))
 def test_first_true_are_those_of_nonzero(mask, count):
     index, is_there = first_true(mask[None], count)
@@ -19,7 +19,7 @@ def test_first_true_are_those_of_nonzero(mask, count):
     assert (index[~is_there] == 0).all()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(masks)
 def test_nth_true_in_any_order(mask):
     wanted = torch.nonzero(mask).flatten()
