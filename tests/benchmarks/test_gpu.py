@@ -155,14 +155,14 @@ def test_a_step_leaves_its_results_and_where_they_are_from(bench):
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "reason"),
+    ("code", "limit", "status", "reason"),
     [
-        ("print('some words'); raise SystemExit(3)", "failed", "exit code 3"),
-        ("print('some words', flush=True); import time; time.sleep(60)", "timed out", "no end after 2 s"),
+        ("print('some words'); raise SystemExit(3)", 60, "failed", "exit code 3"),
+        ("print('some words', flush=True); import time; time.sleep(60)", 5, "timed out", "no end after 5 s"),
     ],
 )
-def test_a_step_that_fails_leaves_the_end_of_its_output(bench, code, status, reason):
-    found, name, done = bench.run(lambda m, seconds: m.call([sys.executable, "-c", code], 2) and {})
+def test_a_step_that_fails_leaves_the_end_of_its_output(bench, code, limit, status, reason):
+    found, name, done = bench.run(lambda m, seconds: m.call([sys.executable, "-c", code], limit) and {})
     assert name == "cpu_ops.failed.json"
     assert not done
     assert found["status"] == status

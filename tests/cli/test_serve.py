@@ -60,9 +60,9 @@ def test_a_signal_ends_it_after_the_requests_in_progress(model: Path, number: in
         # the other one waits, or is computed, too
         process.send_signal(number)
         for thread, _ in sent:
-            thread.join(20)
+            thread.join(60)
         assert [answers[0].status for _, answers in sent] == [200, 200]
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()

@@ -140,7 +140,7 @@ def test_error_of_a_worker_killed_during_a_step(make_folder):
 
     def work():
         for _ in loader:
-            end = time.monotonic() + 30
+            end = time.monotonic() + 120
             while time.monotonic() < end:
                 time.sleep(0.01)
 

@@ -38,7 +38,7 @@ class Holder:
         child = os.fork()
         if child:
             os.write(writing, f"{child}\n".encode())
-        time.sleep(60)
+        time.sleep(600)
 
     def kill(self):
         if self.process is not None:

@@ -77,7 +77,7 @@ def test_a_decoder_waits_only_for_its_own_photos_and_while_its_parent_lives(monk
     waiting.join(0.1)
     assert waiting.is_alive()
     budget.remove(0, 15)
-    waiting.join(5)
+    waiting.join(60)
     assert not waiting.is_alive()
     budget.add(0, 99)
     budget.parent = -1
@@ -95,6 +95,6 @@ def test_background_limits_bytes():
     late.join(0.1)
     assert late.is_alive()
     go.set()
-    late.join(5)
+    late.join(60)
     assert not late.is_alive()
     background.finish()

@@ -72,7 +72,7 @@ def against(runs: tuple[Path, Path]) -> Path:
     return out
 
 
-def _until(page: Any, expression: str, seconds: float = 20) -> None:
+def _until(page: Any, expression: str, seconds: float = 60) -> None:
     """Wait until an expression is true; the page's policy forbids `wait_for_function`."""
     end = time.monotonic() + seconds
     while not page.evaluate(expression):

@@ -29,7 +29,7 @@ def form(data: bytes, name: str = "file", filename: str = '; filename="../../etc
     return head.encode() + data + b"\r\n--XX--\r\n"
 
 
-def until(condition: Any, seconds: float = 10) -> None:
+def until(condition: Any, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -171,12 +171,12 @@ def test_health_and_metrics(network: RedNetwork) -> None:
 def test_photos_of_concurrent_requests_are_batched(network: RedNetwork) -> None:
     with serving(red_predictor(network), batch_size=4) as client:
         threads = [in_thread(client.predict, png(photo()), "?format=json")]
-        assert network.started.acquire(timeout=10)
+        assert network.started.acquire(timeout=60)
         threads += [in_thread(client.predict, png(photo(k, red=k % 3)), "?format=json") for k in range(1, 6)]
         until(lambda: client.metric("seamseg_queue_length") == 5)
         network.gate.set()
         for thread, _ in threads:
-            thread.join(20)
+            thread.join(60)
     assert [a[0].json["segments"][0]["category_id"] for _, a in threads] == [1, 1, 2, 0, 1, 2]
     assert [len(batch) for batch in network.batches] == [1, 4, 1]
 
@@ -191,30 +191,30 @@ def test_a_full_queue_refuses_at_once(network: RedNetwork) -> None:
         assert int(refused.headers["retry-after"]) >= 1
         network.gate.set()
         for thread, _ in threads:
-            thread.join(20)
+            thread.join(60)
         assert client.predict(png(photo(3))).status == 200
     assert [a[0].status for _, a in threads] == [200, 200]
     assert 2 not in network.seen
 
 
 def test_the_time_limit(network: RedNetwork) -> None:
-    with serving(red_predictor(network), timeout=0.4) as client:
+    with serving(red_predictor(network), timeout=1.5) as client:
         threads = [in_thread(client.predict, png(photo(k))) for k in range(2)]
         for thread, _ in threads:
-            thread.join(20)
+            thread.join(60)
         for _, answers in threads:
             assert answers[0].status == 504
-            assert answers[0].json == {"error": "no result within 0.4 seconds"}
+            assert answers[0].json == {"error": "no result within 1.5 seconds"}
         network.gate.set()
         until(lambda: client.predict(png(photo(7))).status == 200)
     assert len([k for k in network.seen if k != 7]) == 1, "what waited is not computed"
 
 
 def test_a_slow_upload(network: RedNetwork) -> None:
-    with serving(red_predictor(network), timeout=0.3) as client:
-        with socket.create_connection(("127.0.0.1", client.port), timeout=20) as slow:
+    with serving(red_predictor(network), timeout=0.1) as client:
+        with socket.create_connection(("127.0.0.1", client.port), timeout=60) as slow:
             slow.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc")
-            time.sleep(0.5)
+            time.sleep(0.8)
             # the rest comes after the limit; what it is answered then is nobody's loss
             slow.sendall(bytes(97))
             assert slow.recv(1000).startswith(b"HTTP/1.1 408 ")
@@ -223,10 +223,10 @@ def test_a_slow_upload(network: RedNetwork) -> None:
 
 def test_heads_of_requests_have_a_time_limit(network: RedNetwork) -> None:
     request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
-    with serving(red_predictor(network), grace=1, timeout=20) as client:
+    with serving(red_predictor(network), grace=1, timeout=60) as client:
         waiting, answers = in_thread(client.predict, png(photo()))
         # nothing, a part, and a part after a whole request
-        slow = [socket.create_connection(("127.0.0.1", client.port), timeout=3) for _ in range(3)]
+        slow = [socket.create_connection(("127.0.0.1", client.port), timeout=60) for _ in range(3)]
         slow[1].sendall(request)
         slow[2].sendall(request + b"\r\n")
         assert slow[2].recv(4000).startswith(b"HTTP/1.1 200 ")
@@ -235,7 +235,7 @@ def test_heads_of_requests_have_a_time_limit(network: RedNetwork) -> None:
             with connection:
                 until(lambda connection=connection: connection.recv(4000) == b"")
         network.gate.set()
-        waiting.join(20)
+        waiting.join(60)
     assert answers[0].status == 200, "a request itself may take longer"
 
 
@@ -244,7 +244,7 @@ def test_clients_that_go_away_are_dropped(network: RedNetwork, sent: bytes) -> N
     length = len(sent) + (sent == b"abc")
     with serving(red_predictor(network)) as client:
         thread, _ = in_thread(client.predict, png(photo(1)))
-        assert network.started.acquire(timeout=10)
+        assert network.started.acquire(timeout=60)
         with socket.create_connection(("127.0.0.1", client.port)) as gone:
             head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
             gone.sendall(head.encode() + sent)
@@ -254,19 +254,19 @@ def test_clients_that_go_away_are_dropped(network: RedNetwork, sent: bytes) -> N
         until(lambda: client.metric("seamseg_in_progress") == 1)
         assert client.metric("seamseg_queue_length") == 0
         network.gate.set()
-        thread.join(20)
+        thread.join(60)
         assert client.predict(png(photo(2))).status == 200
         assert client.metric("seamseg_requests_total", path="/predict", status="499") == 1
     assert network.seen == [1, 2]
 
 
 def test_requests_in_progress_are_finished_at_the_end(network: RedNetwork) -> None:
-    with serving(red_predictor(network), timeout=20) as client:
+    with serving(red_predictor(network), timeout=60) as client:
         threads = [in_thread(client.predict, png(photo(k))) for k in range(3)]
         until(lambda: client.metric("seamseg_queue_length") == 2)
         # the context stops the server, then opens the gate
     for thread, _ in threads:
-        thread.join(20)
+        thread.join(60)
     assert [a[0].status for _, a in threads] == [200] * 3
     assert client.service.cut_off == 0
 
@@ -274,7 +274,7 @@ def test_requests_in_progress_are_finished_at_the_end(network: RedNetwork) -> No
 @pytest.mark.parametrize("sent", [png(photo()), bytes(300_000)], ids=["computed", "refused"])
 def test_requests_that_the_end_cuts_off_are_answered(network: RedNetwork, sent: bytes, capfd: Any) -> None:
     with serving(red_predictor(network), max_upload=0.25) as client:
-        with socket.create_connection(("127.0.0.1", client.port), timeout=20) as waiting:
+        with socket.create_connection(("127.0.0.1", client.port), timeout=60) as waiting:
             # of the refused one a byte is missing, for which the server waits
             length = len(sent) + (len(sent) > 1000)
             waiting.sendall(f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode())

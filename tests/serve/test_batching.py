@@ -36,7 +36,7 @@ def open_batcher(network: RedNetwork) -> Iterator[Any]:
 def occupy(network: RedNetwork, batcher: Batcher) -> Any:
     """Start a batch, which stays in the network until its gate is opened."""
     future = batcher.submit(photo(99))
-    assert network.started.acquire(timeout=10)
+    assert network.started.acquire(timeout=60)
     return future
 
 
@@ -45,7 +45,7 @@ def test_what_arrives_during_a_batch_forms_the_next_ones(network: RedNetwork, op
     futures = [occupy(network, batcher), *(batcher.submit(photo(k, red=k % 3)) for k in range(6))]
     assert batcher.waiting == 6
     network.gate.set()
-    maps = [future.result(10).semantic for future in futures]
+    maps = [future.result(60).semantic for future in futures]
     assert [len(batch) for batch in network.batches] == [1, 4, 2]
     assert [m.flat[0] for m in maps] == [1, 0, 1, 2, 0, 1, 2]
     assert all(m.base is None for m in maps), "no slice of the arrays of a batch"
@@ -60,7 +60,7 @@ def test_photos_of_other_sizes_are_in_other_batches_and_the_oldest_is_first(
     sizes = [(8, 16), (16, 8), (8, 16), (16, 8), (8, 16), (8, 16)]
     futures = [batcher.submit(photo(k, size=size)) for k, size in enumerate(sizes)]
     network.gate.set()
-    assert [f.result(10).semantic.shape for f in futures] == sizes
+    assert [f.result(60).semantic.shape for f in futures] == sizes
     assert network.batches[1:] == [[(8, 16)] * 3, [(16, 8)] * 2, [(8, 16)]]
     assert network.seen[1:] == [0, 2, 4, 1, 3, 5]
 
@@ -70,31 +70,29 @@ def test_a_photo_in_tiles_is_a_batch_of_its_own(network: RedNetwork, open_batche
     occupy(network, batcher)
     futures = [batcher.submit(photo(k, size=(100, 180))) for k in range(2)]
     network.gate.set()
-    assert [f.result(20).semantic.shape for f in futures] == [(100, 180)] * 2
+    assert [f.result(60).semantic.shape for f in futures] == [(100, 180)] * 2
     assert all(len(batch) == 1 for batch in network.batches)
     assert len(network.batches) > 3, "several tiles each"
 
 
 def test_an_incomplete_batch_waits_and_a_full_one_does_not(network: RedNetwork, open_batcher: Any) -> None:
     network.gate.set()
-    batcher = open_batcher(2, wait=0.4)
+    patient = open_batcher(2, wait=600)
+    pair = [patient.submit(photo(0)), patient.submit(photo(1))]
+    [f.result(60) for f in pair]
     start = time.monotonic()
-    pair = [batcher.submit(photo(0)), batcher.submit(photo(1))]
-    [f.result(10) for f in pair]
-    assert time.monotonic() - start < 0.35
-    start = time.monotonic()
-    batcher.submit(photo(2)).result(10)
+    open_batcher(2, wait=0.4).submit(photo(2)).result(60)
     assert time.monotonic() - start > 0.39
     assert [len(batch) for batch in network.batches] == [2, 1]
 
 
 def test_a_full_batch_overtakes_an_older_photo_that_waits(network: RedNetwork, open_batcher: Any) -> None:
     network.gate.set()
-    batcher = open_batcher(2, wait=5)
+    batcher = open_batcher(2, wait=600)
     alone = batcher.submit(photo(0, size=(8, 8)))
     for k in (1, 2):
         last = batcher.submit(photo(k))
-    last.result(3)
+    last.result(60)
     assert not alone.done()
     batcher.close()
     assert alone.result(0).size == (8, 8), "closing does not wait for more photos"
@@ -107,7 +105,7 @@ def test_cancelled_photos_are_not_computed(network: RedNetwork, open_batcher: An
     assert futures[1].cancel()
     assert batcher.waiting == 2
     network.gate.set()
-    futures[2].result(10)
+    futures[2].result(60)
     assert network.seen == [99, 0, 2]
     assert [len(batch) for batch in network.batches] == [1, 2], "nor do they take a place in a batch"
 
@@ -118,10 +116,10 @@ def test_a_photo_that_fails_fails_alone(network: RedNetwork, open_batcher: Any) 
     futures = [batcher.submit(photo(k, red=FAILS if k == 1 else 2)) for k in range(3)]
     network.gate.set()
     for k in (0, 2):
-        assert np.array_equal(futures[k].result(10).semantic, np.full((12, 20), 2))
+        assert np.array_equal(futures[k].result(60).semantic, np.full((12, 20), 2))
     with pytest.raises(ValueError, match="a red pixel"):
-        futures[1].result(10)
-    assert batcher.submit(photo(7)).result(10).size == (12, 20), "the thread goes on"
+        futures[1].result(60)
+    assert batcher.submit(photo(7)).result(60).size == (12, 20), "the thread goes on"
     assert batcher.alive
 
 
@@ -141,11 +139,10 @@ def test_the_time_until_a_retry_grows_with_the_queue(network: RedNetwork, open_b
     first = occupy(network, batcher)
     time.sleep(0.6)
     network.gate.set()
-    first.result(10)
-    time.sleep(0.05)
+    first.result(60)
     network.gate.clear()
     for k in range(4):
         batcher.submit(photo(k))
-    # one is computed
-    assert network.started.acquire(timeout=10)
-    assert 2 <= batcher.retry_after <= 10
+    # one is computed, the others follow at the speed of the first
+    assert network.started.acquire(timeout=60)
+    assert batcher.retry_after >= 3

@@ -50,7 +50,7 @@ class RedNetwork:
         self.batches.append([image.shape[:2] for image in images])
         self.seen += [int(image[0, 0, 1]) for image in images]
         self.started.release()
-        assert self.gate.wait(30), "nobody opened the gate"
+        assert self.gate.wait(120), "nobody opened the gate"
         if any(image[0, 0, 0] == FAILS for image in images):
             raise ValueError("a red pixel")
         nothing = np.zeros(0, np.float32)
@@ -100,7 +100,7 @@ class Client:
     server: AppServer | None = None
 
     def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             connection.request(method, path, body, headers or {})
             response = connection.getresponse()
@@ -126,13 +126,13 @@ def serving(predictor: Predictor[Any], grace: float = 10, **options: Any) -> Ite
     thread = threading.Thread(target=server.run_on, args=(bound,))
     thread.start()
     try:
-        assert started.wait(30)
+        assert started.wait(120)
         yield Client(port, service, server)
     finally:
         server.stop()
         if isinstance(predictor.network, RedNetwork):
             predictor.network.gate.set()
-        thread.join(30)
+        thread.join(120)
         service.close()
         assert not thread.is_alive()
 

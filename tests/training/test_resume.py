@@ -163,7 +163,7 @@ def test_workers_end_on_a_signal_of_their_parent(seven):
     (worker,) = multiprocessing.active_children()
     time.sleep(1)
     worker.terminate()
-    worker.join(10)
+    worker.join(60)
     assert worker.exitcode == 0
     del iterator
 
