@@ -104,8 +104,10 @@ def load_body_weights(net: nn.Module, path: str) -> LoadReport:
     else:
         file = str(weights_at(path))
         report = _load_part(body, load_tensors(file, file), "body", file)
-    if report.loaded == 0:
-        raise InputError(f"[body] weights = {path}: nothing in it fits this network: {report}")
+    missing = {line.partition(" ")[0].removeprefix("body.").removeprefix("backbone.") for line in report.skipped}
+    # a pyramid alone may fit, since its layers are the same for many backbones
+    if report.loaded == 0 or missing.issuperset(name for name, _ in backbone.named_parameters()):
+        raise InputError(f"[body] weights = {path}: nothing in it fits this network's backbone: {report}")
     return report
 
 

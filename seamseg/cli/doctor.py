@@ -40,7 +40,18 @@ _PACKAGES = (
     "zlib-ng",
 )
 _TORCH = ("torch", "torchvision", "tensorboard")
-_OPTIONAL = ("onnxruntime", "safetensors", "huggingface_hub", "inplace-abn")
+_OPTIONAL = {
+    "onnxruntime": "extra onnx",
+    "openvino": "extra openvino",
+    "safetensors": "extra hub",
+    "huggingface_hub": "extra hub",
+    "timm": "extra timm",
+    "starlette": "extra serve",
+    "av": "extra video",
+    "fsspec": "extra urls",
+    "supervision": "extra supervision",
+    "inplace-abn": "optional",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,8 +146,8 @@ def _packages(problems: list[str]) -> None:
             f"{', '.join(lacking)} not installed: pip install 'seamseg[torch]', or for exported networks only "
             "'seamseg[onnx]'"
         )
-    for package in _OPTIONAL:
-        _print(package, _version(package) or "not installed (optional)")
+    for package, part in _OPTIONAL.items():
+        _print(package, _version(package) or f"not installed ({part})")
 
 
 def _process(torch: ModuleType | None, problems: list[str]) -> None:

@@ -63,7 +63,8 @@ def config_from_string(
     changes = [(override, *_split_override(override)) for override in overrides]
     own = given.get("general", {}).get("kind", kind or PANOPTIC)
     asked = [value for _, section, key, value in changes if (section, key) == ("general", "kind")]
-    texts = {section: dict(values) for section, values in _defaults(asked[-1] if asked else own, source).items()}
+    kind_is_from = option("overrides") if asked else source
+    texts = {section: dict(values) for section, values in _defaults(asked[-1] if asked else own, kind_is_from).items()}
     for section, values in given.items():
         _merge(texts, section, values, source)
     texts["general"]["kind"] = own
@@ -208,7 +209,7 @@ def _typed(texts: _Texts, source: str, origins: Mapping[tuple[str, str], str]) -
                 raise InputError(f"{origin}: [{name}] {spec.name} = {shown}: {problem}") from None
         sections[name] = cls(**values)
     config = Config(texts=texts, **sections)
-    check(config, source)
+    check(config, f"{source} with {option('overrides')}" if origins else source)
     return config
 
 

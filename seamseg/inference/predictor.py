@@ -339,7 +339,7 @@ def load_predictor(
     InputError
         if the model is missing, broken, or does not match its configuration and metadata
     SeamsegError
-        if torch.compile is requested and does not work here
+        if torch is not installed and the model is no exported network, or torch.compile is requested and does not work
     """
     opened: Any
     model = local_model(model)
@@ -349,7 +349,12 @@ def load_predictor(
         opened = ExportedModel(model, device, config, meta, options)
     else:
         # exported networks need no torch
-        from seamseg.inference.network import TrainedModel
+        try:
+            from seamseg.inference.network import TrainedModel
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise SeamsegError(f"{model}: needs torch, which is not installed; pip install 'seamseg[torch]'") from None
 
         opened = TrainedModel(model, device, config, meta, options)
     INFERENCE_KINDS[opened.kind].check(options)

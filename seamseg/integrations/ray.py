@@ -45,7 +45,8 @@ class PanopticActor:
     --------
     >>> photos = ray.data.read_binary_files("s3://bucket/photos", include_paths=True)  # doctest: +SKIP
     >>> maps = photos.map_batches(  # doctest: +SKIP
-    ...     PanopticActor, fn_constructor_kwargs={"model": "city.zip"}, batch_size=16, num_gpus=1, concurrency=4
+    ...     PanopticActor, fn_constructor_kwargs={"model": "city.zip"}, batch_size=16, num_gpus=1,
+    ...     compute=ray.data.ActorPoolStrategy(size=4),
     ... )
     >>> maps.drop_columns(["bytes"]).write_parquet("s3://bucket/maps")  # doctest: +SKIP
     """

@@ -274,12 +274,12 @@ def norm_factories(mode: str, activation: str, slope: float, gn_groups: int) -> 
     Raises
     ------
     InputError
-        if the mode is unknown
+        if the mode is unknown; from the factory of group norm, if the groups do not divide the channels
     """
     kinds: dict[str, NormFactory] = {
         "bn": InPlaceABN,
         "syncbn": InPlaceABNSync,
-        "gn": partial(ActivatedGroupNorm, num_groups=gn_groups),
+        "gn": partial(_group_norm, gn_groups),
         "off": ActivatedIdentity,
     }
     names = mode.split("+")
@@ -289,6 +289,12 @@ def norm_factories(mode: str, activation: str, slope: float, gn_groups: int) -> 
         )
     made = [partial(kinds[name], activation=activation, activation_param=slope) for name in names]
     return made[0], made[-1]
+
+
+def _group_norm(groups: int, channels: int, **activation: Any) -> ActivatedGroupNorm:
+    if channels % groups:
+        raise InputError(f"[body] gn_groups: {channels} channels of a layer do not divide into {groups} equal groups")
+    return ActivatedGroupNorm(channels, groups, **activation)
 
 
 _OUTPUT_STD = {

@@ -137,7 +137,7 @@ read = getattr(ray.data, sys.argv[3])
 photos = read(sys.argv[2], include_paths=True)
 made = photos.map_batches(
     Narrow, fn_constructor_kwargs={"model": sys.argv[1], "device": "cpu", "min_stuff_area": 0}, batch_size=2,
-    concurrency=2, num_cpus=1,
+    compute=ray.data.ActorPoolStrategy(size=2), num_cpus=1,
 )
 rows = [{k: v.hex() if isinstance(v, bytes) else v for k, v in row.items() if k not in ("bytes", "image")}
         for row in made.take_all()]

@@ -48,6 +48,13 @@ def test_an_unknown_mode_is_an_error():
         norm_factories("batch", "leaky_relu", 0.01, 16)
 
 
+def test_groups_must_divide_the_channels():
+    for mode in ("gn", "syncbn+gn"):
+        config = tiny_config(mode=mode, overrides=("body.gn_groups=7",))
+        with pytest.raises(InputError, match=r"\[body\] gn_groups: \d+ channels of a layer do not divide into 7"):
+            build_training_module(config, 2, 3)
+
+
 @pytest.mark.parametrize(
     ("kind", "names"),
     [

@@ -185,6 +185,16 @@ def test_weights_of_a_file(suffix: str, tmp_path: Path) -> None:
         load_body_weights(net, str(path))
 
 
+@pytest.mark.parametrize("body", ["timm:test_resnet", "resnet18"])
+def test_a_file_whose_pyramid_alone_fits_is_refused(body: str, tmp_path: Path) -> None:
+    other, net = (build_network(config(name), 2, 1) for name in ("timm:test_convnext", body))
+    state = other.body.state_dict()
+    assert set(state) & set(net.body.state_dict()), "a part fits"
+    torch.save(state, tmp_path / "body.pth")
+    with pytest.raises(InputError, match=r"nothing in it fits this network's backbone: loaded [1-9]"):
+        load_body_weights(net, str(tmp_path / "body.pth"))
+
+
 def test_weights_of_timm(tmp_path: Path) -> None:
     torch.manual_seed(1)
     state = timm.create_model("test_convnext").state_dict()
