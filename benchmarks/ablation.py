@@ -150,22 +150,24 @@ def city(folder: Path, seed: int, arguments: argparse.Namespace) -> Path:
 def train(run: Path, data: Path, settings: tuple[str, ...], more: tuple[str, ...]) -> dict[str, float]:
     """Train in a process with one thread, unless the run is complete; return its scores and CPU seconds."""
     done = run / "ablation.json"
-    if done.exists():
-        scores: dict[str, float] = json.loads(done.read_text())
-        return scores
-    command = [sys.executable, "-m", "seamseg", "train", "toy_city_r18", str(data), "--log-dir", str(run), "--quiet"]
+    words = ["train", "toy_city_r18", str(data), "--log-dir", str(run), "--quiet", *more]
     for setting in ("scheduler.burn_in_steps=25", *settings):
-        command += ["--set", setting]
+        words += ["--set", setting]
+    if done.exists():
+        found = json.loads(done.read_text())
+        if found.get("arguments") != words:
+            raise SystemExit(f"{run}: was trained with other settings; choose another --out or delete it")
+        return dict(found["scores"])
     print(f"training {run}", file=sys.stderr, flush=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    started = subprocess.Popen([*command, *more], env=environment, stdout=subprocess.DEVNULL)
+    started = subprocess.Popen([sys.executable, "-m", "seamseg", *words], env=environment, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(started.pid, 0)
     if status:
         raise SystemExit(f"{run}: the training failed")
     last = [line for line in read_metrics(run) if line["kind"] == "validation"][-1]
     scores = {key: 100 * last[key] for key in SCORES}
     scores["CPU seconds"] = used.ru_utime + used.ru_stime
-    done.write_text(json.dumps(scores))
+    done.write_text(json.dumps({"arguments": words, "scores": scores}))
     return scores
 
 

@@ -123,10 +123,10 @@ def failed_workers(error: BaseException, workers: Sequence[BaseProcess]) -> list
     orderly = (None, 0, -signal.SIGTERM)
     # the connection breaks before the process has ended, on a busy machine by seconds, and that before its exit code
     patience = 5 if isinstance(error, (ConnectionError, EOFError)) else 0.2
-    ended = connection.wait([worker.sentinel for worker in workers if worker.is_alive()], patience)
-    for worker in workers:
-        if worker.sentinel in ended:
-            worker.join(timeout=5)
+    alive = {worker.sentinel: worker for worker in workers if worker.is_alive()}
+    if alive and all(worker.exitcode in orderly for worker in workers):
+        for sentinel in connection.wait(list(alive), patience):
+            alive[sentinel].join(timeout=5)  # type: ignore[index]
     return [number for number, worker in enumerate(workers) if worker.exitcode not in orderly]
 
 

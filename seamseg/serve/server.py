@@ -74,7 +74,10 @@ def accepted_hosts(bound: socket.socket) -> Sequence[str]:
 
 
 class _TimedHead(H11Protocol):
-    """Closes a connection on which no whole head of a request comes in time, which uvicorn waits for without end."""
+    """Closes a connection on which no whole head of a request comes in time, which uvicorn waits for without end.
+
+    The same time holds for the rest of a request that has been answered.
+    """
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -91,7 +94,9 @@ class _TimedHead(H11Protocol):
         self._watch()
 
     def _watch(self) -> None:
-        waits = self.conn.their_state is h11.IDLE and not self.transport.is_closing()
+        # also for the rest of a request that has been answered already, as an upload that is too large
+        waits = h11.IDLE is self.conn.their_state or h11.DONE is self.conn.our_state
+        waits = waits and not self.transport.is_closing()
         if self._timer is not None and not waits:
             self._timer.cancel()
             self._timer = None
@@ -154,6 +159,22 @@ class AppServer(uvicorn.Server):
         """Begin to listen."""
         await super().startup(sockets)
         self._on_start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End as uvicorn does, but cut off requests and connections at once if `force_exit` is set.
+
+        Since Python 3.12, uvicorn waits for all connections even then.
+        """
+        ending = asyncio.ensure_future(super().shutdown(sockets))
+        while not ending.done():
+            if self.force_exit:
+                for task in self.server_state.tasks:
+                    task.cancel()
+                if not self.server_state.tasks:
+                    for connection in self.server_state.connections:
+                        connection.transport.abort()
+            await asyncio.wait({ending}, timeout=0.1)
+        await ending
 
 
 @contextmanager

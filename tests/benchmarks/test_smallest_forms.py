@@ -63,7 +63,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
         r"calls +1 +\d(.|\n)*batch 2 +2 +\d",
     ),
     "soak_predict": ("--images 12 --kills 1", r"every photo once"),
-    "startup": ("--rounds 1 --json OUT", r"import seamseg +\d+ +1\.00"),
+    "startup": ("--against HEAD --rounds 1 --json OUT", r"import seamseg +\d+ +\d+ +\d\.\d\d"),
     "throughput": (
         "plain --device cpu --size 64x96 --rounds 1 --photos 2 --workers 0 --config toy_city_r18 --json OUT",
         r"plain +predict +\d.*outside \d",

@@ -194,6 +194,24 @@ def test_connection_error_of_a_killed_worker(make_folder):
         raise ConnectionResetError(104, "of another cause")
 
 
+def test_a_connection_that_breaks_before_the_end_of_its_worker(monkeypatch):
+    context = torch.multiprocessing.get_context("fork")
+    late, unstarted, waiting = (context.Process() for _ in range(3))
+    late.run = lambda: (time.sleep(1), os.kill(os.getpid(), signal.SIGKILL))
+    waiting.run = lambda: time.sleep(600)
+    late.start()
+    waiting.start()
+    try:
+        assert failed_workers(EOFError(), [waiting, late, unstarted]) == [1]
+        # a second call does not wait for the others, nor one about no worker at all
+        monkeypatch.setattr("seamseg.data.workers.connection.wait", lambda *_: pytest.fail("waits"))
+        assert failed_workers(EOFError(), [waiting, late]) == [1]
+        assert failed_workers(EOFError(), [unstarted]) == []
+    finally:
+        waiting.kill()
+        waiting.join()
+
+
 def test_processes_that_a_context_makes_are_recorded():
     """A worker may die before the iterator of its loader exists."""
     started = []

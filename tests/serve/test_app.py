@@ -225,12 +225,15 @@ def test_heads_of_requests_have_a_time_limit(network: RedNetwork) -> None:
     request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
     with serving(red_predictor(network), grace=1, timeout=60) as client:
         waiting, answers = in_thread(client.predict, png(photo()))
-        # nothing, a part, and a part after a whole request
-        slow = [socket.create_connection(("127.0.0.1", client.port), timeout=60) for _ in range(3)]
+        # nothing, a part, a part after a whole request, and a part of a body that nobody waits for
+        slow = [socket.create_connection(("127.0.0.1", client.port), timeout=60) for _ in range(4)]
         slow[1].sendall(request)
         slow[2].sendall(request + b"\r\n")
         assert slow[2].recv(4000).startswith(b"HTTP/1.1 200 ")
         slow[2].sendall(request)
+        slow[3].sendall(request + b"Content-Length: 100\r\n\r\n")
+        assert slow[3].recv(4000).startswith(b"HTTP/1.1 200 ")
+        slow[3].sendall(b"x")
         for connection in slow:
             with connection:
                 until(lambda connection=connection: connection.recv(4000) == b"")
@@ -273,7 +276,7 @@ def test_requests_in_progress_are_finished_at_the_end(network: RedNetwork) -> No
 
 @pytest.mark.parametrize("sent", [png(photo()), bytes(300_000)], ids=["computed", "refused"])
 def test_requests_that_the_end_cuts_off_are_answered(network: RedNetwork, sent: bytes, capfd: Any) -> None:
-    with serving(red_predictor(network), max_upload=0.25) as client:
+    with serving(red_predictor(network), grace=600, max_upload=0.25) as client:
         with socket.create_connection(("127.0.0.1", client.port), timeout=60) as waiting:
             # of the refused one a byte is missing, for which the server waits
             length = len(sent) + (len(sent) > 1000)
