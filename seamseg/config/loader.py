@@ -125,7 +125,9 @@ def _read_ini(text: str, source: str) -> _Texts:
     except configparser.DuplicateSectionError as error:
         raise InputError(f"{source}: line {error.lineno}: duplicate section [{error.section}]") from None
     except configparser.ParsingError as error:
-        line, words = error.errors[0]
+        line = error.errors[0][0]
+        # the error has the words quoted before Python 3.13 only
+        words = repr(text.split("\n")[line - 1].strip())
         raise InputError(f"{source}: line {line}: not `key = value`: {words:.80}") from None
     return {section: dict(parser[section]) for section in parser.sections()}
 
