@@ -67,7 +67,13 @@ def train_toy_city(args: argparse.Namespace, run: Path) -> None:
     """Make the toy city, train the network of the demo, and set `args.model` and `args.data`."""
     from seamseg.demo import DemoOptions, run_demo
 
-    overrides = (f"scheduler.epochs={args.epochs}", f"dataloader.train_batch_size={min(8, args.train)}")
+    overrides: tuple[str, ...] = (
+        f"scheduler.epochs={args.epochs}",
+        f"dataloader.train_batch_size={min(8, args.train)}",
+    )
+    if args.train * args.epochs < 1000:
+        # masks are calibrated on detections, which a few large steps do not lead to
+        overrides += ("optimizer.lr=0.001",)
     run_demo(DemoOptions(run, args.train, args.val, overrides=overrides, device="cpu"))
     args.model, args.data = run, run / "toy_city" / "data"
 
