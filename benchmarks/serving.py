@@ -3,7 +3,7 @@
     python benchmarks/serving.py                                       # a network of random weights
     python benchmarks/serving.py --model runs/city --size 1024x2048 --batch-size 1 4 --device cuda
 
-`calls`: one photo after the other in this process, by the library: decode a JPEG, `predict`, encode the JSON.
+`calls`: one photo after the other in one thread, by the library: decode a JPEG, `predict`, encode the JSON.
 `batch N`: a server with `--batch-size N` on a free port, and clients that send the same JPEG and read the same JSON,
 each its next request when it has the answer to the last one. The server is in this process, and the clients are threads
 of it, so they share its processors. The forms take turns, in every round all of them; figures are medians over the
@@ -69,12 +69,15 @@ def calls(predictor: Predictor[Any], data: bytes, requests: int) -> tuple[float,
     from seamseg.serve.encoding import ResultEncoder
 
     encoder = ResultEncoder(predictor)
-    latencies = []
-    begin = time.perf_counter()
-    for _ in range(requests):
+
+    def call() -> float:
         start = time.perf_counter()
         json.dumps(encoder.segments(predictor.predict(open_image("photo", data), keep_photo=False)))
-        latencies.append(time.perf_counter() - start)
+        return time.perf_counter() - start
+
+    call()
+    begin = time.perf_counter()
+    latencies = [call() for _ in range(requests)]
     return requests / (time.perf_counter() - begin), latencies
 
 
@@ -146,12 +149,14 @@ def percentile(values: Latencies, part: float) -> float:
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure all forms in turns, and return a row for each."""
-    predictor, data = make(arguments), photo(arguments.size)
+    from seamseg.utils.parallel import call_in_thread
+
+    # threads that end: see `call_in_thread`
+    predictor, data = call_in_thread(lambda: make(arguments)), photo(arguments.size)
     forms: dict[tuple[int, int], list[tuple[float, Latencies]]] = {(0, 1): []}
     mean_batches: dict[tuple[int, int], list[float]] = {}
-    calls(predictor, data, 2)
     for _ in range(arguments.rounds):
-        forms[0, 1].append(calls(predictor, data, arguments.requests))
+        forms[0, 1].append(call_in_thread(lambda: calls(predictor, data, arguments.requests)))
         for batch_size in arguments.batch_size:
             with server(predictor, batch_size) as (port, batches):
                 clients(port, data, batch_size, batch_size)

@@ -1,9 +1,11 @@
 """Time training and prediction on a CPU shared with other programs, by the time that threads spin before sleeping.
 
-    python benchmarks/waiting_threads.py [--rounds 5] [--settings NAME=VALUE ...] [training] [predict]
+    python benchmarks/waiting_threads.py [--rounds 5] [--settings NAME=VALUE ...] [training] [predict] [threads]
 
 The threads of an operator wait for each other at its end. libgomp lets them spin first (`GOMP_SPINCOUNT`), then sleep.
-`training`: a step of toy_city_r18, 4 images of 128x256; `predict`: vistas_r50 at 512x767, from file to file.
+`training`: a step of toy_city_r18, 4 images of 128x256; `predict`: vistas_r50 at 512x767, from file to file;
+`thread`: a photo of 256x512 with toy_city_r18, in a thread of its own; `threads`: the same, when another thread has run
+the network before: libgomp keeps the threads of both, more than there are cores, and none spins.
 Both run alone, beside one niced busy loop, and beside as many busy loops as there are cores. The loops have a session
 of their own, as programs of another terminal have: Linux divides the CPU between sessions first (sched_autogroup), and
 `nice` counts within one only.
@@ -24,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -32,7 +35,7 @@ SETTINGS = ["GOMP_SPINCOUNT=300000", "GOMP_SPINCOUNT=3000", "OMP_WAIT_POLICY=pas
 CORES = os.cpu_count() or 1
 NEIGHBOURS = {"none": (0, 0), "niced": (1, 19), "all": (CORES, 0)}
 """Number of busy loops and their nice level."""
-REPEATS = {"training": 3, "predict": 1}
+REPEATS = {"training": 3, "predict": 1, "thread": 5, "threads": 5}
 """Steps or photos of a measurement; it is their median."""
 
 
@@ -67,13 +70,34 @@ def predict(folder: Path) -> Callable[[], object]:
     return StageProfile(random_predictor(torch.device("cpu"), 512), photo, folder, random_weights=True).run
 
 
+def in_thread(others: int) -> Callable[[], object]:
+    """Return a function that predicts one photo in a thread, after as many others that still live."""
+    import torch
+
+    from seamseg.predict.profiling import random_predictor, synthetic_image
+    from seamseg.utils.parallel import call_in_thread
+
+    predictor = call_in_thread(lambda: random_predictor(torch.device("cpu"), 256, config="toy_city_r18"))
+    pixels = synthetic_image((256, 512))
+    pools = [ThreadPoolExecutor(1) for _ in range(others + 1)]
+    for pool in pools:
+        pool.submit(predictor.raw, [pixels]).result()
+    return lambda: pools[-1].submit(predictor.raw, [pixels]).result()
+
+
 def work(name: str) -> None:
     """Run the work for each line of stdin and print its median seconds."""
     from seamseg.cli import process_settings
 
     process_settings.apply()
     with tempfile.TemporaryDirectory() as folder:
-        run = training() if name == "training" else predict(Path(folder))
+        makers: dict[str, Callable[[], Callable[[], object]]] = {
+            "training": training,
+            "predict": lambda: predict(Path(folder)),
+            "thread": lambda: in_thread(0),
+            "threads": lambda: in_thread(1),
+        }
+        run = makers[name]()
         run()
         print("ready", flush=True)
         for _ in sys.stdin:
@@ -141,7 +165,7 @@ def busy_loops(count: int, nice: int) -> Iterator[None]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", default=list(REPEATS), help="training, predict (default: both)")
+    parser.add_argument("what", nargs="*", default=list(REPEATS), help=f"{', '.join(REPEATS)} (default: all)")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each kind (default: %(default)s)")
     parser.add_argument("--settings", nargs="+", default=SETTINGS, help="NAME=VALUE[,...] (default: %(default)s)")
     parser.add_argument("--neighbours", nargs="+", choices=list(NEIGHBOURS), default=list(NEIGHBOURS))

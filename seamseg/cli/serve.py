@@ -81,14 +81,16 @@ def run(args: argparse.Namespace) -> int:
             raise
         raise InputError(f"needs {error.name}: pip install 'seamseg[serve]'") from None
     from seamseg.inference.predictor import load_predictor
+    from seamseg.utils.parallel import call_in_thread
 
     # a line for each broken form
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
     batch_size = 1 if args.batch_size is None else args.batch_size
     options = ServeOptions(batch_size, args.batch_wait, args.queue, args.max_upload, args.max_megapixels, args.timeout)
     with bind(args.host, args.port) as bound:
-        predictor = load_predictor(args.model, args.device, args.config, args.meta, inference_options(args))
-        _warm_up(predictor)
+        model = args.model, args.device, args.config, args.meta, inference_options(args)
+        # the network runs in a thread of the service
+        predictor = call_in_thread(lambda: _warmed_up(load_predictor(*model)))
         if args.batch_size is None and predictor.network.on_gpu:
             options = replace(options, batch_size=4)
         service = Service(predictor, name := Path(args.model).name, options, args.debug)
@@ -104,8 +106,9 @@ def run(args: argparse.Namespace) -> int:
     return 1 if service.cut_off else 0
 
 
-def _warm_up(predictor: Predictor[Any]) -> None:
+def _warmed_up(predictor: Predictor[Any]) -> Predictor[Any]:
     """Run the network once: a device that fails ends the command, and the first request does not wait."""
     from PIL import Image
 
     predictor.predict(Image.new("RGB", (640, 480)), keep_photo=False)
+    return predictor

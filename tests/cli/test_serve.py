@@ -9,12 +9,14 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.onnx_scenes import record, scene, write_network
 from support.serving import Client, in_thread, png
+from support.shared_models import write_run
 
 import seamseg
 from seamseg.cli.main import main
@@ -33,6 +35,14 @@ ExportedNetwork.run = slow
 code = main(sys.argv[1:])
 print("torch" in sys.modules)
 sys.exit(code)
+"""
+
+NARROW = """
+import sys
+from support.micro import narrow_body
+from seamseg.cli.main import main
+with narrow_body():
+    sys.exit(main(sys.argv[1:]))
 """
 
 
@@ -67,6 +77,33 @@ def test_a_signal_ends_it_after_the_requests_in_progress(model: Path, number: in
         process.kill()
         process.wait()
     assert (process.returncode, out.replace("computing\n", ""), err) == (0, "False\n", "")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
+def test_openmp_has_threads_for_one_thread_only(tmp_path: Path) -> None:
+    # with two teams there are more threads than cores, none spins, and small networks are slow
+    run = write_run(tmp_path / "run", "semantic")
+    command = [sys.executable, "-c", NARROW, "serve", str(run), "--port", "0"]
+    paths = [str(Path(seamseg.__file__).parents[1]), str(Path(__file__).parents[1])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1"}
+    # as many threads as asked for, whatever the number of cores
+    environment["MKL_DYNAMIC"] = "FALSE"
+    counts = []
+    with ExitStack() as stack:
+        processes = []
+        for threads in ("1", "9"):
+            own = {**environment, "OMP_NUM_THREADS": threads}
+            processes.append(subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True))
+            stack.callback(processes[-1].wait)
+            stack.callback(processes[-1].kill)
+        for process in processes:
+            assert process.stdout is not None
+            port = int(process.stdout.readline().rpartition(":")[2])
+            client: Any = Client(port, None)  # type: ignore[arg-type]
+            assert client.predict(png(scene((256, 320)))).status == 200
+            counts.append(len(os.listdir(f"/proc/{process.pid}/task")))
+    # one more or less may decode photos
+    assert 7 <= counts[1] - counts[0] <= 9
 
 
 def test_a_port_in_use(model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
