@@ -137,11 +137,12 @@ def test_an_environment_without_torch_predicts_the_same(sdist: Path, tmp_path: P
         capture_output=True,
         text=True,
     )
-    assert lacking.stderr == "seamseg evaluate: needs torch, which is not installed; pip install 'seamseg[torch]'\n"
+    message = "seamseg evaluate: needs torch, which is not installed; pip install 'seamseg[torch]'\n"
+    assert (lacking.returncode, lacking.stderr) == (2, message)
     (tmp_path / "net.zip").touch()
     words = [str(bare / "bin/python"), "-c", "import seamseg; seamseg.load('net.zip')"]
     lacking = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-    assert "SeamsegError: net.zip: needs torch, which is not installed; pip install" in lacking.stderr
+    assert "InputError: net.zip: needs torch, which is not installed; pip install" in lacking.stderr
     assert subprocess.run([str(bare / "bin/seamseg"), "doctor"], cwd=tmp_path, capture_output=True).returncode == 0
 
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from seamseg.cli import process_settings
-from seamseg.utils.errors import SeamsegError, Terminated, flags_in_messages
+from seamseg.utils.errors import InputError, SeamsegError, Terminated, flags_in_messages
 from seamseg.version import __version__
 
 COMMANDS = {
@@ -84,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Exception as error:
             if debug:
                 traceback.print_exc()
+            error = _missing_package(error) or error
             print(f"{_name(argv)}: {_one_line(error)}", file=sys.stderr)
             return error.exit_code if isinstance(error, SeamsegError) else EXIT_FAILED
 
@@ -191,12 +192,18 @@ def _one_line(error: Exception) -> str:
     words = " ".join(str(error).split())
     if isinstance(error, SeamsegError):
         return words
-    if isinstance(error, ModuleNotFoundError) and error.name and error.name.partition(".")[0] != "seamseg":
-        package = error.name.partition(".")[0]
-        extra = EXTRAS.get(package)
-        how = f"pip install 'seamseg[{extra}]'" if extra else "`seamseg doctor` lists what is missing"
-        return f"needs {package}, which is not installed; {how}"
     return f"unexpected {type(error).__name__}: {words[:300]} (run with --debug to see where)"
+
+
+def _missing_package(error: Exception) -> InputError | None:
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return None
+    package = error.name.partition(".")[0]
+    if package == "seamseg":
+        return None
+    extra = EXTRAS.get(package)
+    how = f"pip install 'seamseg[{extra}]'" if extra else "`seamseg doctor` lists what is missing"
+    return InputError(f"needs {package}, which is not installed; {how}")
 
 
 def _nearest(word: str, known: Any) -> str:

@@ -337,9 +337,10 @@ def load_predictor(
     Raises
     ------
     InputError
-        if the model is missing, broken, or does not match its configuration and metadata
+        if the model is missing, broken, does not match its configuration and metadata, or needs a package that is not
+        installed
     SeamsegError
-        if torch is not installed and the model is no exported network, or torch.compile is requested and does not work
+        if torch.compile is requested and does not work
     """
     opened: Any
     model = local_model(model)
@@ -354,7 +355,7 @@ def load_predictor(
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-            raise SeamsegError(f"{model}: needs torch, which is not installed; pip install 'seamseg[torch]'") from None
+            raise InputError(f"{model}: needs torch, which is not installed; pip install 'seamseg[torch]'") from None
 
         opened = TrainedModel(model, device, config, meta, options)
     INFERENCE_KINDS[opened.kind].check(options)

@@ -147,7 +147,7 @@ def test_a_missing_library_is_named(
     package: str, extra: str, command: Callable, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command(_fail(ModuleNotFoundError(f"No module named '{package}'", name=package)))
-    assert main(["fake"]) == 1
+    assert main(["fake"]) == 2
     said = capsys.readouterr().err
     name = package.partition(".")[0]
     assert said == f"seamseg fake: needs {name}, which is not installed; pip install 'seamseg[{extra}]'\n"
