@@ -30,7 +30,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-SETTINGS = ["GOMP_SPINCOUNT=300000", "GOMP_SPINCOUNT=3000", "OMP_WAIT_POLICY=passive", "OMP_NUM_THREADS=1"]
+SETTINGS = [
+    "GOMP_SPINCOUNT=300000",
+    "GOMP_SPINCOUNT=3000",
+    "OMP_WAIT_POLICY=active,GOMP_SPINCOUNT=3000",
+    "OMP_WAIT_POLICY=passive",
+    "OMP_NUM_THREADS=1",
+]
 """Variables of a process; the first are the reference, libgomp's default."""
 CORES = os.cpu_count() or 1
 NEIGHBOURS = {"none": (0, 0), "niced": (1, 19), "all": (CORES, 0)}
