@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
         if (error.name or "").startswith("seamseg"):
             raise
         raise InputError(f"needs {error.name}: pip install 'seamseg[serve]'") from None
+    from seamseg.checkpoints.missing_model import local_model
     from seamseg.inference.predictor import load_predictor
     from seamseg.utils.parallel import call_in_thread
 
@@ -88,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
     batch_size = 1 if args.batch_size is None else args.batch_size
     options = ServeOptions(batch_size, args.batch_wait, args.queue, args.max_upload, args.max_megapixels, args.timeout)
     with bind(args.host, args.port) as bound:
-        model = args.model, args.device, args.config, args.meta, inference_options(args)
+        # a download ends at once with Ctrl-C
+        model = local_model(args.model), args.device, args.config, args.meta, inference_options(args)
         # the network runs in a thread of the service
         predictor = call_in_thread(lambda: _warmed_up(load_predictor(*model)))
         if args.batch_size is None and predictor.network.on_gpu:

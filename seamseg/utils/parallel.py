@@ -77,7 +77,7 @@ def call_in_thread(function: Callable[[], B]) -> B:
     libgomp keeps a team of threads for each thread that has run a parallel operator, until that thread ends. With more
     of them than cores, none of them spins between operators, and small networks take two to three times as long.
 
-    Ctrl-C in the main thread does not wait for the function.
+    Ctrl-C waits for the function: Python's end would abort in the middle of an operator.
     """
     future: Future[B] = Future()
 
@@ -87,13 +87,12 @@ def call_in_thread(function: Callable[[], B]) -> B:
         except BaseException as error:
             future.set_exception(error)
 
-    thread = threading.Thread(target=call, daemon=True)
+    thread = threading.Thread(target=call)
     thread.start()
     try:
         return future.result()
     finally:
-        if future.done():
-            thread.join()
+        thread.join()
 
 
 def threaded_map(

@@ -51,16 +51,30 @@ def model(tmp_path: Path) -> Path:
     return write_network(tmp_path / "net.onnx", record("semantic"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_signal_ends_it_after_the_requests_in_progress(model: Path, number: int) -> None:
+def start_slow(model: Path) -> subprocess.Popen[str]:
+    """Start a server, and wait until its network is tried."""
     environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1])}
     command = [sys.executable, "-c", SLOW, "serve", str(model), "--port", "0"]
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
     )
     assert process.stdout is not None
+    assert process.stdout.readline() == "computing\n", "the network is tried before clients come"
+    return process
+
+
+def test_ctrl_c_before_it_serves(model: Path) -> None:
+    process = start_slow(model)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "False\n", "seamseg serve: interrupted\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_ends_it_after_the_requests_in_progress(model: Path, number: int) -> None:
+    process = start_slow(model)
+    assert process.stdout is not None
     try:
-        assert process.stdout.readline() == "computing\n", "the network is tried before clients come"
         line = process.stdout.readline()
         found = re.fullmatch(r"serving net\.onnx \(semantic, cpu\) at http://127\.0\.0\.1:(\d+)\n", line)
         assert found, line
