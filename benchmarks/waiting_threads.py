@@ -1,17 +1,18 @@
 """Time training and prediction on a CPU shared with other programs, by the time that threads spin before sleeping.
 
-    python benchmarks/waiting_threads.py [--rounds 5] [--settings NAME=VALUE ...] [training] [predict] [threads]
+    python benchmarks/waiting_threads.py [--rounds 5] [--settings NAME=VALUE ...] [training] [predict] [thread] [threads]
 
 The threads of an operator wait for each other at its end. libgomp lets them spin first (`GOMP_SPINCOUNT`), then sleep.
 `training`: a step of toy_city_r18, 4 images of 128x256; `predict`: vistas_r50 at 512x767, from file to file;
-`thread`: a photo of 256x512 with toy_city_r18, in a thread of its own; `threads`: the same, when another thread has run
+`thread`: toy_city_r18 on an input of 256x512, in a thread of its own; `threads`: the same, when another thread has run
 the network before: libgomp keeps the threads of both, more than there are cores, and none spins.
-Both run alone, beside one niced busy loop, and beside as many busy loops as there are cores. The loops have a session
+All run alone, beside one niced busy loop, and beside as many busy loops as there are cores. The loops have a session
 of their own, as programs of another terminal have: Linux divides the CPU between sessions first (sched_autogroup), and
 `nice` counts within one only.
 
 Each setting is a process of its own, because libgomp reads it when it is loaded; in each round every process works once
-for each kind of neighbours. Medians are printed, with their ratio to the first setting without neighbours.
+for each kind of neighbours. Medians are printed, with the least and the most, and their ratio to the first setting
+without neighbours.
 """
 
 from __future__ import annotations
@@ -207,15 +208,16 @@ def measure(name: str, arguments: argparse.Namespace) -> list[dict[str, object]]
                 with busy_loops(*NEIGHBOURS[neighbours]):
                     for setting, worker in workers.items():
                         times[neighbours, setting].append(worker.seconds())
-    print(f"{name:<10}{'neighbours':<12}{'setting':<26}{'s':>8}{'to the reference alone':>24}")
+    print(f"{name:<10}{'neighbours':<12}{'setting':<43}{'s':>8}{'least':>8}{'most':>8}{'to the reference alone':>24}")
     rows: list[dict[str, object]] = []
     reference = statistics.median(times[kinds[0], settings[0]])
     for (neighbours, setting), values in times.items():
-        median = statistics.median(values)
-        print(f"{'':<10}{neighbours:<12}{setting:<26}{median:>8.3f}{median / reference:>24.2f}", flush=True)
-        rows.append(
-            {"work": name, "neighbours": neighbours, "setting": setting, "seconds": median, "ratio": median / reference}
+        least, median, most = min(values), statistics.median(values), max(values)
+        print(
+            f"{'':<10}{neighbours:<12}{setting:<43}{median:>8.3f}{least:>8.3f}{most:>8.3f}{median / reference:>24.2f}"
         )
+        row: dict[str, object] = {"work": name, "neighbours": neighbours, "setting": setting, "seconds": median}
+        rows.append({**row, "least": least, "most": most, "ratio": median / reference})
     return rows
 
 

@@ -89,10 +89,13 @@ def run(args: argparse.Namespace) -> int:
     batch_size = 1 if args.batch_size is None else args.batch_size
     options = ServeOptions(batch_size, args.batch_wait, args.queue, args.max_upload, args.max_megapixels, args.timeout)
     with bind(args.host, args.port) as bound:
-        # a download ends at once with Ctrl-C
-        model = local_model(args.model), args.device, args.config, args.meta, inference_options(args)
-        # the network runs in a thread of the service
-        predictor = call_in_thread(lambda: _warmed_up(load_predictor(*model)))
+        settings = inference_options(args)
+        # outside the thread: Ctrl-C ends a download at once
+        model = local_model(args.model)
+        # in a thread that ends, with its OpenMP threads: one of the service runs the network
+        predictor = call_in_thread(
+            lambda: _warmed_up(load_predictor(model, args.device, args.config, args.meta, settings))
+        )
         if args.batch_size is None and predictor.network.on_gpu:
             options = replace(options, batch_size=4)
         service = Service(predictor, name := Path(args.model).name, options, args.debug)

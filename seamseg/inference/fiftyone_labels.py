@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seamseg.panoptic_map import VOID
-from seamseg.utils.errors import SeamsegError
+from seamseg.utils.errors import InputError
 
 
 class LabelledObject(NamedTuple):
@@ -60,5 +60,5 @@ def _import() -> Any:
     try:
         import fiftyone
     except ImportError as error:
-        raise SeamsegError("to_fiftyone() needs the library: pip install fiftyone") from error
+        raise InputError("to_fiftyone() needs the library: pip install fiftyone") from error
     return fiftyone

@@ -21,7 +21,7 @@ from seamseg.inference.anonymize import LEAST_SCORE, Style, hide_classes
 from seamseg.inference.class_names import choose_classes
 from seamseg.panoptic_map import PanopticResult
 from seamseg.predictions import Prediction
-from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.errors import InputError
 from seamseg.utils.files import replacing, write_atomically, write_json
 from seamseg.utils.limits import MODEL_METADATA_BYTES, check_member, check_method, packed_size, parse_json
 from seamseg.visualize.overlay import encode_thumbnail, figure_html
@@ -236,7 +236,7 @@ class PhotoResult(ABC):
 
         Raises
         ------
-        SeamsegError
+        InputError
             if the library is not installed
 
         Examples
@@ -315,10 +315,10 @@ _BROKEN = (
 
 
 def import_supervision() -> Any:
-    """Import the library `supervision`; SeamsegError if it is not installed."""
+    """Import the library `supervision`; InputError if it is not installed."""
     try:
         import supervision
     except ImportError as error:
         advice = "pip install 'seamseg[supervision]'"
-        raise SeamsegError(f"to_supervision() needs supervision ({error}): {advice}") from error
+        raise InputError(f"to_supervision() needs supervision ({error}): {advice}") from error
     return supervision

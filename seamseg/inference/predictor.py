@@ -337,8 +337,8 @@ def load_predictor(
     Raises
     ------
     InputError
-        if the model is missing, broken, does not match its configuration and metadata, or needs a package that is not
-        installed
+        if the model is missing, broken, or does not match its configuration and metadata, or if torch is not installed
+        and the model is no exported network
     SeamsegError
         if torch.compile is requested and does not work
     """

@@ -17,7 +17,7 @@ class SeamsegError(Exception):
 
 
 class InputError(SeamsegError):
-    """Bad usage or bad input: a wrong argument, a missing or broken file, a config with a typo."""
+    """Bad usage or bad input: a wrong argument, a missing or broken file, a config with a typo, a missing package."""
 
     exit_code = 2
 

@@ -72,27 +72,25 @@ def _end_with_parent(parent: int) -> None:
 
 
 def call_in_thread(function: Callable[[], B]) -> B:
-    """Return `function()`, called in a new thread; for torch on a CPU, if a third thread will run the network.
+    """Return `function()`, called in a thread that ends; to load a network that another thread will run.
 
     libgomp keeps a team of threads for each thread that has run a parallel operator, until that thread ends. With more
-    of them than cores, none of them spins between operators, and small networks take two to three times as long.
+    of them than cores, none spins between operators, and on an otherwise idle CPU small networks take about twice as
+    long (docs/reference/performance.md).
 
-    Ctrl-C waits for the function: Python's end would abort in the middle of an operator.
+    Ctrl-C waits for the function, since Python's end would abort in the middle of an operator; a second one ends the
+    process at once.
     """
-    future: Future[B] = Future()
-
-    def call() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:
-            future.set_exception(error)
-
-    thread = threading.Thread(target=call)
-    thread.start()
+    pool = ThreadPoolExecutor(1)
     try:
-        return future.result()
+        return pool.submit(function).result()
+    except KeyboardInterrupt:
+        before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+        pool.shutdown()
+        signal.signal(signal.SIGINT, before)
+        raise
     finally:
-        thread.join()
+        pool.shutdown()
 
 
 def threaded_map(

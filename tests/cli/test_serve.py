@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +25,17 @@ from seamseg.cli.main import main
 from seamseg.inference.exported import ExportedNetwork
 
 SLOW = """
-import sys, time
+import os, signal, sys, time
 from seamseg.cli.main import main
 from seamseg.inference.exported import ExportedNetwork
 compute = ExportedNetwork.run
 def slow(self, images):
     print("computing", flush=True)
-    time.sleep(1)
+    time.sleep(float(os.environ["SECONDS"]))
     return compute(self, images)
 ExportedNetwork.run = slow
+# a parent may ignore it, as a shell does for what runs in the background
+signal.signal(signal.SIGINT, signal.default_int_handler)
 code = main(sys.argv[1:])
 print("torch" in sys.modules)
 sys.exit(code)
@@ -51,30 +55,42 @@ def model(tmp_path: Path) -> Path:
     return write_network(tmp_path / "net.onnx", record("semantic"))
 
 
-def start_slow(model: Path) -> subprocess.Popen[str]:
-    """Start a server, and wait until its network is tried."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1])}
+@contextmanager
+def slow_server(model: Path, seconds: float = 1) -> Iterator[subprocess.Popen[str]]:
+    """Start a server with a network that takes `seconds`, and wait until it is tried."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1]), "SECONDS": str(seconds)}
     command = [sys.executable, "-c", SLOW, "serve", str(model), "--port", "0"]
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "computing\n", "the network is tried before clients come"
-    return process
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "computing\n", "the network is tried before clients come"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
-def test_ctrl_c_before_it_serves(model: Path) -> None:
-    process = start_slow(model)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "False\n", "seamseg serve: interrupted\n")
+def test_ctrl_c_while_the_network_is_tried(model: Path) -> None:
+    with slow_server(model) as process:
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out, err) == (130, "False\n", "seamseg serve: interrupted\n")
+
+
+def test_a_second_ctrl_c_does_not_wait(model: Path) -> None:
+    with slow_server(model, seconds=120) as process:
+        while process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.2)
+        assert (process.returncode, process.communicate()[1]) == (-signal.SIGINT, "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_ends_it_after_the_requests_in_progress(model: Path, number: int) -> None:
-    process = start_slow(model)
-    assert process.stdout is not None
-    try:
+    with slow_server(model) as process:
+        assert process.stdout is not None
         line = process.stdout.readline()
         found = re.fullmatch(r"serving net\.onnx \(semantic, cpu\) at http://127\.0\.0\.1:(\d+)\n", line)
         assert found, line
@@ -87,17 +103,14 @@ def test_a_signal_ends_it_after_the_requests_in_progress(model: Path, number: in
             thread.join(60)
         assert [answers[0].status for _, answers in sent] == [200, 200]
         out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
-    assert (process.returncode, out.replace("computing\n", ""), err) == (0, "False\n", "")
+        assert (process.returncode, out.replace("computing\n", ""), err) == (0, "False\n", "")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
 def test_openmp_has_threads_for_one_thread_only(tmp_path: Path) -> None:
     # with two teams there are more threads than cores, none spins, and small networks are slow
     run = write_run(tmp_path / "run", "semantic")
-    command = [sys.executable, "-c", NARROW, "serve", str(run), "--port", "0"]
+    command = [sys.executable, "-c", NARROW, "serve", str(run), "--port", "0", "--device", "cpu"]
     paths = [str(Path(seamseg.__file__).parents[1]), str(Path(__file__).parents[1])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1"}
     # as many threads as asked for, whatever the number of cores
