@@ -1,6 +1,6 @@
 """Time training and prediction on a CPU shared with other programs, by the time that threads spin before sleeping.
 
-    python benchmarks/waiting_threads.py [--rounds 5] [--settings NAME=VALUE ...] [training | predict | thread | threads]
+    python benchmarks/waiting_threads.py [--rounds 5] [--settings NAME=VALUE ...] [training|predict|thread|threads]
 
 The threads of an operator wait for each other at its end. libgomp lets them spin first (`GOMP_SPINCOUNT`), then sleep.
 `training`: a step of toy_city_r18, 4 images of 128x256; `predict`: vistas_r50 at 512x767, from file to file;
