@@ -7,8 +7,9 @@ out_channels`, `[body] out_strides` and `[fpn] inputs`. The channels of a networ
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 _FIVE = ("mod1", "mod2", "mod3", "mod4", "mod5")
 
@@ -18,12 +19,12 @@ TIMM = "timm:"
 
 @dataclass(frozen=True)
 class BodyLayout:
-    """The stages of a backbone without dilation.
+    """The stages of a backbone.
 
     Attributes
     ----------
     out_channels, out_strides : of the output of each stage, by name; no channels if they are not known here
-    inputs : stages of strides 4, 8, 16 and 32 that are inputs of the pyramid by default
+    inputs : stages that are inputs of the pyramid by default, of strides 4, 8, 16 and 32 without dilation
     """
 
     out_channels: Mapping[str, int]
@@ -83,6 +84,53 @@ BODIES: dict[str, BodyLayout] = {
 _TIMM_LAYOUT = BodyLayout({}, dict(zip(_FIVE[1:], (4, 8, 16, 32))), _FIVE[1:])
 
 
-def layout_of(body: str) -> BodyLayout | None:
-    """Return the stages of a backbone by its name in `[body] body`; None for an unknown name."""
-    return _TIMM_LAYOUT if body.startswith(TIMM) else BODIES.get(body)
+def layout_of(body: str, params: Mapping[str, Any] | None = None) -> BodyLayout | None:
+    """Return the stages of a backbone.
+
+    Parameters
+    ----------
+    body : its name in `[body] body`
+    params : its `[body] body_params`, of which `dilation` decides the strides; a wrong one is ignored here
+
+    Returns
+    -------
+    None for an unknown name
+    """
+    if body.startswith(TIMM):
+        return _TIMM_LAYOUT
+    layout, dilation = BODIES.get(body), (params or {}).get("dilation", 1)
+    if layout is None:
+        return None
+    if body.startswith("wider_resnet"):
+        if not (body.endswith("_a2") and is_dilated_a2(dilation)):
+            return layout
+        return replace(layout, out_strides={name: min(stride, 8) for name, stride in layout.out_strides.items()})
+    stages = list(dilation) if isinstance(dilation, Sequence) else [dilation] * 4
+    if len(stages) != 4:
+        return layout
+    kept = [keeps_size(stage) for stage in stages]
+    # the pooling before mod2 belongs to mod1; only ResNet omits it
+    kept[0] = kept[0] and body.startswith("resnet")
+    strides = {name: stride >> sum(kept[: _stage(name) - 1]) for name, stride in layout.out_strides.items()}
+    return replace(layout, out_strides=strides)
+
+
+def keeps_size(dilation: object) -> bool:
+    """Return whether a stage has the size of its input: unless its dilation is the number 1.
+
+    As in the original it also does if the dilation is a list for its blocks, even one that begins with 1.
+    """
+    return dilation != 1
+
+
+def is_dilated_a2(dilation: object) -> bool:
+    """Return whether this is the dilation of a WiderResNet of form A2 with an output of stride 8."""
+    return dilation is True or (isinstance(dilation, Sequence) and tuple(dilation) == (1, 2, 4, 4))
+
+
+def _stage(name: str) -> int:
+    """Return the number of the stage that decides the stride of an output; 2 for `mod1`."""
+    if name == "bn_out":
+        return 5
+    # a transition precedes the next module
+    return max(int(name[3:]), 2) + name.startswith("tra")

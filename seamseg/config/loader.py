@@ -10,6 +10,7 @@ from dataclasses import fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from seamseg.config.bodies import TIMM, layout_of
 from seamseg.config.experiments import near_files, packaged
@@ -176,7 +177,11 @@ def _convert_weights(texts: _Texts, own: str, asked: str) -> None:
 def _describe_body(texts: _Texts, given: _Texts, changed: Iterable[tuple[str, str]]) -> None:
     """Fill in the channels, strides and inputs of the body, unless they are given for it."""
     name, written = texts["body"]["body"], set(changed)
-    if (layout := layout_of(name)) is None:
+    try:
+        params = parse_value(texts["body"]["body_params"], dict[str, Any], {})
+    except ValueProblem:
+        params = {}  # an error when the section is read
+    if (layout := layout_of(name, params)) is None:
         return
     # those of a file belong to the body that it names
     if name == given.get("body", {}).get("body") or ("body", "body") not in written:
@@ -305,7 +310,7 @@ def _loss_weights(config: Config) -> str | None:
 
 
 def _inputs(config: Config) -> str | None:
-    layout = layout_of(config.body.body)
+    layout = layout_of(config.body.body, config.body.body_params)
     assert layout is not None
     for name in ("out_channels", "out_strides"):
         known = getattr(config.body, name) or layout.out_strides

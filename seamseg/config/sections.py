@@ -134,7 +134,7 @@ class Body:
         "channels of the outputs of mod1, mod2, ...; default: those of the body", maximum=CHANNELS
     )
     out_strides: dict[str, int] = key(
-        "strides of the outputs of mod1, mod2, ...; default: those of the body without dilation", maximum=1024
+        "strides of the outputs of mod1, mod2, ...; default: those of the body", maximum=1024
     )
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.networks import ROOT, tiny_config, toy_batch
 
-from seamseg.config import config_from_string, load_config
+from seamseg.config import config_from_string, config_to_string, load_config
 from seamseg.config.bodies import BODIES
 from seamseg.models.build import build_criterion, build_network, build_training_module, norm_factories
 from seamseg.ops.norm import ActivatedGroupNorm, ActivatedIdentity, InPlaceABN, InPlaceABNSync
@@ -138,6 +138,10 @@ _R18 = ('body.out_channels={"mod1": 64, "mod2": 64, "mod3": 128, "mod4": 256, "m
             r"resnext50 gives \(4, 8, 8, 8\), not",
         ),
         (
+            "[body]\nbody_params = {'dilation': [2, 1, 2, 4]}\n",
+            r"\[fpn\] out_strides: resnet50 gives \(2, 4, 4, 4\), not \(4, 8, 16, 32\)",
+        ),
+        (
             _NO_MOD9,
             r"\[fpn\] inputs: wider_resnet38 has no mod9, only mod1, mod2, .*, mod7, bn_out",
         ),
@@ -165,6 +169,27 @@ def test_any_backbone_can_be_the_body(name):
     assert body.backbone.out_strides == layout.out_strides
     frozen = {n.split(".")[1] for n, p in body.named_parameters() if not p.requires_grad}
     assert frozen == ({"mod1", "mod2", "tra2"} & set(layout.out_channels)) - {"tra2"}
+
+
+@pytest.mark.parametrize(
+    ("body", "dilation", "strides"),
+    [
+        ("resnet50", (2, 1, 2, 4), {"mod1": 2, "mod2": 2, "mod3": 4, "mod4": 4, "mod5": 4}),
+        ("resnext50", (2, 1, 1, 2), {"mod1": 4, "mod2": 4, "mod3": 8, "mod4": 16, "mod5": 16, "bn_out": 16}),
+        ("wider_resnet16_a2", True, dict(zip(BODIES["wider_resnet16_a2"].out_strides, (1, 2, 4, 8, 8, 8, 8, 8)))),
+    ],
+)
+def test_the_strides_of_a_dilated_body_are_defaults(body, dilation, strides):
+    inputs = BODIES[body].inputs
+    levels = tuple(strides[name] for name in inputs)
+    text = f"[body]\nbody = {body}\nbody_params = {{'dilation': {dilation}}}\n[fpn]\nout_strides = {levels}\n"
+    config = config_from_string(text, "panoptic")
+    assert config.body.out_strides == strides
+    assert config_from_string(config_to_string(config)).body.out_strides == strides
+    with torch.device("meta"):
+        net = build_network(config, 3, 4)
+    assert net.body.backbone.out_strides == strides
+    assert tuple(net.options.anchors.strides) == levels
 
 
 def test_no_things_is_an_error():

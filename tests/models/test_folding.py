@@ -108,6 +108,17 @@ def test_bodies_with_norms_before_convolutions(name):
     assert all(y.is_contiguous(memory_format=torch.channels_last) for y in maps.values())
 
 
+def test_a_resnet_whose_first_stage_is_dilated():
+    """Its first stage has no pooling: the first block takes the norm's output, and adds it to its own."""
+    changes = ('body.body_params={"dilation": [2, 1, 2, 4]}', "fpn.out_strides=(2, 4, 4, 4)", "sem.hidden_channels=16")
+    net = network(overrides=changes)
+    wanted = outputs(net)
+    assert [tuple(x.shape[-2:]) for x in wanted[:4]] == [(35, 45), *[(18, 23)] * 3]
+    same(outputs(fold_abn(net)), wanted)
+    same(outputs(for_inference(net, torch.device("cpu"))), wanted, 1e-4)  # by Winograd's algorithm
+    same(outputs(net), wanted, 0)
+
+
 def test_another_size_after_the_weights_were_packed():
     net = network()
     folded = fold_abn(net)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from seamseg.config.bodies import keeps_size
 from seamseg.ops.abn_recompute import checkpointed
 
 NormFactory = Callable[..., nn.Module]
@@ -100,8 +102,20 @@ def _is_trained(stage: nn.Module, x: Tensor) -> bool:
     return bool(parameters) and (x.requires_grad or any(p.requires_grad for p in parameters))
 
 
-def dilations_of(network: str, dilation: int | Sequence[int | Sequence[int]], blocks: Sequence[int]) -> list[list[int]]:
-    """Return the dilation of each block of the stages `mod2`, `mod3`, ...
+class StageDilation(NamedTuple):
+    """The dilation of each block of a stage, and the stride between this stage and the one before."""
+
+    stride: int
+    blocks: list[int]
+
+
+def dilations_of(
+    network: str, dilation: int | Sequence[int | Sequence[int]], blocks: Sequence[int]
+) -> list[StageDilation]:
+    """Return the dilations and the stride of the stages `mod2`, `mod3`, ...
+
+    The stride is 2 only where the dilation of a stage is the number 1, see :func:`keeps_size`. That of `mod2` is the
+    stride of the pooling before it.
 
     Parameters
     ----------
@@ -127,5 +141,5 @@ def dilations_of(network: str, dilation: int | Sequence[int | Sequence[int]], bl
             raise ValueError(f"{network}: dilation of mod{i} has {len(values)} entries, it has {count} blocks")
         if any(isinstance(d, bool) or not isinstance(d, int) or d < 1 for d in values):
             raise ValueError(f"{network}: dilation of mod{i} must be positive integers, got {given!r}")
-        result.append(values)
+        result.append(StageDilation(1 if keeps_size(given) else 2, values))
     return result

@@ -97,8 +97,8 @@ class DenseNet(Backbone):
     ----------
     layers : of `mod2`..`mod5`, an entry of :data:`DENSENETS`
     norm : factory of norm + activation layers
-    dilation : see :func:`seamseg.models.backbones.base.dilations_of`; no pooling precedes a module whose first layer is
-        dilated
+    dilation : see :func:`seamseg.models.backbones.base.dilations_of`; no pooling precedes a module whose dilation is
+        not the number 1
     input_3x3 : begin with three 3x3 convolutions instead of a 7x7
     classes, keep_outputs, checkpoint : see :class:`Backbone`
     """
@@ -116,10 +116,9 @@ class DenseNet(Backbone):
         super().__init__(classes, keep_outputs, checkpoint)
         width = 2 * GROWTH
         self._add("mod1", stem(norm, input_3x3, width), 4, width)
-        for i, dilations in enumerate(dilations_of("DenseNet", dilation, layers), start=2):
+        for i, (stride, dilations) in enumerate(dilations_of("DenseNet", dilation, layers), start=2):
             if i > 2:
                 reduced = int(width * COMPRESSION)
-                stride = 2 if dilations[0] == 1 else 1
                 self._add(f"tra{i - 1}", _transition(width, reduced, stride, norm), stride, reduced)
                 width = reduced
             # the largest maps: in all modules it would save half of the memory more, for a seventh of the time

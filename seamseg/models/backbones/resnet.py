@@ -44,8 +44,8 @@ class ResNet(Backbone):
     ----------
     architecture : an entry of :data:`RESNETS`
     norm : factory of norm + activation layers
-    dilation : see :func:`seamseg.models.backbones.base.dilations_of`; a stage whose first block is dilated keeps the
-        size of its input
+    dilation : see :func:`seamseg.models.backbones.base.dilations_of`; a stage whose dilation is not the number 1 keeps
+        the size of its input, and before a `mod2` of this kind there is no max pooling, so that the stride is 2
     dropout : channel dropout of the blocks of each stage: one probability, or one for each of `mod2`..`mod5`
     caffe_mode : give the first convolution a bias, as networks converted from Caffe have
     classes, keep_outputs, checkpoint : see :class:`Backbone`
@@ -67,18 +67,21 @@ class ResNet(Backbone):
         if len(dropouts) != 4:
             raise ValueError(f"ResNet: dropout has {len(dropouts)} entries, give one number or four (mod2 to mod5)")
 
-        stem = OrderedDict(
-            conv1=nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=caffe_mode),
-            bn1=norm(64),
-            pool1=MaxPool2d(3, stride=2, padding=1),
+        stages = dilations_of("ResNet", dilation, architecture.blocks)
+        stem: OrderedDict[str, nn.Module] = OrderedDict(
+            conv1=nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=caffe_mode), bn1=norm(64)
         )
-        self._add("mod1", NormSequential(stem), 4, 64)
+        pooling = stages[0].stride
+        if pooling > 1:
+            stem["pool1"] = MaxPool2d(3, stride=pooling, padding=1)
+        self._add("mod1", NormSequential(stem), 2 * pooling, 64)
         width = 64
-        for i, dilations in enumerate(dilations_of("ResNet", dilation, architecture.blocks), start=2):
+        for i, (stride, dilations) in enumerate(stages, start=2):
             channels, blocks = architecture.channels(i), OrderedDict[str, nn.Module]()
-            strides = [2 if i > 2 and block == 0 and d == 1 else 1 for block, d in enumerate(dilations)]
-            for block, (stride, d) in enumerate(zip(strides, dilations), start=1):
-                blocks[f"block{block}"] = ResidualBlock(width, channels, norm, stride, d, dropouts[i - 2])
+            step = stride if i > 2 else 1
+            for block, d in enumerate(dilations, start=1):
+                first = step if block == 1 else 1
+                blocks[f"block{block}"] = ResidualBlock(width, channels, norm, first, d, dropouts[i - 2])
                 width = channels[-1]
-            self._add(f"mod{i}", nn.Sequential(blocks), strides[0], width)
+            self._add(f"mod{i}", nn.Sequential(blocks), step, width)
         self._add_classifier(width)

@@ -33,8 +33,8 @@ class ResNeXt(Backbone):
     ----------
     architecture : an entry of :data:`RESNEXTS`
     norm : factory of norm + activation layers
-    dilation : see :func:`seamseg.models.backbones.base.dilations_of`; a stage whose first block is dilated keeps the
-        size of its input
+    dilation : see :func:`seamseg.models.backbones.base.dilations_of`; a stage whose dilation is not the number 1 keeps
+        the size of its input
     input_3x3 : begin with three 3x3 convolutions instead of a 7x7
     classes, keep_outputs, checkpoint : see :class:`Backbone`
     """
@@ -52,13 +52,15 @@ class ResNeXt(Backbone):
         super().__init__(classes, keep_outputs, checkpoint)
         self._add("mod1", stem(norm, input_3x3), 4, 64)
         width, channels = 64, architecture.channels
-        for i, dilations in enumerate(dilations_of("ResNeXt", dilation, architecture.blocks)):
-            strides = [2 if i > 0 and block == 0 and d == 1 else 1 for block, d in enumerate(dilations)]
+        for i, (stride, dilations) in enumerate(dilations_of("ResNeXt", dilation, architecture.blocks), start=2):
+            # mod1 always pools
+            step = stride if i > 2 else 1
             blocks = []
-            for stride, d in zip(strides, dilations):
-                blocks.append(PreActivationBlock(width, channels, norm, stride, d, architecture.groups))
+            for block, d in enumerate(dilations):
+                first = step if block == 0 else 1
+                blocks.append(PreActivationBlock(width, channels, norm, first, d, architecture.groups))
                 width = channels[-1]
-            self._add(f"mod{i + 2}", sequence(blocks), strides[0], width)
+            self._add(f"mod{i}", sequence(blocks), step, width)
             channels = tuple(2 * c for c in channels)
         self._add("bn_out", norm(width), 1, width)
         self._add_classifier(width)

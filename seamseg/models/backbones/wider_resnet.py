@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
+from seamseg.config.bodies import is_dilated_a2
 from seamseg.models.backbones.base import Backbone, NormFactory
 from seamseg.models.backbones.preactivation import PreActivationBlock, sequence
 from seamseg.ops.norm import NormSequential
@@ -117,7 +118,7 @@ class WiderResNetA2(_LaidOut):
         keep_outputs: bool = True,
         checkpoint: bool = False,
     ) -> None:
-        dilated = tuple(dilation) == (1, 2, 4, 4) if isinstance(dilation, Sequence) else dilation
-        if not isinstance(dilated, bool) or (isinstance(dilation, Sequence) and not dilated):
+        dilated = is_dilated_a2(dilation)
+        if not dilated and dilation is not False:
             raise ValueError(f"WiderResNetA2: dilation must be True, False or (1, 2, 4, 4), got {dilation!r}")
         super().__init__(blocks, norm, _A2_DILATED if dilated else _A2, classes, keep_outputs, checkpoint)

@@ -12,7 +12,7 @@ from support.narrow_backbones import NARROW, build_narrow
 from torch import nn
 from torch.testing import assert_close
 
-from seamseg.config.bodies import BODIES
+from seamseg.config.bodies import BODIES, layout_of
 from seamseg.models.backbones import BACKBONES, build_backbone, norm_factory
 from seamseg.ops.norm import ABN, InPlaceABN, InPlaceABNSync
 
@@ -79,11 +79,15 @@ def test_the_last_output_alone(name):
     assert_close(last, list(outputs.values())[-1], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", NARROW)
-def test_in_place_norms_train_as_plain_ones(name):
+@pytest.mark.parametrize(
+    ("name", "options"), [*((name, {}) for name in NARROW), ("resnet50", {"dilation": (2, 1, 2, 4)})]
+)
+def test_in_place_norms_train_as_plain_ones(name, options):
     """With positive scales, and the same epsilon in them, the two norms compute the same."""
     torch.manual_seed(0)
-    networks = [build_narrow(name, norm_factory(mode), classes=5).double() for mode in ("inplace", "standard")]
+    networks = [
+        build_narrow(name, norm_factory(mode), classes=5, **options).double() for mode in ("inplace", "standard")
+    ]
     state = networks[0].state_dict()
     networks[1].load_state_dict(
         {k: v + 1e-5 if v.dim() == 1 and k.endswith("weight") else v.clone() for k, v in state.items()}
@@ -151,9 +155,73 @@ def test_activations(name, activation):
 
 def test_dilation_of_single_blocks():
     network = build_narrow("resnext50", INPLACE, dilation=(1, (1, 2), 2, [4]))
-    assert list(network.out_strides.values()) == [4, 4, 8, 8, 8, 8]
     dilated = [m.dilation[0] for n, m in network.named_modules() if n.endswith("convs.conv2")]
     assert dilated == [1, 1, 2, 2, 4]
+
+
+_STRIDES = [
+    # a dilated first stage: only ResNet omits the max pooling of mod1
+    ("resnet50", (2, 1, 2, 4), {"mod1": 2, "mod2": 2, "mod3": 4, "mod4": 4, "mod5": 4}),
+    ("resnet50", 2, dict.fromkeys(("mod1", "mod2", "mod3", "mod4", "mod5"), 2)),
+    ("resnet50", ([1], 1, 1, 1), {"mod1": 2, "mod2": 2, "mod3": 4, "mod4": 8, "mod5": 16}),
+    ("resnext50", (2, 1, 2, 4), {"mod1": 4, "mod2": 4, "mod3": 8, "mod4": 8, "mod5": 8, "bn_out": 8}),
+    ("densenet121", (2, 1, 1, 4), {"mod1": 4, "mod2": 4, "tra2": 8, "mod3": 8, "tra3": 16, "mod4": 16, "tra4": 16}),
+    # a list for the blocks of a stage keeps the size, even one that begins with 1
+    ("resnext50", (1, [1, 2], 1, 1), {"mod1": 4, "mod2": 4, "mod3": 4, "mod4": 8, "mod5": 16, "bn_out": 16}),
+    ("resnext50", (1, [1, 1], 2, [1]), {"mod1": 4, "mod2": 4, "mod3": 4, "mod4": 4, "mod5": 4, "bn_out": 4}),
+    ("densenet121", (1, [1, 2], 1, [2]), {"mod1": 4, "mod2": 4, "tra2": 4, "mod3": 4, "tra3": 8, "mod4": 8, "tra4": 8}),
+    ("resnet50", (1, [1, 1], 1, 1), {"mod1": 4, "mod2": 4, "mod3": 4, "mod4": 8, "mod5": 16}),
+]
+
+
+@pytest.mark.parametrize(("name", "dilation", "wanted"), _STRIDES)
+def test_strides_of_dilated_stages(name, dilation, wanted):
+    """They are those of the original, of the real outputs, and of the configuration."""
+    network = build_narrow(name, INPLACE, dilation=dilation).eval()
+    with torch.no_grad():
+        outputs = network(torch.zeros(1, 3, 64, 96))
+    found = {key: 64 // x.shape[2] for key, x in outputs.items()}
+    assert found == network.out_strides == layout_of(name, {"dilation": dilation}).out_strides
+    assert {key: found[key] for key in wanted} == wanted
+    pools = [
+        key for key in ("tra2", "tra3", "tra4") if hasattr(network, key) and hasattr(getattr(network, key), "pool")
+    ]
+    assert len(pools) == sum(stage == 1 for stage in dilation[1:]) if name == "densenet121" else not pools
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet18", "resnet152", "resnext50", "densenet121", "densenet201", "wider_resnet16_a2"]
+)
+def test_the_configuration_knows_the_strides(name):
+    for dilation in [True] if name.endswith("_a2") else [2, (1, 1, 2, 4), (2, 1, 2, 4), (4, 2, 1, 2)]:
+        with torch.device("meta"):
+            network = build_backbone(name, INPLACE, dilation=dilation)
+        assert network.out_strides == layout_of(name, {"dilation": dilation}).out_strides
+        assert network.out_strides != BODIES[name].out_strides
+
+
+@pytest.mark.parametrize("mode", ["inplace", "standard"])
+def test_a_resnet_with_a_dilated_first_stage_equals_plain_torch(mode):
+    """Without the pooling the first block takes the output of the norm itself."""
+    torch.manual_seed(0)
+    network = build_narrow("resnet50", norm_factory(mode), dilation=(2, 1, 2, 4)).eval()
+    for buffer in network.buffers():
+        if buffer.dtype.is_floating_point:
+            buffer.uniform_(0.5, 1.5)
+    x = torch.randn(2, 3, 40, 56)
+    with torch.no_grad():
+        y = network.mod1.bn1(nn.functional.conv2d(x, network.mod1.conv1.weight, stride=2, padding=3))
+        block = network.mod2.block1
+        assert block.convs.conv2.stride == (1, 1)
+        assert block.convs.conv2.dilation == (2, 2)
+        branch = block.convs.bn1(block.convs.conv1(y))
+        branch = nn.functional.conv2d(branch, block.convs.conv2.weight, padding=2, dilation=2)
+        branch = block.convs.bn3(block.convs.conv3(block.convs.bn2(branch)))
+        shortcut = block.proj_bn(nn.functional.conv2d(y, block.proj_conv.weight))
+        wanted = nn.functional.leaky_relu(branch + shortcut, 0.01)
+        outputs = network(x)
+    assert_close(outputs["mod1"], y, rtol=1e-5, atol=1e-5)
+    assert_close(outputs["mod2"], wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_dropout_of_the_a2_form():
