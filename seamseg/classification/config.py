@@ -123,6 +123,7 @@ class TrainingConfig:
     min_crop_area: float = _key(
         0.08, "smallest area of the random crop, as a fraction of the image", above=0, maximum=1, ours=True
     )
+    upright: bool = _key(False, "apply the EXIF orientation of images, which `seamseg predict` always does", ours=True)
     channels_last: bool = _key(False, "run the network in channels-last memory format", ours=True)
     accumulate: int = _key(1, "batches whose gradients are accumulated for one step", minimum=1, ours=True)
     ema: float = _key(

@@ -63,8 +63,7 @@ class ImageBatch:
 class ClassFolders(Dataset):
     """The images of a split, from one folder for each class.
 
-    The random numbers of an image depend on `seed`, the epoch and the image alone. Images are not rotated by their EXIF
-    orientation, as in the original.
+    The random numbers of an image depend on `seed`, the epoch and the image alone.
 
     Parameters
     ----------
@@ -72,6 +71,7 @@ class ClassFolders(Dataset):
     split : its sub-folder, `train` or `val`
     transform : makes a tensor of an RGB image; may use `random` and torch's global generator
     seed : of the transform
+    upright : apply the EXIF orientation of the images, as prediction does and the original does not
 
     Attributes
     ----------
@@ -85,7 +85,14 @@ class ClassFolders(Dataset):
         if the folder has no class folders, or one without images
     """
 
-    def __init__(self, root: str | Path, split: str, transform: Callable[[Image.Image], Tensor], seed: int = 0) -> None:
+    def __init__(
+        self,
+        root: str | Path,
+        split: str,
+        transform: Callable[[Image.Image], Tensor],
+        seed: int = 0,
+        upright: bool = False,
+    ) -> None:
         folder = Path(root) / split
         if not folder.is_dir():
             raise InputError(f"{folder}: no such folder; it must hold one folder of images for each class")
@@ -104,6 +111,7 @@ class ClassFolders(Dataset):
         self.samples: list[tuple[str, int]] = found.samples
         self.transform = transform
         self.seed = seed
+        self.upright = upright
         self.reading: Tensor | None = None
 
     def __len__(self) -> int:
@@ -131,7 +139,7 @@ class ClassFolders(Dataset):
         path, label = self.samples[index]
         if self.reading is not None:
             self.reading[0] = index
-        image = open_image(path, upright=False)
+        image = open_image(path, upright=self.upright)
         with _seeded(f"{self.seed}/{epoch}/{index}"):
             try:
                 item = self.transform(image)

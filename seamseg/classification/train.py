@@ -145,7 +145,7 @@ class ClassifierTask(Task):
         """Open the loader of the training images of this process."""
         training = self.settings.training
         transform = train_transform(self.settings.input, training.min_crop_area)
-        dataset = ClassFolders(data, TRAIN, transform, training.seed)
+        dataset = ClassFolders(data, TRAIN, transform, training.seed, training.upright)
         dataset.check_classes(self.settings, self._opened.get("classes"))
         loader = open_train_loader(dataset, self.settings, world)
         self._opened["epoch_length"] = steps_per_epoch(len(loader), training.accumulate)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from seamseg.classification.config import InputConfig
+from seamseg.data.input_size import InputSize, resize_shortest
 from seamseg.data.transforms import pil_to_tensor
 from seamseg.utils.errors import InputError, option
 
@@ -125,9 +126,11 @@ def test_transform(
     crop = options.crop_val if crop is None else crop
     if scale != -1 and crop > scale:
         raise InputError(f"{shown}: does not fit into images whose shorter side is {scale}; raise {remedy}")
-    steps: list[Callable] = [v2.Resize(scale)] if scale != -1 else []
     if not ten_crops:
-        return v2.Compose([*steps, v2.CenterCrop(crop), to_float, _normalise(options)])
+        # exported classifiers prepare images in the same way, without torchvision
+        size = InputSize(None if scale == -1 else scale, crop=(crop, crop))
+        return v2.Compose([size.scale, to_float, _normalise(options)])
+    steps: list[Callable] = [partial(resize_shortest, shortest=scale)] if scale != -1 else []
     return v2.Compose([*steps, v2.TenCrop(crop), partial(_stacked, _normalise(options))])
 
 

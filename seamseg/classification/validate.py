@@ -168,7 +168,7 @@ def validate_classifier(options: ValidationOptions) -> ClassifierScores:
         if value is not None and value < 1 and not (name == "scale" and value == -1):
             raise InputError(f"{option(name)} must be at least 1 pixel, got {value}")
     transform = test_transform(config.input, options.scale, options.crop, options.ten_crops)
-    dataset = ClassFolders(options.data, VAL, transform, config.training.seed)
+    dataset = ClassFolders(options.data, VAL, transform, config.training.seed, config.training.upright)
     dataset.check_classes(config)
     net = Classifier(build_classifier(config), config.training.channels_last)
     names = load_checkpoint(net, options.checkpoint, config)
@@ -192,6 +192,6 @@ def validate_classifier(options: ValidationOptions) -> ClassifierScores:
 
 def open_validator(data: str | Path, config: ClassifierConfig, world: World, quiet: bool) -> ClassifierValidator:
     """Open the validator of a training; InputError if the data is missing or wrong."""
-    dataset = ClassFolders(data, VAL, test_transform(config.input), config.training.seed)
+    dataset = ClassFolders(data, VAL, test_transform(config.input), config.training.seed, config.training.upright)
     dataset.check_classes(config)
     return ClassifierValidator(dataset, config.batch_per_process(world.size), config, world, quiet)

@@ -27,9 +27,22 @@ def scaled_size(size: tuple[int, int], shortest: int, longest: int | None) -> tu
     return max(int(size[0] * scale), 1), max(int(size[1] * scale), 1)
 
 
+def resized(size: tuple[int, int], shortest: int) -> tuple[int, int]:
+    """Return the size to which torchvision's `Resize(shortest)` scales an image, in the same order as `size`."""
+    least = min(size)
+    # int(side * (shortest / least)) would be a pixel less for some sizes
+    first, second = (shortest if side == least else int(shortest * side / least) for side in size)
+    return first, second
+
+
+def resize_shortest(image: Image.Image, shortest: int) -> Image.Image:
+    """Resize an image as torchvision's `Resize(shortest)` does."""
+    return _resize(image, resized((image.height, image.width), shortest))
+
+
 @dataclass(frozen=True)
 class InputSize:
-    """How large the network's input is.
+    """How large the network's input is, and how images become as large.
 
     Attributes
     ----------
@@ -37,12 +50,15 @@ class InputSize:
     longest_max_size : limit of the longest side; None for no limit, as in the original
     longest_size : length of the longest side in pixels, instead of the other two sizes; None to use those
     max_size : largest `(height, width)`, to which larger inputs are shrunk; None for no limit
+    crop : `(height, width)` of the centre crop that a classifier takes; None for the whole image. Images are scaled and
+        cut as by torchvision's `Resize` and `CenterCrop`, with a black border where they are smaller than the crop
     """
 
     shortest_size: int | None = None
     longest_max_size: int | None = None
     longest_size: int | None = None
     max_size: tuple[int, int] | None = None
+    crop: tuple[int, int] | None = None
 
     def halved(self) -> InputSize:
         """Return half the size."""
@@ -50,7 +66,12 @@ class InputSize:
         def half(size: int | None) -> int | None:
             return None if size is None else max(1, size // 2)
 
-        return InputSize(half(self.shortest_size), half(self.longest_max_size), half(self.longest_size), self.max_size)
+        return replace(
+            self,
+            shortest_size=half(self.shortest_size),
+            longest_max_size=half(self.longest_max_size),
+            longest_size=half(self.longest_size),
+        )
 
     def within(self, max_size: tuple[int, int] | None) -> InputSize:
         """Return the sizes with another largest `(height, width)`."""
@@ -58,10 +79,16 @@ class InputSize:
 
     def of(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return the `(height, width)` of the input for an image of `(height, width)`."""
+        return self.scaled(size) if self.crop is None else self.crop
+
+    def scaled(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return the `(height, width)` to which an image of `(height, width)` is scaled, before the crop."""
         found = size
         if self.longest_size is not None:
             scale = self.longest_size / max(size)
             found = max(int(size[0] * scale), 1), max(int(size[1] * scale), 1)
+        elif self.shortest_size is not None and self.crop is not None:
+            found = resized(size, self.shortest_size)
         elif self.shortest_size is not None:
             found = scaled_size(size, self.shortest_size, self.longest_max_size)
         if self.max_size is not None and (found[0] > self.max_size[0] or found[1] > self.max_size[1]):
@@ -70,6 +97,22 @@ class InputSize:
         return found
 
     def scale(self, image: Image.Image) -> Image.Image:
-        """Resize an image to the size of the network input."""
-        height, width = self.of((image.height, image.width))
-        return image if image.size == (width, height) else image.resize((width, height), Image.Resampling.BILINEAR)
+        """Return an image at the size of the network input."""
+        image = _resize(image, self.scaled((image.height, image.width)))
+        return image if self.crop is None else _centre_crop(image, self.crop)
+
+
+def _resize(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    height, width = size
+    return image if image.size == (width, height) else image.resize((width, height), Image.Resampling.BILINEAR)
+
+
+def _centre_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    height, width = size
+    top, left = _margin(image.height, height), _margin(image.width, width)
+    return image.crop((left, top, left + width, top + height))
+
+
+def _margin(have: int, want: int) -> int:
+    # torchvision rounds half to even where it cuts, and down where it pads
+    return round((have - want) / 2) if have >= want else -((want - have) // 2)

@@ -109,20 +109,18 @@ class ExportedNetwork:
         )
 
     def _classify(self, image: np.ndarray) -> Prediction:
-        """Run a classifier on the centre of an image, with black around it where the image is smaller."""
-        height, width = self.exported.size or (_classifier_sizes(self.exported, self._name)[1],) * 2
-        top, left = (round((have - want) / 2.0) for have, want in zip(image.shape[:2], (height, width)))
-        pixels = np.zeros((height, width, 3), np.uint8)
-        part = image[max(top, 0) : max(top, 0) + height, max(left, 0) : max(left, 0) + width]
-        y, x = max(-top, 0), max(-left, 0)
-        pixels[y : y + part.shape[0], x : x + part.shape[1]] = part
+        """Run a classifier on a centre crop."""
+        height, width = size = int(image.shape[0]), int(image.shape[1])
+        if self.exported.size not in (None, size):
+            raise SeamsegError(
+                f"{self._name}: was exported for crops of {self.exported.size[1]} x {self.exported.size[0]} pixels, "
+                f"this one has {width} x {height}"
+            )
         mean, std = (np.array(values, np.float32) for values in (self.exported.mean, self.exported.std))
-        values = (pixels.astype(np.float32) / np.float32(255) - mean) / std
+        values = (image.astype(np.float32) / np.float32(255) - mean) / std
         logits = self._outputs({"image": np.ascontiguousarray(values.transpose(2, 0, 1)[None])})["logits"][0]
         nothing = np.zeros(0, np.float32)
-        return Prediction(
-            nothing.reshape(0, 4), nothing.astype(np.int64), nothing, None, None, (height, width), logits=logits
-        )
+        return Prediction(nothing.reshape(0, 4), nothing.astype(np.int64), nothing, None, None, size, logits=logits)
 
     def _outputs(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         names = self.exported.outputs
@@ -199,8 +197,8 @@ class ExportedModel:
         for name in ("shortest_size", "longest_max_size", "size", "preview"):
             if getattr(options, name):
                 raise InputError(f"{option(name, getattr(options, name))}: {self.name} is a classifier of one size")
-        scale, _ = _classifier_sizes(self._exported, self.name)
-        return InputSize(None if scale < 1 else scale)
+        scale, side = _classifier_sizes(self._exported, self.name)
+        return InputSize(None if scale < 1 else scale, crop=self._exported.size or (side, side))
 
     def build(self, options: InferenceOptions) -> ExportedNetwork:
         """Return the network."""

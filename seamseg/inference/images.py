@@ -140,9 +140,9 @@ def network_input(image: Image.Image, size: InputSize) -> np.ndarray:
     Raises
     ------
     InputError
-        if it would have more than :data:`MAX_INPUT` pixels
+        if it would have more than :data:`MAX_INPUT` pixels, of a classifier before the crop
     """
-    height, width = size.of((image.height, image.width))
+    height, width = size.scaled((image.height, image.width))
     if height * width > MAX_INPUT:
         raise InputError(_too_large(width, height, size))
     return np.array(size.scale(image))

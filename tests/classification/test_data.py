@@ -52,7 +52,7 @@ def test_random_numbers_depend_on_seed_epoch_and_image_alone(root: Path) -> None
         assert not torch.equal(changed[0], first)
 
 
-def test_images_are_not_rotated(root: Path) -> None:
+def test_images_are_rotated_on_request(root: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     path = root / "train" / "red" / "rotated.jpg"
@@ -60,6 +60,7 @@ def test_images_are_not_rotated(root: Path) -> None:
     dataset = ClassFolders(root, "train", to_float)
     index = [name for name, _ in dataset.samples].index(str(path))
     assert dataset[index][0].shape == (3, 20, 30)
+    assert ClassFolders(root, "train", to_float, upright=True)[index][0].shape == (3, 30, 20)
 
 
 def test_folders_that_are_refused(root: Path, tmp_path: Path) -> None:

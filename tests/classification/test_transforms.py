@@ -7,9 +7,12 @@ import random
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from support.golden_backbones import sample_positions
 from support.golden_files import DATA, array, has, tensor
+from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from seamseg.classification.config import InputConfig, load_classifier_config
@@ -21,6 +24,8 @@ from seamseg.classification.transforms import (
     to_float,
     train_transform,
 )
+from seamseg.data.input_size import InputSize
+from seamseg.inference.images import network_input
 from seamseg.utils.errors import InputError
 
 test_transform.__test__ = False  # type: ignore[attr-defined]
@@ -82,6 +87,44 @@ def test_the_test_transform_and_its_ten_crops() -> None:
     corner = v2.functional.normalize(scaled[:, :112, :112], options.mean, options.std)
     torch.testing.assert_close(crops[0], corner)
     assert torch.equal(crops[5], crops[1].flip(-1)), "the upper left corner of the mirror image"
+    odd = noise(640, 428)
+    of_torchvision = v2.TenCrop(224)(v2.Resize(256)(odd))
+    made = test_transform(InputConfig(mean=(0, 0, 0), std=(1, 1, 1)), ten_crops=True)(odd)
+    assert torch.equal(made, torch.stack([to_float(crop) for crop in of_torchvision]))
+
+
+def noise(width: int, height: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(width * height).integers(0, 256, (height, width, 3), np.uint8))
+
+
+_LONG = st.integers(1, 5000)
+
+
+@settings(max_examples=300)
+@example(428, 640, 256)  # 256 x 382, not 255 x 382
+@example(7, 5000, 3)
+@given(_LONG, _LONG, st.integers(1, 1024))
+def test_sizes_are_those_of_torchvision(height: int, width: int, scale: int) -> None:
+    canvas = tv_tensors.BoundingBoxes(torch.zeros(1, 4), format="XYXY", canvas_size=(height, width))
+    assert InputSize(scale, crop=(1, 1)).scaled((height, width)) == v2.Resize(scale)(canvas).canvas_size
+
+
+@settings(max_examples=150, deadline=None)
+@example(107, 160, 64, 64)  # a crop as large as the resized image
+@example(21, 25, -1, 28)  # 7 and 3 pixels are missing
+@example(17, 40, -1, 28)  # 11 are missing, 12 too many
+@given(st.integers(1, 90), st.integers(1, 90), st.just(-1) | st.integers(1, 90), st.integers(1, 60))
+def test_pixels_are_those_of_torchvision(width: int, height: int, scale: int, crop: int) -> None:
+    image = noise(width, height)
+    steps = [v2.Resize(scale)] if scale != -1 else []
+    wanted = v2.Compose([*steps, v2.CenterCrop(crop)])(image)
+    size = InputSize(None if scale == -1 else scale, crop=(crop, crop))
+    assert size.of((height, width)) == (crop, crop)
+    assert np.array_equal(network_input(image, size), np.asarray(wanted))
+    if scale == -1 or crop <= scale:
+        options = InputConfig(scale_val=scale, crop_val=crop)
+        whole = v2.Compose([*steps, v2.CenterCrop(crop), to_float, v2.Normalize(options.mean, options.std)])
+        assert torch.equal(test_transform(options)(image), whole(image))
 
 
 def test_sizes() -> None:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from support.onnx_scenes import BOXES, CLASSES, SCORES, THINGS, masks, record, s
 
 import seamseg
 from seamseg.classification.config import InputConfig
+from seamseg.classification.data import ClassFolders
 from seamseg.classification.transforms import test_transform as transform_of
 from seamseg.inference.classification import Classification
 from seamseg.inference.detections import Detections
@@ -88,6 +90,35 @@ def test_classifiers(tmp_path, scale, crop, free):
     assert "Classification(131 x 90: " in repr(result)
     with pytest.raises(InputError, match="nothing can be hidden"):
         result.anonymize("red")
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize(
+    ("scale", "crop", "size"), [(256, 224, (428, 640)), (64, 64, (107, 160)), (-1, 28, (25, 21)), (-1, 28, (17, 40))]
+)
+def test_classifiers_take_the_pixels_of_the_validation(tmp_path, monkeypatch, scale, crop, size, orientation):
+    """Exactly those, of the upright photo, as `classify validate --set training.upright=yes`."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    photo = tmp_path / "val" / "street" / "photo.png"
+    photo.parent.mkdir(parents=True)
+    Image.fromarray(pixels).save(photo, exif=exif)
+    model = seamseg.load(write_classifier(tmp_path / "net.onnx", (crop, crop), scale))
+    session = mock.Mock(wraps=model.network._session)
+    monkeypatch.setattr(model.network, "_session", session)
+    result = model.predict(photo)
+
+    options = InputConfig(scale_val=scale, crop_val=crop, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+    wanted, _, _ = ClassFolders(tmp_path, "val", transform_of(options), upright=True)[0]
+    assert np.array_equal(session.run.call_args.args[1]["image"][0], wanted.numpy())
+    assert result.size == (size if orientation == 1 else size[::-1])
+
+
+def test_crops_of_another_size(tmp_path):
+    model = seamseg.load(write_classifier(tmp_path / "net.onnx", (32, 48)))
+    with pytest.raises(SeamsegError, match="exported for crops of 48 x 32 pixels, this one has 32 x 32"):
+        model.raw([np.zeros((32, 32, 3), np.uint8)])
 
 
 @pytest.mark.parametrize(
