@@ -182,7 +182,7 @@ def evaluate(model: Path, data: Path, out: Path) -> dict[str, float]:
 
 def table(rows: dict[str, dict[str, list[float]]]) -> str:
     """Return the rows as a Markdown table."""
-    lines = ["| row | PQ | least - most | things | stuff | mIoU | against | difference | CPU time |"]
+    lines = ["| row | PQ | least - most | things | stuff | mIoU (class map) | against | difference | CPU time |"]
     lines.append("|---|---|---|---|---|---|---|---|---|")
     for name, row in rows.items():
         against = VARIANTS[name].against

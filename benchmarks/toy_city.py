@@ -39,7 +39,7 @@ def train(precision: str, folder: Path, arguments: argparse.Namespace) -> dict[s
     seconds = time.perf_counter() - start
     metrics = json.loads((folder / "metrics.json").read_text())
     losses = {m["step"]: m["loss"] for m in read_metrics(folder) if m["kind"] == "train"}
-    return {"PQ": metrics["PQ"], "mIoU": metrics["mIoU"], "seconds": seconds, "losses": losses}
+    return {"PQ": metrics["PQ"], "mIoU_segments": metrics["mIoU_segments"], "seconds": seconds, "losses": losses}
 
 
 def main() -> int:
@@ -58,8 +58,8 @@ def main() -> int:
     print(f"{'step':<8}" + "".join(f"{precision:>10}" for precision in PRECISIONS))
     for step in runs["fp32"]["losses"]:
         print(f"{step:<8}" + "".join(f"{runs[p]['losses'].get(step, float('nan')):>10.4f}" for p in PRECISIONS))
-    for number in ("PQ", "mIoU", "seconds"):
-        print(f"{number:<8}" + "".join(f"{runs[precision][number]:>10.4f}" for precision in PRECISIONS))
+    for number in ("PQ", "mIoU_segments", "seconds"):
+        print(f"{number:<14}" + "".join(f"{runs[precision][number]:>10.4f}" for precision in PRECISIONS))
     if arguments.json:
         summary = {
             "device": arguments.device,

@@ -38,7 +38,7 @@ def test_the_files_score_as_the_model_does(demo, tmp_path):
     data = demo / "toy_city" / "data"
     assert main(["evaluate", str(demo / "model_last.pth.tar"), str(data), "--json", str(out), "--quiet"]) == 0
     by_model, by_file = json.loads(out.read_text()), json.loads((demo / "metrics.json").read_text())
-    for key in ("PQ", "SQ", "RQ", "PQ_things", "PQ_stuff"):
+    for key in ("PQ", "SQ", "RQ", "PQ_things", "PQ_stuff", "mIoU_segments"):
         assert by_model[key] == pytest.approx(by_file[key], abs=1e-12)
 
 

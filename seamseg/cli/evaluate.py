@@ -7,9 +7,11 @@
     torchrun --nproc-per-node 4 -m seamseg evaluate runs/city DATA
 
 The scores are PQ, SQ and RQ with the official COCO definition, PQ† of the Seamless paper, and mIoU; for all classes,
-things, stuff, and each class. The table is in percent, --json writes fractions 0-1. Files are in the COCO panoptic
-format; by default the PNGs are in the folder named like the JSON without .json. --protocol cityscapes scores a results
-folder like the benchmark's own tools: those of panoptic.json, pixel/*.png and instance/*.txt that it holds.
+things, stuff, and each class. There are two mIoUs: of the class map, in which things without a detection have their
+class, and of the segments, where they are void as in files. The table is in percent, --json writes fractions 0-1
+("mIoU" and "mIoU_segments"). Files are in the COCO panoptic format; by default the PNGs are in the folder named like
+the JSON without .json. --protocol cityscapes scores a results folder like the benchmark's own tools: those of
+panoptic.json, pixel/*.png and instance/*.txt that it holds.
 
 --out writes an evaluation folder: predictions and ground truth as COCO panoptic files, which the official tools can
 score again, the confusion matrix, the scores of each image and the match of each segment. `seamseg report` makes an

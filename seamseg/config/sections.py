@@ -56,7 +56,8 @@ class General:
         "stuff segments with fewer pixels, at the size of the network input, become void", minimum=0
     )
     eval_mode: str = key(
-        "metric that selects the best snapshot: PQ (panoptic) or mIoU (separate)", choices=("panoptic", "separate")
+        "metric that selects the best snapshot: PQ (panoptic) or mIoU of the class map (separate)",
+        choices=("panoptic", "separate"),
     )
     eval_coco: bool = key("also compute box and mask AP of COCO for the detections")
     cudnn_benchmark: bool = key("have cuDNN benchmark its algorithms for each input size")

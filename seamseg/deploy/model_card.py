@@ -21,6 +21,7 @@ from seamseg.deploy.model_folder import (
     convert_model,
     filling,
 )
+from seamseg.evaluation.scores import pixel_iou_titles
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.files import read_bytes, write_atomically
 from seamseg.utils.limits import EVALUATION_BYTES, parse_json
@@ -60,6 +61,7 @@ _TASKS = {
             ("SQ", "sq", "SQ"),
             ("RQ", "rq", "RQ"),
             ("mIoU", "mean_iou", "mIoU"),
+            ("mIoU_segments", "mean_iou", "mIoU (segments)"),
         ),
     ),
     "instance_seg": _Task(
@@ -187,10 +189,9 @@ def model_card(made: ConvertedModel, repo: str, options: CardOptions, library: A
                 dataset_name=options.datasets[0],
                 metric_type=identifier,
                 metric_name=metric,
-                metric_value=scores[metric],
+                metric_value=value,
             )
-            for _, identifier, metric in task.metrics
-            if metric in scores
+            for metric, (identifier, value) in scores.items()
         ]
     header = library.ModelCardData(**data).to_yaml()
     return f"---\n{header}\n---\n\n{_body(made, repo, scores, options.datasets)}"
@@ -206,16 +207,20 @@ def _licence(licence: str) -> dict[str, str]:
     return {"license": "other", "license_name": licence}
 
 
-def _scores(path: Path, made: ConvertedModel) -> dict[str, float]:
-    """Return the scores of a file by name, in percent."""
+def _scores(path: Path, made: ConvertedModel) -> dict[str, tuple[str, float]]:
+    """Return the scores of a file by name: the identifier of the metric, and the value in percent."""
     task = _TASKS[made.kind]
     try:
         content = parse_json(read_bytes(path, "file of scores", EVALUATION_BYTES))
     except ValueError as error:
         raise InputError(f"{path}: not JSON, or a truncated one ({error})") from None
-    found = {name: _number(content, key) for key, _, name in task.metrics}
+    titles = {key: name for key, _, name in task.metrics}
+    if made.kind == "panoptic" and isinstance(content, Mapping):
+        titles = {key: name for key, name in titles.items() if not key.startswith("mIoU")} | pixel_iou_titles(content)
     scores = {
-        name: round(value if task.percent else 100 * value, 2) for name, value in found.items() if value is not None
+        titles[key]: (identifier, round(value if task.percent else 100 * value, 2))
+        for key, identifier, _ in task.metrics
+        if key in titles and (value := _number(content, key)) is not None
     }
     if task.metrics[0][2] not in scores:
         raise InputError(f"{path}: no {task.metrics[0][0]}: not the scores of a network of kind {made.kind}")
@@ -246,7 +251,7 @@ def _network(made: ConvertedModel) -> dict[str, str]:
     return rows | {"parameters": f"{made.num_parameters:,}"}
 
 
-def _body(made: ConvertedModel, repo: str, scores: Mapping[str, float], datasets: Sequence[str]) -> str:
+def _body(made: ConvertedModel, repo: str, scores: Mapping[str, tuple[str, float]], datasets: Sequence[str]) -> str:
     """Return the text below the header."""
     uri, task, network = f"hf://{repo}", _TASKS[made.kind], _network(made)
     if made.kind == CLASSIFICATION:
@@ -266,7 +271,7 @@ def _body(made: ConvertedModel, repo: str, scores: Mapping[str, float], datasets
         "## Network\n\n" + _table(("", ""), network.items()),
     ]
     if scores:
-        rows = ((name, f"{value:.2f}") for name, value in scores.items())
+        rows = ((name, f"{value:.2f}") for name, (_, value) in scores.items())
         parts.append(f"## Scores\n\nOn {datasets[0]}, in percent.\n\n" + _table(("score", "value"), rows))
     parts += [
         "## Classes\n\n" + _table(("index", "name", "kind", "colour"), _classes(made)),

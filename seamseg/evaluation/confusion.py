@@ -55,6 +55,13 @@ class ConfusionMatrix:
         """Add the counts of another object."""
         self.counts += other.counts
 
+    def without(self, part: ConfusionMatrix) -> ConfusionMatrix:
+        """Return the counts if the predictions of `part`, some of the pixels, were void."""
+        rest = ConfusionMatrix(self.num_classes)
+        rest.counts = self.counts - part.counts
+        rest.counts[:, -1] += part.counts.sum(axis=1)
+        return rest
+
     def state_tensor(self) -> Tensor:
         """Return the counts as one int64 vector, to be summed over processes."""
         import torch  # not needed for evaluating files

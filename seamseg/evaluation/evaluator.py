@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.matching import Matches, set_void
@@ -14,7 +17,6 @@ from seamseg.idmaps.histogram import joint_histogram
 from seamseg.panoptic_map import ClassInfo, PanopticResult, SegmentLike
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor
 
 
@@ -27,7 +29,7 @@ class Comparison(NamedTuple):
 
 
 class PanopticEvaluator:
-    """PQ, PQ†, SQ, RQ and mIoU over a stream of images.
+    """PQ, PQ†, SQ, RQ, and mIoU of the class maps and of the segments, over a stream of images.
 
     Parameters
     ----------
@@ -36,7 +38,8 @@ class PanopticEvaluator:
 
     Attributes
     ----------
-    quality, confusion : the counts
+    quality, confusion : the counts; pixels of predicted crowds have their class
+    uncovered : pixels of predicted crowds among those of `confusion`
     """
 
     def __init__(self, classes: Sequence[ClassInfo], legacy: bool = False) -> None:
@@ -44,6 +47,7 @@ class PanopticEvaluator:
         self.legacy = legacy
         self.quality = LegacyPanopticQuality(len(classes)) if legacy else PanopticQuality(len(classes))
         self.confusion = ConfusionMatrix(len(classes))
+        self.uncovered = ConfusionMatrix(len(classes))
 
     @property
     def n_images(self) -> int:
@@ -85,8 +89,9 @@ class PanopticEvaluator:
     ) -> Comparison:
         """Compare a result of the network with the ground truth of a dataset folder, at the original size of the image.
 
-        Predicted crowds (things of the semantic map without a detection) are no instances: for PQ they are void, like
-        in the files of `CocoPanopticWriter`; for the pixel IoU they have their class.
+        Predicted crowds (things of the semantic map without a detection) are no instances: for PQ and the pixel IoU of
+        the segments they are void, like in the files of `CocoPanopticWriter`; for that of the class map they have their
+        class.
 
         Parameters
         ----------
@@ -120,6 +125,9 @@ class PanopticEvaluator:
         without_crowds = set_void(pairs, column=1, ids=crowds)
         matches = self.quality.add_pairs(without_crowds, counts, gt_segments, pred_segments, name)
         self._add_to_confusion(pairs, counts, gt_segments, result.segments)
+        if crowds:
+            of_crowds = np.isin(pairs[:, 1], crowds)
+            self._add_to_confusion(pairs[of_crowds], counts[of_crowds], gt_segments, result.segments, self.uncovered)
         return Comparison(matches, gt_segments, pred_segments)
 
     def _add_to_confusion(
@@ -128,28 +136,37 @@ class PanopticEvaluator:
         counts: np.ndarray,
         gt_segments: Sequence[SegmentLike],
         pred_segments: Sequence[SegmentLike],
+        confusion: ConfusionMatrix | None = None,
     ) -> None:
         gt_class_of = {s.id: s.category for s in gt_segments}
         pred_class_of = {s.id: s.category for s in pred_segments}
-        self.confusion.add_pairs(pairs, counts, gt_class_of, pred_class_of)
+        (self.confusion if confusion is None else confusion).add_pairs(pairs, counts, gt_class_of, pred_class_of)
 
     def merge(self, other: PanopticEvaluator) -> None:
         """Add the counts of another object."""
         self.quality.merge(other.quality)
         self.confusion.merge(other.confusion)
+        self.uncovered.merge(other.uncovered)
 
     def state_tensor(self) -> Tensor:
         """Return all counts as one int64 vector, to be summed over processes for :meth:`load_state_tensor`."""
         import torch  # not needed for evaluating files
 
-        return torch.cat([self.quality.state_tensor(), self.confusion.state_tensor()])
+        parts = self.quality.state_tensor(), self.confusion.state_tensor(), self.uncovered.state_tensor()
+        return torch.cat(parts)
 
     def load_state_tensor(self, state: Tensor) -> None:
         """Replace the counts; the inverse of :meth:`state_tensor`."""
-        size = self.quality.state_tensor().numel()
-        self.quality.load_state_tensor(state[:size])
-        self.confusion.load_state_tensor(state[size:])
+        start = self.quality.state_tensor().numel()
+        middle = start + self.confusion.counts.size
+        self.quality.load_state_tensor(state[:start])
+        self.confusion.load_state_tensor(state[start:middle])
+        self.uncovered.load_state_tensor(state[middle:])
 
     def scores(self) -> PanopticScores:
         """Compute the scores of all images so far."""
-        return self.quality.result(self.classes, self.confusion.iou().tolist())
+        scores = self.quality.result(self.classes, self.confusion.iou().tolist())
+        if not self.uncovered.counts.any():
+            return scores
+        segments = self.confusion.without(self.uncovered).iou().tolist()
+        return replace(scores, mIoU_segments=self.quality.mean_iou(segments))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from seamseg.evaluation.matching import Matches, SegmentPair, match_segments, set_void
-from seamseg.evaluation.scores import ClassScores, PanopticScores, average_classes
+from seamseg.evaluation.scores import ClassScores, PanopticScores, average_classes, mean
 from seamseg.idmaps.histogram import joint_histogram
 from seamseg.panoptic_map import ClassInfo, SegmentInfo, SegmentLike
 from seamseg.utils.errors import InputError
@@ -116,6 +116,10 @@ class PanopticQuality:
         ious = [math.nan] * len(classes) if iou is None else [float(v) for v in iou]
         return average_classes([self._scores(c, info, ious[c]) for c, info in enumerate(classes)], self.n_images)
 
+    def mean_iou(self, ious: Sequence[float]) -> float:
+        """Return the mean of the pixel IoUs of the classes, without NaN."""
+        return mean(ious)
+
     def _scores(self, index: int, info: ClassInfo, iou: float) -> ClassScores:
         column = self._state[:, index].tolist()
         tp, fp, fn = column[_TP], column[_FP], column[_FN]
@@ -163,8 +167,12 @@ class LegacyPanopticQuality(PanopticQuality):
         """Compute the scores of all images so far; absent classes count as 0."""
         official = super().result(classes, iou)
         scores = average_classes([_nan_as_zero(c) for c in official.per_class], self.n_images)
-        ious = [c.IoU for c in official.per_class]
-        return replace(scores, mIoU=math.fsum(ious) / len(ious) if ious else math.nan)
+        miou = self.mean_iou([c.IoU for c in official.per_class])
+        return replace(scores, mIoU=miou, mIoU_segments=miou)
+
+    def mean_iou(self, ious: Sequence[float]) -> float:
+        """Return the mean of the pixel IoUs of the classes, NaN if one is NaN."""
+        return math.fsum(ious) / len(ious) if ious else math.nan
 
 
 def _nan_as_zero(scores: ClassScores) -> ClassScores:

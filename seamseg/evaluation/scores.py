@@ -225,9 +225,11 @@ class PanopticScores:
     ----------
     PQ, SQ, RQ : panoptic, segmentation and recognition quality of all classes, of things and of stuff
     PQ_dagger : PQ with another term for stuff (Porzi et al., CVPR 2019), see :class:`ClassScores`
-    mIoU : mean pixel IoU
+    mIoU : mean pixel IoU of the class map, in which things of the semantic map that no detection covers have their
+        class, as in the original. Files have no such pixels: of them it is `mIoU_segments`
     n_images : number of images
-    per_class : one entry per class
+    per_class : one entry per class; `IoU` is that of the class map
+    mIoU_segments : mean pixel IoU of the segments; other pixels are void, as in COCO panoptic files
     instances : average precision of the detections, None if not computed
     selector : name of the score that selects the best snapshot
     """
@@ -245,6 +247,7 @@ class PanopticScores:
     mIoU: float
     n_images: int
     per_class: list[ClassScores]
+    mIoU_segments: float = math.nan
     instances: InstanceScores | None = None
     selector: str = "PQ"
 
@@ -286,12 +289,24 @@ HEADLINE = (
     "PQ", "SQ", "RQ",
     "PQ_things", "SQ_things", "RQ_things",
     "PQ_stuff", "SQ_stuff", "RQ_stuff",
-    "PQ_dagger", "mIoU",
+    "PQ_dagger", "mIoU", "mIoU_segments",
 )  # fmt: skip
 """Fields of the headline scores, in the order of the JSON."""
 
 
-_SHOWN = ("PQ", "PQ_things", "PQ_stuff", "SQ", "RQ", "PQ_dagger", "mIoU")
+def pixel_iou_titles(scores: Mapping[str, Any]) -> dict[str, str]:
+    """Return the titles of the mean pixel IoUs in the JSON of a panoptic evaluation, by key; without repetitions."""
+    segments = scores.get("mIoU_segments")
+    if segments is None:
+        # of an earlier version, which did not distinguish them
+        return {"mIoU": "mIoU"}
+    titles = {"mIoU": "mIoU (class map)", "mIoU_segments": "mIoU (segments)"}
+    if scores.get("mIoU") == segments:
+        del titles["mIoU"]
+    return titles
+
+
+_SHOWN = ("PQ", "PQ_things", "PQ_stuff", "SQ", "RQ", "PQ_dagger", "mIoU", "mIoU_segments")
 
 _MAPS = {"box": "det_map", "mask": "msk_map"}
 
@@ -301,7 +316,7 @@ def average_classes(per_class: Sequence[ClassScores], n_images: int) -> Panoptic
 
     Parameters
     ----------
-    per_class : scores of each class
+    per_class : scores of each class; their IoU is taken for that of the segments, too
     n_images : number of images
     """
     things = [c for c in per_class if c.info.isthing]
@@ -311,10 +326,12 @@ def average_classes(per_class: Sequence[ClassScores], n_images: int) -> Panoptic
         for suffix, group in (("", per_class), ("_things", things), ("_stuff", stuff))
         for key in ("PQ", "SQ", "RQ")
     }
+    iou = mean(c.IoU for c in per_class)
     return PanopticScores(
         **means,
         PQ_dagger=mean(c.PQ_dagger for c in per_class),
-        mIoU=mean(c.IoU for c in per_class),
+        mIoU=iou,
+        mIoU_segments=iou,
         n_images=n_images,
         per_class=list(per_class),
     )
@@ -367,6 +384,7 @@ def format_table(scores: PanopticScores, per_class: bool = True) -> str:
         cells = "".join(percent(v) for v in values) + ("".join(percent(v) for v in overall) or " " * 14)
         occurring = sum(c.TP + c.FP + c.FN > 0 for c in members)
         lines.append(f"{title:<8}{cells}{f'{occurring}/{len(members)}':>9}")
+    lines += ["", _which_iou(scores)]
     if scores.instances is not None:
         lines += ["", *_instance_lines(scores.instances, per_class)]
     occurring_classes = [c for c in scores.per_class if c.TP + c.FP + c.FN > 0 or not math.isnan(c.IoU)]
@@ -382,6 +400,13 @@ def format_table(scores: PanopticScores, per_class: bool = True) -> str:
             lines.append(f"{c.info.name:<{width}}  {kind:<5}{cells}{c.TP:>8}{c.FP:>8}{c.FN:>8}")
     lines += ["", _image_count(scores.n_images)]
     return "\n".join(lines)
+
+
+def _which_iou(scores: PanopticScores) -> str:
+    if scores.mIoU == scores.mIoU_segments or math.isnan(scores.mIoU_segments):
+        return "mIoU is that of the segments; pixels of no segment are void"
+    segments = percent(scores.mIoU_segments).strip()
+    return f"mIoU is that of the class map; {segments} is that of the segments, pixels of no segment are void"
 
 
 def _image_count(count: int) -> str:

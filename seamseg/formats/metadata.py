@@ -107,18 +107,21 @@ def parse_metadata(data: bytes, source: str = "metadata.bin") -> Metadata:
 def metadata_of(meta: Any, source: str, images: Sequence[ImageInfo] = ()) -> Metadata:
     """Create metadata from the content of `meta` in `metadata.bin`; `source` names it in errors.
 
+    Colours after those of the classes are left out: the original takes palettes that are padded to 256 entries.
+
     Raises
     ------
     InputError
         if a key is missing or the content is inconsistent
     """
     try:
-        names, palette, ids = (_list(meta, key) for key in ("categories", "palette", "original_ids"))
+        names, palette = _list(meta, "categories"), _list(meta, "palette", VOID + 1)
+        ids, num_stuff, num_thing = _list(meta, "original_ids"), int(meta["num_stuff"]), int(meta["num_thing"])
         metadata = Metadata(
-            num_stuff=int(meta["num_stuff"]),
-            num_thing=int(meta["num_thing"]),
+            num_stuff=num_stuff,
+            num_thing=num_thing,
             categories=[_text(name) for name in names],
-            palette=[_colour(rgb) for rgb in palette],
+            palette=[_colour(rgb) for rgb in palette[: max(num_stuff + num_thing, 0)]],
             original_ids=[int(i) for i in ids],
             images=list(images),
         )
@@ -194,12 +197,12 @@ def _length(stream: BytesIO, short: int, long: int, what: str) -> int:
     return int.from_bytes(stream.read(2 if code == long else 4), "big")
 
 
-def _list(meta: Any, key: str) -> list[Any]:
+def _list(meta: Any, key: str, most: int = VOID) -> list[Any]:
     value = meta[key]
     if not isinstance(value, (list, tuple)):
         raise TypeError(f"`{key}` is a {type(value).__name__}, expected a list")
-    if len(value) > VOID:
-        raise ValueError(f"{len(value)} entries in `{key}`, at most {VOID} are supported")
+    if len(value) > most:
+        raise ValueError(f"{len(value)} entries in `{key}`, at most {most} are supported")
     return list(value)
 
 

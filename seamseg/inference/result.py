@@ -85,9 +85,10 @@ class Panoptic(PanopticResult, PhotoResult):
 
     def __repr__(self) -> str:
         height, width = self.size
-        counts = Counter(s.name for s in self.segments if s.isthing)
+        counts = Counter(s.name for s in self.segments if s.isthing and not s.iscrowd)
         things = [f"{n} {name}" for name, n in counts.most_common()]
-        stuff = [s.name for s in sorted(self.segments, key=lambda s: -s.area) if not s.isthing]
+        others = [s for s in sorted(self.segments, key=lambda s: -s.area) if not s.isthing or s.iscrowd]
+        stuff = [f"{s.name} (crowd)" if s.iscrowd else s.name for s in others]
         return f"Panoptic({width} x {height}: {', '.join(things + stuff) or 'no segments'})"
 
     def counts(self) -> dict[str, int]:

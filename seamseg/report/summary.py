@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from seamseg.evaluation.record import SUMMARY, Evaluation, ImageRecord
+from seamseg.evaluation.scores import pixel_iou_titles
 from seamseg.utils.errors import InputError
 from seamseg.visualize.palette import distinct_colors
 
@@ -119,9 +120,9 @@ def _bin(value: float) -> int:
 
 HEADLINE = {
     "PQ": "PQ", "SQ": "SQ", "RQ": "RQ", "PQ_things": "PQ things", "PQ_stuff": "PQ stuff",
-    "PQ_dagger": "PQ†", "mIoU": "mIoU",
+    "PQ_dagger": "PQ†",
 }  # fmt: skip
-"""Title of each score of the headline."""
+"""Title of each score of the headline, but for the pixel IoUs."""
 
 CLASS_FRACTIONS, CLASS_COUNTS = ("PQ", "SQ", "RQ", "IoU"), ("TP", "FP", "FN")
 AP_KINDS = ("mask", "box")
@@ -179,6 +180,12 @@ def run_titles(evaluations: Sequence[Evaluation]) -> list[str]:
 
 def _headline(scores: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     rows = [{"name": name, "values": [s.get(key) for s in scores]} for key, name in HEADLINE.items()]
+    # each run may have another of the two pixel IoUs
+    titles = [pixel_iou_titles(s) for s in scores]
+    for key, name in dict.fromkeys(item for of in titles for item in of.items()):
+        rows.append(
+            {"name": name, "values": [s.get(key) if of.get(key) == name else None for s, of in zip(scores, titles)]}
+        )
     for kind in AP_KINDS:
         if isinstance(scores[0].get(kind), Mapping):
             rows.append({"name": f"{kind} AP", "values": [(s.get(kind) or {}).get("AP") for s in scores]})

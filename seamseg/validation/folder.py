@@ -98,7 +98,7 @@ class EvaluationWriter:
             title,
             scores.to_json(),
             self.ground_truth.classes,
-            [(r, g, b) for r, g, b in metadata.palette[: metadata.num_classes]],
+            [(r, g, b) for r, g, b in metadata.palette],
             self._confusion.counts,
             maps[0],
             maps[1],

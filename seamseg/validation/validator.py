@@ -255,7 +255,7 @@ class Validator:
 
 
 class PanopticScorer:
-    """PQ and mIoU of the fused maps; with `general.eval_coco` also AP of the detections before fusion.
+    """PQ and both mIoUs of the fused maps; with `general.eval_coco` also AP of the detections before fusion.
 
     At native size; those of the original at the size of the network. The counts are integers.
 

@@ -278,7 +278,7 @@ def test_usual_contents_still_load(tmp_path: Path) -> None:
         (umsgpack.packb({"meta": {**metadata_header(CLASSES), "num_thing": 10**9}}), "must be 1 to 255"),
         (
             umsgpack.packb({"meta": {**metadata_header(CLASSES), "palette": [[0, 0, 0]] * 1000}}),
-            "1000 entries in `palette`, at most 255 are supported",
+            "1000 entries in `palette`, at most 256 are supported",
         ),
     ],
 )

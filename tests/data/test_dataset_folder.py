@@ -1,5 +1,6 @@
 """Dataset folders: reading, writing, and errors for invalid ones."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from seamseg.checkpoints.bundle import metadata_from_header
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.folder import DatasetFolder
 from seamseg.data.transforms import AugmentationOptions, TrainTransform
+from seamseg.formats.exported import ExportedMetadata
 from seamseg.formats.metadata import ImageInfo, Metadata, pack_metadata, parse_metadata, read_metadata, write_metadata
 from seamseg.utils.errors import InputError
 
@@ -76,6 +79,24 @@ def test_invalid_metadata(tmp_path, data, reason):
     with pytest.raises(InputError, match=reason) as error:
         read_metadata(path)
     assert str(path) in one_line(error)
+
+
+@pytest.mark.parametrize("length", [3, 255, 256])
+def test_a_padded_palette(tmp_path, length):
+    """The original pads palettes with black to 256 entries; all readers leave the surplus ones out."""
+    palette = [list(GREEN), [1, 2, 3]]
+    meta = {"num_stuff": 1, "num_thing": 1, "categories": ["a", "b"], "original_ids": [1, 2]}
+    padded = meta | {"palette": palette + [[0, 0, 0]] * (length - 2)}
+    plain = umsgpack.packb({"meta": meta | {"palette": palette}, "images": []})
+    (tmp_path / "metadata.bin").write_bytes(umsgpack.packb({"meta": padded, "images": []}))
+    found = read_metadata(tmp_path / "metadata.bin")
+    assert found == parse_metadata(plain)
+    assert found.palette == [GREEN, (1, 2, 3)]
+    assert parse_metadata(pack_metadata(found)) == found
+    assert metadata_from_header(padded, "snapshot") == found
+    exported = json.dumps({"format": 1, "kind": "panoptic", "config": "", "size": None, "metadata": padded})
+    assert ExportedMetadata.from_json(exported, "net.onnx").metadata == found
+    assert DatasetFolder(tmp_path).metadata == found
 
 
 def test_missing_metadata_and_folder(tmp_path):

@@ -140,6 +140,11 @@ def test_the_card(run: Path, tmp_path: Path) -> None:
         "datasets": ["cityscapes"],
         "license": "cc-by-4.0",
     }
+    named = write_scores(tmp_path / "named.json", PANOPTIC | {"mIoU_segments": 0.5})
+    ious = [
+        (m.metric_name, m.metric_value) for m in card_of(tmp_path / "out", run, scores=named).data.eval_results[-2:]
+    ]
+    assert ious == [("mIoU (class map)", 75.0), ("mIoU (segments)", 50.0)]
     result = card.data.eval_results[0]
     assert (result.dataset_name, result.task_type) == ("cityscapes", "image-segmentation")
     assert "| PQ | 61.23 |" in card.text

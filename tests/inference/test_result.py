@@ -62,7 +62,7 @@ def test_properties(result):
     assert classes[20, 60] == VOID
     assert (classes == 3).sum() == 600
     assert result.mask(2).sum() == result.mask(result.segments[1]).sum() == 600
-    assert repr(result) == "Panoptic(80 x 60: 1 car, 1 person <b>, road)"
+    assert repr(result) == "Panoptic(80 x 60: 1 car, road, person <b> (crowd))"
     assert repr(empty()) == "Panoptic(5 x 4: no segments)"
     assert (empty().classes == VOID).all()
 
