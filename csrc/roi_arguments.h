@@ -6,8 +6,6 @@
 
 namespace seamseg {
 
-using torch::headeronly::MemoryFormat;
-
 struct RoiCall {
   std::vector<RoiMap> maps;
   RoiGrid grid;
@@ -20,11 +18,6 @@ inline bool is_floating(const Tensor& x) {
   const ScalarType type = x.scalar_type();
   return type == ScalarType::Float || type == ScalarType::Double || type == ScalarType::BFloat16 ||
          type == ScalarType::Half;
-}
-
-inline Tensor empty_like_of(const Tensor& x, const std::vector<int64_t>& sizes, ScalarType dtype, bool channels_last) {
-  const auto format = channels_last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous;
-  return torch::stable::empty(sizes, dtype, std::nullopt, x.device(), std::nullopt, format);
 }
 
 // Everything but the maps; `count` of them, of which boxes name one by `level`.

@@ -17,6 +17,7 @@
 
 namespace seamseg {
 
+using torch::headeronly::MemoryFormat;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
@@ -86,6 +87,12 @@ inline bool same_shape(const Tensor& a, const Tensor& b) {
     if (a.size(i) != b.size(i)) return false;
   }
   return true;
+}
+
+// A new tensor on the device of x. (torch::stable::permute is younger than our oldest torch)
+inline Tensor empty_like_of(const Tensor& x, const std::vector<int64_t>& sizes, ScalarType dtype, bool channels_last) {
+  const auto format = channels_last ? MemoryFormat::ChannelsLast : MemoryFormat::Contiguous;
+  return torch::stable::empty(sizes, dtype, std::nullopt, x.device(), std::nullopt, format);
 }
 
 // Dense with the channels of a pixel beside each other.

@@ -317,10 +317,9 @@ Tensor run(const char* op, const Tensor& source, int64_t height, int64_t width, 
                   ": expected N x C x H x W with pixels");
   STD_TORCH_CHECK(height > 0 && width > 0, op, ": the window must be positive");
   const bool last = !source.is_contiguous();
-  const Tensor x = last ? torch::stable::contiguous(source, torch::headeronly::MemoryFormat::ChannelsLast) : source;
+  const Tensor x = last ? torch::stable::contiguous(source, MemoryFormat::ChannelsLast) : source;
   const int64_t n = x.size(0), c = x.size(1), h = x.size(2), w = x.size(3);
-  Tensor y = last ? torch::stable::permute(torch::stable::new_empty(x, {n, h, w, c}), {0, 3, 1, 2})
-                  : torch::stable::new_empty(x, {n, c, h, w});
+  Tensor y = empty_like_of(x, {n, c, h, w}, x.scalar_type(), last);
   const Axis down(h, height), across(w, width);
   dispatch_floating(x, op, [&](auto zero) {
     using T = decltype(zero);

@@ -32,13 +32,11 @@ Geometry geometry(const char* op, const Tensor& x, int64_t height, int64_t width
 }
 
 Tensor dense(const Tensor& x, bool last) {
-  return last ? torch::stable::contiguous(x, torch::headeronly::MemoryFormat::ChannelsLast) : x;
+  return last ? torch::stable::contiguous(x, MemoryFormat::ChannelsLast) : x;
 }
 
 Tensor empty_as(const Tensor& x, bool last) {
-  const int64_t n = x.size(0), c = x.size(1), h = x.size(2), w = x.size(3);
-  if (!last) return torch::stable::new_empty(x, {n, c, h, w});
-  return torch::stable::permute(torch::stable::new_empty(x, {n, h, w, c}), {0, 3, 1, 2});
+  return empty_like_of(x, {x.size(0), x.size(1), x.size(2), x.size(3)}, x.scalar_type(), last);
 }
 
 template <class W>
