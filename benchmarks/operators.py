@@ -31,13 +31,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.testing import assert_close
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import operator_cases
-from support.op_arguments import TOLERANCES, plausible
+from support.cuda_emulation.worker import tensors_of
+from support.op_arguments import check_equal, plausible
 
 import seamseg.ops.reference
 from seamseg.ops import implementations, kernels
@@ -46,6 +46,8 @@ OTHER_NAMES = {"roi_valid_mask": "valid_mask"}
 """Plain forms that are not named as their operator."""
 MOST_FAILURES = 5
 """Of an operator, that are written down."""
+MOST_ROUNDS = 20
+"""After the time is over, until every operator has been compared."""
 
 
 @dataclass
@@ -56,8 +58,8 @@ class Tally:
     ----------
     compared : calls whose results were compared, of them `empty` with a tensor of no elements, `unaligned` off 16 bytes
     refused : calls that the reference does not take
-    refused_here : messages of calls that only the device does not take
-    failures : seeds and differences, the first few
+    refused_here : messages of argument checks in calls that only the device does not take
+    failures : seeds and differences or errors, the first few
     """
 
     compared: int = 0
@@ -66,13 +68,6 @@ class Tally:
     refused: int = 0
     refused_here: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-
-
-def tensors(value: Any) -> list[Tensor]:
-    """Return all tensors in lists and tuples."""
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in tensors(item)]
-    return [value] if isinstance(value, Tensor) else []
 
 
 def plain_form(name: str) -> Callable[..., Any]:
@@ -100,17 +95,6 @@ def moved(value: Any, device: torch.device, shift: int) -> Any:
     return storage.as_strided(value.shape, value.stride(), shift).copy_(value)
 
 
-def check_equal(name: str, found: Any, wanted: Any) -> None:
-    """Raise AssertionError where tensors differ by more than rounding."""
-    for x, y in zip(tensors(found), tensors(wanted), strict=True):
-        x = x.cpu()
-        if name == "upsample_ohem_loss" and x.shape == y.shape:
-            both = x.isfinite() & y.isfinite()  # which of equal losses are selected is not specified
-            x, y = x[both], y[both]
-        rtol, atol = TOLERANCES.get(y.dtype, (0, 0))
-        assert_close(x, y, rtol=rtol, atol=atol, equal_nan=True)
-
-
 def compare(name: str, seed: int, device: torch.device, tally: Tally) -> None:
     """Call an operator with the arguments of a seed."""
     operator = getattr(torch.ops.seamseg, name).default
@@ -129,11 +113,16 @@ def compare(name: str, seed: int, device: torch.device, tally: Tally) -> None:
     except RuntimeError as error:
         if device.type == "cuda" and "CUDA error" in str(error):
             raise
-        tally.refused_here = [*tally.refused_here, f"seed {seed}: {str(error).splitlines()[0]}"][:MOST_FAILURES]
+        message = str(error).splitlines()[0]
+        # a check of the arguments names its operator
+        known = "CUDA error" not in message and any(f"{other}: " in message for other in implementations())
+        kept = tally.refused_here if known else tally.failures
+        if len(kept) < MOST_FAILURES:
+            kept.append(f"seed {seed}: {message}")
         return
     tally.compared += 1
     tally.unaligned += shift
-    tally.empty += any(t.numel() == 0 for t in tensors(theirs))
+    tally.empty += any(t.numel() == 0 for t in tensors_of(theirs))
     try:
         check_equal(name, [found, ours], [wanted, theirs])
     except AssertionError as error:
@@ -142,9 +131,14 @@ def compare(name: str, seed: int, device: torch.device, tally: Tally) -> None:
 
 
 def work(arguments: argparse.Namespace) -> int:
-    """Run all cases, then rounds of all operators until the time is over; called in the process of the device."""
-    device = torch.device(arguments.device)
+    """Run all cases, then rounds of all operators until the time is over; called in the process of the device.
+
+    The results are written after each case and round. If the file exists, a process before this one has begun it.
+    """
+    device, path = torch.device(arguments.device), Path(arguments.json)
     now = Path(arguments.now) if arguments.now else None
+    result: dict[str, Any] = {"seed": arguments.seed, "rounds": 0, "seconds": 0.0, "cases": {}, "operators": {}}
+    result |= json.loads(path.read_text()) if path.exists() else {"kernels": kernels()}
 
     def begin(name: str) -> bool:
         chosen = not arguments.names or any(word in name for word in arguments.names)
@@ -152,42 +146,44 @@ def work(arguments: argparse.Namespace) -> int:
             now.write_text(name)
         return chosen and name not in arguments.without
 
-    cases = {}
     for name, case in operator_cases.CASES.items():
-        if not arguments.no_cases and begin(name):
-            cases[name] = operator_cases.outcome(case, device)
-            print(f"{name}: {cases[name]}", flush=True)
+        if not arguments.no_cases and name not in result["cases"] and begin(name):
+            result["cases"][name] = operator_cases.outcome(case, device)
+            print(f"{name}: {result['cases'][name]}", flush=True)
+            path.write_text(json.dumps(result, indent=1))
     names = [name for name in implementations() if begin(name)]
-    tallies = {name: Tally() for name in names}
-    rounds, deadline = 0, time.monotonic() + arguments.seconds
-    while rounds == 0 or time.monotonic() < deadline:
+    tallies = {name: Tally(**row) for name, row in result["operators"].items()}
+    tallies |= {name: Tally() for name in names if name not in tallies}
+    result["served"] = {name: implementations()[name] for name in tallies}
+    while (
+        result["rounds"] == 0
+        or result["seconds"] < arguments.seconds
+        or (result["rounds"] < MOST_ROUNDS and not all(tallies[name].compared for name in names))
+    ):
+        start = time.monotonic()
         for name in names:
             begin(name)
-            compare(name, arguments.seed + rounds, device, tallies[name])
-        rounds += 1
-    result = {
-        "seed": arguments.seed,
-        "rounds": rounds,
-        "kernels": kernels(),
-        "served": {name: implementations()[name] for name in names},
-        "cases": cases,
-        "operators": {name: asdict(tally) for name, tally in tallies.items()},
-    }
-    Path(arguments.json).write_text(json.dumps(result, indent=1))
+            compare(name, arguments.seed + result["rounds"], device, tallies[name])
+        result["rounds"] += 1
+        result["seconds"] += time.monotonic() - start
+        result["operators"] = {name: asdict(tally) for name, tally in tallies.items()}
+        path.write_text(json.dumps(result, indent=1))
     return 0
 
 
 def in_a_process(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run the checks in another process, again without an operator that crashes it; return the results."""
     broken: dict[str, str] = {}
+    path, now = Path(arguments.json or folder / "result.json"), folder / "now"
+    path.unlink(missing_ok=True)
     while True:
-        path, now = folder / "result.json", folder / "now"
         command = [sys.executable, __file__, *arguments.names, "--in-process", "--device", arguments.device]
         command += ["--seed", str(arguments.seed), "--seconds", str(arguments.seconds)]
         command += ["--json", str(path), "--now", str(now), *(f"--without={name}" for name in broken)]
         command += ["--no-cases"] if arguments.no_cases else []
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-        if path.exists():
+        sys.stderr.write(done.stderr)
+        if done.returncode == 0:
             return {**json.loads(path.read_text()), "broken": broken}
         name = now.read_text() if now.exists() else ""
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
@@ -207,7 +203,7 @@ def verdict(result: dict[str, Any]) -> int:
             f"{name:<30}{result['served'][name]:<14}{row['compared']:>9}{row['empty']:>7}{row['unaligned']:>10}"
             f"{row['refused'] + len(row['refused_here']):>8}{len(row['failures']):>6}"
         )
-        bad += [name] * bool(row["failures"])
+        bad += [name] * (name not in bad and (bool(row["failures"]) or not row["compared"]))
     bad += [name for name, outcome in result["cases"].items() if outcome.startswith("differs")]
     print(f"\nseed {result['seed']}, {result['rounds']} rounds, {len(result['cases'])} cases; ", end="")
     print(f"{len(bad)} fail: {', '.join(bad)}" if bad else "nothing differs")

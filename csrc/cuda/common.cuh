@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdlib>
+
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 
@@ -20,9 +22,16 @@ inline cudaStream_t current_stream(const Tensor& x) {
   return static_cast<cudaStream_t>(stream);
 }
 
-inline void check_launch(const char* op) {
-  const cudaError_t error = cudaGetLastError();
-  STD_TORCH_CHECK(error == cudaSuccess, op, ": ", cudaGetErrorString(error));
+// A failure of an earlier kernel is found here too, under the name of this one; with SEAMSEG_SYNC=1 every kernel is
+// waited for, so that the name is right.
+inline void check_launch(const char* kernel) {
+  static const bool synchronous = [] {
+    const char* wanted = std::getenv("SEAMSEG_SYNC");
+    return wanted != nullptr && *wanted != '\0' && *wanted != '0';
+  }();
+  cudaError_t error = cudaGetLastError();
+  if (error == cudaSuccess && synchronous) error = cudaDeviceSynchronize();
+  STD_TORCH_CHECK(error == cudaSuccess, "CUDA error: ", kernel, ": ", cudaGetErrorString(error));
 }
 
 // Blocks for `count` elements in a grid-stride loop; never 0, never more than a launch can take.

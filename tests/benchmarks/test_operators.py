@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -60,21 +61,88 @@ def test_every_operator_has_a_plain_form():
     assert all(callable(operators.plain_form(name)) for name in operators.implementations())
 
 
+@pytest.mark.parametrize(
+    ("message", "counted"),
+    [
+        ("CUDA error: crowd_count: invalid configuration argument", "failures"),
+        ("no kernel image is available for execution on the device", "failures"),
+        ("crowd_count, csrc/crowd_count.cpp:15, crowd_count: more than 2^31 pixels", "refused_here"),
+    ],
+)
+def test_only_argument_checks_may_refuse(monkeypatch, message, counted):
+    """A launch that fails is a failure of the operator, not a call that it does not take."""
+    ops = mock.Mock()
+    ops.seamseg.crowd_count.default.side_effect = RuntimeError(message)
+    tally, given = operators.Tally(), operators.plausible("crowd_count", 0)
+    monkeypatch.setattr(operators, "plausible", lambda name, seed: given)
+    monkeypatch.setattr(operators, "plain_form", lambda name: lambda *arguments: None)
+    monkeypatch.setattr(torch, "ops", ops)
+    operators.compare("crowd_count", 0, CPU, tally)
+    assert getattr(tally, counted) == [f"seed 0: {message}"]
+    assert tally.compared == 0
+
+
+def test_an_operator_that_was_never_compared_fails(capsys):
+    row = {"compared": 0, "empty": 0, "unaligned": 0, "refused": 9, "refused_here": [], "failures": []}
+    result = {"broken": {}, "cases": {}, "seed": 0, "rounds": 9, "served": {"nms": "CUDA"}, "operators": {"nms": row}}
+    assert operators.verdict(result) == 1
+    assert "1 fail: nms" in capsys.readouterr().out
+
+
+def arguments(path, **changes):
+    """Those of a run of nms alone."""
+    given = {"names": ["nms_fixed"], "device": "cpu", "seed": 0, "seconds": 0, "no_cases": True, "without": []}
+    return argparse.Namespace(**{**given, "json": str(path), "now": None, **changes})
+
+
+def test_results_are_written_round_by_round_and_taken_up(tmp_path, monkeypatch):
+    """A process that ends leaves what it has found; the next one has what is left of the time."""
+    path, rounds = tmp_path / "result.json", []
+
+    def compare(name, seed, device, tally):
+        tally.compared += 1
+        rounds.append(seed)
+        if len(rounds) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(operators, "compare", compare)
+    with pytest.raises(KeyboardInterrupt):
+        operators.work(arguments(path, seconds=1e9))
+    found = json.loads(path.read_text())
+    assert found["rounds"] == 2
+    assert found["operators"]["nms_fixed"]["compared"] == 2
+    found["seconds"] = 1e9
+    path.write_text(json.dumps(found))
+    operators.work(arguments(path, seconds=1e9))
+    assert rounds == [0, 1, 2], "the time is over"
+
+
+def test_rounds_go_on_until_all_are_compared(tmp_path, monkeypatch):
+    def compare(name, seed, device, tally):
+        tally.compared += seed == 4
+
+    monkeypatch.setattr(operators, "compare", compare)
+    operators.work(arguments(tmp_path / "result.json"))
+    assert json.loads((tmp_path / "result.json").read_text())["rounds"] == 5
+
+
 def test_an_operator_that_ends_its_process_fails_and_the_others_go_on(monkeypatch, tmp_path, capsys):
     calls = []
 
     def run(command, **options):
         calls.append(command)
+        (tmp_path / "result.json").write_text(
+            json.dumps({"cases": {}, "operators": {}, "seed": 0, "rounds": len(calls)})
+        )
         if "--without=nms" in command:
-            (tmp_path / "result.json").write_text(json.dumps({"cases": {}, "operators": {}, "seed": 0, "rounds": 1}))
             return subprocess.CompletedProcess(command, 0, stderr="")
         (tmp_path / "now").write_text("nms")
         return subprocess.CompletedProcess(command, -11, stderr="a\nRuntimeError: CUDA error: illegal\nhints\n")
 
     monkeypatch.setattr(subprocess, "run", run)
-    arguments = argparse.Namespace(names=[], device="cuda", seed=0, seconds=1, no_cases=False)
-    result = operators.in_a_process(arguments, tmp_path)
+    result = operators.in_a_process(arguments(None, names=[], json=None), tmp_path)
     assert len(calls) == 2
+    assert result["rounds"] == 2
     assert result["broken"] == {"nms": "RuntimeError: CUDA error: illegal"}
     assert operators.verdict(result) == 1
     assert "1 fail: nms" in capsys.readouterr().out

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from support.cuda_emulation.worker import load_operators, tensors_of
+from support.cuda_emulation.worker import load_operators
 from support.emulator import ROOT, Fault, Raised, Worker, obstacle, shared_declarations
-from support.op_arguments import TOLERANCES, plausible
+from support.op_arguments import check_equal, plausible
 from support.op_mistakes import describe
-from torch.testing import assert_close
 
 from seamseg.ops import implementations
 
@@ -33,23 +32,6 @@ def sample():
     worker = Worker(sanitized=True, kernel="crowd_count")
     yield worker
     worker.close()
-
-
-def check_equal(name, results, expected):
-    results, expected = tensors_of(results), tensors_of(expected)
-    assert len(results) == len(expected)
-    for x, y in zip(results, expected):
-        if name == "upsample_ohem_loss" and x.shape == y.shape:
-            both = x.isfinite() & y.isfinite()  # the selection among equal losses is unspecified
-            x, y = x[both], y[both]
-        if name == "upsample_argmax" and x.shape == y.shape and x.numel():
-            # logits of few bits have ties
-            assert (x != y).sum() <= max(3, 0.05 * x.numel())
-            continue
-        rtol, atol = TOLERANCES.get(x.dtype, (0, 0))
-        # sums of many terms cancel each other
-        largest = float(y.abs().nan_to_num(0, 0, 0).max()) if y.is_floating_point() and y.numel() else 1.0
-        assert_close(x, y, rtol=rtol, atol=atol * max(largest, 1.0), equal_nan=True)
 
 
 def compare(worker, library, name, seeds, **options):
@@ -153,6 +135,23 @@ def test_what_nobody_wrote_is_nan(worker, name):
 @pytest.mark.parametrize("name", ["no_barrier", "checks_then_acts"])
 def test_results_that_depend_on_the_order_vary(worker, name):
     assert len({str(example(worker, name, seed).tolist()) for seed in range(8)}) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_failing_launches_are_cuda_errors(monkeypatch, synchronous):
+    monkeypatch.setenv("SEAMSEG_SYNC", str(int(synchronous)))
+    worker = Worker(sanitized=True, kernel="crowd_count")
+    try:
+        with pytest.raises(Raised, match="CUDA error: atomic_sum: invalid configuration argument"):
+            example(worker, "atomic_sum, refused")
+        if not synchronous:
+            assert example(worker, "atomic_sum, failing")[0] == 4950
+            return
+        with pytest.raises(Raised, match="CUDA error: atomic_sum: invalid configuration argument"):
+            example(worker, "atomic_sum, failing")
+    finally:
+        worker.close()
 
 
 def test_shared_declarations():

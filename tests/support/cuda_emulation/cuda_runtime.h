@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "scheduler.h"
 
@@ -21,8 +22,12 @@
 using cudaStream_t = void*;
 using cudaError_t = int;
 constexpr cudaError_t cudaSuccess = 0;
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }
-inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
+namespace emulation {
+inline cudaError_t launch_error = cudaSuccess, kernel_error = cudaSuccess;  // set by examples, reported once
+}
+inline cudaError_t cudaGetLastError() { return std::exchange(emulation::launch_error, cudaSuccess); }
+inline cudaError_t cudaDeviceSynchronize() { return std::exchange(emulation::kernel_error, cudaSuccess); }
+inline const char* cudaGetErrorString(cudaError_t) { return "invalid configuration argument"; }
 inline cudaError_t cudaMemsetAsync(void* target, int value, size_t bytes, cudaStream_t) {
   if (bytes > 0) std::memset(target, value, bytes);
   return cudaSuccess;

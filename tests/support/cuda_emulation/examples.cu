@@ -101,6 +101,8 @@ Tensor example(const std::string& name, const Tensor& x) {
   const int64_t count = x.numel();
   Tensor out = torch::stable::new_empty(x, {count}, ScalarType::Float);
   torch::stable::fill_(out, 0);
+  if (name == "atomic_sum, refused") emulation::launch_error = 9;
+  if (name == "atomic_sum, failing") emulation::kernel_error = 9;
   SEAMSEG_EXAMPLE(block_sum<float>)
   SEAMSEG_EXAMPLE(warp_facts)
   SEAMSEG_EXAMPLE(atomic_sum)
@@ -115,6 +117,10 @@ Tensor example(const std::string& name, const Tensor& x) {
   SEAMSEG_EXAMPLE(too_much_shared)
   SEAMSEG_EXAMPLE(checks_then_acts)
   if (name == "no_blocks") SEAMSEG_LAUNCH(atomic_sum, 0, kThreads, stream, data<float>(x), count, mutable_data<float>(out));
+  if (name.starts_with("atomic_sum, ")) {
+    SEAMSEG_LAUNCH(atomic_sum, 1, kThreads, stream, data<float>(x), count, mutable_data<float>(out));
+    return out;
+  }
   STD_TORCH_CHECK(name == "unwritten", "no such example");
   return torch::stable::new_empty(x, {count}, ScalarType::Float);
 }

@@ -12,6 +12,7 @@
     the_machine.launch(#kernel, (blocks), (threads), [&] {                                \
       std::apply([](auto... argument) { (kernel)(argument...); }, seamseg_arguments);     \
     });                                                                                   \
+    ::seamseg::check_launch(#kernel);                                                     \
   } while (0)
 
 namespace emulation {
