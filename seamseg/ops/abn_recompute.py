@@ -107,7 +107,7 @@ def checkpointed(part: nn.Module, *inputs: Any) -> Any:
     if torch.compiler.is_compiling():
         keep = partial(create_selective_checkpoint_contexts, _keep_statistics)
         return checkpoint(part, *inputs, use_reentrant=False, context_fn=keep)
-    # reading the state of the generators blocks the host until the device is idle
+    # the states of the random number generators are kept for dropout only: copying them costs time in every call
     random = any(isinstance(layer, _DropoutNd) and layer.p > 0 for layer in part.modules())
     return checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=random, context_fn=_contexts)
 

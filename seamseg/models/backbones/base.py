@@ -99,7 +99,8 @@ class Backbone(nn.Module):
 
 def _is_trained(stage: nn.Module, x: Tensor) -> bool:
     parameters = list(stage.parameters())
-    return bool(parameters) and (x.requires_grad or any(p.requires_grad for p in parameters))
+    # torch.compile of torch 2.11 cannot trace bool(list)
+    return len(parameters) > 0 and (x.requires_grad or any(p.requires_grad for p in parameters))
 
 
 class StageDilation(NamedTuple):
