@@ -4,9 +4,10 @@
     python benchmarks/throughput.py --device cpu --size 512x767 --rounds 3 plain compile
 
 Two figures a variant. `network`: decoded images in, predictions on the CPU out (`Predictor.raw`: upload, network,
-download); the variants take turns, image by image. `predict`: JPEG files in, overlay and COCO panoptic files out, by
-the code of `seamseg predict`, after a run that does not count; `outside` is the part of its wall time in which the
-process was not in `Predictor.raw`: where it waits for decoders and writers.
+download), in turns with the first variant, image by image. `predict`: JPEG files in, overlay and COCO panoptic files
+out, by the code of `seamseg predict`, after a run that does not count; `outside` is the part of its wall time in which
+the process was not in `Predictor.raw`: where it waits for decoders and writers. A variant that fails does not stop the
+others; the exit code is then 1.
 
 Weights are random; each image gets its own best 1000 proposals and 100 made-up detections of them, as in inference.py.
 CPU seconds (all threads of this process) stand beside the wall's, since others may use the machine.
@@ -18,8 +19,10 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,32 +91,28 @@ def make(name: str, arguments: argparse.Namespace, device: torch.device) -> Pred
     return predictor
 
 
-def network(predictors: dict[str, Predictor], image: np.ndarray, rounds: int) -> dict[str, dict[str, float]]:
-    """Return the seconds from decoded image to prediction by variant, without the first runs."""
-    began = {}
-    for name, predictor in predictors.items():
-        start = time.perf_counter()
-        predictor.raw([image])
-        began[name] = time.perf_counter() - start
-        for _ in range(WARM_UP - 1):
-            predictor.raw([image])
-    walls: dict[str, list[float]] = {name: [] for name in predictors}
-    cpus: dict[str, list[float]] = {name: [] for name in predictors}
+def network(name: str, predictors: dict[str, Predictor], image: np.ndarray, rounds: int) -> dict[str, float]:
+    """Return the seconds of a variant from decoded image to prediction, in turns with the first variant."""
+    first = next(iter(predictors))
+    start = time.perf_counter()
+    predictors[name].raw([image])
+    began = time.perf_counter() - start
+    for _ in range(WARM_UP - 1):
+        predictors[name].raw([image])
+    walls: dict[str, list[float]] = {first: [], name: []}
+    cpus: dict[str, list[float]] = {first: [], name: []}
     for _ in range(rounds):
-        for name, predictor in predictors.items():
+        for one in walls:
             wall, cpu = time.perf_counter(), time.process_time()
-            predictor.raw([image])
-            walls[name].append(time.perf_counter() - wall)
-            cpus[name].append(time.process_time() - cpu)
+            predictors[one].raw([image])
+            walls[one].append(time.perf_counter() - wall)
+            cpus[one].append(time.process_time() - cpu)
     return {
-        name: {
-            "first": began[name],
-            "wall": statistics.median(walls[name]),
-            "cpu": statistics.median(cpus[name]),
-            "plain/this wall": statistics.median(a / b for a, b in zip(walls[next(iter(walls))], walls[name])),
-            "plain/this cpu": statistics.median(a / b for a, b in zip(cpus[next(iter(cpus))], cpus[name])),
-        }
-        for name in predictors
+        "first": began,
+        "wall": statistics.median(walls[name]),
+        "cpu": statistics.median(cpus[name]),
+        "plain/this wall": statistics.median(a / b for a, b in zip(walls[first], walls[name])),
+        "plain/this cpu": statistics.median(a / b for a, b in zip(cpus[first], cpus[name])),
     }
 
 
@@ -149,7 +148,7 @@ def files(predictor: Predictor, photos: Sequence[Path], out: Path, arguments: ar
     return {"images/s": len(photos) / wall, "outside": 1 - inside / wall}
 
 
-def main() -> None:
+def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("variants", nargs="*", metavar="VARIANT", help=f"{', '.join(VARIANTS)} (default: all that go)")
@@ -189,31 +188,35 @@ def main() -> None:
         write_test_image(photos[0], arguments.size)
         for other in photos[1:]:
             other.write_bytes(photos[0].read_bytes())
-        predictors = {name: make(name, arguments, device) for name in names}
-        image = network_input(open_image(photos[0]), predictors[names[0]].input_size)
-        table: dict[str, Any] = {name: dict(row) for name, row in network(predictors, image, arguments.rounds).items()}
-        for name, row in table.items():
-            print(
-                f"  {name:<8} network {1 / row['wall']:7.2f} images/s, {row['cpu']:6.3f} CPU s an image, first image "
-                f"{row['first']:.1f} s; {names[0]} takes {row['plain/this wall']:.2f} times its wall time, "
-                f"{row['plain/this cpu']:.2f} times its CPU time",
-                flush=True,
-            )
-        for name in names if arguments.photos else ():
-            files(predictors[name], photos[: 2 * WARM_UP], folder / f"{name}-first", arguments)
-            table[name].update(files(predictors[name], photos, folder / name, arguments))
-            print(f"  {name:<8} predict {table[name]['images/s']:7.2f} images/s, outside {table[name]['outside']:.1%}")
-    load = os.getloadavg()[0]
-    print(f"  load {load:.1f}")
-    if arguments.json:
-        summary = {
-            "torch": torch.__version__,
-            "device": gpu[2:],
-            "size": arguments.size,
-            "precision": arguments.precision,
-        }
-        Path(arguments.json).write_text(json.dumps({**summary, "load": load, "variants": table}, indent=1))
+        found: dict[str, Any] = {"torch": torch.__version__, "device": gpu[2:], "size": arguments.size}
+        found |= {"precision": arguments.precision, "variants": {}, "failed": {}}
+        predictors: dict[str, Predictor] = {}
+        for name in names:
+            try:
+                predictors[name] = make(name, arguments, device)
+                image = network_input(open_image(photos[0]), predictors[name].input_size)
+                row = network(name, predictors, image, arguments.rounds)
+                found["variants"][name] = row
+                print(
+                    f"  {name:<8} network {1 / row['wall']:7.2f} images/s, {row['cpu']:6.3f} CPU s an image, "
+                    f"first image {row['first']:.1f} s; {next(iter(predictors))} takes {row['plain/this wall']:.2f} "
+                    f"times its wall time, {row['plain/this cpu']:.2f} times its CPU time",
+                    flush=True,
+                )
+                if arguments.photos:
+                    files(predictors[name], photos[: 2 * WARM_UP], folder / f"{name}-first", arguments)
+                    row.update(files(predictors[name], photos, folder / name, arguments))
+                    print(f"  {name:<8} predict {row['images/s']:7.2f} images/s, outside {row['outside']:.1%}")
+            except Exception:
+                found["failed"][name] = traceback.format_exc()
+                predictors.pop(name, None)
+                print(f"  {name:<8} failed\n{found['failed'][name]}", flush=True)
+            found["load"] = os.getloadavg()[0]
+            if arguments.json:
+                Path(arguments.json).write_text(json.dumps(found, indent=1))
+    print(f"  load {found['load']:.1f}")
+    return int(bool(found["failed"]))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

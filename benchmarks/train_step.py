@@ -4,14 +4,14 @@
     python benchmarks/train_step.py --device cpu --size 256x512 --rounds 1
 
 plain: fp32 (convolutions in TF32, torch's default on a GPU), contiguous, eager. fast: bf16, channels last, compiled, a
-fixed number of samples. checkpointed: fast, and body and pyramid computed a second time instead of kept. The sides
-take turns; medians are printed. A step is the upload of its batch, forward, backward and an update by SGD with
-momentum. All sides get the batch in page-locked memory, as a loader gives it; plain uploads it when the step begins,
-the others as the trainer does, on a stream of its own during the step before. The peak is that of the allocator in one
-more step, above what stands before it: weights, momenta and the batches that wait (benchmarks/memory.py). FLOPs are
-those of matrix products and convolutions of the plain step, counted by torch, so that work done twice does not make a
-side look faster; the ceiling is a large product of bf16 (on the CPU: float32) matrices in the same run. Weights are
-random, the picture is noise with rectangles on it.
+fixed number of samples. checkpointed: fast, and body and pyramid computed a second time instead of kept. Each side
+takes turns with plain; medians are printed. A side that fails does not stop the others; the exit code is then 1. A step
+is the upload of its batch, forward, backward and an update by SGD with momentum. All sides get the batch in page-locked
+memory, as a loader gives it; plain uploads it when the step begins, the others as the trainer does, on a stream of its
+own during the step before. The peak is that of the allocator in one more step, above what stands before it: weights,
+momenta and the batches that wait (benchmarks/memory.py). FLOPs are those of matrix products and convolutions of the
+plain step, counted by torch, so that work done twice does not make a side look faster; the ceiling is a large product
+of bf16 (on the CPU: float32) matrices in the same run. Weights are random, the picture is noise with rectangles on it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,18 @@ import argparse
 import itertools
 import json
 import statistics
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from memory import peak_bytes
 from street import VISTAS, noise, street
+from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
 
 from seamseg.config import load_config
@@ -59,6 +63,7 @@ class Side:
     step: Callable[[], None]
     seconds: list[float] = field(default_factory=list)
     peak: int = 0
+    compiler: dict[str, int] = field(default_factory=dict)
 
 
 def make(name: str, batch: Batch, world: World, experiment: str) -> Side:
@@ -113,69 +118,85 @@ def measure(side: Side, device: torch.device) -> None:
     side.seconds.append(time.perf_counter() - start)
 
 
-def main() -> None:
+def compare(side: Side, plain: Side, device: torch.device, rounds: int) -> None:
+    """Warm up a side, measure it in turns with the plain one, and its memory."""
+    counters.clear()
+    # compiling, and the choice of algorithms
+    for _ in range(2 if device.type == "cuda" else 1):
+        side.step()
+    side.compiler["graphs"] = counters["stats"]["unique_graphs"]
+    side.compiler["graph_breaks"] = sum(counters["graph_break"].values())
+    plain.seconds = []
+    for _ in range(rounds):
+        measure(plain, device)
+        if side is not plain:
+            measure(side, device)
+    side.peak = peak_bytes(side.step, device.type)
+
+
+def row_of(side: Side, plain: Side, flops: float, top: float) -> dict[str, Any]:
+    """Return the figures of a side that has been compared, and print them."""
+    seconds, compiled = statistics.median(side.seconds), side.compiler["graphs"] > 0
+    wanted = "compile=yes" in SIDES[side.name]
+    row = {
+        "side": side.name if compiled or not wanted else f"{side.name}, not compiled",
+        "seconds": seconds,
+        "images_per_second": 1 / seconds,
+        "speed_ratio": statistics.median(plain.seconds) / seconds,
+        "peak_mib": side.peak / 2**20,
+        "peak_ratio": side.peak / plain.peak,
+        "tflops": flops / seconds / 1e12,
+        "of_ceiling": flops / seconds / top,
+        **side.compiler,
+    }
+    print(
+        f"{row['side']:<28}{seconds:>9.3f}{1 / seconds:>10.3f}{row['speed_ratio']:>8.2f}{row['peak_mib']:>10.0f}"
+        f"{row['peak_ratio']:>8.2f}{row['tflops']:>9.3f}{row['of_ceiling']:>8.2f}{side.compiler['graph_breaks']:>8}",
+        flush=True,
+    )
+    return row
+
+
+def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default: %(default)s)")
     parser.add_argument("--size", default="1920x2304", help="HEIGHTxWIDTH of the image (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=10, help="steps of each side (default: %(default)s)")
     parser.add_argument("--config", default="vistas_r50", help="an experiment of configs/ (default: %(default)s)")
-    parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES), help="default: all")
+    parser.add_argument(
+        "--sides", nargs="+", choices=list(SIDES)[1:], default=list(SIDES)[1:], help="beside plain (default: all)"
+    )
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     height, width = (int(n) for n in arguments.size.split("x"))
     batch, world = street(noise(height, width), VISTAS).with_target_info(), World(device=device)
-
-    counter = FlopCounterMode(display=False)
+    plain, counter = make("plain", batch, world, arguments.config), FlopCounterMode(display=False)
     with counter:
-        make("plain", batch, world, arguments.config).step()
+        plain.step()
     flops, top = counter.get_total_flops(), ceiling(device)
-    rows = []
-    sides = [make(name, batch, world, arguments.config) for name in arguments.sides]
-    for side in sides:
-        # compiling, and the choice of algorithms
-        for _ in range(2 if device.type == "cuda" else 1):
-            side.step()
-    for _ in range(arguments.rounds):
-        for side in sides:
-            measure(side, device)
-    for side in sides:
-        side.peak = peak_bytes(side.step, arguments.device)
+    found: dict[str, Any] = {"torch": torch.__version__, "device": str(device), "config": arguments.config}
+    found |= {"size": [height, width], "flops": flops, "ceiling": top, "rounds": arguments.rounds}
+    found |= {"rows": [], "failed": {}}
+    if device.type == "cuda":
+        found["card"] = torch.cuda.get_device_name(device)
     print(f"torch {torch.__version__}, {device}, {height}x{width}, {flops / 1e12:.2f} TFLOP a step, ", end="")
     print(f"ceiling {top / 1e12:.2f} TFLOP/s\n")
-    print(f"{'side':<14}{'s':>9}{'images/s':>10}{'ratio':>8}{'peak MiB':>10}{'ratio':>8}{'TFLOP/s':>9}{'of top':>8}")
-    for side in sides:
-        seconds = statistics.median(side.seconds)
-        row = {
-            "side": side.name,
-            "seconds": seconds,
-            "images_per_second": 1 / seconds,
-            "speed_ratio": statistics.median(sides[0].seconds) / seconds,
-            "peak_mib": side.peak / 2**20,
-            "peak_ratio": side.peak / sides[0].peak,
-            "tflops": flops / seconds / 1e12,
-            "of_ceiling": flops / seconds / top,
-        }
-        rows.append(row)
-        print(
-            f"{side.name:<14}{seconds:>9.3f}{1 / seconds:>10.3f}{row['speed_ratio']:>8.2f}{row['peak_mib']:>10.0f}"
-            f"{row['peak_ratio']:>8.2f}{row['tflops']:>9.3f}{row['of_ceiling']:>8.2f}"
-        )
-    if arguments.json:
-        summary = {
-            "torch": torch.__version__,
-            "device": str(device),
-            "config": arguments.config,
-            "size": [height, width],
-        }
-        if device.type == "cuda":
-            summary["card"] = torch.cuda.get_device_name(device)
-        with open(arguments.json, "w") as file:
-            json.dump(
-                {**summary, "flops": flops, "ceiling": top, "rounds": arguments.rounds, "rows": rows}, file, indent=1
-            )
+    print(f"{'side':<28}{'s':>9}{'images/s':>10}{'ratio':>8}{'peak MiB':>10}{'ratio':>8}{'TFLOP/s':>9}", end="")
+    print(f"{'of top':>8}{'breaks':>8}", flush=True)
+    for name in ("plain", *arguments.sides):
+        try:
+            side = plain if name == "plain" else make(name, batch, world, arguments.config)
+            compare(side, plain, device, arguments.rounds)
+            found["rows"].append(row_of(side, plain, flops, top))
+        except Exception:
+            found["failed"][name] = traceback.format_exc()
+            print(f"{name}: failed\n{found['failed'][name]}", flush=True)
+        if arguments.json:
+            Path(arguments.json).write_text(json.dumps(found, indent=1))
+    return int(bool(found["failed"]))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -38,7 +38,7 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "fixed_samples": ("--side 64 --rounds 1 --config toy_city_r18 --json OUT", CASE),
     "fusion": ("--rounds 1 --json OUT", CASE),
     "golden": ("flower --device cpu --json OUT", r"fp32 agrees with the original"),
-    "gpu": ("--device cpu --small --steps build,fusion,tables --out OUT", r"remain: ops"),
+    "gpu": ("--device cpu --small --steps build,fusion,tables --out OUT", r"fusion +done"),
     "histogram": ("uint8 --rounds 1 --json OUT", CASE),
     "huge_photo": ("300x200 --network small --tiles off 128 --json OUT", r"300x200 .* 128 +\d"),
     "id_maps": ("zlib --rounds 1 --json OUT", CASE),
@@ -69,7 +69,10 @@ SMALLEST: dict[str, tuple[str, str]] = {
         r"plain +predict +\d.*outside \d",
     ),
     "toy_city": ("--device cpu --train 2 --val 1 --epochs 1 --log-interval 1 --json OUT", r"PQ +\d"),
-    "train_step": ("--device cpu --size 64x128 --rounds 1 --config toy_city_r18 --json OUT", r"checkpointed +\d"),
+    "train_step": (
+        "--device cpu --size 64x128 --rounds 1 --config toy_city_r18 --json OUT",
+        r"checkpointed, not compiled +\d",
+    ),
     "two_nodes": ("--epochs 1 --images 2", r"the same weights to the bit"),
     "waiting_threads": ("--rounds 1 --settings OMP_NUM_THREADS=1 --neighbours none", r"OMP_NUM_THREADS=1 +\d"),
 }
