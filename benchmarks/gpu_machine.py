@@ -2,59 +2,55 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import signal
+import re
 import subprocess
 import sys
 import threading
 import time
-from collections import deque
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
-KEPT_LINES = 60
-KERNELS = """
-import json, torch
-if torch.cuda.is_available():
-    torch.cuda.init()  # the library for the GPU is loaded then
-from seamseg.ops import kernels
-print(json.dumps(kernels()))
-"""
+LAST_LINES = 40
+"""Of a failed step, that its record keeps beside the lines after its errors; the whole output is in the log archive."""
+_ERROR = re.compile(r"(?i)\b(fatal )?error\b|\w(Error|Exception)\b|^Traceback|SUMMARY")
 _FACTS = """
 import json, sys, torch
 cuda = sys.argv[1] == "cuda"
 if cuda and not torch.cuda.is_available():
     sys.exit("this PyTorch has no GPU to work with: " + str(torch.version.cuda and "CUDA " + torch.version.cuda))
+if cuda:
+    torch.cuda.init()  # the library for the GPU is loaded then
+from seamseg.ops import kernels
 print(json.dumps({
     "device": torch.cuda.get_device_name() if cuda else "cpu",
     "capability": ".".join(map(str, torch.cuda.get_device_capability())) if cuda else None,
     "torch": torch.__version__,
     "cuda": torch.version.cuda,
+    "kernels": kernels(),
 }))
 """
 
 
 class Failed(Exception):
-    """A step that went wrong: its status, what it still found, and the end of its output."""
+    """A step that failed: its status, the results that it has still found, and an excerpt of its output."""
 
     def __init__(self, reason: str, status: str = "failed", output: list[str] | None = None) -> None:
         super().__init__(reason)
         self.status = status
-        self.output = output or []
+        self.output = excerpt(output or [])
         self.results: dict[str, Any] | None = None
 
 
-class LeftOut(Exception):
-    """A step that cannot be done here; `status` is "needs a GPU" or "left out"."""
+class Skipped(Exception):
+    """A step that cannot run here; `status` is "needs a GPU" or "skipped"."""
 
-    def __init__(self, status: str, reason: str, **facts: Any) -> None:
+    def __init__(self, status: str, reason: str, **results: Any) -> None:
         super().__init__(reason)
         self.status = status
-        self.facts = facts
+        self.results = results
 
 
 class Machine:
@@ -71,70 +67,76 @@ class Machine:
         self.device = device
         self.small = small
         self.folder = folder
+        self.log = folder / "log"
         wheels = [p for p in sys.path if p.endswith(str(Path("build", "wheels")))]
         path = [*wheels, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1"}
-        done = subprocess.run(
-            [sys.executable, "-c", _FACTS, device], env=self.environment, capture_output=True, text=True
-        )
-        if done.returncode:
-            raise SystemExit(f"gpu.py: {(done.stderr.strip().splitlines() or ['torch does not work'])[-1]}")
-        found = json.loads(done.stdout.strip().splitlines()[-1])
-        self.capability = found.pop("capability")
-        self.facts = {**found, "small": small, "commit": commit(), "sources": sources()}
+        self.facts = {"small": small, "commit": commit()}
+        self.look()
 
-    def kernels(self) -> dict[str, str]:
-        """Return by device "loaded" or why the kernels are missing, from a fresh process."""
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", KERNELS], env=self.environment, capture_output=True
-        )
-        lines = done.stdout.decode().strip().splitlines()
-        return json.loads(lines[-1]) if done.returncode == 0 and lines else {"GPU": done.stderr.decode()[-300:]}
+    def look(self) -> None:
+        """Find device, versions and state of the kernels in a fresh process."""
+        words = [sys.executable, "-W", "ignore", "-c", _FACTS, self.device]
+        done = subprocess.run(words, env=self.environment, capture_output=True, text=True)
+        if done.returncode:
+            stop((done.stderr.strip().splitlines() or ["torch does not work"])[-1])
+        self.facts |= json.loads(done.stdout.strip().splitlines()[-1])
+        self.capability = self.facts.pop("capability")
 
     def kernels_load(self) -> bool:
-        """Return whether the CUDA kernels of these sources are loaded."""
-        return self.kernels().get("GPU") == "loaded"
+        """Return whether the CUDA kernels of these sources load."""
+        return self.facts["kernels"].get("GPU") == "loaded"
 
     def call(self, words: list[str], seconds: float, **variables: str) -> list[str]:
-        """Run a command, show its output, return the end of it.
+        """Run a command, print its output and append it to the log; return its lines.
+
+        The command and all that it has started are killed at the end, also when this process is killed.
 
         Raises
         ------
         Failed
-            if its exit code is not 0, or it does not end in time; all that it has started is then killed
+            if its exit code is not 0, or it does not end in time
         """
-        kept: deque[str] = deque(maxlen=KEPT_LINES)
+        lines: list[str] = []
         process = subprocess.Popen(
             words,
             cwd=ROOT,
             env=self.environment | variables,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             start_new_session=True,
         )
+        # its input ends when this process ends, in whatever way
+        guard = ["sh", "-c", f"read line; kill -9 -{process.pid}"]
+        killer = subprocess.Popen(guard, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
 
         def show() -> None:
             assert process.stdout is not None
-            for line in process.stdout:
-                kept.append(line.rstrip("\n"))
-                print(line, end="", flush=True)
+            with self.log.open("a") as log:
+                log.write(f"$ {' '.join(words)}\n")
+                for line in process.stdout:
+                    lines.append(line.rstrip("\n"))
+                    log.write(line)
+                    print(line, end="", flush=True)
 
         reader = threading.Thread(target=show, daemon=True)
         reader.start()
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise Failed(f"no end after {seconds:.0f} s", "timed out", list(kept)) from None
+            code = None
         finally:
-            with suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
+            killer.communicate()
             process.wait()
             reader.join(5)
+        if code is None:
+            raise Failed(f"no end after {seconds:.0f} s", "timed out", lines)
         if code:
-            raise Failed(f"exit code {code}", output=list(kept))
-        return list(kept)
+            raise Failed(f"exit code {code}", output=lines)
+        return lines
 
     def script(self, name: str, *words: object, seconds: float, **variables: str) -> dict[str, Any]:
         """Run a script of this folder with `--json` and environment variables; return what it wrote.
@@ -146,9 +148,47 @@ class Machine:
         try:
             self.call(command, seconds, **variables)
         except Failed as failure:
-            failure.results = json.loads(path.read_text()) if path.exists() else None
+            failure.results = read(path)
             raise
         return json.loads(path.read_text())
+
+
+def stop(reason: str) -> NoReturn:
+    """End the program: bad input, or a machine that it cannot work on."""
+    print(f"gpu.py: {reason}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file; empty if there is none, or it was cut off."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    fresh.write_text(json.dumps(content, indent=1) + "\n")
+    fresh.replace(path)
+
+
+def excerpt(lines: list[str]) -> list[str]:
+    """Return the first ten errors with 20 lines after each, and the end."""
+    kept: set[int] = set()
+    errors = 0
+    for i, line in enumerate(lines):
+        if i not in kept and errors < 10 and _ERROR.search(line):
+            errors += 1
+            kept.update(range(i, min(i + 21, len(lines))))
+    kept.update(range(max(0, len(lines) - LAST_LINES), len(lines)))
+    found: list[str] = []
+    for i in sorted(kept):
+        found += ["..."] * (i > 0 and i - 1 not in kept)
+        found.append(lines[i][:500])
+    return found
 
 
 def commit() -> str | None:
@@ -158,20 +198,3 @@ def commit() -> str | None:
     except OSError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def sources() -> str:
-    """Return a checksum of what results depend on; not the commit, because results are committed, too."""
-    total = hashlib.sha256()
-    patterns = (
-        "seamseg/**/*.py",
-        "seamseg/**/*.ini",
-        "csrc/**/*.[ch]*",
-        "configs/*.ini",
-        "benchmarks/*.py",
-        "setup.py",
-    )
-    for path in sorted({path for pattern in patterns for path in ROOT.glob(pattern)}):
-        if path.is_file() and "__pycache__" not in path.parts:
-            total.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
-    return total.hexdigest()[:16]

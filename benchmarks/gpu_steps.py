@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import inspect
 import os
 import re
 import shutil
@@ -12,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_machine import ROOT, Failed, LeftOut, Machine
+from gpu_machine import ROOT, Failed, Machine, Skipped
 
 
 @dataclass(frozen=True)
@@ -22,39 +25,72 @@ class Step:
     Attributes
     ----------
     name, what : for `--steps`, and a line
-    minutes, least : it may take, and must have left to begin
+    minutes : its time limit; it gets what earlier steps have not used, too
     needs : modules to import
     run : with the machine and the seconds that it has; its results
+    scripts : of this folder; what they import from it counts, too
+    files : patterns of the other files on which its results depend
     """
 
     name: str
     what: str
     minutes: float
-    least: float
     needs: tuple[str, ...]
     run: Callable[[Machine, float], dict[str, Any]]
+    scripts: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+
+    def missing(self) -> list[str]:
+        """List the required modules that cannot be imported."""
+        return [name for name in self.needs if importlib.util.find_spec(name) is None]
+
+    def digest(self) -> str:
+        """Return a checksum of what the results depend on; not the commit, because results are committed, too."""
+        paths = [ROOT / "benchmarks" / f"{name}.py" for name in self.scripts]
+        for path in paths:
+            imported = re.findall(r"^ *(?:from|import) (\w+)", path.read_text(), re.MULTILINE)
+            others = (path.with_name(f"{name}.py") for name in imported)
+            paths += [other for other in others if other.exists() and other not in paths]
+        paths += [path for pattern in self.files for path in ROOT.glob(pattern)]
+        total = hashlib.sha256(inspect.getsource(self.run).encode())
+        for path in sorted(set(paths)):
+            if path.is_file() and path.suffix not in (".pyc", ".so"):
+                total.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+        return total.hexdigest()[:16]
 
 
 def build(machine: Machine, seconds: float) -> dict[str, Any]:
-    """Build the kernels for this GPU only."""
+    """Build the kernels for this GPU only, unless kernels of these sources load."""
     if machine.device == "cpu":
-        raise LeftOut("needs a GPU", "the architecture is that of the card", kernels=machine.kernels())
-    words = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
-    machine.call(words, seconds, TORCH_CUDA_ARCH_LIST=machine.capability, SEAMSEG_KERNELS="all")
-    kernels = machine.kernels()
-    if kernels.get("GPU") != "loaded":
-        raise Failed(f"the CUDA kernels do not load: {kernels.get('GPU')}")
-    return {"architecture": machine.capability, "kernels": kernels}
+        raise Skipped("needs a GPU", "the architecture is that of the card", kernels=machine.facts["kernels"])
+    if prebuilt := not machine.kernels_load():
+        words = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
+        lines = machine.call(words, seconds, TORCH_CUDA_ARCH_LIST=machine.capability, SEAMSEG_KERNELS="all")
+        machine.look()
+        if not machine.kernels_load():
+            raise Failed(f"the CUDA kernels do not load: {machine.facts['kernels'].get('GPU')}", output=lines)
+    return {"architecture": machine.capability, "prebuilt": not prebuilt}
 
 
 def ops(machine: Machine, seconds: float) -> dict[str, Any]:
     """Compare every operator with the CPU, and on a GPU with plain torch; half of the time with random arguments."""
-    words = ["--device", machine.device, "--seconds", 0 if machine.small else min(240, seconds / 2)]
+    words = ["--device", machine.device, "--seconds", 0 if machine.small else seconds / 2]
     # the other cases take a while on a CPU
-    found = machine.script("operators", *words, *(["2^31", "nms"] if machine.small else []), seconds=seconds * 0.8)
+    cases = ["2^31", "nms"] if machine.small else []
+    sides: dict[str, tuple[list[object], dict[str, str]]] = {"kernels": ([*words, *cases], {})}
     if machine.device == "cuda":
-        words = ["--device", machine.device, "--seconds", 10, "--no-cases"]
-        found["plain torch"] = machine.script("operators", *words, seconds=seconds / 5, SEAMSEG_PLAIN_OPS="1")
+        sides["plain torch"] = ([*words[:3], 5, "--no-cases"], {"SEAMSEG_PLAIN_OPS": "1"})
+    found: dict[str, Any] = {}
+    failures = []
+    for name, (given, variables) in sides.items():
+        try:
+            found[name] = machine.script("operators", *given, seconds=seconds * 0.8, **variables)
+        except Failed as failure:
+            found[name] = failure.results
+            failures.append(failure)
+    if failures:
+        failures[0].results = found
+        raise failures[0]
     return found
 
 
@@ -76,36 +112,47 @@ def sanitizer_tool() -> Path | None:
 
 
 def sanitizer(machine: Machine, seconds: float) -> dict[str, Any]:
-    """Run every operator under memcheck and racecheck."""
+    """Run every operator under memcheck and racecheck, which watch our kernels only."""
     if machine.device == "cpu":
-        raise LeftOut("needs a GPU", "the tests run the kernels under sanitizers on a CPU (tests/support)")
+        raise Skipped("needs a GPU", "the tests run the kernels under sanitizers on a CPU (tests/support)")
     tool = sanitizer_tool()
     if tool is None:
-        raise LeftOut("left out", "compute-sanitizer is neither on the path nor in the CUDA toolkit")
+        raise Skipped("skipped", "compute-sanitizer is neither on the path nor in the CUDA toolkit")
     found: dict[str, Any] = {}
+    failures = []
     for check in ("memcheck", "racecheck"):
-        words = [str(tool), "--tool", check, "--error-exitcode", "99", sys.executable, "benchmarks/operators.py"]
-        words += ["--device", "cuda", "--in-process", "--no-cases", "--seed", "0", "--seconds", str(int(seconds / 8))]
+        # the other kernels and the calls of the CUDA interface are torch's
+        words = [str(tool), "--tool", check, "--kernel-name", "kns=seamseg", "--report-api-errors", "no"]
+        words += ["--error-exitcode", "99", sys.executable, "benchmarks/operators.py", "--device", "cuda"]
+        words += ["--in-process", "--no-cases", "--seed", "0", "--seconds", "30"]
         try:
-            # every tensor is an allocation of its own: what is read past its end is seen
+            # every tensor is an allocation of its own: reads past its end are found
             lines = machine.call(words, seconds / 2, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
         except Failed as failure:
-            if any("not supported" in line for line in failure.output):
-                raise LeftOut("left out", "compute-sanitizer refuses this device") from failure
-            failure.results = found
-            raise
+            lines = failure.output
+            if any("not supported" in line for line in lines):
+                raise Skipped("skipped", "compute-sanitizer refuses this device") from failure
+            failures.append(failure)
         summary = next((line for line in reversed(lines) if "SUMMARY" in line), "")
+        if not summary and not failures:
+            failures.append(Failed(f"{check}: no summary", output=lines))
         numbers = [int(number) for number in re.findall(r"\d+", summary)]
-        if not numbers:
-            raise Failed(f"{check}: no summary", output=lines)
-        found[check] = {"errors": sum(numbers[:1]), "summary": summary.strip("= ")}
+        found[check] = {"errors": numbers[0] if numbers else None, "summary": summary.strip("= ")}
+    if failures:
+        failures[0].results = found
+        raise failures[0]
     return found
 
 
 def tests(machine: Machine, seconds: float) -> dict[str, Any]:
     """Run `pytest -m gpu`; on a CPU other tests, which checks that results are counted."""
     report = machine.folder / "junit.xml"
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    words = [sys.executable, "-m", "pytest", "-v", "-rfEs", "--tb=short", "--durations=10", f"--junitxml={report}"]
+    words += ["-p", "no:cacheprovider"]
+    if importlib.util.find_spec("pytest_timeout"):
+        words.append(f"--timeout={120 if machine.device == 'cuda' else 600}")
+    if importlib.util.find_spec("xdist") and machine.device == "cuda":
+        words += ["-n", "4"]  # most of the time is that of the compiler, on the CPU
     if machine.device == "cuda":
         # only these: others may need packages that are not here to be collected
         paths = [p for p in sorted((ROOT / "tests").rglob("test_*.py")) if "pytest.mark.gpu" in p.read_text()]
@@ -119,17 +166,22 @@ def tests(machine: Machine, seconds: float) -> dict[str, Any]:
         raise
     found = counts(report)
     if machine.device == "cpu":
-        raise LeftOut("needs a GPU", "pytest -m gpu does", others=found)
+        raise Skipped("needs a GPU", "pytest -m gpu does", others=found)
     return found
 
 
 def counts(report: Path) -> dict[str, Any]:
-    """Count the passed, failed and skipped tests of a JUnit file, and list the failed ones."""
+    """Count the passed, failed and skipped tests of a JUnit file; keep the tracebacks of the failed ones."""
     cases = list(ElementTree.parse(report).iter("testcase"))
-    kinds = [{child.tag for child in case} for case in cases]
-    bad = [f"{c.get('classname')}::{c.get('name')}" for c, kind in zip(cases, kinds) if kind & {"failure", "error"}]
-    skipped = sum("skipped" in kind for kind in kinds)
-    return {"passed": len(cases) - len(bad) - skipped, "failed": len(bad), "skipped": skipped, "failing": bad}
+    failing = {
+        f"{case.get('classname')}::{case.get('name')}": (child.text or "").splitlines()[:80]
+        for case in cases
+        for child in case
+        if child.tag in ("failure", "error")
+    }
+    skipped = sum(any(child.tag == "skipped" for child in case) for case in cases)
+    passed = len(cases) - len(failing) - skipped
+    return {"passed": passed, "failed": len(failing), "skipped": skipped, "failing": failing}
 
 
 def parity(machine: Machine, seconds: float) -> dict[str, Any]:
@@ -182,30 +234,33 @@ def distributed(machine: Machine, seconds: float) -> dict[str, Any]:
 
 def toy_city(machine: Machine, seconds: float) -> dict[str, Any]:
     """Train the demo in two precisions."""
-    words: list[object] = ["--workers", 4]
+    words: list[object] = ["--workers", 4, "--train", 100, "--epochs", 4]
     if machine.small:
         words = ["--train", 2, "--val", 1, "--epochs", 1, "--log-interval", 1]
     return machine.script("toy_city", *words, "--device", machine.device, seconds=seconds)
 
 
-def no_run(machine: Machine, seconds: float) -> dict[str, Any]:
-    """Do nothing: `gpu.py` writes the tables."""
-    raise AssertionError
-
-
-_TRAINING = ("numpy", "PIL", "umsgpack")
+_TRAINING = ("numpy", "PIL", "umsgpack", "zlib_ng")
+_KERNELS = ("csrc/**/*.[ch]*", "setup.py", "seamseg/ops/**/*", "seamseg/utils/native.py")
+_PACKAGE = ("csrc/**/*.[ch]*", "seamseg/**/*.py", "seamseg/**/*.in[ci]", "configs/*.ini")
+_SUPPORT = (*_PACKAGE, "tests/support/**/*.py")
+_ARGUMENTS = (*_KERNELS, "tests/support/op_arguments.py")
 _ALL = (
-    Step("build", "CUDA kernels for this card", 9.5, 3, ("setuptools",), build),
-    Step("ops", "every operator against the CPU", 9, 3, ("numpy",), ops),
-    Step("tests", "pytest -m gpu", 9, 3, ("pytest", "hypothesis", *_TRAINING, "pycocotools"), tests),
-    Step("train_step", "training step, plain against fast", 9.5, 5, _TRAINING, train_step),
-    Step("throughput", "images a second of prediction", 9.5, 5, _TRAINING, throughput),
-    Step("fusion", "from detections to a panoptic map", 3, 1, ("numpy",), fusion),
-    Step("parity", "the golden network in fp32, bf16, fp16", 4, 1.5, ("pytest", "numpy", "PIL"), parity),
-    Step("memory", "memory of training and of a huge photo", 6, 3, _TRAINING, memory),
-    Step("sanitizer", "compute-sanitizer: memcheck, racecheck", 9.5, 5, ("numpy",), sanitizer),
-    Step("distributed", "two processes on one card", 6, 2, ("pytest", *_TRAINING), distributed),
-    Step("toy_city", "the toy city in fp32 and bf16", 9.5, 5, (*_TRAINING, "pycocotools", "tensorboard"), toy_city),
-    Step("tables", "README.md, docs/reference/performance.md, benchmarks/results/README.md", 1, 0, (), no_run),
+    # these fit into nine minutes
+    Step("build", "CUDA kernels for this card", 2, ("setuptools",), build, files=_KERNELS),
+    Step("ops", "every operator against the CPU", 1.25, ("numpy",), ops, ("operators",), _ARGUMENTS),
+    Step("train_step", "training step, plain against fast", 2, _TRAINING, train_step, ("train_step",), _PACKAGE),
+    Step("throughput", "images a second of prediction", 1.25, _TRAINING, throughput, ("throughput",), _PACKAGE),
+    Step("tests", "pytest -m gpu", 1, ("pytest", "hypothesis", *_TRAINING), tests, files=(*_PACKAGE, "tests/**/*.py")),
+    Step("fusion", "from detections to a panoptic map", 0.25, ("numpy",), fusion, ("fusion",), _PACKAGE),
+    Step("parity", "the golden network", 0.75, ("pytest", "numpy", "PIL"), parity, ("golden",), _SUPPORT),
+    # and these into nine more, and the last into a third run
+    Step("memory", "of training and of a huge photo", 2, _TRAINING, memory, ("memory", "huge_photo"), _PACKAGE),
+    Step("sanitizer", "memcheck, racecheck", 3, ("numpy",), sanitizer, ("operators",), _ARGUMENTS),
+    Step("distributed", "two processes on one card", 2, ("pytest", *_TRAINING), distributed, ("one_card",), _SUPPORT),
+    Step(
+        *("toy_city", "the toy city in fp32 and bf16", 5, (*_TRAINING, "pycocotools", "tensorboard")),
+        *(toy_city, ("toy_city",), _PACKAGE),
+    ),
 )
 STEPS = {step.name: step for step in _ALL}

@@ -1,7 +1,7 @@
-"""Write the tables of GPU runs from `benchmarks/results/gpu_*.json` into the documents, between their markers.
+"""Write the tables of GPU runs from `benchmarks/results/gpu.json` into the documents, between their markers.
 
 `python benchmarks/gpu.py --steps tables` writes them. Without results they read "not yet". What was run in its small
-form or on a CPU does not count.
+form, on a CPU or without the kernels does not count.
 """
 
 from __future__ import annotations
@@ -54,24 +54,34 @@ STATE = [
 
 
 def read(folder: Path) -> Results:
-    """Load the records of full runs in a folder."""
-    found = {}
-    for path in sorted(folder.glob("gpu_*.json")):
-        record = json.loads(path.read_text())
-        if record.get("small") is False and "step" in record:
-            found[path.name.removeprefix("gpu_").removesuffix(".json")] = record
-    return found
+    """Load the records of full runs with kernels in a folder."""
+    path = folder / "gpu.json"
+    records: Results = json.loads(path.read_text()) if path.exists() else {}
+    return {
+        key: record
+        for key, record in records.items()
+        if record["small"] is False and (record["step"] == "build" or record["kernels"].get("GPU") == "loaded")
+    }
+
+
+def record_of(results: Results, step: str) -> dict[str, Any] | None:
+    """Return the newest record of a step with figures: of a run that is done, or in which other variants failed."""
+    records = [results[key] for key in (step, f"{step}.failed") if key in results]
+    parts = ("rows", "variants") if step in ("train_step", "throughput") else ()
+    records = [r for r in records if r["status"] == "done" or any(r["results"].get(part) for part in parts)]
+    return max(records, key=lambda record: record["date"], default=None)
 
 
 def done(results: Results, step: str) -> dict[str, Any] | None:
-    """Return the results of a step, None if it is not done."""
-    record = results.get(step)
-    return record["results"] if record is not None and record["status"] == "done" else None
+    """Return the results of a step, None without figures."""
+    record = record_of(results, step)
+    return None if record is None else record["results"]
 
 
 def where(results: Results, step: str) -> str:
     """Return device and day of a step."""
-    record = results[step]
+    record = record_of(results, step)
+    assert record is not None
     return f"{record['device']}, {record['date'][:10]}"
 
 
@@ -97,51 +107,59 @@ def state(results: Results) -> str:
     return table(("code", "compiled (nvcc 13, sm_80, sm_90)", "without a GPU", "ran on a GPU"), rows)
 
 
-def best_variant(results: dict[str, Any]) -> tuple[str, dict[str, float]]:
-    """Return the variant with the most images per second from file to file."""
-    return max(results["variants"].items(), key=lambda item: item[1]["images/s"])
+Measured = tuple[float, str] | None
+"""A number and the name of the side that has it; None if it was not measured."""
 
 
-def sides(results: dict[str, Any], number: str) -> list[float]:
-    """Return a number of all sides of the training step but the plain one."""
-    return [row[number] for row in results["rows"] if row["side"] != "plain"]
+def best_variant(results: dict[str, Any], number: str) -> Measured:
+    """Return a number of the variant with the most images per second from file to file."""
+    rows = [(row["images/s"], row[number], name) for name, row in results["variants"].items() if "images/s" in row]
+    return max(rows)[1:] if rows else None
 
 
-def fused_ms(results: dict[str, Any]) -> float:
+def best_side(results: dict[str, Any], number: str, best: Callable[..., Measured]) -> Measured:
+    """Return the best number of all sides of the training step but the plain one."""
+    rows = [(row[number], row["side"]) for row in results["rows"] if row["side"] != "plain"]
+    return best(rows, default=None)
+
+
+def fused_ms(results: dict[str, Any]) -> Measured:
     """Return the milliseconds of the fusion."""
-    return next(row["ours_ms"] for row in results["rows"] if row["case"] == "fuse + to_result")
+    return next((row["ours_ms"], "") for row in results["rows"] if row["case"] == "fuse + to_result")
 
 
 def goals(results: Results) -> str:
     """Return the table of goals for an H200 and measurements."""
 
-    def measured(step: str, number: Callable[[dict[str, Any]], float], met: Callable[[float], bool], form: str) -> str:
+    def measured(step: str, number: Callable[..., Measured], met: Callable[[float], bool], form: str) -> str:
         found = done(results, step)
-        if found is None:
+        pair = None if found is None else number(found)
+        if pair is None:
             return NOT_YET
-        value = number(found)
-        return f"{form.format(value)}, {'met' if met(value) else 'missed'} ({where(results, step)})"
+        value, side = pair
+        said = f"{form.format(value)}{f' ({side})' if side else ''}"
+        return f"{said}, {'met' if met(value) else 'missed'} ({where(results, step)})"
 
     rows = [
         (
             "`seamseg predict`, 1024x2048, bf16, from file to file",
             ">= 40 images/s",
-            measured("throughput", lambda r: best_variant(r)[1]["images/s"], lambda v: v >= 40, "{:.1f} images/s"),
+            measured("throughput", lambda r: best_variant(r, "images/s"), lambda v: v >= 40, "{:.1f} images/s"),
         ),
         (
             "the part of it outside of the network",
             "< 20 %",
-            measured("throughput", lambda r: best_variant(r)[1]["outside"], lambda v: v < 0.2, "{:.0%}"),
+            measured("throughput", lambda r: best_variant(r, "outside"), lambda v: v < 0.2, "{:.0%}"),
         ),
         (
             "training step of vistas_r50, 1920x2304, against plain fp32: images a second",
             ">= 3 times",
-            measured("train_step", lambda r: max(sides(r, "speed_ratio")), lambda v: v >= 3, "{:.2f} times"),
+            measured("train_step", lambda r: best_side(r, "speed_ratio", max), lambda v: v >= 3, "{:.2f} times"),
         ),
         (
             "the same: peak memory",
             "<= 0.5 times",
-            measured("train_step", lambda r: min(sides(r, "peak_ratio")), lambda v: v <= 0.5, "{:.2f} times"),
+            measured("train_step", lambda r: best_side(r, "peak_ratio", min), lambda v: v <= 0.5, "{:.2f} times"),
         ),
         (
             "100 detections and a class map of 1024x2048 to a panoptic map",
@@ -167,8 +185,9 @@ def train_step_figures(found: dict[str, Any]) -> Iterator[Figure]:
 def throughput_figures(found: dict[str, Any]) -> Iterator[Figure]:
     """Yield the figures of the prediction."""
     for name, row in found["variants"].items():
-        result = f"network {1 / row['wall']:.1f} images/s, from file to file {row['images/s']:.1f}, "
-        result += f"outside of the network {row['outside']:.0%}"
+        result = f"network {1 / row['wall']:.1f} images/s"
+        if "images/s" in row:
+            result += f", from file to file {row['images/s']:.1f}, outside of the network {row['outside']:.0%}"
         yield "throughput.py", f"prediction, 1024x2048, {found['precision']}, {name}", result
 
 
