@@ -51,7 +51,7 @@ test-slow: setup  ## run all tests that need no GPU
 	$(PYTEST) -m 'not gpu'
 
 # uses $(PYTHON) instead of .venv and no network: a GPU machine may be available for minutes only
-gpu:  ## build, check and measure on a GPU (STEPS=build,ops for some, GPU="--time-limit 9"; benchmarks/results/README.md)
+gpu:  ## build, check and measure on a GPU (STEPS=build,ops for some, GPU="--wheels DIR"; benchmarks/results/README.md)
 	$(PYTHON) benchmarks/gpu.py $(if $(STEPS),--steps $(STEPS)) $(GPU)
 
 lint: setup  ## check style, formatting and types

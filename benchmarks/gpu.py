@@ -87,7 +87,8 @@ class Session:
         start, machine = time.monotonic(), self.machine
         date = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
         machine.log.unlink(missing_ok=True)
-        status, more = "done", {}
+        status = "done"
+        more: dict[str, Any] = {}
         try:
             if lacking := step.missing():
                 raise Skipped("skipped", f"cannot be imported here: {', '.join(lacking)}")
@@ -101,7 +102,7 @@ class Session:
             status, results = "failed", {"reason": f"{type(error).__name__}: {error}"}
             more = {"output": excerpt(traceback.format_exc().splitlines())}
         used = round(time.monotonic() - start, 1)
-        record = {"step": step.name, "status": status, "date": date, "seconds": used, **machine.facts}
+        record: dict[str, Any] = {"step": step.name, "status": status, "date": date, "seconds": used, **machine.facts}
         record |= {"digest": step.digest(), "results": results, **more}
         self.records.pop(f"{step.name}.failed", None)
         self.records[step.name if status in FINISHED else f"{step.name}.failed"] = record

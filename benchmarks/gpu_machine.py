@@ -71,7 +71,7 @@ class Machine:
         wheels = [p for p in sys.path if p.endswith(str(Path("build", "wheels")))]
         path = [*wheels, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self.environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1"}
-        self.facts = {"small": small, "commit": commit()}
+        self.facts: dict[str, Any] = {"small": small, "commit": commit()}
         self.look()
 
     def look(self) -> None:
@@ -81,11 +81,11 @@ class Machine:
         if done.returncode:
             stop((done.stderr.strip().splitlines() or ["torch does not work"])[-1])
         self.facts |= json.loads(done.stdout.strip().splitlines()[-1])
-        self.capability = self.facts.pop("capability")
+        self.capability: str = self.facts.pop("capability")
 
     def kernels_load(self) -> bool:
         """Return whether the CUDA kernels of these sources load."""
-        return self.facts["kernels"].get("GPU") == "loaded"
+        return bool(self.facts["kernels"].get("GPU") == "loaded")
 
     def call(self, words: list[str], seconds: float, **variables: str) -> list[str]:
         """Run a command, print its output and append it to the log; return its lines.
