@@ -65,10 +65,14 @@ def build(machine: Machine, seconds: float) -> dict[str, Any]:
         raise Skipped("needs a GPU", "the architecture is that of the card", kernels=machine.facts["kernels"])
     if prebuilt := not machine.kernels_load():
         words = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
-        lines = machine.call(words, seconds, TORCH_CUDA_ARCH_LIST=machine.capability, SEAMSEG_KERNELS="all")
+        status = "failed"
+        try:
+            lines = machine.call(words, seconds, TORCH_CUDA_ARCH_LIST=machine.capability, SEAMSEG_KERNELS="all")
+        except Failed as failure:  # perhaps of another library
+            status, lines = failure.status, failure.output
         machine.look()
         if not machine.kernels_load():
-            raise Failed(f"the CUDA kernels do not load: {machine.facts['kernels'].get('GPU')}", output=lines)
+            raise Failed(f"the CUDA kernels do not load: {machine.facts['kernels'].get('GPU')}", status, lines)
     return {"architecture": machine.capability, "prebuilt": not prebuilt}
 
 
