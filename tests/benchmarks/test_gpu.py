@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py on a CPU: what it writes, skips, repeats and keeps of failures, and the tables from its results."""
+"""benchmarks/gpu.py on a CPU: what it writes, skips, repeats and keeps of failures."""
 
 from __future__ import annotations
 
@@ -20,119 +20,9 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import gpu
 import gpu_machine
 import gpu_steps
-import gpu_tables
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = {name for name, _, _ in gpu_tables.PLACES}
 FIRST_RUN = ("build", "ops", "train_step", "throughput", "tests", "fusion", "parity")
-
-
-def record(step, results=None, status="done", **more):
-    """As gpu.py writes it."""
-    said = {"device": "NVIDIA H200", "date": "2026-11-22 10:00 UTC", "small": False, "results": results or {}}
-    said["kernels"] = {"CPU": "loaded", "GPU": "loaded"}
-    return {"step": step, "status": status, **said, **more}
-
-
-def some_results():
-    """One done, one failed, one of a CPU's form."""
-    rows = [
-        {"side": "plain", "seconds": 1.0, "speed_ratio": 1.0, "peak_mib": 9000.0, "peak_ratio": 1.0, "of_ceiling": 0.1},
-        {"side": "fast", "seconds": 0.25, "speed_ratio": 4.0, "peak_mib": 4500.0, "peak_ratio": 0.5, "of_ceiling": 0.4},
-    ]
-    return {
-        "train_step": record("train_step", {"rows": rows}),
-        "ops.failed": record("ops", {"reason": "exit code 1"}, "failed"),
-        "fusion": record(
-            "fusion", {"rows": [{"case": "fuse + to_result", "ours_ms": 2.5, "peer": "p", "peer_ms": 9.0}]}
-        ),
-    }
-
-
-@pytest.fixture
-def documents(tmp_path):
-    """Copies of the documents with tables."""
-    for name in DOCUMENTS:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    return tmp_path
-
-
-def test_the_tables_are_those_of_the_results():
-    for name, text in gpu_tables.rendered(gpu_tables.read(ROOT / "benchmarks/results"), ROOT).items():
-        assert (ROOT / name).read_text() == text, f"{name}: python benchmarks/gpu.py --steps tables"
-
-
-def test_tables_follow_the_results_and_go_back(documents):
-    gpu_tables.write({}, documents)
-    before = {name: (documents / name).read_text() for name in DOCUMENTS}
-    assert all("not yet" in text for text in before.values())
-    assert set(gpu_tables.write(some_results(), documents)) == DOCUMENTS
-    readme, state = ((documents / name).read_text() for name in ("README.md", "benchmarks/results/README.md"))
-    assert "| >= 3 times | 4.00 times (fast), met (NVIDIA H200, 2026-11-22) |" in readme
-    assert "| <= 0.5 times | 0.50 times (fast), met (NVIDIA H200, 2026-11-22) |" in readme
-    assert "| <= 2 ms | 2.50 ms, missed (NVIDIA H200, 2026-11-22) |" in readme
-    assert "| >= 40 images/s | **not yet** |" in readme
-    assert "**failed** (2026-11-22, NVIDIA H200): exit code 1" in state
-    assert gpu_tables.write(some_results(), documents) == []
-    gpu_tables.write({}, documents)
-    assert {name: (documents / name).read_text() for name in DOCUMENTS} == before
-
-
-def test_all_figures_have_rows(documents):
-    """Of the scripts' JSON as they write it."""
-    variant = {"wall": 0.02, "images/s": 45.0, "outside": 0.1}
-    kept = {"in-place ABN": {"kept_mib": 1.0, "peak_mib": 2.0}}
-    huge = [{"photo": "1x1", "tiles": "off", "seconds": 1.0, "gpu": 2.0, "peak": 3.0}]
-    results = {
-        **some_results(),
-        "throughput": record("throughput", {"precision": "bf16", "variants": {"both": variant, "plain": variant}}),
-        "memory": record("memory", {"training": {"rows": kept}, "huge_photo": {"rows": huge}}),
-        "parity": record("parity", {"rows": [{"precision": "fp32", "pyramid": 1e-6, "semantic": 1.0, "PQ": 1.0}]}),
-        "toy_city": record(
-            "toy_city", {"epochs": 8, "runs": {"bf16": {"losses": {"1": 2.0}, "PQ": 0.5, "seconds": 9}}}
-        ),
-    }
-    text = gpu_tables.rendered(results, documents)["docs/reference/performance.md"]
-    for said in (
-        "45.0 images/s (plain), met",
-        "10% (plain), met",
-        "network 50.0 images/s",
-        "keeps 1 MiB",
-        "2.0 GiB of the GPU",
-        "PQ 50.0",
-    ):
-        assert said in text
-
-
-def test_parts_of_failed_runs_count(documents):
-    """Figures of the variants that did not fail, with the side that has them."""
-    results = some_results()
-    results["train_step.failed"] = {**results.pop("train_step"), "status": "failed"}
-    variants = {"plain": {"wall": 0.03, "images/s": 30.0, "outside": 0.3}, "both": {"wall": 0.02}}
-    results["throughput.failed"] = record(
-        "throughput", {"reason": "", "precision": "bf16", "variants": variants}, "failed"
-    )
-    text = gpu_tables.rendered(results, documents)["docs/reference/performance.md"]
-    assert "| >= 3 times | 4.00 times (fast), met (NVIDIA H200, 2026-11-22) |" in text
-    assert "| >= 40 images/s | 30.0 images/s (plain), missed (NVIDIA H200, 2026-11-22) |" in text
-    assert "| network 50.0 images/s |" in text
-    results["throughput.failed"]["results"]["variants"] = {}
-    assert "| >= 40 images/s | **not yet** |" in gpu_tables.rendered(results, documents)["README.md"]
-
-
-def test_small_runs_and_those_without_kernels_are_ignored(tmp_path):
-    plain = {"CPU": "loaded", "GPU": "the compiler failed"}
-    records = {
-        "ops": record("ops", small=True),
-        "parity": record("parity"),
-        "fusion.failed": record("fusion", status="failed"),
-        "memory": record("memory", kernels=plain),
-        "build.failed": record("build", status="failed", kernels=plain),
-    }
-    (tmp_path / "gpu.json").write_text(json.dumps(records))
-    (tmp_path / "cpu_small.json").write_text(json.dumps({"tests": record("tests")}))
-    assert set(gpu_tables.read(tmp_path)) == {"parity", "fusion.failed", "build.failed"}
 
 
 class Bench:
