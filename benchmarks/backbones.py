@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 from abn import BatchNormLeakyReLU
 from memory import kept_bytes
+from plain import torch_poolings
 from street import CITYSCAPES, smooth, street
 from timing import processor
 from torch import Tensor, nn
@@ -32,7 +33,6 @@ from seamseg.config import Config, load_config
 from seamseg.inplace_abn import to_batchnorm
 from seamseg.models.backbones import BACKBONES, build_backbone
 from seamseg.models.build import build_training_module
-from seamseg.ops import pooling
 from seamseg.ops.norm import InPlaceABN
 from seamseg.structures import Batch
 
@@ -52,17 +52,6 @@ def configuration(name: str, size: tuple[int, int]) -> Config:
         fpn=replace(config.fpn, inputs=[inputs[stride] for stride in STRIDES]),
         roi=replace(config.roi, num_samples=max(size[0] * size[1] // 1024, 16)),
     )
-
-
-def torch_poolings(network: nn.Module) -> nn.Module:
-    """Replace the poolings of a network by those of torch, which keep their input."""
-    for parent in network.modules():
-        for name, child in parent.named_children():
-            if isinstance(child, pooling.MaxPool2d):
-                setattr(parent, name, nn.MaxPool2d(child.kernel_size, child.stride, child.padding))
-            elif isinstance(child, pooling.AvgPool2d):
-                setattr(parent, name, nn.AvgPool2d(child.kernel_size, child.stride, child.padding))
-    return network
 
 
 def body_mib(name: str, size: tuple[int, int]) -> dict[str, float]:

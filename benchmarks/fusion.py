@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from plain import paste_masks, plain_fusion
 from timing import Case, boxes_of_scene, options, report
 from torch import Tensor
 from torch.nn import functional
@@ -41,37 +42,6 @@ def scene(device: str) -> Prediction:
     )
 
 
-def whole_picture(masks: Tensor, boxes: Tensor) -> tuple[Tensor, list[int]]:
-    """Sample every mask over the whole image with the native kernel; return the id map and the masks on it."""
-    ids = torch.zeros(HEIGHT, WIDTH, dtype=torch.long, device=masks.device)
-    y = torch.arange(HEIGHT, device=masks.device) + 0.5
-    x = torch.arange(WIDTH, device=masks.device) + 0.5
-    kept: list[int] = []
-    for number, (mask, box) in enumerate(zip(masks, boxes)):
-        rows, columns = (2 * (y - box[0]) / (box[2] - box[0]) - 1, 2 * (x - box[1]) / (box[3] - box[1]) - 1)
-        grid = torch.stack((columns.expand(HEIGHT, WIDTH), rows[:, None].expand(HEIGHT, WIDTH)), -1)
-        plane = functional.grid_sample(mask.sigmoid()[None, None], grid[None], align_corners=False)
-        pixels = plane[0, 0] > 0.5
-        taken = pixels & (ids != 0)
-        if pixels.any() and taken.sum() / pixels.sum() <= 0.5 and not torch.equal(taken, pixels):
-            kept.append(number)
-            ids[pixels & ~taken] = len(kept)
-    return ids, kept
-
-
-def plain_fusion(prediction: Prediction) -> np.ndarray:
-    """Fuse with masks of the whole image."""
-    assert prediction.mask_logits is not None and prediction.semantic is not None
-    ids, kept = whole_picture(prediction.mask_logits, prediction.boxes)
-    number = len(kept)
-    for category in torch.unique(prediction.semantic).tolist():
-        free = (prediction.semantic == category) & (ids == 0)
-        if int(free.sum()) >= 4096:
-            number += 1
-            ids[free] = number
-    return ids.cpu().numpy().astype(np.int32)
-
-
 def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
     """Yield the name and the factory of each case."""
 
@@ -91,7 +61,9 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
             plain_form(ids := empty(), masks.sigmoid(), boxes, 0.5, 1, False)
             return ids
 
-        return Case(name, peer, ours, cropped if peer == "plain form" else lambda: whole_picture(masks, boxes)[0])
+        return Case(
+            name, peer, ours, cropped if peer == "plain form" else lambda: paste_masks(masks, boxes, (HEIGHT, WIDTH))[0]
+        )
 
     def fusion(name: str) -> Case:
         p = scene(device)
@@ -99,7 +71,7 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
         def ours() -> np.ndarray:
             return to_result(fuse(p, STUFF), (HEIGHT, WIDTH), STUFF).id_map
 
-        return Case(name, "grid_sample, whole picture", ours, lambda: plain_fusion(p))
+        return Case(name, "grid_sample, whole picture", ours, lambda: plain_fusion(p.on_cpu(), STUFF).ids)
 
     name = f"paste_masks_into {COUNT} masks"
     for peer in ("plain form", "grid_sample, whole picture"):

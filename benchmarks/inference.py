@@ -1,16 +1,18 @@
 """Time prediction from file to file on the CPU: from a JPEG to an overlay and a COCO panoptic PNG.
 
-    python benchmarks/inference.py [--rounds 5] [--sides 512 1024] [--precision fp32 bf16] [original trained maskrcnn]
+    python benchmarks/inference.py [--rounds 5] [--sides 512 1024] [--precision fp32 bf16]
+                                   [plain separated trained maskrcnn]
 
-`original`: the original's algorithm, by its times on this class of machine (2 cores, no GPU, measured once; body, heads
-and fusion, without its reading and writing of files). `trained`: our own network before its norms are folded.
-`maskrcnn`: torchvision's maskrcnn_resnet50_fpn, which has no semantic head: it finds no stuff.
+`plain`: the algorithm of the original, written plainly, in fp32 (benchmarks/plain.py); `separated`: the same, but for
+its large average pool, which goes along one axis after the other. `trained`: our own network before its norms are
+folded. `maskrcnn`: torchvision's maskrcnn_resnet50_fpn, which has no semantic head: it finds no stuff.
 
 Images a second of many photos, also compiled and as CUDA graphs, on a CPU or GPU: benchmarks/throughput.py.
 
 Weights are random. Every side works on the same JPEG at the same input size, with 1000 proposals and 100 detections:
-we take our own best 1000 proposals and make up classes and scores of the first 100; the peer's class layer gets a bias
-for one class, so that it finds 100 detections of that class. The sides take turns. CPU seconds (all threads) stand
+ours and the plain ones make up classes and scores of the first 100 proposals; the class layer of Mask R-CNN gets a bias
+for one class, so that it finds 100 detections of that class. All sides run in this process with the same settings of
+malloc and OpenMP, and take turns. CPU seconds (all threads) stand
 beside the wall's, since others may use the machine; the load is printed.
 """
 
@@ -23,25 +25,28 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
 
-ORIGINAL = {512: 11.46, 1024: 64.87}
-"""Seconds of the original at 512x767 and 1024x1534."""
 PROPOSALS, DETECTIONS = 1000, 100
 Run = Callable[[], dict[str, float]]
 
 
-def ours(side: int, photo: Path, out: Path, precision: str, folded: bool = True) -> Run:
-    """Return a function that predicts with seamseg and returns the seconds of each stage."""
+def ours(side: int, photo: Path, out: Path, name: str) -> Run:
+    """Return a function that predicts with a side of ours or a plain one and returns the seconds of each stage."""
     import torch
+    from plain import plain_predictor
 
     from seamseg.predict.profiling import StageProfile, random_predictor
 
-    predictor = random_predictor(torch.device("cpu"), side, precision, folded=folded)
+    unfolded = name in ("plain", "separated", "trained")
+    predictor = random_predictor(torch.device("cpu"), side, "fp32" if unfolded else name, folded=not unfolded)
+    if name in ("plain", "separated"):
+        predictor = plain_predictor(predictor, name == "separated")
     profile = StageProfile(predictor, photo, out, random_weights=True)
 
     def run() -> dict[str, float]:
@@ -111,11 +116,8 @@ def compare(side: int, arguments: argparse.Namespace, folder: Path) -> dict[str,
 
     photo = folder / f"street{side}.jpg"
     write_test_image(photo, (side, side * 767 // 512))
-    sides = {precision: ours(side, photo, folder / precision, precision) for precision in arguments.precision}
-    if "trained" in arguments.what:
-        sides["trained"] = ours(side, photo, folder / "trained", "fp32", folded=False)
-    if "maskrcnn" in arguments.what:
-        sides["maskrcnn"] = peer(side, photo, folder / "peer")
+    names = [*arguments.precision, *arguments.what]
+    sides = {n: (peer if n == "maskrcnn" else partial(ours, name=n))(side, photo, folder / n) for n in names}
     for run in sides.values():
         run()
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
@@ -129,8 +131,6 @@ def compare(side: int, arguments: argparse.Namespace, folder: Path) -> dict[str,
         table[name] = {key: statistics.median(record[key] for record in records) for key in records[0]}
         print(f"  {name:<10} wall {table[name]['wall']:7.3f} s   CPU {table[name]['cpu']:7.3f} s")
     table |= ratios(runs, arguments.precision)
-    if "original" in arguments.what and side in ORIGINAL:
-        print_original(ORIGINAL[side], table, arguments)
     stages = {k: v for k, v in table[arguments.precision[0]].items() if k not in ("wall", "cpu")}
     print("  stages, ms: " + ", ".join(f"{name} {seconds * 1e3:.0f}" for name, seconds in stages.items()), flush=True)
     return table
@@ -148,37 +148,34 @@ def ratios(runs: dict[str, list[dict[str, float]]], precisions: list[str]) -> di
     return found
 
 
-def print_original(seconds: float, table: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Print the speed relative to the original."""
-    for precision in arguments.precision:
-        wall, busy = table[precision]["wall"], table[precision]["cpu"] / arguments.threads
-        print(f"  original {seconds:.1f} s: {precision} is {seconds / wall:.1f} times as fast,")
-        print(f"    {seconds / busy:.1f} times if {arguments.threads} idle cores share its CPU seconds evenly")
-
-
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    everything = ["original", "trained", "maskrcnn"]
-    parser.add_argument("what", nargs="*", default=everything, help="peers (default: all)")
+    everything = ["plain", "separated", "trained", "maskrcnn"]
+    parser.add_argument("what", nargs="*", default=everything, help=f"peers of {', '.join(everything)} (default: all)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each (default: %(default)s)")
     parser.add_argument("--sides", type=int, nargs="+", default=[512, 1024], help="shortest sides (default: both)")
     parser.add_argument("--precision", nargs="+", default=["fp32", "bf16"], help="of ours (default: fp32 bf16)")
     parser.add_argument("--threads", type=int, default=2, help="of torch (default: %(default)s)")
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
+    if unknown := set(arguments.what) - set(everything):
+        parser.error(f"{unknown.pop()}: choose from {', '.join(everything)}")
     from seamseg.cli import process_settings
 
     # as the command line does it, for all sides; docs/reference/performance.md
     process_settings.apply()
     import torch
+    from timing import processor
 
     torch.set_num_threads(arguments.threads)
-    print(f"torch {torch.__version__}, {arguments.threads} threads, {arguments.rounds} rounds")
+    facts: dict[str, Any] = {"torch": torch.__version__, "threads": arguments.threads, "cpu": processor()}
+    facts["rounds"] = arguments.rounds
+    print(", ".join(f"{name} {value}" for name, value in facts.items()))
     with tempfile.TemporaryDirectory(prefix="seamseg-bench-") as folder:
         tables = {side: compare(side, arguments, Path(folder)) for side in arguments.sides}
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(tables, indent=1))
+        Path(arguments.json).write_text(json.dumps(facts | tables, indent=1))
 
 
 if __name__ == "__main__":

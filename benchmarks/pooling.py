@@ -8,16 +8,17 @@ on a CPU: `--rounds 1 head`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+from plain import PlainSemanticHead
 from timing import Case, options, report
 from torch import Tensor
 from torch.nn import functional
 
 from seamseg.models.backbones.base import NormFactory
-from seamseg.models.heads.semantic import MiniDeepLab, SemanticHead
+from seamseg.models.heads.semantic import SemanticHead
 from seamseg.ops.norm import ABN
 from seamseg.ops.pooling import box_filter_pool
 from seamseg.ops.reference.pooling import box_filter_pool as plain_form
@@ -34,22 +35,6 @@ def padded(pooled: Tensor) -> Tensor:
 def separable(x: Tensor) -> Tensor:
     """Pool along one axis after the other with native kernels: 32 times less work than 64 x 64."""
     return padded(functional.avg_pool2d(functional.avg_pool2d(x, (64, 1), stride=1), (1, 64), stride=1))
-
-
-def usual_head(head: SemanticHead, levels: Sequence[Tensor]) -> Tensor:
-    """Compute the head in the usual form: pool the input, run the classifier on all enlarged levels."""
-    outputs = []
-    for level, x in zip(head.output, levels):
-        assert isinstance(level, MiniDeepLab)
-        window = [min(k, size) for k, size in zip(level.pooling_size, x.shape[-2:])]
-        before = [(k - 1) // 2 for k in window]
-        after = [k - 1 - b for k, b in zip(window, before)]
-        pooled = functional.avg_pool2d(x, window, stride=1)
-        pooled = functional.pad(pooled, (before[1], after[1], before[0], after[0]), mode="replicate")
-        y = torch.cat([level.conv1_3x3(x), level.conv1_dil(x), level.conv1_glb(pooled)], dim=1)
-        y = level.bn2(level.conv2(level.bn1(y)))
-        outputs.append(functional.interpolate(y, size=levels[0].shape[-2:], mode="bilinear", align_corners=False))
-    return head.conv_sem(torch.cat(outputs, dim=1))
 
 
 def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
@@ -75,13 +60,14 @@ def cases(device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
     def semantic_head(name: str, layout: torch.memory_format) -> Case:
         norm: NormFactory = ABN
         head = SemanticHead(256, 19, norm).eval().to(device).to(memory_format=layout)
+        usual = PlainSemanticHead(head)
         finest = feature_map(torch.float32, layout, 256)
         levels = [finest[..., :: 2**i, :: 2**i].contiguous(memory_format=layout) for i in range(4)]
 
         def run(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
             return torch.inference_mode()(function)
 
-        return Case(name, "as usually written", run(lambda: head(levels)), run(lambda: usual_head(head, levels)))
+        return Case(name, "as usually written", run(lambda: head(levels)), run(lambda: usual(levels)))
 
     for layout, layout_name in ((torch.contiguous_format, "contiguous"), (torch.channels_last, "channels last")):
         for dtype in (torch.float32, torch.bfloat16):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+from plain import plain_semantic_loss
 from timing import Case, options, report
 from torch import Tensor
 from torch.nn import functional
@@ -44,12 +45,6 @@ def plain_upsample(logits: Tensor) -> Tensor:
     return functional.interpolate(logits[None], size=SIZE, mode="bilinear", align_corners=False)[0]
 
 
-def plain_loss(logits: Tensor, target: Tensor) -> Tensor:
-    """Return the cross-entropy of the hardest quarter of the full-resolution logits."""
-    losses = functional.cross_entropy(plain_upsample(logits)[None], target[None], ignore_index=255, reduction="none")
-    return losses.flatten().topk(int(losses.numel() * OHEM)).values.mean()
-
-
 def argmax(classes: int, make: Callable[[int, torch.Generator], Tensor], last: bool, device: str, name: str) -> Case:
     """Compare the class map of one image."""
     logits = make(classes, torch.Generator().manual_seed(0)).to(device)
@@ -79,7 +74,7 @@ def loss(classes: int, backward: bool, device: str, name: str) -> Case:
         name,
         "interpolate + cross_entropy + topk",
         lambda: step(lambda: upsample_ohem_loss(logits, SIZE, SIZE, target, OHEM)),
-        lambda: step(lambda: plain_loss(logits, target)),
+        lambda: step(lambda: plain_semantic_loss(logits, SIZE, target, OHEM)),
     )
 
 

@@ -53,12 +53,15 @@ def measure(case: Case, rounds: int) -> Row:
 
 
 def processor() -> str:
-    """Return the name of the CPU, and the instruction set that oneDNN is limited to, if any."""
+    """Return the name of the CPU, its best instruction set, and that which oneDNN is limited to, if any."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    best = next((flag for flag in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if flag in flags), None)
+    name = f"{name}, {best}" if best else name
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA")
     return f"{name}, ONEDNN_MAX_CPU_ISA={limit}" if limit else name
 
@@ -117,6 +120,8 @@ def report(cases: Iterable[tuple[str, Callable[[], Case]]], arguments: argparse.
             "threads": torch.get_num_threads(),
             "device": arguments.device,
             "cpu": processor(),
+            "load": os.getloadavg()[0],
+            "rounds": arguments.rounds,
         }
         with open(arguments.json, "w") as file:
             json.dump({**summary, "rows": [asdict(row) for row in rows]}, file, indent=1)
