@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MODULES = {"timing", "street", "operator_cases", "gpu_machine", "gpu_steps", "gpu_tables"}
+MODULES = {"timing", "street", "plain", "operator_cases", "gpu_machine", "gpu_steps", "gpu_tables"}
 """Modules imported by the scripts."""
 CASE = r"\d  .+ +\d+\.\d\d +\d+\.\d\d"
 """A row of `timing.report`: milliseconds, the peer, its milliseconds, the ratio."""
@@ -31,10 +31,11 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "checkpointing": ("--size 64x128 --rounds 1 --config toy_city_r18", r"body \+ pyramid +\d"),
     "cityscapes": ("pixel --frames 1 --rounds 1 --json OUT", CASE),
     "exported": (
-        "fp32 onnx openvino-int8 --config toy_city_r18 --size 64x96 --rounds 1 --json OUT",
-        r"openvino-int8( +\d+\.\d+){3}",
+        "fp32 separated onnx openvino-int8 --config toy_city_r18 --size 64x96 --rounds 1 --json OUT",
+        r"separated( +\d+\.\d+){3}(.|\n)*openvino-int8( +\d+\.\d+){3}",
     ),
     "exports": ("ids --rounds 1 --json OUT", CASE),
+    "figures": ("", r"\d+ figures agree"),
     "fixed_samples": ("--side 64 --rounds 1 --config toy_city_r18 --json OUT", CASE),
     "fusion": ("--rounds 1 --json OUT", CASE),
     "golden": ("flower --device cpu --json OUT", r"fp32 agrees with the original"),
@@ -42,13 +43,16 @@ SMALLEST: dict[str, tuple[str, str]] = {
     "histogram": ("uint8 --rounds 1 --json OUT", CASE),
     "huge_photo": ("300x200 --network small --tiles off 128 --json OUT", r"300x200 .* 128 +\d"),
     "id_maps": ("zlib --rounds 1 --json OUT", CASE),
-    "inference": ("--rounds 1 --sides 64 --precision fp32 --json OUT maskrcnn", r"maskrcnn takes \d"),
+    "inference": (
+        "--rounds 1 --sides 64 --precision fp32 --json OUT plain maskrcnn",
+        r"plain takes \d.*\n.*maskrcnn takes \d",
+    ),
     "int8": ("--train 2 --val 1 --epochs 1 --size 128x256 --calibrate 1 --rounds 1 --json OUT", r"onnx int8 +\d.*PQ"),
     "kill_ranks": ("--kills 1 --seed 3", r"kills: 1.*\n.*equal the undisturbed run's"),
     "loading": ("item --rounds 1 --size 128 --json OUT", r"images/s, peer \d"),
     "malloc": ("--rounds 1", r"ratio \d"),
     "memory": ("--size 64 128 --json OUT", r"in-place ABN +\d"),
-    "network": ("--rounds 1 --sides 64 --training-side 64 --json OUT", r"training 64 bf16(.|\n)*all, s +\d"),
+    "network": ("--rounds 1 --side 64 --config toy_city_r18 --json OUT", r"separated( +\d+\.\d+){6}"),
     "one_card": ("--device cpu --steps 2 --json OUT", r"all agree"),
     "operators": ("--device cpu --seconds 0 --no-cases --seed 7 --json OUT", r"nothing differs"),
     "panoptic_quality": ("--pairs 2 --rounds 1 --workers 1", r"seamseg +\d(.|\n)*the same scores"),

@@ -1,0 +1,374 @@
+"""Compare the figures of README and docs with the JSON files of benchmarks/results; `--write` corrects the pages.
+
+    python benchmarks/figures.py [--write]
+
+A figure is a piece of text of a page in which `{}` stands for a number; the number must be the value of the file,
+rounded to the digits that the page shows, or `-` if the file lacks it. Line breaks do not matter. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PERFORMANCE = "docs/reference/performance.md"
+INPLACE_ABN = "docs/design/inplace_abn.md"
+PAGES = ("README.md", PERFORMANCE, INPLACE_ABN)
+"""Pages of which each table row with a figure is compared, or has the mark †."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Numbers of a page.
+
+    Attributes
+    ----------
+    page : path from the root of the repository
+    text : occurs once on the page, with `{}` in the place of each number
+    values : one a number; None for one that is not measured
+    """
+
+    page: str
+    text: str
+    values: tuple[float | None, ...]
+
+    @property
+    def pattern(self) -> re.Pattern[str]:
+        """The text with a group for each number, and any white space in the place of a space."""
+        words = (re.escape(word).replace(r"\{\}", r"([+-]?\d+(?:\.\d+)?|-)") for word in self.text.split())
+        return re.compile(r"(?<![\w.])" + r"\s+".join(words))
+
+    def corrected(self, text: str) -> tuple[str, list[str]]:
+        """Return the page with the right numbers, and a line for each wrong one."""
+        found = list(self.pattern.finditer(text))
+        if len(found) != 1:
+            return text, [f"{self.page}: {self.text!r} occurs {len(found)} times, expected one"]
+        wrong, spans = [], []
+        for group, value in enumerate(self.values, start=1):
+            shown = found[0][group]
+            digits = 1 if shown == "-" else len(shown.partition(".")[2])
+            right = "-" if value is None else f"{value:{'+' if shown.startswith('+') else ''}.{digits}f}"
+            # a value half-way between two roundings may be shown as either
+            near = "-" not in (shown, right) and abs(float(shown) - float(value or 0)) <= 0.5 * 10**-digits * (1 + 1e-6)
+            if not near and shown != right:
+                wrong.append(f"{self.page}: {found[0][0].split(' | ')[0]!r}: {shown} should be {right}")
+                spans.append((found[0].span(group), right))
+        for (start, stop), right in reversed(spans):
+            text = text[:start] + right + text[stop:]
+        return text, wrong
+
+
+def load(name: str, machine: str = "cpu2") -> Any:
+    """Return the content of a file of benchmarks/results; an empty dictionary where there is none."""
+    path = RESULTS / f"{name}_{machine}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def figures() -> list[Figure]:
+    """Return all figures."""
+    made = []
+    for part in (
+        _original,
+        _plain,
+        _inference,
+        _bodies,
+        _memory,
+        _operators,
+        _pairs,
+        _large_runs,
+        _exported,
+        _int8,
+        _waiting,
+        _serving,
+    ):
+        made += list(part())
+    return [*made, *_ablation()]
+
+
+def pages(wanted: list[Figure]) -> Iterator[tuple[Path, str, list[str]]]:
+    """Yield each page with its corrected text, and a line for each wrong number."""
+    for page in sorted({figure.page for figure in wanted}):
+        text, wrong = (ROOT / page).read_text(encoding="utf-8"), []
+        for figure in wanted:
+            if figure.page == page:
+                text, lines = figure.corrected(text)
+                wrong += lines
+        yield ROOT / page, text, wrong
+
+
+def _original() -> Iterator[Figure]:
+    facts = load("original")
+    found, step = facts["inference vistas_r50"], facts["training step cityscapes_r50 512x1024"]
+    memory, network = facts["training peak RSS GB"], load("network")["rows"]
+    int8 = load("exported")["wall"]["openvino-int8"]
+    sizes, training = ("512x767", "1024x1534"), "training step, cityscapes_r50, 512x1024"
+    starts = {"| inference, vistas_r50, 512x767, fp32 / bf16, from file to file": found[sizes[0]]}
+    starts |= {"| the same, 1024x1534": found[sizes[1]], f"| {training}, fp32 / bf16": step}
+    for start, row in starts.items():
+        theirs = row["original"]
+        values = (row["fp32"], row["bf16"], theirs, theirs / row["fp32"], theirs / row["bf16"])
+        yield Figure("README.md", f"{start} | {{}} / {{}} s | original {{}} s | {{}} / {{}}x faster |", values)
+    for precision in ("fp32", "bf16"):
+        for start, row in {**{f"file to file, {size}": found[size] for size in sizes}, training: step}.items():
+            ours, theirs = row[precision], row["original"]
+            text = f"| {start}, {precision} | {{}} s | original {{}} s | {{}} |"
+            yield Figure(PERFORMANCE, text, (ours, theirs, theirs / ours))
+        text = f"| its peak RSS, {precision} | {{}} GB | original {{}} to {{}} GB | {{}} |"
+        values = (memory[precision], *memory["original"], memory[f"ratio {precision}"])
+        yield Figure(PERFORMANCE, text, values)
+        kept, whole = network[precision]["kept MiB"], facts["training kept MiB"]["original"]
+        text = f"| memory that it keeps for backward, {precision} | {{}} MiB | original {{}} MiB | {{}} |"
+        yield Figure(PERFORMANCE, text, (kept, whole, kept / whole))
+    best = found["512x767"]["original"]
+    text = "in OpenVINO | {} s | original (fp32) {} s | {}x faster |"
+    yield Figure("README.md", text, (int8, best, best / int8))
+    pool = facts["avg_pool2d of 64x64, percent of the original's time"]
+    behind = facts["original / ours with separated pooling and tuned malloc"]
+    values = (*(pool[size] for size in sizes), *behind["fp32"], *behind["bf16"])
+    text = "{} % (512) to {} % (1024) of the original's time"
+    yield Figure(PERFORMANCE, text, values[:2])
+    yield Figure("README.md", text, values[:2])
+    text = "{} to {} times as long as seamseg in fp32 and {} to {} times as long as in bf16"
+    yield Figure(PERFORMANCE, text, values[2:])
+    yield Figure("README.md", text, values[2:])
+    limits = facts["limits"]
+    peak, reached = (tuple(limits[key].values()) for key in ("peak per core, GFLOP/s", "percent of the peak"))
+    text = "convolutions {} GFLOP/s in fp32 and {} in bf16, int8 matrix products {}"
+    yield Figure(PERFORMANCE, text, peak)
+    text = "Inference reaches {} % of the peak in fp32 (more than 100 because of Winograd's algorithm), {} % in bf16"
+    text += " and {} % in int8, a training step {} % in fp32 and {} % in bf16, and a step of the demo {} % of two cores"
+    yield Figure(PERFORMANCE, text, reached)
+
+
+def _plain() -> Iterator[Figure]:
+    """Compare the CPU seconds of both forms of the original's algorithm, on the processor of `*_avx2.json`."""
+    table, steps = load("plain", "avx2"), load("network", "avx2").get("rows", {})
+    names = ("fp32", "plain", "separated")
+    for side, size in (("512", "512x767"), ("1024", "1024x1534")):
+        seconds = [table.get(side, {}).get(name, {}).get("cpu") for name in names]
+        yield _row(f"| file to file, {size} | `inference.py` |", seconds)
+    for words, key in (("training step, 512x1024", "cpu"), ("its kept memory, MiB", "kept MiB")):
+        yield _row(f"| {words} | `network.py` |", [steps.get(name, {}).get(key) for name in names])
+    yield Figure(PERFORMANCE, "while the load was {}", (table["512"]["load"],))
+
+
+def _row(start: str, values: list[float | None]) -> Figure:
+    """Return the row of ours and, each with its ratio to ours, of the peers."""
+    ours, *theirs = values
+    ratios = [None if value is None or ours is None else value / ours for value in theirs]
+    numbers = [number for pair in zip(theirs, ratios) for number in pair]
+    return Figure(PERFORMANCE, f"{start} {{}} |{' {} ({}) |' * len(theirs)}", (ours, *numbers))
+
+
+def _inference() -> Iterator[Figure]:
+    table = load("inference")
+    for side, size in (("512", "512x767"), ("1024", "1024x1534")):
+        values = (*(table[side][name]["wall"] for name in ("fp32", "maskrcnn")), table[side]["maskrcnn/fp32 wall"])
+        text = f"| file to file, {size}, fp32 | `inference.py` | {{}} s | Mask R-CNN {{}} s | {{}} |"
+        yield Figure(PERFORMANCE, text, values)
+        if side == "512":
+            peer = "torchvision Mask R-CNN (smaller, things only)"
+            text = f"| inference, 512x767, fp32 | {{}} s | {peer} {{}} s | {{}}x faster |"
+            yield Figure("README.md", text, values)
+    for row, precision in zip(load("semantic_network")["rows"], ("fp32", "bf16"), strict=True):
+        text = f"| semantic network vistas_wrn38, 512x682, {precision} | `semantic_network.py` | {{}} s |"
+        values = (row["ours_ms"] / 1e3, row["peer_ms"] / 1e3, row["ratio"])
+        yield Figure(PERFORMANCE, f"{text} written plainly {{}} s | {{}} |", values)
+    kept = load("network")["rows"]["fp32"]["kept MiB"]
+    yield Figure("docs/how-to/train.md", "on one 512 x 1024 image in fp32 keeps {} MiB", (kept,))
+
+
+def _bodies() -> Iterator[Figure]:
+    for name, row in load("backbones")["rows"].items():
+        body, plain = row["body in-place MiB"], row["body plain MiB"]
+        step = row["step in-place MiB"] / row["step plain MiB"], row["step in-place s"] / row["step plain s"]
+        yield Figure(INPLACE_ABN, f"| {name} | {{}} | {{}} | {{}} | {{}} | {{}} |", (body, plain, body / plain, *step))
+
+
+def _memory() -> Iterator[Figure]:
+    rows = load("memory")["rows"]
+    ours, plain, separate = (
+        rows[name] for name in ("in-place ABN", "BatchNorm + LeakyReLU", "in-place ABN, separate sum")
+    )
+    for words, key, peer, peer_words in (
+        ("memory kept for backward", "kept_mib", plain, "BatchNorm + LeakyReLU"),
+        ("the same", "kept_mib", separate, "the original's layout"),
+        ("peak of the step", "peak_mib", plain, "BatchNorm + LeakyReLU"),
+    ):
+        text = f"| {words} | `memory.py` | {{}} MiB | {peer_words} {{}} MiB | {{}} |"
+        yield Figure(INPLACE_ABN, text, (ours[key], peer[key], ours[key] / peer[key]))
+    kept = ours["kept_mib"], plain["kept_mib"]
+    text = "ResNet-50 body | {} MiB | BatchNorm + LeakyReLU {} MiB | {}x memory |"
+    yield Figure("README.md", text, (*kept, kept[0] / kept[1]))
+
+
+OPERATORS = {
+    "NMS of 1000 boxes, nothing suppressed": ("boxes", "nms 1000, apart", "torchvision"),
+    "NMS of 6000 boxes": ("boxes", "nms 6000", "torchvision"),
+    "NMS of 12000 boxes": ("boxes", "nms 12000", "torchvision"),
+    "NMS of 6500 boxes of 65 classes": ("boxes", "nms 6500 of 65 classes", "torchvision batched_nms"),
+    "ROI features, 512 boxes, 4 levels, forward": ("roi", "roi_features channels last forward", "torchvision"),
+    "ROI features, backward": ("roi", "roi_features channels last backward", "torchvision"),
+    "class map, 65 classes, 1024x2048": ("semantic", "argmax 65 classes, scene, channels last", "interpolate"),
+    "semantic loss with backward, 19 classes": ("semantic", "loss 19 classes, with backward", "interpolate"),
+    "100 masks pasted at 1024x2048": ("fusion", "paste_masks_into 100 masks", "grid_sample"),
+    "training step": ("abn", "ResNet-50 body 256x512 NHWC", "BatchNorm"),
+}
+"""Rows of the tables in performance.md: the file, the case, the beginning of the name of the peer."""
+
+
+def _operators() -> Iterator[Figure]:
+    for words, (name, case, peer) in OPERATORS.items():
+        if not (table := load(name)):
+            # the row has the mark of figures without a file
+            continue
+        rows = [row for row in table["rows"] if row["case"] == case and row["peer"].startswith(peer)]
+        (row,) = rows
+        text = f"| {words} | `{name}.py` | {{}} ms | {row['peer'].removesuffix('_')} {{}} ms | {{}} |"
+        page = INPLACE_ABN if name == "abn" else PERFORMANCE
+        yield Figure(page, text, (row["ours_ms"], row["peer_ms"], row["ratio"]))
+
+
+def _pairs() -> Iterator[Figure]:
+    if not (table := load("histogram")):
+        return
+    rows = [row for row in table["rows"] if row["case"].startswith("panoptic quality")]
+    ours, ratios = ([row[key] for row in rows] for key in ("ours_ms", "ratio"))
+    peer = statistics.median(row["peer_ms"] for row in rows)
+    text = "from memory | `histogram.py` | {} to {} ms | np.unique {} ms | {} to {} |"
+    yield Figure(PERFORMANCE, text, (min(ours), max(ours), peer, min(ratios), max(ratios)))
+
+
+def _large_runs() -> Iterator[Figure]:
+    table, page = load("original")["inference vistas_r50"], "docs/how-to/predict_at_scale.md"
+    seconds = hours = 0.0
+    for size, row in table.items():
+        for precision in ("fp32", "bf16"):
+            seconds = row[precision]
+            hours = 1e6 * seconds / 3600
+            text = f"| {size.replace('x', ' x ')} | {precision} | {{}} | {{}} |{' {} h |' * 3}"
+            yield Figure(page, text, (seconds, 3600 / seconds, hours, hours / 100, hours / 1000))
+    # of the last row
+    page = "docs/how-to/batch_engines.md"
+    yield Figure(page, "With {} s (1024 x 1534, bf16, two cores of an AMD EPYC)", (seconds,))
+    yield Figure(page, "| 16 on a node of 32 cores | {} |", (hours / 16,))
+    for words in ("tasks of 2 cores", "100 workers | 100", "`concurrency=100` | 100", "`spark.task.cpus=2` | 100"):
+        yield Figure(page, f"{words} | {{}} |", (hours / 100,))
+    yield Figure(page, "photos of 1 MB in {} hours are {} MB/s", (hours / 100, 1e6 / (hours / 100 * 3600)))
+
+
+def _exported() -> Iterator[Figure]:
+    page, wall = "docs/how-to/int8.md", load("exported")["wall"]
+    original = load("original")["inference vistas_r50"]["512x767"]["original"]
+    yield Figure(page, "The original takes {} s", (original,))
+    names = {"fp32": "PyTorch, fp32", "bf16": "PyTorch, bf16", "pt2": "package, fp32", "onnx": "ONNX Runtime, fp32"}
+    names |= {"openvino": "OpenVINO, fp32", "pt2-int8": "package, int8", "onnx-int8": "ONNX Runtime, int8"}
+    for side, words in {**names, "openvino-int8": "OpenVINO, int8"}.items():
+        yield Figure(page, f"| {words} | {{}} | {{}} |", (wall[side], original / wall[side]))
+
+
+def _int8() -> Iterator[Figure]:
+    page, table = "docs/how-to/int8.md", load("int8")
+    names = ["network, fp32", "network, bf16", "ONNX fp32", "ONNX int8, calibrated", "package int8, calibrated"]
+    names += ["ONNX int8, trained for an epoch", "package int8, trained for an epoch"]
+    sides = ("fp32", "bf16", "onnx fp32", "onnx int8", "pt2 int8", "onnx qat", "pt2 qat")
+    for side, words in zip(sides, names, strict=True):
+        scores = dict(re.findall(r"(PQ|mIoU|box AP|mask AP) ([\d.]+)", table[side]["scores"]))
+        values = *(float(scores[key]) for key in ("PQ", "mIoU", "box AP", "mask AP")), table[side]["CPU seconds"]
+        yield Figure(page, f"| {words} |{' {} |' * 6}", (*values, table[side]["speedup"]))
+    score = float(table["fp32"]["scores"].split()[1])
+    yield Figure("README.md", "reaches a PQ of about {}", (score,))
+    yield Figure("docs/quickstart/tour.md", "It reaches about PQ {}", (score,))
+
+
+def _waiting() -> Iterator[Figure]:
+    rows = load("waiting_threads")["rows"]
+    cell = {(row["work"], row["neighbours"], row["setting"]): (row["seconds"], row["ratio"]) for row in rows}
+    # both kinds of small input are compared with one thread that runs it
+    one = cell["thread", "none", "GOMP_SPINCOUNT=300000"][0]
+    cell |= {key: (seconds, seconds / one) for key, (seconds, _) in cell.items() if key[0] == "threads"}
+    settings = ("GOMP_SPINCOUNT=3000", "OMP_WAIT_POLICY=active,GOMP_SPINCOUNT=3000", "OMP_WAIT_POLICY=passive")
+    works = {"training": "training", "predict": "prediction", "thread": "small input"}
+    for work, words in {**works, "threads": "small input, two threads"}.items():
+        for neighbours, beside in {
+            "none": "alone",
+            "niced": "beside one niced loop",
+            "all": "beside two loops",
+        }.items():
+            first, ratio = cell[work, neighbours, "GOMP_SPINCOUNT=300000"]
+            plain = (first,) if neighbours == "none" and work != "threads" else (first, ratio)
+            rest = [cell[work, neighbours, setting] for setting in (*settings, "OMP_NUM_THREADS=1")]
+            text = f"| {words}, {beside} | {{}}{' ({})' if len(plain) == 2 else ''} |{' {} ({}) |' * 4}"
+            yield Figure(PERFORMANCE, text, (*plain, *(number for pair in rest for number in pair)))
+
+
+def _serving() -> Iterator[Figure]:
+    page = "docs/how-to/serve.md"
+    cases = {
+        "serving_demo": ("network input 128x256: {} calls/s", "ms", 1.0),
+        "serving": ("vistas_r50, 512x767: {} calls/s", "s", 1e-3),
+    }
+    for name, (words, unit, factor) in cases.items():
+        rows = {(row["form"], row["clients"]): row for row in load(name)}
+        for batch, start in ((1, f"{words} | 1"), (4, "| 4")):
+            found = [rows[f"batch {batch}", clients] for clients in (1, 4, 16)]
+            values = tuple(n for row in found for n in (row["ratio"], row["p99 ms"] * factor))
+            calls = (rows["calls", 1]["requests/s"],) if batch == 1 else ()
+            # the rows of larger batches begin alike but for the unit
+            yield Figure(page, start + f" | {{}} ({{}} {unit})" * 3 + " |", (*calls, *values))
+
+
+def _ablation() -> Iterator[Figure]:
+    page, table = "docs/how-to/recipes.md", load("ablation")
+    means = {name: {key: sum(v) / len(v) for key, v in row.items()} for name, row in table["rows"].items()}
+    names = {
+        "scratch": ("scratch", None),
+        "box_convs": ("box_convs = 4, group norm", "scratch"),
+        "mask_points": ("mask_points = 196", "scratch"),
+        "copy_paste": ("copy_paste = 0.5", "pretrained"),
+        "crop": ("crop_size = (128, 192)", "pretrained"),
+        "cabb": ("crop, bbx_loss = cabb", "crop"),
+        "large_scale_jitter": ("crop, large-scale jitter (0.5, 2)", "crop"),
+        "instance_scale_uniform": ("crop, the same and instance_scale_uniform", "crop"),
+    }
+    for name, (words, against) in names.items():
+        row, scores = means[name], table["rows"][name]["PQ"]
+        values = [row["PQ"], min(scores), max(scores), row["PQ_things"], row["PQ_stuff"]]
+        text = f"| {words} | {{}} | {{}} - {{}} | {{}} | {{}} |"
+        if against is not None:
+            text += f" {against} | {{}} | {{}} |"
+            values += [row["PQ"] - means[against]["PQ"], row["CPU seconds"] / means[against]["CPU seconds"]]
+        yield Figure(page, text, tuple(values))
+    row, scores, model = means["pretrained"], table["rows"]["pretrained"]["PQ"], table["model"]["PQ"]
+    values = [row["PQ"], min(scores), max(scores), row["PQ_things"], row["PQ_stuff"], model, row["PQ"] - model]
+    yield Figure(page, "| pretrained | {} | {} - {} | {} | {} | the model, {} | {} |", tuple(values))
+
+
+def main() -> int:
+    """Compare, and correct the pages if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="correct the numbers on the pages")
+    arguments = parser.parse_args()
+    wanted = figures()
+    failed = False
+    for path, text, wrong in pages(wanted):
+        print("\n".join(wrong), end="\n" * bool(wrong))
+        failed = failed or bool(wrong)
+        if arguments.write and wrong:
+            path.write_text(text, encoding="utf-8")
+    if not failed:
+        print(f"{len(wanted)} figures agree with benchmarks/results")
+    return int(failed and not arguments.write)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
