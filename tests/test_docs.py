@@ -92,6 +92,17 @@ def test_source_files_named_in_pages_exist(path: Path) -> None:
         assert (ROOT / name).exists(), f"{page_id(path)}: {name}"
 
 
+def test_the_table_of_operators_is_complete() -> None:
+    """All operators are named; those without a CUDA kernel are said to run on the CPU only."""
+    names = set(re.findall(r'"(\w+)\(', (ROOT / "seamseg" / "ops" / "schemas.inc").read_text(encoding="utf-8")))
+    table = (ROOT / "docs" / "reference" / "ops.md").read_text(encoding="utf-8")
+    rows = {name: line for line in table.splitlines() if line[0:1] == "|" for name in re.findall(r"`(\w+)`", line)}
+    assert {name for name in names if not re.search("_backward$", name)} - set(rows) == set()
+    cuda = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "csrc" / "cuda").glob("*.cu"))
+    for name in names & set(rows):
+        assert (f'impl("{name}"' not in cuda) == ("CPU only" in rows[name]), name
+
+
 @pytest.mark.parametrize("row", re.findall(r"^  ([\w.]+/?)\s{2,}", README.read_text(encoding="utf-8"), re.MULTILINE))
 def test_rooms_in_the_readme_exist(row: str) -> None:
     assert (ROOT / "seamseg" / row).exists()
