@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from seamseg.utils.errors import InputError
 from seamseg.utils.launcher import is_main_process
@@ -76,19 +76,13 @@ def run(args: argparse.Namespace) -> int:
     """Evaluate, print the table, write the JSON."""
     if args.protocol == "cityscapes":
         return _run_cityscapes(args)
-    from seamseg.utils.files import write_json
-
     if args.out is not None and args.legacy_metrics:
         raise InputError("--out and --legacy-metrics are mutually exclusive: the folder holds the official metrics")
     if args.out is not None and Path(args.out).exists() and not Path(args.out).is_dir():
         raise InputError(f"{args.out}: --out must be a folder, this is a file")
     scores: Scores = _score_files(args) if args.gt is not None or args.pred is not None else _score_model(args)
-    if not is_main_process():
-        return 0
-    # the table first: the scores must not be lost if the file cannot be written
-    print(scores.table(), flush=True)
-    if args.json is not None:
-        write_json(args.json, scores.to_json(), indent=2)
+    if is_main_process():
+        _show(scores.table(), scores, args.json)
     return 0
 
 
@@ -145,7 +139,6 @@ def _run_cityscapes(args: argparse.Namespace) -> int:
     """Score a results folder against the raw ground truth of Cityscapes, print the tables, write the JSON."""
     workers = _worker_count(args)
     from seamseg.evaluation.cityscapes import evaluate_cityscapes, format_cityscapes
-    from seamseg.utils.files import write_json
     from seamseg.utils.progress import progress
 
     for name, value in vars(args).items():
@@ -157,10 +150,17 @@ def _run_cityscapes(args: argparse.Namespace) -> int:
     if args.gt is None or args.pred is None:
         raise InputError("--protocol cityscapes needs --gt, as gtFine/val, and --pred, a folder of results")
     scores = evaluate_cityscapes(args.gt, args.pred, workers, progress)
-    if args.json is not None:
-        write_json(args.json, scores.to_json(), indent=2)
-    print(format_cityscapes(scores), flush=True)
+    _show(format_cityscapes(scores), scores, args.json)
     return 0
+
+
+def _show(table: str, scores: Any, path: str | None) -> None:
+    """Print the table, then write the JSON: the scores must not be lost if the file cannot be written."""
+    from seamseg.utils.files import write_json
+
+    print(table, flush=True)
+    if path is not None:
+        write_json(path, scores.to_json(), indent=2)
 
 
 def _first_given(args: argparse.Namespace, names: tuple[str, ...]) -> str | None:

@@ -54,9 +54,10 @@ def run_check(args: argparse.Namespace) -> int:
     except InputError as failure:
         # a folder without metadata.bin is a wrong argument; an unreadable data set is a result of the check
         raise SeamsegError(str(failure)) if (root / "metadata.bin").is_file() else failure from None
+    # first: the findings must not be lost if the file cannot be written
+    _print_report(report)
     if hasattr(args, "json"):
         write_json(args.json, report.as_json(), indent=1)
-    _print_report(report)
     if samples:
         _write_sheet(report, Path(getattr(args, "sheet", root / "check.jpg")), samples, workers)
     return 1 if report.errors else 0

@@ -39,7 +39,7 @@ from seamseg.models.folding import PRECISIONS, fold_layers
 from seamseg.models.quantised import is_quantised
 from seamseg.predict.profiling import write_test_image
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.errors import InputError, OutOfMemory, option
 from seamseg.utils.progress import is_quiet, progress
 
 Session = Any
@@ -201,7 +201,7 @@ def export_model(model: str | Path, out: str | Path, options: ExportOptions = Ex
         if the ending is unknown, the file exists, a package is missing, an option does not fit the model, or the model
         is broken
     SeamsegError
-        if the file cannot be written, or the memory does not suffice
+        if the file cannot be written; OutOfMemory if the memory does not suffice
     """
     path = Path(out)
     chosen = check_target(path, options)
@@ -211,10 +211,10 @@ def export_model(model: str | Path, out: str | Path, options: ExportOptions = Ex
         _check_trained_for_int8(model, options)
     try:
         return _export(source, path, chosen, options)
-    except (RuntimeError, MemoryError) as error:
+    except Exception as error:
         if not lacks_memory(error):
             raise
-        raise SeamsegError(f"{path}: not enough memory for this input: choose a smaller {option('size')}") from error
+        raise OutOfMemory(f"{path}: not enough memory for this input: choose a smaller {option('size')}") from error
 
 
 def check_target(path: Path, options: ExportOptions) -> Format:

@@ -154,7 +154,7 @@ class CudaGraphCache:
         try:
             graph = self._graphs[key] = self.record(self.function, x)
             return graph
-        except RuntimeError as error:
+        except Exception as error:
             if not lacks_memory(error):
                 raise
         # after the handler: the error keeps the tensors of the function alive

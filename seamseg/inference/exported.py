@@ -17,7 +17,7 @@ from seamseg.inference.onnx_engines import OnnxSession, open_onnx
 from seamseg.inference.options import InferenceOptions
 from seamseg.predictions import Prediction
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.errors import InputError, OutOfMemory, SeamsegError, option
 from seamseg.utils.limits import parse_json
 
 _INPUTS = ("image", "size")
@@ -76,7 +76,7 @@ class ExportedNetwork:
 
         Raises
         ------
-        RuntimeError
+        OutOfMemory
             if the memory does not suffice
         SeamsegError
             if the engine fails
@@ -128,8 +128,8 @@ class ExportedNetwork:
             return dict(zip(names, self._session.run(names, inputs)))
         except Exception as error:  # its types are known to onnxruntime only
             reason = " ".join(str(error).split())[:300]
-            if lacks_memory(error) or "alloc" in str(error).lower():
-                raise RuntimeError(f"out of memory: {reason}") from error
+            if lacks_memory(error):
+                raise OutOfMemory(f"{self._name}: out of memory: {reason}") from error
             raise SeamsegError(f"{self._name}: the network fails: {reason}") from error
 
 

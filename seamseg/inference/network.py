@@ -91,7 +91,7 @@ class TorchNetwork:
         graphs = self.graph_cache
         try:
             return self._forward(images)
-        except RuntimeError as error:
+        except Exception as error:
             if graphs is None or len(graphs) == 0 or not lacks_memory(error):
                 raise
         # after the handler: the error keeps tensors of the network alive

@@ -28,7 +28,7 @@ from seamseg.inference.tiling.predict import first_side, predict_in_tiles_that_f
 from seamseg.inference.tiling.tiles import LEAST_SIDE, Tiling
 from seamseg.predictions import Prediction
 from seamseg.utils.device_memory import free_memory, lacks_memory
-from seamseg.utils.errors import InputError, SeamsegError, option
+from seamseg.utils.errors import InputError, OutOfMemory, option
 
 if TYPE_CHECKING:
     import torch
@@ -93,7 +93,7 @@ class Predictor(Generic[R]):
 
     Notes
     -----
-    An image for which the GPU memory does not suffice is processed in tiles, smaller and smaller ones until they fit,
+    An image for which the memory does not suffice is processed in tiles, smaller and smaller ones until they fit,
     unless the tiling is "off". The first time a message is printed to stderr.
 
     Examples
@@ -171,8 +171,8 @@ class Predictor(Generic[R]):
             if the file is missing, broken or not an image
         InputError
             if the array or tensor is not an RGB image, or tiles or overlap are out of range
-        SeamsegError
-            if the GPU is out of memory
+        OutOfMemory
+            if the memory does not suffice
 
         Examples
         --------
@@ -252,21 +252,21 @@ class Predictor(Generic[R]):
 
         Raises
         ------
-        SeamsegError
-            if the GPU is out of memory
+        OutOfMemory
+            if the memory does not suffice
         """
         tiling = self.tiling if tiling is None else tiling
         if all(tiling.side_for(_size(image)) is None for image in images):
             try:
                 return self.network.run(images)
-            except RuntimeError as error:
+            except Exception as error:
                 if not lacks_memory(error):
                     raise
-                if not tiling.allowed and len(images) == 1:
-                    advice = "" if self.network.tiles_problem else f"set {option('tiles', 'auto')}"
-                    raise self._out_of_memory(images[0], advice=advice) from error
-            # after the handler: the error keeps tensors of the network alive
+            # after the handler, and without a cause: the error keeps tensors of the network alive
             free_memory()
+            if not tiling.allowed and len(images) == 1:
+                advice = "" if self.network.tiles_problem else f"set {option('tiles', 'auto')}"
+                raise self._out_of_memory(images[0], advice=advice)
         if len(images) > 1:
             return [self.raw([image], tiling)[0] for image in images]
         return [self._run_in_tiles(image, tiling) for image in images]
@@ -278,14 +278,18 @@ class Predictor(Generic[R]):
         side = first_side(size) if wanted is None else wanted
         if side is None:
             raise self._out_of_memory(image)
+        found = None
         try:
-            prediction, used = predict_in_tiles_that_fit(
+            found = predict_in_tiles_that_fit(
                 lambda part: self.network.run([part])[0], image, side, tiling, self.network.nms_threshold
             )
-        except RuntimeError as error:
+        except Exception as error:
             if not lacks_memory(error):
                 raise
-            raise self._out_of_memory(image, f", not even in tiles of {LEAST_SIDE} pixels") from error
+        if found is None:
+            free_memory()
+            raise self._out_of_memory(image, f", not even in tiles of {LEAST_SIDE} pixels")
+        prediction, used = found
         if used != wanted and not self._warned:
             print(
                 f"{self.network.device}: not enough memory for a network input of {size[1]} x {size[0]} pixels at "
@@ -296,11 +300,11 @@ class Predictor(Generic[R]):
             self._warned = True
         return prediction
 
-    def _out_of_memory(self, image: np.ndarray, tried: str = "", advice: str = "") -> SeamsegError:
+    def _out_of_memory(self, image: np.ndarray, tried: str = "", advice: str = "") -> OutOfMemory:
         cpu = f"use {option('device', 'cpu')}" if self.network.on_gpu else ""
         ways = " or ".join(filter(None, [advice, f"set a smaller {size_options(self.input_size)}", cpu]))
         size = f"{image.shape[1]} x {image.shape[0]} pixels"
-        return SeamsegError(f"{self.network.device}: not enough memory for a network input of {size}{tried}: {ways}")
+        return OutOfMemory(f"{self.network.device}: not enough memory for a network input of {size}{tried}: {ways}")
 
     @property
     def kind(self) -> str:

@@ -16,6 +16,7 @@ from PIL import Image
 import seamseg
 from seamseg.data.images import as_rgb, open_image
 from seamseg.inference.result import Panoptic
+from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.urls import describe_error
 
@@ -100,7 +101,9 @@ class PanopticActor:
         """Return the results, for a photo that fails the reason."""
         try:
             return list(self.model.predict_iter(photos, keep_photo=False, batch_size=self.batch_size))
-        except (SeamsegError, MemoryError) as error:
+        except Exception as error:
+            if not (isinstance(error, SeamsegError) or lacks_memory(error)):
+                raise
             if len(photos) == 1:
                 return [str(error) or "out of memory"]
         return [result for photo in photos for result in self._predict([photo])]

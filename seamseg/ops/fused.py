@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from seamseg.utils.device_memory import lacks_memory
+
 from .activation import activate_, check_activation
 
 _FAILED: set[str] = set()
@@ -209,7 +211,9 @@ def _attempt(kind: str, call: Callable[[], Tensor]) -> Tensor | None:
     try:
         return call()
     except (AttributeError, RuntimeError, TypeError) as error:  # NotImplementedError is a RuntimeError
-        if "DataLoader worker" in str(error):  # the death of a process, raised by a signal handler at any place
+        # a lack of memory, which may be over at the next call; or the death of a process, which a signal handler raises
+        # at any place
+        if lacks_memory(error) or "DataLoader worker" in str(error):
             raise
         _FAILED.add(kind)
         reason = " ".join(str(error).split())[:120]

@@ -31,6 +31,7 @@ from seamseg.inference.predictor import Predictor
 from seamseg.report.page import Page, page_frame
 from seamseg.serve.batching import Batcher
 from seamseg.serve.encoding import Content, ResultEncoder
+from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.errors import InputError, option
 from seamseg.utils.limits import MIB, format_bytes
 from seamseg.utils.parallel import available_cores
@@ -194,6 +195,10 @@ class Service:
             raise
         except Exception as error:
             self._log(error)
+            if lacks_memory(error):
+                text = f"{UPLOAD}: not enough memory for its size: send a smaller one"
+                # without a cause, which would keep arrays alive
+                raise HTTPException(413, text) from None
             raise HTTPException(500, "the prediction failed; the log of the server has the reason") from error
         self.metrics.seconds.observe(time.perf_counter() - start)
         return Response(content.data, media_type=content.media_type)

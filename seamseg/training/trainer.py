@@ -30,7 +30,7 @@ from seamseg.training.prefetch import DeviceBatch, DevicePrefetcher
 from seamseg.training.step import StepResult
 from seamseg.utils.device_memory import lacks_memory
 from seamseg.utils.distributed import barrier, failure_reason, is_peer_failure
-from seamseg.utils.errors import SeamsegError, option
+from seamseg.utils.errors import OutOfMemory, SeamsegError, option
 
 T = TypeVar("T")
 
@@ -231,11 +231,12 @@ class Trainer:
             return self.stepper(batches, rates)
         except SeamsegError:
             raise
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if lacks_memory(error):
                 keys = dict.fromkeys(map(option, _SIZE_KEYS))
-                raise SeamsegError(
-                    f"step {step}: the GPU's memory is full (images {ids}); lower {' or '.join(keys)}"
+                device = self.world.device
+                raise OutOfMemory(
+                    f"step {step}: {device}: not enough memory (images {ids}); lower {' or '.join(keys)}"
                 ) from error
             # a loss that is not finite can cause almost any error: report the cause instead
             self.reporter.failed()

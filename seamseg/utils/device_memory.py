@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import re
 import sys
 
-_WORDS = re.compile(r"out[ _]?of[ _]?memory|_ALLOC(ATION)?_FAILED|cudaErrorMemoryAllocation", re.IGNORECASE)
-"""`CUDNN_STATUS_ALLOC_FAILED`, `CUDA error: out of memory`, `hipErrorOutOfMemory`; not `out of shared memory`"""
+from seamseg.utils.errors import OutOfMemory
+
+_WORDS = re.compile(
+    # of CUDA, cuDNN, cuBLAS, Triton, HIP and compilers; not "out of shared memory"
+    r"out[ _]?of[ _]?memory|_ALLOC(ATION)?_FAILED|cudaErrorMemoryAllocation"
+    # of torch's allocator of the CPU, C++, glibc, ONNX Runtime and OpenVINO
+    r"|(can't|cannot|failed to) allocate memory|not enough memory|bad[ _]alloc"
+    # of oneDNN, for a buffer and for generated code; "a primitive descriptor" is about arguments
+    r"|could not create a (memory object|primitive(?! desc))"
+    # of C++ operators and packages: torch up to 2.11 does not pass on the reason
+    r'|("aten::(new_)?(empty|zeros)\w*"|aoti_torch_(new_)?empty\w*).*API call failed',
+    re.IGNORECASE | re.DOTALL,
+)
+_OF_ENGINES = ("onnxruntime",)
+"""Modules whose errors are direct subclasses of Exception."""
 
 
 def lacks_memory(error: BaseException | None) -> bool:
     """Return whether an error means that a device or the computer is out of memory.
 
-    Only torch's own allocator raises an error of its own type; cuDNN, cuBLAS, Triton and others raise a RuntimeError.
+    Only Python, numpy and torch's allocator of the GPU raise errors of their own types. cuDNN, Triton, oneDNN, torch's
+    allocator of the CPU and others raise a RuntimeError, ONNX Runtime types that derive from Exception.
     """
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+    if isinstance(error, (MemoryError, OutOfMemory)) or (torch and isinstance(error, torch.OutOfMemoryError)):
         return True
-    if isinstance(error, MemoryError):
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
-    return isinstance(error, RuntimeError) and _WORDS.search(str(error)) is not None
+    of_engine = type(error).__module__.startswith(_OF_ENGINES)
+    return (of_engine or isinstance(error, (RuntimeError, OSError))) and _WORDS.search(str(error)) is not None
 
 
 def free_memory() -> None:

@@ -22,6 +22,10 @@ class InputError(SeamsegError):
     exit_code = 2
 
 
+class OutOfMemory(SeamsegError):
+    """The memory of a device, or of the computer, does not suffice."""
+
+
 class Terminated(KeyboardInterrupt):
     """The process has received SIGTERM."""
 

@@ -1,8 +1,15 @@
 """Out-of-memory errors of all libraries: smaller tiles, fewer graphs, or one line."""
 
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from support.predictors import predictor_of
@@ -15,7 +22,8 @@ from seamseg.inference.options import Thresholds
 from seamseg.inference.tiling.tiles import Tiling
 from seamseg.training.trainer import Trainer
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import SeamsegError
+from seamseg.utils.distributed import World
+from seamseg.utils.errors import OutOfMemory, SeamsegError
 
 LACKING = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
@@ -25,12 +33,35 @@ LACKING = [
     RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
     RuntimeError("Triton Error [CUDA]: out of memory"),
     RuntimeError("HIP error: hipErrorOutOfMemory"),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+        "allocate 2359296 bytes. Error code 12 (Cannot allocate memory)"
+    ),
+    RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 2359296 bytes."),
+    RuntimeError(
+        'torch_call_dispatcher( "aten::new_empty", "", stack.data(), TORCH_ABI_VERSION) API call failed at '
+        "include/torch/csrc/stable/ops.h, line 962"
+    ),
+    RuntimeError("could not create a primitive"),
+    RuntimeError("could not create a memory object"),
+    RuntimeError("std::bad_alloc"),
+    RuntimeError("unable to mmap 4096 bytes from file <model.pth>: Cannot allocate memory (12)"),
+    MemoryError(),
+    np._core._exceptions._ArrayMemoryError((1 << 40,), np.dtype("u1")),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+    OSError("out of memory error when reading image file"),
+    onnxruntime.capi.onnxruntime_pybind11_state.Fail("Failed to allocate memory for requested buffer of size 25165824"),
+    OutOfMemory("not enough memory"),
 ]
 OTHERS = [
     RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers "
                  "are out of shared memory. Please try to raise your shared memory limit."),
     RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
     RuntimeError("CUDA error: an illegal memory access was encountered"),
+    RuntimeError("could not create a primitive descriptor for the convolution forward propagation primitive"),
+    RuntimeError('torch_call_dispatcher( "aten::sort", "stable", stack.data(), ABI) API call failed at ops.h'),
+    onnxruntime.capi.onnxruntime_pybind11_state.Fail("Invalid rank for input: image"),
+    OSError(errno.ENOSPC, "No space left on device"),
     SeamsegError("not enough memory"),
     ValueError("out of memory"),
     None,
@@ -133,7 +164,38 @@ def test_out_of_memory_in_a_training_step(error):
     reporter = SimpleNamespace(begin_step=lambda *_: None, failed=lambda: None)
     schedule = SimpleNamespace(get_lr=lambda *_: [0.1])
     trainer = SimpleNamespace(
-        progress=SimpleNamespace(global_step=7), schedule=schedule, reporter=reporter, stepper=stepper
+        progress=SimpleNamespace(global_step=7),
+        schedule=schedule,
+        reporter=reporter,
+        stepper=stepper,
+        world=World(device=torch.device("cpu")),
     )
-    with pytest.raises(SeamsegError, match=r"step 7: the GPU's memory is full \(images a, b\); lower"):
+    with pytest.raises(OutOfMemory, match=r"step 7: cpu: not enough memory \(images a, b\); lower"):
         Trainer._step(trainer, 0, [fed])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space of a process")
+def test_a_cpu_without_enough_memory(tmp_path):
+    """A large photo fails alone, or is processed in tiles; nothing is slower afterwards."""
+    tests = Path(__file__).parents[1]
+    # buffers go back to the system at once, so that the limit holds for what is in use
+    settings = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(64 << 10)}
+    environment = {**os.environ, "PYTHONPATH": f"{tests.parent}:{tests}", **settings}
+    words = [sys.executable, "-m", "support.limited_memory", str(tmp_path)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    short = "not enough memory for a network input of 2048 x 1024 pixels"
+    assert found["predict"]["refused"].startswith(f"OutOfMemory: cpu: {short}: set tiles=auto or ")
+    assert found["predict"]["in_tiles"].startswith(f"cpu: {short} at once: it is processed in tiles of ")
+    assert found["predict"]["sizes"] == [[1024, 2048]] * 3
+    whole, limited = found["ray"]["errors"]
+    assert (whole, limited[::2], found["ray"]["same"]) == (["", "", ""], ["", ""], [True, False, True])
+    assert limited[1].startswith(f"cpu: {short}: ")
+    refused = [413, "photo: not enough memory for its size: send a smaller one"]
+    assert found["serve"] == {"answers": [200, 200, refused, [200, None], refused, [200, None], 200], "alive": True}
+    large = (
+        f"seamseg export: {tmp_path / 'run' / 'large.onnx'}: not enough memory for this input: choose a smaller --size"
+    )
+    assert found["export"] == {"code": 1, "lines": [large]}
+    assert found["off"] == found["warnings"] == [], "fused operators stay on"

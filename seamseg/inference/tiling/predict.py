@@ -94,13 +94,13 @@ def predict_in_tiles_that_fit(
 
     Raises
     ------
-    RuntimeError
+    Exception
         out of memory, even with tiles of :data:`seamseg.inference.tiling.tiles.LEAST_SIDE`
     """
     while True:
         try:
             return predict_in_tiles(forward, pixels, side, tiling.overlap_for(side), nms_threshold), side
-        except RuntimeError as error:
+        except Exception as error:
             if side <= LEAST_SIDE or not lacks_memory(error):
                 raise
         # after the handler: the error keeps tensors of the network alive

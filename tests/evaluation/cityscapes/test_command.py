@@ -11,7 +11,7 @@ from PIL import Image
 from support.cityscapes_scenes import make_tree, save
 
 from seamseg.cli.main import main
-from seamseg.evaluation.cityscapes import evaluate_cityscapes
+from seamseg.evaluation.cityscapes import evaluate_cityscapes, format_cityscapes
 
 
 @pytest.fixture
@@ -49,6 +49,15 @@ def test_missing_parts_are_not_evaluated(tree, tmp_path, capsys):
     content = json.loads((tmp_path / "out.json").read_text())
     assert content["instance"] is content["panoptic"] is None
     assert content["pixel"]["n_images"] == 2
+
+
+def test_scores_are_printed_if_the_json_cannot_be_written(tree, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert evaluate(tree, "--json", str(tmp_path / "file" / "out.json")) == 1
+    printed = capsys.readouterr()
+    assert printed.out == format_cityscapes(evaluate_cityscapes(tree.gt, tree.results)) + "\n"
+    assert printed.err.count("\n") == 1
+    assert "out.json: cannot be written: " in printed.err
 
 
 @pytest.mark.parametrize("name", ["run_panoptic", "cityscapes_panoptic_val"])
