@@ -316,8 +316,14 @@ def check_kind(snapshot: Snapshot, kind: str, name: str) -> None:
         raise InputError(f"{name}: is a model for {own}, not for {kind}")
 
 
-def check_classes(snapshot: Snapshot, metadata: Metadata, name: str) -> None:
-    """Compare the class counts of a snapshot's heads with the metadata's.
+def check_classes(
+    snapshot: Snapshot,
+    metadata: Metadata,
+    name: str,
+    source: str = "the metadata lists",
+    remedy: str = "use the metadata.bin it was trained with",
+) -> None:
+    """Compare the class counts of a snapshot's heads with the metadata's; `source` and `remedy` are for the message.
 
     Raises
     ------
@@ -332,7 +338,4 @@ def check_classes(snapshot: Snapshot, metadata: Metadata, name: str) -> None:
         tensor = (snapshot.state_dict.get(part) or {}).get(key)
         trained = tensor.shape[0] - minus if isinstance(tensor, Tensor) and tensor.dim() > 0 else wanted
         if trained != wanted:
-            raise InputError(
-                f"{name}: was trained on {trained} {what}, the metadata lists {wanted}; "
-                "use the metadata.bin it was trained with"
-            )
+            raise InputError(f"{name}: was trained on {trained} {what}, {source} {wanted}; {remedy}")

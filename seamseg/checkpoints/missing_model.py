@@ -8,6 +8,7 @@ from typing import IO
 
 from seamseg.checkpoints.hub import fetch, is_hub_uri
 from seamseg.utils.errors import InputError
+from seamseg.utils.files import nearest_path
 
 VISTAS_MD5 = "7046e54e54e9dcc38060b150e97f4a5a"
 """MD5 of the published zip according to the README of the original project; not verified."""
@@ -51,6 +52,8 @@ def local_model(model: str | Path) -> Path:
     path = fetch(str(model), MODEL_FILES) if is_hub_uri(model) else Path(model)
     if path.exists():
         return path
+    if meant := nearest_path(path):
+        raise InputError(f"{path}: no such model{meant}")
     text = (
         f"{path}: no such model; MODEL is a published .zip (snapshot, config.ini and metadata.bin inside), a run "
         "folder of `seamseg train`, a folder of `seamseg convert-model`, a snapshot (.pth.tar, .tar), an exported "

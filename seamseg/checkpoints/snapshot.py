@@ -23,7 +23,7 @@ from seamseg.checkpoints.snapshot_check import check_snapshot, is_plain
 from seamseg.checkpoints.weights_file import read_weights
 from seamseg.config.kinds import KINDS
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import replacing
+from seamseg.utils.files import nearest_path, replacing
 
 NETWORK_MODULES = tuple(dict.fromkeys(module for kind in KINDS.values() for module in kind.modules))
 """The parts of the networks of all kinds, each with its own state dict in a snapshot."""
@@ -253,7 +253,7 @@ def load_tensors(file: str | Path | IO[bytes], name: str, mmap: bool = False) ->
             with open(file, "rb") as opened:
                 return _load(opened, name, file if mmap else opened)
         except FileNotFoundError:
-            raise InputError(f"{name}: no such file") from None
+            raise InputError(f"{name}: no such file{nearest_path(file)}") from None
         except OSError as error:
             raise InputError(f"{name}: cannot be read: {error.strerror or error}") from None
     return _load(file, name, file)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import replacing
+from seamseg.utils.files import nearest_path, replacing
 from seamseg.utils.limits import SAFETENSORS_HEADER_BYTES, format_bytes
 
 
@@ -39,7 +39,7 @@ def read_weights(path: str | Path, name: str) -> dict[str, Tensor]:
             raise InputError(f"{name}: its header of {format_bytes(length)} is above {limit}, the limit")
         return dict(load_file(path))
     except FileNotFoundError:
-        raise InputError(f"{name}: no such file") from None
+        raise InputError(f"{name}: no such file{nearest_path(path)}") from None
     except IsADirectoryError:
         raise InputError(f"{name}: is a folder, not a file of weights") from None
     except PermissionError as error:

@@ -10,7 +10,7 @@ import ast
 import json
 import typing
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -178,6 +178,18 @@ class ClassifierConfig:
                 f"{world_size} processes"
             )
         return size
+
+
+def _keys(section: type, prefix: str = "") -> Iterator[str]:
+    for name, hint in typing.get_type_hints(section).items():
+        if is_dataclass(hint):
+            yield from _keys(hint, f"{prefix}{name}.")
+        elif prefix:
+            yield prefix + name
+
+
+KEYS = tuple(_keys(ClassifierConfig))
+"""All keys, as `section.key`."""
 
 
 def load_classifier_config(path: str | Path, overrides: Sequence[str] = ()) -> ClassifierConfig:

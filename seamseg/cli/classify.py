@@ -17,7 +17,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from seamseg.cli.train import add_set_and_device, run_trainer
+from seamseg.classification.config import load_classifier_config
+from seamseg.cli.train import add_set_and_device, check_start, run_trainer
 from seamseg.utils.errors import InputError
 from seamseg.utils.launcher import is_main_process
 
@@ -54,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--resume",
         metavar="F",
-        help="resume from this checkpoint, also from one of the original; auto: from the newest undamaged one of the "
-        "run folder, if there is one",
+        help="resume from this checkpoint, also from one of the original, or from the newest undamaged one of a run "
+        "folder; auto: from that of --log-dir, if there is one",
     )
     train.add_argument(
         "--pre-train",
@@ -101,10 +102,13 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "validate":
         return _validate(args)
     overrides = [*args.set, *(["training.log_hist=yes"] if args.log_hist else [])]
+    load_classifier_config(args.config, overrides)
+    check_start(args)
     return run_trainer("seamseg.classification.train", "train_classifier", args, overrides=overrides)
 
 
 def _validate(args: argparse.Namespace) -> int:
+    load_classifier_config(args.config, args.set)
     from seamseg.classification.validate import ValidationOptions, validate_classifier
     from seamseg.utils.files import write_json
 

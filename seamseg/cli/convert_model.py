@@ -15,6 +15,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from seamseg.cli.model_options import check_model
+from seamseg.utils.errors import require_packages
+
 if TYPE_CHECKING:
     from seamseg.deploy.model_folder import ConversionOptions
 
@@ -54,6 +57,8 @@ def conversion_options(args: argparse.Namespace, force: bool) -> ConversionOptio
 
 def run(args: argparse.Namespace) -> int:
     """Convert the model and print a summary."""
+    require_packages("safetensors")
+    check_model(args.model, args.config, args.meta)
     from seamseg.deploy.model_folder import convert_model
     from seamseg.utils.limits import format_bytes
 

@@ -15,6 +15,7 @@ import os
 from pathlib import Path
 
 from seamseg.cli.train import add_set_and_device
+from seamseg.config.loader import check_overrides
 from seamseg.utils.errors import InputError
 
 
@@ -35,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--train {args.train} --val {args.val}: at least 2 scenes to train on and 1 to evaluate")
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise InputError("the demo runs in one process: start it without torchrun")
+    check_overrides(args.set)
     from seamseg.demo import DemoOptions, run_demo
     from seamseg.evaluation.scores import format_table
 

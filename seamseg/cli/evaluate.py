@@ -28,6 +28,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seamseg.cli.model_options import check_model
+from seamseg.data.folder import find_metadata
 from seamseg.utils.errors import InputError
 from seamseg.utils.launcher import is_main_process
 from seamseg.utils.parallel import available_cores
@@ -120,6 +122,8 @@ def _score_model(args: argparse.Namespace) -> Scores:
         raise InputError("nothing to score: give MODEL DATA, or --gt GT.json --pred PRED.json")
     if extra := _first_given(args, _FILE_OPTIONS):
         raise InputError(f"{extra} is for scoring files with --gt and --pred, not for MODEL DATA")
+    find_metadata(args.data)
+    check_model(args.model, args.config, args.meta, args.set or (), args.device)
     from seamseg.validation.evaluate import EvaluationOptions, evaluate_model
 
     options = EvaluationOptions(

@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import argparse
 import re
-from pathlib import Path
 
-from seamseg.utils.errors import InputError
+from seamseg.cli.model_options import check_model
+from seamseg.data.folder import find_metadata
+from seamseg.utils.errors import InputError, require_packages
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,8 +73,10 @@ def run(args: argparse.Namespace) -> int:
     if args.data is not None:
         if args.part == "dense":
             raise InputError("--data: the dense part of a network has no scores")
-        if not Path(args.data).is_dir():
-            raise InputError(f"--data {args.data}: no such dataset folder")
+        find_metadata(args.data)
+    check_model(args.model, args.config, args.meta)
+    if args.out.endswith(".onnx"):
+        require_packages("onnx", "onnxscript", "onnxruntime", what=args.out, extra="export")
     from seamseg.deploy.export import ExportOptions, export_model
     from seamseg.utils.limits import format_bytes
 

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from seamseg.cli import process_settings
-from seamseg.utils.errors import InputError, SeamsegError, Terminated, flags_in_messages
+from seamseg.utils.errors import InputError, SeamsegError, Terminated, flags_in_messages, missing_packages
 from seamseg.version import __version__
 
 COMMANDS = {
@@ -47,12 +47,6 @@ PARAMETER_FLAGS = {
     "pretrain_classes": "--pre-train-classes",
 }
 """Flags of parameters that have another name than their flag."""
-
-EXTRAS = dict.fromkeys(("torch", "torchvision", "tensorboard"), "torch") | {
-    "onnx": "export",
-    "onnxruntime": "export",
-}
-"""Extra of packages; exported networks do without those of `torch`."""
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -136,9 +130,9 @@ class Parser(argparse.ArgumentParser):
         """Parse arguments; the parser of the command reports unknown options, with the most similar known one."""
         namespace, extra = super().parse_known_args(args, namespace)
         if extra:
-            self.error(
-                f"unknown argument {extra[0]}{_nearest(extra[0].partition('=')[0], self._option_string_actions)}"
-            )
+            known = self._option_string_actions
+            meant = _as_key(self.prog, extra) if "--set" in known else ""
+            self.error(f"unknown argument {extra[0]}{meant or _nearest(extra[0].partition('=')[0], known)}")
         return namespace, extra
 
 
@@ -199,11 +193,24 @@ def _missing_package(error: Exception) -> InputError | None:
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
     package = error.name.partition(".")[0]
-    if package == "seamseg":
-        return None
-    extra = EXTRAS.get(package)
-    how = f"pip install 'seamseg[{extra}]'" if extra else "`seamseg doctor` lists what is missing"
-    return InputError(f"needs {package}, which is not installed; {how}")
+    return None if package == "seamseg" else missing_packages([package])
+
+
+def _as_key(prog: str, extra: Sequence[str]) -> str:
+    """Return how to write an unknown option, `--epochs 3`, that is the name of a configuration key or its end."""
+    name, equals, value = extra[0].partition("=")
+    if not equals:
+        value = next((word for word in extra[1:2] if not word.startswith("--")), "VALUE")
+    if prog.startswith("seamseg classify"):
+        from seamseg.classification.config import KEYS
+    else:
+        from seamseg.config.sections import KEYS
+    wanted = name.lstrip("-").replace("-", "_").lower()
+    exact = [key for key in KEYS if key.rpartition(".")[2] == wanted]
+    found = exact or [key for key in KEYS if key.endswith(f"_{wanted}")]
+    if not name.startswith("--") or not 1 <= len(found) <= 3:
+        return ""
+    return f"; did you mean {' or '.join(f'--set {key}={value}' for key in found)}?"
 
 
 def _nearest(word: str, known: Any) -> str:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from seamseg.utils.errors import InputError, option, require_packages
 
 if TYPE_CHECKING:
     from seamseg.inference.options import InferenceOptions
@@ -53,6 +57,43 @@ def inference_options(args: argparse.Namespace, probabilities: bool = False) -> 
         cuda_graphs=args.cuda_graphs,
         pad_to=args.pad_to,
     )
+
+
+def check_model(
+    model: str,
+    config: str | None = None,
+    meta: str | None = None,
+    overrides: Sequence[str] = (),
+    device: str | None = None,
+) -> None:
+    """Raise InputError for what is missing or misspelt, before the libraries are loaded, which takes seconds.
+
+    Parameters
+    ----------
+    model, config, meta, overrides, device : as given; a model of the hub is not downloaded
+    """
+    from seamseg.checkpoints.hub import is_hub_uri
+    from seamseg.checkpoints.missing_model import PACKAGE_ENDING, WEIGHTS_ENDING, is_exported, local_model, snapshot_in
+    from seamseg.config.loader import check_overrides, load_config
+    from seamseg.utils.files import nearest_path
+
+    if is_hub_uri(model):
+        require_packages("huggingface_hub", what=model)
+    else:
+        path = local_model(model)
+        path = snapshot_in(path) if path.is_dir() else path
+        if path.suffix == WEIGHTS_ENDING:
+            require_packages("safetensors", what=model)
+        elif is_exported(path) and path.suffix != PACKAGE_ENDING:
+            engine = "openvino" if (device or "").startswith("openvino") else "onnxruntime"
+            require_packages(engine, what=model)
+    # that of a classifier is JSON
+    if config is not None and not config.endswith(".json"):
+        load_config(config, None, overrides)
+    else:
+        check_overrides(overrides)
+    if meta is not None and not Path(meta).exists():
+        raise InputError(f"{option('meta', meta)}: no such file{nearest_path(meta)}")
 
 
 def _add_fusion(group: argparse._ArgumentGroup) -> None:

@@ -69,7 +69,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seamseg.cli.model_options import add_model_options, inference_options
+from seamseg.cli.model_options import add_model_options, check_model, inference_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -212,22 +212,20 @@ def _print(out: str, summary: RunSummary, averaged: bool) -> None:
 
 def _check(args: argparse.Namespace) -> list[str]:
     """Return the formats; raise InputError if an argument is wrong, as far as can be checked without the model."""
-    from seamseg.checkpoints.hub import is_hub_uri
-    from seamseg.checkpoints.missing_model import local_model
     from seamseg.utils.errors import InputError
 
-    if not is_hub_uri(args.model):
-        local_model(args.model)
     for name in ("limit", "workers", "batch_size", "shard_photos"):
         value, least = getattr(args, name), 0 if name == "workers" else 1
         if value is not None and value < least:
             raise InputError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
-    return _formats(args)
+    formats = _formats(args)
+    check_model(args.model, args.config, args.meta, args.set, args.device)
+    return formats
 
 
 def _formats(args: argparse.Namespace) -> list[str]:
     """Return the formats; raise InputError if other options conflict with them."""
-    from seamseg.utils.errors import InputError
+    from seamseg.utils.errors import InputError, did_you_mean
 
     if args.anonymize is None:
         for name in ("anonymize_style", "anonymize_score"):
@@ -235,7 +233,14 @@ def _formats(args: argparse.Namespace) -> list[str]:
                 raise InputError(f"--{name.replace('_', '-')} has no effect without --anonymize")
     if args.format is None:
         return ["overlay"] if args.anonymize is None else []
+    from seamseg.predict.writers import FORMATS
+
     formats = [f.strip() for f in args.format.split(",") if f.strip()]
+    known = dict.fromkeys(name for kind in FORMATS.values() for name in kind)
+    unknown = next((f for f in formats if f not in known), None)
+    if unknown is not None:
+        meant = did_you_mean(unknown, known) or f"; choose among {', '.join(known)}"
+        raise InputError(f"--format {args.format}: there is no format {unknown!r}{meant}")
     shown = [f for f in formats if f in ("overlay", "overlay-legacy")]
     if args.anonymize is not None and shown:
         raise InputError(

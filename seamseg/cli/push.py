@@ -19,6 +19,8 @@ import argparse
 from pathlib import Path
 
 from seamseg.cli.convert_model import add_conversion, conversion_options
+from seamseg.cli.model_options import check_model
+from seamseg.utils.errors import require_packages
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Upload the model, and print where it is."""
+    require_packages("huggingface_hub", "safetensors")
+    check_model(args.model, args.config, args.meta)
     from seamseg.deploy.model_card import CardOptions, push_model
 
     card = CardOptions(args.scores, args.datasets)

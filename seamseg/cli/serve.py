@@ -30,7 +30,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seamseg.cli.model_options import add_model_options, inference_options
+from seamseg.cli.model_options import add_model_options, check_model, inference_options
+from seamseg.utils.errors import require_packages
 
 if TYPE_CHECKING:
     from seamseg.inference.predictor import Predictor
@@ -69,19 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve; return 0 after a signal, or 1 if requests in progress were cut off."""
-    from seamseg.utils.errors import InputError
-
-    try:
-        import python_multipart  # noqa: F401  # starlette needs it for the first form only
-
-        from seamseg.serve.app import ServeOptions, Service, build_app
-        from seamseg.serve.server import AppServer, accepted_hosts, address_of, bind
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("seamseg"):
-            raise
-        raise InputError(f"needs {error.name}: pip install 'seamseg[serve]'") from None
+    # starlette needs python_multipart for the first form only
+    require_packages("starlette", "uvicorn", "python_multipart", "prometheus_client", extra="serve")
+    check_model(args.model, args.config, args.meta, args.set, args.device)
     from seamseg.checkpoints.missing_model import local_model
     from seamseg.inference.predictor import load_predictor
+    from seamseg.serve.app import ServeOptions, Service, build_app
+    from seamseg.serve.server import AppServer, accepted_hosts, address_of, bind
     from seamseg.utils.parallel import call_in_thread
 
     # a line for each broken form

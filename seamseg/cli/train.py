@@ -24,10 +24,19 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from seamseg.checkpoints.hub import is_hub_uri
+from seamseg.checkpoints.missing_model import WEIGHTS_ENDING
+from seamseg.config.bodies import TIMM
+from seamseg.config.kinds import KINDS
+from seamseg.config.loader import load_config
+from seamseg.data.folder import find_metadata
+from seamseg.utils.errors import InputError, require_packages
+from seamseg.utils.files import nearest_path
 from seamseg.utils.launcher import is_main_process, process_count
 
 
@@ -39,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         metavar="F",
-        help="resume from this snapshot, also from one of the original; auto: from the newest undamaged snapshot of "
-        "the run folder, if there is one (--pre-train is then ignored)",
+        help="resume from this snapshot, also from one of the original, or from the newest undamaged one of a run "
+        "folder; auto: from that of --log-dir, if there is one (--pre-train is then ignored)",
     )
     parser.add_argument(
         "--pre-train",
@@ -71,7 +80,44 @@ def add_set_and_device(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train, and print the scores of the last validation."""
+    body = load_config(args.config, None, args.set).body
+    find_metadata(args.data)
+    parts = dict.fromkeys(module for kind in KINDS.values() for module in kind.modules)
+    check_start(args, tuple(parts), body.weights)
+    if body.body.startswith(TIMM) or body.weights == "timm":
+        require_packages("timm", what=f"[body] body = {body.body}")
     return run_trainer("seamseg.training.run", "run_training", args, evaluate=args.eval, overrides=args.set)
+
+
+def check_start(args: argparse.Namespace, parts: Collection[str] = (), weights: str | None = None) -> None:
+    """Raise InputError for what is missing or misspelt, before the libraries are loaded, which takes seconds.
+
+    Parameters
+    ----------
+    args : of the command
+    parts : of a network, which may precede the file of `--pre-train` with a colon
+    weights : `[body] weights`
+    """
+    if args.resume is not None and args.pre_train and args.resume != "auto":
+        raise InputError("--resume and --pre-train are mutually exclusive: a resumed run has its own weights")
+    named = []
+    if args.resume is not None:
+        # what a resumed run started from is not needed
+        named += [("--resume", args.resume)] if args.resume != "auto" else []
+    else:
+        named += [("[body] weights =", weights)] if weights and weights != "timm" else []
+        for given in args.pre_train:
+            part, _, file = given.partition(":")
+            if parts and part not in parts and Path(file).is_file() and not Path(given).exists():
+                raise InputError(f"--pre-train {given}: {part!r} is not a part of the network: {', '.join(parts)}")
+            named.append(("--pre-train", file if part in parts else given))
+    for flag, path in named:
+        if is_hub_uri(path):
+            require_packages("huggingface_hub", what=path)
+        elif not Path(path).exists():
+            raise InputError(f"{flag} {path}: no such file or run folder{nearest_path(path)}")
+        elif path.endswith(WEIGHTS_ENDING):
+            require_packages("safetensors", what=path)
 
 
 def run_trainer(module: str, function: str, args: argparse.Namespace, **options: Any) -> int:

@@ -79,6 +79,13 @@ def config_from_string(
     return _typed(texts, source, origins)
 
 
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Raise InputError for an override of an unknown section or key, before the configuration is at hand."""
+    for override in overrides:
+        section, key, value = _split_override(override)
+        _merge({name: {} for name in SECTIONS}, section, {key: value}, option("overrides", override))
+
+
 def default_config(kind: str = PANOPTIC) -> Config:
     """Return the packaged defaults of a kind."""
     return config_from_string("", kind, f"defaults of {kind}")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from seamseg.config.bodies import BODIES, TIMM
@@ -465,3 +465,6 @@ SECTIONS: dict[str, type] = {
     "scheduler": Scheduler,
     "dataloader": Dataloader,
 }
+
+KEYS = tuple(f"{name}.{spec.name}" for name, section in SECTIONS.items() for spec in fields(section))
+"""All keys, as `section.key`."""

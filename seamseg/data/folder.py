@@ -11,9 +11,21 @@ from PIL import Image
 from seamseg.data.images import open_image, open_mask, open_reduced
 from seamseg.formats.metadata import ImageInfo, Metadata, read_metadata
 from seamseg.utils.errors import InputError, UnreadableImage
-from seamseg.utils.files import read_bytes
+from seamseg.utils.files import nearest_path, read_bytes
 
 IMAGE_EXTENSIONS = (".png", ".jpg", ".jpeg")
+
+
+def find_metadata(root: str | Path) -> Path:
+    """Return the path of the `metadata.bin` of a data set; InputError if there is none."""
+    root = Path(root)
+    if not root.is_dir():
+        how = nearest_path(root) or "; see `seamseg prepare --help` for how to make one"
+        raise InputError(f"{root}: no such data set folder{how}")
+    path = root / "metadata.bin"
+    if not path.exists():
+        raise InputError(f"{root}: {_why_not_a_data_set(root)}")
+    return path
 
 
 class DatasetFolder:
@@ -31,12 +43,7 @@ class DatasetFolder:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
-        if not self.root.is_dir():
-            raise InputError(f"{self.root}: no such data set folder; see `seamseg prepare --help` for how to make one")
-        path = self.root / "metadata.bin"
-        if not path.exists():
-            raise InputError(f"{self.root}: {_why_not_a_data_set(self.root)}")
-        self.metadata: Metadata = read_metadata(path)
+        self.metadata: Metadata = read_metadata(find_metadata(self.root))
 
     @property
     def splits(self) -> list[str]:

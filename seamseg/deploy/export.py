@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import statistics
 import sys
@@ -39,7 +38,7 @@ from seamseg.models.folding import PRECISIONS, fold_layers
 from seamseg.models.quantised import is_quantised
 from seamseg.predict.profiling import write_test_image
 from seamseg.utils.device_memory import lacks_memory
-from seamseg.utils.errors import InputError, OutOfMemory, option
+from seamseg.utils.errors import InputError, OutOfMemory, option, require_packages
 from seamseg.utils.progress import is_quiet, progress
 
 Session = Any
@@ -233,9 +232,7 @@ def check_target(path: Path, options: ExportOptions) -> Format:
         raise InputError(f"{option('opset', options.opset)}: only ONNX files have such operators, not {path.name}")
     if options.opset not in (None, *OPSETS):
         raise InputError(f"{option('opset', options.opset)}: choose {' or '.join(map(str, OPSETS))}")
-    missing = [name for name in chosen.packages if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InputError(f"{path}: needs {', '.join(missing)}: pip install 'seamseg[export]'")
+    require_packages(*chosen.packages, what=str(path), extra="export")
     return chosen
 
 

@@ -55,6 +55,5 @@ def _suggestion(word: str, categories: Sequence[str]) -> str:
     key = " ".join(_key(word))
     near = difflib.get_close_matches(key, parts.values(), n=3, cutoff=0.6)
     meant = list(dict.fromkeys(part for wanted in near for part, text in parts.items() if text == wanted))[:3]
-    if meant:
-        return f"did you mean {' or '.join(meant)}?"
-    return f"its classes are {', '.join(categories)}"
+    listed = f"its classes are {', '.join(categories)}"
+    return f"did you mean {' or '.join(meant)}? {listed}" if meant else listed

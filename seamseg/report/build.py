@@ -13,7 +13,7 @@ from seamseg.report.images import image_block
 from seamseg.report.page import Page, page_frame
 from seamseg.report.summary import ImageEntry, ReportRun, collect_statistics, run_titles, summary_block
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import replacing
+from seamseg.utils.files import nearest_path, replacing
 from seamseg.utils.parallel import threaded_map
 from seamseg.utils.progress import ProgressCallback
 
@@ -183,7 +183,8 @@ def find_evaluation(run: str | Path) -> Evaluation:
         if (folder / SUMMARY).is_file():
             return read_evaluation(folder)
     if not run.is_dir():
-        raise InputError(f"{run}: no such folder; name a run or the folder of `seamseg evaluate --out`")
+        meant = nearest_path(run) or "; name a run or the folder of `seamseg evaluate --out`"
+        raise InputError(f"{run}: no such folder{meant}")
     raise InputError(
         f"{run}: has no {SUMMARY}; use `seamseg evaluate {run} DATA --out {run / EVALUATION_FOLDER}` (model) "
         f"or `seamseg evaluate --gt GT.json --pred PRED.json --out {run}` (files)"

@@ -64,7 +64,8 @@ class TrainingOptions:
     config : INI file
     data : dataset folder
     log_dir : run folder, created if needed
-    resume : snapshot to resume from; `auto` selects the newest undamaged one of the run folder, if there is one
+    resume : snapshot to resume from, or a run folder for its newest undamaged one; `auto` selects that of `log_dir`, if
+        there is one
     pretrain : `[part:]FILE` to start from, see :func:`seamseg.checkpoints.pretrained.load_pretrained`
     pretrain_classes : table by which `pretrain` maps the classes of another data set to those of this one, see
         :class:`seamseg.checkpoints.class_table.ClassTable`; None if they are the same
@@ -157,6 +158,7 @@ class _TrainingRun:
     def __call__(self) -> Scores | None:
         task, config, world, log = self.task, self.config, self.world, self.log
         options = _find_snapshot(self.options, world, self.folder, log)
+        _check_weights(options, task)
         torch.backends.cudnn.benchmark = config.general.cudnn_benchmark
         validator = task.open_validator(options.data, world, is_quiet())
         if options.evaluate and validator is None:
@@ -171,7 +173,6 @@ class _TrainingRun:
 
         seed_everything(config.general.seed, -1, 0)
         module = task.build(metadata)
-        _check_weights(options, task)
         if config.general.qat and options.pretrain and not options.evaluate:
             start = replace(task, config=without_quantisation(config)).build(metadata).net
             _load_initial_weights(options, task, start, log, metadata)
@@ -264,10 +265,16 @@ class _TrainingRun:
 
 
 def _find_snapshot(options: TrainingOptions, world: World, folder: RunFolder, log: TextLog) -> TrainingOptions:
-    """Replace `resume=auto` by the snapshot that the main process finds, or by None; a collective call."""
+    """Replace `resume=auto`, or a run folder, by the snapshot that the main process finds, or by None; collective."""
     if options.resume != AUTO:
-        return options
+        if options.resume is None or not Path(options.resume).is_dir():
+            return options
+        folder = replace(folder, path=Path(options.resume))
     newest = gather_objects(world, folder.newest_good(log.warning) if world.is_main else None)[0]
+    if options.resume != AUTO:
+        if newest is None:
+            raise InputError(f"{option('resume', options.resume)}: no run folder: it holds no snapshot")
+        return replace(options, resume=newest)
     if newest is not None:
         # the weights that the run originally started from are not needed
         return replace(options, resume=newest, pretrain=())

@@ -6,6 +6,7 @@ A message names a parameter with :func:`option`, so that the command line shows 
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -67,6 +68,45 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of a message on an unknown name, "; did you mean 'car'?"; empty if no known name is similar."""
     match = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {match[0]!r}?" if match else ""
+
+
+EXTRAS = {
+    **dict.fromkeys(("torch", "torchvision", "tensorboard"), "torch"),
+    **dict.fromkeys(("onnx", "onnxscript", "torchao"), "export"),
+    **dict.fromkeys(("starlette", "uvicorn", "python_multipart", "prometheus_client"), "serve"),
+    **dict.fromkeys(("huggingface_hub", "safetensors"), "hub"),
+    "onnxruntime": "onnx",
+    "openvino": "openvino",
+    "timm": "timm",
+    "av": "video",
+    "fsspec": "urls",
+    "supervision": "supervision",
+}
+"""Extra that installs a package, by the name under which it is imported."""
+
+
+def require_packages(*packages: str, what: str = "", extra: str | None = None) -> None:
+    """Raise InputError if packages are not installed; they are not imported, which may take seconds.
+
+    Parameters
+    ----------
+    packages : names under which they are imported
+    what : needs them, for the message
+    extra : that installs all of them; None for those of :data:`EXTRAS`
+    """
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise missing_packages(missing, what, extra)
+
+
+def missing_packages(packages: Iterable[str], what: str = "", extra: str | None = None) -> InputError:
+    """Return the error for packages that are not installed; arguments as of :func:`require_packages`."""
+    names = list(packages)
+    extras = dict.fromkeys(EXTRAS[name] for name in names if name in EXTRAS) if extra is None else [extra]
+    how = f"pip install 'seamseg[{','.join(extras)}]'" if extras else "`seamseg doctor` lists what is missing"
+    whose = f"{what}: " if what else ""
+    are = "are" if len(names) > 1 else "is"
+    return InputError(f"{whose}needs {', '.join(names)}, which {are} not installed; {how}")
 
 
 class UnreadableImage(InputError):

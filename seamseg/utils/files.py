@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
@@ -63,13 +64,31 @@ def write_json(path: str | Path, content: Any, indent: int | None = None) -> Non
     write_atomically(Path(path), (json.dumps(content, indent=indent, allow_nan=False) + "\n").encode())
 
 
+def nearest_path(path: str | Path) -> str:
+    """Return the end of a message on a missing path, "; did you mean runs/demo?"; empty if there is no similar one."""
+    found = Path()
+    for part in Path(path).parts:
+        here = found / part
+        if not os.path.lexists(here):
+            try:
+                names = os.listdir(found)
+            except OSError:
+                return ""
+            match = difflib.get_close_matches(part, names, 1)
+            if not match:
+                return ""
+            here = found / match[0]
+        found = here
+    return f"; did you mean {found}?"
+
+
 def read_bytes(path: Path, what: str, limit: int = TEXT_BYTES) -> bytes:
     """Read `path`; raise InputError, which names the file `what`, if it is unreadable or exceeds `limit` bytes."""
     try:
         with open(path, "rb") as file:
             return read_limited(file, limit, str(path), what, expected=os.fstat(file.fileno()).st_size)
     except FileNotFoundError:
-        raise InputError(f"{path}: no such file ({what})") from None
+        raise InputError(f"{path}: no such file ({what}){nearest_path(path)}") from None
     except OSError as error:
         raise InputError(f"{path}: cannot read the {what}: {error.strerror or error}") from error
 

@@ -115,6 +115,35 @@ def test_metadata_of_another_class_count(micro_run, micro, tmp_path, refused) ->
     assert not (tmp_path / "out").exists()
 
 
+def test_a_snapshot_of_other_classes(micro_run, micro_config, micro, tmp_path, refused) -> None:
+    content = torch.load(micro_run / "model_last.pth.tar", weights_only=True)
+    head = content["state_dict"]["sem_head"]
+    head["conv_sem.weight"], head["conv_sem.bias"] = head["conv_sem.weight"][1:], head["conv_sem.bias"][1:]
+    torch.save(content, tmp_path / "other.pth.tar")
+    words = ("--log-dir", tmp_path / "run", "--resume", tmp_path / "other.pth.tar")
+    line = refused("train", micro_config, micro, *words)
+    assert "other.pth.tar: was trained on 2 classes, the data set has 3; use --pre-train " in line
+    assert line.endswith("other.pth.tar --pre-train-classes TABLE to start from its weights")
+
+
+def test_resume_takes_a_run_folder(micro_run, micro_config, micro, tmp_path, refused, seamseg_main, capsys) -> None:
+    run = tmp_path / "run"
+    words = ("train", micro_config, micro, "--log-dir", run, "--resume")
+    assert refused(*words, micro).endswith(f"--resume {micro}: no run folder: it holds no snapshot")
+    assert not run.exists()
+    assert seamseg_main(*words, micro_run, "--device", "cpu") == 0
+    newest = max((micro_run / "snapshots").iterdir())
+    assert f"resumed from {newest}, " in capsys.readouterr().err
+    assert "resumed from" in (run / "training.log").read_text()
+
+
+def test_classes_that_a_model_lacks(micro_run, micro, tmp_path, refused) -> None:
+    for option, name in (("--anonymize", "face"), ("--anonymize", "cra"), ("--classes", "face")):
+        line = refused("predict", micro_run, micro / "img", tmp_path / "out", option, name)
+        assert f"{option}: the model has no class {name!r}; " in line
+        assert line.endswith("its classes are sky, road, car")
+
+
 # --- data sets
 
 
@@ -179,7 +208,7 @@ def test_a_run_folder_that_is_there_stays(micro_config, micro, tmp_path, refused
     run = tmp_path / "run"
     run.mkdir()
     (run / "notes.txt").write_text("mine")
-    refused("train", micro_config, tmp_path / "nowhere", "--log-dir", run)
+    refused("train", micro_config, micro, "--set", "dataloader.train_set=none", "--log-dir", run)
     assert sorted(p.name for p in run.iterdir()) == ["notes.txt", "training.log"]
 
 

@@ -71,7 +71,7 @@ def test_a_missing_package_names_the_extra(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "onnxscript" else object())
     line = refused(micro_run, tmp_path / "a.onnx")
-    assert line.endswith("a.onnx: needs onnxscript: pip install 'seamseg[export]'")
+    assert line.endswith("a.onnx: needs onnxscript, which is not installed; pip install 'seamseg[export]'")
 
 
 @pytest.mark.slow

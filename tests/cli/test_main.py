@@ -77,6 +77,25 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["doctor", "--dbug"], "seamseg doctor: unknown argument --dbug; did you mean --debug?; see seamseg doctor"),
         (["doctor", "--debu"], "seamseg doctor: unknown argument --debu; did you mean --debug?"),
         (["doctor", "it"], "seamseg doctor: unknown argument it; see"),
+        (
+            ["train", "a", "b", "--epochs", "3"],
+            "seamseg train: unknown argument --epochs; did you mean --set scheduler.epo"
+            "chs=3?; see seamseg train --help",
+        ),
+        (
+            ["demo", "--epochs=3"],
+            "seamseg demo: unknown argument --epochs=3; did you mean --set scheduler.epochs=3?; see",
+        ),
+        (
+            ["train", "a", "b", "--batch-size"],
+            "seamseg train: unknown argument --batch-size; did you mean --set dataloader"
+            ".train_batch_size=VALUE or --set dataloader.val_batch_size=VALUE?",
+        ),
+        (["train", "a", "b", "--resum", "x"], "seamseg train: unknown argument --resum; did you mean --resume?"),
+        (
+            ["classify", "train", "a", "b", "--epochs", "3"],
+            "seamseg classify train: unknown argument --epochs; did you mean --set optimizer.schedule.epochs=3?",
+        ),
         (["convert-backbone"], "seamseg convert-backbone: the following arguments are required: net, OUT"),
         (["convert-backbone", "vgg", "x"], "seamseg convert-backbone: argument net: invalid choice: 'vgg'"),
     ],

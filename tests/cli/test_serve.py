@@ -185,7 +185,8 @@ def test_the_extra_is_named(model: Path) -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", program, str(model)], env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (2, "seamseg serve: needs uvicorn: pip install 'seamseg[serve]'\n")
+    said = "seamseg serve: needs uvicorn, which is not installed; pip install 'seamseg[serve]'\n"
+    assert (done.returncode, done.stderr) == (2, said)
 
 
 def test_the_library_of_forms_is_needed_from_the_start(
@@ -193,4 +194,5 @@ def test_the_library_of_forms_is_needed_from_the_start(
 ) -> None:
     monkeypatch.setitem(sys.modules, "python_multipart", None)
     assert main(["serve", str(model), "--port", "70000"]) == 2
-    assert capsys.readouterr().err == "seamseg serve: needs python_multipart: pip install 'seamseg[serve]'\n"
+    said = "seamseg serve: needs python_multipart, which is not installed; pip install 'seamseg[serve]'\n"
+    assert capsys.readouterr().err == said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -92,3 +93,114 @@ def test_files_and_their_report(city: Path) -> None:
 )
 def test_invalid_arguments_are_refused(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     assert message in run(tmp_path, "predict", *words, code=2)
+
+
+MISTAKES = [
+    ("train vistas_r5 data", "vistas_r5: no such config file; did you mean the packaged experiment vistas_r50?"),
+    ("train my.in data", "my.in: no such config file; did you mean my.ini?"),
+    ("train my.ini dta", "dta: no such data set folder; did you mean data?"),
+    ("train my.ini photos", "photos: "),
+    ("train my.ini data --set optimizer.lrr=3", "unknown key 'lrr' in [optimizer]; did you mean 'lr'?"),
+    ("train my.ini data --resume runs/dem", "--resume runs/dem: no such file or run folder; did you mean runs/demo?"),
+    ("train my.ini data --pre-train body:run/demo", "--pre-train run/demo: no such file or run folder; did you mean "),
+    ("train my.ini data --pre-train bdy:my.ini", "'bdy' is not a part of the network: body, "),
+    ("train my.ini data --resume my.ini --pre-train my.ini", "--resume and --pre-train are mutually exclusive"),
+    ("train my.ini data --set body.weights=r50.pth", "[body] weights = r50.pth: no such file or run folder"),
+    ("predict runs/dmo photos out", "runs/dmo: no such model; did you mean runs/demo?"),
+    ("predict run/demo photos out", "run/demo: no such model; did you mean runs/demo?"),
+    ("predict photos runs/demo out", "photos: not a run folder"),
+    ("predict runs/demo phots out", "phots: no such image, video, folder or list; did you mean photos?"),
+    ("predict runs/demo photos out --format ovrlay", "there is no format 'ovrlay'; did you mean 'overlay'?"),
+    ("predict runs/demo photos out --config my.in", "my.in: no such config file; did you mean my.ini?"),
+    ("predict runs/demo photos out --meta data/meta.bin", "no such file; did you mean data/metadata.bin?"),
+    ("predict runs/demo photos out --set roi.score_threshol=1", "did you mean 'score_threshold'?"),
+    ("evaluate runs/demo dta", "dta: no such data set folder; did you mean data?"),
+    ("evaluate runs/dmo data", "runs/dmo: no such model; did you mean runs/demo?"),
+    ("export runs/dmo x.onnx", "runs/dmo: no such model; did you mean runs/demo?"),
+    ("export runs/demo x.onnx --config my.in", "did you mean my.ini?"),
+    ("convert-model runs/dmo out", "runs/dmo: no such model; did you mean runs/demo?"),
+    ("push runs/dmo user/city", "runs/dmo: no such model; did you mean runs/demo?"),
+    ("serve runs/dmo", "runs/dmo: no such model; did you mean runs/demo?"),
+    ("classify train toy_things_resnet data", "did you mean the packaged experiment toy_things_resnext?"),
+    ("classify train toy_things_resnext data --resume runs/dem", "no such file or run folder; did you mean runs/demo?"),
+    ("classify validate toy_things_resnet runs/demo data", "did you mean the packaged experiment toy_things_resnext?"),
+    ("demo --set scheduler.epoch=3", "unknown key 'epoch' in [scheduler]; did you mean 'epochs'?"),
+]  # fmt: skip
+"""Commands, and what their message contains."""
+
+MISSING = [
+    ("train timm.ini data", "timm", "[body] body = timm:resnet18: needs timm, which is not installed; {}[timm]'"),
+    ("train my.ini data --pre-train hub/model.safetensors", "safetensors", "needs safetensors, which {}[hub]'"),
+    ("predict hub photos out", "safetensors", "hub: needs safetensors, which is not installed; {}[hub]'"),
+    ("predict hf://user/city photos out", "huggingface_hub", "needs huggingface_hub, which is not installed; {}[hub]'"),
+    ("predict a.onnx photos out", "onnxruntime", "a.onnx: needs onnxruntime, which is not installed; {}[onnx]'"),
+    ("evaluate a.onnx data --device openvino", "openvino", "a.onnx: needs openvino, which is not installed; {}"),
+    ("export runs/demo x.onnx", "onnxscript", "x.onnx: needs onnxscript, which is not installed; {}[export]'"),
+    ("convert-model runs/demo out", "safetensors", "needs safetensors, which is not installed; {}[hub]'"),
+    ("push runs/demo user/city", "huggingface_hub", "needs huggingface_hub, which is not installed; {}[hub]'"),
+    ("serve runs/demo", "starlette", "seamseg serve: needs starlette, which is not installed; {}[serve]'"),
+]  # fmt: skip
+"""Commands, a package that they need, and parts of their message."""
+
+ALL = """
+import json, os, sys
+from seamseg.cli.main import main
+answers = []
+for words, missing in json.loads(sys.argv[1]):
+    ours, theirs = os.pipe()
+    if (child := os.fork()) == 0:
+        os.dup2(theirs, 2)
+        sys.modules["torch"] = None
+        if missing:
+            sys.modules[missing] = None
+        code = main(words.split())
+        sys.stderr.flush()
+        os._exit(code)
+    os.close(theirs)
+    with open(ours) as said:
+        answers.append([said.read(), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])])
+print(json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The lines of all these commands, by the commands, of a process without torch."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    # as far as they are looked at before the libraries are loaded
+    for file in (
+        "runs/demo/model_last.pth.tar",
+        "data/metadata.bin",
+        "photos/a.png",
+        "hub/model.safetensors",
+        "a.onnx",
+    ):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(b"")
+    (folder / "my.ini").write_text("[scheduler]\nepochs = 3\n")
+    (folder / "timm.ini").write_text("[body]\nbody = timm:resnet18\n")
+    commands = [(words, "") for words, _ in MISTAKES] + [(words, missing) for words, missing, _ in MISSING]
+    environment = {**os.environ, "PYTHONPATH": str(Path(seamseg.__file__).parents[1])}
+    program = [sys.executable, "-c", ALL, json.dumps(commands)]
+    done = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = {}
+    for (words, _), (line, code) in zip(commands, json.loads(done.stdout), strict=True):
+        assert (code, line.count("\n")) == (2, 1), (words, line)
+        assert line.startswith(f"seamseg {words.split()[0]}: ")
+        found[words] = line
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        ["runs", "data", "photos", "hub", "a.onnx", "my.ini", "timm.ini"]
+    )
+    return found
+
+
+@pytest.mark.parametrize(("words", "message"), MISTAKES)
+def test_misspelt_names(words: str, message: str, answers: dict[str, str]) -> None:
+    assert message in answers[words]
+
+
+@pytest.mark.parametrize(("words", "missing", "message"), MISSING)
+def test_missing_packages(words: str, missing: str, message: str, answers: dict[str, str]) -> None:
+    for part in message.split("{}"):
+        assert part in answers[words]

@@ -38,6 +38,7 @@ def test_names(names, classes, expected):
         ("persn", CITY, "no class 'persn'; did you mean person"),
         ("Traffic lihgt", CITY, "did you mean traffic light"),
         ("bicylist", VISTAS, "did you mean bicyclist"),
+        ("cra", CITY, "did you mean car? its classes are road, traffic light, person, rider, car"),
         ("zzz", CITY, "its classes are road, traffic light, person, rider, car"),
         ("human--car", VISTAS, "no class 'human--car'"),
         ("", CITY, "no class is given"),

@@ -13,7 +13,7 @@ from seamseg.predict.sources.base import PHOTO_ENDINGS, Container, Source
 from seamseg.predict.sources.shards import Shard, is_shard
 from seamseg.predict.sources.video import Video, is_video, require_decoder
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import read_bytes
+from seamseg.utils.files import nearest_path, read_bytes
 from seamseg.utils.urls import expand_numbers, find_urls, is_url, relative_names
 
 LIST_ENDING = ".txt"
@@ -76,7 +76,7 @@ def _expand(text: str, out: Path | None, is_output: Callable[[str], bool]) -> Fo
         return _of_numbers(text, [Path(one) for one in numbered])
     if glob.has_magic(text):
         return _of_glob(text, out, is_output)
-    raise InputError(f"{text}: no such image, video, folder or list")
+    raise InputError(f"{text}: no such image, video, folder or list{nearest_path(text)}")
 
 
 def _relative_to(root: Path, found: Sequence[Path]) -> Found:
@@ -141,7 +141,7 @@ def _source(address: str, name: str, relative: str) -> Source | Container:
 
 def _of_list(path: Path) -> Found:
     if not path.exists():
-        raise InputError(f"{path}: no such list of images")
+        raise InputError(f"{path}: no such list of images{nearest_path(path)}")
     try:
         lines = read_bytes(path, "list of images").decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:

@@ -250,7 +250,8 @@ def load_weights(
     With `averaged` those are the moving average if the snapshot has one.
     """
     snapshot = files.load(path)
-    check_classes(snapshot, metadata, str(path))
+    start = f"use {option('pretrain', path)} {option('pretrain_classes', 'TABLE')} to start from its weights"
+    check_classes(snapshot, metadata, str(path), "the data set has", start)
     load_into(net, snapshot, strict=True, name=str(path), averaged=averaged)
     return snapshot
 
