@@ -189,7 +189,10 @@ def _unpack(stream: BytesIO) -> dict[str, Any]:
 
 def _length(stream: BytesIO, short: int, long: int, what: str) -> int:
     """Read the length of a map or list; `short`, `long`: msgpack codes for up to 15 entries and for more."""
-    code = int.from_bytes(stream.read(1), "big")
+    first = stream.read(1)
+    if not first:
+        raise _Malformed(f"it ends where a {what} should start")
+    code = first[0]
     if short <= code < short + 16:
         return code - short
     if code not in (long, long + 1):

@@ -17,7 +17,7 @@ from PIL import Image
 
 from seamseg.data.images import image_size, open_image, open_mask
 from seamseg.utils.errors import InputError
-from seamseg.utils.files import read_bytes
+from seamseg.utils.files import nearest_path, read_bytes
 from seamseg.utils.limits import (
     ANNOTATION_BYTES,
     PHOTO_BYTES,
@@ -138,11 +138,13 @@ class SourceTree:
     Raises
     ------
     InputError
-        if an archive is damaged or encrypted
+        if it does not exist, or an archive is damaged or encrypted
     """
 
     def __init__(self, root: str | Path, mounts: tuple[str, ...] = ("",)) -> None:
         self.root = Path(root)
+        if not self.root.exists():
+            raise InputError(f"{self.root}: no such folder or archive{nearest_path(self.root)}")
         self._packed: dict[str, dict[str, ArchiveMember]] = {}
         self._refused: list[str] = []
         if self.root.is_file():

@@ -13,6 +13,7 @@ from seamseg.formats.metadata import Metadata
 from seamseg.panoptic_map import VOID
 from seamseg.prepare.archives import File, SourceTree
 from seamseg.utils.errors import InputError
+from seamseg.utils.files import nearest_path
 
 PHOTO_EXTENSIONS = (*IMAGE_EXTENSIONS, ".bmp", ".tif", ".tiff", ".webp")
 """Accepted image formats; those that a dataset folder does not support are converted to PNG."""
@@ -33,7 +34,7 @@ def tree_files(folder: str | Path, what: str) -> dict[str, File]:
     """
     path = Path(folder)
     if not path.exists():
-        raise InputError(f"{path}: no such folder or archive ({what})")
+        raise InputError(f"{path}: no such folder or archive ({what}){nearest_path(path)}")
     tree = SourceTree(path)
     found: dict[str, File] = {}
     waiting = [""]

@@ -124,6 +124,12 @@ MISTAKES = [
     ("classify train toy_things_resnet data", "did you mean the packaged experiment toy_things_resnext?"),
     ("classify train toy_things_resnext data --resume runs/dem", "no such file or run folder; did you mean runs/demo?"),
     ("classify validate toy_things_resnet runs/demo data", "did you mean the packaged experiment toy_things_resnext?"),
+    ("prepare cityscapes dta out", "dta: no such folder or archive; did you mean data?"),
+    ("prepare vistas dta out", "dta: no such folder or archive; did you mean data?"),
+    ("prepare merge dta data out", "dta: no such data set folder; did you mean data?"),
+    ("prepare merge data data out", "data/metadata.bin: not a metadata file: it ends where a map should start"),
+    ("report runs/dmo", "runs/dmo: no such folder; did you mean runs/demo?"),
+    ("evaluate --gt my.in --pred my.ini", "my.in: no such file (COCO panoptic JSON); did you mean my.ini?"),
     ("demo --set scheduler.epoch=3", "unknown key 'epoch' in [scheduler]; did you mean 'epochs'?"),
 ]  # fmt: skip
 """Commands, and what their message contains."""

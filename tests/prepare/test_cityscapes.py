@@ -135,6 +135,8 @@ def assert_fails(raw, tmp_path, match, **options):
 
 
 def test_nothing_found(tmp_path):
+    assert_fails(tmp_path / "none", tmp_path, r"none: no such folder or archive")
+    (tmp_path / "none").mkdir()
     assert_fails(tmp_path / "none", tmp_path, r"none: 0 images found; expected leftImg8bit/")
 
 

@@ -121,6 +121,7 @@ def assert_fails(raw, tmp_path, match):
 
 
 def test_nothing_found(tmp_path):
+    (tmp_path / "none").mkdir()
     assert_fails(tmp_path / "none", tmp_path, "none: 0 images found; expected annotations/panoptic_val2017.json")
     with pytest.raises(InputError, match="no COCO split has the name 'x'"):
         prepare_coco(tmp_path, tmp_path / "out", ["x"])

@@ -166,6 +166,7 @@ def test_missing_config(raw, tmp_path):
     assert_fails(raw, tmp_path, r"raw: no config_v1.2.json or config.json or config_v2.0.json; is this the root")
     assert_fails(raw, tmp_path, r"raw: no config_v2.0.json", version="2.0")
     assert_fails(raw, tmp_path, r"there is no Vistas version '3'", version="3")
+    (tmp_path / "none").mkdir()
     assert_fails(tmp_path / "none", tmp_path, r"none: no config")
 
 
