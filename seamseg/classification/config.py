@@ -180,7 +180,7 @@ class ClassifierConfig:
         return size
 
 
-def _keys(section: type, prefix: str = "") -> Iterator[str]:
+def _keys(section: Any, prefix: str = "") -> Iterator[str]:
     for name, hint in typing.get_type_hints(section).items():
         if is_dataclass(hint):
             yield from _keys(hint, f"{prefix}{name}.")
