@@ -18,7 +18,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,14 @@ class ManifestNames:
                 f"it, or run the same command without {option('part')} first, which merges the parts and does the rest"
             )
         return self._is_same(match)
+
+    def is_other(self, name: str) -> bool:
+        """Return whether a manifest is not replaced by this run and yet must be of the same model and settings.
+
+        All parts are merged in the end. Raises InputError as :meth:`is_read` does.
+        """
+        self.is_read(name)
+        return _NAME.fullmatch(name) is not None and not self.is_own(name)
 
     def _is_same(self, match: re.Match[str]) -> bool:
         return self.part == Part(int(match[1]), int(match[2]))
@@ -218,11 +226,10 @@ class ManifestFolder:
         SeamsegError
             if they cannot be read or written
         """
-        own = self._found(self.names.is_own)
-        # all parts are merged in the end
-        for path in self._found(lambda name: _NAME.fullmatch(name) is not None):
-            if path not in own:
+        for path in self._found(self.names.is_other):
+            with suppress(FileNotFoundError):  # another part has just merged its files
                 self._belongs(path)
+        own = self._found(self.names.is_own)
         if restart:
             for path in own:
                 _unlink(path)

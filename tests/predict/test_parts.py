@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from seamseg.predict.manifest import header
 from seamseg.predict.part import Part, parse_part
 from seamseg.predict.sinks import lock as lock_module
 from seamseg.predict.sinks.lock import FolderLock
+from seamseg.predict.sinks.remote import ManifestParts
+from seamseg.predict.sinks.store import FolderStore
 from seamseg.predict.sources.base import of_part
 from seamseg.predict.sources.find import find_sources
 from seamseg.predict.sources.share import DecoderShare
@@ -170,10 +173,12 @@ def test_parts_and_their_merge_equal_one_run(micro_run, photos, tmp_path, seamse
 
 
 @pytest.mark.usefixtures("narrow")
-def test_parts_at_a_url(micro_run, photos, seamseg_main, memory):
+def test_parts_at_a_url(micro_run, photos, seamseg_main, memory, capsys):
     words = ("predict", micro_run, photos, "memory://b/out", "--format", "coco", *CPU)
-    for part in ("2/2", "1/2"):
-        assert seamseg_main(*words, "--part", part) == 0
+    assert seamseg_main(*words, "--part", "2/2") == 0
+    assert seamseg_main(*words, "--part", "1/2", "--min-area", "7") == 2
+    assert "holds predictions of another run: min_area" in capsys.readouterr().err
+    assert seamseg_main(*words, "--part", "1/2") == 0
     names = [name.rpartition("/")[2] for name in memory.find("memory://b/out") if "predictions" in name]
     assert names == ["predictions.part1of2.jsonl", "predictions.part2of2.jsonl"]
     assert seamseg_main(*words) == 0
@@ -190,6 +195,18 @@ def test_the_numbers_of_shards_suffice_for_the_photos_of_a_part(micro_run, photo
     assert sorted(p.name for p in (tmp_path / "out").glob("*.tar")) == ["p-0.tar", "p-3.tar"]
     assert seamseg_main(*words, "--part", "2/3", "--shard-photos", "1") == 2
     assert "2 photos do not fit into 1 shards of 1" in capsys.readouterr().err
+    assert seamseg_main(*words, "--part", "2/3", "--min-area", "7") == 2
+    assert "holds predictions of another run: min_area" in capsys.readouterr().err
+
+
+def test_a_manifest_that_another_part_has_just_merged_is_no_error(tmp_path):
+    """It is listed, and gone before it is read."""
+    head = header("model", "0", {})
+    parts = ManifestParts(FolderStore(tmp_path), head, tmp_path / "scratch", Part(1, 2))
+    parts.check_others({"predictions.part2of2.rank0.000001.jsonl": 10})
+    (tmp_path / "predictions.part2of2.jsonl").write_text(json.dumps({**head, "sha256": "1"}) + "\n")
+    with pytest.raises(InputError, match="another run: the model"):
+        parts.check_others({"predictions.part2of2.jsonl": 10})
 
 
 def test_locks_of_parts(tmp_path, monkeypatch, capsys):

@@ -88,10 +88,17 @@ class ManifestParts:
         return self.manifest
 
     def check_others(self, names: Mapping[str, int]) -> None:
-        """Raise InputError if a manifest that counts for this run, but is not its own, is of another run."""
-        for name in names:
-            if self.manifest.names.is_read(_whole(name)) and not self._is_own(name):
-                self._check(name, self.store.read(name).partition(b"\n")[0] + b"\n")
+        """Raise InputError if a manifest that this run does not replace is of another run: that of another part, too."""
+        # one file of each process is enough
+        for whole, name in {_whole(name): name for name in sorted(names, reverse=True)}.items():
+            if self.manifest.names.is_other(whole):
+                try:
+                    content = self.store.read(name)
+                except SeamsegError as error:
+                    if isinstance(error.__cause__, FileNotFoundError):  # another part has just merged its files
+                        continue
+                    raise
+                self._check(name, content.partition(b"\n")[0] + b"\n")
 
     def _check(self, name: str, first: bytes) -> None:
         head = parsed(first)
@@ -203,8 +210,8 @@ class StoredSink:
         with self._manifests() as (parts, _):
             if self.part is None:  # other parts may be writing theirs
                 parts.remove_partial(names)
+            parts.check_others(names)
             if restart:
-                parts.check_others(names)
                 self.remove_earlier(parts, names)
                 return self.earlier({}, names)
             local = parts.fetch(names)
