@@ -39,10 +39,9 @@ kernels: setup  ## recompile what changed in csrc
 demo: setup  ## run the toy city end to end (5 to 12 minutes on 2 cores)
 	$(BIN)/seamseg demo --out $(RUN)
 
-# one process per core with one thread each: torch's threads oversubscribe the cores otherwise;
-# whole files in the order of tests/conftest.py, the longest first;
+# one process per core, with one thread each by tests/conftest.py; whole files in the order of tests/conftest.py, the longest first;
 # pytest-xdist hangs at the end after it has replaced a worker that died: end the run instead
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+PYTEST = $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 test: setup  ## run the fast tests (minutes on 2 cores)
 	$(PYTEST)

@@ -3,7 +3,7 @@
 `seamseg._maps` (C functions for id maps, without torch) needs a C++20 compiler, `seamseg._C` (operators for the CPU)
 also the headers of torch, `seamseg._C_cuda` also an nvcc of torch's CUDA major version. The operators use LibTorch's
 stable ABI, so that one binary works with every torch from 2.11 on. A library that cannot be built is left out, with the
-reason in `seamseg/kernels.json`; the installation does not fail.
+reason in `seamseg/kernels.json`; the installation does not fail. Only `setup.py build_ext` fails where a compiler does.
 
     SEAMSEG_KERNELS=off|maps|cpu|all  what to build (default: all that can be built); maps needs no torch
     TORCH_CUDA_ARCH_LIST          GPU architectures (default: "8.0;9.0+PTX" and those of the GPUs in this machine);
@@ -14,6 +14,7 @@ reason in `seamseg/kernels.json`; the installation does not fail.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import importlib.util
 import json
@@ -32,8 +33,27 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "csrc"))
 from toolchain import architecture_flags, architectures, compiler, cuda_home, cuda_version_of, torch_folder  # noqa: E402
 
+# the package itself may need what is not installed yet
+spec = importlib.util.spec_from_file_location("native", ROOT / "seamseg/utils/native.py")
+native = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(native)
+
 TORCH_TARGET = "0x020b000000000000"
 MAX_JOBS = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
+
+
+class CompilerFailed(Exception):
+    """A compiler or linker failed; the message is its first error line."""
+
+
+def compile_or_fail(command: list[str]) -> None:
+    """Run a compiler or linker and show its output; raise CompilerFailed if it fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    print(done.stdout, end="", file=sys.stderr)
+    if done.returncode:
+        lines = [line.strip().replace(f"{ROOT}/", "") for line in done.stdout.splitlines() if line.strip()]
+        errors = [line for line in lines if re.search(r"\berror\b|undefined reference|cannot find", line)]
+        raise CompilerFailed((errors or lines[-1:] or [f"{command[0]}: exit code {done.returncode}"])[0])
 
 
 class Kernels(build_ext):
@@ -43,15 +63,16 @@ class Kernels(build_ext):
         """Build each library, or record why it cannot be built."""
         self.torch = torch_folder()
         wanted = os.environ.get("SEAMSEG_KERNELS", "all")
-        report, built = {}, []
+        report, built, failed = {}, [], []
         for extension in self.extensions:
             name = extension.name.rpartition(".")[2]
             try:
                 reason = "switched off by SEAMSEG_KERNELS" if wanted == "off" else self._obstacle(name, wanted)
                 if reason is None:
                     self._build(extension)
-            except (OSError, subprocess.CalledProcessError) as error:
-                reason = f"the compiler failed: {error}"
+            except (OSError, CompilerFailed) as error:
+                reason = f"{native.COMPILER_FAILED}{error}"
+                failed.append(extension.name)
             report[name] = reason or "built"
             print(f"seamseg: {extension.name}: {report[name]}", file=sys.stderr)
             if reason is None:
@@ -63,11 +84,21 @@ class Kernels(build_ext):
         self.extensions = built
         target = ROOT if self.inplace else Path(self.build_lib)
         (target / "seamseg").mkdir(parents=True, exist_ok=True)
-        report["sources"] = sources_digest()
+        # compared with the sources of a clone before a library is loaded
+        report["sources"] = native.digest(ROOT / "csrc")
         if report.get("_C_cuda") == "built":
             # compared with the GPUs when the library is loaded
             report["architectures"] = architectures()
         (target / "seamseg/kernels.json").write_text(json.dumps(report, indent=1) + "\n")
+        if failed:
+            line = "*" * 100
+            reasons = "\n".join(f"  {name}: {report[name.rpartition('.')[2]]}" for name in failed)
+            text = f"seamseg: KERNELS ARE MISSING, a compiler failed. Everything works, slower.\n{reasons}"
+            # the last words, after those of setuptools
+            atexit.register(print, f"{line}\n{text}\n{line}", file=sys.stderr)
+            # asked for by itself, not by an installation
+            if "build_ext" in self.distribution.commands:
+                sys.exit(1)
 
     def _obstacle(self, name: str, wanted: str) -> str | None:
         if compiler() is None:
@@ -122,7 +153,7 @@ class Kernels(build_ext):
             target = folder / f"{path.stem}.o"
             newest = max(path.stat().st_mtime, newest_header)
             if self.force or not target.exists() or target.stat().st_mtime < newest:
-                subprocess.run([*command, *define, *include, "-c", str(path), "-o", str(target)], check=True)
+                compile_or_fail([*command, *define, *include, "-c", str(path), "-o", str(target)])
             return target
 
         with ThreadPoolExecutor(MAX_JOBS) as pool:
@@ -136,16 +167,8 @@ class Kernels(build_ext):
             folder = cuda_home() / ("lib64" if (cuda_home() / "lib64").is_dir() else "lib")
             link += ["-ltorch_cuda", f"-L{folder}", "-lcudart_static", "-lrt", "-ldl", "-lpthread"]
         fresh = output.with_name(f"{output.name}.tmp")
-        subprocess.run([*link, "-o", str(fresh)], check=True)
+        compile_or_fail([*link, "-o", str(fresh)])
         fresh.replace(output)
-
-
-def sources_digest() -> str:
-    """Return the checksum that `seamseg.utils.native` compares with the sources of a clone before loading a library."""
-    spec = importlib.util.spec_from_file_location("compiled", ROOT / "seamseg/utils/native.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.digest(ROOT / "csrc")
 
 
 def sources(folder: str, suffix: str) -> list[str]:

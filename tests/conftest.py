@@ -3,8 +3,13 @@
 import os
 from pathlib import Path
 
+# before torch is imported, and for all processes that tests start: equal bits need equal threads, and several processes
+# with as many threads as the machine has cores wait for each other
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import pytest
 from hypothesis import settings
+from support.dead_workers import pytest_terminal_summary, pytest_testnodedown
 from support.folders import make_folder
 from support.micro import memory, micro, micro_config, micro_run, narrow, published_config, seamseg_main
 from support.networks import cityscapes, golden_net
@@ -41,6 +46,8 @@ __all__ = [
     "micro_run",
     "narrow",
     "published_config",
+    "pytest_terminal_summary",
+    "pytest_testnodedown",
     "seamseg_main",
     "semantic_model",
     "semantic_predictor",

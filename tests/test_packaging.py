@@ -184,3 +184,40 @@ def test_a_build_notes_its_architectures(sdist: Path, tmp_path: Path, wanted: st
     report = json.loads((tmp_path / "lib/seamseg/kernels.json").read_text())
     assert report["_C_cuda"] == "built"
     assert report["architectures"] == noted
+
+
+# says what it compiles, and fails at one file of the operators for the CPU
+FAILING = """#!/bin/sh
+for source; do case "$source" in *pooling.cpp)
+  echo "In file included from $source:5:" >&2
+  echo "$source:3:1: warning: 'x' is unused" >&2
+  echo "$source:7:1: error: 'permute' is not a member of 'torch::stable'" >&2
+  echo "$source:8:1: error: another" >&2
+  exit 1;;
+esac; done
+while [ "$1" != -o ]; do shift; done
+echo > "$2"
+"""
+
+
+@pytest.mark.parametrize(("command", "code"), [("build_ext", 1), ("bdist_wheel", 0)])
+def test_a_failed_compiler_is_the_last_word_of_a_build(sdist: Path, tmp_path: Path, command: str, code: int) -> None:
+    """Kernels that are asked for by themselves fail; an installation goes on, and keeps the error for `doctor`."""
+    shutil.copytree(sdist, tmp_path / "clone")
+    compiler = tmp_path / "c++"
+    compiler.write_text(FAILING)
+    compiler.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "setup.py", "--quiet", command],
+        cwd=tmp_path / "clone",
+        env={**os.environ, "CXX": str(compiler), "SEAMSEG_KERNELS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code, done.stderr
+    reason = "the compiler failed: csrc/cpu/pooling.cpp:7:1: error: 'permute' is not a member of 'torch::stable'"
+    *before, line, missing, named, _ = done.stderr.splitlines()
+    assert (set(line), "KERNELS ARE MISSING" in missing, named) == ({"*"}, True, f"  seamseg._C: {reason}")
+    assert any(said.endswith("pooling.cpp:8:1: error: another") for said in before), "the whole output is shown"
+    report = json.loads(next((tmp_path / "clone/build").glob("lib*/seamseg/kernels.json")).read_text())
+    assert (report["_maps"], report["_C"]) == ("built", reason)

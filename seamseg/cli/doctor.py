@@ -28,6 +28,7 @@ from types import ModuleType
 
 from seamseg.cli import process_settings
 from seamseg.config import experiments
+from seamseg.utils.native import REBUILD, failed_builds
 from seamseg.utils.parallel import available_cores
 from seamseg.version import __version__
 
@@ -198,6 +199,8 @@ def _launcher() -> str:
 
 
 def _kernels(torch: ModuleType | None, problems: list[str]) -> None:
+    for failed in failed_builds():
+        problems.append(f"kernels are missing, slower replacements are used: {failed}; compile them again: {REBUILD}")
     maps = _imported("seamseg.idmaps.library", problems)
     if maps is not None:
         _print("kernels, maps", maps.state)

@@ -22,6 +22,8 @@ SCHEMAS = "seamseg/ops/schemas.inc"
 SWITCH = "SEAMSEG_PLAIN_OPS"
 REBUILD = "pip install --no-build-isolation --no-deps --force-reinstall ."
 """The command that compiles all libraries again, in the folder of the sources."""
+COMPILER_FAILED = "the compiler failed: "
+"""Begins the reason for a library that could not be compiled; the first error line of the compiler follows."""
 _INTEGRATED = {(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0)}
 """Integrated GPUs (Jetson, Drive), whose machine code differs from that of discrete GPUs of the same major version."""
 
@@ -62,6 +64,12 @@ def load_failure(name: str, error: Exception) -> str:
     """Return why a library could not be loaded: the reason noted by the build, or the error of loading it."""
     reason = _report().get(name, "they were never built")
     return f"they do not load here ({error})" if reason == "built" else str(reason)
+
+
+def failed_builds() -> list[str]:
+    """List the libraries that a compiler failed to build, each with its error."""
+    reasons = {name: str(reason) for name, reason in _report().items()}
+    return [f"{name}: {reason}" for name, reason in reasons.items() if reason.startswith(COMPILER_FAILED)]
 
 
 def runs_on(code: str, capability: tuple[int, int]) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from seamseg import ops
 from seamseg.cli import doctor
 from seamseg.cli.main import main
+from seamseg.utils import native
 
 
 def test_report(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,6 +48,17 @@ def test_a_missing_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     out, err = capsys.readouterr()
     assert "no-such-package   MISSING" in out
     assert "to fix: no-such-package is not installed: pip install no-such-package\n" in err
+
+
+def test_kernels_that_the_compiler_failed_to_build(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = f"{native.COMPILER_FAILED}csrc/cpu/nms.cpp:7:1: error: no member 'permute'"
+    monkeypatch.setattr(native, "_report", lambda: {"_C": error, "_C_cuda": "no nvcc was found", "_maps": "built"})
+    assert main(["doctor"]) == 1
+    (problem,) = (line for line in capsys.readouterr().err.splitlines() if "kernels" in line)
+    assert problem.startswith(f"to fix: kernels are missing, slower replacements are used: _C: {error}; compile")
+    assert problem.endswith(native.REBUILD)
 
 
 def test_inside_a_launcher(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

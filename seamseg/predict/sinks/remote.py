@@ -88,7 +88,7 @@ class ManifestParts:
         return self.manifest
 
     def check_others(self, names: Mapping[str, int]) -> None:
-        """Raise InputError if a manifest that this run does not replace is of another run: that of another part, too."""
+        """Raise InputError if a manifest that this run does not replace, as that of another part, is of another run."""
         # one file of each process is enough
         for whole, name in {_whole(name): name for name in sorted(names, reverse=True)}.items():
             if self.manifest.names.is_other(whole):

@@ -1,0 +1,45 @@
+"""How a process of pytest-xdist ended that died: after SIGKILL it cannot say so itself."""
+
+from __future__ import annotations
+
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+_deaths: list[str] = []
+
+
+def oom_kills() -> int | None:
+    """Return how many processes the kernel has killed since the start of the machine because memory was exhausted."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:  # not Linux
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+
+
+_before = oom_kills()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error):
+    """Note the signal or exit code of a worker, and whether the kernel ran out of memory."""
+    if error is None:
+        return
+    code = node.gateway._io.popen.wait(10)
+    how = f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+    now = oom_kills()
+    killed = "unknown" if now is None or _before is None else str(now - _before)
+    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
+    _deaths.append(
+        f"{node.gateway.id} died: {how}; processes killed by the kernel for lack of memory during this run: {killed}; "
+        f"largest process that has ended: {largest} MB"
+    )
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print what was noted."""
+    for line in _deaths:
+        terminalreporter.write_line(line, red=True)
