@@ -31,6 +31,8 @@ $(READY): pyproject.toml setup.py constraints.txt $(wildcard csrc/*.h csrc/*/*)
 	  $(BIN)/python -m pip install --quiet --upgrade 'pip>=24' && \
 	  $(BIN)/python -m pip install -c constraints.txt $(BUILD_NEEDS) && \
 	  $(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[test,parity,lint]'; fi
+	@# pip and uv hide what a build says; doctor names kernels that did not compile
+	-@$(BIN)/seamseg doctor >/dev/null
 	@touch $@
 
 kernels: setup  ## recompile what changed in csrc
