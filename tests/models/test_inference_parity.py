@@ -2,10 +2,11 @@
 
 Tolerances are about ten times what the original differs from itself between two convolution libraries.
 
-Scores were also compared with a run in float64. The furthest of the original's is 1.5e-4 away from it, of the trained
-network's 2.2e-4 and of the folded one's 2.2e-4; of an image 2, 12 and 5 % are further away than 1e-4. On two
-threads the trained network swaps two near ties as well. So nine scores of ten within 1e-4 is what float32 allows,
-folded or not.
+A run in float64 has no rounding of ours: what differs is the original's, on every processor the same. Its scores are up
+to 1.5e-4 away from that run, 98 % of an image's are nearer than 1e-4. That is the test of the numbers. In float32 the
+trained network is up to 2.2e-4 away and the folded one 2.5e-4, 88 to 96 % of its scores are nearer than 1e-4 to the
+original's, by the processor and by what is changed in the last bit of the weights. So the average is held to 1e-4, of
+which the largest seen is 4.5e-5.
 
 oneDNN takes other convolution kernels on other processors. Between those for SSE4.1, AVX2 and AVX-512 and the original,
 a score of the trained network differs by up to 1.9e-4 and of the folded one by up to 4.3e-4, and a box by up to 0.031
@@ -15,6 +16,7 @@ choice is that close: the IoU nearest to the threshold of NMS is 1.2e-4 away and
 misses the best hundred is 0.004 below.
 """
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -165,15 +167,15 @@ def check_detections(case, i, found):
     boxes, classes, scores = (case.stored(f"{name}_pred_{i}") for name in ("bbx", "cls", "obj"))
     order = matched(found, boxes, classes, scores)
     moved = (found.boxes[order] - boxes).abs().amax(dim=1)
-    assert (moved < 0.01).float().mean() >= 0.98
+    assert moved.mean() < 0.005
     assert moved.max() < 0.05
     differs = (found.scores[order] - scores).abs()
-    assert (differs < 1e-4).float().mean() >= 0.9
+    assert differs.mean() < 1e-4
     assert differs.max() < 7e-4
     at = case.stored("msk_idx" if case.has("msk_idx") else f"msk_idx_{i}")
     wanted = case.stored(f"msk_val_{i}")
     logits = (found.mask_logits.flatten(1)[order][:, at] - wanted).abs()
-    assert logits.mean() < 1e-3
+    assert logits.mean() < 2e-4 * float(wanted.abs().max())
     assert logits.max() < 1e-2 * float(wanted.abs().max())
     assert list(found.mask_logits.shape) == case.stored(f"msk_shape_{i}").tolist()
 
@@ -181,6 +183,41 @@ def check_detections(case, i, found):
 def test_detections(case):
     for i, found in enumerate(case.predictions):
         check_detections(case, i, found)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("single0", "single1")), "single2"]
+)
+def test_detections_in_float64(name, golden_net, cityscapes):
+    """Nearly all are within 0.01 pixels and 1e-4; the rest is the rounding of the original."""
+    net = copy.deepcopy(golden_net).double()
+    images = PackedSequence([golden_image(image, cityscapes).double() for image in CASES[name]])
+    (found,) = net.predict(images)
+    boxes, classes, scores = (
+        tensor("infer_cityscapes", f"cityscapes/{name}/{part}_pred_0") for part in ("bbx", "cls", "obj")
+    )
+    order = matched(found, boxes, classes, scores)
+    moved = (found.boxes[order] - boxes).abs().amax(dim=1)
+    assert (moved < 0.01).float().mean() >= 0.98
+    assert moved.max() < 0.015
+    differs = (found.scores[order] - scores).abs()
+    assert (differs < 1e-4).float().mean() >= 0.97
+    assert differs.max() < 1.6e-4
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("seed", [6, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3, 5, 7, 9))])
+def test_detections_with_other_roundings(seed, golden_net, cityscapes):
+    """Weights that differ in the last bit stand for the convolution kernels of other processors."""
+    net = for_inference(copy.deepcopy(golden_net), torch.device("cpu"))
+    generator = torch.Generator().manual_seed(seed)
+    for weight in (*net.parameters(), *net.buffers()):
+        if weight.is_floating_point() and weight.dim() > 1:
+            weight.mul_(1 + 6e-8 * torch.randn(weight.shape, generator=generator))
+    case = Case("single2", net, cityscapes)
+    check_detections(case, 0, case.predictions[0])
+    check_panoptic_map(case, 0, fuse(case.predictions[0], NUM_STUFF, 0.5, 0.5, LEAST_AREA, keep_empty=False))
 
 
 def with_rows(found, rows):
