@@ -170,12 +170,11 @@ def test_head_with_convolutions_before_one_layer():
     x = torch.randn(3, 6, 8, 8)
     assert [tuple(y.shape) for y in head.boxes(x)] == [(3, 4), (3, 3, 4)]
     before = head.boxes(x)[0]
-    # four convolutions carry a cell to all others: without them, equal weights would see only the sum
-    head.fc.fc1.weight.data[:] = 0.01
+    # four convolutions carry a cell to all others, and what leaves the map is lost: the sum depends on the place
     moved = torch.roll(x, (2, 2), (-2, -1))
-    assert (head.boxes(x)[0] - head.boxes(moved)[0]).abs().max() > 1e-6
+    assert (head.box_conv(x).sum((1, 2, 3)) - head.box_conv(moved).sum((1, 2, 3))).abs().max() > 0.01
     head.box_conv.conv1.weight.data *= -1
-    assert (head.boxes(x)[0] - before).abs().max() > 1e-6
+    assert (head.boxes(x)[0] - before).abs().max() > 0.01
 
 
 def test_mask_logits_of_some_rows_still_use_the_statistics_of_all():
