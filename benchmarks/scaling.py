@@ -43,7 +43,7 @@ def work(rank: int, port: int, arguments: argparse.Namespace) -> None:
     """Run a process: steps alone (first process only) and steps together, in turns."""
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1")
-    os.environ.update(MASTER_PORT=str(port), TORCH_CPP_LOG_LEVEL="ERROR")
+    os.environ.update(MASTER_PORT=str(port))
     config = load_config(CONFIGS / f"{arguments.config}.ini", overrides=arguments.set)
     # synchronised layers use the process group: alone means without one
     alone_config = load_config(

@@ -74,8 +74,6 @@ def trainer_config(config: ClassifierConfig, batch_size: int = 1) -> Config:
             snapshot_keep=training.snapshot_keep,
             loss_limit=training.loss_limit,
             cudnn_benchmark=True,
-            # every parameter is used in every step
-            unused_parameters="fake",
         ),
         optimizer=replace(
             default.optimizer,

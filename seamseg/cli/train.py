@@ -23,7 +23,6 @@ training continues with the remaining images of the epoch.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
@@ -37,7 +36,7 @@ from seamseg.config.loader import load_config
 from seamseg.data.folder import find_metadata
 from seamseg.utils.errors import InputError, require_packages
 from seamseg.utils.files import nearest_path
-from seamseg.utils.launcher import is_main_process, process_count
+from seamseg.utils.launcher import is_main_process
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,13 +120,7 @@ def check_start(args: argparse.Namespace, parts: Collection[str] = (), weights: 
 
 
 def run_trainer(module: str, function: str, args: argparse.Namespace, **options: Any) -> int:
-    """Call `module.function`, which trains with :class:`TrainingOptions`, and print the scores of the last validation.
-
-    Modules are imported after the environment is set.
-    """
-    if process_count() > 1:
-        # silence DDP's warning that no parameter was unused, which varies from step to step; read when torch starts
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    """Call `module.function`, which trains with :class:`TrainingOptions`; print the scores of the last validation."""
     from seamseg.training.preemption import Preempted
     from seamseg.training.run import TrainingOptions
 

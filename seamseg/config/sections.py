@@ -75,10 +75,10 @@ class General:
         "activation checkpointing of body and pyramid: recompute activations in the backward pass", ours=True
     )
     unused_parameters: str = key(
-        "how DistributedDataParallel treats unused parameters: search for them in each step (find), or assume the "
-        "graph of the first step (fake: static_graph); with both, a process without regions runs the ROI head on zero "
-        "rows",
-        choices=("find", "fake"),
+        "how several processes treat parameters that no loss depends on: find them in the first step and give them "
+        "gradients of 0 (fake), or have DistributedDataParallel search for them in each step (find); with both, a "
+        "process without regions runs the ROI head on zero rows",
+        choices=("fake", "find"),
         ours=True,
     )
     snapshot_interval: int = key(

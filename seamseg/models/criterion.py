@@ -111,8 +111,8 @@ class Criterion:
             terms.append(SemanticCriterion(self.ohem).term(outputs.semantic_logits, outputs.padded_size, targets))
         device = outputs.obj_logits.device
         return Losses(
-            {name: loss for name, (loss, _) in zip(self.names, terms)},
-            {name: _as_count(count, device) for name, (_, count) in zip(self.names, terms)},
+            {name: loss for name, (loss, _) in zip(self.names, terms, strict=True)},
+            {name: _as_count(count, device) for name, (_, count) in zip(self.names, terms, strict=True)},
         )
 
     def _rpn(self, outputs: TrainingOutputs, targets: Batch) -> list[_Term]:
@@ -217,8 +217,9 @@ class Criterion:
 class TrainingModule(nn.Module):
     """The network and its losses as one module, which DistributedDataParallel wraps.
 
-    Every parameter gets a gradient in every step, so that DistributedDataParallel needs no `find_unused_parameters`: a
-    rank whose images have nothing for the ROI head runs it on zero rows, with losses and gradients of 0.
+    The parameters of all heads get a gradient in every step, so that DistributedDataParallel needs no
+    `find_unused_parameters`: a rank whose images have nothing for the ROI head runs it on zero rows, with losses and
+    gradients of 0.
 
     Parameters
     ----------

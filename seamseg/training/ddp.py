@@ -1,11 +1,12 @@
 """DistributedDataParallel around the network, and gradient accumulation with it.
 
 A process whose images have no regions runs the ROI head on zero rows (`seamseg.models.panoptic.PanopticNet`), so every
-process uses every parameter in every step. `[general] unused_parameters` selects the mode of DistributedDataParallel;
-the resulting weights are the same:
+process uses the same parameters in every step. `[general] unused_parameters` selects how parameters that no loss
+depends on, as the stages of a backbone behind the last input of the pyramid, get a gradient of 0; the resulting weights
+are the same:
 
-find : search the graph of each step for unused parameters
-fake : search the graph of the first step only, and use it for all steps (`static_graph`)
+fake : from :func:`with_all_parameters`, which searches the graph of the first batch of a process
+find : from DistributedDataParallel, which searches the graph of each step
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from seamseg.config import Config
 from seamseg.utils.distributed import World
+from seamseg.utils.errors import SeamsegError, option
 from seamseg.utils.process_groups import new_group
 
 
@@ -30,42 +32,118 @@ def wrap_distributed(module: nn.Module, config: Config, world: World) -> nn.Modu
     """
     if not world.is_distributed:
         return module
-    fake = config.general.unused_parameters == "fake"
     # Gradients get a separate group: synchronised ABN uses the world group during the backward pass, and the order of
     # the two exchanges must not matter. Buffers are made equal after each epoch instead of each step (Trainer.train).
     names = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
     options: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True}
-    options |= {"static_graph": True} if fake else {"find_unused_parameters": True}
-    return _AccumulatingDDP(module, process_group=new_group(range(world.size)), **options)
+    group = new_group(range(world.size))
+    if config.general.unused_parameters == "find":
+        return DistributedDataParallel(module, process_group=group, find_unused_parameters=True, **options)
+    parallel = _FixedDDP(module, process_group=group, **options)
+    _rebuild_buckets(parallel)
+    return parallel
 
 
 def no_gradient_sync(module: nn.Module, last: bool) -> AbstractContextManager[Any]:
     """Defer the gradient exchange to the `last` batch of a step; wrap the forward and backward pass of each batch."""
-    return nullcontext() if last or not isinstance(module, _AccumulatingDDP) else module.defer_sync()
+    return nullcontext() if last or not isinstance(module, DistributedDataParallel) else module.no_sync()
 
 
-class _AccumulatingDDP(DistributedDataParallel):
-    """DistributedDataParallel whose very first batch can defer its gradient exchange."""
+def with_all_parameters(module: nn.Module, loss: Tensor) -> Tensor:
+    """Return a loss whose backward pass reaches every parameter, with `fake`; otherwise the loss itself.
 
-    _graph_recorded = False
+    Parameters
+    ----------
+    module : from :func:`wrap_distributed`
+    loss : of its outputs
+    """
+    if not isinstance(module, _FixedDDP):
+        return loss
+    if module.unused is None:
+        used = _used_by(loss)
+        module.unused = [p for p in module.parameters() if p.requires_grad and p not in used]
+    return _ZeroGradients.apply(loss, *module.unused) if module.unused else loss  # type: ignore[no-any-return]
 
-    def defer_sync(self) -> AbstractContextManager[Any]:
-        """Exchange the gradients of a batch together with those of a later one."""
-        # a static graph is recorded in the first exchange, which cannot be skipped; exchanging the partial sum as well
-        # gives the same result
-        if self.static_graph and not self._graph_recorded:
-            self._graph_recorded = True
-            return nullcontext()
-        return self.no_sync()
 
-
-def fill_missing_gradients(optimizer: torch.optim.Optimizer) -> None:
+def fill_missing_gradients(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Set the gradient of parameters that no process used in a step to 0.
 
     The optimizer skips parameters without a gradient, but the original applies momentum and weight decay to them.
+
+    Raises
+    ------
+    SeamsegError
+        if a parameter has no gradient with `fake`, whose gradients are then not exchanged
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is None:
+                if isinstance(module, _FixedDDP):
+                    raise _not_fixed(module.module, parameter)
                 parameter.grad = torch.zeros_like(parameter)
+
+
+class _FixedDDP(DistributedDataParallel):
+    """DistributedDataParallel of a network that uses the same parameters in every step.
+
+    Attributes
+    ----------
+    unused : parameters that the first batch did not use; None before it
+    """
+
+    unused: list[nn.Parameter] | None = None
+
+
+class _ZeroGradients(torch.autograd.Function):
+    """The identity of a tensor; gradients of the parameters are 0."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(*parameters)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        return gradient, *(torch.zeros_like(parameter) for parameter in ctx.saved_tensors)
+
+
+def _used_by(loss: Tensor) -> set[Tensor]:
+    """Return the leaves of the graph of a loss."""
+    leaves, nodes = set[Tensor](), {loss.grad_fn}
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node is None:
+            continue
+        if hasattr(node, "variable"):
+            leaves.add(node.variable)
+        following = {other for other, _ in node.next_functions} - nodes
+        nodes |= following
+        pending += following
+    return leaves
+
+
+def _rebuild_buckets(parallel: DistributedDataParallel) -> None:
+    """Have the buckets of the gradients rebuilt before the first step instead of after it.
+
+    With three or more processes, rounding depends on the place of a gradient in its bucket: the first step of a resumed
+    training would round differently than the same step of an uninterrupted one.
+    """
+    module = parallel.module
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    # shadows the method of its class
+    module.forward = lambda: torch.stack([p.sum() for p in parameters]).sum()
+    try:
+        parallel().backward()
+    finally:
+        del module.forward
+    module.zero_grad(set_to_none=True)
+
+
+def _not_fixed(module: nn.Module, parameter: nn.Parameter) -> SeamsegError:
+    name = next((name for name, p in module.named_parameters() if p is parameter), "a parameter")
+    return SeamsegError(
+        f"{name}: has a gradient in the first step but not in this one; several processes then need "
+        f"{option('overrides', 'general.unused_parameters=find')}"
+    )

@@ -15,11 +15,12 @@ from seamseg.models.criterion import Losses
 from seamseg.ops.fused import bf16_is_fast
 from seamseg.structures import Batch
 from seamseg.training.averaging import LossAverage, ProcessAverage, StepAverage, preview_losses
-from seamseg.training.ddp import fill_missing_gradients, no_gradient_sync
+from seamseg.training.ddp import fill_missing_gradients, no_gradient_sync, with_all_parameters
 from seamseg.training.optim.optimizer import set_learning_rates
 from seamseg.training.prefetch import prepare_batch
 from seamseg.training.update import Update
 from seamseg.utils.distributed import World
+from seamseg.utils.errors import InputError
 
 
 class StepResult(NamedTuple):
@@ -66,8 +67,9 @@ class Stepper:
         for number, batch in enumerate(batches):
             with no_gradient_sync(self.module, number + 1 == len(batches)):
                 contribution = average.add(self._losses(batch))
-                self.update.backward(weighted_sum(contribution, self.config.optimizer.loss_weights))
-        fill_missing_gradients(self.optimizer)
+                loss = weighted_sum(contribution, self.config.optimizer.loss_weights)
+                self.update.backward(with_all_parameters(self.module, loss))
+        fill_missing_gradients(self.module, self.optimizer)
         means = average.means()
         total = weighted_sum(means, self.config.optimizer.loss_weights)
         grad_norm, skipped = self.update.finish(total)
@@ -123,8 +125,20 @@ def autocast(precision: str, device: torch.device) -> torch.autocast:
 
 
 def weighted_sum(losses: dict[str, Tensor], weights: tuple[float, ...]) -> Tensor:
-    """Return the weighted sum of losses given in the order of `[optimizer] loss_weights`."""
-    return torch.stack([weight * loss.float() for weight, loss in zip(weights, losses.values())]).sum()
+    """Return the weighted sum of losses given in the order of `[optimizer] loss_weights`.
+
+    Raises
+    ------
+    InputError
+        if a loss has no weight, or a weight no loss
+    """
+    if len(losses) != len(weights):
+        unweighted = f"{', '.join(list(losses)[len(weights) :])} has no weight: " if len(losses) > len(weights) else ""
+        raise InputError(
+            f"{unweighted}[optimizer] loss_weights has {len(weights)} values for {len(losses)} losses "
+            f"({', '.join(losses)})"
+        )
+    return torch.stack([weight * loss.float() for weight, loss in zip(weights, losses.values(), strict=True)]).sum()
 
 
 def _network(module: nn.Module) -> nn.Module:

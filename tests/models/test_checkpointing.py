@@ -165,7 +165,7 @@ def in_parallel(module, rank, **options):
     parallel = DistributedDataParallel(module, **options)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
     said = []
-    for empty in EMPTY if options.get("find_unused_parameters") else [(), ()]:
+    for empty in EMPTY:
         both = toy_batch((64, 80), (96, 64), empty=empty)
         losses = parallel(part_of(both, rank)).means
         optimizer.zero_grad()
@@ -184,7 +184,7 @@ def work(rank, join):
         return gather(*arguments, **options)
 
     with distributed("cpu"), patch.object(torch.distributed, "all_gather_into_tensor", counted):
-        for options in ({"find_unused_parameters": True}, {"static_graph": True}):
+        for options in ({"find_unused_parameters": True}, {}):
             states = []
             for module in pair("syncbn", DROPOUT, num_frozen=1):
                 counts.append(0)

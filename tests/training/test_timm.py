@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -119,14 +120,62 @@ def test_batch_norms_take_the_statistics_of_two_processes(tmp_path: Path) -> Non
             torch.testing.assert_close(gradients[key], gradient, rtol=1e-3, atol=1e-4 * float(gradient.abs().max()))
 
 
-def train_in_a_process(rank: int, join: Callable[[], None], *arguments: Any) -> None:
-    join()
-    train(*arguments)
+UNUSED_STAGE = (
+    "fpn.inputs=['mod2', 'mod3', 'mod4']",
+    "fpn.out_strides=(4, 8, 16)",
+    *(f"{head}.fpn_levels=3" for head in ("rpn", "roi", "sem")),
+)
+"""Without an extra level, too: no loss depends on the last stage of the network."""
+
+
+def train_in_a_process(rank: int, join: Callable[[], None], config: Path, data: Path, runs: Path, *keys: str) -> None:
+    """Train by the command line with both ways; what a process prints to stderr, C++ included, is in `runs`."""
+    for way in ("fake", "find"):
+        join()
+        os.environ.pop("TORCH_CPP_LOG_LEVEL", None)
+        # that of this test is the default
+        settings = (*keys, "dataloader.train_batch_size=1", *(["general.unused_parameters=find"] * (way == "find")))
+        words = ["train", config, data, "--log-dir", runs / way, "--device", "cpu", "--quiet"]
+        words += [word for key in settings for word in ("--set", key)]
+        with open(runs / f"{way}.{rank}.err", "wb") as file, to_file(2, file.fileno()):
+            assert main([str(word) for word in words]) == 0
+        assert "TORCH_CPP_LOG_LEVEL" not in os.environ
+
+
+@contextmanager
+def to_file(descriptor: int, target: int) -> Iterator[None]:
+    before = os.dup(descriptor)
+    os.dup2(target, descriptor)
+    try:
+        yield
+    finally:
+        os.dup2(before, descriptor)
+        os.close(before)
+
+
+def check_two_processes(config: Path, data: Path, runs: Path, *keys: str) -> None:
+    """The default searches for no unused parameters, warns of nothing and gives the weights of the search."""
+    launch(train_in_a_process, 2, config, data, runs, "scheduler.epochs=1", "dataloader.val_set=", *keys, seconds=400)
+    assert [(runs / f"fake.{rank}.err").read_text() for rank in range(2)] == ["", ""]
+    fixed, found = weights(runs / "fake"), weights(runs / "find")
+    assert fixed.keys() == found.keys()
+    assert all(torch.equal(value, found[key]) for key, value in fixed.items())
 
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_two_processes_train_with_a_fixed_graph(micro: Path, tmp_path: Path) -> None:
-    keys = ("general.unused_parameters=fake", "dataloader.train_batch_size=1", *KEYS)
-    launch(train_in_a_process, 2, timm_config(tmp_path, "test_resnet"), micro, tmp_path / "run", *keys)
-    assert all(torch.isfinite(value).all() for value in weights(tmp_path / "run").values())
+def test_two_processes_train_a_network_with_an_unused_stage(micro: Path, tmp_path: Path) -> None:
+    config = timm_config(tmp_path, "test_convnext")
+    check_two_processes(config, micro, tmp_path, *KEYS, *UNUSED_STAGE)
+    optimizer = load_snapshot(tmp_path / "fake" / "model_last.pth.tar").state_dict["optimizer"]["state"]
+    unused = [entry for entry in optimizer.values() if not entry["exp_avg_sq"].any()]
+    assert len(unused) == len([key for key in weights(tmp_path / "fake") if ".stages.3." in key])
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("body", ["test_resnet", "test_vit", "hrnet_w18_small"])
+def test_two_processes_train_as_with_a_search(body: str, micro: Path, tmp_path: Path) -> None:
+    """The last one has layers that its last map does not depend on."""
+    keys = SEMANTIC if body == "hrnet_w18_small" else KEYS
+    check_two_processes(timm_config(tmp_path, body), micro, tmp_path, *keys)

@@ -10,10 +10,11 @@ from support.step_equality import ALL_SAMPLES, batch_of, error, images_of, in_fl
 
 from seamseg.config import config_from_string
 from seamseg.models.build import build_training_module
-from seamseg.training.ddp import wrap_distributed
+from seamseg.training.ddp import fill_missing_gradients, with_all_parameters, wrap_distributed
 from seamseg.training.optim.optimizer import build_optimizer
 from seamseg.training.step import Stepper
 from seamseg.utils.distributed import World, gather_objects
+from seamseg.utils.errors import SeamsegError
 
 NORMS = ("syncbn", "syncbn+gn", "bn")
 
@@ -41,7 +42,7 @@ def trained(world, norm, way, batches_of_step, *overrides):
 
 
 def same_weights(world, accumulate, number, norms=NORMS, overrides=()):
-    to_the_bit = world.size == 2 and accumulate == 1
+    to_the_bit = world.size == 2
     for norm in norms:
         steps = [
             [batch_of(part) for part in images_of(step, accumulate * world.size)[world.rank :: world.size]]
@@ -52,8 +53,7 @@ def same_weights(world, accumulate, number, norms=NORMS, overrides=()):
         faked, _ = trained(world, norm, "fake", steps, *overrides)
         for name, tensor in found.items():
             # Each step computes the same numbers but where zeros are added. Two processes add up their gradients in
-            # one order only, more of them in that of the buckets, which differs between the two ways; and the first
-            # batch of `fake` is exchanged separately.
+            # one order only, more of them in that of the buckets, which differs between the two ways.
             if to_the_bit:
                 assert torch.equal(faked[name], tensor), (norm, name)
         assert error(faked, found) < 1e-7
@@ -73,13 +73,45 @@ def things_at_first(world, way):
         assert error(got, wanted) < 1e-9
 
 
+class Changing(torch.nn.Module):
+    """Uses one of its parameters, and a third one never."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.ParameterDict({name: torch.ones(2) for name in ("first", "second", "never")})
+
+    def forward(self, name):
+        return self.net[name].sum()
+
+
+def changing_parameters(world):
+    """Only `find` trains a network that uses other parameters from step to step; the default refuses it."""
+    for way in ("find", "fake"):
+        module = Changing()
+        parallel = wrap_distributed(module, config_of("bn", f"general.unused_parameters={way}"), world)
+        optimizer = torch.optim.SGD(module.parameters(), 1.0)
+        for number, name in enumerate(("first", "first", "second")):
+            optimizer.zero_grad()
+            with_all_parameters(parallel, parallel(name)).backward()
+            if way == "fake" and number == 2:
+                with pytest.raises(SeamsegError, match=r"net\.first: .*unused_parameters=find"):
+                    fill_missing_gradients(parallel, optimizer)
+                break
+            fill_missing_gradients(parallel, optimizer)
+            optimizer.step()
+        wanted = {"first": -1.0, "second": 0.0 if way == "find" else 1.0, "never": 1.0}
+        assert {key: float(p[0]) for key, p in module.net.items()} == wanted, way
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_two_processes():
     """Find and fake give the same weights, a gradient of an earlier batch is kept, and nothing is left open."""
     of_recipes = (same_weights, 1, 4, ("syncbn+gn",), RECIPES)
     of_all = (same_weights, 1, 4, ("syncbn",))
-    in_processes(2, of_all, of_recipes, (things_at_first, "fake"), (asymmetric_steps, 4, "find"))
+    in_processes(
+        2, of_all, of_recipes, (things_at_first, "fake"), (asymmetric_steps, 4, "find"), (changing_parameters,)
+    )
 
 
 @pytest.mark.slow
