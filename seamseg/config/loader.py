@@ -247,8 +247,17 @@ MAX_PARAMETERS = 1 << 30
 
 def check(config: Config, source: str) -> None:
     """Raise InputError, prefixed by `source`, if keys contradict each other or describe a network beyond the limits."""
-    checks = (_body_params, _loss_weights, _inputs, _levels, _heads, _thresholds, _norms, _crops, _parameters)
-    for problem in (check(config) for check in checks):
+    _raise_first(source, (check(config) for check in (_body_params, _inputs, _levels, _heads, _norms, _parameters)))
+
+
+def check_training(config: Config, source: str | Path, overrides: Sequence[str] = ()) -> None:
+    """Raise InputError if keys contradict each other that inference does not need; arguments as :func:`load_config`."""
+    name = f"{source} with {option('overrides')}" if overrides else str(source)
+    _raise_first(name, (check(config) for check in (_loss_weights, _thresholds, _crops)))
+
+
+def _raise_first(source: str, problems: Iterable[str | None]) -> None:
+    for problem in problems:
         if problem is not None:
             raise InputError(f"{source}: {problem}")
 

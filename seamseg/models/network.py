@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
@@ -70,10 +71,11 @@ class Network(nn.Module):
         return next(self.parameters()).dtype
 
     def with_options(self: N, **changes: Any) -> N:
-        """Return a network that shares the layers of this one and has other options."""
-        make = cast(Callable[..., N], type(self))
-        net = make(*self._modules.values(), replace(self.options, **changes))
-        net.training, net.compiled = self.training, self.compiled
+        """Return a network with other options and the layers of this one; with copies if `channels_last` differs."""
+        make, options = cast(Callable[..., N], type(self)), replace(self.options, **changes)
+        parts, shared = list(self._modules.values()), options.channels_last == self.options.channels_last
+        net = make(*(parts if shared else copy.deepcopy(parts)), options)
+        net.training, net.compiled = self.training, self.compiled and shared
         return net
 
     def compile_parts(self, backend: str = "inductor") -> None:

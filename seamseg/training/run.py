@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from seamseg.checkpoints.class_table import ClassTable
 from seamseg.config import Config, load_config
 from seamseg.config.kinds import PANOPTIC
+from seamseg.config.loader import check_training
 from seamseg.data.loader import index_sampler
 from seamseg.evaluation.scores import Scores
 from seamseg.formats.metadata import Metadata
@@ -112,7 +113,10 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> Scores |
             f"{option('pretrain', 'F')}"
         )
     if task is None:
-        task = Task(load_config(options.config, None, options.overrides), options.config)
+        config = load_config(options.config, None, options.overrides)
+        if not options.evaluate:
+            check_training(config, options.config, options.overrides)
+        task = Task(config, options.config)
     with distributed(options.device) as world:
         folder = RunFolder(Path(options.log_dir), task.files)
         fresh = world.is_main and not folder.path.exists()

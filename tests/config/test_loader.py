@@ -15,14 +15,14 @@ from seamseg.config import (
     find_experiment,
     load_config,
 )
-from seamseg.config.loader import differences
+from seamseg.config.loader import check_training, differences
 from seamseg.utils.errors import InputError
 
 
 def problem(text: str, kind: str = "panoptic", overrides: tuple[str, ...] = ()) -> str:
     """Return the error of loading a wrong text called my.ini."""
     with pytest.raises(InputError) as error:
-        config_from_string(text, kind, "my.ini", overrides)
+        check_training(config_from_string(text, kind, "my.ini", overrides), "my.ini", overrides)
     message = str(error.value)
     assert "\n" not in message
     return message
@@ -298,6 +298,20 @@ def test_an_override_of_the_kind_selects_its_loss_weights() -> None:
     assert "expected a tuple of numbers" in problem(
         "[optimizer]\nloss_weights = x", "panoptic", ("general.kind=detection",)
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[optimizer]\nloss_weights = (1, 1, 1, 1, 1, 1, 1)",
+        "[rpn]\nneg_threshold = .9",
+        "[roi]\nbbx_loss = cabb",
+        "[dataloader]\ninstance_scale_uniform = (8, 40)",
+    ],
+)
+def test_inference_ignores_what_only_training_needs(text: str) -> None:
+    assert config_from_string(text).kind == "panoptic"
+    assert problem(text).startswith("my.ini: [")
 
 
 def test_only_other_kinds_than_panoptic_are_named_in_the_text() -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 from support.micro import make_dataset, write_config
 
 from seamseg.config import load_config
+from seamseg.config.loader import check_training
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.instances import InstanceOptions, draw_focus, paste_instances
 from seamseg.data.loader import LoaderOptions, train_loader
@@ -350,7 +351,7 @@ def test_keys_of_the_configuration(streets, tmp_path, kind):
 )
 def test_bad_values_are_refused(tmp_path, keys, problem):
     with pytest.raises(InputError, match=problem) as error:
-        load_config(write_config(tmp_path / "a.ini"), None, [f"dataloader.{key}" for key in keys])
+        check_training(load_config(write_config(tmp_path / "a.ini"), None, [f"dataloader.{key}" for key in keys]), "a")
     assert "\n" not in str(error.value)
 
 

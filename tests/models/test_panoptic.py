@@ -131,6 +131,21 @@ def test_memory_format_does_not_change_the_result():
     assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
 
 
+def test_another_memory_format_leaves_the_network_as_it_is():
+    net = training_module().net.eval()
+    strides = {name: p.stride() for name, p in net.named_parameters()}
+    other = net.with_options(channels_last=False)
+    assert {name: p.stride() for name, p in net.named_parameters()} == strides
+    assert all(p.is_contiguous() for p in other.parameters())
+    images = toy_batch((64, 96)).images
+    levels, contiguous = (network.encode(images).levels for network in (net, other))
+    assert levels[0].is_contiguous(memory_format=torch.channels_last)
+    assert contiguous[0].is_contiguous()
+    assert_close(levels, contiguous, rtol=1e-3, atol=1e-4)
+    # with the same format the weights are shared
+    assert net.with_options(pad_to=32).body is net.body
+
+
 @pytest.mark.parametrize("mode", ["bn", "gn", "off"])
 def test_bfloat16(mode):
     module, batch = training_module(mode=mode), toy_batch((64, 96), (80, 64), crowd=(0,))

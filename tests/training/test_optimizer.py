@@ -1,6 +1,8 @@
 """Parameter groups, and the state that is restored from a snapshot."""
 
+import copy
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +11,13 @@ from torch import nn
 from seamseg.config import default_config
 from seamseg.models.build import build_network
 from seamseg.ops.norm import ABN, ActivatedGroupNorm, InPlaceABN
-from seamseg.training.optim.optimizer import build_optimizer, load_optimizer_state, set_learning_rates, split_parameters
+from seamseg.training.optim.optimizer import (
+    build_optimizer,
+    load_optimizer_state,
+    set_learning_rates,
+    split_parameters,
+    step_unless,
+)
 from seamseg.utils.errors import InputError
 
 # the groups of the original for its two published configurations: (tensors, numbers, weight decay) of norm and others
@@ -114,6 +122,103 @@ def test_restored_state_continues_bit_exactly(kind):
         assert all(torch.equal(optimizer.state[a][key], fresh.state[b][key]) for key in optimizer.state[a])
     if kind == "adamw":
         assert [int(fresh.state[p]["step"]) for p in again.parameters()] == [3, 3, 2, 2, 2, 2]
+
+
+class Lion(torch.optim.Optimizer):
+    """An optimizer of another library (Chen et al. 2023): its state begins with the first step, also in its groups."""
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.1):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["steps"] = group.get("steps", 0) + 1
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                momentum = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                update = momentum.lerp(p.grad, 1 - group["betas"][0]).sign_()
+                p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"] / group["steps"])
+                momentum.lerp_(p.grad, 1 - group["betas"][1])
+
+
+OTHERS = (
+    Lion,
+    partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True),
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+)
+
+
+@pytest.mark.parametrize("make", OTHERS, ids=lambda make: str(getattr(make, "keywords", None) or make.__name__))
+def test_state_that_begins_with_the_first_step_is_restored(make):
+    """To the bit, in the memory format of the parameters, whatever is saved."""
+    states = []
+    for interrupted in (False, True):
+        torch.manual_seed(0)
+        net = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+        optimizer = make(net.parameters())
+        for step in range(4):
+            if interrupted and step == 2:
+                saved = copy.deepcopy(optimizer.state_dict())
+                for entry in saved["state"].values():
+                    entry.update({key: value.contiguous() for key, value in entry.items() if hasattr(value, "shape")})
+                optimizer = make(net.parameters(), **({} if isinstance(make, partial) else {"weight_decay": 0.0}))
+                load_optimizer_state(optimizer, saved, "file", type(optimizer).__name__)
+                assert isinstance(make, partial) or optimizer.param_groups[0]["weight_decay"] == 0.0
+                optimizer.param_groups[0]["weight_decay"] = saved["param_groups"][0]["weight_decay"]
+            optimizer.zero_grad()
+            net(torch.full((1, 3, 5, 5), step + 1.0)).square().sum().backward()
+            step_unless(optimizer, torch.tensor(False))
+        states.append((net.state_dict(), optimizer.state_dict()))
+        for parameter in net.parameters():
+            for value in optimizer.state[parameter].values():
+                assert (
+                    not torch.is_tensor(value) or value.shape != parameter.shape or value.stride() == parameter.stride()
+                )
+    (weights, state), (again, state_again) = states
+    assert all(torch.equal(weights[key], again[key]) for key in weights)
+    assert state["param_groups"] == state_again["param_groups"]
+    assert len(state["state"]) == len(state_again["state"]) == 2
+    for index, entry in state["state"].items():
+        for key, value in entry.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(state_again["state"][index][key])), key
+
+
+def test_a_skipped_first_step_leaves_no_state():
+    net = nn.Linear(3, 2)
+    optimizer = Lion(net.parameters())
+    for skipped in (True, False):
+        optimizer.zero_grad()
+        (net(torch.ones(1, 3)).sum() * (torch.nan if skipped else 1)).backward()
+        step_unless(optimizer, torch.tensor(skipped))
+        assert len(optimizer.state) == (0 if skipped else 2)
+    assert all(torch.isfinite(p).all() for p in net.parameters())
+
+
+@pytest.mark.parametrize("saved", ["AdamW", "SGD", None])
+def test_state_of_another_type_of_outside_optimizer_is_refused(saved):
+    _, optimizer = trained(options(type="sgd" if saved == "SGD" else "adamw"))
+    net, _ = trained(options())
+    other = Lion([{"params": g["params"]} for g in build_optimizer(net, options()).param_groups])
+    with pytest.raises(InputError, match=rf"its optimizer is {(saved or 'AdamW').lower()}, this training uses lion"):
+        load_optimizer_state(other, optimizer.state_dict(), "old.tar", saved)
+
+
+def test_state_that_an_outside_optimizer_does_not_take_is_refused():
+    net = nn.Linear(3, 2)
+    saved = {"state": {0: {"exp_avg": torch.ones(2, 3)}}, "param_groups": [{"params": [0, 1], "param_names": ["a"]}]}
+
+    class Picky(Lion):
+        def load_state_dict(self, state_dict):
+            raise KeyError("exp_avg_sq")
+
+    with pytest.raises(InputError, match=r"old\.tar: its optimizer state is damaged"):
+        load_optimizer_state(Picky(net.parameters()), saved, "old.tar", "Picky")
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])

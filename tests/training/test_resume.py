@@ -33,6 +33,7 @@ from seamseg.training.optim.schedule import LRSchedule
 from seamseg.training.preemption import Preempted
 from seamseg.training.prefetch import open_loader
 from seamseg.training.run import TrainingOptions, continue_schedule, run_training
+from seamseg.training.task import Task
 from seamseg.training.trainer import Trainer
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, SeamsegError
@@ -130,6 +131,26 @@ def test_optional_layers_and_losses(seven, tmp_path, more):
         assert train_until_done(replace(options, log_dir=tmp_path / "run")) == 1
     assert result(tmp_path / "run") == result(tmp_path / "straight")
     assert loss_lines(tmp_path / "run") == loss_lines(tmp_path / "straight")
+
+
+class OtherOptimizer(Task):
+    """Trains with an optimizer whose state begins with the first step."""
+
+    def build_optimizer(self, net):
+        groups = [{"params": group["params"]} for group in super().build_optimizer(net).param_groups]
+        return torch.optim.NAdam(groups, lr=self.config.optimizer.lr)
+
+
+def test_an_optimizer_from_outside(seven, tmp_path):
+    task = OtherOptimizer(load_config(seven.config, None, seven.overrides), seven.config)
+    options = replace(seven, resume="auto")
+    run_training(replace(options, log_dir=tmp_path / "straight"), task)
+    with signals_at([3]), pytest.raises(Preempted):
+        run_training(replace(options, log_dir=tmp_path / "run"), task)
+    run_training(replace(options, log_dir=tmp_path / "run"), task)
+    assert result(tmp_path / "run") == result(tmp_path / "straight")
+    with pytest.raises(InputError, match="its optimizer is nadam, this training uses sgd"):
+        run_training(replace(options, log_dir=tmp_path / "run"))
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from seamseg.checkpoints.bundle import open_model
 from seamseg.checkpoints.snapshot import Snapshot, load_snapshot, save_snapshot
 from seamseg.config.kinds import KINDS
 from seamseg.formats.metadata import read_metadata, write_metadata
+from seamseg.models.criterion import Losses, TrainingModule
 from seamseg.training.run import TrainingOptions, run_training
 from seamseg.training.trainer import Trainer
 from seamseg.utils.errors import InputError, SeamsegError
@@ -369,6 +370,22 @@ def test_a_resumed_snapshot_must_fit(micro, micro_config, micro_run, tmp_path):
 def test_wrong_settings(micro, micro_config, tmp_path, override, message):
     with pytest.raises(InputError, match=message):
         train(micro_config, micro, tmp_path, override)
+
+
+def test_a_loss_without_a_weight_is_refused(micro, micro_config, tmp_path, monkeypatch):
+    forward = TrainingModule.forward
+
+    def with_edges(self, batch):
+        losses = forward(self, batch)
+        more = {"edge_loss": losses.means["sem_loss"]}, {"edge_loss": losses.counts["sem_loss"]}
+        return Losses(losses.means | more[0], losses.counts | more[1])
+
+    monkeypatch.setattr(TrainingModule, "forward", with_edges)
+    message = (
+        r"^edge_loss has no weight: \[optimizer\] loss_weights has 6 values for 7 losses \(obj_loss, .*edge_loss\)$"
+    )
+    with pytest.raises(InputError, match=message):
+        train(micro_config, micro, tmp_path)
 
 
 def test_training_without_a_validation_set(micro, micro_config, tmp_path):

@@ -161,7 +161,8 @@ def make_snapshot(
     content.update(_copied(state.stepper.state_dict(), torch.contiguous_format))
     content.update({f"{name}_meter": dict(meter) for name, meter in meters.items()})
     config = config_to_string(state.config)
-    return Snapshot(config, content, asdict(progress), metadata_header(state.metadata), resume)
+    more = {**resume, "optimizer": type(state.stepper.optimizer).__name__}
+    return Snapshot(config, content, asdict(progress), metadata_header(state.metadata), more)
 
 
 def resume_state(
@@ -221,7 +222,7 @@ def resume(
         ) from None
     if "optimizer" not in snapshot.state_dict:
         raise InputError(f"{path}: has no optimizer state; use {option('pretrain', path)} to start from its weights")
-    load_optimizer_state(optimizer, snapshot.state_dict["optimizer"], str(path))
+    load_optimizer_state(optimizer, snapshot.state_dict["optimizer"], str(path), more.get("optimizer"))
     return point
 
 

@@ -134,12 +134,14 @@ def fill_state(optimizer: torch.optim.Optimizer) -> None:
 def step_unless(optimizer: torch.optim.Optimizer, skipped: Tensor) -> None:
     """Take a step that, where `skipped`, changes neither parameters nor state; the host does not read the flag.
 
+    It does read it for other optimizers than those of :func:`build_optimizer` as long as parameters have no state.
+
     Parameters
     ----------
-    optimizer : from :func:`build_optimizer`, fused or not
+    optimizer : fused or not
     skipped : bool scalar on the device of the parameters
     """
-    if all(group["fused"] for group in optimizer.param_groups):
+    if all(group.get("fused") for group in optimizer.param_groups):
         # the flag by which torch's GradScaler skips steps of fused optimizers; it is compared with exactly 1
         optimizer.found_inf = skipped.to(torch.float32)  # type: ignore[attr-defined]
         try:
@@ -148,6 +150,9 @@ def step_unless(optimizer: torch.optim.Optimizer, skipped: Tensor) -> None:
             del optimizer.found_inf  # type: ignore[attr-defined]
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    # what a step has made cannot be undone
+    if not _has_known_state(optimizer) and any(not optimizer.state.get(p) for p in parameters) and bool(skipped):
+        return
     states = [value for p in parameters for value in optimizer.state[p].values() if isinstance(value, Tensor)]
     tensors = [p.detach() for p in parameters] + states
     before = [tensor.clone() for tensor in tensors]
@@ -163,17 +168,20 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, rates: list[float]) -> 
         group["lr"] = rate
 
 
-def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], source: str) -> None:
-    """Restore the momenta (and the step counts of AdamW) of a saved optimizer state, including the original's.
+def load_optimizer_state(
+    optimizer: torch.optim.Optimizer, state: Mapping[str, Any], source: str, saved_type: str | None = None
+) -> None:
+    """Restore a saved optimizer state, including the original's, also into an optimizer that has none yet.
 
     Learning rates, decay and momentum are those of the configuration, so that they can be changed between two runs. A
-    parameter without saved state starts with zeros.
+    parameter without saved state keeps that of the optimizer, for example zeros.
 
     Parameters
     ----------
     optimizer : over the same parameters, with the device and memory format to keep
     state : from `state_dict()` of the optimizer
     source : file it was read from, for error messages
+    saved_type : name of the class of the saved optimizer; None for SGD or AdamW, told apart by their groups
 
     Raises
     ------
@@ -189,20 +197,77 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
             f"{option('body.num_frozen')}, {option('optimizer.layer_decay')} or the architecture may have changed; "
             f"use {option('pretrain', source)} to start from its weights"
         )
-    adam = type(optimizer).__name__.lower() if isinstance(optimizer, torch.optim.Adam) else "adamw"
-    wanted = adam if isinstance(optimizer, torch.optim.Adam) else "sgd"
-    name = adam if any("betas" in group for group in saved) else "sgd"
-    if name != wanted:
+    _check_type(optimizer, saved, saved_type, source)
+    pairs = [
+        (parameter, index)
+        for group, saved_group in zip(groups, saved)
+        for parameter, index in zip(group["params"], saved_group["params"])
+    ]
+    restored = {index: _restored(optimizer.state.get(p) or {}, entries.get(index, {}), p, source) for p, index in pairs}
+    try:
+        optimizer.load_state_dict(
+            {
+                "state": {index: entry for index, entry in restored.items() if entry},
+                "param_groups": [_configured(optimizer, *both) for both in zip(groups, saved)],
+            }
+        )
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise _damaged(source) from error
+
+
+def _check_type(
+    optimizer: torch.optim.Optimizer, saved: list[Mapping[str, Any]], saved_type: str | None, source: str
+) -> None:
+    wanted = type(optimizer).__name__
+    if saved_type is None:
+        has_betas = any("betas" in group for group in saved)
+        # snapshots without a type are of one of these
+        adam = wanted if isinstance(optimizer, torch.optim.Adam) else "AdamW"
+        saved_type = adam if has_betas else "SGD"
+    if saved_type != wanted:
         raise InputError(
-            f"{source}: its optimizer is {name}, this training uses {wanted}; change "
+            f"{source}: its optimizer is {saved_type.lower()}, this training uses {wanted.lower()}; change "
             f"{option('optimizer.type')}, or use {option('pretrain', source)} to start from its weights"
         )
-    for group, saved_group in zip(groups, saved):
-        for parameter, index in zip(group["params"], saved_group["params"]):
-            for key, target in optimizer.state[parameter].items():
-                value = entries.get(index, {}).get(key)
-                if value is not None:
-                    _fill(target, value, source)
+
+
+def _has_known_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether :func:`fill_state` knows the state of this type of optimizer."""
+    return isinstance(optimizer, (torch.optim.SGD, torch.optim.Adam))
+
+
+def _configured(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a saved group of parameters with the options of the configuration."""
+    own = {key: value for key, value in group.items() if _has_known_state(optimizer) or key in _CONFIGURED}
+    # groups of other optimizers may hold state, too, such as a number of steps
+    rest = {} if _has_known_state(optimizer) else {**group, **saved}
+    return {**rest, **own, "params": saved["params"]}
+
+
+_CONFIGURED = ("lr", "weight_decay", "momentum", "nesterov", "betas")
+"""Options of optimizers of other libraries that are not taken from a snapshot."""
+
+
+def _restored(own: Mapping[str, Any], saved: Mapping[str, Any], parameter: Tensor, source: str) -> dict[str, Any]:
+    """Return the saved state of a parameter in its memory format; only the entries of its own state if it has one."""
+    state = dict(own)
+    for key, value in saved.items():
+        if own and key not in own:
+            continue
+        target = own.get(key)
+        if isinstance(target, Tensor):
+            # older releases of torch save the step count as a number
+            value = torch.as_tensor(value, dtype=target.dtype)
+            if value.shape != target.shape:
+                raise InputError(
+                    f"{source}: its optimizer has a {tuple(value.shape)} tensor where this training has "
+                    f"{tuple(target.shape)}; use {option('pretrain', source)} to start from its weights"
+                )
+        if isinstance(value, Tensor):
+            like = parameter if value.shape == parameter.shape else value
+            value = torch.empty_like(like, dtype=value.dtype, device=value.device, requires_grad=False).copy_(value)
+        state[key] = value
+    return state
 
 
 def _checked(state: Any, source: str) -> tuple[list[Mapping[str, Any]], Mapping[Any, Mapping[str, Any]]]:
@@ -214,19 +279,11 @@ def _checked(state: Any, source: str) -> tuple[list[Mapping[str, Any]], Mapping[
         or not isinstance(entries, Mapping)
         or not all(isinstance(entry, Mapping) for entry in entries.values())
     ):
-        raise InputError(
-            f"{source}: its optimizer state is damaged; use {option('pretrain', source)} to start from its weights"
-        )
+        raise _damaged(source)
     return list(groups), entries
 
 
-@torch.no_grad()
-def _fill(target: Tensor, value: Any, source: str) -> None:
-    # older releases of torch save the step count as a number
-    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
-    if tensor.shape != target.shape:
-        raise InputError(
-            f"{source}: its optimizer has a {tuple(tensor.shape)} tensor where this training has "
-            f"{tuple(target.shape)}; use {option('pretrain', source)} to start from its weights"
-        )
-    target.copy_(tensor)
+def _damaged(source: str) -> InputError:
+    return InputError(
+        f"{source}: its optimizer state is damaged; use {option('pretrain', source)} to start from its weights"
+    )
