@@ -1,6 +1,7 @@
 """Fixtures for all tests, the order of their files, and the settings of property-based tests."""
 
 import os
+import signal
 from pathlib import Path
 
 # before torch is imported, and for all processes that tests start: equal bits need equal threads, and several processes
@@ -62,6 +63,8 @@ settings.load_profile("seamseg")
 def pytest_configure(config: pytest.Config) -> None:
     """Keep large buffers, as the commands do: networks of the published size take 15 % less CPU time."""
     process_settings.apply()
+    # ignored in a background job
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

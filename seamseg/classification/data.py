@@ -19,7 +19,7 @@ from seamseg.classification.config import ClassifierConfig
 from seamseg.data.images import open_image
 from seamseg.data.loader import BatchLoader, LoaderOptions, train_loader
 from seamseg.data.samplers import DistributedARBatchSampler, SampleIndex, ShardSampler
-from seamseg.data.workers import ignore_foreign_sigterm
+from seamseg.data.workers import ignore_foreign_signals
 from seamseg.formats.metadata import Metadata
 from seamseg.utils.distributed import World
 from seamseg.utils.errors import InputError, option
@@ -213,5 +213,5 @@ def open_val_loader(dataset: ClassFolders, batch_size: int, num_workers: int, wo
         collate_fn=collate_images,
         num_workers=min(num_workers, available_cores(), len(sampler)),
         pin_memory=world.device.type == "cuda",
-        worker_init_fn=ignore_foreign_sigterm,
+        worker_init_fn=ignore_foreign_signals,
     )

@@ -31,8 +31,8 @@ TRAIN = """Train a classifier.
 
 The run folder gets checkpoint.pth.tar and model_best.pth.tar (by top-1) after each epoch, training_RANK.log,
 metrics.jsonl, TensorBoard files, config.json and classes.json. optimizer.batch_size is divided by the number of
-processes. Re-run the command with --resume auto to resume an interrupted training with the same numbers; SIGTERM and
-SIGUSR1 write a checkpoint first.
+processes. Re-run the command with --resume auto to resume an interrupted training with the same numbers; SIGTERM,
+SIGUSR1 and Ctrl-C write a checkpoint first.
 """
 
 VALIDATE = """Compute top-1 and top-5 accuracy of a checkpoint on DATA/val.

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from seamseg.cli import process_settings
 from seamseg.utils.errors import InputError, SeamsegError, Terminated, flags_in_messages, missing_packages
+from seamseg.utils.launcher import is_main_process
 from seamseg.version import __version__
 
 COMMANDS = {
@@ -69,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return code
         except KeyboardInterrupt as stop:
-            print(f"{_name(argv)}: interrupted{'; ' if str(stop) else ''}{stop}", file=sys.stderr)
+            # launchers signal all processes
+            if is_main_process():
+                print(f"{_name(argv)}: interrupted{'; ' if str(stop) else ''}{stop}", file=sys.stderr)
             return EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED
         except BrokenPipeError:
             # the reader of stdout has exited, as `| head` does
@@ -79,7 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if debug:
                 traceback.print_exc()
             error = _missing_package(error) or error
-            print(f"{_name(argv)}: {_one_line(error)}", file=sys.stderr)
+            if not (isinstance(error, SeamsegError) and error.reported):
+                print(f"{_name(argv)}: {_one_line(error)}", file=sys.stderr)
             return error.exit_code if isinstance(error, SeamsegError) else EXIT_FAILED
 
 

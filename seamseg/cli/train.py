@@ -16,8 +16,8 @@ metrics.jsonl and TensorBoard files. snapshots/ holds the newest snapshots.
 Re-run the same command with --resume auto to resume an interrupted training. It continues from the newest undamaged
 snapshot, with the same numbers as an uninterrupted run, or starts a new training if there is no snapshot; so one
 command can be re-run any number of times. Snapshots are written after each epoch, every general.snapshot_interval
-steps, and on SIGTERM or SIGUSR1 (exit code 143 or 138). The number of processes and the batch size may change: the
-training continues with the remaining images of the epoch.
+steps, and on SIGTERM, SIGUSR1 or Ctrl-C (exit code 143, 138 or 130); a second Ctrl-C ends at once. The number of
+processes and the batch size may change: the training continues with the remaining images of the epoch.
 """
 
 from __future__ import annotations
@@ -121,17 +121,12 @@ def check_start(args: argparse.Namespace, parts: Collection[str] = (), weights: 
 
 def run_trainer(module: str, function: str, args: argparse.Namespace, **options: Any) -> int:
     """Call `module.function`, which trains with :class:`TrainingOptions`; print the scores of the last validation."""
-    from seamseg.training.preemption import Preempted
     from seamseg.training.run import TrainingOptions
 
     options |= {"config": args.config, "data": args.data, "resume": args.resume, "pretrain": args.pre_train}
     options |= {"pretrain_classes": getattr(args, "pre_train_classes", None)}
     options |= {"log_dir": args.log_dir or Path("runs") / Path(args.config).stem, "device": args.device}
-    try:
-        scores = getattr(import_module(module), function)(TrainingOptions(**options))
-    except Preempted as stop:
-        # logged already, once for all processes
-        return stop.exit_code
+    scores = getattr(import_module(module), function)(TrainingOptions(**options))
     if scores is not None and is_main_process():
         print(scores.table(), flush=True)
     return 0

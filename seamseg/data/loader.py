@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from seamseg.data.dataset import PanopticDataset
 from seamseg.data.samplers import ClassUniformSampling, EpochBatchSampler
-from seamseg.data.workers import WorkerSeed, block_sigterm, failed_workers, recording_context, worker_failure
+from seamseg.data.workers import WorkerSeed, block_stop_signals, failed_workers, recording_context, worker_failure
 from seamseg.structures import Batch, PackedSequence
 from seamseg.utils.errors import InputError, SeamsegError
 
@@ -32,7 +32,7 @@ class BatchLoader(DataLoader):
                     self.multiprocessing_context = recording_context(self._workers)
                 if not self.persistent_workers:
                     self._workers.clear()
-                with block_sigterm():
+                with block_stop_signals():
                     iterator = super().__iter__()
                 yield from iterator
             except SeamsegError as error:

@@ -22,6 +22,7 @@ from torch.utils.data import get_worker_info
 
 from seamseg.utils.errors import SeamsegError, option
 
+_STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
 
 
@@ -51,36 +52,37 @@ class WorkerSeed:
         torch.manual_seed(state)
         info = get_worker_info()
         if info is not None:
-            ignore_foreign_sigterm(worker)
+            ignore_foreign_signals(worker)
         if self.reading is not None and info is not None and hasattr(info.dataset, "reading"):
             info.dataset.reading = self.reading[worker : worker + 1]
 
 
 @contextmanager
-def block_sigterm() -> Iterator[None]:
-    """Block SIGTERM in processes that start within, until they call :func:`ignore_foreign_sigterm`.
+def block_stop_signals() -> Iterator[None]:
+    """Block SIGTERM and SIGINT in processes that start within, until they call :func:`ignore_foreign_signals`.
 
-    SIGTERM is blocked in this process meanwhile, and delivered at the end.
+    They are blocked in this process meanwhile, and delivered at the end.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def ignore_foreign_sigterm(worker: int = 0) -> None:
-    """Ignore SIGTERM in a worker unless its parent process sends it; a DataLoader's `worker_init_fn`.
+def ignore_foreign_signals(worker: int = 0) -> None:
+    """Ignore SIGTERM in a worker unless its parent process sends it, and SIGINT; a DataLoader's `worker_init_fn`.
 
-    Clusters signal whole process groups. The trainer decides when to stop, and needs the images until then.
+    Clusters signal whole process groups, and so does Ctrl-C. The trainer decides when to stop, and needs the images
+    until then.
     """
     if not hasattr(signal, "sigwaitinfo"):
         return
     parent = os.getppid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_BLOCK, _STOP_SIGNALS)
 
     def wait() -> None:
         while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -13,12 +14,16 @@ import torch.distributed as dist
 from seamseg.utils.distributed import CollectiveError, World
 from seamseg.utils.process_groups import new_group
 
-SIGNALS = ("SIGTERM", "SIGUSR1")
-"""Signals that clusters send before they reclaim a machine; names, since some systems lack some of them."""
+SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
+"""Signals that clusters send before they reclaim a machine, and Ctrl-C; names, since some systems lack some of them."""
+_STDERR = 2
+_HINT = b"\nstopping after this step; Ctrl-C again ends at once, without a snapshot\n"
 
 
 class Preempted(CollectiveError):
     """A signal stopped the training, which can be resumed; the exit code is the shell's for the signal."""
+
+    reported = True
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(message)
@@ -51,7 +56,8 @@ class Preemption:
         if threading.current_thread() is threading.main_thread():
             for name in SIGNALS:
                 number = getattr(signal, name, None)
-                if number is not None:
+                # a shell has a command that runs in the background ignore Ctrl-C
+                if number is not None and not (name == "SIGINT" and signal.getsignal(number) == signal.SIG_IGN):
                     self._previous_handlers[number] = signal.signal(number, self._receive)
         return self
 
@@ -65,6 +71,11 @@ class Preemption:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         # launchers forward signals that the process may have received already: ignore the second one
         self._received = self._received or number
+        if number == signal.SIGINT:
+            # but a second Ctrl-C ends the process at once, also while it waits for others
+            signal.signal(number, signal.SIG_DFL)
+            if self.world.is_main and os.isatty(_STDERR):
+                os.write(_STDERR, _HINT)
 
     def after_step(self) -> int:
         """Return the signal that any process had received by the end of the previous step; 0 if none."""

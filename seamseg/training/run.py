@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,8 @@ from seamseg.training.preemption import Preempted
 from seamseg.training.step import Stepper, compute_dtype
 from seamseg.training.task import Task
 from seamseg.training.trainer import Trainer, steps_per_epoch
-from seamseg.utils.distributed import World, barrier, broadcast_buffers, distributed, gather_objects
-from seamseg.utils.errors import InputError, option
+from seamseg.utils.distributed import World, barrier, broadcast_buffers, distributed, gather_objects, reported_by_main
+from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.progress import is_quiet
 from seamseg.validation.validator import Validator
 
@@ -120,29 +121,30 @@ def run_training(options: TrainingOptions, task: Task | None = None) -> Scores |
     with distributed(options.device) as world:
         folder = RunFolder(Path(options.log_dir), task.files)
         fresh = world.is_main and not folder.path.exists()
-        if world.is_main:
-            folder.make()
-            folder.remove_partial()
-        log = task.open_log(folder, world)
-        try:
-            return _TrainingRun(options, task, world, folder, log)()
-        except KeyboardInterrupt:
-            saved = bool(folder.saved()) or folder.last.exists()
-            auto = option("resume", AUTO)
-            advice = f"re-run the same command (`train`: with {auto}) to resume from the newest snapshot"
-            log.warning(f"interrupted; {advice if saved else 'no snapshot saved yet'}")
-            raise
-        except Preempted:
-            # logged by the trainer
-            raise
-        except Exception as error:
-            log.failure(f"{type(error).__name__}: {error}")
-            if fresh and isinstance(error, InputError):
+        with _locked(folder, world):
+            if world.is_main:
+                folder.remove_partial()
+            log = task.open_log(folder, world)
+            try:
+                return _TrainingRun(options, task, world, folder, log)()
+            except KeyboardInterrupt as stop:
+                saved = bool(folder.saved()) or folder.last.exists()
+                auto = option("resume", AUTO)
+                advice = f"re-run the same command (`train`: with {auto}) to resume from the newest snapshot"
+                stop.args = (advice if saved else "no snapshot saved yet",)
+                log.failure(f"interrupted; {stop}")
+                raise
+            except Preempted:
+                # logged by the trainer
+                raise
+            except Exception as error:
+                log.failure(f"{type(error).__name__}: {error}")
+                if fresh and isinstance(error, InputError):
+                    log.close()
+                    folder.discard()
+                raise
+            finally:
                 log.close()
-                folder.discard()
-            raise
-        finally:
-            log.close()
 
 
 @dataclass(frozen=True)
@@ -266,6 +268,31 @@ class _TrainingRun:
         finally:
             tensorboard.close()
             metrics.close()
+
+
+@contextmanager
+def _locked(folder: RunFolder, world: World) -> Iterator[None]:
+    """Make and lock the run folder in the main process, for all processes; a collective call.
+
+    Raises
+    ------
+    InputError
+        if another training uses the folder; CollectiveError in the other processes
+    """
+    with ExitStack() as stack:
+        problem: SeamsegError | None = None
+        if world.is_main:
+            try:
+                folder.make()
+                stack.enter_context(folder.lock())
+            except SeamsegError as error:
+                problem = error
+        found = gather_objects(world, problem)[0]
+        if problem is not None:
+            raise problem
+        if found is not None:
+            raise reported_by_main(found)
+        yield
 
 
 def _find_snapshot(options: TrainingOptions, world: World, folder: RunFolder, log: TextLog) -> TrainingOptions:

@@ -210,7 +210,7 @@ class Trainer:
         """Stop the training, whose snapshot is being written, because of a signal."""
         message = (
             f"{signal.Signals(number).name}: stopped after step {self.progress.global_step}, snapshot saved; "
-            f"re-run the same command with {option('resume', 'auto')} to continue"
+            f"re-run the same command (`train`: with {option('resume', 'auto')}) to continue"
         )
         if self._writer is not None:
             self._writer.wait()

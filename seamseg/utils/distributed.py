@@ -39,6 +39,13 @@ class CollectiveError(SeamsegError):
     """An error that all processes raise at the same point, by agreement, and outside of collective calls."""
 
 
+def reported_by_main(error: SeamsegError) -> CollectiveError:
+    """Return what other processes raise with an error that the main process reports."""
+    other = CollectiveError(str(error))
+    other.exit_code, other.reported = error.exit_code, True
+    return other
+
+
 def _cpu() -> torch.device:
     import torch
 

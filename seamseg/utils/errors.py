@@ -12,9 +12,10 @@ from contextlib import contextmanager
 
 
 class SeamsegError(Exception):
-    """The work failed: the command line prints the message and exits with `exit_code`."""
+    """The work failed: the command line prints the message, unless it is `reported`, and exits with `exit_code`."""
 
     exit_code = 1
+    reported = False
 
 
 class InputError(SeamsegError):

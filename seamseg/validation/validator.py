@@ -19,7 +19,7 @@ from seamseg.data.input_size import InputSize
 from seamseg.data.loader import BatchLoader
 from seamseg.data.samplers import ShardSampler
 from seamseg.data.transforms import TestTransform, pil_to_tensor
-from seamseg.data.workers import ignore_foreign_sigterm
+from seamseg.data.workers import ignore_foreign_signals
 from seamseg.evaluation.coco_ap import InstanceEvaluator, average_precision, require_pycocotools
 from seamseg.evaluation.confusion import ConfusionMatrix
 from seamseg.evaluation.evaluator import Comparison, PanopticEvaluator
@@ -242,7 +242,7 @@ class Validator:
             sampler=sampler,
             collate_fn=_item,
             num_workers=min(self.config.dataloader.num_workers, available_cores(), len(sampler)),
-            worker_init_fn=ignore_foreign_sigterm,
+            worker_init_fn=ignore_foreign_signals,
         )
         return progress(loader, len(sampler), desc) if self.world.is_main and not self.quiet else loader
 

@@ -8,8 +8,8 @@ import time
 import pytest
 from PIL import Image
 
-from seamseg.predict.sinks import lock as module
 from seamseg.predict.sinks.lock import FolderLock
+from seamseg.utils import locks
 from seamseg.utils.errors import SeamsegError
 
 
@@ -98,7 +98,7 @@ def test_a_file_system_without_locks_gives_one_warning(tmp_path, monkeypatch, ca
     def none(*_):
         raise OSError(errno.ENOTSUP, "Operation not supported")
 
-    monkeypatch.setattr(module.fcntl, "flock", none)
+    monkeypatch.setattr(locks.fcntl, "flock", none)
     with FolderLock(tmp_path) as lock:
         lock.acquire_exclusive()
         lock.acquire_shared()

@@ -5,11 +5,12 @@ import signal
 
 import pytest
 
-from seamseg.predict.sinks import lock, parse_target
+from seamseg.predict.sinks import parse_target
 from seamseg.predict.sinks import scratch as scratch_module
 from seamseg.predict.sinks.scratch import Staging
 from seamseg.predict.sinks.store import FolderStore, UrlStore
 from seamseg.predict.sinks.target import ShardPattern
+from seamseg.utils import locks
 from seamseg.utils.errors import InputError, SeamsegError
 
 pytest.importorskip("fsspec")
@@ -62,7 +63,7 @@ def test_stores(tmp_path, memory, kind):
 
 def test_a_scratch_folder_is_not_removed_while_it_is_created(tmp_path, monkeypatch):
     """The processes of a run create theirs at the same time."""
-    flock, sweeping = lock.fcntl.flock, []
+    flock, sweeping = locks.fcntl.flock, []
 
     def meanwhile(file, how):
         if not sweeping:
@@ -71,7 +72,7 @@ def test_a_scratch_folder_is_not_removed_while_it_is_created(tmp_path, monkeypat
             sweeping.clear()
         flock(file, how)
 
-    monkeypatch.setattr(lock.fcntl, "flock", meanwhile)
+    monkeypatch.setattr(locks.fcntl, "flock", meanwhile)
     made = Staging(tmp_path, lambda folder: [])
     assert made.folder.is_dir()
     made.close()
@@ -85,7 +86,7 @@ def test_a_surviving_decoder_does_not_keep_the_lock_of_a_scratch_folder(tmp_path
         os.write(writer, b"x")
         signal.pause()
     os.read(reader, 1)
-    lock.close_locked(dead._lock)  # as when the process is killed
+    locks.close_locked(dead._lock)  # as when the process is killed
     try:
         Staging(tmp_path, lambda folder: [], sweep=False).close()
         assert dead.folder.is_dir()

@@ -7,7 +7,9 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +29,19 @@ PRELOADED = [
 def open_resources() -> list[int]:
     """Return the numbers of threads and open files of this process."""
     return [len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd")]
+
+
+@contextmanager
+def stderr_to(path: Path) -> Iterator[None]:
+    """Write to a file what this process, C++ included, prints to stderr in a `with` block."""
+    before = os.dup(2)
+    with open(path, "wb") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
 
 
 def free_port() -> int:

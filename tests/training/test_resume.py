@@ -192,11 +192,11 @@ def test_workers_end_on_a_signal_of_their_parent(seven):
 def test_workers_ignore_signals_while_they_start():
     """From their start on, before their own code runs."""
     from seamseg.data.loader import BatchLoader
-    from seamseg.data.workers import ignore_foreign_sigterm
+    from seamseg.data.workers import ignore_foreign_signals
 
     def signalled(worker):
         subprocess.run(["kill", "-TERM", str(os.getpid())], check=True)
-        ignore_foreign_sigterm(worker)
+        ignore_foreign_signals(worker)
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert list(BatchLoader([1, 2, 3], batch_size=None, num_workers=1, worker_init_fn=signalled)) == [1, 2, 3]
@@ -284,13 +284,14 @@ def test_images_before_the_position_are_not_read(seven, tmp_path, monkeypatch):
 def test_message_explains_how_to_resume(seven, tmp_path, seamseg_main, capsys):
     words = ["train", seven.config, seven.data, "--log-dir", tmp_path, "--device", "cpu", "--resume", "auto"]
     words += [word for setting in SETTINGS for word in ("--set", setting)]
-    for number, code in ((signal.SIGTERM, 143), (signal.SIGUSR1, 138)):
+    for step, number, code in ((2, signal.SIGTERM, 143), (3, signal.SIGUSR1, 138), (4, signal.SIGINT, 130)):
         before = signal.getsignal(number)
-        with signals_at([2 if code == 143 else 3], number=number):
+        with signals_at([step], number=number):
             assert seamseg_main(*words) == code
         assert signal.getsignal(number) is before
         error = capsys.readouterr().err
-        assert error.count("--resume auto to continue") == 1
+        assert error.count("with --resume auto) to continue") == 1
+        assert "interrupted" not in error
         assert f"{number.name}: stopped after step" in error
     assert "starting a new training" in (tmp_path / "training.log").read_text()
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from support.micro import train, write_config
-from support.processes import launch
+from support.processes import launch, stderr_to
 
 import seamseg
 from seamseg.checkpoints.snapshot import load_snapshot
@@ -137,20 +136,9 @@ def train_in_a_process(rank: int, join: Callable[[], None], config: Path, data: 
         settings = (*keys, "dataloader.train_batch_size=1", *(["general.unused_parameters=find"] * (way == "find")))
         words = ["train", config, data, "--log-dir", runs / way, "--device", "cpu", "--quiet"]
         words += [word for key in settings for word in ("--set", key)]
-        with open(runs / f"{way}.{rank}.err", "wb") as file, to_file(2, file.fileno()):
+        with stderr_to(runs / f"{way}.{rank}.err"):
             assert main([str(word) for word in words]) == 0
         assert "TORCH_CPP_LOG_LEVEL" not in os.environ
-
-
-@contextmanager
-def to_file(descriptor: int, target: int) -> Iterator[None]:
-    before = os.dup(descriptor)
-    os.dup2(target, descriptor)
-    try:
-        yield
-    finally:
-        os.dup2(before, descriptor)
-        os.close(before)
 
 
 def check_two_processes(config: Path, data: Path, runs: Path, *keys: str) -> None:

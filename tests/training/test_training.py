@@ -133,7 +133,9 @@ def test_interrupt_and_resume(micro, micro_config, micro_run, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_step", interrupted)
         assert seamseg_main("train", micro_config, micro, "--log-dir", run, *CPU) == 130
-    assert "with --resume auto) to resume from the newest snapshot" in capsys.readouterr().err
+    said = "interrupted; re-run the same command (`train`: with --resume auto) to resume from the newest snapshot"
+    assert capsys.readouterr().err.count("interrupted") == 1
+    assert said in (run / "training.log").read_text()
     last = run / "model_last.pth.tar"
     assert load_snapshot(last).training_meta["epoch"] == 0
     if original:

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from support.micro import make_dataset, narrow_body, write_config
-from support.processes import launch
+from support.processes import launch, stderr_to
 
 from seamseg.checkpoints.snapshot import load_snapshot
 from seamseg.cli.main import main
@@ -118,7 +118,8 @@ def trainings(rank: int, join: Callable[[], None], folder: Path) -> Iterator[Tra
         run = TrainingOptions(
             folder / config, folder / data, folder / name, overrides=overrides, device="cpu", **options
         )
-        scores = run_training(run)
+        with stderr_to(folder / f"{name}.{rank}.err"):
+            scores = run_training(run)
         (folder / f"{name}.{rank}.json").write_text(json.dumps(scores.to_json()))
 
     with narrow_body(), mock.patch.object(Trainer, "_save", watched):
@@ -248,6 +249,14 @@ def test_boxes_of_a_detection_network_are_scored_the_same_in_one_process(more):
         alone = evaluate_model(model, more / "data", EvaluationOptions(device="cpu", quiet=True)).scores.to_json()
     assert alone == json.loads((more / "detection.0.json").read_text())
     assert set(alone) == {"det_map", "n_images", "box"}
+
+
+def test_torch_warns_of_nothing(folder):
+    for rank in range(2):
+        said = (folder / f"mixed.{rank}.err").read_text()
+        assert "[W" not in said
+        assert "warning" not in said.lower()
+        assert ("epoch 1/2" in said) == (rank == 0)
 
 
 def test_training_validates_as_evaluate_does(folder):

@@ -1,16 +1,9 @@
-"""Locks of output folders and scratch folders.
-
-The `filelock` package is not used: it has no shared `flock`, by which all processes of a run hold a folder together;
-after SIGKILL its lock file stays among the outputs; and without `flock` it falls back to a lock that a killed process
-keeps.
-"""
+"""Locks of output folders."""
 
 from __future__ import annotations
 
-import errno
 import os
 import random
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,48 +13,11 @@ from types import TracebackType
 from seamseg.predict.part import Part
 from seamseg.utils.errors import SeamsegError
 from seamseg.utils.files import cannot_write
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from seamseg.utils.locks import BUSY, close_locked, flock, has_locks, open_locked, warn_unlocked
 
 _PART_LOCK = "predictions.{}.lock"
-_BUSY = (errno.EAGAIN, errno.EACCES)
 _PART_SECONDS = 30.0
 """Time for which a part waits while others are starting."""
-_held: set[int] = set()
-"""Open locked files of this process"""
-
-
-def open_locked(path: Path, flags: int) -> int:
-    """Open a file whose lock must end with this process; its forked children close it at once.
-
-    A decoder may outlive its parent for a moment and would otherwise keep the lock.
-    """
-    file = os.open(path, flags)
-    _held.add(file)
-    return file
-
-
-def close_locked(file: int) -> None:
-    """Close a file from :func:`open_locked`, which releases its lock."""
-    _held.discard(file)
-    os.close(file)
-
-
-def flock(file: int, exclusive: bool = True) -> bool:
-    """Lock an open file without waiting; return False where the system has no locks (Windows).
-
-    Raises
-    ------
-    OSError
-        if another process has a lock that conflicts, or the file system has no locks
-    """
-    if fcntl is None:
-        return False
-    fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    return True
 
 
 class FolderLock:
@@ -101,7 +57,7 @@ class FolderLock:
         SeamsegError
             if another run uses it, or the folder cannot be made
         """
-        if self.folder is None or fcntl is None:
+        if self.folder is None or not has_locks():
             return
         if self.part is None:
             self._acquire(True)
@@ -115,7 +71,7 @@ class FolderLock:
         self._acquire(False)
 
     def _acquire(self, exclusive: bool) -> None:
-        if self.folder is None or fcntl is None:
+        if self.folder is None or not has_locks():
             return
         try:
             if self._file is None:
@@ -130,10 +86,10 @@ class FolderLock:
         try:
             flock(self._file, exclusive)
         except OSError as error:
-            if error.errno in _BUSY:
+            if error.errno in BUSY:
                 raise _busy(self.folder, self.part) from error
             if exclusive:
-                _warn(self.folder, error)
+                warn_unlocked(self.folder, error)
 
     def _remove_parts(self, folder: Path) -> None:
         """Remove the lock files of parts; SeamsegError if one is locked."""
@@ -146,7 +102,7 @@ class FolderLock:
                 flock(file)
                 path.unlink(missing_ok=True)
             except OSError as error:
-                if error.errno in _BUSY:
+                if error.errno in BUSY:
                     raise SeamsegError(
                         f"{folder}: another `seamseg predict` is still writing a part ({path.name}); wait until it ends"
                     ) from error
@@ -169,8 +125,8 @@ def _alone(folder: Path) -> Iterator[None]:
                 flock(file)
                 break
             except OSError as error:
-                if error.errno not in _BUSY:
-                    _warn(folder, error)
+                if error.errno not in BUSY:
+                    warn_unlocked(folder, error)
                     break
                 if time.monotonic() > end:
                     raise _busy(folder, None) from error
@@ -187,17 +143,3 @@ def _busy(folder: Path, part: Part | None) -> SeamsegError:
         f"{folder}: another `seamseg predict` is writing to this folder; wait until it ends, or choose another folder "
         "(for more processes in one run use torchrun)"
     )
-
-
-def _warn(folder: Path, error: OSError) -> None:
-    print(f"{folder}: cannot be locked ({error.strerror or error}); do not start a second run", file=sys.stderr)
-
-
-def _close_in_child() -> None:
-    for file in _held:
-        os.close(file)
-    _held.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_in_child)

@@ -12,9 +12,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from seamseg.predict.sinks.lock import close_locked, flock, open_locked
 from seamseg.predict.writers.base import Writer
 from seamseg.utils.files import cannot_write
+from seamseg.utils.locks import close_locked, flock, open_locked
 
 _PREFIX = ".seamseg-predict-"
 _LOCK = "lock"

@@ -14,7 +14,13 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from seamseg.data.workers import block_sigterm, describe_exit, failed_workers, ignore_foreign_sigterm, recording_context
+from seamseg.data.workers import (
+    block_stop_signals,
+    describe_exit,
+    failed_workers,
+    ignore_foreign_signals,
+    recording_context,
+)
 from seamseg.idmaps.histogram import as_array
 from seamseg.inference.images import PreparedImage
 from seamseg.predict.sources.base import Source
@@ -132,10 +138,10 @@ class ProcessDecoders:
             batch_size=None,
             num_workers=self.workers,
             collate_fn=_unchanged,
-            worker_init_fn=ignore_foreign_sigterm if self.workers else None,
+            worker_init_fn=ignore_foreign_signals if self.workers else None,
             multiprocessing_context=recording_context(self._started) if self.workers else None,
         )
-        with block_sigterm():
+        with block_stop_signals():
             self._iterator = iter(loader)
         try:
             for worker, decoded in self._iterator:  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from seamseg.config import Config, config_to_string
 from seamseg.formats.metadata import Metadata, write_metadata
 from seamseg.utils.errors import InputError, SeamsegError, option
 from seamseg.utils.files import PARTIAL, replacing, write_atomically
+from seamseg.utils.locks import lock_file
 
 LAST_NAME = "model_last.pth.tar"
 BEST_NAME = "model_best.pth.tar"
@@ -33,6 +34,7 @@ LOG_NAME = "training.log"
 LOG_NAMES = "training*.log"
 SNAPSHOTS = "snapshots"
 DUMPS = "dump-step-*.pth.tar"
+LOCK_NAME = ".lock"
 
 _STEP_NAME = re.compile(r"step-(\d+)\.pth\.tar")
 
@@ -116,11 +118,17 @@ class RunFolder:
         except OSError as error:
             raise SeamsegError(f"{self.path}: cannot make the run folder: {error.strerror}") from error
 
+    def lock(self) -> AbstractContextManager[None]:
+        """Keep other trainings out of the folder for a `with` block; InputError if one is in it."""
+        return lock_file(
+            self.path / LOCK_NAME, f"wait until that training ends, or choose another {option('log_dir', 'RUN')}"
+        )
+
     def discard(self) -> None:
-        """Remove the folder of a run that was refused before training began, if it holds nothing but logs."""
+        """Remove the locked folder of a run that was refused before training began, if it holds nothing but logs."""
         with suppress(OSError):
             entries = list(self.path.iterdir())
-            if all(entry.match(LOG_NAMES) for entry in entries):
+            if all(entry.match(LOG_NAMES) or entry.name == LOCK_NAME for entry in entries):
                 for entry in entries:
                     entry.unlink(missing_ok=True)
                 self.path.rmdir()

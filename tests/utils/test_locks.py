@@ -1,0 +1,83 @@
+"""A lock file ends with its process, names it, and is removed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from seamseg.utils import locks
+from seamseg.utils.errors import InputError, SeamsegError
+from seamseg.utils.locks import lock_file
+
+
+def test_the_holder_is_named_until_it_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    reading, writing = os.pipe()
+    process = os.fork()
+    if process == 0:
+        try:
+            with lock_file(path, "wait"):
+                # a child that survives it does not hold the lock
+                if child := os.fork():
+                    os.write(writing, f"{child}\n".encode())
+                signal.pause()
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        child = int(file.readline())
+    try:
+        with (
+            pytest.raises(InputError, match=rf"^{tmp_path}: in use by process {process} on \S+; wait$"),
+            lock_file(path, "wait"),
+        ):
+            pass
+    finally:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+    try:
+        assert f"process {process} " in path.read_text(), "left by the killed process"
+        with lock_file(path, "wait"):
+            assert path.read_text().startswith(f"process {os.getpid()} on ")
+        assert not path.exists()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_file_that_its_holder_removes_meanwhile_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, flock, removed = tmp_path / ".lock", locks.flock, []
+
+    def late(file: int) -> bool:
+        if not removed:
+            removed.append(file)
+            path.unlink()
+        return flock(file)
+
+    monkeypatch.setattr(locks, "flock", late)
+    with lock_file(path, "wait"):
+        assert path.exists()
+        monkeypatch.undo()
+        with pytest.raises(InputError), lock_file(path, "wait"):
+            pass
+        assert path.exists()
+
+
+def test_a_file_system_without_locks_gives_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def none(file: int, how: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(locks.fcntl, "flock", none)
+    with lock_file(tmp_path / ".lock", "wait"):
+        (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot be locked (Operation not supported); do not start a second run" in line
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(SeamsegError, match=r"\.lock: cannot be written"), lock_file(tmp_path / "no" / ".lock", "wait"):
+        pass
